@@ -1,0 +1,9 @@
+"""Gyroscope measures, explains and steers how each layer of a neural network trains."""
+
+from gyroscope import errors
+from gyroscope.errors import GyroscopeError
+from gyroscope.layer import Layer, layers
+
+__version__ = "0.1.0"
+
+__all__ = ["GyroscopeError", "Layer", "errors", "layers"]

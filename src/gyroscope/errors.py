@@ -1,0 +1,28 @@
+"""The exceptions Gyroscope raises: each says what was given, what is accepted, and what to do."""
+
+from __future__ import annotations
+
+
+class GyroscopeError(Exception):
+    """Base of every error Gyroscope raises on purpose.
+
+    >>> import gyroscope
+    >>> issubclass(gyroscope.errors.LayerError, gyroscope.GyroscopeError)
+    True
+    """
+
+
+class LayerError(GyroscopeError):
+    """A model has no layers, a pattern matches none, or a layer cannot be treated."""
+
+
+class VectorError(GyroscopeError):
+    """Lists of tensors that do not belong together were given to `dots` or `combine_`."""
+
+
+class ControlError(GyroscopeError):
+    """A controller was given a rate, an optimizer, a gradient or a state it cannot work with."""
+
+
+class MissingExtraError(GyroscopeError, ImportError):
+    """An optional dependency is needed and not installed; the message names the extra."""
