@@ -2,8 +2,7 @@
 
 from gyroscope import errors
 from gyroscope.errors import GyroscopeError
-from gyroscope.layer import Layer, layers
 
 __version__ = "0.1.0"
 
-__all__ = ["GyroscopeError", "Layer", "errors", "layers"]
+__all__ = ["GyroscopeError", "errors"]
