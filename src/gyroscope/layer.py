@@ -1,0 +1,407 @@
+"""What a layer is: which parameters of a model multiply its activations, and their names, order and parts.
+
+A layer is a weight w that multiplies, so that its norm ‖w‖ and its direction w/‖w‖ mean different things.
+Rotation, rate and effective learning rate are measured, and control acts, on one layer at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from operator import attrgetter
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
+
+from gyroscope.errors import LayerError
+from gyroscope.layer_order import forward_order
+
+Kind = Literal["linear", "conv", "conv_transpose", "attention", "recurrent", "embedding", "other"]
+Granularity = Literal["tensor", "row", "block", "expert"]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer: where its weight lives, and the equal parts it is measured and steered in.
+
+    Attributes:
+        name: the parameter's qualified name, without the prefixes of wrappers (`torch.compile`, DDP, ...).
+        kind: "linear", "conv", "conv_transpose", "attention", "recurrent", "embedding" or "other".
+        index: position among the layers, 0..L-1, in forward order.
+        module: the module that owns the parameter.
+        attribute: where the parameter lives on `module`; dotted for a parametrized weight.
+        segments: number of equal parts along `dim`; 1 is the whole tensor.
+        dim: the dimension that is split.
+        parametrization: what stands between the parameter and the weight in use, such as "weight_norm".
+
+    >>> from gyroscope.layer import layers
+    >>> layers(nn.Linear(3, 2))[0]
+    Layer(name='weight', kind='linear', index=0, attribute='weight', segments=1, dim=0, parametrization=None)
+    """
+
+    name: str
+    kind: Kind
+    index: int
+    module: nn.Module = field(repr=False, compare=False)
+    attribute: str
+    segments: int = 1
+    dim: int = 0
+    parametrization: str | None = None
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The parameter as it is now; never cached, because FSDP2 and Accelerate swap it in place.
+
+        >>> net = nn.Linear(3, 2)
+        >>> layer = layers(net)[0]
+        >>> net.weight = nn.Parameter(torch.ones(2, 3))
+        >>> layer.parameter is net.weight
+        True
+        """
+        parameter: nn.Parameter = attrgetter(self.attribute)(self.module)
+        return parameter
+
+    def view(self, tensor: Tensor | None = None) -> Tensor:
+        """`tensor` (the parameter unless given) with `dim` in front, so `segments` divides the leading size.
+
+        >>> layer = layers(nn.ConvTranspose2d(3, 8, 5), granularity="row")[0]
+        >>> layer.segments, tuple(layer.parameter.shape), tuple(layer.view().shape)
+        (8, (3, 8, 5, 5), (8, 3, 5, 5))
+        """
+        tensor = self.parameter if tensor is None else tensor
+        return tensor if self.dim == 0 else tensor.movedim(self.dim, 0)
+
+
+def layers(
+    model: nn.Module,
+    *,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    granularity: Granularity = "tensor",
+    sample: object = None,
+) -> list[Layer]:
+    """Find the layers of `model`, in forward order.
+
+    Layers are the weights of `Linear`, `Bilinear`, `Conv1d` to `Conv3d` and their transposes, the projections
+    of `MultiheadAttention` (a fused `in_proj_weight` is one layer), the input, hidden and projection matrices
+    of recurrent networks and cells, `Embedding` and `EmbeddingBag`, transformers' `Conv1D`, and subclasses of
+    all of these. A module of another class gives those parameters of its own that have two dimensions larger
+    than one and "weight", "kernel" or "proj" but not "bias" or "norm" in their name. Not layers: biases, the
+    gains of normalisation modules, parameters that hold integers or nothing. Frozen parameters are layers, for
+    they can be measured. A tied weight appears once, under the first of its names.
+
+    A parametrized weight is measured where the optimizer moves it. For `weight_norm`, w = g v/‖v‖, the layer
+    is the direction v and not the gain g; for `spectral_norm`, `orthogonal`, pruning and whatever else starts
+    from one tensor, it is that original tensor. The name stays that of the weight. Where several tensors make
+    up a weight (a factorisation), each that has two dimensions larger than one is a layer of kind "other".
+
+    Args:
+        model: any module, also compiled, data-parallel, checkpointed or sharded with FSDP2.
+        include: glob pattern or patterns on the names to keep. A name without wildcards may also bring in a
+            parameter of two or more dimensions that is no layer by itself, as kind "other".
+        exclude: glob pattern or patterns on the names to leave out.
+        granularity: the parts of a layer. "tensor": one, the papers' layer. "row": one per output unit (per
+            token for an embedding). "block": the q, k, v of a fused projection, the gates of an LSTM or GRU.
+            "expert": along the leading dimension of a three-dimensional weight of kind "other".
+        sample: an input (a tensor, a tuple of positional arguments or a dict of keyword arguments) for one
+            forward pass, after which layers are in order of first use; without it they are in registration
+            order. The pass leaves modes, buffers and random state as they were. A layer it never uses follows
+            the one registered before it.
+
+    Raises:
+        LayerError: no layers, a pattern that matches none, an unknown granularity, a failing forward pass, or
+            parameters that are flattened (FSDP1, ZeRO) or not yet materialised.
+
+    >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 10))
+    >>> [layer.name for layer in layers(net)]
+    ['0.weight', '3.weight']
+    >>> [layer.segments for layer in layers(net, granularity="row", exclude="3.*")]
+    [4]
+    """
+    if not isinstance(model, nn.Module):
+        raise LayerError(f"layers() was given a {type(model).__name__}; it takes a torch.nn.Module.")
+    if granularity not in get_args(Granularity):
+        accepted = ", ".join(map(repr, get_args(Granularity)))
+        raise LayerError(f"granularity={granularity!r} is not known; use one of {accepted}.")
+    included = ["*"] if include is None else _patterns(include)
+    excluded = [] if exclude is None else _patterns(exclude)
+    found = _find(model)
+    chosen = [
+        layer
+        for name, (layer, default) in found.items()
+        if name == layer.name and (default or (name in included and _is_weight(layer.parameter)))
+    ]
+    if not chosen:
+        raise LayerError(
+            f"{type(model).__name__} has no layers. A layer is the weight of a linear, convolutional, "
+            "attention, recurrent or embedding module, or a matrix called weight, kernel or proj in a module "
+            "of another class; name any other parameter of two or more dimensions in `include`."
+        )
+    if sample is not None:
+        chosen = _in_order_of_use(model, chosen, sample)
+    for pattern in included + excluded:
+        if not any(fnmatchcase(layer.name, pattern) for layer in chosen):
+            raise LayerError(_unmatched(pattern, [layer.name for layer in chosen], found))
+    kept = [
+        layer
+        for layer in chosen
+        if any(fnmatchcase(layer.name, pattern) for pattern in included)
+        and not any(fnmatchcase(layer.name, pattern) for pattern in excluded)
+    ]
+    if not kept:
+        raise LayerError(
+            f"include={include!r} and exclude={exclude!r} leave none of the {len(chosen)} layers; loosen one."
+        )
+    return [_split(replace(layer, index=i), granularity) for i, layer in enumerate(kept)]
+
+
+def zero_norm(layers: Sequence[Layer]) -> list[Layer]:
+    """The layers whose weight is exactly zero: they have no direction w/‖w‖, so no rotation or rate.
+
+    The norm is ℓ0, the number of non-zero elements, because the square of a tiny weight can underflow to
+    zero. There is one transfer to the host per device; all ranks of a sharded model call it together. Layers
+    on the meta device are skipped.
+
+    >>> net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    >>> _ = nn.init.zeros_(net[1].weight)
+    >>> [layer.name for layer in zero_norm(layers(net))]
+    ['1.weight']
+    """
+    norms: defaultdict[tuple[torch.device, Any], list[Tensor]] = defaultdict(list)
+    members: defaultdict[tuple[torch.device, Any], list[int]] = defaultdict(list)
+    for position, layer in enumerate(layers):
+        weight: Any = layer.parameter.detach()
+        mesh = weight.device_mesh if _is_dtensor(weight) else None
+        local = weight if mesh is None else weight.to_local()
+        if not local.is_meta:
+            norms[local.device, mesh].append(torch.count_nonzero(local))
+            members[local.device, mesh].append(position)
+    zero: list[int] = []
+    for (device, mesh), group in norms.items():
+        total = torch.stack(group)
+        for process_group in () if mesh is None else mesh.get_all_groups():
+            # Summing over replicas too multiplies a count, and leaves a zero a zero.
+            torch.distributed.all_reduce(total, group=process_group)
+        positions = members[device, mesh]
+        zero += [positions[i] for i, norm in enumerate(total.tolist()) if norm == 0]
+    return [layers[position] for position in sorted(zero)]
+
+
+_KNOWN: tuple[tuple[Any, Kind, str], ...] = (
+    (nn.MultiheadAttention, "attention", r"(in|q|k|v)_proj_weight"),
+    (nn.modules.conv._ConvTransposeNd, "conv_transpose", r"weight"),
+    (nn.modules.conv._ConvNd, "conv", r"weight"),
+    ((nn.RNNBase, nn.RNNCellBase), "recurrent", r"weight_(ih|hh|hr).*"),
+    ((nn.Embedding, nn.EmbeddingBag), "embedding", r"weight"),
+    (nn.Bilinear, "linear", r"weight"),
+    (nn.Linear, "linear", r"weight"),
+)
+_LISTS = (nn.ParameterList, nn.ParameterDict)
+_WRAPPED = {
+    "OptimizedModule": "_orig_mod",
+    "DataParallel": "module",
+    "DistributedDataParallel": "module",
+    "ActivationWrapper": "_checkpoint_wrapped_module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+}
+
+
+def _find(model: nn.Module) -> dict[str, tuple[Layer, bool]]:
+    """By name in registration order, each parameter as the layer it would be and whether it is by default.
+
+    A second name of a tied parameter leads to the layer of the first.
+    """
+    found: dict[str, tuple[Layer, bool]] = {}
+    first: dict[int, str] = {}
+    for prefix, module, parent in _walk(model):
+        for suffix, attribute, parameter, how in _own_parameters(module):
+            name = prefix + suffix
+            _refuse_lazy_or_flat(name, parameter)
+            kind = _kind(name, suffix, module, parent, parameter, how)
+            layer = Layer(name, kind or "other", 0, module, attribute, parametrization=how)
+            found[name] = found.get(first.setdefault(id(parameter), name), (layer, kind is not None))
+    return found
+
+
+def _walk(
+    module: nn.Module, prefix: str = "", parent: nn.Module | None = None, seen: set[int] | None = None
+) -> Iterator[tuple[str, nn.Module, nn.Module | None]]:
+    """Every module once, depth first, under its name without wrappers, with its parent."""
+    seen = set() if seen is None else seen
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    yield prefix, module, parent
+    wrapped = _wrapped(module)
+    for name, child in module.named_children():
+        if name == wrapped:
+            yield from _walk(child, prefix, parent, seen)
+        else:
+            yield from _walk(child, f"{prefix}{name}.", module, seen)
+
+
+def _own_parameters(module: nn.Module) -> Iterator[tuple[str, str, nn.Parameter, str | None]]:
+    """The parameters a module owns: name of the weight, where it lives, itself, and its parametrization."""
+    own = module._parameters
+    for name, parameter in own.items():
+        if parameter is None or isinstance(module, ParametrizationList):
+            continue
+        stem = name.removesuffix("_v").removesuffix("_orig")
+        if name == f"{stem}_v" and f"{stem}_g" in own:
+            yield stem, name, parameter, "weight_norm"
+        elif name == f"{stem}_orig" and f"{stem}_mask" in module._buffers:
+            yield stem, name, parameter, "prune"
+        elif name == f"{stem}_orig" and f"{stem}_u" in module._buffers:
+            yield stem, name, parameter, "spectral_norm"
+        else:
+            yield name, name, parameter, None
+    if is_parametrized(module):
+        for name, steps in module.parametrizations.items():  # type: ignore[union-attr, operator]
+            path = f"parametrizations.{name}"
+            how = "+".join(_snake(type(step).__name__) for step in steps)
+            for original, parameter in steps._parameters.items():
+                direction = "original1" if how.startswith("weight_norm") else "original"
+                place = f"{path}.{original}"
+                yield name if original == direction else place, place, parameter, how
+
+
+def _kind(
+    name: str,
+    suffix: str,
+    module: nn.Module,
+    parent: nn.Module | None,
+    parameter: nn.Parameter,
+    parametrization: str | None,
+) -> Kind | None:
+    """The kind of layer that a parameter is by default, if any."""
+    factor = suffix.startswith("parametrizations.")
+    weight = suffix.split(".")[1] if factor else suffix
+    for classes, kind, pattern in _KNOWN:
+        if isinstance(module, classes) or (classes is nn.Linear and _is_conv1d(module)):
+            if not re.fullmatch(pattern, weight):
+                return None
+            if parametrization is None and parameter.is_floating_point() and parameter.dim() < 2:
+                raise LayerError(_flat(name))
+            if factor:
+                return "other" if _is_weight(parameter, large=2) else None
+            kind = "attention" if isinstance(parent, nn.MultiheadAttention) else kind
+            return kind if _is_weight(parameter) else None
+    if any(re.search(r"Norm([123]d)?$", cls.__name__) for cls in type(module).__mro__):
+        return None
+    # The parameters of a list are called 0, 1, ...: what they are is said by the name of the list.
+    words = ".".join(name.split(".")[-2:]) if isinstance(module, _LISTS) else suffix
+    named = re.search("weight|kernel|proj", words) and not re.search("bias|norm", words)
+    return "other" if named and _is_weight(parameter, large=2) else None
+
+
+def _is_weight(parameter: Tensor, *, large: int = 0) -> bool:
+    """Whether it has two or more dimensions, `large` of them more than one, and elements that have a norm."""
+    if not (parameter.is_floating_point() or parameter.is_complex()) or parameter.numel() == 0:
+        return False
+    return parameter.dim() >= 2 and sum(size > 1 for size in parameter.shape) >= large
+
+
+def _refuse_lazy_or_flat(name: str, parameter: nn.Parameter) -> None:
+    if is_lazy(parameter):
+        raise LayerError(
+            f"{name!r} belongs to a lazy module and has no shape yet: run one forward pass of the model first."
+        )
+    flat = type(parameter).__name__ == "FlatParameter" or getattr(parameter, "_is_flat_param", False)
+    if flat or (hasattr(parameter, "ds_id") and parameter.numel() == 0):
+        raise LayerError(_flat(name))
+
+
+def _flat(name: str) -> str:
+    return (
+        f"{name!r} is flattened and cut up across layers or processes (FSDP1 or ZeRO), so it has no layers: "
+        "shard with FSDP2 (torch.distributed.fsdp.fully_shard), or use DistributedDataParallel."
+    )
+
+
+def _wrapped(module: nn.Module) -> str | None:
+    """The attribute behind which a known wrapper keeps the user's module; a user's own `module` is none."""
+    return next((_WRAPPED[cls.__name__] for cls in type(module).__mro__ if cls.__name__ in _WRAPPED), None)
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """Whether this is transformers' `Conv1D`, a linear module with weight [in, out]."""
+    return any(cls.__name__ == "Conv1D" for cls in type(module).__mro__) and hasattr(module, "nf")
+
+
+def _is_dtensor(tensor: Tensor) -> bool:
+    return any(cls.__name__ == "DTensor" for cls in type(tensor).__mro__)
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("_")).lower()
+
+
+def _patterns(given: str | Iterable[str]) -> list[str]:
+    return [given] if isinstance(given, str) else list(given)
+
+
+def _unmatched(pattern: str, names: list[str], found: dict[str, tuple[Layer, bool]]) -> str:
+    if pattern in found:
+        layer, _ = found[pattern]
+        if layer.name != pattern:
+            return f"{pattern!r} is tied to {layer.name!r} and has no layer of its own; use that name."
+        return (
+            f"{pattern!r} with shape {tuple(layer.parameter.shape)} and {layer.parameter.dtype} is no layer; "
+            "`include` also takes the name of a real or complex parameter of two or more dimensions."
+        )
+    close = get_close_matches(pattern, names, n=3, cutoff=0.4) or names[:3]
+    return f"pattern {pattern!r} matches no layer; close names are {', '.join(map(repr, close))}."
+
+
+def _in_order_of_use(model: nn.Module, chosen: list[Layer], sample: object) -> list[Layer]:
+    parameters = [layer.parameter for layer in chosen]
+    if any(map(_is_dtensor, parameters)):
+        raise LayerError(
+            "`sample` was given for a sharded model (DTensor parameters), whose forward pass works on other "
+            "tensors: find the order with `sample` before sharding, or leave `sample` out."
+        )
+    # Data-parallel wrappers would communicate during the pass, and hang if only one rank asks.
+    while (wrapped := _wrapped(model)) and wrapped != "_fsdp_wrapped_module":
+        model = getattr(model, wrapped)
+    return [chosen[position] for position in forward_order(model, parameters, sample)]
+
+
+def _split(layer: Layer, granularity: Granularity) -> Layer:
+    shape = layer.parameter.shape
+    segments, dim = 1, 0
+    match granularity:
+        case "row":
+            transposed = layer.kind == "conv_transpose"
+            if transposed and layer.module.groups != 1:
+                raise LayerError(
+                    f"granularity='row' cannot split {layer.name!r}: a transposed convolution in "
+                    f"{layer.module.groups} groups has its output units along two dimensions, "
+                    "[in, out/groups, ...]. Exclude it, or use granularity='tensor'."
+                )
+            dim = 1 if transposed or (layer.kind == "linear" and _is_conv1d(layer.module)) else 0
+            segments = shape[dim]
+        case "block":
+            segments, dim = _blocks(layer, shape)
+        case "expert":
+            segments = shape[0] if layer.kind == "other" and len(shape) == 3 else 1
+    return replace(layer, segments=segments, dim=dim)
+
+
+def _blocks(layer: Layer, shape: Sequence[int]) -> tuple[int, int]:
+    name = layer.name.split(".")
+    if layer.kind == "attention" and name[-1] == "in_proj_weight":
+        return 3, 0
+    if layer.kind == "recurrent" and not name[-1].startswith("weight_hr"):
+        gates = {(nn.LSTM, nn.LSTMCell): 4, (nn.GRU, nn.GRUCell): 3}
+        return next((n for classes, n in gates.items() if isinstance(layer.module, classes)), 1), 0
+    if layer.kind == "linear" and _is_conv1d(layer.module) and name[-2:] == ["c_attn", "weight"]:
+        # [width, 3 width] holds q, k, v; in cross-attention [width, 2 width] holds k, v.
+        return (shape[1] // shape[0], 1) if shape[1] % shape[0] == 0 else (1, 0)
+    return 1, 0
