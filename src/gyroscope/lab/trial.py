@@ -1,0 +1,40 @@
+"""The unit of an experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gyroscope.lab import models
+from gyroscope.lab.data import Split
+from gyroscope.lab.errors import LabError
+from gyroscope.lab.recipe import Recipe
+from gyroscope.lab.training import Result, Schedule, train
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A model trained by a recipe from a seed; the seed sets the initialization and the order.
+
+    >>> from gyroscope.lab import data
+    >>> trial = Trial(Recipe("SGD", rate=0.1), seed=2, schedule=Schedule(epochs=1))
+    >>> trial.run(data.digits()).rotation[0]
+    [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    """
+
+    recipe: Recipe
+    seed: int
+    model: str = "digits-cnn"
+    schedule: Schedule = field(default_factory=Schedule)
+
+    def run(self, split: Split, *, after_epoch: Callable[[], None] | None = None) -> Result:
+        """Train and return the result; whatever goes wrong says which trial it happened in."""
+        try:
+            model = models.make(self.model, seed=self.seed)
+            optimizer = self.recipe.optimizer(model)
+            return train(
+                model, split, optimizer, seed=self.seed, schedule=self.schedule, after_epoch=after_epoch
+            )
+        except Exception as error:
+            reason = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
+            raise LabError(f"{self.recipe.name}, seed {self.seed}: {reason}") from error
