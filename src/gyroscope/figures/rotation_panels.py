@@ -1,0 +1,62 @@
+"""Rotation curves of many runs side by side: the layout of the rotation paper's first figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import numpy.typing as npt
+from matplotlib.cm import ScalarMappable
+from matplotlib.figure import Figure
+
+from gyroscope.figures.depth import DEPTH
+from gyroscope.figures.rotation_curves import rotation_curves
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One run: its curves [times, layers], a title above them and a note inside.
+
+    >>> Panel("SGD", [[0.0], [0.4]], note="94.6 %").x is None
+    True
+    """
+
+    title: str
+    curves: npt.ArrayLike
+    x: npt.ArrayLike | None = None
+    note: str = ""
+
+
+def rotation_panels(
+    panels: Sequence[Panel], *, columns: int = 5, title: str | None = None, xlabel: str = "epoch"
+) -> Figure:
+    """Draw one small panel a run, all on the same axes, with a colour bar for depth.
+
+    >>> figure = rotation_panels([Panel("slow", [[0.0], [0.1]]), Panel("fast", [[0.0], [0.8]])])
+    >>> [ax.get_title() for ax in figure.axes[:2]]
+    ['slow', 'fast']
+    """
+    if not panels:
+        raise ValueError("there are no panels to draw; give at least one")
+    columns = min(columns, len(panels))
+    rows = ceil(len(panels) / columns)
+    figure = Figure(figsize=(2.1 * columns + 1.2, 2.1 * rows + 0.6), layout="constrained")
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+
+    axes = list(grid.flat)
+    for ax, panel in zip(axes, panels, strict=False):
+        rotation_curves(panel.curves, panel.x, ax=ax, xlabel=None, ylabel=None)
+        ax.set_title(panel.title, fontsize=9)
+        ax.text(0.05, 0.94, panel.note, transform=ax.transAxes, va="top", fontsize=9)
+    for ax in axes[len(panels) :]:
+        ax.remove()
+
+    figure.supxlabel(xlabel, fontsize=10)
+    figure.supylabel("rotation (cosine distance to initialization)", fontsize=10)
+    if title is not None:
+        figure.suptitle(title, fontsize=11)
+    mappable = ScalarMappable(cmap=DEPTH)
+    bar = figure.colorbar(mappable, ax=axes[: len(panels)], aspect=40, pad=0.01, label="layer: first → last")
+    bar.set_ticks([])
+    return figure
