@@ -1,0 +1,34 @@
+"""The command `gyroscope` itself; each of its commands is a module beside this one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import gyroscope
+from gyroscope.cli.demo import demo
+
+app = typer.Typer(
+    name="gyroscope",
+    help="Measure, explain and steer how each layer of a neural network trains.\n\n"
+    "New here? Run: gyroscope demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(demo)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"gyroscope {gyroscope.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _gyroscope(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None: ...

@@ -1,0 +1,24 @@
+"""How a command gives up: one line, a meaningful exit code, no traceback."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import typer
+
+FAILED = 1
+BAD_ARGUMENT = 2
+INTERRUPTED = 130
+
+
+def fail(message: str, *, code: int) -> NoReturn:
+    """Print `message` on standard error and exit with `code`.
+
+    >>> try:
+    ...     fail("nothing to do", code=BAD_ARGUMENT)
+    ... except typer.Exit as end:
+    ...     print(end.exit_code)
+    2
+    """
+    typer.echo(f"gyroscope: {message}", err=True)
+    raise typer.Exit(code)
