@@ -1,0 +1,6 @@
+"""Datasets, as tensors that fit in memory."""
+
+from gyroscope.lab.data.digits import digits
+from gyroscope.lab.data.split import Split
+
+__all__ = ["Split", "digits"]
