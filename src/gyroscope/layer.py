@@ -94,7 +94,7 @@ def layers(
     of recurrent networks and cells, `Embedding` and `EmbeddingBag`, transformers' `Conv1D`, and subclasses of
     all of these. A module of another class gives those parameters of its own that have two dimensions larger
     than one and "weight", "kernel" or "proj" but not "bias" or "norm" in their name. Not layers: biases, the
-    gains of normalisation modules, parameters that hold integers or nothing. Frozen parameters are layers, for
+    gains of normalisation modules, parameters that hold integers or nothing. Frozen parameters are layers:
     they can be measured. A tied weight appears once, under the first of its names.
 
     A parametrized weight is measured where the optimizer moves it. For `weight_norm`, w = g v/‖v‖, the layer
@@ -147,14 +147,9 @@ def layers(
     if sample is not None:
         chosen = _in_order_of_use(model, chosen, sample)
     for pattern in included + excluded:
-        if not any(fnmatchcase(layer.name, pattern) for layer in chosen):
+        if not any(_matches(layer, [pattern]) for layer in chosen):
             raise LayerError(_unmatched(pattern, [layer.name for layer in chosen], found))
-    kept = [
-        layer
-        for layer in chosen
-        if any(fnmatchcase(layer.name, pattern) for pattern in included)
-        and not any(fnmatchcase(layer.name, pattern) for pattern in excluded)
-    ]
+    kept = [layer for layer in chosen if _matches(layer, included) and not _matches(layer, excluded)]
     if not kept:
         raise LayerError(
             f"include={include!r} and exclude={exclude!r} leave none of the {len(chosen)} layers; loosen one."
@@ -174,36 +169,32 @@ def zero_norm(layers: Sequence[Layer]) -> list[Layer]:
     >>> [layer.name for layer in zero_norm(layers(net))]
     ['1.weight']
     """
-    norms: defaultdict[tuple[torch.device, Any], list[Tensor]] = defaultdict(list)
-    members: defaultdict[tuple[torch.device, Any], list[int]] = defaultdict(list)
-    for position, layer in enumerate(layers):
+    groups: defaultdict[tuple[torch.device, Any], list[tuple[Layer, Tensor]]] = defaultdict(list)
+    for layer in layers:
         weight: Any = layer.parameter.detach()
-        mesh = weight.device_mesh if _is_dtensor(weight) else None
+        mesh = weight.device_mesh if "DTensor" in _ancestry(weight) else None
         local = weight if mesh is None else weight.to_local()
         if not local.is_meta:
-            norms[local.device, mesh].append(torch.count_nonzero(local))
-            members[local.device, mesh].append(position)
-    zero: list[int] = []
-    for (device, mesh), group in norms.items():
-        total = torch.stack(group)
+            groups[local.device, mesh].append((layer, torch.count_nonzero(local)))
+    zero: set[int] = set()
+    for (_, mesh), group in groups.items():
+        norms = torch.stack([norm for _, norm in group])
         for process_group in () if mesh is None else mesh.get_all_groups():
             # Summing over replicas too multiplies a count, and leaves a zero a zero.
-            torch.distributed.all_reduce(total, group=process_group)
-        positions = members[device, mesh]
-        zero += [positions[i] for i, norm in enumerate(total.tolist()) if norm == 0]
-    return [layers[position] for position in sorted(zero)]
+            torch.distributed.all_reduce(norms, group=process_group)
+        zero |= {id(layer) for (layer, _), norm in zip(group, norms.tolist(), strict=True) if norm == 0}
+    return [layer for layer in layers if id(layer) in zero]
 
 
 _KNOWN: tuple[tuple[Any, Kind, str], ...] = (
     (nn.MultiheadAttention, "attention", r"(in|q|k|v)_proj_weight"),
     (nn.modules.conv._ConvTransposeNd, "conv_transpose", r"weight"),
     (nn.modules.conv._ConvNd, "conv", r"weight"),
-    ((nn.RNNBase, nn.RNNCellBase), "recurrent", r"weight_(ih|hh|hr).*"),
+    ((nn.RNNBase, nn.RNNCellBase), "recurrent", r"weight_(ih|hh|hr)(_l\d+(_reverse)?)?"),
     ((nn.Embedding, nn.EmbeddingBag), "embedding", r"weight"),
     (nn.Bilinear, "linear", r"weight"),
     (nn.Linear, "linear", r"weight"),
 )
-_LISTS = (nn.ParameterList, nn.ParameterDict)
 _WRAPPED = {
     "OptimizedModule": "_orig_mod",
     "DataParallel": "module",
@@ -221,12 +212,11 @@ def _find(model: nn.Module) -> dict[str, tuple[Layer, bool]]:
     found: dict[str, tuple[Layer, bool]] = {}
     first: dict[int, str] = {}
     for prefix, module, parent in _walk(model):
-        for suffix, attribute, parameter, how in _own_parameters(module):
-            name = prefix + suffix
-            _refuse_lazy_or_flat(name, parameter)
-            kind = _kind(name, suffix, module, parent, parameter, how)
-            layer = Layer(name, kind or "other", 0, module, attribute, parametrization=how)
-            found[name] = found.get(first.setdefault(id(parameter), name), (layer, kind is not None))
+        for name, attribute, how in _own_parameters(module):
+            layer = Layer(prefix + name, "other", 0, module, attribute, parametrization=how)
+            kind = _kind(layer, name, parent)
+            original = first.setdefault(id(layer.parameter), layer.name)
+            found[layer.name] = found.get(original, (replace(layer, kind=kind or "other"), kind is not None))
     return found
 
 
@@ -247,57 +237,52 @@ def _walk(
             yield from _walk(child, f"{prefix}{name}.", module, seen)
 
 
-def _own_parameters(module: nn.Module) -> Iterator[tuple[str, str, nn.Parameter, str | None]]:
-    """The parameters a module owns: name of the weight, where it lives, itself, and its parametrization."""
-    own = module._parameters
-    for name, parameter in own.items():
-        if parameter is None or isinstance(module, ParametrizationList):
-            continue
+def _own_parameters(module: nn.Module) -> Iterator[tuple[str, str, str | None]]:
+    """For each parameter a module owns: its name as a weight, where it lives, and its parametrization."""
+    own = [name for name, parameter in module._parameters.items() if parameter is not None]
+    for name in own if not isinstance(module, ParametrizationList) else ():
         stem = name.removesuffix("_v").removesuffix("_orig")
         if name == f"{stem}_v" and f"{stem}_g" in own:
-            yield stem, name, parameter, "weight_norm"
+            yield stem, name, "weight_norm"
         elif name == f"{stem}_orig" and f"{stem}_mask" in module._buffers:
-            yield stem, name, parameter, "prune"
+            yield stem, name, "prune"
         elif name == f"{stem}_orig" and f"{stem}_u" in module._buffers:
-            yield stem, name, parameter, "spectral_norm"
+            yield stem, name, "spectral_norm"
         else:
-            yield name, name, parameter, None
+            yield name, name, None
     if is_parametrized(module):
         for name, steps in module.parametrizations.items():  # type: ignore[union-attr, operator]
-            path = f"parametrizations.{name}"
             how = "+".join(_snake(type(step).__name__) for step in steps)
-            for original, parameter in steps._parameters.items():
-                direction = "original1" if how.startswith("weight_norm") else "original"
-                place = f"{path}.{original}"
-                yield name if original == direction else place, place, parameter, how
+            direction = "original1" if how.startswith("weight_norm") else "original"
+            for original in steps._parameters:
+                place = f"parametrizations.{name}.{original}"
+                yield name if original == direction else place, place, how
 
 
-def _kind(
-    name: str,
-    suffix: str,
-    module: nn.Module,
-    parent: nn.Module | None,
-    parameter: nn.Parameter,
-    parametrization: str | None,
-) -> Kind | None:
-    """The kind of layer that a parameter is by default, if any."""
-    factor = suffix.startswith("parametrizations.")
-    weight = suffix.split(".")[1] if factor else suffix
+def _kind(layer: Layer, name: str, parent: nn.Module | None) -> Kind | None:
+    """The kind of layer that a parameter, called `name` by its owner, is by default, if any."""
+    module, parameter = layer.module, layer.parameter
+    if is_lazy(parameter):
+        raise LayerError(f"{layer.name!r} is lazy and has no shape yet: run one forward pass of the model first.")
+    marked = "FlatParameter" in _ancestry(parameter) or getattr(parameter, "_is_flat_param", False)
+    _refuse_flat(layer, marked or (hasattr(parameter, "ds_id") and parameter.numel() == 0))
+    factor = name.startswith("parametrizations.")
+    weight = name.split(".")[1] if factor else name
     for classes, kind, pattern in _KNOWN:
         if isinstance(module, classes) or (classes is nn.Linear and _is_conv1d(module)):
             if not re.fullmatch(pattern, weight):
                 return None
-            if parametrization is None and parameter.is_floating_point() and parameter.dim() < 2:
-                raise LayerError(_flat(name))
-            if factor:
-                return "other" if _is_weight(parameter, large=2) else None
-            kind = "attention" if isinstance(parent, nn.MultiheadAttention) else kind
-            return kind if _is_weight(parameter) else None
-    if any(re.search(r"Norm([123]d)?$", cls.__name__) for cls in type(module).__mro__):
+            # What FSDP1 leaves of a weight with use_orig_params=True is not marked, but has one dimension.
+            shard = layer.parametrization is None and parameter.is_floating_point() and parameter.dim() < 2
+            _refuse_flat(layer, shard)
+            kind = "other" if factor else "attention" if isinstance(parent, nn.MultiheadAttention) else kind
+            return kind if _is_weight(parameter, large=2 if factor else 0) else None
+    if any(re.search(r"Norm([123]d)?$", cls) for cls in _ancestry(module)):
         return None
     # The parameters of a list are called 0, 1, ...: what they are is said by the name of the list.
-    words = ".".join(name.split(".")[-2:]) if isinstance(module, _LISTS) else suffix
-    named = re.search("weight|kernel|proj", words) and not re.search("bias|norm", words)
+    if isinstance(module, (nn.ParameterList, nn.ParameterDict)):
+        name = ".".join(layer.name.split(".")[-2:])
+    named = re.search("weight|kernel|proj", name) and not re.search("bias|norm", name)
     return "other" if named and _is_weight(parameter, large=2) else None
 
 
@@ -308,35 +293,28 @@ def _is_weight(parameter: Tensor, *, large: int = 0) -> bool:
     return parameter.dim() >= 2 and sum(size > 1 for size in parameter.shape) >= large
 
 
-def _refuse_lazy_or_flat(name: str, parameter: nn.Parameter) -> None:
-    if is_lazy(parameter):
+def _refuse_flat(layer: Layer, flat: bool) -> None:
+    if flat:
         raise LayerError(
-            f"{name!r} belongs to a lazy module and has no shape yet: run one forward pass of the model first."
+            f"{layer.name!r} is flattened across layers or processes (FSDP1 or ZeRO), so it has no layers: "
+            "shard with FSDP2 (torch.distributed.fsdp.fully_shard), or use DistributedDataParallel."
         )
-    flat = type(parameter).__name__ == "FlatParameter" or getattr(parameter, "_is_flat_param", False)
-    if flat or (hasattr(parameter, "ds_id") and parameter.numel() == 0):
-        raise LayerError(_flat(name))
 
 
-def _flat(name: str) -> str:
-    return (
-        f"{name!r} is flattened and cut up across layers or processes (FSDP1 or ZeRO), so it has no layers: "
-        "shard with FSDP2 (torch.distributed.fsdp.fully_shard), or use DistributedDataParallel."
-    )
+def _ancestry(thing: object) -> list[str]:
+    """The names of a thing's classes: they tell what it is without importing what it comes from."""
+    return [cls.__name__ for cls in type(thing).__mro__]
 
 
 def _wrapped(module: nn.Module) -> str | None:
     """The attribute behind which a known wrapper keeps the user's module; a user's own `module` is none."""
-    return next((_WRAPPED[cls.__name__] for cls in type(module).__mro__ if cls.__name__ in _WRAPPED), None)
+    attributes = (_WRAPPED[cls] for cls in _ancestry(module) if cls in _WRAPPED)
+    return next((attribute for attribute in attributes if attribute in module._modules), None)
 
 
 def _is_conv1d(module: nn.Module) -> bool:
     """Whether this is transformers' `Conv1D`, a linear module with weight [in, out]."""
-    return any(cls.__name__ == "Conv1D" for cls in type(module).__mro__) and hasattr(module, "nf")
-
-
-def _is_dtensor(tensor: Tensor) -> bool:
-    return any(cls.__name__ == "DTensor" for cls in type(tensor).__mro__)
+    return "Conv1D" in _ancestry(module) and hasattr(module, "nf")
 
 
 def _snake(name: str) -> str:
@@ -345,6 +323,10 @@ def _snake(name: str) -> str:
 
 def _patterns(given: str | Iterable[str]) -> list[str]:
     return [given] if isinstance(given, str) else list(given)
+
+
+def _matches(layer: Layer, patterns: list[str]) -> bool:
+    return any(fnmatchcase(layer.name, pattern) for pattern in patterns)
 
 
 def _unmatched(pattern: str, names: list[str], found: dict[str, tuple[Layer, bool]]) -> str:
@@ -362,7 +344,7 @@ def _unmatched(pattern: str, names: list[str], found: dict[str, tuple[Layer, boo
 
 def _in_order_of_use(model: nn.Module, chosen: list[Layer], sample: object) -> list[Layer]:
     parameters = [layer.parameter for layer in chosen]
-    if any(map(_is_dtensor, parameters)):
+    if any("DTensor" in _ancestry(parameter) for parameter in parameters):
         raise LayerError(
             "`sample` was given for a sharded model (DTensor parameters), whose forward pass works on other "
             "tensors: find the order with `sample` before sharding, or leave `sample` out."
