@@ -263,7 +263,7 @@ def _kind(layer: Layer, name: str, parent: nn.Module | None) -> Kind | None:
     """The kind of layer that a parameter, called `name` by its owner, is by default, if any."""
     module, parameter = layer.module, layer.parameter
     if is_lazy(parameter):
-        raise LayerError(f"{layer.name!r} is lazy and has no shape yet: run one forward pass of the model first.")
+        raise LayerError(f"{layer.name!r} is lazy and has no shape yet: run one forward pass first.")
     marked = "FlatParameter" in _ancestry(parameter) or getattr(parameter, "_is_flat_param", False)
     _refuse_flat(layer, marked or (hasattr(parameter, "ds_id") and parameter.numel() == 0))
     factor = name.startswith("parametrizations.")

@@ -90,7 +90,7 @@ def test_an_included_extra_parameter_is_ordered_too() -> None:
     ],
     ids=["lstm", "gru", "cell", "encoder", "conv1d", "weight_norm", "spectral_norm", "orthogonal"],
 )
-def test_use_is_seen_inside_fused_kernels_and_parametrizations(module: nn.Module, expected: list[str]) -> None:
+def test_use_is_seen_in_fused_kernels_and_parametrizations(module: nn.Module, expected: list[str]) -> None:
     model = backwards(nn.Linear(4, 4), module, nn.Linear(4, 4))
     found = names(model, torch.zeros(3, 4))
     assert (found[0], found[-1]) == ("2.weight", "0.weight")
@@ -213,7 +213,7 @@ def test_a_pass_leaves_no_trace_even_if_it_fails(fail: bool, fastpath: bool) -> 
     torch.backends.mha.set_fastpath_enabled(fastpath)
     try:
         if fail:
-            with pytest.raises(LayerError, match="Restless on `sample` failed with ZeroDivisionError") as error:
+            with pytest.raises(LayerError, match="`sample` failed with ZeroDivisionError") as error:
                 layers(model, sample=torch.randn(2, 3, generator=torch.Generator()))
             assert isinstance(error.value.__cause__, ZeroDivisionError)
         else:

@@ -49,7 +49,7 @@ def attention_block(width: int, out: int) -> nn.Module:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
-def test_segments_and_their_dimension(model: nn.Module, granularity: str, expected: list[tuple[int, int]]) -> None:
+def test_segments_and_their_dim(model: nn.Module, granularity: str, expected: list[tuple[int, int]]) -> None:
     found = layers(model, granularity=granularity)
     assert [(layer.segments, layer.dim) for layer in found] == expected
     assert all(layer.view().shape[0] % layer.segments == 0 for layer in found)
@@ -87,5 +87,5 @@ def test_rows_of_a_grouped_transposed_convolution_are_refused_unless_it_is_exclu
 
 
 def test_an_unknown_granularity_is_refused_with_those_known() -> None:
-    with pytest.raises(LayerError, match="'neuron' is not known; use one of 'tensor', 'row', 'block', 'expert'"):
+    with pytest.raises(LayerError, match="'neuron' is not known; use one of 'tensor', 'row', 'block'"):
         layers(nn.Linear(2, 2), granularity="neuron")  # type: ignore[arg-type]

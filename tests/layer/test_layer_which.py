@@ -345,7 +345,7 @@ def test_patterns_that_leave_nothing_are_refused(options: dict[str, object]) -> 
 # Refusals
 
 
-@pytest.mark.parametrize("model", [nn.ReLU(), nn.Sequential(), nn.BatchNorm1d(3)], ids=["relu", "empty", "bn"])
+@pytest.mark.parametrize("model", [nn.ReLU(), nn.Sequential(), nn.BatchNorm1d(3)], ids=["relu", "void", "bn"])
 def test_a_model_without_layers_is_refused_and_told_what_one_is(model: nn.Module) -> None:
     with pytest.raises(LayerError, match=r"has no layers\. A layer is the weight of"):
         layers(model)

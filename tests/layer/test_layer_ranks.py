@@ -1,0 +1,46 @@
+"""Two ranks on a CPU: what a rank holds is a part, what it reports is the whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+from gyroscope.errors import LayerError
+from gyroscope.layer import layers, zero_norm
+
+
+def _zero_norms_of_shards(rank: int, store: str) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    model = nn.Sequential(nn.Linear(3, 1), nn.Linear(1, 2), nn.Linear(2, 2))
+    nn.init.ones_(model[0].weight)  # one row: the shard of rank 1 is empty
+    nn.init.zeros_(model[1].weight)
+    nn.init.zeros_(model[2].weight).data[1, 0] = 1  # the shard of rank 0 is zero
+    fully_shard(model, mesh=dist.init_device_mesh("cpu", (2,)))
+    found = layers(model, granularity="row")
+    assert [layer.segments for layer in found] == [1, 2, 2]
+    assert [layer.name for layer in zero_norm(found)] == ["1.weight"]
+    dist.destroy_process_group()
+
+
+def _refusals_of_fsdp1(rank: int, store: str) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    for original in (True, False):
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3))
+        sharded = FullyShardedDataParallel(model, use_orig_params=original, device_id=torch.device("cpu"))
+        with pytest.raises(LayerError, match="is flattened"):
+            layers(sharded)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("claim", [_zero_norms_of_shards, _refusals_of_fsdp1])
+def test_all_ranks_agree(claim: object, tmp_path: Path) -> None:
+    mp.spawn(claim, args=(str(tmp_path / "store"),), nprocs=2)
