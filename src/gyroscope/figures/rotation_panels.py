@@ -45,10 +45,12 @@ def rotation_panels(
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
 
     axes = list(grid.flat)
-    for ax, panel in zip(axes, panels, strict=False):
+    for index, (ax, panel) in enumerate(zip(axes, panels, strict=False)):
         rotation_curves(panel.curves, panel.x, ax=ax, xlabel=None, ylabel=None)
         ax.set_title(panel.title, fontsize=9)
         ax.text(0.05, 0.94, panel.note, transform=ax.transAxes, va="top", fontsize=9)
+        # Sharing leaves epochs under the last row only, which may be incomplete.
+        ax.tick_params(labelbottom=index + columns >= len(panels))
     for ax in axes[len(panels) :]:
         ax.remove()
 
