@@ -11,10 +11,10 @@ from gyroscope.cli.demo import demo
 
 app = typer.Typer(
     name="gyroscope",
-    help="Measure, explain and steer how each layer of a neural network trains.\n\n"
-    "New here? Run: gyroscope demo",
+    help="Measure, explain and steer how each layer of a neural network trains.\n\nNew here? Run: gyroscope demo",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
 app.command()(demo)
