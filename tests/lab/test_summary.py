@@ -1,0 +1,66 @@
+from math import isnan
+
+import pytest
+from scipy.stats import spearmanr
+
+from gyroscope.lab.recipe import Recipe
+from gyroscope.lab.spearman import spearman
+from gyroscope.lab.summary import Summary, in_words, summarise
+from gyroscope.lab.training import Result
+
+
+def summary(name, test, rotation, train=1.0):
+    return Summary(Recipe(name, rate=0.1), train, test, None, [rotation, rotation])
+
+
+def result(test, final):
+    return Result(1.0, test, loss=[0.1], layers=["a", "b"], rotation=[[0.0, 0.0], final])
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        ([1, 2, 3, 4], [4, 3, 2, 1]),
+        ([0.3, 0.1, 0.2, 0.9, 0.5], [5, 1, 9, 2, 7]),
+        ([1, 1, 2, 3], [2, 1, 2, 2]),
+    ],
+)
+def test_spearman_equals_scipys(x, y):
+    assert spearman(x, y) == pytest.approx(spearmanr(x, y).statistic)
+
+
+def test_spearman_of_a_constant_is_not_a_number():
+    assert isnan(spearman([1, 2, 3], [5, 5, 5]))
+
+
+def test_a_summary_averages_over_seeds_and_keeps_layers_apart():
+    got = summarise(Recipe("SGD", rate=0.1), [result(0.8, [0.1, 0.5]), result(0.9, [0.3, 0.7])])
+    assert got.test_accuracy == pytest.approx(0.85)
+    assert got.test_std == pytest.approx(0.05 * 2**0.5)
+    assert got.final_rotation == pytest.approx([0.2, 0.6])
+    assert got.mean_rotation == pytest.approx(0.4)
+
+
+RISING, FALLING, MIXED = [0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1], [0.2, 0.4, 0.1, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("rotations", "says"),
+    [
+        (RISING, "of +1.00: the further the layers rotated, the better the network generalised."),
+        (FALLING, "of -1.00: the further the layers rotated, the worse the network generalised."),
+        (MIXED, "of +0.00: no clear relation between"),
+        ([0.2] * 4, "cannot be ranked"),
+    ],
+)
+def test_the_words_follow_the_numbers(rotations, says):
+    tests = [0.6, 0.7, 0.8, 0.9]
+    words = in_words([summary(f"r{i}", t, r) for i, (t, r) in enumerate(zip(tests, rotations, strict=True))])
+    assert says in words
+    assert f"from 60.0 % (r0, mean rotation {rotations[0]:.3f}) to 90.0 % (r3, " in words
+    assert words.startswith("All 4 configurations learned their training digits.")
+
+
+def test_the_words_name_those_that_did_not_learn():
+    words = in_words([summary("slow", 0.3, 0.1, train=0.5), summary("fast", 0.9, 0.4)])
+    assert words.startswith("Of 2 configurations, 1 did not learn the training digits: slow.")
