@@ -1,0 +1,54 @@
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import gyroscope
+from gyroscope.cli import app
+
+run = CliRunner().invoke
+
+
+def test_version():
+    result = run(app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"gyroscope {gyroscope.__version__}\n")
+
+
+def test_help_says_what_it_is_and_where_to_start():
+    result = run(app, ["--help"])
+    assert result.exit_code == 0
+    assert "how each layer of a neural network trains" in result.stdout
+    assert "gyroscope demo" in result.stdout
+
+
+def test_no_command_shows_the_help():
+    assert "Usage: gyroscope" in run(app, []).output
+
+
+def test_help_of_the_demo_names_what_it_writes():
+    result = run(app, ["demo", "--help"])
+    for word in ("--out", "--seeds", "--quick", "--jobs", "rotation.png", "demo.json"):
+        assert word in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        (["dmo"], "No such command 'dmo'"),
+        (["demo", "--sedes", "3"], "No such option: --sedes"),
+        (["demo", "--seeds", "many"], "Invalid value for '--seeds'"),
+    ],
+)
+def test_what_is_not_understood_exits_with_two(argument, says):
+    result = run(app, argument)
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_the_core_does_not_import_what_only_the_extras_need():
+    extras = {"matplotlib", "rich", "typer", "sklearn"}
+    code = f"import sys, gyroscope; print(sorted({extras} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"

@@ -1,0 +1,184 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812
+from typer.testing import CliRunner
+
+import gyroscope.lab.demo as lab
+from gyroscope.cli import app
+from gyroscope.lab import data, models
+from gyroscope.lab.errors import LabError
+from gyroscope.lab.recipe import Recipe
+
+run = CliRunner().invoke
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo") / "new" / "folder"
+    return run(app, ["demo", "--quick", "--jobs", "1", "--out", str(out)]), out
+
+
+@pytest.fixture(scope="module")
+def numbers(demo):
+    return json.loads((demo[1] / "demo.json").read_text())
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    def run(**settings):
+        pytest.fail("training started")
+
+    monkeypatch.setattr(lab, "run", run)
+
+
+def test_the_demo_writes_the_figure_and_the_numbers(demo):
+    result, out = demo
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in out.iterdir()) == ["demo.json", "rotation.png", "rotation.svg"]
+    assert (out / "rotation.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (out / "rotation.svg").read_text()
+    for name in ("demo.json", "rotation.png", "rotation.svg"):
+        assert name in result.stdout
+
+
+def test_the_table_shows_what_the_json_holds(demo, numbers):
+    table = demo[0].stdout
+    rows = [[cell.strip() for cell in line.split("│")] for line in table.splitlines()]
+    for configuration in numbers["configurations"]:
+        final = configuration["final_rotation"]
+        [cells] = [row for row in rows if configuration["recipe"]["name"] in row]
+        assert cells[2:-1] == [
+            f"{100 * configuration['train_accuracy']:.1f}",
+            f"{100 * configuration['test_accuracy']:.1f}",
+            *(f"{value:.3f}" for value in (min(final), np.mean(final), max(final))),
+        ]
+    assert " ".join(numbers["in_words"].split()) in " ".join(table.split())
+
+
+def test_the_json_holds_every_setting(numbers):
+    assert numbers["torch"] == torch.__version__
+    assert numbers["seeds"] == [0]
+    assert numbers["schedule"] == {"epochs": 15, "batch": 32, "cuts": [0.8, 0.9], "factor": 5.0}
+    assert numbers["seconds"] > 0
+    assert len(numbers["layers"]) == 7
+    recipes = [configuration["recipe"] for configuration in numbers["configurations"]]
+    assert [recipe["name"] for recipe in recipes] == ["Layca 3^-5", "Layca 3^-3", "SGD"]
+    assert recipes[1] == {"name": "Layca 3^-3", "rate": 3.0**-3, "alpha": 0.0, "weight_decay": 0.0}
+
+
+@pytest.mark.parametrize("index", [1, 2], ids=["Layca", "SGD"])
+def test_the_rotations_equal_an_independent_recomputation(numbers, index):
+    configuration = numbers["configurations"][index]
+    [trial] = configuration["trials"]
+    curves, correct = recompute(Recipe(**configuration["recipe"]), seed=0)
+    np.testing.assert_allclose(trial["rotation"], curves, rtol=0, atol=1e-6)
+    assert trial["test_accuracy"] == pytest.approx(correct / 1597, abs=2 / 1597)
+
+
+def recompute(recipe, seed):
+    """Train by a plain loop and measure with NumPy: 1 - <w, w0> / (|w| |w0|)."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    split, model = data.digits(), models.make("digits-cnn", seed=seed)
+    optimizer, generator = recipe.optimizer(model), torch.Generator().manual_seed(seed)
+    snapshots = [weights(model)]
+    for epoch in range(15):
+        optimizer.param_groups[0]["lr"] = recipe.rate / (1 if epoch < 12 else 5 if epoch < 14 else 25)
+        model.train()
+        order = torch.randperm(200, generator=generator)
+        for start in range(0, 200, 32):
+            batch = order[start : start + 32]
+            optimizer.zero_grad()
+            F.cross_entropy(model(split.x_train[batch]), split.y_train[batch]).backward()
+            optimizer.step()
+        snapshots.append(weights(model))
+    model.eval()
+    correct = (model(split.x_test).argmax(1) == split.y_test).sum().item()
+    torch.set_num_threads(threads)
+
+    def distance(w, w0):
+        return 1 - w @ w0 / (np.linalg.norm(w) * np.linalg.norm(w0))
+
+    curves = [[distance(w, w0) for w, w0 in zip(now, snapshots[0], strict=True)] for now in snapshots]
+    return curves, correct
+
+
+def weights(model):
+    return [p.detach().numpy().astype(np.float64).ravel() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("argument", ["--seeds", "--jobs"])
+@pytest.mark.parametrize("value", ["0", "-1"])
+@pytest.mark.usefixtures("no_training")
+def test_numbers_below_one_are_refused(tmp_path, argument, value):
+    result = run(app, ["demo", argument, value, "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert result.stderr == f"gyroscope: {argument} is {value}; it must be 1 or more\n"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("no_training")
+def test_a_file_is_no_folder(tmp_path):
+    file = tmp_path / "demo"
+    file.write_text("mine")
+    result = run(app, ["demo", "--out", str(file)])
+    assert result.exit_code == 2
+    assert result.stderr == f"gyroscope: --out {file} is a file; give a folder\n"
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.usefixtures("no_training")
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "demo"
+    result = run(app, ["demo", "--out", str(out)])
+    assert result.exit_code == 2
+    assert result.stderr == f"gyroscope: --out {out} cannot be written: Not a directory\n"
+
+
+@pytest.mark.usefixtures("no_training")
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    # Raised rather than set by chmod: a test run as root may write anywhere.
+    def refuse(dir):
+        raise PermissionError(13, "Permission denied", str(dir))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    result = run(app, ["demo", "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert result.stderr == f"gyroscope: --out {tmp_path} cannot be written: Permission denied\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (KeyboardInterrupt(), 130, "gyroscope: interrupted; nothing was written\n"),
+        (LabError("a worker process died"), 1, "gyroscope: a worker process died\n"),
+    ],
+)
+def test_what_stops_the_training_is_one_line(tmp_path, monkeypatch, error, code, says):
+    def run_and_stop(**settings):
+        raise error
+
+    monkeypatch.setattr(lab, "run", run_and_stop)
+    result = run(app, ["demo", "--out", str(tmp_path)])
+    assert result.exit_code == code
+    assert result.stderr.endswith(says)
+    assert "Traceback" not in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_full_demo_is_the_papers_grid():
+    assert [recipe.name for recipe in lab.RECIPES] == [
+        *(f"Layca 3^{power}" for power in range(-7, -1)),
+        "Layca 3^-3, alpha -0.6",
+        "Layca 3^-3, alpha +0.6",
+        "SGD",
+        "SGD + weight decay",
+    ]
+    assert [recipe.rate for recipe in lab.RECIPES[:6]] == [3.0**power for power in range(-7, -1)]
+    assert [recipe.alpha for recipe in lab.RECIPES] == [0.0] * 6 + [-0.6, 0.6, None, None]
+    assert [recipe.weight_decay > 0 for recipe in lab.RECIPES] == [False] * 9 + [True]
+    assert lab.SCHEDULE.epochs == 60
