@@ -24,7 +24,7 @@ def split():
 class Dying(Trial):
     """A trial whose process is killed, as the system does when memory runs out."""
 
-    def run(self, split, *, after_epoch=None):
+    def run(self, split):
         os._exit(9)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gyroscope.lab import models
@@ -27,14 +26,12 @@ class Trial:
     model: str = "digits-cnn"
     schedule: Schedule = field(default_factory=Schedule)
 
-    def run(self, split: Split, *, after_epoch: Callable[[], None] | None = None) -> Result:
+    def run(self, split: Split) -> Result:
         """Train and return the result; whatever goes wrong says which trial it happened in."""
         try:
             model = models.make(self.model, seed=self.seed)
             optimizer = self.recipe.optimizer(model)
-            return train(
-                model, split, optimizer, seed=self.seed, schedule=self.schedule, after_epoch=after_epoch
-            )
+            return train(model, split, optimizer, seed=self.seed, schedule=self.schedule)
         except Exception as error:
             reason = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
             raise LabError(f"{self.recipe.name}, seed {self.seed}: {reason}") from error

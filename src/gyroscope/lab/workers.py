@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing.synchronize import Event
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
@@ -31,11 +32,11 @@ def run_in_workers(
     []
     """
     context = multiprocessing.get_context("spawn")
-    stop = context.Event()
-    # Pickled here because multiprocessing would move the tensors to shared memory, which containers
-    # often keep too small.
-    arguments = (pickle.dumps(split), stop)
-    with ProcessPoolExecutor(jobs, context, initializer=_start, initargs=arguments) as pool:
+    others = set(multiprocessing.active_children())
+    with (
+        _on_disk(split) as path,
+        ProcessPoolExecutor(jobs, context, initializer=_start, initargs=(path,)) as pool,
+    ):
         try:
             with _children_ignore_interrupts():
                 futures = {pool.submit(_run, trial): trial for trial in trials}
@@ -43,14 +44,25 @@ def run_in_workers(
                 future.result()
                 on_done(futures[future])
         except BaseException as error:
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.terminate()
             if isinstance(error, BrokenProcessPool):
                 raise LabError(
                     "a worker process died (killed, or out of memory); try a single job"
                 ) from error
             raise
         return [future.result() for future in futures]
+
+
+@contextmanager
+def _on_disk(split: Split) -> Iterator[Path]:
+    # As an argument of the workers it would go through a pipe, and starting one would wait until the
+    # one before has imported torch and reads; as shared memory it would not fit in some containers.
+    with TemporaryDirectory(prefix="gyroscope-") as folder:
+        path = Path(folder, "split.pickle")
+        path.write_bytes(pickle.dumps(split))
+        yield path
 
 
 @contextmanager
@@ -68,12 +80,11 @@ def _children_ignore_interrupts() -> Iterator[None]:
 
 
 _split: Split
-_stop: Event
 
 
-def _start(pickled_split: bytes, stop: Event) -> None:
-    global _split, _stop
-    _split, _stop = pickle.loads(pickled_split), stop
+def _start(path: Path) -> None:
+    global _split
+    _split = pickle.loads(path.read_bytes())
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -87,9 +98,4 @@ def _end_with_parent() -> None:
 
 
 def _run(trial: Trial) -> Result:
-    return trial.run(_split, after_epoch=_end_if_stopped)
-
-
-def _end_if_stopped() -> None:
-    if _stop.is_set():
-        raise LabError("stopped")
+    return trial.run(_split)
