@@ -9,9 +9,11 @@ import typer
 import gyroscope
 from gyroscope.cli.demo import demo
 
+_PURPOSE = "Measure, explain and steer how each layer of a neural network trains."
+
 app = typer.Typer(
     name="gyroscope",
-    help="Measure, explain and steer how each layer of a neural network trains.\n\nNew here? Run: gyroscope demo",
+    help=f"{_PURPOSE}\n\nNew here? Run: gyroscope demo",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
