@@ -1,0 +1,313 @@
+"""Layca: an optimizer wrapper whose learning rate is the angle by which each layer turns in a step."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+
+from gyroscope.control.coefficients import Law
+from gyroscope.control.rates import alpha_multipliers, checked_multipliers
+from gyroscope.control.roster import Entry, Roster
+from gyroscope.control.steering import Others, Steering, Work
+from gyroscope.control.torch_contract import Wrapper, check_state, is_capturing, load_uncast
+from gyroscope.errors import ControlError
+from gyroscope.layer import Layer
+
+
+class Layca(Wrapper):
+    """Layer-level controlled amount of weight rotation, over any torch optimizer.
+
+    Each step turns the weights w of every layer by exactly arctan ρ, in the direction s the inner optimizer
+    proposes, and keeps their norm at ‖w₀‖ (Algorithm 1 of the layer-rotation paper):
+
+        w' = k [(1 − ρ⟨w,s⟩/(‖w‖t)) w + (ρ‖w‖/t) s],   t² = ⟨s,s⟩ − ⟨w,s⟩²/⟨w,w⟩,   k = ‖w₀‖/(‖w‖√(1+ρ²))
+
+    The `lr` of a parameter group is ρ: schedulers move it. The inner optimizer's own learning rate, weight decay
+    along w, and gradient scale no longer matter. w₀ is what the weights are at the first step; its norm is saved
+    with the state.
+
+    Args:
+        optimizer: the inner optimizer. A group that holds both layers and other parameters becomes two groups.
+        model_or_layers: the model, or a list from `gyroscope.layers`, in forward order. Without it every parameter
+            of two or more dimensions is a layer, in group order.
+        others: what happens to parameters that are not layers: `"inner"` steps them with the inner optimizer,
+            `"frozen"` leaves them as they are (the papers' runs).
+        others_lr: their learning rate; by default their group's own.
+        alpha: α of equation 1 in [−1, 1]: negative turns the first layers faster, positive the last.
+        multipliers: one factor on ρ a layer, instead of α.
+        project: operation 1, the projection onto the tangent space.
+        reproject: operation 4, the projection back to the sphere.
+        scale: `"relative"` for steps of length ρ‖w‖, `"unit"` for steps of length ρ.
+        growth: without operation 4, the most a norm may grow in a step, as a share of ‖w₀‖.
+        nonfinite: `"skip"` leaves a layer as it is in a step where its gradient is not finite, and clears what is
+            not finite from the inner state; `"raise"` refuses the step (this waits for the device every step).
+            Parameters that are not layers are protected by `"raise"` alone.
+        zero_norm: `"raise"` refuses to control a layer whose weights are all zero, `"skip"` leaves it as it is.
+        reads_weights: whether an inner optimizer that is not torch's own depends on the weights' values.
+
+    Example:
+        >>> import torch, gyroscope
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=3**-3), model)
+        >>> before = model[0].weight.detach().clone()
+        >>> model(torch.randn(16, 4)).square().sum().backward(); optimizer.step()
+        >>> cosine = torch.cosine_similarity(before.flatten(), model[0].weight.flatten(), dim=0)
+        >>> bool((torch.tan(torch.arccos(cosine)) - 3**-3).abs() < 1e-3)
+        True
+
+    Reference:
+        Carbonnelle and De Vleeschouwer, Layer rotation: a surprisingly powerful indicator of generalization in
+        deep networks?, Algorithm 1.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model_or_layers: nn.Module | Sequence[Layer] | None = None,
+        *,
+        others: Others = "inner",
+        others_lr: float | None = None,
+        alpha: float = 0.0,
+        multipliers: Sequence[float] | None = None,
+        project: bool = True,
+        reproject: bool = True,
+        scale: Literal["relative", "unit"] = "relative",
+        growth: float | None = None,
+        nonfinite: Literal["skip", "raise"] = "skip",
+        zero_norm: Literal["raise", "skip"] = "raise",
+        reads_weights: bool | None = None,
+    ) -> None:
+        super().__init__(optimizer)
+        _accept("others", others, ("inner", "frozen"))
+        _accept("nonfinite", nonfinite, ("skip", "raise"))
+        _accept("zero_norm", zero_norm, ("raise", "skip"))
+        _accept("scale", scale, ("relative", "unit"))
+        if growth is not None and (reproject or not growth >= 0):
+            raise ControlError(f"growth is {growth}; it needs reproject=False and a value from 0.")
+        if others_lr is not None and not 0 <= others_lr < math.inf:
+            raise ControlError(f"others_lr is {others_lr}; accepted are finite values from 0.")
+        for i, group in enumerate(optimizer.param_groups):
+            _check_rate(group, i)
+        roster = Roster.of(optimizer, model_or_layers)
+        factors = checked_multipliers(multipliers, alpha, roster.layers)
+        # Everything has been checked; only now is anything changed.
+        roster.split(optimizer, others_lr, unsplittable=isinstance(optimizer, LBFGS))
+        self.nonfinite = nonfinite
+        self.zero_norm = zero_norm
+        self._alpha = alpha if multipliers is None else None
+        self._roster = roster
+        self._steering = Steering(optimizer, roster, Law(project, scale, reproject, growth), others, reads_weights)
+        self._steering.multipliers = factors
+        self._met: set[int] = set()
+        self._radii: dict[int, Tensor] = {}
+        self._listen()
+
+    @property
+    def law(self) -> Law:
+        """Which of the four operations are performed."""
+        return self._steering.law
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names of the controlled layers, in forward order."""
+        return tuple(e.name for e in self._roster.in_order())
+
+    @property
+    def multipliers(self) -> Tensor:
+        """One factor on ρ a layer, in forward order. May be set, also to a tensor on the device."""
+        return self._steering.multipliers
+
+    @multipliers.setter
+    def multipliers(self, value: Sequence[float] | Tensor) -> None:
+        n = self._roster.layers
+        if isinstance(value, Tensor):
+            if value.shape != (n,):
+                raise ControlError(f"multipliers has shape {tuple(value.shape)}; this optimizer controls {n} layers.")
+            self._steering.multipliers = value.detach()
+        else:
+            self._steering.multipliers = checked_multipliers(value, 0.0, n)
+        self._alpha = None
+        self._steering.write_multipliers()
+
+    def controls(self, group: int) -> bool:
+        """Whether a parameter group holds layers, so that its `lr` is ρ."""
+        return bool(self._roster.groups[group])
+
+    def rates(self) -> dict[str, float]:
+        """The rate ρ_l at which each layer turns now, by name (waits for the device)."""
+        factors = self.multipliers.tolist()
+        rate = {
+            e.index: float(self.param_groups[g]["lr"]) * factors[e.index]
+            for g, entries in enumerate(self._roster.groups)
+            for e in entries.values()
+        }
+        return {e.name: rate[e.index] for e in self._roster.in_order()}
+
+    def skipped(self) -> dict[str, int]:
+        """How many steps layers sat out because something was not finite, by name (waits for the device)."""
+        ledgers = [ledger.skipped.tolist() for ledger in self._steering.ledgers.values()]
+        counts = {e.name: max((max(one[r] for r in e.rows) for one in ledgers), default=0) for e in self._roster.in_order()}
+        return {name: n for name, n in counts.items() if n}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Turn every layer that has a gradient by arctan ρ, and step the other parameters.
+
+        Args:
+            closure: evaluates the model again and returns the loss.
+        """
+        return self._step(closure)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # addresses are exchanged here, nothing is to be fused
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
+        for i in self._roster.controlled():
+            _check_rate(self.param_groups[i], i)
+        loss = None
+        inside = None
+        if closure is not None:
+            evaluate = torch.enable_grad()(closure)
+            if self._steering.proposer.reads_weights:
+                inside = evaluate
+            else:
+                loss = evaluate()
+        work = self._steering.work()
+        if self.nonfinite == "raise" and inside is None and (names := self._steering.nonfinite()):
+            raise ControlError(
+                f"The gradients of {', '.join(names)} are not finite; nothing was changed. Lower the rate, clip, or use "
+                'nonfinite="skip" to leave such layers out.'
+            )
+        self._meet(work)
+        from_inside = self._steering.step(work, inside)
+        self._publish(work)
+        return loss if inside is None else from_inside
+
+    def _meet(self, work: dict[int, Work]) -> None:
+        """Look at layers that step for the first time: a zero norm is refused, a loaded radius is theirs."""
+        if len(self._met) == self._roster.layers:
+            return
+        new = {}
+        for i, w in work.items():
+            fresh = [k for k, e in enumerate(w.entries) if e.index not in self._met]
+            if fresh:
+                new[i] = Work(w.group, [w.params[k] for k in fresh], [], [w.entries[k] for k in fresh])
+        if new and self.zero_norm == "raise" and not is_capturing() and (names := self._steering.zero_layers(new)):
+            raise ControlError(
+                f"These layers have zero norm, so no direction to turn from: {', '.join(names)}; nothing was changed. "
+                "Initialise them, exclude them (gyroscope.layers(model, exclude=...)) so that the inner optimizer steps "
+                'them, or use zero_norm="skip" to leave them as they are.'
+            )
+        for w in new.values():
+            for p, e in zip(w.params, w.entries, strict=True):
+                radius = self._radii.pop(e.index, None)
+                if radius is not None:
+                    ledger = self._steering.ledger(p.device)
+                    ledger.radius[e.row : e.row + e.segments] = radius.to(ledger.radius).reshape(-1)
+
+    def _publish(self, work: dict[int, Work]) -> None:
+        """Show the radii of layers that have now stepped in the state, where checkpoints find them.
+
+        Not before the first step: torch's optimizers take a state that is not empty for one they have set up.
+        """
+        if len(self._met) == self._roster.layers:
+            return
+        for w in work.values():
+            for p, e in zip(w.params, w.entries, strict=True):
+                if e.index not in self._met:
+                    self._met.add(e.index)
+                    self._show_radius(p, e)
+
+    def _show_radius(self, p: Tensor, e: Entry) -> None:
+        radius = self._steering.ledger(p.device).radius
+        self.state[p]["radius"] = radius[e.row] if e.segments == 1 else radius[e.row : e.row + e.segments]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; its parameters of two or more dimensions become layers, after those there are."""
+        self.inner.add_param_group(param_group)
+        params = self.inner.param_groups[-1]["params"]
+        old, ledgers = self._steering.multipliers, self._steering.ledgers
+        self._roster.extend(params)
+        self._roster.split(self.inner, None, unsplittable=isinstance(self.inner, LBFGS))
+        n = self._roster.layers
+        if self._alpha is not None:
+            self._steering.multipliers = torch.tensor(alpha_multipliers(self._alpha, n), dtype=torch.float64)
+        else:
+            self._steering.multipliers = torch.cat([old, old.new_ones(n - len(old))])
+        self._steering.grow(ledgers)
+        for g, j, e in self._places():
+            if e.index in self._met:
+                self._show_radius(self.param_groups[g]["params"][j], e)
+
+    def _places(self) -> Iterator[tuple[int, int, Entry]]:
+        for g, entries in enumerate(self._roster.groups):
+            for j, e in entries.items():
+                yield g, j, e
+
+    def _save(self) -> dict[str, Any]:
+        for g, j, e in self._places():
+            if e.index in self._met:
+                self._show_radius(self.param_groups[g]["params"][j], e)
+        return {**self.inner.state_dict(), "layers": list(self.layers)}
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
+        saved = state_dict.get("layers")
+        if saved is not None and tuple(saved) != self.layers:
+            raise ControlError(
+                f"The state is of a model with the layers {list(saved)}; this one has {list(self.layers)}. Build the "
+                "model and the optimizer as they were when the state was saved."
+            )
+        check_state(self.inner, state_dict)
+        for g, j, e in self._places():
+            key = state_dict["param_groups"][g]["params"][j]
+            radius = state_dict["state"].get(key, {}).get("radius")
+            if isinstance(radius, Tensor) and radius.numel() != e.segments:
+                raise ControlError(
+                    f"The state has {radius.numel()} radii for layer {e.name}, which has {e.segments} segments; use the "
+                    "granularity it was saved with."
+                )
+        load_uncast(self.inner, state_dict)
+        self._take_radii()
+
+    def _take_radii(self) -> None:
+        """A loaded radius wins over a fresh one: keep it until the layer's next step."""
+        for g, j, e in self._places():
+            radius = self.state[p].get("radius") if (p := self.param_groups[g]["params"][j]) in self.state else None
+            if radius is not None:
+                self._radii[e.index] = torch.as_tensor(radius, dtype=torch.float64).detach().clone()
+                self._met.discard(e.index)
+
+    def _listen(self) -> None:
+        """Hear of a state that is loaded into the inner optimizer behind this one's back."""
+        me = weakref.ref(self)
+
+        def loaded(_: Optimizer) -> None:
+            if (wrapper := me()) is not None:
+                wrapper._take_radii()
+
+        self.inner.register_load_state_dict_post_hook(loaded)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._listen()
+        for g, j, e in self._places():
+            if e.index in self._met:
+                self._show_radius(self.param_groups[g]["params"][j], e)
+
+
+def _accept(name: str, given: str, accepted: Sequence[str]) -> None:
+    if given not in accepted:
+        raise ControlError(f"{name} is {given!r}; accepted are {', '.join(map(repr, accepted))}.")
+
+
+def _check_rate(group: dict[str, Any], i: int) -> None:
+    """Refuse a rate that is no angle. A tensor is not looked at, which would wait; the kernel leaves such layers."""
+    lr = group.get("lr")
+    if lr is None:
+        raise ControlError(f"Group {i} has no 'lr', which Layca takes for the rate; give the inner optimizer one.")
+    if not isinstance(lr, Tensor) and not 0.0 <= lr < math.inf:
+        raise ControlError(f"Group {i} has lr {lr}; Layca's rate is tan θ of a step, a finite value from 0 (try 3**-3).")

@@ -1,0 +1,235 @@
+"""Rates over layers and over time: α multipliers, warm-up, and rates recorded from one run and replayed in another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from gyroscope.errors import ControlError
+from gyroscope.layer import Layer, layers
+from gyroscope.vectors import dots
+
+if TYPE_CHECKING:
+    from gyroscope.control.layca import Layca
+
+
+def alpha_multipliers(alpha: float, n_layers: int) -> list[float]:
+    """The layer-wise multipliers of equation 1 of the layer-rotation paper, first layer first.
+
+        α > 0:  (1 − α)^(5 (L−1−l)/(L−1))        α ≤ 0:  (1 + α)^(5 l/(L−1))
+
+    The factor 5 in the exponent is in the authors' code, and in the paper's first version. α = 0 is uniform; for
+    |α| = 0.6 the slowest layer turns at 0.01 of the rate; at the limits α = ±1 only the last (first) layer turns. A
+    single layer always has multiplier 1.
+
+    >>> [round(m, 4) for m in alpha_multipliers(-0.6, 3)]
+    [1.0, 0.1012, 0.0102]
+    """
+    if not -1.0 <= alpha <= 1.0:
+        raise ControlError(
+            f"alpha is {alpha}; accepted are values from -1 (only the first layer turns) to 1 (only the last)."
+        )
+    if n_layers == 1:
+        return [1.0]
+    last = n_layers - 1
+    if alpha > 0:
+        return [(1.0 - alpha) ** (5 * (last - l) / last) for l in range(n_layers)]  # noqa: E741
+    return [(1.0 + alpha) ** (5 * l / last) for l in range(n_layers)]  # noqa: E741
+
+
+def checked_multipliers(given: Sequence[float] | None, alpha: float, n_layers: int) -> Tensor:
+    """The multipliers as a float64 tensor, from what a user gave."""
+    if given is None:
+        values = alpha_multipliers(alpha, n_layers)
+    else:
+        values = [float(m) for m in given]
+        if alpha != 0.0:
+            raise ControlError("Both alpha and multipliers were given; alpha is one choice of multipliers. Give one.")
+        if len(values) != n_layers:
+            raise ControlError(f"{len(values)} multipliers were given for {n_layers} layers; give one a layer.")
+        if not all(0.0 <= m < math.inf for m in values):
+            raise ControlError(f"Multipliers must be finite and not negative; given {values}.")
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def warmup(optimizer: Optimizer, steps: int, *, start: float = 0.1) -> LambdaLR:
+    """A scheduler for the papers' warm-up: linear from a tenth of the rate to the rate over `steps` steps.
+
+    lr_t = lr (f + start (1 − f)) with f = t/steps for t < steps, and lr afterwards. Call its `step()` after each
+    `optimizer.step()`; compose it with others by `torch.optim.lr_scheduler.ChainedScheduler`.
+
+    >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    >>> schedule = warmup(optimizer, 2)
+    >>> rates = [schedule.get_last_lr()[0]]
+    >>> for _ in range(3):
+    ...     optimizer.step(); schedule.step(); rates += schedule.get_last_lr()
+    >>> [round(r, 3) for r in rates]
+    [0.1, 0.55, 1.0, 1.0]
+    """
+    if steps < 0:
+        raise ControlError(f"steps is {steps}; accepted are values from 0 (no warm-up).")
+    if not 0.0 <= start <= 1.0:
+        raise ControlError(f"start is {start}; accepted are shares of the rate, from 0 to 1.")
+
+    def factor(t: int) -> float:
+        return 1.0 if t >= steps else t / steps + start * (1.0 - t / steps)
+
+    return LambdaLR(optimizer, factor)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Recorded rotation rates: tan θ of every layer at every step.
+
+    Attributes:
+        layers: the layers' names, in forward order.
+        tangents: `[steps, layers]`, float64.
+    """
+
+    layers: tuple[str, ...]
+    tangents: Tensor
+
+    def save(self, path: str | Path) -> None:
+        """Write to a file that `load` reads; nothing in it is executed on loading."""
+        torch.save({"layers": list(self.layers), "tangents": self.tangents.cpu()}, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Rates:
+        """Read what `save` wrote."""
+        try:
+            data = torch.load(path, weights_only=True, map_location="cpu")
+            return cls(tuple(data["layers"]), data["tangents"].to(torch.float64))
+        except FileNotFoundError:
+            raise ControlError(f"There is no file {path}; `Rates.save` writes one.") from None
+        except Exception as error:
+            raise ControlError(f"{path} does not hold recorded rates: {error}. `Rates.save` writes such a file.") from error
+
+
+class Recorder:
+    """Records by how much each layer turns in each step of any optimizer; made by `record`."""
+
+    def __init__(self, model_or_layers: nn.Module | Sequence[Layer], optimizer: Optimizer) -> None:
+        self._layers = layers(model_or_layers) if isinstance(model_or_layers, nn.Module) else list(model_or_layers)
+        self._before: list[Tensor] = []
+        self._rows: list[Tensor] = []
+        self._handles = [
+            optimizer.register_step_pre_hook(self._remember),
+            optimizer.register_step_post_hook(self._measure),
+        ]
+
+    @torch.no_grad()
+    def _remember(self, *_: Any) -> None:
+        self._before = [layer.parameter.detach().clone() for layer in self._layers]
+
+    @torch.no_grad()
+    def _measure(self, *_: Any) -> None:
+        before, after = self._before, [layer.parameter.detach() for layer in self._layers]
+        # From the displacement: differences of nearby numbers are exact, while 1 − cos θ of a small angle is not.
+        moved = list(torch._foreach_sub(after, before))
+        products = dots({"ww": (before, before), "wd": (before, moved), "dd": (moved, moved)})
+        self._rows.append(tangent(products))
+        self._before = []
+
+    @property
+    def rates(self) -> Rates:
+        """What has been recorded so far."""
+        rows = self._rows or [torch.zeros(len(self._layers), dtype=torch.float64)]
+        tangents = torch.stack(rows)[: len(self._rows)]
+        return Rates(tuple(layer.name for layer in self._layers), tangents)
+
+    def close(self) -> Rates:
+        """Stop recording; the hooks are gone afterwards."""
+        for handle in self._handles:
+            handle.remove()
+        return self.rates
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def tangent(products: Tensor) -> Tensor:
+    """tan θ between w and w + d from [⟨w,w⟩, ⟨w,d⟩, ⟨d,d⟩] a row; 0 where w is zero or did not move.
+
+    For angles beyond 90° the absolute value, as in the authors' √(1/cos²θ − 1).
+
+    >>> tangent(torch.tensor([[4.0, 0.0, 1.0]], dtype=torch.float64))      # w = (2, 0), d = (0, 1)
+    tensor([0.5000], dtype=torch.float64)
+    """
+    ww, wd, dd = products.unbind(1)
+    across = (dd - wd * (wd / ww)).clamp(min=0.0)
+    result = (across * ww).sqrt() / (ww + wd).abs()
+    return torch.where((ww > 0) & (dd > 0), result, torch.zeros_like(result))
+
+
+def record(model_or_layers: nn.Module | Sequence[Layer], optimizer: Optimizer) -> Recorder:
+    """Record tan θ of every layer at every step of `optimizer`, for `replay`.
+
+    >>> model = nn.Linear(3, 2)
+    >>> optimizer = torch.optim.Adam(model.parameters())
+    >>> with record(model, optimizer) as recorder:
+    ...     model(torch.ones(1, 3)).sum().backward(); optimizer.step()
+    >>> tuple(recorder.rates.tangents.shape)
+    (1, 1)
+    """
+    return Recorder(model_or_layers, optimizer)
+
+
+class Replay:
+    """Gives each layer of a `Layca` the recorded rate, step by step; made by `replay`."""
+
+    def __init__(self, optimizer: Layca, recorded: Rates) -> None:
+        self.optimizer = optimizer
+        self.taken = 0
+        if tuple(recorded.layers) != optimizer.layers:
+            raise ControlError(
+                f"The rates were recorded on the layers {list(recorded.layers)}, this optimizer controls "
+                f"{list(optimizer.layers)}; replay on a model of the same layers."
+            )
+        for i, group in enumerate(optimizer.param_groups):
+            if optimizer.controls(i) and float(group["lr"]) != 1.0:
+                raise ControlError(
+                    f"Group {i} has lr {float(group['lr'])}; a replayed run takes its rates from the record, so build "
+                    "the inner optimizer with lr=1 (other values scale the record; set them afterwards)."
+                )
+        if not bool(torch.isfinite(recorded.tangents).all()):
+            raise ControlError("The record holds rates that are not finite: the recorded run diverged. Record another.")
+        device = optimizer.param_groups[0]["params"][0].device
+        self._tangents = recorded.tangents.to(device)
+        self._handle = optimizer.register_step_pre_hook(self._advance)
+
+    def _advance(self, *_: Any) -> None:
+        if self.taken >= len(self._tangents):
+            raise ControlError(
+                f"The record has {len(self._tangents)} steps and all are replayed; stop here, or record a longer run."
+            )
+        self.optimizer.multipliers = self._tangents[self.taken]
+        self.taken += 1
+
+    def close(self) -> None:
+        """Stop replaying; the optimizer keeps the last rates."""
+        self._handle.remove()
+
+
+def replay(optimizer: Layca, recorded: Rates) -> Replay:
+    """Make `optimizer` turn each layer by the recorded tan θ at each step: the papers' AdaptCopy.
+
+    >>> import gyroscope
+    >>> model = nn.Linear(3, 2)
+    >>> optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model)
+    >>> player = replay(optimizer, Rates(("weight",), torch.tensor([[0.25]], dtype=torch.float64)))
+    >>> model(torch.ones(1, 3)).sum().backward(); optimizer.step()
+    >>> optimizer.rates()
+    {'weight': 0.25}
+    """
+    return Replay(optimizer, recorded)

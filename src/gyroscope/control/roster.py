@@ -1,0 +1,166 @@
+"""Which of an optimizer's parameters are layers, in which order, and at which rows of the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gyroscope.errors import ControlError
+from gyroscope.layer import Layer, layers
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A controlled layer: its name, its place in forward order, and its rows in the ledger."""
+
+    name: str
+    index: int
+    row: int
+    segments: int = 1
+    dim: int = 0
+
+    @property
+    def rows(self) -> range:
+        """The layer's rows in the ledger."""
+        return range(self.row, self.row + self.segments)
+
+    def view(self, tensor: Tensor) -> Tensor:
+        """`tensor` with the layer's segments along the leading dimension."""
+        return tensor.movedim(self.dim, 0) if self.dim else tensor
+
+
+class Roster:
+    """For each group, the controlled layers by their position in it.
+
+    Positions rather than parameters: FSDP2 and Accelerate exchange the parameters of a group in place.
+    """
+
+    def __init__(self, groups: list[dict[int, Entry]]) -> None:
+        self.groups = groups
+
+    @classmethod
+    def of(cls, optimizer: Optimizer, model_or_layers: nn.Module | Sequence[Layer] | None) -> Roster:
+        """Find the layers among the optimizer's parameters."""
+        places = {
+            id(p): (g, j) for g, group in enumerate(optimizer.param_groups) for j, p in enumerate(group["params"])
+        }
+        if model_or_layers is None:
+            found = _every_matrix(optimizer)
+        else:
+            chosen = layers(model_or_layers) if isinstance(model_or_layers, nn.Module) else list(model_or_layers)
+            found = _named(chosen, places)
+        if not found:
+            raise ControlError(
+                "The optimizer holds no layer to control: no parameter of two or more dimensions. If it was built on "
+                "flattened parameters (ZeRO, FSDP1), these have no layers; use FSDP2 (fully_shard) or DDP. If the "
+                "layers were frozen, there is nothing to turn."
+            )
+        roster = cls([{} for _ in optimizer.param_groups])
+        row = 0
+        for index, (g, j, name, segments, dim) in enumerate(found):
+            roster.groups[g][j] = Entry(name, index, row, segments, dim)
+            row += segments
+        return roster
+
+    @property
+    def layers(self) -> int:
+        """How many layers are controlled."""
+        return sum(len(group) for group in self.groups)
+
+    @property
+    def rows(self) -> int:
+        """How many rows the ledger has."""
+        return sum(e.segments for group in self.groups for e in group.values())
+
+    def controlled(self) -> list[int]:
+        """The groups that hold layers."""
+        return [i for i, group in enumerate(self.groups) if group]
+
+    def in_order(self) -> list[Entry]:
+        """All layers in forward order."""
+        return sorted((e for group in self.groups for e in group.values()), key=lambda e: e.index)
+
+    def split(self, optimizer: Optimizer, others_lr: float | None, *, unsplittable: bool) -> None:
+        """Make every group hold either layers or other parameters, the latter at `others_lr`."""
+        groups = optimizer.param_groups
+        mixed = [i for i, own in enumerate(self.groups) if 0 < len(own) < len(groups[i]["params"])]
+        if mixed and unsplittable:
+            if others_lr is not None:
+                raise ControlError(
+                    f"{type(optimizer).__name__} takes one group only, so its other parameters cannot have a learning "
+                    "rate of their own; leave others_lr out."
+                )
+            return
+        for i in mixed:
+            if "initial_lr" in groups[i]:
+                raise ControlError(
+                    f"Group {i} holds layers and other parameters and already has a scheduler. Wrap the optimizer "
+                    "first and build the scheduler on the wrapper, since the group becomes two."
+                )
+        for i in mixed:
+            group, own = groups[i], self.groups[i]
+            rest = [j for j in range(len(group["params"])) if j not in own]
+            others = {**group, **_pick(group, rest)}
+            group.update(_pick(group, list(own)))
+            self.groups[i] = dict(enumerate(own.values()))
+            groups.append(others)
+            self.groups.append({})
+        if others_lr is not None:
+            for i, own in enumerate(self.groups):
+                if not own:
+                    groups[i]["lr"] = others_lr
+
+    def extend(self, params: Sequence[Tensor]) -> None:
+        """Take in a group that was added: its matrices become the last layers."""
+        index, row = self.layers, self.rows
+        own: dict[int, Entry] = {}
+        for j, p in enumerate(params):
+            if p.dim() >= 2:
+                own[j] = Entry(f"group{len(self.groups)}.{j}", index + len(own), row + len(own))
+        self.groups.append(own)
+
+
+def _pick(group: dict[str, Any], positions: Sequence[int]) -> dict[str, Any]:
+    picked = {"params": [group["params"][j] for j in positions]}
+    if "param_names" in group:
+        picked["param_names"] = [group["param_names"][j] for j in positions]
+    return picked
+
+
+def _every_matrix(optimizer: Optimizer) -> list[tuple[int, int, str, int, int]]:
+    found = []
+    for g, group in enumerate(optimizer.param_groups):
+        names = group.get("param_names") or [f"group{g}.{j}" for j in range(len(group["params"]))]
+        for j, p in enumerate(group["params"]):
+            if getattr(p, "_is_flat_param", False) or hasattr(p, "ds_id"):
+                raise ControlError(
+                    f"Parameter {names[j]} is a flattened shard (ZeRO or FSDP1) and has no layers; use FSDP2 "
+                    "(fully_shard) or DDP."
+                )
+            if p.dim() >= 2:
+                found.append((g, j, names[j], 1, 0))
+    return found
+
+
+def _named(
+    chosen: Sequence[Layer], places: dict[int, tuple[int, int]]
+) -> list[tuple[int, int, str, int, int]]:
+    found, missing = [], []
+    for layer in chosen:
+        place = places.get(id(layer.parameter))
+        if place is not None:
+            found.append((*place, layer.name, layer.segments, layer.dim))
+        elif layer.parameter.requires_grad:
+            missing.append(layer.name)
+    if missing:
+        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        raise ControlError(
+            f"The optimizer does not hold these layers of the model: {shown}. Build it on this model's parameters, or "
+            "pass the layers it holds: Layca(optimizer, gyroscope.layers(model, include=...)). Flattened parameters "
+            "(ZeRO, FSDP1) have no layers; use FSDP2 (fully_shard) or DDP."
+        )
+    return found

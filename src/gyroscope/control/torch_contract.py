@@ -1,0 +1,182 @@
+"""A torch optimizer around another: what schedulers, scalers, trainers and checkpointing expect to find.
+
+`param_groups`, `state` and `defaults` are the inner optimizer's own objects. Nothing else is passed through: a
+wrapper that also proxied `_step_supports_amp_scaling` would make GradScaler leave the unscaling to a fused inner
+optimizer that never hears of it, and steps would come out too long by the scale.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gyroscope.errors import ControlError
+
+_HOOKS = (
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
+
+
+class Wrapper(Optimizer):
+    """Base of the controllers: a torch optimizer whose groups, state and defaults are those of `inner`."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        if not isinstance(inner, Optimizer):
+            raise ControlError(
+                f"The optimizer is a {type(inner).__name__}; accepted is a torch.optim.Optimizer, such as "
+                "torch.optim.SGD(model.parameters(), lr=3**-3)."
+            )
+        self.inner = inner
+        self._attach()
+
+    def _attach(self) -> None:
+        """What Optimizer.__init__ sets up besides parameters."""
+        for name in _HOOKS:
+            if name not in self.__dict__:
+                self.__dict__[name] = OrderedDict()
+        self._warned_capturable_if_run_uncaptured = True
+        self._patch_step_function()
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The inner optimizer's groups."""
+        return self.inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, value: list[dict[str, Any]]) -> None:
+        self.inner.param_groups = value
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The inner optimizer's state."""
+        return self.inner.state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self.inner.state = value
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The inner optimizer's defaults."""
+        return self.inner.defaults
+
+    @defaults.setter
+    def defaults(self, value: dict[str, Any]) -> None:
+        self.inner.defaults = value
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the inner optimizer."""
+        self.inner.add_param_group(param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of all parameters."""
+        self.inner.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's state, after this wrapper's own hooks."""
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
+        state = self._save()
+        for post in self._optimizer_state_dict_post_hooks.values():
+            changed = post(self, state)
+            if changed is not None:
+                state = changed
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` gave; a state of another model is refused before anything is changed."""
+        state_dict = state_dict.copy()
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = hook(self, state_dict)
+            if changed is not None:
+                state_dict = changed
+        self._load(state_dict)
+        for post in self._optimizer_load_state_dict_post_hooks.values():
+            post(self)
+
+    def _save(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
+        load_uncast(self.inner, state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in _HOOKS}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._attach()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} over {self.inner!r}"
+
+
+def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+    """Refuse a state that cannot belong to the optimizer's parameters."""
+    if "param_groups" not in state_dict or "state" not in state_dict:
+        raise ControlError(
+            f"A state needs the keys 'state' and 'param_groups'; given {sorted(map(str, state_dict))}. "
+            "Pass what state_dict() returned."
+        )
+    saved, own = state_dict["param_groups"], optimizer.param_groups
+    if [len(g["params"]) for g in saved] != [len(g["params"]) for g in own]:
+        raise ControlError(
+            f"The state has groups of {[len(g['params']) for g in saved]} parameters, this optimizer groups of "
+            f"{[len(g['params']) for g in own]}: it belongs to another model or another grouping. Build the "
+            "optimizer as it was built when the state was saved."
+        )
+    for group, mine in zip(saved, own, strict=True):
+        for key, p in zip(group["params"], mine["params"], strict=True):
+            for name, value in state_dict["state"].get(key, {}).items():
+                if name in _SHAPED and isinstance(value, Tensor) and value.shape != p.shape:
+                    raise ControlError(
+                        f"The state's {name!r} has shape {tuple(value.shape)} for a parameter of shape "
+                        f"{tuple(p.shape)}: it belongs to another model."
+                    )
+
+
+# State that torch's optimizers keep in the parameter's own shape.
+_SHAPED = {
+    "momentum_buffer",
+    "exp_avg",
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "square_avg",
+    "grad_avg",
+    "sum",
+    "prev",
+    "acc_delta",
+    "exp_inf",
+    "step_size",
+}
+
+
+def load_uncast(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+    """`optimizer.load_state_dict`, but every state keeps the dtype it was saved in.
+
+    torch casts floating state to the parameter's dtype: a float32 norm would come back from a bfloat16 model with
+    three digits.
+    """
+    check_state(optimizer, state_dict)
+    optimizer.load_state_dict({k: state_dict[k] for k in ("state", "param_groups")})
+    saved = state_dict["param_groups"]
+    for group, mine in zip(saved, optimizer.param_groups, strict=True):
+        for key, p in zip(group["params"], mine["params"], strict=True):
+            for name, value in state_dict["state"].get(key, {}).items():
+                loaded = optimizer.state[p].get(name)
+                if isinstance(value, Tensor) and isinstance(loaded, Tensor) and loaded.dtype != value.dtype:
+                    optimizer.state[p][name] = value.detach().to(loaded.device, copy=True)
+
+
+def is_capturing() -> bool:
+    """Whether a CUDA graph is being captured, so that nothing may wait for the device."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

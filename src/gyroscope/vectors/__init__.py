@@ -1,0 +1,5 @@
+"""The two primitives everything on the weight side is made of: `dots` and `combine_`."""
+
+from gyroscope.vectors.interface import backend, combine_, dots
+
+__all__ = ["backend", "combine_", "dots"]

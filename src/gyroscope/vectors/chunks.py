@@ -1,0 +1,70 @@
+"""Cutting lists of tensors into chunks of work, and the tables of pointers a kernel finds them by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+CHUNK = 8192  # elements a program works on; a multiple of every block size
+
+Ints = npt.NDArray[np.int64]
+
+
+def cut(lengths: Sequence[int] | Ints, chunk: int = CHUNK) -> tuple[Ints, Ints, Ints]:
+    """Cut segments of the given lengths into chunks.
+
+    Returns:
+        For each chunk its segment, and its position within the segment; and for each segment (one more at the
+        end) its first chunk. An empty segment has one empty chunk, so that its sums are written, as zeros.
+
+    >>> [t.tolist() for t in cut([10, 0, 3], chunk=4)]
+    [[0, 0, 0, 1, 2], [0, 1, 2, 0, 0], [0, 3, 4, 5]]
+    """
+    counts = np.maximum(1, -(-np.asarray(lengths, dtype=np.int64) // chunk))
+    first = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    segment = np.repeat(np.arange(len(counts)), counts)
+    return segment, np.arange(first[-1]) - first[segment], first
+
+
+def schedule(first: Ints, bytes_per_chunk: int, window: int) -> Ints:
+    """The order in which one launch first sums and then updates, so that updates find their data in the cache.
+
+    Segments are taken in groups whose data fits `window` bytes. A group is summed one group ahead of its update,
+    so that no update waits long; updates go backwards, from what was read last. Chunk c is listed as c where it is
+    summed and as −c − 1 where it is updated; a segment's update never stands before its sums.
+
+    >>> schedule(np.array([0, 2, 3]), 1, 2).tolist()
+    [0, 1, 2, -2, -1, -3]
+    """
+    groups: list[tuple[int, int]] = []
+    start = 0
+    for end in first[1:].tolist():
+        if groups and (end - groups[-1][0]) * bytes_per_chunk <= window:
+            groups[-1] = (groups[-1][0], end)
+        else:
+            groups.append((start, end))
+        start = end
+    order: list[Ints] = []
+    for i, (low, high) in enumerate(groups):
+        order.append(np.arange(low, high))
+        if i > 0:
+            order.append(-np.arange(*groups[i - 1])[::-1] - 1)
+    order.append(-np.arange(*groups[-1])[::-1] - 1)
+    return np.concatenate(order)
+
+
+def to_device(array: Ints, device: torch.device) -> Tensor:
+    """An int64 array on the device, without waiting for the copy."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.clone()
+
+
+def is_aligned(pointers: Ints) -> bool:
+    """Whether every pointer allows 16-byte loads."""
+    return not bool((pointers & 15).any())

@@ -1,0 +1,198 @@
+"""`dots` and `combine_` over lists of tensors, and the choice of who computes them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from gyroscope.errors import VectorError
+from gyroscope.vectors import eager, sharded
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def dots(
+    pairs: Mapping[str, tuple[Sequence[Tensor], Sequence[Tensor]]], *, segments: Sequence[int] | None = None
+) -> Tensor:
+    """For each layer l and each named pair (x, y), the inner product ⟨x_l, y_l⟩.
+
+    One pass over memory, no host synchronisation, sums in float64.
+
+    Args:
+        pairs: names the pairs; each is two lists of tensors, one tensor a layer. Lists that stand in several
+            pairs are read once.
+        segments: splits layer l into this many equal parts along its leading dimension, each with its own
+            inner products (rows of a matrix, blocks of a fused projection). Default: one part a layer.
+
+    Returns:
+        `[L, K]`, float64, on the layers' device; column k belongs to the k-th pair. With `segments`, one row a
+        segment. Layers on several devices: on the first accelerator among them. DTensors: the inner products
+        of the whole tensors, the same on every rank.
+
+    Example:
+        >>> w, s = [torch.tensor([3.0, 4.0])], [torch.tensor([1.0, 0.0])]
+        >>> dots({"ww": (w, w), "ws": (w, s)})
+        tensor([[25.,  3.]], dtype=torch.float64)
+    """
+    lists, index = _unique(pairs)
+    counts = _counts(lists, segments)
+    if not lists or not lists[0]:
+        return torch.zeros(0, len(pairs), dtype=torch.float64)
+    plan = sharded.plan(lists[0], counts)
+    if plan is not None:
+        lists = [sharded.local(one) for one in lists]
+    device = _home(lists)
+    out = torch.empty(0)
+    groups = _by_device(lists)
+    if len(groups) == 1:
+        out = backend(device).dots(lists, index, counts)
+    else:
+        out = torch.empty(sum(counts), len(index), dtype=torch.float64, device=device)
+        first_row = [sum(counts[:i]) for i in range(len(counts))]
+        for where, members in groups.items():
+            part = backend(where).dots(
+                [[one[i] for i in members] for one in lists], index, [counts[i] for i in members]
+            )
+            rows = [first_row[i] + r for i in members for r in range(counts[i])]
+            out[torch.tensor(rows, device=device)] = part.to(device, torch.float64, non_blocking=True)
+    if plan is not None:
+        out = plan.reduce(out)
+    return out
+
+
+def combine_(
+    x: Sequence[Tensor], y: Sequence[Tensor], a: Tensor, b: Tensor, *, segments: Sequence[int] | None = None
+) -> None:
+    """x_l ← a_l x_l + b_l y_l, in place, with `a` and `b` tensors on the device: one number a layer or segment.
+
+    Where a_l = 1 and b_l = 0 the layer is left exactly as it is, whatever y_l holds.
+
+    Example:
+        >>> x, y = [torch.tensor([1.0, 2.0])], [torch.tensor([10.0, 10.0])]
+        >>> combine_(x, y, torch.tensor([2.0]), torch.tensor([0.5]))
+        >>> x
+        [tensor([7., 9.])]
+    """
+    counts = _counts([x, y], segments)
+    total = sum(counts)
+    if a.shape != (total,) or b.shape != (total,):
+        raise VectorError(
+            f"combine_ needs one coefficient a layer or segment, so a and b of shape ({total},); "
+            f"given {tuple(a.shape)} and {tuple(b.shape)}."
+        )
+    if not x:
+        return
+    xs, ys = sharded.local(x), sharded.local(y)
+    groups = _by_device([xs, ys])
+    if len(groups) == 1:
+        (where,) = groups
+        backend(where).combine_(xs, ys, a.to(where), b.to(where), counts)
+        return
+    first_row = [sum(counts[:i]) for i in range(len(counts))]
+    for where, members in groups.items():
+        rows = torch.tensor(
+            [first_row[i] + r for i in members for r in range(counts[i])], device=a.device
+        )
+        backend(where).combine_(
+            [xs[i] for i in members],
+            [ys[i] for i in members],
+            a[rows].to(where),
+            b[rows].to(where),
+            [counts[i] for i in members],
+        )
+
+
+def backend(device: torch.device | str) -> ModuleType:
+    """The module that serves `device`: `triton` on CUDA where Triton is installed, else `eager`.
+
+    The environment variable `GYROSCOPE_BACKEND` (`eager` or `triton`) overrides the choice; `triton` on a CPU
+    needs Triton's interpreter (`TRITON_INTERPRET=1`).
+
+    >>> backend("cpu").__name__
+    'gyroscope.vectors.eager'
+    """
+    name = os.environ.get("GYROSCOPE_BACKEND", "")
+    if name not in ("", "eager", "triton"):
+        raise VectorError(f"GYROSCOPE_BACKEND is {name!r}; accepted are 'eager' and 'triton', or unset it.")
+    wanted = name or ("triton" if torch.device(device).type == "cuda" and _has_triton() else "eager")
+    if wanted == "eager":
+        return eager
+    from gyroscope.vectors import triton
+
+    return triton
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def _unique(
+    pairs: Mapping[str, tuple[Sequence[Tensor], Sequence[Tensor]]],
+) -> tuple[list[list[Tensor]], list[tuple[int, int]]]:
+    """The distinct lists among the pairs, and each pair as two positions in them."""
+    lists: list[list[Tensor]] = []
+    seen: dict[int, int] = {}
+    index = []
+    for pair in pairs.values():
+        for one in pair:
+            if id(one) not in seen:
+                seen[id(one)] = len(lists)
+                lists.append(list(one))
+        index.append((seen[id(pair[0])], seen[id(pair[1])]))
+    return lists, index
+
+
+def _counts(lists: Sequence[Sequence[Tensor]], segments: Sequence[int] | None) -> list[int]:
+    """The segments of each layer, after checking that the lists belong together."""
+    if not lists:
+        return []
+    n = len(lists[0])
+    for other in lists[1:]:
+        if len(other) != n:
+            raise VectorError(
+                f"Every list needs one tensor a layer; given lists of {n} and {len(other)} tensors."
+            )
+    for i, tensors in enumerate(zip(*lists, strict=True)):
+        first = tensors[0]
+        for t in tensors:
+            if t.dtype not in _DTYPES:
+                raise VectorError(f"Layer {i} is {t.dtype}; accepted are float32, float64, bfloat16, float16.")
+            if t.is_sparse:
+                raise VectorError(f"Layer {i} is sparse; make it dense first (`.to_dense()`).")
+            if t.shape != first.shape:
+                raise VectorError(
+                    f"Layer {i} has shapes {tuple(first.shape)} and {tuple(t.shape)}; they must be equal."
+                )
+            if t.device != first.device:
+                raise VectorError(f"Layer {i} lies on {first.device} and {t.device}; move it to one device.")
+    if segments is None:
+        return [1] * n
+    counts = list(segments)
+    if len(counts) != n:
+        raise VectorError(f"segments has {len(counts)} entries for {n} layers.")
+    for i, (t, parts) in enumerate(zip(lists[0], counts, strict=True)):
+        if parts < 1 or (parts > 1 and (t.dim() == 0 or t.shape[0] % parts)):
+            raise VectorError(
+                f"Layer {i} of shape {tuple(t.shape)} cannot be split into {parts} equal parts along its "
+                "leading dimension."
+            )
+    return counts
+
+
+def _by_device(lists: Sequence[Sequence[Tensor]]) -> dict[torch.device, list[int]]:
+    groups: dict[torch.device, list[int]] = {}
+    for i, t in enumerate(lists[0]):
+        groups.setdefault(t.device, []).append(i)
+    return groups
+
+
+def _home(lists: Sequence[Sequence[Tensor]]) -> torch.device:
+    devices = [t.device for t in lists[0]]
+    return next((d for d in devices if d.type != "cpu"), devices[0])

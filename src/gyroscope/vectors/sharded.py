@@ -1,0 +1,94 @@
+"""Tensors that lie on several ranks (DTensor, FSDP2): local inner products, then one sum over the shards.
+
+Only the mesh dimensions that *shard* a tensor are summed over; ranks that hold replicas already agree, and
+adding them up would make norms too large by the square root of their number. Leaving the sum out makes them too
+small by the square root of the number of shards.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from gyroscope.errors import VectorError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether `tensor` is a DTensor; asks without importing torch.distributed.tensor."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The part of each tensor that lies on this rank; plain tensors as they are."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return list(tensors)
+    return [t.detach().to_local() if is_sharded(t) else t for t in tensors]  # type: ignore[attr-defined]
+
+
+def as_sharded(part: Tensor, like: Any) -> Tensor:
+    """This rank's part of a tensor that is laid out over the ranks as the DTensor `like`."""
+    from torch.distributed.tensor import DTensor
+
+    whole: Tensor = DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+    return whole
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which rows of the local `[S, K]` matrix are summed over which process groups."""
+
+    groups: dict[tuple[ProcessGroup, ...], list[int]]
+    rows: int
+
+    def reduce(self, matrix: Tensor) -> Tensor:
+        """Sum the sharded rows: one all-reduce for all layers that are sharded alike."""
+        for process_groups, rows in self.groups.items():
+            whole = len(rows) == self.rows
+            part = matrix if whole else matrix[rows]
+            for group in process_groups:
+                dist.all_reduce(part, group=group)
+            if not whole:
+                matrix[rows] = part
+        return matrix
+
+
+def plan(tensors: Sequence[Tensor], counts: Sequence[int]) -> Plan | None:
+    """The sums that inner products of `tensors` need, or None where nothing is sharded."""
+    if not any(map(is_sharded, tensors)):
+        return None
+    groups: dict[tuple[ProcessGroup, ...], list[int]] = {}
+    row = 0
+    for i, (tensor, n) in enumerate(zip(tensors, counts, strict=True)):
+        over = _shard_groups(tensor, i) if is_sharded(tensor) else ()
+        if over:
+            if n > 1:
+                raise VectorError(
+                    f"Layer {i} is sharded over ranks and split into {n} segments; use granularity 'tensor' "
+                    "for sharded models."
+                )
+            groups.setdefault(over, []).append(row)
+        row += n
+    return Plan(groups, row)
+
+
+def _shard_groups(tensor: Any, i: int) -> tuple[ProcessGroup, ...]:
+    over = []
+    for dim, placement in enumerate(tensor.placements):
+        if placement.is_partial():
+            raise VectorError(
+                f"Layer {i} has a Partial placement; redistribute it to Shard or Replicate before measuring."
+            )
+        if not placement.is_replicate() and tensor.device_mesh.size(dim) > 1:
+            over.append(tensor.device_mesh.get_group(dim))
+    return tuple(over)

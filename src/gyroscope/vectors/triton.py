@@ -1,0 +1,357 @@
+"""`dots` and `combine_` as single launches for all layers, through a table of pointers.
+
+Every program works on one chunk of one segment. The program that finishes a segment last adds the chunks' sums
+up in order, so results do not depend on scheduling, and nothing needs a second launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gyroscope.vectors.chunks import CHUNK, Ints, cut, is_aligned, to_device
+from gyroscope.vectors.layout import aligned, is_dense, like, memory_view, splits_in_memory
+
+_MOST_LISTS = 4  # inner products among more lists than these take several passes
+_TABLES_KEPT = 16
+
+TYPES = {
+    torch.float32: tl.float32,
+    torch.float64: tl.float64,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+}
+
+
+@triton.jit
+def pointer(table, i, TYPE: tl.constexpr, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: D103
+    p = tl.load(table + i).to(tl.pointer_type(TYPE))
+    if ALIGNED:
+        p = tl.multiple_of(p, 16)
+    return p
+
+
+@triton.jit
+def fetch(p, offsets, length, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: D103
+    if MASKED:
+        return tl.load(p + offsets, mask=offsets < length, other=0.0)
+    else:
+        return tl.load(p + offsets)
+
+
+@triton.jit
+def rounded(value, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: D103
+    """To the type it is stored in; to 16 bits by way of float32, the one conversion every target has."""
+    if TYPE == tl.float64:
+        return value.to(tl.float64)
+    else:
+        return value.to(tl.float32).to(TYPE)
+
+
+@triton.jit
+def total(partial, low, high, column, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: D103
+    """The sum of a segment's chunks, in order. Past the L1 cache: other programs wrote them."""
+    acc = tl.zeros((128,), tl.float64)
+    for start in range(low, high, 128):
+        i = start + tl.arange(0, 128)
+        acc += tl.load(partial + i * COLUMNS + column, mask=i < high, other=0.0, cache_modifier=".cg")
+    return tl.sum(acc)
+
+
+@triton.jit
+def _products(  # type: ignore[no-untyped-def]
+    p0, p1, p2, p3, offsets, length, c00, c01, c11, c02, c12, c22, c03, c13, c23, c33,
+    LISTS: tl.constexpr, WANT: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    x0 = fetch(p0, offsets, length, MASKED).to(tl.float64)
+    if WANT & 1:
+        c00 += x0 * x0
+    if LISTS > 1:
+        x1 = fetch(p1, offsets, length, MASKED).to(tl.float64)
+        if WANT & 2:
+            c01 += x0 * x1
+        if WANT & 4:
+            c11 += x1 * x1
+        if LISTS > 2:
+            x2 = fetch(p2, offsets, length, MASKED).to(tl.float64)
+            if WANT & 8:
+                c02 += x0 * x2
+            if WANT & 16:
+                c12 += x1 * x2
+            if WANT & 32:
+                c22 += x2 * x2
+            if LISTS > 3:
+                x3 = fetch(p3, offsets, length, MASKED).to(tl.float64)
+                if WANT & 64:
+                    c03 += x0 * x3
+                if WANT & 128:
+                    c13 += x1 * x3
+                if WANT & 256:
+                    c23 += x2 * x3
+                if WANT & 512:
+                    c33 += x3 * x3
+    return c00, c01, c11, c02, c12, c22, c03, c13, c23, c33
+
+
+@triton.jit
+def _dots_kernel(  # type: ignore[no-untyped-def]
+    pointers, lengths, chunk_segment, chunk_position, first_chunk, partial, done, out, segments,
+    T0: tl.constexpr, T1: tl.constexpr, T2: tl.constexpr, T3: tl.constexpr,
+    LISTS: tl.constexpr, WANT: tl.constexpr, COLUMNS: tl.constexpr,
+    ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    c = tl.program_id(0)
+    s = tl.load(chunk_segment + c)
+    position = tl.load(chunk_position + c)
+    n = tl.minimum(tl.load(lengths + s) - position * CHUNK, CHUNK).to(tl.int32)
+    p0 = pointer(pointers, s, T0, ALIGNED) + position * CHUNK
+    p1 = p0
+    p2 = p0
+    p3 = p0
+    if LISTS > 1:
+        p1 = pointer(pointers, segments + s, T1, ALIGNED) + position * CHUNK
+    if LISTS > 2:
+        p2 = pointer(pointers, 2 * segments + s, T2, ALIGNED) + position * CHUNK
+    if LISTS > 3:
+        p3 = pointer(pointers, 3 * segments + s, T3, ALIGNED) + position * CHUNK
+
+    c00 = tl.zeros((BLOCK,), tl.float64)
+    c01, c11, c02, c12, c22, c03, c13, c23, c33 = c00, c00, c00, c00, c00, c00, c00, c00, c00
+    blocks = n // BLOCK
+    for i in range(blocks):
+        offsets = i * BLOCK + tl.arange(0, BLOCK)
+        c00, c01, c11, c02, c12, c22, c03, c13, c23, c33 = _products(
+            p0, p1, p2, p3, offsets, n, c00, c01, c11, c02, c12, c22, c03, c13, c23, c33, LISTS, WANT, False
+        )
+    if n > blocks * BLOCK:
+        offsets = blocks * BLOCK + tl.arange(0, BLOCK)
+        c00, c01, c11, c02, c12, c22, c03, c13, c23, c33 = _products(
+            p0, p1, p2, p3, offsets, n, c00, c01, c11, c02, c12, c22, c03, c13, c23, c33, LISTS, WANT, True
+        )
+
+    k = 0
+    for bit in tl.static_range(10):
+        if WANT & (1 << bit):
+            if bit == 0:
+                value = c00
+            elif bit == 1:
+                value = c01
+            elif bit == 2:
+                value = c11
+            elif bit == 3:
+                value = c02
+            elif bit == 4:
+                value = c12
+            elif bit == 5:
+                value = c22
+            elif bit == 6:
+                value = c03
+            elif bit == 7:
+                value = c13
+            elif bit == 8:
+                value = c23
+            else:
+                value = c33
+            tl.store(partial + c * COLUMNS + k, tl.sum(value))
+            k += 1
+
+    tl.debug_barrier()
+    low = tl.load(first_chunk + s)
+    high = tl.load(first_chunk + s + 1)
+    finished = tl.atomic_add(done + s, 1, sem="acq_rel")
+    if finished == high - low - 1:
+        tl.store(done + s, 0)
+        for column in tl.static_range(COLUMNS):
+            tl.store(out + s * COLUMNS + column, total(partial, low, high, column, COLUMNS))
+
+
+@triton.jit
+def _combine_kernel(  # type: ignore[no-untyped-def]
+    pointers, lengths, chunk_segment, chunk_position, a, b, segments,
+    TX: tl.constexpr, TY: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    c = tl.program_id(0)
+    s = tl.load(chunk_segment + c)
+    position = tl.load(chunk_position + c)
+    n = tl.minimum(tl.load(lengths + s) - position * CHUNK, CHUNK).to(tl.int32)
+    x = pointer(pointers, s, TX, ALIGNED) + position * CHUNK
+    y = pointer(pointers, segments + s, TY, ALIGNED) + position * CHUNK
+    a_s = tl.load(a + s).to(tl.float64)
+    b_s = tl.load(b + s).to(tl.float64)
+    if (a_s != 1.0) | (b_s != 0.0):
+        blocks = n // BLOCK
+        for i in range(blocks):
+            offsets = i * BLOCK + tl.arange(0, BLOCK)
+            new = a_s * tl.load(x + offsets).to(tl.float64) + b_s * tl.load(y + offsets).to(tl.float64)
+            tl.store(x + offsets, rounded(new, TX))
+        if n > blocks * BLOCK:
+            offsets = blocks * BLOCK + tl.arange(0, BLOCK)
+            inside = offsets < n
+            new = a_s * tl.load(x + offsets, mask=inside).to(tl.float64)
+            new += b_s * tl.load(y + offsets, mask=inside).to(tl.float64)
+            tl.store(x + offsets, rounded(new, TX), mask=inside)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The work of one launch, on the device, and what it was made for."""
+
+    pointers: Tensor
+    lengths: Tensor
+    chunk_segment: Tensor
+    chunk_position: Tensor
+    first_chunk: Tensor
+    done: Tensor
+    chunks: int
+    segments: int
+    aligned: bool
+
+
+_tables: dict[Any, _Table] = {}
+
+
+def _table(views: Sequence[Sequence[Tensor]], device: torch.device) -> _Table:
+    """The table for lists of `[segments, n]` views; made once for the same pointers and shapes."""
+    base = np.array([[v.data_ptr() for v in one] for one in views], dtype=np.int64)
+    rows = np.array([v.shape[0] for v in views[0]], dtype=np.int64)
+    length = np.array([v.shape[1] for v in views[0]], dtype=np.int64)
+    sizes = tuple(one[0].element_size() for one in views)
+    key = (device, sizes, base.tobytes(), rows.tobytes(), length.tobytes())
+    if (known := _tables.get(key)) is not None:
+        return known
+    lengths = np.repeat(length, rows)
+    within = np.arange(lengths.size) - np.repeat(np.cumsum(rows) - rows, rows)
+    pointers: Ints = np.stack(
+        [np.repeat(b, rows) + within * lengths * size for b, size in zip(base, sizes, strict=True)]
+    )
+    segment, position, first = cut(lengths)
+    table = _Table(
+        pointers=to_device(pointers, device),
+        lengths=to_device(lengths, device),
+        chunk_segment=to_device(segment, device),
+        chunk_position=to_device(position, device),
+        first_chunk=to_device(first, device),
+        done=torch.zeros(lengths.size, dtype=torch.int64, device=device),
+        chunks=len(segment),
+        segments=int(lengths.size),
+        aligned=is_aligned(pointers),
+    )
+    while len(_tables) >= _TABLES_KEPT:
+        _tables.pop(next(iter(_tables)))
+    _tables[key] = table
+    return table
+
+
+def dots(
+    lists: Sequence[Sequence[Tensor]], pairs: Sequence[tuple[int, int]], segments: Sequence[int]
+) -> Tensor:
+    """Inner products `[sum(segments), len(pairs)]` of the lists named by `pairs`, all on one device."""
+    device = lists[0][0].device
+    out = torch.empty(sum(segments), len(pairs), dtype=torch.float64, device=device)
+    kinds: dict[tuple[torch.dtype, ...], list[int]] = {}
+    for i in range(len(lists[0])):
+        kinds.setdefault(tuple(one[i].dtype for one in lists), []).append(i)
+    starts = np.concatenate([[0], np.cumsum(segments)])
+    for members in kinds.values():
+        views = list(zip(*(aligned([one[i] for one in lists], segments[i]) for i in members), strict=True))
+        rows = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in members])
+        for used, columns in _passes(pairs):
+            part = _launch_dots([views[u] for u in used], [_inside(pairs[k], used) for k in columns], device)
+            if len(rows) == len(out) and len(columns) == len(pairs):
+                return part
+            where = torch.from_numpy(rows).to(device)
+            out[where[:, None], torch.tensor(columns, device=device)[None]] = part
+    return out
+
+
+def _inside(pair: tuple[int, int], used: Sequence[int]) -> tuple[int, int]:
+    low, high = sorted((used.index(pair[0]), used.index(pair[1])))
+    return low, high
+
+
+def _passes(pairs: Sequence[tuple[int, int]]) -> list[tuple[list[int], list[int]]]:
+    """Group the pairs so that each group needs few enough lists: (lists, positions of the pairs)."""
+    groups: list[tuple[list[int], list[int]]] = []
+    for k, pair in enumerate(pairs):
+        for used, columns in groups:
+            extra = [i for i in dict.fromkeys(pair) if i not in used]
+            if len(used) + len(extra) <= _MOST_LISTS:
+                used += extra
+                columns.append(k)
+                break
+        else:
+            groups.append((list(dict.fromkeys(pair)), [k]))
+    return groups
+
+
+def _launch_dots(
+    lists: Sequence[Sequence[Tensor]], pairs: Sequence[tuple[int, int]], device: torch.device
+) -> Tensor:
+    table = _table(lists, device)
+    bits = [j * (j + 1) // 2 + i for i, j in pairs]
+    want = sorted(set(bits))
+    types = [TYPES[one[0].dtype] for one in lists] + [tl.float32] * (_MOST_LISTS - len(lists))
+    partial = torch.empty(table.chunks, len(want), dtype=torch.float64, device=device)
+    out = torch.empty(table.segments, len(want), dtype=torch.float64, device=device)
+    with _on(device):
+        _dots_kernel[(table.chunks,)](
+            table.pointers, table.lengths, table.chunk_segment, table.chunk_position, table.first_chunk,
+            partial, table.done, out, table.segments, *types,
+            LISTS=len(lists), WANT=sum(1 << b for b in want), COLUMNS=len(want),
+            ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=1024 if len(lists) <= 2 else 512, num_warps=4,
+        )  # fmt: skip
+    order = [want.index(b) for b in bits]
+    return out if order == list(range(len(want))) else out[:, order]
+
+
+def combine_(
+    x: Sequence[Tensor], y: Sequence[Tensor], a: Tensor, b: Tensor, segments: Sequence[int]
+) -> None:
+    """x ← a x + b y for lists on one device; `a` and `b` hold one number a segment."""
+    device = x[0].device
+    kinds: dict[tuple[torch.dtype, torch.dtype], list[int]] = {}
+    starts = np.concatenate([[0], np.cumsum(segments)])
+    odd = []
+    for i, (xi, yi) in enumerate(zip(x, y, strict=True)):
+        if xi.numel() == 0:
+            continue
+        if is_dense(xi) and splits_in_memory(xi, segments[i]):
+            kinds.setdefault((xi.dtype, yi.dtype), []).append(i)
+        else:
+            odd.append(i)
+    for (tx, ty), members in kinds.items():
+        views = [
+            [memory_view(x[i], segments[i]) for i in members],
+            [memory_view(like(y[i], x[i]), segments[i]) for i in members],
+        ]
+        table = _table(views, device)
+        whole = len(members) == len(x)
+        rows = None if whole else torch.from_numpy(
+            np.concatenate([np.arange(starts[i], starts[i + 1]) for i in members])
+        ).to(device)  # fmt: skip
+        with _on(device):
+            _combine_kernel[(table.chunks,)](
+                table.pointers, table.lengths, table.chunk_segment, table.chunk_position,
+                a if rows is None else a[rows], b if rows is None else b[rows], table.segments,
+                TYPES[tx], TYPES[ty], ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=1024, num_warps=4,
+            )  # fmt: skip
+    if odd:
+        from gyroscope.vectors import eager
+
+        for i in odd:
+            rows_of = slice(int(starts[i]), int(starts[i + 1]))
+            eager.combine_([x[i]], [y[i]], a[rows_of], b[rows_of], [segments[i]])
+
+
+def _on(device: torch.device) -> Any:
+    """Launch on the tensors' own device, which need not be the current one."""
+    from contextlib import nullcontext
+
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
