@@ -10,6 +10,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from math import isnan
 from typing import Any
 
 import torch
@@ -65,6 +66,7 @@ class Demo:
     def as_json(self) -> dict[str, Any]:
         """Return every number and every setting, as what `json.dumps` takes."""
         summaries = self.summaries
+        correlation = rank_correlation(summaries)
         return {
             "gyroscope": gyroscope.__version__,
             "torch": torch.__version__,
@@ -75,7 +77,7 @@ class Demo:
             "schedule": asdict(self.schedule),
             "seeds": list(self.seeds),
             "layers": self.results[0][0].layers,
-            "rank_correlation": rank_correlation(summaries),
+            "rank_correlation": None if isnan(correlation) else correlation,
             "in_words": in_words(summaries),
             "configurations": [
                 {

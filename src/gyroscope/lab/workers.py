@@ -44,9 +44,9 @@ def run_in_workers(
                 future.result()
                 on_done(futures[future])
         except BaseException as error:
-            pool.shutdown(wait=False, cancel_futures=True)
             for worker in set(multiprocessing.active_children()) - others:
                 worker.terminate()
+            pool.shutdown(wait=True, cancel_futures=True)
             if isinstance(error, BrokenProcessPool):
                 raise LabError(
                     "a worker process died (killed, or out of memory); try a single job"
