@@ -1,4 +1,5 @@
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from gyroscope.cli import app
 from gyroscope.lab import data, models
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.recipe import Recipe
+from gyroscope.lab.training import Schedule
 
 run = CliRunner().invoke
 
@@ -154,7 +156,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "code", "says"),
     [
-        (KeyboardInterrupt(), 130, "gyroscope: interrupted; nothing was written\n"),
+        (KeyboardInterrupt(), 130, "gyroscope: interrupted\n"),
         (LabError("a worker process died"), 1, "gyroscope: a worker process died\n"),
     ],
 )
@@ -168,6 +170,56 @@ def test_what_stops_the_training_is_one_line(tmp_path, monkeypatch, error, code,
     assert result.stderr.endswith(says)
     assert "Traceback" not in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_training")
+def test_a_missing_library_is_noticed_before_the_training(tmp_path, monkeypatch):
+    for name in list(sys.modules):
+        if name.startswith("gyroscope.figures"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = run(app, ["demo", "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("gyroscope: gyroscope.figures needs matplotlib")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_disk_that_fills_up_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "demo.json").mkdir()
+    monkeypatch.setattr(lab, "QUICK_RECIPES", lab.QUICK_RECIPES[:1])
+    monkeypatch.setattr(lab, "QUICK_SCHEDULE", Schedule(epochs=1))
+    result = run(app, ["demo", "--quick", "--jobs", "1", "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "demo.json" in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.output
+
+
+def test_the_figure_shows_the_mean_over_seeds_under_readable_titles(tmp_path, monkeypatch):
+    figures = []
+
+    def keep(figure, stem):
+        figures.append(figure)
+        return []
+
+    monkeypatch.setattr("gyroscope.figures.save", keep)
+    monkeypatch.setattr(lab, "QUICK_RECIPES", lab.RECIPES[6:8])
+    monkeypatch.setattr(lab, "QUICK_SCHEDULE", Schedule(epochs=1))
+    run(app, ["demo", "--quick", "--seeds", "2", "--jobs", "1", "--out", str(tmp_path)])
+    numbers = json.loads((tmp_path / "demo.json").read_text())
+    [figure] = figures
+    axes = [ax for ax in figure.axes if ax.lines]
+    assert [ax.get_title() for ax in axes] == [
+        r"Layca $3^{-3}$, $\alpha = -0.6$",
+        r"Layca $3^{-3}$, $\alpha = +0.6$",
+    ]
+    for ax, configuration in zip(axes, numbers["configurations"], strict=True):
+        first, second = (np.array(trial["rotation"]) for trial in configuration["trials"])
+        assert not np.array_equal(first, second)
+        drawn = np.transpose([line.get_ydata() for line in ax.lines])
+        np.testing.assert_allclose(drawn, (first + second) / 2)
+        tests = [100 * trial["test_accuracy"] for trial in configuration["trials"]]
+        [note] = ax.texts
+        assert note.get_text() == f"test {np.mean(tests):.1f} ± {np.std(tests, ddof=1):.1f} %"
 
 
 def test_the_full_demo_is_the_papers_grid():

@@ -49,12 +49,13 @@ def demo(
         fail(f"--jobs is {jobs}; it must be 1 or more", code=BAD_ARGUMENT)
     _prepare(out)
     try:
+        _load()
         measured = _train(seeds, quick, jobs)
         (out / "demo.json").write_text(json.dumps(measured.as_json(), indent=1) + "\n")
         written = _draw(measured, out)
     except KeyboardInterrupt:
-        fail("interrupted; nothing was written", code=INTERRUPTED)
-    except GyroscopeError as error:
+        fail("interrupted", code=INTERRUPTED)
+    except (GyroscopeError, OSError) as error:
         fail(str(error), code=FAILED)
     _report(measured, [*written, out / "demo.json"])
 
@@ -71,8 +72,14 @@ def _prepare(out: Path) -> None:
         fail(f"--out {out} cannot be written: {error.strerror}", code=BAD_ARGUMENT)
 
 
+def _load() -> None:
+    # Not at the top, so that --help does not wait for scikit-learn and matplotlib; all at once, so that
+    # one that is missing is noticed before the training and not after.
+    import gyroscope.figures
+    import gyroscope.lab.demo  # noqa: F401
+
+
 def _train(seeds: int, quick: bool, jobs: int) -> Demo:
-    # Imported here so that --help and bad arguments do not wait for torch and scikit-learn.
     from gyroscope.lab import demo as lab
 
     recipes = lab.QUICK_RECIPES if quick else lab.RECIPES
