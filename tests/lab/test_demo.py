@@ -6,16 +6,14 @@ from gyroscope.lab.training import Schedule
 
 def test_results_are_kept_by_recipe_then_seed():
     done = []
-    measured = demo.run(
-        seeds=[3, 8], recipes=demo.RECIPES[4:6], schedule=Schedule(epochs=1), on_done=done.append
-    )
-    assert [(trial.recipe, trial.seed) for trial in done] == [
-        (recipe, seed) for recipe in demo.RECIPES[4:6] for seed in (3, 8)
-    ]
-    for trial, result in zip(done, [r for results in measured.results for r in results], strict=True):
-        assert demo.run(seeds=[trial.seed], recipes=[trial.recipe], schedule=Schedule(epochs=1)).results == [
-            [result]
-        ]
+    recipes = demo.RECIPES[4:6]
+    measured = demo.run(seeds=[3, 8], recipes=recipes, schedule=Schedule(epochs=1), on_done=done.append)
+    pairs = [(recipe, seed) for recipe in recipes for seed in (3, 8)]
+    assert [(trial.recipe, trial.seed) for trial in done] == pairs
+    results = [result for results in measured.results for result in results]
+    for (recipe, seed), result in zip(pairs, results, strict=True):
+        alone = demo.run(seeds=[seed], recipes=[recipe], schedule=Schedule(epochs=1))
+        assert alone.results == [[result]]
 
 
 def test_the_json_is_valid_even_when_there_is_nothing_to_rank():

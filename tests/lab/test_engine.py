@@ -56,7 +56,7 @@ def test_a_failing_worker_ends_the_run_and_names_its_trial(split):
 
 
 def test_a_worker_that_dies_is_reported(split):
-    with pytest.raises(LabError, match="a worker process died"):
+    with pytest.raises(LabError, match="a worker process was killed"):
         run_trials([Dying(RECIPES[1], seed=0), Dying(RECIPES[1], seed=1)], split, jobs=2)
 
 

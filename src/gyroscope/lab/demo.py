@@ -59,9 +59,8 @@ class Demo:
     @property
     def summaries(self) -> list[Summary]:
         """One summary a recipe."""
-        return [
-            summarise(recipe, results) for recipe, results in zip(self.recipes, self.results, strict=True)
-        ]
+        pairs = zip(self.recipes, self.results, strict=True)
+        return [summarise(recipe, results) for recipe, results in pairs]
 
     def as_json(self) -> dict[str, Any]:
         """Return every number and every setting, as what `json.dumps` takes."""
@@ -80,16 +79,13 @@ class Demo:
             "rank_correlation": None if isnan(correlation) else correlation,
             "in_words": in_words(summaries),
             "configurations": [
-                {
-                    **asdict(summary),
-                    "trials": [
-                        {"seed": seed, **asdict(result)}
-                        for seed, result in zip(self.seeds, results, strict=True)
-                    ],
-                }
+                {**asdict(summary), "trials": self._trials(results)}
                 for summary, results in zip(summaries, self.results, strict=True)
             ],
         }
+
+    def _trials(self, results: list[Result]) -> list[dict[str, Any]]:
+        return [{"seed": seed, **asdict(r)} for seed, r in zip(self.seeds, results, strict=True)]
 
 
 def run(

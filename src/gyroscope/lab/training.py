@@ -8,6 +8,7 @@ from math import isfinite
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
+from torch.optim.lr_scheduler import MultiStepLR
 
 from gyroscope.lab.data import Split
 from gyroscope.lab.errors import LabError
@@ -87,9 +88,7 @@ def train(
     (2, 7)
     """
     generator = torch.Generator().manual_seed(seed)
-    scheduler = torch.optim.lr_scheduler.MultiStepLR(
-        optimizer, schedule.milestones, gamma=1 / schedule.factor
-    )
+    scheduler = MultiStepLR(optimizer, schedule.milestones, gamma=1 / schedule.factor)
     weights = {layer.name: layer.parameter for layer in layers(model)}
     initial = {name: weight.detach().clone() for name, weight in weights.items()}
 

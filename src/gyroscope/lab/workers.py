@@ -48,9 +48,7 @@ def run_in_workers(
                 worker.terminate()
             pool.shutdown(wait=True, cancel_futures=True)
             if isinstance(error, BrokenProcessPool):
-                raise LabError(
-                    "a worker process died (killed, or out of memory); try a single job"
-                ) from error
+                raise LabError("a worker process was killed, or ran out of memory; try one job") from error
             raise
         return [future.result() for future in futures]
 
