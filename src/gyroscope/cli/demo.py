@@ -137,7 +137,8 @@ def _report(measured: Demo, written: list[Path]) -> None:
     console = Console()
     console.print(table)
     console.print(in_words(measured.summaries), highlight=False)
-    console.print(f"Written in {measured.seconds:.0f} s: {', '.join(map(str, written))}", highlight=False)
+    paths = ", ".join(map(str, written))
+    console.print(f"Trained in {measured.seconds:.0f} s. Wrote {paths}", highlight=False, soft_wrap=True)
 
 
 def _accuracy(summary: Summary) -> str:
