@@ -40,9 +40,7 @@ def relative_update(optimizer: Optimizer, model_or_layers: Layers = None, **opti
     return Layca(optimizer, model_or_layers, project=False, reproject=False, **options)
 
 
-def lars(
-    optimizer: Optimizer, model_or_layers: Layers = None, *, growth: float | None = 1e-4, **options: Any
-) -> Layca:
+def lars(optimizer: Optimizer, model_or_layers: Layers = None, *, growth: float | None = 1e-4, **options: Any) -> Layca:
     """LARS, or equivalently NG_adap, as the papers ran it: relative updates with the growth of norms limited.
 
         w' = w + ρ‖w‖ s/‖s‖, shrunk so that ‖w'‖ ≤ ‖w‖ + growth ‖w₀‖

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import is_
-from typing import Any
+from operator import is_, itemgetter
 
 import torch
 from torch import Tensor
@@ -13,128 +12,151 @@ from torch.optim import Optimizer
 from gyroscope.control.coefficients import Law
 from gyroscope.control.fused import Hyper, Launch
 from gyroscope.control.ledger import Ledger
-from gyroscope.control.rules import Rule, decay_of
-from gyroscope.vectors.layout import is_dense, splits_in_memory
+from gyroscope.control.rules import Group, Rule, decay_of, kernel_of
 
 _address = Tensor.data_ptr
 _strides = Tensor.stride
+
+
+class StateView:
+    """Some of the state tensors of some parameters, and a quick way to tell that they still are the state."""
+
+    def __init__(self, optimizer: Optimizer, params: Sequence[Tensor], keys: Sequence[str]) -> None:
+        self.keys = list(keys)
+        self._everything = list(optimizer.state.values())
+        self._owners = [optimizer.state[p] for p in params] if keys else []
+        self.tensors = {key: [owner[key] for owner in self._owners] for key in keys}
+
+    def holds(self, optimizer: Optimizer) -> bool:
+        """Whether every tensor is still where it was found: state may be loaded, or thrown away, at any time."""
+        if not self.keys:
+            return True
+        if len(optimizer.state) != len(self._everything):
+            return False
+        if not all(map(is_, optimizer.state.values(), self._everything)):
+            return False
+        try:
+            return all(all(map(is_, map(itemgetter(k), self._owners), self.tensors[k])) for k in self.keys)
+        except KeyError:
+            return False
 
 
 class Fast:
     """Steps one group's layers with one launch for each dtype among them.
 
     The launch's table holds addresses, so every step asks each tensor for its own: parameters may be swapped in
-    place, gradients are allocated anew, and state may be loaded or thrown away. Only where all are as they were is
-    the table used again.
+    place, gradients are allocated anew, and state may be loaded or thrown away. Where all is as it was, `ready` says
+    so at the price of a few attribute look-ups a layer.
     """
 
-    def __init__(self) -> None:
-        self._known: tuple[Any, ...] = ()
-        self._launches: list[tuple[Launch, list[int]]] = []
-        self._state: list[dict[str, Any]] = []
-        self._kept: list[list[Tensor]] = []
+    def __init__(self, optimizer: Optimizer, rule: Rule, law: Law, ledger: Ledger) -> None:
+        self._optimizer = optimizer
+        self._rule = rule
+        self._law = law
+        self._ledger = ledger
+        self._params: list[Tensor] = []
+        self._grads_at: list[int] = []
+        self._grad_types: list[torch.dtype] = []
         self._steps: Tensor | None = None
+        self._state = StateView(optimizer, [], [])
+        self._launches: list[tuple[Launch, list[int]]] = []
 
-    def step(
-        self,
-        optimizer: Optimizer,
-        rule: Rule,
-        kernel: str,
-        group: dict[str, Any],
-        params: Sequence[Tensor],
-        grads: Sequence[Tensor],
-        rows: Sequence[int],
-        counts: Sequence[int],
-        ledger: Ledger,
-        law: Law,
-    ) -> None:
-        """One step of the layers with gradients."""
-        grads = self._laid_out(params, grads)
-        keys = _state_keys(rule, kernel)
-        seen = (kernel, list(map(_address, params)), list(map(_address, grads)), _betas(group, kernel))
-        if seen != self._known or not self._state_is_ours(optimizer, params, keys):
-            self._prepare(optimizer, kernel, group, params, grads, keys, rows, counts, ledger)
-            self._known = seen
+    def ready(self, group: Group) -> bool:
+        """Whether the group's layers, gradients and state are those of the last step; gradients may have moved."""
+        params = group["params"]
+        if len(params) != len(self._params) or not all(map(is_, params, self._params)):
+            return False
+        if (kernel_of(self._rule, group), _betas(group, self._kernel)) != self._options:
+            return False
+        try:
+            grads = [p.grad for p in params]
+            if list(map(_strides, grads)) != self._strides or list(map(_address, params)) != self._at:
+                return False
+            at = list(map(_address, grads))
+        except (TypeError, RuntimeError):  # a gradient that is None, or sparse
+            return False
+        if not self._state.holds(self._optimizer):
+            return False
+        if at != self._grads_at:
+            if [g.dtype for g in grads] != self._grad_types:
+                return False
+            self._grads_at = at
+            for launch, members in self._launches:
+                launch.point(self._lists(grads, members))
+        return True
+
+    def run(self, group: Group) -> None:
+        """Step the layers that `prepare` or `ready` has seen."""
         if self._steps is not None:
             self._steps.add_(1)
-        hyper = hyper_of(rule, kernel, group)
+        hyper = hyper_of(self._rule, self._kernel, group)
         for launch, _ in self._launches:
-            launch(kernel, hyper, ledger, law)
+            launch(self._kernel, hyper, self._ledger, self._law)
 
-    def _laid_out(self, params: Sequence[Tensor], grads: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The gradients in the parameters' memory layout; they almost always are."""
-        if list(map(_strides, params)) == list(map(_strides, grads)):
-            return grads
-        return [
-            g if g.stride() == p.stride() else torch.empty_like(p, dtype=g.dtype).copy_(g)
-            for p, g in zip(params, grads, strict=True)
-        ]
-
-    def _state_is_ours(self, optimizer: Optimizer, params: Sequence[Tensor], keys: Sequence[str]) -> bool:
-        if not keys:
-            return True
-        state = optimizer.state
-        now = [state[p] for p in params]
-        if len(now) != len(self._state) or not all(map(is_, now, self._state)):
-            return False
-        return all(
-            one.get(key) is tensor
-            for key, tensors in zip(keys, self._kept, strict=True)
-            for one, tensor in zip(now, tensors, strict=True)
-        )
-
-    def _prepare(
+    def prepare(
         self,
-        optimizer: Optimizer,
         kernel: str,
-        group: dict[str, Any],
+        group: Group,
         params: Sequence[Tensor],
         grads: Sequence[Tensor],
-        keys: Sequence[str],
         rows: Sequence[int],
         counts: Sequence[int],
-        ledger: Ledger,
     ) -> None:
-        self._state = [optimizer.state[p] for p in params] if keys else []
+        """Make state and tables for the layers that have gradients."""
+        self._kernel = kernel
+        self._options = (kernel, _betas(group, kernel))
+        self._params = list(params)
+        self._at = list(map(_address, params))
+        self._strides = list(map(_strides, params))
         self._steps = None
+        grads = [
+            g if g.stride() == s else torch.empty_like(p, dtype=g.dtype).copy_(g)
+            for p, g, s in zip(params, grads, self._strides, strict=True)
+        ]
+        self._grads_at = list(map(_address, grads))
+        self._grad_types = [g.dtype for g in grads]
+        keys = _state_keys(self._rule, kernel)
         if keys:
-            self._set_up_state(kernel, group, params, keys, rows, counts, ledger)
-        self._kept = [[one[key] for one in self._state] for key in keys]
-        tensors = {key: kept for key, kept in zip(keys, self._kept, strict=True) if key != "step"}
-        first, second = _slots(kernel, list(tensors))
+            self._set_up_state(group, params, keys, rows, counts)
+        self._state = StateView(self._optimizer, params, keys)
+        moments = [self._state.tensors[key] for key in keys if key != "step"]
         kinds: dict[tuple[torch.dtype, ...], list[int]] = {}
         for i, (p, g) in enumerate(zip(params, grads, strict=True)):
-            kind = (p.dtype, g.dtype, *(kept[i].dtype for kept in tensors.values()))
-            kinds.setdefault(kind, []).append(i)
-        starts = [sum(counts[:i]) for i in range(len(counts))]
+            kinds.setdefault((p.dtype, g.dtype, *(m[i].dtype for m in moments)), []).append(i)
+        starts = [0]
+        for n in counts:
+            starts.append(starts[-1] + n)
         self._launches = []
         for members in kinds.values():
-            w = [params[i].detach() for i in members]
-            g = [grads[i] for i in members]
-            m = [tensors[first][i] for i in members] if first else g
-            v = [tensors[second][i] for i in members] if second else g
-            its_rows = [rows[starts[i] + k] for i in members for k in range(counts[i])]
-            self._launches.append((Launch([w, g, m, v], its_rows, [counts[i] for i in members]), members))
+            its_rows = [rows[k] for i in members for k in range(starts[i], starts[i + 1])]
+            launch = Launch(self._lists(grads, members), its_rows, [counts[i] for i in members])
+            self._launches.append((launch, members))
+
+    def _lists(self, grads: Sequence[Tensor], members: Sequence[int]) -> list[list[Tensor]]:
+        """Weights, gradients, first and second moments; a moment the rule has not is never read."""
+        tensors = self._state.tensors
+        first = tensors.get(self._rule.first or "", grads) if self._kernel != "sgd" else grads
+        second = tensors.get(self._rule.second or "", grads)
+        return [[one[i] for i in members] for one in (self._params, grads, first, second)]
 
     def _set_up_state(
         self,
-        kernel: str,
-        group: dict[str, Any],
+        group: Group,
         params: Sequence[Tensor],
         keys: Sequence[str],
         rows: Sequence[int],
         counts: Sequence[int],
-        ledger: Ledger,
     ) -> None:
         """State as torch's own optimizer would have made it, so that either can go on with the other's."""
         ages = []
-        for p, state in zip(params, self._state, strict=True):
+        states = [self._optimizer.state[p] for p in params]
+        for p, state in zip(params, states, strict=True):
             fresh = any(key not in state for key in keys)
             for key in keys:
                 if key == "step":
                     continue
                 if fresh:
-                    start = group.get("initial_accumulator_value", 0.0) if kernel == "adagrad" else 0.0
+                    start = group.get("initial_accumulator_value", 0.0) if self._kernel == "adagrad" else 0.0
                     state[key] = torch.full_like(p, start, memory_format=torch.preserve_format).detach()
                 elif state[key].stride() != p.stride():
                     state[key] = torch.empty_like(p, dtype=state[key].dtype).copy_(state[key]).detach()
@@ -142,20 +164,18 @@ class Fast:
             ages.append(0.0 if fresh else float(state["step"]) if "step" in keys else 1.0)
         if "step" in keys:
             # One vector for all layers, so that counting a step is one operation; the states hold views of it.
-            on_device = group.get("capturable") or group.get("fused")
             self._steps = torch.tensor(ages, dtype=torch.float32)
-            if on_device:
+            if group.get("capturable") or group.get("fused"):
                 self._steps = self._steps.to(params[0].device)
-            for state, view in zip(self._state, self._steps.unbind(), strict=True):
+            for state, view in zip(states, self._steps.unbind(), strict=True):
                 state["step"] = view
-        beta1, beta2 = _betas(group, kernel)
-        where = torch.tensor(list(rows), device=ledger.power1.device)
         age = torch.tensor([t for t, n in zip(ages, counts, strict=True) for _ in range(n)], dtype=torch.float64)
-        ledger.power1[where] = (beta1**age).to(ledger.power1)
-        ledger.power2[where] = (beta2**age).to(ledger.power2)
+        where = torch.tensor(list(rows), device=self._ledger.power1.device)
+        for power, beta in zip((self._ledger.power1, self._ledger.power2), self._options[1], strict=True):
+            power[where] = (beta**age).to(power)
 
 
-def hyper_of(rule: Rule, kernel: str, group: dict[str, Any]) -> Hyper:
+def hyper_of(rule: Rule, kernel: str, group: Group) -> Hyper:
     """The kernel's numbers from the group's options."""
     how, decay = decay_of(rule, group)
     beta1, beta2 = _betas(group, kernel)
@@ -174,17 +194,10 @@ def hyper_of(rule: Rule, kernel: str, group: dict[str, Any]) -> Hyper:
     )
 
 
-def fits(params: Sequence[Tensor], counts: Sequence[int]) -> bool:
-    """Whether the kernel can walk through these tensors: gapless in memory, segments one after another."""
-    return all(is_dense(p) and splits_in_memory(p, n) for p, n in zip(params, counts, strict=True))
-
-
-def _betas(group: dict[str, Any], kernel: str) -> tuple[float, float]:
+def _betas(group: Group, kernel: str) -> tuple[float, float]:
     if kernel == "adam":
         return float(group["betas"][0]), float(group["betas"][1])
-    if kernel == "rmsprop":
-        return 0.0, float(group["alpha"])
-    return 0.0, 0.0
+    return 0.0, float(group["alpha"]) if kernel == "rmsprop" else 0.0
 
 
 def _state_keys(rule: Rule, kernel: str) -> list[str]:
@@ -192,12 +205,3 @@ def _state_keys(rule: Rule, kernel: str) -> list[str]:
         return []
     keys = [key for key in (rule.first, rule.second) if key is not None]
     return keys + (["step"] if kernel in ("adam", "rmsprop", "adagrad") else [])
-
-
-def _slots(kernel: str, keys: Sequence[str]) -> tuple[str | None, str | None]:
-    """Which state is the kernel's first moment and which its second."""
-    if kernel in ("momentum", "sgd_amom"):
-        return keys[0], None
-    if kernel == "adam":
-        return keys[0], keys[1]
-    return (None, keys[0]) if keys else (None, None)

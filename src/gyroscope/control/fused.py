@@ -1,10 +1,9 @@
 """One launch a step: the inner rule, the inner products, the coefficients and the update of all layers.
 
-A step is two sweeps over a layer, one that sums and one that updates. Run one after the other over a large network
-they read everything from memory twice. Here both are items of one list (`chunks.schedule`), and a layer is updated
-shortly after it was summed, while its weights and gradients still lie in the L2 cache. Programs draw items from a
-ticket counter, so an update waits only for sums that were drawn before it, by programs that are already running:
-the wait always ends, however many programs the device holds.
+A step is two sweeps over the layers, one that sums and one that updates; both are items of one list
+(`chunks.schedule`), so that a step costs one launch. An update waits for its layer's sums, which stand before it in
+the list. Programs are dispatched in the order of their numbers, so these are running or done when it starts, and they
+wait for nothing: the wait always ends, however few programs the device holds at a time.
 """
 
 from __future__ import annotations
@@ -24,15 +23,19 @@ from gyroscope.control.ledger import Ledger
 from gyroscope.vectors.chunks import CHUNK, cut, is_aligned, schedule, to_device
 from gyroscope.vectors.triton import TYPES, _on, fetch, pointer, rounded, total
 
-# Bytes of weights, gradients and state summed ahead of their update; two such windows share the L2 cache.
-WINDOW = 10 << 20
+# Measured on an H200: smaller chunks spend their time starting, larger blocks run out of registers, and three
+# stages of loads keep the memory busy.
+BLOCK = 1024
+WARPS = 4
+FOLD = 4
+STAGES = 3
 
 GIVEN, SGD, MOMENTUM, SGD_AMOM, ADAM, RMSPROP, ADAGRAD = (tl.constexpr(i) for i in range(7))
 RULES = {"given": 0, "sgd": 1, "momentum": 2, "sgd_amom": 3, "adam": 4, "rmsprop": 5, "adagrad": 6}
 
 
 @triton.jit
-def _gradient(g, w, decay, RULE: tl.constexpr, MAXIMIZE: tl.constexpr, DECOUPLED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gradient(g, w, decay, RULE: tl.constexpr, MAXIMIZE: tl.constexpr, DECOUPLED: tl.constexpr):
     """What the rule takes for the gradient."""
     d = g
     if MAXIMIZE:
@@ -43,7 +46,7 @@ def _gradient(g, w, decay, RULE: tl.constexpr, MAXIMIZE: tl.constexpr, DECOUPLED
 
 
 @triton.jit
-def _displacement(  # type: ignore[no-untyped-def]
+def _displacement(
     d, w, m, v, decay, mu, eps, bias1, bias2,
     RULE: tl.constexpr, NESTEROV: tl.constexpr, DECOUPLED: tl.constexpr,
 ):  # fmt: skip
@@ -69,10 +72,10 @@ def _displacement(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _sum_block(  # type: ignore[no-untyped-def]
+def _sum_block(
     pw, pg, pm, pv, offsets, n, ww, ws, ss, decay, mu, undamped, beta1, beta2, eps, bias1, bias2, fresh,
     RULE: tl.constexpr, NESTEROV: tl.constexpr, MAXIMIZE: tl.constexpr, DECOUPLED: tl.constexpr,
-    TM: tl.constexpr, TV: tl.constexpr, TC: tl.constexpr, MASKED: tl.constexpr,
+    TM: tl.constexpr, TV: tl.constexpr, TC: tl.constexpr, MASKED: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
     w = fetch(pw, offsets, n, MASKED).to(TC)
     g = fetch(pg, offsets, n, MASKED).to(TC)
@@ -111,16 +114,18 @@ def _sum_block(  # type: ignore[no-untyped-def]
         s = tl.where(finite, s, float("nan"))
     if MASKED:
         s = tl.where(offsets < n, s, 0.0)
-    w = w.to(tl.float64)
-    s = s.to(tl.float64)
-    return ww + w * w, ws + w * s, ss + s * s
+    # A thread adds its neighbouring elements first: a quarter of the registers for sums, the same exact products.
+    w = tl.reshape(w.to(tl.float64), (w.shape[0] // FOLD, FOLD))
+    s = tl.reshape(s.to(tl.float64), (s.shape[0] // FOLD, FOLD))
+    return ww + tl.sum(w * w, 1), ws + tl.sum(w * s, 1), ss + tl.sum(s * s, 1)
 
 
 @triton.jit
-def _update_block(  # type: ignore[no-untyped-def]
+def _update_block(
     pw, pg, pm, pv, offsets, n, a, b, moved, decay, mu, eps, bias1, bias2,
     RULE: tl.constexpr, NESTEROV: tl.constexpr, MAXIMIZE: tl.constexpr, DECOUPLED: tl.constexpr,
-    ZERO: tl.constexpr, TW: tl.constexpr, TG: tl.constexpr, TC: tl.constexpr, MASKED: tl.constexpr,
+    ZERO: tl.constexpr, TW: tl.constexpr, TG: tl.constexpr, TC: tl.constexpr, TA: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     if MASKED:
         inside = offsets < n
@@ -146,7 +151,7 @@ def _update_block(  # type: ignore[no-untyped-def]
             else:
                 v = tl.load(pv + offsets, cache_modifier=".cg").to(TC)
         s = _displacement(d, w, m, v, decay, mu, eps, bias1, bias2, RULE, NESTEROV, DECOUPLED)
-        new = rounded(a * w.to(tl.float64) + b * s.to(tl.float64), TW)
+        new = rounded(a * w.to(TA) + b * s.to(TA), TW)
         if MASKED:
             tl.store(pw + offsets, new, mask=inside)
         else:
@@ -160,16 +165,28 @@ def _update_block(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _step_kernel(  # type: ignore[no-untyped-def]
-    items, ticket, n_items, chunk_segment, chunk_position, first_chunk, lengths, pointers, segments,
-    partial, done, ready, coefficient_a, coefficient_b,
-    rows, multiplier, radius, skipped, bad, power1, power2, numbers, lr_value, lr_pointer,
+def _step_kernel(
+    items, pointers, segments, partial, done, ready, left, coefficient_a, coefficient_b,
+    multiplier, radius, skipped, bad, power1, power2, numbers, lr_value, lr_pointer,
     RULE: tl.constexpr, NESTEROV: tl.constexpr, MAXIMIZE: tl.constexpr, DECOUPLED: tl.constexpr,
     LR_ON_DEVICE: tl.constexpr, PROJECT: tl.constexpr, RELATIVE: tl.constexpr, REPROJECT: tl.constexpr,
     CAPPED: tl.constexpr, ZERO: tl.constexpr, FLOOR: tl.constexpr,
     TW: tl.constexpr, TG: tl.constexpr, TM: tl.constexpr, TV: tl.constexpr, TC: tl.constexpr,
-    ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, FOLD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
+    record = items + 8 * tl.program_id(0)
+    segment = tl.load(record)
+    position = tl.load(record + 1)
+    n = tl.load(record + 2)
+    row = tl.load(record + 3)
+    first = tl.load(record + 4)
+    chunks = tl.load(record + 5)
+    summing = tl.load(record + 6) == 1
+    start = position.to(tl.int64) * CHUNK
+    pw = pointer(pointers, segment, TW, ALIGNED) + start
+    pg = pointer(pointers, segments + segment, TG, ALIGNED) + start
+    pm = pointer(pointers, 2 * segments + segment, TM, ALIGNED) + start
+    pv = pointer(pointers, 3 * segments + segment, TV, ALIGNED) + start
     decay = tl.load(numbers).to(TC)
     mu = tl.load(numbers + 1).to(TC)
     undamped = tl.load(numbers + 2).to(TC)
@@ -178,20 +195,6 @@ def _step_kernel(  # type: ignore[no-untyped-def]
     eps = tl.load(numbers + 5).to(TC)
     growth = tl.load(numbers + 6)
     along = tl.load(numbers + 7)
-
-    drawn = tl.atomic_add(ticket, 1)
-    epoch = drawn // n_items + 1
-    item = tl.load(items + drawn % n_items)
-    summing = item >= 0
-    c = tl.where(summing, item, -item - 1)
-    segment = tl.load(chunk_segment + c)
-    position = tl.load(chunk_position + c)
-    n = tl.minimum(tl.load(lengths + segment) - position * CHUNK, CHUNK).to(tl.int32)
-    row = tl.load(rows + segment)
-    pw = pointer(pointers, segment, TW, ALIGNED) + position * CHUNK
-    pg = pointer(pointers, segments + segment, TG, ALIGNED) + position * CHUNK
-    pm = pointer(pointers, 2 * segments + segment, TM, ALIGNED) + position * CHUNK
-    pv = pointer(pointers, 3 * segments + segment, TV, ALIGNED) + position * CHUNK
     blocks = n // BLOCK
     fresh = False
 
@@ -203,41 +206,40 @@ def _step_kernel(  # type: ignore[no-untyped-def]
             bias2 = tl.sqrt(1.0 - tl.load(power2 + row) * beta2).to(TC)
         if RULE == MOMENTUM:
             fresh = tl.load(power1 + row) == 1.0
-        ww = tl.zeros((BLOCK,), tl.float64)
-        ws = tl.zeros((BLOCK,), tl.float64)
-        ss = tl.zeros((BLOCK,), tl.float64)
-        for i in range(blocks):
+        ww = tl.zeros((BLOCK // FOLD,), tl.float64)
+        ws = tl.zeros((BLOCK // FOLD,), tl.float64)
+        ss = tl.zeros((BLOCK // FOLD,), tl.float64)
+        for i in tl.range(0, blocks, num_stages=STAGES):
             ww, ws, ss = _sum_block(
                 pw, pg, pm, pv, i * BLOCK + tl.arange(0, BLOCK), n, ww, ws, ss, decay, mu, undamped, beta1, beta2,
-                eps, bias1, bias2, fresh, RULE, NESTEROV, MAXIMIZE, DECOUPLED, TM, TV, TC, False,
+                eps, bias1, bias2, fresh, RULE, NESTEROV, MAXIMIZE, DECOUPLED, TM, TV, TC, False, FOLD,
             )  # fmt: skip
         if n > blocks * BLOCK:
             ww, ws, ss = _sum_block(
                 pw, pg, pm, pv, blocks * BLOCK + tl.arange(0, BLOCK), n, ww, ws, ss, decay, mu, undamped, beta1,
-                beta2, eps, bias1, bias2, fresh, RULE, NESTEROV, MAXIMIZE, DECOUPLED, TM, TV, TC, True,
+                beta2, eps, bias1, bias2, fresh, RULE, NESTEROV, MAXIMIZE, DECOUPLED, TM, TV, TC, True, FOLD,
             )  # fmt: skip
+        c = first + position
         tl.store(partial + 3 * c, tl.sum(ww))
         tl.store(partial + 3 * c + 1, tl.sum(ws))
         tl.store(partial + 3 * c + 2, tl.sum(ss))
         tl.debug_barrier()
-        low = tl.load(first_chunk + segment)
-        high = tl.load(first_chunk + segment + 1)
         finished = tl.atomic_add(done + segment, 1, sem="acq_rel")
-        if finished == high - low - 1:
+        if finished == chunks - 1:
             tl.store(done + segment, 0)
-            w2 = total(partial, low, high, 0, 3)
-            wt = total(partial, low, high, 1, 3)
-            s2 = total(partial, low, high, 2, 3)
+            w2 = total(partial, first, first + chunks, 0, 3)
+            wt = total(partial, first, first + chunks, 1, 3)
+            s2 = total(partial, first, first + chunks, 2, 3)
             # A decoupled decay that the caller left out of the displacement: s + along·w.
             s2 += 2.0 * along * wt + along * along * w2
             wt += along * w2
             if LR_ON_DEVICE:
                 rate = tl.load(lr_pointer).to(tl.float64) * tl.load(multiplier + row)
             else:
-                rate = lr_value.to(tl.float64) * tl.load(multiplier + row)
+                rate = tl.load(multiplier + row) * lr_value
             norm = tl.sqrt(w2)
-            start = tl.load(radius + row)
-            start = tl.where(start < 0, norm, start)
+            start_norm = tl.load(radius + row)
+            start_norm = tl.where(start_norm < 0, norm, start_norm)
             finite = (w2 < float("inf")) & (tl.abs(wt) < float("inf")) & (s2 < float("inf"))
             ratio = wt / w2
             square = s2
@@ -255,45 +257,60 @@ def _step_kernel(  # type: ignore[no-untyped-def]
                 new = tl.sqrt(w2 + 2.0 * step * wt + step * step * s2)
             k = tl.full((), 1.0, tl.float64)
             if REPROJECT:
-                k = start / new
+                k = start_norm / new
             elif CAPPED:
-                k = tl.minimum(1.0, (norm + growth * start) / new)
+                k = tl.minimum(1.0, (norm + growth * start_norm) / new)
             b = k * step
             a = k * a + b * along
             tl.store(coefficient_a + segment, tl.where(moved, a, 1.0))
             tl.store(coefficient_b + segment, tl.where(moved, b, 0.0))
             if w2 < float("inf"):
-                tl.store(radius + row, start)
+                tl.store(radius + row, start_norm)
             tl.store(bad + row, tl.where(finite, 0, 1))
             tl.store(skipped + row, tl.load(skipped + row) + tl.where(finite, 0, 1))
             if (RULE == ADAM) | (RULE == MOMENTUM):
                 tl.store(power1 + row, tl.load(power1 + row) * beta1)
                 tl.store(power2 + row, tl.load(power2 + row) * beta2)
             tl.debug_barrier()
-            tl.atomic_xchg(ready + segment, epoch, sem="release")
+            tl.atomic_xchg(ready + segment, 1, sem="release")
     else:
-        while tl.atomic_add(ready + segment, 0, sem="acquire") < epoch:
+        while tl.atomic_add(ready + segment, 0, sem="acquire") == 0:
             pass
         tl.debug_barrier()
         a = tl.load(coefficient_a + segment, cache_modifier=".cg")
         b = tl.load(coefficient_b + segment, cache_modifier=".cg")
-        moved = (a != 1.0) | (b != 0.0)
         bias1 = tl.full((), 1.0, TC)
         bias2 = tl.full((), 1.0, TC)
         if RULE == ADAM:
             bias1 = (1.0 - tl.load(power1 + row, cache_modifier=".cg")).to(TC)
             bias2 = tl.sqrt(1.0 - tl.load(power2 + row, cache_modifier=".cg")).to(TC)
+        tl.debug_barrier()
+        # The last to have read the flag takes it down, so that the next launch finds everything as this one did.
+        if tl.atomic_add(left + segment, 1, sem="acq_rel") == chunks - 1:
+            tl.store(left + segment, 0)
+            tl.store(ready + segment, 0)
+        moved = (a != 1.0) | (b != 0.0)
         if moved | ZERO:
-            for i in range(blocks):
-                _update_block(
-                    pw, pg, pm, pv, i * BLOCK + tl.arange(0, BLOCK), n, a, b, moved, decay, mu, eps, bias1, bias2,
-                    RULE, NESTEROV, MAXIMIZE, DECOUPLED, ZERO, TW, TG, TC, False,
-                )  # fmt: skip
-            if n > blocks * BLOCK:
-                _update_block(
-                    pw, pg, pm, pv, blocks * BLOCK + tl.arange(0, BLOCK), n, a, b, moved, decay, mu, eps, bias1,
-                    bias2, RULE, NESTEROV, MAXIMIZE, DECOUPLED, ZERO, TW, TG, TC, True,
-                )  # fmt: skip
+            # Float32 arithmetic unless a coefficient would leave its range.
+            if (tl.float32 == TC) & (tl.abs(b) < 1e30) & (tl.abs(b) > 1e-30):
+                for i in tl.range(0, blocks, num_stages=STAGES):
+                    _update_block(
+                        pw, pg, pm, pv, i * BLOCK + tl.arange(0, BLOCK), n, a.to(tl.float32), b.to(tl.float32),
+                        moved, decay, mu, eps, bias1, bias2,
+                        RULE, NESTEROV, MAXIMIZE, DECOUPLED, ZERO, TW, TG, TC, tl.float32, False,
+                    )  # fmt: skip
+                if n > blocks * BLOCK:
+                    _update_block(
+                        pw, pg, pm, pv, blocks * BLOCK + tl.arange(0, BLOCK), n, a.to(tl.float32),
+                        b.to(tl.float32), moved, decay, mu, eps, bias1, bias2,
+                        RULE, NESTEROV, MAXIMIZE, DECOUPLED, ZERO, TW, TG, TC, tl.float32, True,
+                    )  # fmt: skip
+            else:
+                for i in range(tl.cdiv(n, BLOCK)):
+                    _update_block(
+                        pw, pg, pm, pv, i * BLOCK + tl.arange(0, BLOCK), n, a, b, moved, decay, mu, eps, bias1,
+                        bias2, RULE, NESTEROV, MAXIMIZE, DECOUPLED, ZERO, TW, TG, TC, tl.float64, True,
+                    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -314,68 +331,82 @@ class Hyper:
 
 
 class Launch:
-    """The table for one set of layers: where they lie, in which order they are swept, and scratch space."""
+    """The table for one set of layers: where they lie, in which order they are swept, and scratch space.
 
-    def __init__(
-        self,
-        lists: Sequence[Sequence[Tensor]],
-        rows: Sequence[int],
-        counts: Sequence[int],
-        window: int = WINDOW,
-    ) -> None:
+    Args:
+        lists: weights, gradients, first and second moments, a tensor a layer each.
+        rows: the layers' rows in the ledger.
+        counts: the segments of each layer.
+    """
+
+    def __init__(self, lists: Sequence[Sequence[Tensor]], rows: Sequence[int], counts: Sequence[int]) -> None:
         device = lists[0][0].device
         self.device = device
         self.types = [TYPES[one[0].dtype] for one in lists]
-        n_rows = np.asarray(counts, dtype=np.int64)
-        per_segment = np.array([t.numel() for t in lists[0]], dtype=np.int64) // n_rows
-        lengths = np.repeat(per_segment, n_rows)
-        within = np.arange(lengths.size) - np.repeat(np.cumsum(n_rows) - n_rows, n_rows)
+        self._counts = np.asarray(counts, dtype=np.int64)
+        lengths = np.repeat(np.array([t.numel() for t in lists[0]], dtype=np.int64) // self._counts, self._counts)
+        within = np.arange(lengths.size) - np.repeat(np.cumsum(self._counts) - self._counts, self._counts)
+        self._offsets = within * lengths
+        self.chunk = CHUNK
+        segment, position, first = cut(lengths, self.chunk)
+        order = schedule(len(segment))
+        c = np.where(order >= 0, order, -order - 1)
+        s = segment[c]
+        items = np.zeros((len(order), 8), dtype=np.int32)
+        items[:, 0] = s
+        items[:, 1] = position[c]
+        items[:, 2] = np.minimum(lengths[s] - position[c] * self.chunk, self.chunk)
+        items[:, 3] = np.asarray(rows, dtype=np.int64)[s]
+        items[:, 4] = first[s]
+        items[:, 5] = (first[1:] - first[:-1])[s]
+        items[:, 6] = order >= 0
+        self.items = to_device(items, device)
+        self.n_segments = int(lengths.size)
+        flags = torch.zeros(3, self.n_segments, dtype=torch.int32, device=device)
+        self.done, self.ready, self.left = flags.unbind()
+        self.partial = torch.empty(len(segment), 3, dtype=torch.float64, device=device)
+        self.a, self.b = torch.empty(2, self.n_segments, dtype=torch.float64, device=device).unbind()
+        self.point(lists)
+        self._uploaded: tuple[Any, ...] = (None,)
+        self._compiled: dict[Any, Any] = {}
+
+    def point(self, lists: Sequence[Sequence[Tensor]]) -> None:
+        """Look for the tensors where they lie now; all else about them is as it was."""
         pointers = np.stack(
             [
-                np.repeat(np.array([t.data_ptr() for t in one], dtype=np.int64), n_rows)
-                + within * lengths * one[0].element_size()
+                np.repeat(np.fromiter(map(Tensor.data_ptr, one), np.int64, len(one)), self._counts)
+                + self._offsets * one[0].element_size()
                 for one in lists
             ]
         )
-        segment, position, first = cut(lengths)
-        bytes_per_chunk = CHUNK * sum(one[0].element_size() for one in _distinct(lists))
-        items = schedule(first, bytes_per_chunk, window)
-        self.items = to_device(items, device)
-        self.n_items = len(items)
-        self.n_segments = int(lengths.size)
-        self.chunk_segment = to_device(segment, device)
-        self.chunk_position = to_device(position, device)
-        self.first_chunk = to_device(first, device)
-        self.lengths = to_device(lengths, device)
-        self.pointers = to_device(pointers, device)
-        self.rows = to_device(np.asarray(rows, dtype=np.int64), device)
+        self.pointers = to_device(pointers, self.device)
         self.aligned = is_aligned(pointers)
-        self.ticket = torch.zeros(1, dtype=torch.int64, device=device)
-        self.done = torch.zeros(self.n_segments, dtype=torch.int64, device=device)
-        self.ready = torch.zeros(self.n_segments, dtype=torch.int64, device=device)
-        self.partial = torch.empty(len(segment), 3, dtype=torch.float64, device=device)
-        self.a = torch.empty(self.n_segments, dtype=torch.float64, device=device)
-        self.b = torch.empty(self.n_segments, dtype=torch.float64, device=device)
-        self._uploaded: tuple[Any, ...] = (None,)
 
     def __call__(self, rule: str, hyper: Hyper, ledger: Ledger, law: Law, *, zero: bool = False) -> None:
         """Take one step; with `zero`, leave the second list (a buffer of displacements) zeroed."""
         tw, tg, tm, tv = self.types
         on_device = isinstance(hyper.lr, Tensor)
+        grid = (len(self.items), 1, 1)
+        arguments = (
+            self.items, self.pointers, self.n_segments, self.partial, self.done, self.ready, self.left,
+            self.a, self.b, ledger.multiplier, ledger.radius, ledger.skipped, ledger.bad, ledger.power1,
+            ledger.power2, self._numbers(hyper, law), 0.0 if on_device else float(hyper.lr),
+            hyper.lr if on_device else ledger.radius,
+            RULES[rule], hyper.nesterov, hyper.maximize, hyper.decoupled,
+            on_device, law.project, law.scale == "relative", law.reproject, law.growth is not None, zero,
+            TANGENT_FLOOR, tw, tg, tm, tv, tl.float64 if tw == tl.float64 else tl.float32,
+            self.aligned, self.chunk, BLOCK, FOLD, STAGES,
+        )  # fmt: skip
+        key = (id(ledger), rule, hyper.nesterov, hyper.maximize, hyper.decoupled, law, zero, self.aligned)
+        compiled = None if on_device else self._compiled.get(key)
         with _on(self.device):
-            _step_kernel[(self.n_items,)](
-                self.items, self.ticket, self.n_items, self.chunk_segment, self.chunk_position,
-                self.first_chunk, self.lengths, self.pointers, self.n_segments,
-                self.partial, self.done, self.ready, self.a, self.b,
-                self.rows, ledger.multiplier, ledger.radius, ledger.skipped, ledger.bad, ledger.power1,
-                ledger.power2, self._numbers(hyper, law), 0.0 if on_device else float(hyper.lr),
-                hyper.lr if on_device else ledger.radius,
-                RULE=RULES[rule], NESTEROV=hyper.nesterov, MAXIMIZE=hyper.maximize, DECOUPLED=hyper.decoupled,
-                LR_ON_DEVICE=on_device, PROJECT=law.project, RELATIVE=law.scale == "relative",
-                REPROJECT=law.reproject, CAPPED=law.growth is not None, ZERO=zero, FLOOR=TANGENT_FLOOR,
-                TW=tw, TG=tg, TM=tm, TV=tv, TC=tl.float64 if tw == tl.float64 else tl.float32,
-                ALIGNED=self.aligned, CHUNK=CHUNK, BLOCK=1024, num_warps=4,
-            )  # fmt: skip
+            if compiled is not None:
+                # The same tensors as before, so what was compiled for them fits: no need to look at each again.
+                compiled[grid](*arguments)
+                return
+            compiled = _step_kernel[grid](*arguments, num_warps=WARPS)
+        if hasattr(compiled, "function"):  # the interpreter has nothing to keep
+            self._compiled[key] = compiled
 
     def _numbers(self, hyper: Hyper, law: Law) -> Tensor:
         """The hyperparameters in float64 on the device; uploaded when they change, which the rate alone does often."""
@@ -388,8 +419,5 @@ class Launch:
             if self.device.type == "cuda":
                 host = host.pin_memory()
             self._uploaded = (values, host.to(self.device, non_blocking=True), host)
-        return self._uploaded[1]
-
-
-def _distinct(lists: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
-    return list({id(one): one for one in lists}.values())
+        uploaded: Tensor = self._uploaded[1]
+        return uploaded

@@ -63,7 +63,7 @@ class Graft(Wrapper):
         self._heading = Proposer(direction)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step."""
         loss = None
         if closure is not None:

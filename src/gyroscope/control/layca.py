@@ -152,11 +152,13 @@ class Layca(Wrapper):
     def skipped(self) -> dict[str, int]:
         """How many steps layers sat out because something was not finite, by name (waits for the device)."""
         ledgers = [ledger.skipped.tolist() for ledger in self._steering.ledgers.values()]
-        counts = {e.name: max((max(one[r] for r in e.rows) for one in ledgers), default=0) for e in self._roster.in_order()}
+        counts = {
+            e.name: max((max(one[r] for r in e.rows) for one in ledgers), default=0) for e in self._roster.in_order()
+        }
         return {name: n for name, n in counts.items() if n}
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Turn every layer that has a gradient by arctan ρ, and step the other parameters.
 
         Args:
@@ -176,14 +178,15 @@ class Layca(Wrapper):
                 inside = evaluate
             else:
                 loss = evaluate()
-        work = self._steering.work()
+        ready = self._steering.ready() if len(self._met) == self._roster.layers else []
+        work = self._steering.work(but=ready)
         if self.nonfinite == "raise" and inside is None and (names := self._steering.nonfinite()):
             raise ControlError(
-                f"The gradients of {', '.join(names)} are not finite; nothing was changed. Lower the rate, clip, or use "
-                'nonfinite="skip" to leave such layers out.'
+                f"The gradients of {', '.join(names)} are not finite; nothing was changed. Lower the rate, clip, or "
+                'use nonfinite="skip" to leave such layers out.'
             )
         self._meet(work)
-        from_inside = self._steering.step(work, inside)
+        from_inside = self._steering.step(work, ready, inside)
         self._publish(work)
         return loss if inside is None else from_inside
 
@@ -199,8 +202,8 @@ class Layca(Wrapper):
         if new and self.zero_norm == "raise" and not is_capturing() and (names := self._steering.zero_layers(new)):
             raise ControlError(
                 f"These layers have zero norm, so no direction to turn from: {', '.join(names)}; nothing was changed. "
-                "Initialise them, exclude them (gyroscope.layers(model, exclude=...)) so that the inner optimizer steps "
-                'them, or use zero_norm="skip" to leave them as they are.'
+                "Initialise them, exclude them (gyroscope.layers(model, exclude=...)) so that the inner optimizer "
+                'steps them, or use zero_norm="skip" to leave them as they are.'
             )
         for w in new.values():
             for p, e in zip(w.params, w.entries, strict=True):
@@ -267,8 +270,8 @@ class Layca(Wrapper):
             radius = state_dict["state"].get(key, {}).get("radius")
             if isinstance(radius, Tensor) and radius.numel() != e.segments:
                 raise ControlError(
-                    f"The state has {radius.numel()} radii for layer {e.name}, which has {e.segments} segments; use the "
-                    "granularity it was saved with."
+                    f"The state has {radius.numel()} radii for layer {e.name}, which has {e.segments} segments; use "
+                    "the granularity it was saved with."
                 )
         load_uncast(self.inner, state_dict)
         self._take_radii()
@@ -310,4 +313,6 @@ def _check_rate(group: dict[str, Any], i: int) -> None:
     if lr is None:
         raise ControlError(f"Group {i} has no 'lr', which Layca takes for the rate; give the inner optimizer one.")
     if not isinstance(lr, Tensor) and not 0.0 <= lr < math.inf:
-        raise ControlError(f"Group {i} has lr {lr}; Layca's rate is tan θ of a step, a finite value from 0 (try 3**-3).")
+        raise ControlError(
+            f"Group {i} has lr {lr}; Layca's rate is tan θ of a step, a finite value from 0 (try 3**-3)."
+        )

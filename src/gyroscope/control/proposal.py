@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from gyroscope.control.rules import Rule, decay_of, rule_of
 from gyroscope.errors import ControlError
-from gyroscope.vectors.sharded import as_sharded, is_sharded
+from gyroscope.vectors.sharded import as_sharded, is_sharded, local
 
 _LOW = (torch.bfloat16, torch.float16)
 
@@ -57,8 +57,7 @@ class Proposer:
         self.rule: Rule = known
         self.reads_weights = known.reads_weights if reads_weights is None else reads_weights
         self.keep_lr = keep_lr or self.reads_weights or isinstance(optimizer, torch.optim.Rprop)
-        self._buffers: dict[int, Tensor] = {}
-        self._redirected: dict[Tensor, tuple[Tensor, Tensor | None]] = {}
+        self._buffers: dict[int, tuple[list[Any], list[Tensor]]] = {}
 
     def propose(
         self,
@@ -92,118 +91,124 @@ class Proposer:
             loss = self._catch(groups, proposals, closure)
         return proposals, loss
 
-    def _catch(
-        self, groups: list[dict[str, Any]], proposals: list[Proposal], closure: Callable[[], Any] | None
-    ) -> Any:
+    def _catch(self, groups: list[dict[str, Any]], proposals: list[Proposal], closure: Callable[[], Any] | None) -> Any:
         undo: list[Callable[[], None]] = []
-        loss = None
+        harvest: list[Callable[[], None]] = []
         try:
-            for group, proposal in zip(groups, proposals, strict=True):
+            for i, (group, proposal) in enumerate(zip(groups, proposals, strict=True)):
                 if proposal.params:
-                    self._redirect(group, proposal, undo, late=closure is not None)
+                    harvest.append(self._redirect(i, group, proposal, undo, late=closure is not None))
             loss = self.optimizer.step(closure) if closure is not None else self.optimizer.step()
-            for proposal in proposals:
-                proposal.displacements = [self._displacement(p) for p in proposal.params]
+            for take in harvest:
+                take()
         except BaseException:
-            for p in self._redirected:
-                self._displacement(p).zero_()
+            self._buffers.clear()  # they may hold half a step; the next one starts from fresh zeros
             raise
         finally:
             for action in reversed(undo):
                 action()
-            self._redirected = {}
         return loss
 
     def _redirect(
-        self, group: dict[str, Any], proposal: Proposal, undo: list[Callable[[], None]], *, late: bool
-    ) -> None:
-        how, decay = decay_of(self.rule, group)
-        if not self.reads_weights:
-            if how == "coupled":
-                sign = -decay if group.get("maximize", False) else decay
-                for p, g in zip(
-                    proposal.params,
-                    torch._foreach_add([p.grad for p in proposal.params], proposal.params, alpha=sign),
-                    strict=True,
-                ):
-                    undo.append(_restore_grad(p))
-                    p.grad = g
-            if how != "none":
-                undo.append(_restore_key(group, "weight_decay"))
-                group["weight_decay"] = 0.0
-            if not self.keep_lr:
-                undo.append(_restore_key(group, "lr"))
-                group["lr"] = 1.0
-            if how == "decoupled":
-                proposal.along = -decay * float(group["lr"])
-        for p in proposal.params:
-            if p.grad is not None and p.grad.is_sparse:
-                raise ControlError(
-                    "A controlled layer has a sparse gradient; use sparse=False on the embedding, or exclude it."
-                )
-            if is_sharded(p):
-                self._redirect_shard(p, undo)
-            else:
-                self._redirect_tensor(p, undo, late=late)
-
-    def _redirect_tensor(self, p: Tensor, undo: list[Callable[[], None]], *, late: bool) -> None:
-        weights = p.data
-        if not self.reads_weights:
-            buffer = self._zeros(p)
-            self._redirected[p] = (buffer, None)
-        else:
-            if p.dtype in _LOW:
-                if late:
-                    raise ControlError(
-                        f"{type(self.optimizer).__name__} evaluates a closure, which a model in {p.dtype} cannot do "
-                        "while its weights are held in float32; keep the parameters in float32 and use autocast."
-                    )
-                undo.append(_restore_grad(p))
-            buffer = weights.to(torch.float32 if p.dtype in _LOW else p.dtype, copy=True)
-            self._redirected[p] = (buffer, weights)
-        undo.append(_restore_data(p, weights))
-        grad = p.grad
-        if buffer.dtype != p.dtype:
-            p.grad = None
-            p.data = buffer
-            p.grad = None if grad is None else grad.to(buffer.dtype)
-        else:
-            p.data = buffer
-
-    def _redirect_shard(self, p: Any, undo: list[Callable[[], None]]) -> None:
-        """A DTensor's storage cannot be exchanged; its weights are put aside and back instead."""
-        local = p.detach().to_local()
-        if self.reads_weights and p.dtype in _LOW:
+        self, i: int, group: dict[str, Any], proposal: Proposal, undo: list[Callable[[], None]], *, late: bool
+    ) -> Callable[[], None]:
+        """Point a group's parameters elsewhere; returns what reads the displacements off after the step."""
+        params = proposal.params
+        if any(p.grad is not None and p.grad.is_sparse for p in params):
             raise ControlError(
-                f"{type(self.optimizer).__name__} may read the weights, and these are sharded in {p.dtype}: its "
+                "A controlled layer has a sparse gradient; use sparse=False on the embedding, or exclude it."
+            )
+        if not self.reads_weights:
+            self._take_decay_out(group, proposal, undo)
+        if any(map(is_sharded, params)):
+            return self._redirect_shards(proposal, undo)
+        weights = [p.data for p in params]
+        if self.reads_weights:
+            buffers = [_at_least_float32(w) for w in weights]
+            if late and any(b.dtype != w.dtype for b, w in zip(buffers, weights, strict=True)):
+                raise ControlError(
+                    f"{type(self.optimizer).__name__} evaluates a closure, which a model in half precision cannot do "
+                    "while its weights are held in float32; keep the parameters in float32 and use autocast."
+                )
+            undo.append(_restore_grads(params))
+        else:
+            buffers = self._zeros(i, weights)
+
+        def put_back() -> None:
+            for p, w in zip(params, weights, strict=True):
+                if p.dtype != w.dtype:
+                    p.grad = None
+                p.data = w
+
+        undo.append(put_back)
+        for p, buffer in zip(params, buffers, strict=True):
+            if p.dtype != buffer.dtype:
+                grad, p.grad = p.grad, None
+                p.data = buffer
+                p.grad = None if grad is None else grad.to(buffer.dtype)
+            else:
+                p.data = buffer
+
+        def take() -> None:
+            if self.reads_weights:
+                for buffer, w in zip(buffers, weights, strict=True):
+                    buffer.sub_(w.to(buffer.dtype))
+            proposal.displacements = buffers
+
+        return take
+
+    def _take_decay_out(self, group: dict[str, Any], proposal: Proposal, undo: list[Callable[[], None]]) -> None:
+        how, decay = decay_of(self.rule, group)
+        if how == "coupled":
+            params = proposal.params
+            undo.append(_restore_grads(params))
+            sign = -decay if group.get("maximize", False) else decay
+            decayed = torch._foreach_add([p.grad for p in params if p.grad is not None], params, alpha=sign)
+            for p, g in zip(params, decayed, strict=True):
+                p.grad = g
+        if how != "none":
+            undo.append(_restore_key(group, "weight_decay"))
+            group["weight_decay"] = 0.0
+        if not self.keep_lr:
+            undo.append(_restore_key(group, "lr"))
+            group["lr"] = 1.0
+        if how == "decoupled":
+            proposal.along = -decay * float(group["lr"])
+
+    def _redirect_shards(self, proposal: Proposal, undo: list[Callable[[], None]]) -> Callable[[], None]:
+        """A DTensor's storage cannot be exchanged; its weights are put aside and back instead."""
+        params: list[Any] = proposal.params
+        parts = local(params)
+        if self.reads_weights and any(p.dtype in _LOW for p in params):
+            raise ControlError(
+                f"{type(self.optimizer).__name__} may read the weights, and these are sharded in half precision: its "
                 "displacements would be rounding noise. Keep the sharded parameters in float32 (FSDP2's mixed "
                 "precision does), or pass reads_weights=False if it reads gradients alone."
             )
-        aside = local.clone()
+        aside = [part.clone() for part in parts]
         if not self.reads_weights:
-            local.zero_()
-        self._redirected[p] = (local, aside if self.reads_weights else None)
-        undo.append(lambda: local.copy_(aside) and None)
+            torch._foreach_zero_(parts)
 
-    def _displacement(self, p: Tensor) -> Tensor:
-        buffer, weights = self._redirected[p]
-        if not is_sharded(p):
-            return buffer if weights is None else buffer.sub_(weights.to(buffer.dtype))
-        moved = buffer.clone() if weights is None else buffer - weights
-        return as_sharded(moved, p)
+        def put_back() -> None:
+            for part, w in zip(parts, aside, strict=True):
+                part.copy_(w)
 
-    def _zeros(self, p: Tensor) -> Tensor:
-        known = self._buffers.get(id(p))
-        if (
-            known is None
-            or known.shape != p.shape
-            or known.dtype != p.dtype
-            or known.device != p.device
-            or known.stride() != p.stride()
-        ):
-            known = torch.zeros_like(p.data, memory_format=torch.preserve_format)
-            self._buffers[id(p)] = known
-        return known
+        def take() -> None:
+            moved = [part - w if self.reads_weights else part.clone() for part, w in zip(parts, aside, strict=True)]
+            proposal.displacements = [
+                as_sharded(m, p) if is_sharded(p) else m for m, p in zip(moved, params, strict=True)
+            ]
+
+        undo.append(put_back)
+        return take
+
+    def _zeros(self, i: int, weights: list[Tensor]) -> list[Tensor]:
+        """A buffer of zeros for each weight; kept between steps, and zero again after each (`release`)."""
+        layout = [(w.shape, w.stride(), w.dtype, w.device) for w in weights]
+        if i not in self._buffers or self._buffers[i][0] != layout:
+            fresh = [torch.zeros_like(w, memory_format=torch.preserve_format) for w in weights]
+            self._buffers[i] = (layout, fresh)
+        return self._buffers[i][1]
 
     def release(self, proposal: Proposal) -> None:
         """Make the buffers zero again, once their displacements have been used."""
@@ -226,9 +231,7 @@ class Proposer:
     def _hold(
         self, groups: list[dict[str, Any]], positions: Sequence[Sequence[int]], frozen: Sequence[int]
     ) -> Iterator[None]:
-        others = [
-            p for i in frozen for j, p in enumerate(groups[i]["params"]) if j not in set(positions[i])
-        ]
+        others = [p for i in frozen for j, p in enumerate(groups[i]["params"]) if j not in set(positions[i])]
         aside = [p.detach().clone() for p in others]
         try:
             yield
@@ -240,24 +243,21 @@ class Proposer:
         return {**self.__dict__, "_buffers": {}}
 
 
+def _at_least_float32(w: Tensor) -> Tensor:
+    return w.to(torch.float32 if w.dtype in _LOW else w.dtype, copy=True)
+
+
 def _restore_key(group: dict[str, Any], key: str) -> Callable[[], None]:
     value = group[key]
     return lambda: group.__setitem__(key, value)
 
 
-def _restore_data(p: Tensor, value: Tensor) -> Callable[[], None]:
-    def undo() -> None:
-        if p.dtype != value.dtype:
-            p.grad = None
-        p.data = value
-
-    return undo
-
-
-def _restore_grad(p: Tensor) -> Callable[[], None]:
-    grad = p.grad
+def _restore_grads(params: Sequence[Tensor]) -> Callable[[], None]:
+    grads = [p.grad for p in params]
 
     def undo() -> None:
-        p.grad = grad
+        for p, g in zip(params, grads, strict=True):
+            if g is not None:
+                p.grad = g
 
     return undo

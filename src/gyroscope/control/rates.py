@@ -110,7 +110,9 @@ class Rates:
         except FileNotFoundError:
             raise ControlError(f"There is no file {path}; `Rates.save` writes one.") from None
         except Exception as error:
-            raise ControlError(f"{path} does not hold recorded rates: {error}. `Rates.save` writes such a file.") from error
+            raise ControlError(
+                f"{path} does not hold recorded rates: {error}. `Rates.save` writes such a file."
+            ) from error
 
 
 class Recorder:

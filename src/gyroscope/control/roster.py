@@ -146,9 +146,7 @@ def _every_matrix(optimizer: Optimizer) -> list[tuple[int, int, str, int, int]]:
     return found
 
 
-def _named(
-    chosen: Sequence[Layer], places: dict[int, tuple[int, int]]
-) -> list[tuple[int, int, str, int, int]]:
+def _named(chosen: Sequence[Layer], places: dict[int, tuple[int, int]]) -> list[tuple[int, int, str, int, int]]:
     found, missing = [], []
     for layer in chosen:
         place = places.get(id(layer.parameter))

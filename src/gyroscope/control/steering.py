@@ -61,9 +61,7 @@ class Work:
 class Steering:
     """Steps the layers of a roster by a law, towards what the inner optimizer proposes."""
 
-    def __init__(
-        self, inner: Optimizer, roster: Roster, law: Law, others: Others, reads_weights: bool | None
-    ) -> None:
+    def __init__(self, inner: Optimizer, roster: Roster, law: Law, others: Others, reads_weights: bool | None) -> None:
         self.inner = inner
         self.roster = roster
         self.law = law
@@ -72,7 +70,7 @@ class Steering:
         self.ledgers: dict[torch.device, Ledger] = {}
         self.multipliers = torch.ones(roster.layers, dtype=torch.float64)
         self._layer_of_row: dict[torch.device, Tensor] = {}
-        self._drivers: dict[Any, Any] = {}
+        self._drivers: dict[Any, Any] = {}  # fused kernels by group, and by ("given", group)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_drivers": {}}
@@ -103,10 +101,23 @@ class Steering:
         self._drivers.clear()
         self.write_multipliers()
 
-    def work(self) -> dict[int, Work]:
-        """For each controlled group, the layers that have a gradient."""
+    def ready(self) -> list[int]:
+        """The groups whose fused kernel can go on where it left off."""
+        if self._hooked():
+            return []
+        groups = self.inner.param_groups
+        return [i for i, driver in self._drivers.items() if isinstance(i, int) and driver.ready(groups[i])]
+
+    def _hooked(self) -> bool:
+        """Whether somebody listens to the inner optimizer's own step, which must then be called."""
+        return bool(self.inner._optimizer_step_pre_hooks or self.inner._optimizer_step_post_hooks)
+
+    def work(self, but: Sequence[int] = ()) -> dict[int, Work]:
+        """For each controlled group that is not in `but`, the layers that have a gradient."""
         found = {}
         for i in self.roster.controlled():
+            if i in but:
+                continue
             group, entries = self.inner.param_groups[i], self.roster.groups[i]
             every = group["params"]
             if len(every) < len(entries):
@@ -126,10 +137,10 @@ class Steering:
                 found[i] = Work(group, params, grads, list(entries.values()))
         return found
 
-    def step(self, work: dict[int, Work], closure: Callable[[], Any] | None) -> Any:
+    def step(self, work: dict[int, Work], ready: Sequence[int], closure: Callable[[], Any] | None) -> Any:
         """Take the step; `closure` only for an inner optimizer that evaluates it itself."""
         ways = {i: way for i, w in work.items() if (way := self._way(w)) is not None}
-        proposals, loss = self._propose(work, ways, closure)
+        proposals, loss = self._propose(work, {*ways, *ready}, closure)
         for i, proposal in proposals.items():
             if proposal.params:
                 self._follow(i, proposal)
@@ -138,12 +149,13 @@ class Steering:
                 self._plain(work[i])
             else:
                 self._fused(i, way, work[i])
+        for i in ready:
+            self._drivers[i].run(self.inner.param_groups[i])
         return loss
 
     def _way(self, work: Work) -> str | None:
         """`"plain"`, the fused kernel's rule, or None where the inner optimizer must be asked."""
-        hooks = self.inner._optimizer_step_pre_hooks or self.inner._optimizer_step_post_hooks
-        if self.proposer.reads_weights or hooks or not work.params:
+        if self.proposer.reads_weights or self._hooked() or not work.params:
             return None
         kernel = kernel_of(self.proposer.rule, work.group)
         if kernel is None or any(g.is_sparse for g in work.grads):
@@ -165,12 +177,10 @@ class Steering:
     def _fused(self, i: int, kernel: str, work: Work) -> None:
         from gyroscope.control.fast import Fast
 
-        driver = self._drivers.setdefault(i, Fast())
-        ledger = self.ledger(work.params[0].device)
-        driver.step(
-            self.inner, self.proposer.rule, kernel, work.group, work.params, work.grads, work.rows, work.counts,
-            ledger, self.law,
-        )  # fmt: skip
+        if i not in self._drivers:
+            self._drivers[i] = Fast(self.inner, self.proposer.rule, self.law, self.ledger(work.params[0].device))
+        self._drivers[i].prepare(kernel, work.group, work.params, work.grads, work.rows, work.counts)
+        self._drivers[i].run(work.group)
 
     def _plain(self, work: Work) -> None:
         how, decay = decay_of(self.proposer.rule, work.group)
@@ -178,12 +188,12 @@ class Steering:
         self._sweep(work, work.grads, sign=sign, along=-decay if how == "coupled" else 0.0)
 
     def _propose(
-        self, work: dict[int, Work], ways: dict[int, str], closure: Callable[[], Any] | None
+        self, work: dict[int, Work], done: set[int], closure: Callable[[], Any] | None
     ) -> tuple[dict[int, Proposal], Any]:
         """Step the other parameters, and catch the displacements of the layers that need the inner step."""
         groups = self.inner.param_groups
-        asked = [i for i in work if i not in ways and (work[i].params or closure is not None)]
-        rest = [i for i in range(len(groups)) if i not in work] if self.others == "inner" else []
+        asked = [i for i in work if i not in done and (work[i].params or closure is not None)]
+        rest = [i for i, own in enumerate(self.roster.groups) if not own] if self.others == "inner" else []
         active = any(p.grad is not None for i in rest for p in groups[i]["params"])
         if not asked and not active:
             return {}, None
@@ -205,8 +215,7 @@ class Steering:
             driver = self._drivers.setdefault(("given", i), Given())
             ledger = self.ledger(proposal.params[0].device)
             driver.step(proposal, work.rows, work.counts, ledger, work.group["lr"], self.law)
-            for states, rows, counts in self._states(work):
-                driver.clear(states, rows, counts, ledger)
+            driver.clear(self.inner, work.params, work.rows, work.counts, ledger)
         else:
             self._sweep(work, proposal.displacements, along=proposal.along)
             self.proposer.release(proposal)

@@ -79,9 +79,7 @@ def _sweep(
     products = dots({"ww": (w, w), "wd": (w, d), "dd": (d, d)}, segments=counts)
     ww, wd, dd = products.unbind(1)
     if sign != 1.0 or along != 0.0:
-        products = torch.stack(
-            [ww, sign * wd + along * ww, dd + 2 * sign * along * wd + along * along * ww], 1
-        )
+        products = torch.stack([ww, sign * wd + along * ww, dd + 2 * sign * along * wd + along * along * ww], 1)
     here = _index(rows, ww.device)
     radius = ledger.radius[here]
     radius = torch.where((radius < 0) & torch.isfinite(ww), ww.sqrt(), radius)

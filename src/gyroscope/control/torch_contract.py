@@ -47,7 +47,7 @@ class Wrapper(Optimizer):
         self._patch_step_function()
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         """The inner optimizer's groups."""
         return self.inner.param_groups
 
@@ -56,7 +56,7 @@ class Wrapper(Optimizer):
         self.inner.param_groups = value
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:
         """The inner optimizer's state."""
         return self.inner.state
 
@@ -65,7 +65,7 @@ class Wrapper(Optimizer):
         self.inner.state = value
 
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+    def defaults(self) -> dict[str, Any]:
         """The inner optimizer's defaults."""
         return self.inner.defaults
 

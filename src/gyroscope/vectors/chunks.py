@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,35 +31,21 @@ def cut(lengths: Sequence[int] | Ints, chunk: int = CHUNK) -> tuple[Ints, Ints, 
     return segment, np.arange(first[-1]) - first[segment], first
 
 
-def schedule(first: Ints, bytes_per_chunk: int, window: int) -> Ints:
-    """The order in which one launch first sums and then updates, so that updates find their data in the cache.
+def schedule(chunks: int) -> Ints:
+    """The order in which one launch first sums all chunks and then updates them.
 
-    Segments are taken in groups whose data fits `window` bytes. A group is summed one group ahead of its update,
-    so that no update waits long; updates go backwards, from what was read last. Chunk c is listed as c where it is
-    summed and as −c − 1 where it is updated; a segment's update never stands before its sums.
+    Updates go backwards, from what was read last and still lies in the cache. Chunk c is listed as c where it is
+    summed and as −c − 1 where it is updated.
 
-    >>> schedule(np.array([0, 2, 3]), 1, 2).tolist()
-    [0, 1, 2, -2, -1, -3]
+    >>> schedule(3).tolist()
+    [0, 1, 2, -3, -2, -1]
     """
-    groups: list[tuple[int, int]] = []
-    start = 0
-    for end in first[1:].tolist():
-        if groups and (end - groups[-1][0]) * bytes_per_chunk <= window:
-            groups[-1] = (groups[-1][0], end)
-        else:
-            groups.append((start, end))
-        start = end
-    order: list[Ints] = []
-    for i, (low, high) in enumerate(groups):
-        order.append(np.arange(low, high))
-        if i > 0:
-            order.append(-np.arange(*groups[i - 1])[::-1] - 1)
-    order.append(-np.arange(*groups[-1])[::-1] - 1)
-    return np.concatenate(order)
+    order = np.arange(chunks)
+    return np.concatenate([order, -order[::-1] - 1])
 
 
-def to_device(array: Ints, device: torch.device) -> Tensor:
-    """An int64 array on the device, without waiting for the copy."""
+def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """An array on the device, without waiting for the copy."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)

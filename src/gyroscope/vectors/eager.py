@@ -27,14 +27,11 @@ def accumulator(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def dots(
-    lists: Sequence[Sequence[Tensor]], pairs: Sequence[tuple[int, int]], segments: Sequence[int]
-) -> Tensor:
+def dots(lists: Sequence[Sequence[Tensor]], pairs: Sequence[tuple[int, int]], segments: Sequence[int]) -> Tensor:
     """Inner products `[sum(segments), len(pairs)]` of the lists named by `pairs`, all on one device."""
     device = lists[0][0].device
     rows = [
-        _layer_dots([one[i] for one in lists], pairs, segments[i], accumulator(device))
-        for i in range(len(lists[0]))
+        _layer_dots([one[i] for one in lists], pairs, segments[i], accumulator(device)) for i in range(len(lists[0]))
     ]
     return torch.cat(rows)
 
@@ -55,9 +52,7 @@ def _layer_dots(
     return torch.cat(out)
 
 
-def _long_dots(
-    vectors: Sequence[Tensor], pairs: Sequence[tuple[int, int]], piece: int, dtype: torch.dtype
-) -> Tensor:
+def _long_dots(vectors: Sequence[Tensor], pairs: Sequence[tuple[int, int]], piece: int, dtype: torch.dtype) -> Tensor:
     length = vectors[0].numel()
     buffers = [torch.empty(min(piece, length), dtype=dtype, device=v.device) for v in vectors]
     sums = []
@@ -70,9 +65,7 @@ def _long_dots(
     return torch.stack(sums).view(-1, len(pairs)).sum(0, keepdim=True)
 
 
-def combine_(
-    x: Sequence[Tensor], y: Sequence[Tensor], a: Tensor, b: Tensor, segments: Sequence[int]
-) -> None:
+def combine_(x: Sequence[Tensor], y: Sequence[Tensor], a: Tensor, b: Tensor, segments: Sequence[int]) -> None:
     """x ← a x + b y for lists on one device; `a` and `b` hold one number a segment."""
     row = 0
     if x[0].device.type == "cpu":
@@ -118,4 +111,3 @@ def _exact_(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> None:
     new = (a * old.to(dtype) + b * y.detach().reshape(shape).to(dtype)).to(x.dtype)
     keep = (a == 1) & (b == 0)
     x.detach().copy_(torch.where(keep, old, new).reshape(x.shape))
-

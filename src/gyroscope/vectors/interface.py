@@ -96,9 +96,7 @@ def combine_(
         return
     first_row = [sum(counts[:i]) for i in range(len(counts))]
     for where, members in groups.items():
-        rows = torch.tensor(
-            [first_row[i] + r for i in members for r in range(counts[i])], device=a.device
-        )
+        rows = torch.tensor([first_row[i] + r for i in members for r in range(counts[i])], device=a.device)
         backend(where).combine_(
             [xs[i] for i in members],
             [ys[i] for i in members],
@@ -156,9 +154,7 @@ def _counts(lists: Sequence[Sequence[Tensor]], segments: Sequence[int] | None) -
     n = len(lists[0])
     for other in lists[1:]:
         if len(other) != n:
-            raise VectorError(
-                f"Every list needs one tensor a layer; given lists of {n} and {len(other)} tensors."
-            )
+            raise VectorError(f"Every list needs one tensor a layer; given lists of {n} and {len(other)} tensors.")
     for i, tensors in enumerate(zip(*lists, strict=True)):
         first = tensors[0]
         for t in tensors:

@@ -44,7 +44,8 @@ def aligned(tensors: Sequence[Tensor], segments: int) -> list[Tensor]:
         return [t.detach().reshape(segments, 0) for t in tensors]
     if is_dense(first) and splits_in_memory(first, segments):
         return [memory_view(like(t, first), segments) for t in tensors]
-    return [t.detach().reshape(segments, -1) for t in tensors]
+    # reshape alone may give a view with gaps
+    return [t.detach().reshape(segments, -1).contiguous() for t in tensors]
 
 
 def like(tensor: Tensor, reference: Tensor) -> Tensor:

@@ -31,7 +31,8 @@ TYPES = {
 
 
 @triton.jit
-def pointer(table, i, TYPE: tl.constexpr, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: D103
+def pointer(table, i, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    """An address from the table as a pointer; `ALIGNED` allows 16-byte loads."""
     p = tl.load(table + i).to(tl.pointer_type(TYPE))
     if ALIGNED:
         p = tl.multiple_of(p, 16)
@@ -39,7 +40,8 @@ def pointer(table, i, TYPE: tl.constexpr, ALIGNED: tl.constexpr):  # type: ignor
 
 
 @triton.jit
-def fetch(p, offsets, length, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: D103
+def fetch(p, offsets, length, MASKED: tl.constexpr):
+    """Load a block, zeros past the end."""
     if MASKED:
         return tl.load(p + offsets, mask=offsets < length, other=0.0)
     else:
@@ -47,16 +49,16 @@ def fetch(p, offsets, length, MASKED: tl.constexpr):  # type: ignore[no-untyped-
 
 
 @triton.jit
-def rounded(value, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: D103
+def rounded(value, TYPE: tl.constexpr):
     """To the type it is stored in; to 16 bits by way of float32, the one conversion every target has."""
-    if TYPE == tl.float64:
+    if tl.float64 == TYPE:
         return value.to(tl.float64)
     else:
         return value.to(tl.float32).to(TYPE)
 
 
 @triton.jit
-def total(partial, low, high, column, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: D103
+def total(partial, low, high, column, COLUMNS: tl.constexpr):
     """The sum of a segment's chunks, in order. Past the L1 cache: other programs wrote them."""
     acc = tl.zeros((128,), tl.float64)
     for start in range(low, high, 128):
@@ -66,7 +68,7 @@ def total(partial, low, high, column, COLUMNS: tl.constexpr):  # type: ignore[no
 
 
 @triton.jit
-def _products(  # type: ignore[no-untyped-def]
+def _products(
     p0, p1, p2, p3, offsets, length, c00, c01, c11, c02, c12, c22, c03, c13, c23, c33,
     LISTS: tl.constexpr, WANT: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -101,7 +103,7 @@ def _products(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _dots_kernel(  # type: ignore[no-untyped-def]
+def _dots_kernel(
     pointers, lengths, chunk_segment, chunk_position, first_chunk, partial, done, out, segments,
     T0: tl.constexpr, T1: tl.constexpr, T2: tl.constexpr, T3: tl.constexpr,
     LISTS: tl.constexpr, WANT: tl.constexpr, COLUMNS: tl.constexpr,
@@ -173,7 +175,7 @@ def _dots_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _combine_kernel(  # type: ignore[no-untyped-def]
+def _combine_kernel(
     pointers, lengths, chunk_segment, chunk_position, a, b, segments,
     TX: tl.constexpr, TY: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -249,9 +251,7 @@ def _table(views: Sequence[Sequence[Tensor]], device: torch.device) -> _Table:
     return table
 
 
-def dots(
-    lists: Sequence[Sequence[Tensor]], pairs: Sequence[tuple[int, int]], segments: Sequence[int]
-) -> Tensor:
+def dots(lists: Sequence[Sequence[Tensor]], pairs: Sequence[tuple[int, int]], segments: Sequence[int]) -> Tensor:
     """Inner products `[sum(segments), len(pairs)]` of the lists named by `pairs`, all on one device."""
     device = lists[0][0].device
     out = torch.empty(sum(segments), len(pairs), dtype=torch.float64, device=device)
@@ -291,9 +291,7 @@ def _passes(pairs: Sequence[tuple[int, int]]) -> list[tuple[list[int], list[int]
     return groups
 
 
-def _launch_dots(
-    lists: Sequence[Sequence[Tensor]], pairs: Sequence[tuple[int, int]], device: torch.device
-) -> Tensor:
+def _launch_dots(lists: Sequence[Sequence[Tensor]], pairs: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
     table = _table(lists, device)
     bits = [j * (j + 1) // 2 + i for i, j in pairs]
     want = sorted(set(bits))
@@ -311,9 +309,7 @@ def _launch_dots(
     return out if order == list(range(len(want))) else out[:, order]
 
 
-def combine_(
-    x: Sequence[Tensor], y: Sequence[Tensor], a: Tensor, b: Tensor, segments: Sequence[int]
-) -> None:
+def combine_(x: Sequence[Tensor], y: Sequence[Tensor], a: Tensor, b: Tensor, segments: Sequence[int]) -> None:
     """x ← a x + b y for lists on one device; `a` and `b` hold one number a segment."""
     device = x[0].device
     kinds: dict[tuple[torch.dtype, torch.dtype], list[int]] = {}
