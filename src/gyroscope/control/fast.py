@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import is_, itemgetter
+from operator import attrgetter, is_, itemgetter
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from gyroscope.control.rules import Group, Rule, decay_of, kernel_of
 
 _address = Tensor.data_ptr
 _strides = Tensor.stride
+_gradient = attrgetter("grad")
 
 
 class StateView:
@@ -69,16 +70,17 @@ class Fast:
         if (kernel_of(self._rule, group), _betas(group, self._kernel)) != self._options:
             return False
         try:
-            grads = [p.grad for p in params]
-            if list(map(_strides, grads)) != self._strides or list(map(_address, params)) != self._at:
+            at = list(map(_address, map(_gradient, params)))
+            if list(map(_address, params)) != self._at:
                 return False
-            at = list(map(_address, grads))
         except (TypeError, RuntimeError):  # a gradient that is None, or sparse
             return False
         if not self._state.holds(self._optimizer):
             return False
+        # Gradients are laid out as their parameters by autograd, so those that lie where they lay are as they were.
         if at != self._grads_at:
-            if [g.dtype for g in grads] != self._grad_types:
+            grads = [p.grad for p in params]
+            if list(map(_strides, grads)) != self._strides or [g.dtype for g in grads] != self._grad_types:
                 return False
             self._grads_at = at
             for launch, members in self._launches:

@@ -30,6 +30,9 @@ WARPS = 4
 FOLD = 4
 STAGES = 3
 
+# Where the arguments that change from step to step stand in the kernel's list.
+_POINTERS, _NUMBERS, _LR = 1, 15, 16
+
 GIVEN, SGD, MOMENTUM, SGD_AMOM, ADAM, RMSPROP, ADAGRAD = (tl.constexpr(i) for i in range(7))
 RULES = {"given": 0, "sgd": 1, "momentum": 2, "sgd_amom": 3, "adam": 4, "rmsprop": 5, "adagrad": 6}
 
@@ -384,10 +387,33 @@ class Launch:
 
     def __call__(self, rule: str, hyper: Hyper, ledger: Ledger, law: Law, *, zero: bool = False) -> None:
         """Take one step; with `zero`, leave the second list (a buffer of displacements) zeroed."""
+        if isinstance(hyper.lr, Tensor):
+            self._launch(self._arguments(rule, hyper, ledger, law, zero))
+            return
+        key = (rule, hyper.nesterov, hyper.maximize, hyper.decoupled, law, zero, id(ledger), self.aligned)
+        known = self._compiled.get(key)
+        if known is None:
+            arguments = self._arguments(rule, hyper, ledger, law, zero)
+            compiled = self._launch(arguments)
+            if hasattr(compiled, "function"):  # the interpreter leaves nothing to keep
+                self._compiled[key] = compiled[(len(self.items), 1, 1)], arguments
+            return
+        # The same tensors as when it was compiled, so there is no need to look at each argument again.
+        run, arguments = known
+        arguments[_POINTERS] = self.pointers
+        arguments[_NUMBERS] = self._numbers(hyper, law)
+        arguments[_LR] = float(hyper.lr)
+        with _on(self.device):
+            run(*arguments)
+
+    def _launch(self, arguments: list[Any]) -> Any:
+        with _on(self.device):
+            return _step_kernel[(len(self.items),)](*arguments, num_warps=WARPS)
+
+    def _arguments(self, rule: str, hyper: Hyper, ledger: Ledger, law: Law, zero: bool) -> list[Any]:
         tw, tg, tm, tv = self.types
         on_device = isinstance(hyper.lr, Tensor)
-        grid = (len(self.items), 1, 1)
-        arguments = (
+        return [
             self.items, self.pointers, self.n_segments, self.partial, self.done, self.ready, self.left,
             self.a, self.b, ledger.multiplier, ledger.radius, ledger.skipped, ledger.bad, ledger.power1,
             ledger.power2, self._numbers(hyper, law), 0.0 if on_device else float(hyper.lr),
@@ -396,17 +422,7 @@ class Launch:
             on_device, law.project, law.scale == "relative", law.reproject, law.growth is not None, zero,
             TANGENT_FLOOR, tw, tg, tm, tv, tl.float64 if tw == tl.float64 else tl.float32,
             self.aligned, self.chunk, BLOCK, FOLD, STAGES,
-        )  # fmt: skip
-        key = (id(ledger), rule, hyper.nesterov, hyper.maximize, hyper.decoupled, law, zero, self.aligned)
-        compiled = None if on_device else self._compiled.get(key)
-        with _on(self.device):
-            if compiled is not None:
-                # The same tensors as before, so what was compiled for them fits: no need to look at each again.
-                compiled[grid](*arguments)
-                return
-            compiled = _step_kernel[grid](*arguments, num_warps=WARPS)
-        if hasattr(compiled, "function"):  # the interpreter has nothing to keep
-            self._compiled[key] = compiled
+        ]  # fmt: skip
 
     def _numbers(self, hyper: Hyper, law: Law) -> Tensor:
         """The hyperparameters in float64 on the device; uploaded when they change, which the rate alone does often."""

@@ -164,9 +164,12 @@ class Layca(Wrapper):
         Args:
             closure: evaluates the model again and returns the loss.
         """
+        return self._uncompiled(closure) if torch.compiler.is_compiling() else self._step(closure)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # addresses are exchanged; there is nothing to trace
+    def _uncompiled(self, closure: Callable[[], Any] | None) -> Any:
         return self._step(closure)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # addresses are exchanged here, nothing is to be fused
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         for i in self._roster.controlled():
             _check_rate(self.param_groups[i], i)

@@ -7,6 +7,7 @@ up in order, so results do not depend on scheduling, and nothing needs a second 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -347,7 +348,7 @@ def combine_(x: Sequence[Tensor], y: Sequence[Tensor], a: Tensor, b: Tensor, seg
 
 
 def _on(device: torch.device) -> Any:
-    """Launch on the tensors' own device, which need not be the current one."""
-    from contextlib import nullcontext
-
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    """Launch on the tensors' own device, where that is not the current one."""
+    if device.type != "cuda" or torch.cuda.current_device() == device.index:
+        return nullcontext()
+    return torch.cuda.device(device)
