@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter, is_, itemgetter
+from itertools import repeat
+from operator import is_, itemgetter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,11 +14,25 @@ from torch.optim import Optimizer
 from gyroscope.control.coefficients import Law
 from gyroscope.control.fused import Hyper, Launch
 from gyroscope.control.ledger import Ledger
-from gyroscope.control.rules import Group, Rule, decay_of, kernel_of
+from gyroscope.control.rules import Group, Rule, decay_of
 
 _address = Tensor.data_ptr
 _strides = Tensor.stride
-_gradient = attrgetter("grad")
+
+# A check over a whole list that torch's CUDA builds have for their own graphs; a third of the price of asking each.
+_bulk = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
+
+
+def lie_at(tensors: list[Tensor], addresses: list[int]) -> bool:
+    """Whether each tensor's memory starts at its address.
+
+    >>> x = torch.zeros(3)
+    >>> lie_at([x], [x.data_ptr()]), lie_at([x[1:]], [x.data_ptr()])
+    (True, False)
+    """
+    if _bulk is not None:
+        return bool(_bulk(tensors, addresses, list(range(len(addresses)))))
+    return list(map(_address, tensors)) == addresses
 
 
 class StateView:
@@ -67,33 +83,35 @@ class Fast:
         params = group["params"]
         if len(params) != len(self._params) or not all(map(is_, params, self._params)):
             return False
-        if (kernel_of(self._rule, group), _betas(group, self._kernel)) != self._options:
+        if _options(group) != self._options or not self._state.holds(self._optimizer):
+            return False
+        grads = [p.grad for p in params]
+        if any(map(is_, grads, repeat(None))):
             return False
         try:
-            at = list(map(_address, map(_gradient, params)))
-            if list(map(_address, params)) != self._at:
+            if not lie_at(params, self._at):
                 return False
-        except (TypeError, RuntimeError):  # a gradient that is None, or sparse
+            if not lie_at(grads, self._grads_at):
+                return self._find_grads(grads)
+        except RuntimeError:  # a sparse gradient lies nowhere
             return False
-        if not self._state.holds(self._optimizer):
+        # Autograd lays gradients out as their parameters, so those that lie where they lay are as they were.
+        return True
+
+    def _find_grads(self, grads: Sequence[Tensor]) -> bool:
+        if list(map(_strides, grads)) != self._strides or [g.dtype for g in grads] != self._grad_types:
             return False
-        # Gradients are laid out as their parameters by autograd, so those that lie where they lay are as they were.
-        if at != self._grads_at:
-            grads = [p.grad for p in params]
-            if list(map(_strides, grads)) != self._strides or [g.dtype for g in grads] != self._grad_types:
-                return False
-            self._grads_at = at
-            for launch, members in self._launches:
-                launch.point(self._lists(grads, members))
+        self._grads_at = list(map(_address, grads))
+        for launch, members in self._launches:
+            launch.point(self._lists(grads, members))
         return True
 
     def run(self, group: Group) -> None:
         """Step the layers that `prepare` or `ready` has seen."""
         if self._steps is not None:
             self._steps.add_(1)
-        hyper = hyper_of(self._rule, self._kernel, group)
         for launch, _ in self._launches:
-            launch(self._kernel, hyper, self._ledger, self._law)
+            launch(self._kernel, self._hyper, group["lr"], self._ledger, self._law)
 
     def prepare(
         self,
@@ -106,7 +124,8 @@ class Fast:
     ) -> None:
         """Make state and tables for the layers that have gradients."""
         self._kernel = kernel
-        self._options = (kernel, _betas(group, kernel))
+        self._options = _options(group)
+        self._hyper = hyper_of(self._rule, kernel, group)
         self._params = list(params)
         self._at = list(map(_address, params))
         self._strides = list(map(_strides, params))
@@ -173,7 +192,7 @@ class Fast:
                 state["step"] = view
         age = torch.tensor([t for t, n in zip(ages, counts, strict=True) for _ in range(n)], dtype=torch.float64)
         where = torch.tensor(list(rows), device=self._ledger.power1.device)
-        for power, beta in zip((self._ledger.power1, self._ledger.power2), self._options[1], strict=True):
+        for power, beta in zip((self._ledger.power1, self._ledger.power2), _betas(group, self._kernel), strict=True):
             power[where] = (beta**age).to(power)
 
 
@@ -183,7 +202,6 @@ def hyper_of(rule: Rule, kernel: str, group: Group) -> Hyper:
     beta1, beta2 = _betas(group, kernel)
     momentum = float(group["momentum"]) if kernel in ("momentum", "sgd_amom") else 0.0
     return Hyper(
-        lr=group["lr"],
         decay=decay,
         momentum=momentum,
         dampening=momentum if kernel == "sgd_amom" else float(group.get("dampening", 0.0)),
@@ -194,6 +212,17 @@ def hyper_of(rule: Rule, kernel: str, group: Group) -> Hyper:
         maximize=bool(group.get("maximize", False)),
         decoupled=how == "decoupled",
     )
+
+
+def _options(group: Group) -> tuple[Any, ...]:
+    """Everything in a group that the kernel or its numbers depend on, but for the rate."""
+    return tuple(map(group.get, _OPTIONS))
+
+
+_OPTIONS = (
+    "weight_decay", "momentum", "dampening", "nesterov", "betas", "alpha", "eps", "maximize", "amsgrad", "centered",
+    "decoupled_weight_decay", "differentiable",
+)  # fmt: skip
 
 
 def _betas(group: Group, kernel: str) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
@@ -20,6 +21,8 @@ from torch import Tensor
 
 from gyroscope.control.coefficients import TANGENT_FLOOR, Law
 from gyroscope.control.ledger import Ledger
+from gyroscope.control.torch_contract import is_capturing
+from gyroscope.errors import ControlError
 from gyroscope.vectors.chunks import CHUNK, cut, is_aligned, schedule, to_device
 from gyroscope.vectors.triton import TYPES, _on, fetch, pointer, rounded, total
 
@@ -31,7 +34,7 @@ FOLD = 4
 STAGES = 3
 
 # Where the arguments that change from step to step stand in the kernel's list.
-_POINTERS, _NUMBERS, _LR = 1, 15, 16
+_POINTERS, _LR = 1, 16
 
 GIVEN, SGD, MOMENTUM, SGD_AMOM, ADAM, RMSPROP, ADAGRAD = (tl.constexpr(i) for i in range(7))
 RULES = {"given": 0, "sgd": 1, "momentum": 2, "sgd_amom": 3, "adam": 4, "rmsprop": 5, "adagrad": 6}
@@ -318,9 +321,8 @@ def _step_kernel(
 
 @dataclass(frozen=True)
 class Hyper:
-    """The inner rule's numbers for one launch; unused ones stay at their defaults."""
+    """The inner rule's numbers, but for the rate; unused ones stay at their defaults."""
 
-    lr: float | Tensor = 0.0
     decay: float = 0.0
     momentum: float = 0.0
     dampening: float = 0.0
@@ -369,8 +371,10 @@ class Launch:
         self.done, self.ready, self.left = flags.unbind()
         self.partial = torch.empty(len(segment), 3, dtype=torch.float64, device=device)
         self.a, self.b = torch.empty(2, self.n_segments, dtype=torch.float64, device=device).unbind()
+        self._spare: Tensor | None = None
+        self._captured: list[Tensor] = []
         self.point(lists)
-        self._uploaded: tuple[Any, ...] = (None,)
+        self._uploaded: dict[Any, Tensor] = {}
         self._compiled: dict[Any, Any] = {}
 
     def point(self, lists: Sequence[Sequence[Tensor]]) -> None:
@@ -382,42 +386,56 @@ class Launch:
                 for one in lists
             ]
         )
-        self.pointers = to_device(pointers, self.device)
         self.aligned = is_aligned(pointers)
-
-    def __call__(self, rule: str, hyper: Hyper, ledger: Ledger, law: Law, *, zero: bool = False) -> None:
-        """Take one step; with `zero`, leave the second list (a buffer of displacements) zeroed."""
-        if isinstance(hyper.lr, Tensor):
-            self._launch(self._arguments(rule, hyper, ledger, law, zero))
+        if is_capturing():
+            self.pointers = self._captured_copy(pointers)
             return
-        key = (rule, hyper.nesterov, hyper.maximize, hyper.decoupled, law, zero, id(ledger), self.aligned)
-        known = self._compiled.get(key)
+        self.pointers = to_device(pointers, self.device)
+        if self._spare is None and self.device.type == "cuda":
+            self._spare = torch.empty_like(self.pointers, device="cpu", pin_memory=True)
+
+    def _captured_copy(self, pointers: npt.NDArray[np.int64]) -> Tensor:
+        """Inside a CUDA graph the copy is repeated at every replay, so its source must stay as it is from now on."""
+        if self._spare is None:
+            raise ControlError(
+                "A CUDA graph captures a step of layers that have not been stepped since the last capture; take one "
+                "step outside a graph first."
+            )
+        source, self._spare = self._spare, None
+        source.numpy()[:] = pointers
+        self._captured.append(source)
+        return source.to(self.device, non_blocking=True)
+
+    def __call__(
+        self, rule: str, hyper: Hyper, lr: float | Tensor, ledger: Ledger, law: Law, *, zero: bool = False
+    ) -> None:
+        """Take one step; with `zero`, leave the second list (a buffer of displacements) zeroed."""
+        key = (rule, hyper, law, zero, id(ledger), self.aligned)
+        known = None if isinstance(lr, Tensor) else self._compiled.get(key)
         if known is None:
-            arguments = self._arguments(rule, hyper, ledger, law, zero)
-            compiled = self._launch(arguments)
+            arguments = self._arguments(rule, hyper, lr, ledger, law, zero)
+            with _on(self.device):
+                compiled = _step_kernel[(len(self.items),)](*arguments, num_warps=WARPS)
             if hasattr(compiled, "function"):  # the interpreter leaves nothing to keep
                 self._compiled[key] = compiled[(len(self.items), 1, 1)], arguments
             return
         # The same tensors as when it was compiled, so there is no need to look at each argument again.
         run, arguments = known
         arguments[_POINTERS] = self.pointers
-        arguments[_NUMBERS] = self._numbers(hyper, law)
-        arguments[_LR] = float(hyper.lr)
+        arguments[_LR] = float(lr)
         with _on(self.device):
             run(*arguments)
 
-    def _launch(self, arguments: list[Any]) -> Any:
-        with _on(self.device):
-            return _step_kernel[(len(self.items),)](*arguments, num_warps=WARPS)
-
-    def _arguments(self, rule: str, hyper: Hyper, ledger: Ledger, law: Law, zero: bool) -> list[Any]:
+    def _arguments(
+        self, rule: str, hyper: Hyper, lr: float | Tensor, ledger: Ledger, law: Law, zero: bool
+    ) -> list[Any]:
         tw, tg, tm, tv = self.types
-        on_device = isinstance(hyper.lr, Tensor)
+        on_device = isinstance(lr, Tensor)
         return [
             self.items, self.pointers, self.n_segments, self.partial, self.done, self.ready, self.left,
             self.a, self.b, ledger.multiplier, ledger.radius, ledger.skipped, ledger.bad, ledger.power1,
-            ledger.power2, self._numbers(hyper, law), 0.0 if on_device else float(hyper.lr),
-            hyper.lr if on_device else ledger.radius,
+            ledger.power2, self._numbers(hyper, law), 0.0 if on_device else float(lr),
+            lr if on_device else ledger.radius,
             RULES[rule], hyper.nesterov, hyper.maximize, hyper.decoupled,
             on_device, law.project, law.scale == "relative", law.reproject, law.growth is not None, zero,
             TANGENT_FLOOR, tw, tg, tm, tv, tl.float64 if tw == tl.float64 else tl.float32,
@@ -425,15 +443,11 @@ class Launch:
         ]  # fmt: skip
 
     def _numbers(self, hyper: Hyper, law: Law) -> Tensor:
-        """The hyperparameters in float64 on the device; uploaded when they change, which the rate alone does often."""
+        """The hyperparameters in float64 on the device: as kernel arguments they would be rounded to float32."""
         values = (
             hyper.decay, hyper.momentum, 1.0 - hyper.dampening, hyper.beta1, hyper.beta2, hyper.eps,
             law.growth or 0.0, hyper.along,
         )  # fmt: skip
-        if values != self._uploaded[0]:
-            host = torch.tensor(values, dtype=torch.float64)
-            if self.device.type == "cuda":
-                host = host.pin_memory()
-            self._uploaded = (values, host.to(self.device, non_blocking=True), host)
-        uploaded: Tensor = self._uploaded[1]
-        return uploaded
+        if values not in self._uploaded:
+            self._uploaded[values] = to_device(np.array(values), self.device)
+        return self._uploaded[values]

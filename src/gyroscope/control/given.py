@@ -64,7 +64,7 @@ class Given:
                 self._launches.append(Launch([w, d, d, d], its_rows, [counts[i] for i in members]))
             self._known = seen
         for launch in self._launches:
-            launch("given", Hyper(lr=lr, along=proposal.along), ledger, law, zero=True)
+            launch("given", Hyper(along=proposal.along), lr, ledger, law, zero=True)
 
     def clear(
         self,

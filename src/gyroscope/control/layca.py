@@ -269,32 +269,48 @@ class Layca(Wrapper):
             )
         check_state(self.inner, state_dict)
         for g, j, e in self._places():
-            key = state_dict["param_groups"][g]["params"][j]
-            radius = state_dict["state"].get(key, {}).get("radius")
+            radius = _radius_in(state_dict, g, j)
             if isinstance(radius, Tensor) and radius.numel() != e.segments:
                 raise ControlError(
                     f"The state has {radius.numel()} radii for layer {e.name}, which has {e.segments} segments; use "
                     "the granularity it was saved with."
                 )
         load_uncast(self.inner, state_dict)
-        self._take_radii()
+        self._take_radii(state_dict)
 
-    def _take_radii(self) -> None:
-        """A loaded radius wins over a fresh one: keep it until the layer's next step."""
+    def _take_radii(self, state_dict: dict[str, Any]) -> None:
+        """A loaded radius wins over a fresh one, in the digits it was saved in: keep it until the layer's next step.
+
+        A layer that comes without one had not stepped when the state was saved: its next step finds the radius.
+        """
         for g, j, e in self._places():
-            radius = self.state[p].get("radius") if (p := self.param_groups[g]["params"][j]) in self.state else None
-            if radius is not None:
+            p = self.param_groups[g]["params"][j]
+            radius = _radius_in(state_dict, g, j)
+            self._met.discard(e.index)
+            self._radii.pop(e.index, None)
+            if radius is None:
+                for ledger in self._steering.ledgers.values():
+                    ledger.radius[e.row : e.row + e.segments] = -1
+            else:
                 self._radii[e.index] = torch.as_tensor(radius, dtype=torch.float64).detach().clone()
-                self._met.discard(e.index)
+                self.state[p]["radius"] = torch.as_tensor(radius).detach().to(p.device, copy=True)
 
     def _listen(self) -> None:
-        """Hear of a state that is loaded into the inner optimizer behind this one's back."""
+        """Hear of a state that is loaded into the inner optimizer behind this one's back.
+
+        It is looked at before torch casts it to the parameters' dtype.
+        """
         me = weakref.ref(self)
+        given: list[dict[str, Any]] = []
+
+        def loading(_: Optimizer, state_dict: dict[str, Any]) -> None:
+            given[:] = [state_dict]
 
         def loaded(_: Optimizer) -> None:
-            if (wrapper := me()) is not None:
-                wrapper._take_radii()
+            if given and (wrapper := me()) is not None:
+                wrapper._take_radii(given.pop())
 
+        self.inner.register_load_state_dict_pre_hook(loading)
         self.inner.register_load_state_dict_post_hook(loaded)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -303,6 +319,12 @@ class Layca(Wrapper):
         for g, j, e in self._places():
             if e.index in self._met:
                 self._show_radius(self.param_groups[g]["params"][j], e)
+
+
+def _radius_in(state_dict: dict[str, Any], g: int, j: int) -> Any:
+    """The radius that a state holds for parameter j of group g, or None."""
+    key = state_dict["param_groups"][g]["params"][j]
+    return state_dict["state"].get(key, {}).get("radius")
 
 
 def _accept(name: str, given: str, accepted: Sequence[str]) -> None:

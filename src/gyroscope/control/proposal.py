@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from gyroscope.control.rules import Rule, decay_of, rule_of
 from gyroscope.errors import ControlError
-from gyroscope.vectors.sharded import as_sharded, is_sharded, local
+from gyroscope.vectors.sharded import any_sharded, as_sharded, is_sharded, local
 
 _LOW = (torch.bfloat16, torch.float16)
 
@@ -120,7 +120,7 @@ class Proposer:
             )
         if not self.reads_weights:
             self._take_decay_out(group, proposal, undo)
-        if any(map(is_sharded, params)):
+        if any_sharded(params):
             return self._redirect_shards(proposal, undo)
         weights = [p.data for p in params]
         if self.reads_weights:

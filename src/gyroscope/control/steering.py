@@ -28,7 +28,7 @@ from gyroscope.control.sweep import sweep
 from gyroscope.errors import ControlError
 from gyroscope.vectors import backend, dots
 from gyroscope.vectors.layout import is_dense, splits_in_memory
-from gyroscope.vectors.sharded import is_sharded, local
+from gyroscope.vectors.sharded import any_sharded, local
 
 Others = Literal["inner", "frozen"]
 
@@ -168,7 +168,7 @@ class Steering:
         device = work.params[0].device
         if backend(device).__name__.endswith("eager"):
             return False
-        if any(p.device != device for p in work.params) or any(map(is_sharded, work.params)):
+        if any(p.device != device for p in work.params) or any_sharded(work.params):
             return False
         if all(n == 1 for n in work.counts):
             return all(p.is_contiguous() or is_dense(p) for p in work.params)

@@ -10,7 +10,7 @@ from torch import Tensor
 from gyroscope.control.coefficients import Law, coefficients
 from gyroscope.control.ledger import Ledger
 from gyroscope.vectors import combine_, dots
-from gyroscope.vectors.sharded import is_sharded
+from gyroscope.vectors.sharded import any_sharded
 
 # Layers are taken together up to this many elements, so that the update finds them in a CPU's cache.
 _TOGETHER = 1 << 21
@@ -44,7 +44,7 @@ def sweep(
     start = 0
     first = 0
     together = 0
-    sharded = any(map(is_sharded, weights))
+    sharded = any_sharded(weights)
     for i, w in enumerate(weights):
         together += w.numel()
         last = i + 1 == len(weights)

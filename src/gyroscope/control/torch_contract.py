@@ -110,7 +110,8 @@ class Wrapper(Optimizer):
         load_uncast(self.inner, state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in _HOOKS}
+        # Schedulers and trainers put a `step` on the instance that calls this very object: a copy must not have it.
+        return {k: v for k, v in self.__dict__.items() if k not in (*_HOOKS, "step")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -18,8 +18,9 @@ from gyroscope.vectors.layout import aligned, is_dense, like, memory_view
 _PIECE = {"cpu": 1 << 17}
 _PIECE_ELSEWHERE = 1 << 24
 
-# Coefficients outside this range could overflow or vanish in float32; the slow way is taken for them.
-_SAFE = (1e-30, 1e30)
+# Outside these ranges p − lr (g + wd p) could overflow, vanish or cancel in float32; the slow way is taken there.
+_SAFE_A = (0.5, 2.0)
+_SAFE_B = (1e-12, 1e12)
 
 
 def accumulator(device: torch.device) -> torch.dtype:
@@ -82,8 +83,8 @@ def _scale_add_(x: Tensor, y: Tensor, a: float, b: float) -> None:
     """One pass where torch offers one: p ← p − lr (g + wd p) is the same linear combination."""
     if a == 1.0 and b == 0.0:
         return
-    safe = _SAFE[0] < abs(b) < _SAFE[1] and x.dtype in (torch.float32, torch.float64)
-    if not safe or not hasattr(torch, "_fused_sgd_"):
+    safe = _SAFE_A[0] <= a <= _SAFE_A[1] and _SAFE_B[0] < abs(b) < _SAFE_B[1]
+    if not safe or x.dtype not in (torch.float32, torch.float64) or not hasattr(torch, "_fused_sgd_"):
         coefficients = torch.tensor([a, b], dtype=torch.float64)
         _exact_(x, y, coefficients[:1], coefficients[1:])
         return

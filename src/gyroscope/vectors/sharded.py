@@ -8,7 +8,7 @@ small by the square root of the number of shards.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,12 @@ def is_sharded(tensor: Tensor) -> bool:
     """Whether `tensor` is a DTensor; asks without importing torch.distributed.tensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
+
+
+def any_sharded(tensors: Iterable[Tensor]) -> bool:
+    """Whether there is a DTensor among the tensors."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(issubclass(kind, module.DTensor) for kind in set(map(type, tensors)))
 
 
 def local(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -65,7 +71,7 @@ class Plan:
 
 def plan(tensors: Sequence[Tensor], counts: Sequence[int]) -> Plan | None:
     """The sums that inner products of `tensors` need, or None where nothing is sharded."""
-    if not any(map(is_sharded, tensors)):
+    if not any_sharded(tensors):
         return None
     groups: dict[tuple[ProcessGroup, ...], list[int]] = {}
     row = 0
