@@ -61,7 +61,8 @@ class Roster:
             )
         roster = cls([{} for _ in optimizer.param_groups])
         row = 0
-        for index, (g, j, name, segments, dim) in enumerate(found):
+        # Rows go by place, so that a group's entries stand in the order of its parameters; indices go by use.
+        for index, (g, j, name, segments, dim) in sorted(enumerate(found), key=lambda pair: pair[1][:2]):
             roster.groups[g][j] = Entry(name, index, row, segments, dim)
             row += segments
         return roster
