@@ -216,6 +216,8 @@ class Steering:
             ledger = self.ledger(proposal.params[0].device)
             driver.step(proposal, work.rows, work.counts, ledger, work.group["lr"], self.law)
             driver.clear(self.inner, work.params, work.rows, work.counts, ledger)
+            if self.proposer.reads_weights:
+                self._clear(work, shaped=False)
         else:
             self._sweep(work, proposal.displacements, along=proposal.along)
             self.proposer.release(proposal)
@@ -239,21 +241,26 @@ class Steering:
                 along=along,
             )
 
-    def _states(self, work: Work) -> list[tuple[list[Tensor], list[int], list[int]]]:
-        """The inner state of the layers that has the layers' shape: by name and dtype, with rows and segments."""
+    def _states(self, work: Work, shaped: bool) -> list[tuple[list[Tensor], list[int], list[int]]]:
+        """The inner state of the layers: by name and dtype, with rows and segments.
+
+        Without `shaped`, only what has another shape than its layer, such as Adafactor's rows and columns.
+        """
         found: dict[tuple[str, torch.dtype], tuple[list[Tensor], list[int], list[int]]] = {}
         for p, e in zip(work.params, work.entries, strict=True):
             for name, value in self.inner.state[p].items() if p in self.inner.state else ():
-                if isinstance(value, Tensor) and value.shape == p.shape and value.is_floating_point():
+                if name == "radius" or not isinstance(value, Tensor) or not value.is_floating_point():
+                    continue
+                if value.dim() > 0 and (shaped or value.shape != p.shape):
                     tensors, rows, counts = found.setdefault((name, value.dtype), ([], [], []))
                     tensors.append(local([value])[0])
                     rows.extend(e.rows)
                     counts.append(e.segments)
         return list(found.values())
 
-    def _clear(self, work: Work) -> None:
+    def _clear(self, work: Work, *, shaped: bool = True) -> None:
         """Zero what is not finite in the inner state of layers whose step was skipped."""
-        for states, rows, counts in self._states(work):
+        for states, rows, counts in self._states(work, shaped):
             start = 0
             for state, n in zip(states, counts, strict=True):
                 bad = self.ledger(state.device).bad[rows[start : start + n]].any()
