@@ -160,7 +160,7 @@ def _counts(lists: Sequence[Sequence[Tensor]], segments: Sequence[int] | None) -
         for t in tensors:
             if t.dtype not in _DTYPES:
                 raise VectorError(f"Layer {i} is {t.dtype}; accepted are float32, float64, bfloat16, float16.")
-            if t.is_sparse:
+            if t.layout != torch.strided:
                 raise VectorError(f"Layer {i} is sparse; make it dense first (`.to_dense()`).")
             if t.shape != first.shape:
                 raise VectorError(

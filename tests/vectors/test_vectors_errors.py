@@ -1,0 +1,110 @@
+"""Lists that do not belong together are refused in words, before anything has changed."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+from gyroscope.errors import VectorError
+from gyroscope.vectors import combine_, dots
+
+
+def ones(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
+    return torch.ones(shape, dtype=dtype, device=device)
+
+
+def csr() -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls the format a beta
+        return ones(2, 2).to_sparse_csr()
+
+
+# What is wrong with the second layer, and what the message says.
+MISFITS: dict[str, tuple[Tensor, Tensor, str]] = {
+    "shapes": (ones(2, 3), ones(3, 2), "Layer 1 has shapes (2, 3) and (3, 2)"),
+    "broadcast": (ones(2, 3), ones(1, 3), "Layer 1 has shapes (2, 3) and (1, 3)"),
+    "scalar": (ones(1), ones(), "Layer 1 has shapes (1,) and ()"),
+    "device": (ones(2), ones(2, device="meta"), "Layer 1 lies on cpu and meta; move it to one device."),
+    "int64": (ones(2), ones(2, dtype=torch.int64), "Layer 1 is torch.int64; accepted are float32, float64"),
+    "bool": (ones(2, dtype=torch.bool), ones(2), "Layer 1 is torch.bool; accepted are"),
+    "complex": (ones(2, dtype=torch.complex64), ones(2), "Layer 1 is torch.complex64; accepted are"),
+    "sparse": (ones(2, 2), ones(2, 2).to_sparse(), "Layer 1 is sparse; make it dense first (`.to_dense()`)"),
+    "sparse csr": (csr(), csr(), "Layer 1 is sparse; make it dense first (`.to_dense()`)"),
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_layers_that_do_not_fit_are_refused(misfit: str) -> None:
+    x1, y1, message = MISFITS[misfit]
+    x, y = [ones(3), x1], [ones(3), y1]
+    with pytest.raises(VectorError, match=re.escape(message)):
+        dots({"xx": (x, x), "xy": (x, y)})
+    with pytest.raises(VectorError, match=re.escape(message)):
+        combine_(x, y, torch.tensor([2.0, 2.0]), torch.tensor([1.0, 1.0]))
+    assert x[0].tolist() == [1, 1, 1]
+
+
+def test_lists_of_different_lengths_are_refused() -> None:
+    x, y = [ones(2), ones(2)], [ones(2)]
+    message = "given lists of 2 and 1 tensors"
+    with pytest.raises(VectorError, match=message):
+        dots({"xx": (x, x), "xy": (x, y)})
+    with pytest.raises(VectorError, match=message):
+        combine_(x, y, torch.ones(2), torch.ones(2))
+    assert [t.tolist() for t in x] == [[1, 1], [1, 1]]
+
+
+def test_a_third_list_is_checked_too() -> None:
+    x, z = [ones(2)], [ones(3)]
+    with pytest.raises(VectorError, match=re.escape("(2,) and (3,)")):
+        dots({"xx": (x, x), "zz": (z, z)})
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 1), (1, 2)])
+def test_coefficients_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    x, y, right, wrong = [ones(2), ones(2)], [ones(2), ones(2)], torch.full((2,), 2.0), torch.full(shape, 2.0)
+    with pytest.raises(VectorError, match=re.escape(f"shape (2,); given {shape} and (2,)")):
+        combine_(x, y, wrong, right)
+    with pytest.raises(VectorError, match=re.escape(f"shape (2,); given (2,) and {shape}")):
+        combine_(x, y, right, wrong)
+    assert [t.tolist() for t in x] == [[1, 1], [1, 1]]
+
+
+def test_segments_need_coefficients_of_their_own() -> None:
+    x = [ones(4), ones(2)]
+    with pytest.raises(VectorError, match=re.escape("shape (6,); given (2,) and (2,)")):
+        combine_(x, x, torch.ones(2), torch.ones(2), segments=[4, 2])
+
+
+SPLITS = [
+    (ones(6, 2), 4, "Layer 1 of shape (6, 2) cannot be split into 4 equal parts"),
+    (ones(6, 2), 12, "Layer 1 of shape (6, 2) cannot be split into 12 equal parts"),
+    (ones(6, 2), 0, "Layer 1 of shape (6, 2) cannot be split into 0 equal parts"),
+    (ones(6, 2), -1, "Layer 1 of shape (6, 2) cannot be split into -1 equal parts"),
+    (ones(), 2, "Layer 1 of shape () cannot be split into 2 equal parts"),
+]
+
+
+@pytest.mark.parametrize(("tensor", "parts", "message"), SPLITS)
+def test_splits_that_do_not_come_out_even_are_refused(tensor: Tensor, parts: int, message: str) -> None:
+    x = [ones(2), tensor]
+    with pytest.raises(VectorError, match=re.escape(message)):
+        dots({"xx": (x, x)}, segments=[1, parts])
+    coefficients = torch.full((max(0, 1 + parts),), 2.0)
+    with pytest.raises(VectorError, match=re.escape(message)):
+        combine_(x, x, coefficients, coefficients, segments=[1, parts])
+    assert x[0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("segments", [[], [1], [1, 1, 1]])
+def test_segments_are_one_number_a_layer(segments: list[int]) -> None:
+    x = [ones(2), ones(2)]
+    message = f"segments has {len(segments)} entries for 2 layers."
+    with pytest.raises(VectorError, match=message):
+        dots({"xx": (x, x)}, segments=segments)
+    with pytest.raises(VectorError, match=message):
+        combine_(x, x, torch.ones(2), torch.ones(2), segments=segments)
