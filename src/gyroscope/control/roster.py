@@ -105,7 +105,9 @@ class Roster:
         for i in mixed:
             group, own = groups[i], self.groups[i]
             rest = [j for j in range(len(group["params"])) if j not in own]
-            others = {**group, **_pick(group, rest)}
+            # A rate that is a tensor is not shared: what a scheduler writes into it must arrive once a group.
+            options = {k: v.clone() if isinstance(v, Tensor) else v for k, v in group.items()}
+            others = {**options, **_pick(group, rest)}
             group.update(_pick(group, list(own)))
             self.groups[i] = dict(enumerate(own.values()))
             groups.append(others)
