@@ -118,6 +118,8 @@ class Proposer:
             raise ControlError(
                 "A controlled layer has a sparse gradient; use sparse=False on the embedding, or exclude it."
             )
+        if not late:  # the gradients a closure makes are the caller's to see
+            undo.append(_restore_grads(params))
         if not self.reads_weights:
             self._take_decay_out(group, proposal, undo)
         if any_sharded(params):
@@ -130,7 +132,6 @@ class Proposer:
                     f"{type(self.optimizer).__name__} evaluates a closure, which a model in half precision cannot do "
                     "while its weights are held in float32; keep the parameters in float32 and use autocast."
                 )
-            undo.append(_restore_grads(params))
         else:
             buffers = self._zeros(i, weights)
 
@@ -161,7 +162,6 @@ class Proposer:
         how, decay = decay_of(self.rule, group)
         if how == "coupled":
             params = proposal.params
-            undo.append(_restore_grads(params))
             sign = -decay if group.get("maximize", False) else decay
             decayed = torch._foreach_add([p.grad for p in params if p.grad is not None], params, alpha=sign)
             for p, g in zip(params, decayed, strict=True):
