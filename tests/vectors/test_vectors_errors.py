@@ -32,8 +32,8 @@ MISFITS: dict[str, tuple[Tensor, Tensor, str]] = {
     "int64": (ones(2), ones(2, dtype=torch.int64), "Layer 1 is torch.int64; accepted are float32, float64"),
     "bool": (ones(2, dtype=torch.bool), ones(2), "Layer 1 is torch.bool; accepted are"),
     "complex": (ones(2, dtype=torch.complex64), ones(2), "Layer 1 is torch.complex64; accepted are"),
-    "sparse": (ones(2, 2), ones(2, 2).to_sparse(), "Layer 1 is sparse; make it dense first (`.to_dense()`)"),
-    "sparse csr": (csr(), csr(), "Layer 1 is sparse; make it dense first (`.to_dense()`)"),
+    "sparse": (ones(2, 2), ones(2, 2).to_sparse(), "make it dense first (`.to_dense()`)"),
+    "sparse csr": (csr(), csr(), "make it dense first (`.to_dense()`)"),
 }
 
 

@@ -55,11 +55,11 @@ def assert_dot(got: Tensor | float, x: Tensor, y: Tensor) -> None:
     assert abs(float(got) - dot(x, y)) <= 1e-12 * dot(x.abs(), y.abs())
 
 
-def assert_combined(new: Tensor, old: Tensor, y: Tensor, a: float, b: float) -> None:
+def assert_combined(new: Tensor, old: Tensor, y: Tensor, a: float, b: float, roundings: int = 1) -> None:
     """Each element within its dtype's rounding of the oracle, measured by |a x| + |b y|."""
     expected, size = combined(old, y, a, b), combined(old.abs(), y.abs(), abs(a), abs(b))
     assert new.dtype == old.dtype
-    assert bool(((new.detach().double() - expected).abs() <= ROUNDING[new.dtype] * size).all())
+    assert bool(((new.detach().double() - expected).abs() <= roundings * ROUNDING[new.dtype] * size).all())
 
 
 def same_bits(x: Tensor, y: Tensor) -> bool:

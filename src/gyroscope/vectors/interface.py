@@ -89,6 +89,7 @@ def combine_(
     if not x:
         return
     xs, ys = sharded.local(x), sharded.local(y)
+    a, b = a.detach().contiguous(), b.detach().contiguous()  # kernels read them by their place in memory
     groups = _by_device([xs, ys])
     if len(groups) == 1:
         (where,) = groups
