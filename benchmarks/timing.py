@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -47,7 +49,7 @@ def _cpu() -> str:
 def interleaved(
     steps: Mapping[str, Step], device: torch.device, *, rounds: int, warmup: int, seconds: float = 60.0
 ) -> dict[str, dict[str, float]]:
-    """Milliseconds a step: each round takes every contender once, in an order that rotates.
+    """Milliseconds a step: each round takes every contender once, in random order, after a step that is not timed.
 
     On CUDA the device is idle before each step, and the time is from the first event to the last, so that what the
     host needs to launch counts; `host_ms` is how long the call took to return.
@@ -59,15 +61,22 @@ def interleaved(
         for _ in range(warmup):
             steps[name]()
     end = time.perf_counter() + seconds
-    for r in range(rounds):
-        turn = names[r % len(names) :] + names[: r % len(names)]
-        for name in turn:
-            t, h = _one(steps[name], device)
-            times[name].append(t)
-            host[name].append(h)
-        if time.perf_counter() > end and r >= 4:
-            break
-    return {name: {**summary(times[name]), "host_ms": statistics.median(host[name])} for name in names}
+    shuffled = random.Random(0)
+    gc.collect()
+    gc.disable()
+    try:
+        for r in range(rounds):
+            shuffled.shuffle(names)
+            for name in names:
+                steps[name]()
+                t, h = _one(steps[name], device)
+                times[name].append(t)
+                host[name].append(h)
+            if time.perf_counter() > end and r >= 4:
+                break
+    finally:
+        gc.enable()
+    return {name: {**summary(times[name]), "host_ms": statistics.median(host[name])} for name in steps}
 
 
 def _one(step: Step, device: torch.device) -> tuple[float, float]:

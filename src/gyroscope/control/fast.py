@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import repeat
 from operator import is_, itemgetter
 from typing import Any
@@ -31,8 +32,13 @@ def lie_at(tensors: list[Tensor], addresses: list[int]) -> bool:
     (True, False)
     """
     if _bulk is not None:
-        return bool(_bulk(tensors, addresses, list(range(len(addresses)))))
+        return bool(_bulk(tensors, addresses, _positions(len(addresses))))
     return list(map(_address, tensors)) == addresses
+
+
+@cache
+def _positions(n: int) -> list[int]:
+    return list(range(n))
 
 
 class StateView:

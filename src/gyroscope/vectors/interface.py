@@ -14,7 +14,7 @@ from torch import Tensor
 from gyroscope.errors import VectorError
 from gyroscope.vectors import eager, sharded
 
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_DTYPES = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
 
 
 def dots(
@@ -156,19 +156,8 @@ def _counts(lists: Sequence[Sequence[Tensor]], segments: Sequence[int] | None) -
     for other in lists[1:]:
         if len(other) != n:
             raise VectorError(f"Every list needs one tensor a layer; given lists of {n} and {len(other)} tensors.")
-    for i, tensors in enumerate(zip(*lists, strict=True)):
-        first = tensors[0]
-        for t in tensors:
-            if t.dtype not in _DTYPES:
-                raise VectorError(f"Layer {i} is {t.dtype}; accepted are float32, float64, bfloat16, float16.")
-            if t.layout != torch.strided:
-                raise VectorError(f"Layer {i} is sparse; make it dense first (`.to_dense()`).")
-            if t.shape != first.shape:
-                raise VectorError(
-                    f"Layer {i} has shapes {tuple(first.shape)} and {tuple(t.shape)}; they must be equal."
-                )
-            if t.device != first.device:
-                raise VectorError(f"Layer {i} lies on {first.device} and {t.device}; move it to one device.")
+    if not _belong_together(lists):
+        _say_why_not(lists)
     if segments is None:
         return [1] * n
     counts = list(segments)
@@ -181,6 +170,35 @@ def _counts(lists: Sequence[Sequence[Tensor]], segments: Sequence[int] | None) -
                 "leading dimension."
             )
     return counts
+
+
+def _belong_together(lists: Sequence[Sequence[Tensor]]) -> bool:
+    """Whether dtypes are accepted, and shapes and devices agree layer by layer; asks once for all layers."""
+    first = lists[0]
+    shapes, devices = [t.shape for t in first], [t.device for t in first]
+    return all(
+        {t.dtype for t in one} <= _DTYPES
+        and {t.layout for t in one} <= {torch.strided}
+        and (one is first or [t.shape for t in one] == shapes)
+        and (one is first or [t.device for t in one] == devices)
+        for one in lists
+    )
+
+
+def _say_why_not(lists: Sequence[Sequence[Tensor]]) -> None:
+    for i, tensors in enumerate(zip(*lists, strict=True)):
+        first = tensors[0]
+        for t in tensors:
+            if t.layout != torch.strided:
+                raise VectorError(f"Layer {i} is {t.layout}; make it dense first (`.to_dense()`).")
+            if t.dtype not in _DTYPES:
+                raise VectorError(f"Layer {i} is {t.dtype}; accepted are float32, float64, bfloat16, float16.")
+            if t.shape != first.shape:
+                raise VectorError(
+                    f"Layer {i} has shapes {tuple(first.shape)} and {tuple(t.shape)}; they must be equal."
+                )
+            if t.device != first.device:
+                raise VectorError(f"Layer {i} lies on {first.device} and {t.device}; move it to one device.")
 
 
 def _by_device(lists: Sequence[Sequence[Tensor]]) -> dict[torch.device, list[int]]:

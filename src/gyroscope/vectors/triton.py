@@ -17,8 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gyroscope.vectors import eager
 from gyroscope.vectors.chunks import CHUNK, Ints, cut, is_aligned, to_device
-from gyroscope.vectors.layout import aligned, is_dense, like, memory_view, splits_in_memory
+from gyroscope.vectors.layout import aligned, is_dense, like, splits_in_memory
 
 _MOST_LISTS = 4  # inner products among more lists than these take several passes
 _TABLES_KEPT = 16
@@ -220,12 +221,12 @@ class _Table:
 _tables: dict[Any, _Table] = {}
 
 
-def _table(views: Sequence[Sequence[Tensor]], device: torch.device) -> _Table:
-    """The table for lists of `[segments, n]` views; made once for the same pointers and shapes."""
-    base = np.array([[v.data_ptr() for v in one] for one in views], dtype=np.int64)
-    rows = np.array([v.shape[0] for v in views[0]], dtype=np.int64)
-    length = np.array([v.shape[1] for v in views[0]], dtype=np.int64)
-    sizes = tuple(one[0].element_size() for one in views)
+def _table(lists: Sequence[Sequence[Tensor]], segments: Sequence[int], device: torch.device) -> _Table:
+    """The table for lists of gapless tensors of the same layout; made once for the same addresses and sizes."""
+    base = np.array([list(map(Tensor.data_ptr, one)) for one in lists], dtype=np.int64)
+    rows = np.array(segments, dtype=np.int64)
+    length = np.fromiter(map(Tensor.numel, lists[0]), np.int64, len(rows)) // rows
+    sizes = tuple(one[0].element_size() for one in lists)
     key = (device, sizes, base.tobytes(), rows.tobytes(), length.tobytes())
     if (known := _tables.get(key)) is not None:
         return known
@@ -254,22 +255,38 @@ def _table(views: Sequence[Sequence[Tensor]], device: torch.device) -> _Table:
 
 def dots(lists: Sequence[Sequence[Tensor]], pairs: Sequence[tuple[int, int]], segments: Sequence[int]) -> Tensor:
     """Inner products `[sum(segments), len(pairs)]` of the lists named by `pairs`, all on one device."""
+    if not all(all(map(Tensor.is_contiguous, one)) for one in lists):
+        layers = [aligned([one[i] for one in lists], n) for i, n in enumerate(segments)]
+        lists = [list(one) for one in zip(*layers, strict=True)]
+    kinds, passes = _by_type(lists), _passes(pairs)
+    if len(kinds) == len(passes) == 1:
+        used = passes[0][0]
+        return _launch_dots([lists[u] for u in used], segments, [_inside(pair, used) for pair in pairs])
     device = lists[0][0].device
     out = torch.empty(sum(segments), len(pairs), dtype=torch.float64, device=device)
-    kinds: dict[tuple[torch.dtype, ...], list[int]] = {}
-    for i in range(len(lists[0])):
-        kinds.setdefault(tuple(one[i].dtype for one in lists), []).append(i)
-    starts = np.concatenate([[0], np.cumsum(segments)])
     for members in kinds.values():
-        views = list(zip(*(aligned([one[i] for one in lists], segments[i]) for i in members), strict=True))
-        rows = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in members])
-        for used, columns in _passes(pairs):
-            part = _launch_dots([views[u] for u in used], [_inside(pairs[k], used) for k in columns], device)
-            if len(rows) == len(out) and len(columns) == len(pairs):
-                return part
-            where = torch.from_numpy(rows).to(device)
-            out[where[:, None], torch.tensor(columns, device=device)[None]] = part
+        rows = _rows(members, segments, device)
+        for used, columns in passes:
+            out[rows[:, None], torch.tensor(columns, device=device)[None]] = _launch_dots(
+                [[lists[u][i] for i in members] for u in used],
+                [segments[i] for i in members],
+                [_inside(pairs[k], used) for k in columns],
+            )
     return out
+
+
+def _by_type(lists: Sequence[Sequence[Tensor]]) -> dict[tuple[torch.dtype, ...], list[int]]:
+    """The layers that one launch can take together: those of the same dtypes."""
+    kinds: dict[tuple[torch.dtype, ...], list[int]] = {}
+    for i, types in enumerate(zip(*([t.dtype for t in one] for one in lists), strict=True)):
+        kinds.setdefault(types, []).append(i)
+    return kinds
+
+
+def _rows(members: Sequence[int], segments: Sequence[int], device: torch.device) -> Tensor:
+    """The rows that the segments of some layers take among those of all."""
+    starts = np.concatenate([[0], np.cumsum(segments)])
+    return torch.from_numpy(np.concatenate([np.arange(starts[i], starts[i + 1]) for i in members])).to(device)
 
 
 def _inside(pair: tuple[int, int], used: Sequence[int]) -> tuple[int, int]:
@@ -292,8 +309,11 @@ def _passes(pairs: Sequence[tuple[int, int]]) -> list[tuple[list[int], list[int]
     return groups
 
 
-def _launch_dots(lists: Sequence[Sequence[Tensor]], pairs: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
-    table = _table(lists, device)
+def _launch_dots(
+    lists: Sequence[Sequence[Tensor]], segments: Sequence[int], pairs: Sequence[tuple[int, int]]
+) -> Tensor:
+    device = lists[0][0].device
+    table = _table(lists, segments, device)
     bits = [j * (j + 1) // 2 + i for i, j in pairs]
     want = sorted(set(bits))
     types = [TYPES[one[0].dtype] for one in lists] + [tl.float32] * (_MOST_LISTS - len(lists))
@@ -313,38 +333,30 @@ def _launch_dots(lists: Sequence[Sequence[Tensor]], pairs: Sequence[tuple[int, i
 def combine_(x: Sequence[Tensor], y: Sequence[Tensor], a: Tensor, b: Tensor, segments: Sequence[int]) -> None:
     """x ← a x + b y for lists on one device; `a` and `b` hold one number a segment."""
     device = x[0].device
-    kinds: dict[tuple[torch.dtype, torch.dtype], list[int]] = {}
-    starts = np.concatenate([[0], np.cumsum(segments)])
-    odd = []
-    for i, (xi, yi) in enumerate(zip(x, y, strict=True)):
-        if xi.numel() == 0:
-            continue
-        if is_dense(xi) and splits_in_memory(xi, segments[i]):
-            kinds.setdefault((xi.dtype, yi.dtype), []).append(i)
-        else:
-            odd.append(i)
+    if not all(map(Tensor.is_contiguous, x)):
+        walkable = [is_dense(t) and splits_in_memory(t, n) for t, n in zip(x, segments, strict=True)]
+        if not all(walkable):
+            # Tensors with gaps in memory go the slow way; the others still go together.
+            for ok, combine in ((True, combine_), (False, eager.combine_)):
+                if members := [i for i, w in enumerate(walkable) if w == ok]:
+                    rows, parts = _rows(members, segments, device), [segments[i] for i in members]
+                    combine([x[i] for i in members], [y[i] for i in members], a[rows], b[rows], parts)
+            return
+    if list(map(Tensor.stride, x)) != list(map(Tensor.stride, y)):
+        y = [like(yi, xi) for xi, yi in zip(x, y, strict=True)]
+    kinds = _by_type([x, y])
     for (tx, ty), members in kinds.items():
-        views = [
-            [memory_view(x[i], segments[i]) for i in members],
-            [memory_view(like(y[i], x[i]), segments[i]) for i in members],
-        ]
-        table = _table(views, device)
-        whole = len(members) == len(x)
-        rows = None if whole else torch.from_numpy(
-            np.concatenate([np.arange(starts[i], starts[i + 1]) for i in members])
-        ).to(device)  # fmt: skip
+        if len(kinds) == 1:
+            table, a_s, b_s = _table([x, y], segments, device), a, b
+        else:
+            rows = _rows(members, segments, device)
+            lists = [[x[i] for i in members], [y[i] for i in members]]
+            table, a_s, b_s = _table(lists, [segments[i] for i in members], device), a[rows], b[rows]
         with _on(device):
             _combine_kernel[(table.chunks,)](
-                table.pointers, table.lengths, table.chunk_segment, table.chunk_position,
-                a if rows is None else a[rows], b if rows is None else b[rows], table.segments,
+                table.pointers, table.lengths, table.chunk_segment, table.chunk_position, a_s, b_s, table.segments,
                 TYPES[tx], TYPES[ty], ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=1024, num_warps=4,
             )  # fmt: skip
-    if odd:
-        from gyroscope.vectors import eager
-
-        for i in odd:
-            rows_of = slice(int(starts[i]), int(starts[i + 1]))
-            eager.combine_([x[i]], [y[i]], a[rows_of], b[rows_of], [segments[i]])
 
 
 def _on(device: torch.device) -> Any:
