@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gyroscope.control.proposal import Proposal, Proposer
-from gyroscope.control.torch_contract import Wrapper, load_uncast
+from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
 from gyroscope.errors import ControlError
 from gyroscope.vectors import combine_, dots
 
@@ -108,6 +108,8 @@ class Graft(Wrapper):
     def _load(self, state_dict: dict[str, Any]) -> None:
         if "direction" not in state_dict:
             raise ControlError("The state has no 'direction'; pass what the state_dict() of a Graft returned.")
+        check_state(self.inner, state_dict)
+        check_state(self.direction, state_dict["direction"])
         load_uncast(self.inner, state_dict)
         load_uncast(self.direction, state_dict["direction"])
 
