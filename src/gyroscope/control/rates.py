@@ -106,7 +106,10 @@ class Rates:
         """Read what `save` wrote."""
         try:
             data = torch.load(path, weights_only=True, map_location="cpu")
-            return cls(tuple(data["layers"]), data["tangents"].to(torch.float64))
+            names, tangents = tuple(data["layers"]), data["tangents"].to(torch.float64)
+            if tangents.dim() != 2 or tangents.shape[1] != len(names):
+                raise ValueError(f"rates of shape {tuple(tangents.shape)} for {len(names)} layers")
+            return cls(names, tangents)
         except FileNotFoundError:
             raise ControlError(f"There is no file {path}; `Rates.save` writes one.") from None
         except Exception as error:

@@ -1,0 +1,248 @@
+"""Rates over layers and over time: the published multipliers and warm-up, and rotations recorded and replayed."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import gyroscope
+from gyroscope.control.rates import Rates, alpha_multipliers, record, replay, warmup
+from gyroscope.errors import ControlError
+from oracles.control import angle, multipliers, warmup_rate
+
+CLAIM = settings(derandomize=True, deadline=None, max_examples=40)
+
+
+@CLAIM
+@given(st.floats(-1, 1), st.integers(1, 120))
+def test_multipliers_are_the_published_ones(alpha, n):
+    assert alpha_multipliers(alpha, n) == pytest.approx(multipliers(alpha, n), rel=1e-12)
+
+
+@pytest.mark.parametrize(("alpha", "slowest"), [(0.6, 0.01024), (0.8, 3.2e-4)])
+def test_the_slowest_layer_turns_at_the_published_share(alpha, slowest):
+    assert alpha_multipliers(-alpha, 9)[0] == 1.0
+    assert alpha_multipliers(-alpha, 9)[-1] == pytest.approx(slowest, rel=1e-12)
+    assert alpha_multipliers(alpha, 9)[0] == pytest.approx(slowest, rel=1e-12)
+    assert alpha_multipliers(alpha, 9)[-1] == 1.0
+
+
+def test_at_the_limits_one_layer_turns_alone():
+    assert alpha_multipliers(-1.0, 4) == [1.0, 0.0, 0.0, 0.0]
+    assert alpha_multipliers(1.0, 4) == [0.0, 0.0, 0.0, 1.0]
+    assert alpha_multipliers(0.0, 4) == [1.0] * 4
+
+
+@pytest.mark.parametrize("alpha", [-1.0, -0.6, 0.0, 0.6, 1.0])
+def test_a_single_layer_turns_at_the_rate_itself(alpha):
+    assert alpha_multipliers(alpha, 1) == [1.0]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 7, 40])
+@pytest.mark.parametrize("lr", [1.0, 3**-3])
+def test_warm_up_follows_the_published_line(steps, lr):
+    p = nn.Parameter(torch.ones(2, 2))
+    optimizer = gyroscope.Layca(torch.optim.SGD([p], lr=lr))
+    schedule = warmup(optimizer, steps)
+    for t in range(steps + 3):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(warmup_rate(lr, t, steps), rel=1e-12)
+        optimizer.step()
+        schedule.step()
+
+
+def test_layers_turn_by_the_warm_up_rate():
+    torch.manual_seed(0)
+    p = nn.Parameter(torch.randn(6, 5, dtype=torch.float64))
+    optimizer = gyroscope.Layca(torch.optim.SGD([p], lr=0.3))
+    schedule = warmup(optimizer, 4)
+    for t in range(6):
+        before = p.detach().clone()
+        p.grad = torch.randn(6, 5, dtype=torch.float64)
+        optimizer.step()
+        schedule.step()
+        assert math.tan(angle(before, p)) == pytest.approx(warmup_rate(0.3, t, 4), rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"steps": -1}, r"steps is -1; accepted are values from 0"),
+        ({"steps": 3, "start": 1.5}, r"start is 1\.5; accepted are shares of the rate, from 0 to 1"),
+        ({"steps": 3, "start": float("nan")}, r"start is nan"),
+    ],
+)
+def test_an_impossible_warm_up_is_refused_and_nothing_changes(arguments, message):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2, 2))], lr=1.0)
+    with pytest.raises(ControlError, match=message):
+        warmup(optimizer, **arguments)
+    assert optimizer.param_groups[0]["lr"] == 1.0
+    assert "initial_lr" not in optimizer.param_groups[0]
+
+
+def network(dtype=torch.float32):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
+
+
+def train(model, optimizer, steps):
+    """Train on fixed data; returns tan θ of each weight matrix at each step, measured from outside."""
+    generator = torch.Generator().manual_seed(1)
+    tangents = []
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    for _ in range(steps):
+        x = torch.randn(16, 5, generator=generator).to(weights[0].dtype)
+        optimizer.zero_grad()
+        (model(x) - x[:, :3]).square().mean().backward()
+        before = [w.detach().clone() for w in weights]
+        optimizer.step()
+        tangents.append([math.tan(angle(w, p)) for w, p in zip(before, weights, strict=True)])
+    return torch.tensor(tangents, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
+def test_the_record_is_the_tangent_of_the_angle_of_every_step(cls, dtype):
+    model = network(dtype)
+    optimizer = cls(model.parameters(), lr=0.01)
+    with record(model, optimizer) as recorder:
+        measured = train(model, optimizer, 12)
+    rates = recorder.rates
+    assert rates.layers == ("0.weight", "2.weight", "4.weight")
+    assert rates.tangents.dtype == torch.float64
+    torch.testing.assert_close(rates.tangents, measured, rtol=1e-5 if dtype == torch.float32 else 1e-9, atol=1e-12)
+
+
+def test_the_record_of_a_layca_run_is_its_rates():
+    model = network(torch.float64)
+    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=0.07), model, alpha=-0.5)
+    with record(model, optimizer) as recorder:
+        train(model, optimizer, 3)
+    expected = torch.tensor([0.07 * m for m in multipliers(-0.5, 3)], dtype=torch.float64)
+    torch.testing.assert_close(recorder.rates.tangents, expected.expand(3, 3), rtol=1e-8, atol=0)
+
+
+def test_after_close_nothing_more_is_recorded():
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    recorder = record(model, optimizer)
+    assert tuple(recorder.rates.tangents.shape) == (0, 3)
+    train(model, optimizer, 2)
+    assert len(recorder.close().tangents) == 2
+    train(model, optimizer, 2)
+    assert len(recorder.rates.tangents) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "inner",
+    [
+        lambda ps: torch.optim.SGD(ps, lr=1.0),
+        lambda ps: gyroscope.SGD_AMom(ps, lr=1.0),
+        lambda ps: torch.optim.Adam(ps, lr=1.0),
+    ],
+    ids=["SGD", "SGD_AMom", "Adam"],
+)
+def test_a_replayed_run_turns_each_layer_by_the_recorded_angle_at_each_step(inner, dtype):
+    model = network(dtype)
+    adam = torch.optim.Adam(model.parameters(), lr=0.01)
+    with record(model, adam) as recorder:
+        train(model, adam, 10)
+    recorded = recorder.rates
+    again = network(dtype)
+    optimizer = gyroscope.Layca(inner(again.parameters()), again, others="frozen")
+    player = replay(optimizer, recorded)
+    measured = train(again, optimizer, 10)
+    assert player.taken == 10
+    torch.testing.assert_close(measured, recorded.tangents, rtol=2e-4 if dtype == torch.float32 else 1e-9, atol=0)
+    assert len({round(float(t), 9) for t in recorded.tangents.flatten()}) == 30, "the rates should differ"
+
+
+def test_after_close_the_replay_keeps_the_last_rates():
+    model = network()
+    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model)
+    player = replay(optimizer, Rates(optimizer.layers, torch.tensor([[0.1, 0.2, 0.3]], dtype=torch.float64)))
+    train(model, optimizer, 1)
+    player.close()
+    measured = train(model, optimizer, 1)
+    assert measured[0].tolist() == pytest.approx([0.1, 0.2, 0.3], rel=1e-3)
+
+
+def test_a_run_longer_than_the_record_is_stopped_before_anything_moves():
+    model = network()
+    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model)
+    replay(optimizer, Rates(optimizer.layers, torch.full((2, 3), 0.1, dtype=torch.float64)))
+    train(model, optimizer, 2)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(ControlError, match="record has 2 steps and all are replayed; stop here, or record a longer"):
+        train(model, optimizer, 1)
+    assert all(torch.equal(p.detach(), w) for p, w in zip(model.parameters(), before, strict=True))
+
+
+def test_a_record_of_other_layers_is_refused():
+    model = network()
+    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model)
+    with pytest.raises(ControlError, match=r"recorded on the layers \['weight'\].*'0\.weight'.*same layers"):
+        replay(optimizer, Rates(("weight",), torch.ones(1, 1, dtype=torch.float64)))
+
+
+def test_a_rate_other_than_one_is_refused():
+    model = network()
+    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with pytest.raises(ControlError, match=r"Group 0 has lr 0\.1; .*lr=1"):
+        replay(optimizer, Rates(optimizer.layers, torch.ones(1, 3, dtype=torch.float64)))
+    assert optimizer.multipliers.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_record_of_a_diverged_run_is_refused():
+    model = network()
+    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model)
+    rates = Rates(optimizer.layers, torch.tensor([[0.1, float("nan"), 0.1]], dtype=torch.float64))
+    with pytest.raises(ControlError, match="not finite: the recorded run diverged"):
+        replay(optimizer, rates)
+
+
+def test_a_record_survives_a_file(tmp_path):
+    rates = Rates(("a", "b"), torch.rand(5, 2, dtype=torch.float64))
+    rates.save(tmp_path / "rates.pt")
+    loaded = Rates.load(tmp_path / "rates.pt")
+    assert loaded.layers == rates.layers
+    assert torch.equal(loaded.tangents, rates.tangents)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ControlError, match=r"no file .*absent\.pt; `Rates\.save` writes one"):
+        Rates.load(tmp_path / "absent.pt")
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04 cut short"])
+def test_a_corrupt_file_is_named(tmp_path, content):
+    path = tmp_path / "broken.pt"
+    path.write_bytes(content)
+    with pytest.raises(ControlError, match=r"broken\.pt does not hold recorded rates"):
+        Rates.load(path)
+
+
+def test_a_truncated_file_is_named(tmp_path):
+    path = tmp_path / "rates.pt"
+    Rates(("a", "b"), torch.rand(5, 2, dtype=torch.float64)).save(path)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(ControlError, match=r"rates\.pt does not hold recorded rates"):
+        Rates.load(path)
+
+
+@pytest.mark.parametrize("data", [{"layers": ["a"]}, {"layers": ["a"], "tangents": [1.0]}, [1, 2]])
+def test_a_file_of_something_else_is_named(tmp_path, data):
+    path = tmp_path / "other.pt"
+    torch.save(data, path)
+    with pytest.raises(ControlError, match=r"other\.pt does not hold recorded rates"):
+        Rates.load(path)
+
+
+def test_a_file_whose_rates_and_layers_do_not_match_is_refused(tmp_path):
+    path = tmp_path / "mismatch.pt"
+    torch.save({"layers": ["a", "b"], "tangents": torch.ones(4, 3)}, path)
+    with pytest.raises(ControlError, match=r"mismatch\.pt does not hold recorded rates"):
+        Rates.load(path)
