@@ -44,7 +44,7 @@ def dots(
     counts = _counts(lists, segments)
     if not lists or not lists[0]:
         return torch.zeros(0, len(pairs), dtype=torch.float64)
-    plan = sharded.plan(lists[0], counts)
+    plan = sharded.plan(lists, counts)
     if plan is not None:
         lists = [sharded.local(one) for one in lists]
     device = _home(lists)
@@ -88,6 +88,7 @@ def combine_(
         )
     if not x:
         return
+    sharded.plan([x, y], counts)  # refuses what does not belong together
     xs, ys = sharded.local(x), sharded.local(y)
     a, b = a.detach().contiguous(), b.detach().contiguous()  # kernels read them by their place in memory
     groups = _by_device([xs, ys])

@@ -69,32 +69,44 @@ class Plan:
         return matrix
 
 
-def plan(tensors: Sequence[Tensor], counts: Sequence[int]) -> Plan | None:
-    """The sums that inner products of `tensors` need, or None where nothing is sharded."""
-    if not any_sharded(tensors):
+def plan(lists: Sequence[Sequence[Tensor]], counts: Sequence[int]) -> Plan | None:
+    """The sums that inner products among `lists` need, or None where nothing is sharded.
+
+    Local parts belong together only where a layer is sharded alike in all lists.
+    """
+    if not any(map(any_sharded, lists)):
         return None
     groups: dict[tuple[ProcessGroup, ...], list[int]] = {}
     row = 0
-    for i, (tensor, n) in enumerate(zip(tensors, counts, strict=True)):
-        over = _shard_groups(tensor, i) if is_sharded(tensor) else ()
-        if over:
+    for i, (tensors, n) in enumerate(zip(zip(*lists, strict=True), counts, strict=True)):
+        shards = _shards(tensors[0], i)
+        for other in tensors[1:]:
+            if _shards(other, i) != shards:
+                raise VectorError(
+                    f"Layer {i} is laid out over the ranks as {_layout(tensors[0])} and as {_layout(other)}; "
+                    "redistribute one of them."
+                )
+        if shards:
             if n > 1:
                 raise VectorError(
                     f"Layer {i} is sharded over ranks and split into {n} segments; use granularity 'tensor' "
                     "for sharded models."
                 )
-            groups.setdefault(over, []).append(row)
+            groups.setdefault(tuple(group for group, _ in shards), []).append(row)
         row += n
     return Plan(groups, row)
 
 
-def _shard_groups(tensor: Any, i: int) -> tuple[ProcessGroup, ...]:
+def _shards(tensor: Any, i: int) -> list[tuple[ProcessGroup, Any]]:
+    """The process groups that `tensor` is sharded over, and how."""
     over = []
-    for dim, placement in enumerate(tensor.placements):
+    for dim, placement in enumerate(tensor.placements if is_sharded(tensor) else ()):
         if placement.is_partial():
-            raise VectorError(
-                f"Layer {i} has a Partial placement; redistribute it to Shard or Replicate before measuring."
-            )
+            raise VectorError(f"Layer {i} has a Partial placement; redistribute it to Shard or Replicate first.")
         if not placement.is_replicate() and tensor.device_mesh.size(dim) > 1:
-            over.append(tensor.device_mesh.get_group(dim))
-    return tuple(over)
+            over.append((tensor.device_mesh.get_group(dim), placement))
+    return over
+
+
+def _layout(tensor: Any) -> str:
+    return str(tuple(tensor.placements)) if is_sharded(tensor) else "a plain tensor"
