@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gyroscope.control.coefficients import Law
-from gyroscope.control.fused import Hyper, Launch
+from gyroscope.control.launch import Hyper, Launch
 from gyroscope.control.ledger import Ledger
 from gyroscope.control.rules import Group, Rule, decay_of
 

@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 
 from gyroscope.control.coefficients import Law
 from gyroscope.control.fast import StateView
-from gyroscope.control.fused import Hyper, Launch
+from gyroscope.control.launch import Hyper, Launch
 from gyroscope.control.ledger import Ledger
 from gyroscope.control.proposal import Proposal
 from gyroscope.vectors.layout import like
-from gyroscope.vectors.triton import TYPES, _on, pointer
+from gyroscope.vectors.triton import TYPES, on, pointer
 
 
 @triton.jit
@@ -78,7 +78,7 @@ class Given:
         if not self._clearing or not all(view.holds(optimizer) for view in self._states):
             self._find_states(optimizer, params, rows, counts)
         for launch, kind in self._clearing:
-            with _on(launch.device):
+            with on(launch.device):
                 _clear_kernel[(len(launch.items),)](
                     launch.items, launch.pointers, ledger.bad, T=kind, CHUNK=launch.chunk, BLOCK=1024
                 )

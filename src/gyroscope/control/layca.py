@@ -258,7 +258,13 @@ class Layca(Wrapper):
         for g, j, e in self._places():
             if e.index in self._met:
                 self._show_radius(self.param_groups[g]["params"][j], e)
-        return {**self.inner.state_dict(), "layers": list(self.layers)}
+        saved = self.inner.state_dict()
+        if saved["state"]:
+            # torch's distributed checkpoints want an entry for every parameter as soon as there is one for any.
+            for group in saved["param_groups"]:
+                for key in group["params"]:
+                    saved["state"].setdefault(key, {})
+        return {**saved, "layers": list(self.layers)}
 
     def _load(self, state_dict: dict[str, Any]) -> None:
         saved = state_dict.get("layers")

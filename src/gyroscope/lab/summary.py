@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isnan
+from math import isnan, nan
 
 import numpy as np
 
 from gyroscope.lab.recipe import Recipe
-from gyroscope.lab.spearman import spearman
 from gyroscope.lab.training import Result
 
 #: A network counts as having learned its training set from here.
@@ -58,13 +57,18 @@ def summarise(recipe: Recipe, results: Sequence[Result]) -> Summary:
 
 
 def rank_correlation(summaries: Sequence[Summary]) -> float:
-    """Return Spearman's correlation between mean final rotation and test accuracy over recipes.
+    """Return Spearman's correlation between mean final rotation and test accuracy over recipes; nan if either is constant.
 
     >>> recipe = Recipe("SGD", rate=0.1)
     >>> rank_correlation([Summary(recipe, 1.0, 0.8, None, [0.1]), Summary(recipe, 1.0, 0.9, None, [0.2])])
     1.0
     """
-    return spearman([s.mean_rotation for s in summaries], [s.test_accuracy for s in summaries])
+    from scipy.stats import spearmanr  # takes a while to load
+
+    rotations, accuracies = [s.mean_rotation for s in summaries], [s.test_accuracy for s in summaries]
+    if min(len(set(rotations)), len(set(accuracies))) < 2:
+        return nan
+    return float(spearmanr(rotations, accuracies).statistic)
 
 
 def in_words(summaries: Sequence[Summary]) -> str:

@@ -319,7 +319,7 @@ def _launch_dots(
     types = [TYPES[one[0].dtype] for one in lists] + [tl.float32] * (_MOST_LISTS - len(lists))
     partial = torch.empty(table.chunks, len(want), dtype=torch.float64, device=device)
     out = torch.empty(table.segments, len(want), dtype=torch.float64, device=device)
-    with _on(device):
+    with on(device):
         _dots_kernel[(table.chunks,)](
             table.pointers, table.lengths, table.chunk_segment, table.chunk_position, table.first_chunk,
             partial, table.done, out, table.segments, *types,
@@ -352,14 +352,14 @@ def combine_(x: Sequence[Tensor], y: Sequence[Tensor], a: Tensor, b: Tensor, seg
             rows = _rows(members, segments, device)
             lists = [[x[i] for i in members], [y[i] for i in members]]
             table, a_s, b_s = _table(lists, [segments[i] for i in members], device), a[rows], b[rows]
-        with _on(device):
+        with on(device):
             _combine_kernel[(table.chunks,)](
                 table.pointers, table.lengths, table.chunk_segment, table.chunk_position, a_s, b_s, table.segments,
                 TYPES[tx], TYPES[ty], ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=1024, num_warps=4,
             )  # fmt: skip
 
 
-def _on(device: torch.device) -> Any:
+def on(device: torch.device) -> Any:
     """Launch on the tensors' own device, where that is not the current one."""
     if device.type != "cuda" or torch.cuda.current_device() == device.index:
         return nullcontext()
