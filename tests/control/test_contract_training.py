@@ -202,7 +202,7 @@ def test_a_load_hook_may_replace_the_state() -> None:
     state = snapshot(optimizer)
 
     def doubled(_: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        values = {k: {"radius": 2 * v["radius"]} for k, v in state["state"].items()}
+        values = {k: {name: 2 * r for name, r in v.items()} for k, v in state["state"].items()}
         return {**state, "state": values}
 
     optimizer.register_load_state_dict_pre_hook(doubled)
