@@ -57,10 +57,10 @@ def summarise(recipe: Recipe, results: Sequence[Result]) -> Summary:
 
 
 def rank_correlation(summaries: Sequence[Summary]) -> float:
-    """Return Spearman's correlation between mean final rotation and test accuracy over recipes; nan if either is constant.
+    """Return Spearman's correlation of mean final rotation with test accuracy over recipes; nan if one is constant.
 
     >>> recipe = Recipe("SGD", rate=0.1)
-    >>> rank_correlation([Summary(recipe, 1.0, 0.8, None, [0.1]), Summary(recipe, 1.0, 0.9, None, [0.2])])
+    >>> round(rank_correlation([Summary(recipe, 1.0, 0.8, None, [0.1]), Summary(recipe, 1.0, 0.9, None, [0.2])]), 6)
     1.0
     """
     from scipy.stats import spearmanr  # takes a while to load

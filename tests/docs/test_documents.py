@@ -1,0 +1,38 @@
+"""Every Python example in the documents runs, and every link between them leads somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def examples(document):
+    return re.findall(r"^```python\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if examples(d)], ids=lambda d: d.name)
+def test_the_examples_of_a_document_run_in_order(document, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "example"}
+    for example in examples(document):
+        exec(compile(example, document.name, "exec"), namespace)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)
+def test_every_link_of_a_document_leads_somewhere(document):
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text())
+    missing = [t for t in targets if "://" not in t and not (document.parent / t).exists()]
+    assert not missing
+
+
+def test_the_readme_has_examples():
+    assert examples(ROOT / "README.md")
+
+
+def test_the_architecture_names_every_file_of_vectors_and_control():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    files = [f.name for room in ("vectors", "control") for f in (ROOT / "src/gyroscope" / room).glob("*.py")]
+    assert [name for name in files if name != "__init__.py" and name not in page] == []
