@@ -126,8 +126,8 @@ def test_tensors_of_other_shapes_in_the_same_place_give_their_own_dots() -> None
 def test_other_dtypes_in_the_same_place_give_their_own_dots() -> None:
     room = torch.zeros(64, dtype=torch.uint8)
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
-        x = [room.view(dtype)[:8].fill_(3)]
-        assert dots({"xx": (x, x)}).item() == 72
+        x = [room.view(dtype)[:8].copy_(torch.arange(8.0))]
+        assert dots({"xx": (x, x)}, segments=[2]).tolist() == [[0 + 1 + 4 + 9], [16 + 25 + 36 + 49]]
 
 
 def test_reallocated_tensors_give_their_own_dots() -> None:
