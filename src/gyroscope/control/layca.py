@@ -264,7 +264,12 @@ class Layca(Wrapper):
             for group in saved["param_groups"]:
                 for key in group["params"]:
                     saved["state"].setdefault(key, {})
-        return {**saved, "layers": list(self.layers)}
+        return {**saved, "layers": list(self.layers), "shapes": self._shapes()}
+
+    def _shapes(self) -> list[list[int]]:
+        """The shapes of the layers, in forward order."""
+        of = {e.index: list(self.param_groups[g]["params"][j].shape) for g, j, e in self._places()}
+        return [of[e.index] for e in self._roster.in_order()]
 
     def _load(self, state_dict: dict[str, Any]) -> None:
         saved = state_dict.get("layers")
@@ -272,6 +277,11 @@ class Layca(Wrapper):
             raise ControlError(
                 f"The state is of a model with the layers {list(saved)}; this one has {list(self.layers)}. Build the "
                 "model and the optimizer as they were when the state was saved."
+            )
+        shapes = state_dict.get("shapes")
+        if shapes is not None and [list(shape) for shape in shapes] != self._shapes():
+            raise ControlError(
+                f"The state is of a model whose layers have the shapes {shapes}; this one's have {self._shapes()}."
             )
         check_state(self.inner, state_dict)
         for g, j, e in self._places():
