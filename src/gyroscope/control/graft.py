@@ -110,8 +110,6 @@ class Graft(Wrapper):
             raise ControlError("The state has no 'direction'; pass what the state_dict() of a Graft returned.")
         check_state(self.inner, state_dict)
         check_state(self.direction, state_dict["direction"])
-        check_state(self.inner, state_dict)
-        check_state(self.direction, state_dict["direction"])
         load_uncast(self.inner, state_dict)
         load_uncast(self.direction, state_dict["direction"])
 
