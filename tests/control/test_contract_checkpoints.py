@@ -212,7 +212,7 @@ def test_a_graft_refuses_the_state_of_another_model_and_nothing_changes(part: st
     train(wider, foreign, range(2))
     state, own = snapshot(foreign), snapshot(optimizer)
     if part == "direction":
-        state = {**own, "direction": state["direction"]}
+        state = {**copy.deepcopy(own), "direction": state["direction"]}
         for values in state["state"].values():
             values["momentum_buffer"] = values["momentum_buffer"] + 1
     with pytest.raises(ControlError, match="another model"):
