@@ -209,6 +209,7 @@ class Steering:
         """Turn the layers towards the displacements the inner optimizer proposed."""
         entries = [self.roster.groups[i][j] for j in proposal.positions]
         work = Work(self.inner.param_groups[i], proposal.params, [], entries)
+        self._drivers.pop(i, None)  # the fused kernel's own count of steps is behind now
         if self._kernel_runs(work):
             from gyroscope.control.given import Given
 
