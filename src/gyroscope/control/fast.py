@@ -80,6 +80,7 @@ class Fast:
         self._params: list[Tensor] = []
         self._grads_at: list[int] = []
         self._grad_types: list[torch.dtype] = []
+        self._copies: list[Tensor] = []
         self._steps: Tensor | None = None
         self._state = StateView(optimizer, [], [])
         self._launches: list[tuple[Launch, list[int]]] = []
@@ -136,11 +137,14 @@ class Fast:
         self._at = list(map(_address, params))
         self._strides = list(map(_strides, params))
         self._steps = None
+        given = grads
         grads = [
             g if g.stride() == s else torch.empty_like(p, dtype=g.dtype).copy_(g)
             for p, g, s in zip(params, grads, self._strides, strict=True)
         ]
-        self._grads_at = list(map(_address, grads))
+        # Copies live until the next step, because the table knows addresses alone; and no gradient lies at one.
+        self._copies = [c for c, g in zip(grads, given, strict=True) if c is not g]
+        self._grads_at = [_address(c) if c is g else -1 for c, g in zip(grads, given, strict=True)]
         self._grad_types = [g.dtype for g in grads]
         keys = _state_keys(self._rule, kernel)
         if keys:
