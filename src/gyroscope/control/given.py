@@ -41,6 +41,7 @@ class Given:
         self._launches: list[Launch] = []
         self._states: list[StateView] = []
         self._clearing: list[tuple[Launch, Any]] = []
+        self._cleared: list[int] = []
 
     def step(
         self,
@@ -75,7 +76,8 @@ class Given:
         ledger: Ledger,
     ) -> None:
         """Zero what is not finite in the state of layers whose last step was skipped; of others nothing is read."""
-        if not self._clearing or not all(view.holds(optimizer) for view in self._states):
+        if rows != self._cleared or not all(view.holds(optimizer) for view in self._states):
+            self._cleared = list(rows)
             self._find_states(optimizer, params, rows, counts)
         for launch, kind in self._clearing:
             with on(launch.device):
