@@ -197,6 +197,12 @@ class Steering:
         active = any(p.grad is not None for i in rest for p in groups[i]["params"])
         if not asked and not active:
             return {}, None
+        sparse = [e.name for i in asked for e, g in zip(work[i].entries, work[i].grads, strict=True) if g.is_sparse]
+        if sparse:
+            raise ControlError(
+                f"{', '.join(sparse)} has a sparse gradient; use sparse=False on the embedding, or exclude it "
+                "(gyroscope.layers(model, exclude=...)) so that the inner optimizer steps it. Nothing was changed."
+            )
         proposals, loss = self.proposer.propose(
             [list(entries) for entries in self.roster.groups],
             hidden=[i for i in range(len(groups)) if i not in asked and i not in rest],
