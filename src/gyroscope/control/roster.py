@@ -150,8 +150,11 @@ def _every_matrix(optimizer: Optimizer) -> list[tuple[int, int, str, int, int]]:
 
 
 def _named(chosen: Sequence[Layer], places: dict[int, tuple[int, int]]) -> list[tuple[int, int, str, int, int]]:
-    found, missing = [], []
+    found, missing, seen = [], [], set()
     for layer in chosen:
+        if id(layer.parameter) in seen:
+            raise ControlError(f"Layer {layer.name} was given twice; give every layer once, in forward order.")
+        seen.add(id(layer.parameter))
         place = places.get(id(layer.parameter))
         if place is not None:
             found.append((*place, layer.name, layer.segments, layer.dim))
