@@ -1,0 +1,317 @@
+"""Unusable input is refused: the error says what was given, what is accepted and what to do, and nothing changes."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+import gyroscope
+from gyroscope.control.rates import alpha_multipliers
+from gyroscope.errors import ControlError, GyroscopeError, LayerError
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+
+
+def backward(model):
+    model.zero_grad()
+    model(torch.randn(8, 4)).square().sum().backward()
+
+
+def snapshot(optimizer):
+    """Everything an optimizer holds: its groups, parameters by identity, their values, and its state."""
+    groups = [
+        {k: list(map(id, v)) if k == "params" else copy.deepcopy(v) for k, v in group.items()}
+        for group in optimizer.param_groups
+    ]
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    values = [p.detach().clone() for p in params]
+    grads = [None if p.grad is None else p.grad.detach().clone() for p in params]
+    state = [copy.deepcopy(dict(optimizer.state[p])) if p in optimizer.state else None for p in params]
+    return groups, values, grads, state
+
+
+def same(x, y):
+    if isinstance(x, torch.Tensor):
+        x, y = (t.to_dense() if t.is_sparse else t for t in (x, y))
+        return torch.equal(x, y)
+    if isinstance(x, dict):
+        return set(x) == set(y) and all(same(x[k], y[k]) for k in x)
+    if isinstance(x, list | tuple):
+        return len(x) == len(y) and all(same(a, b) for a, b in zip(x, y, strict=True))
+    return x == y or (x != x and y != y)
+
+
+class Unchanged:
+    """Asserts that a block of code raises, and leaves the optimizer as it was."""
+
+    def __init__(self, optimizer, message, kind=ControlError):
+        self.optimizer = optimizer
+        self.before = snapshot(optimizer)
+        self.raises = pytest.raises(kind, match=message)
+
+    def __enter__(self):
+        return self.raises.__enter__()
+
+    def __exit__(self, *error):
+        caught = self.raises.__exit__(*error)
+        assert same(self.before, snapshot(self.optimizer)), "something was changed"
+        return caught
+
+
+def sgd_at(model, lr):
+    """torch refuses some of these rates itself, so they are written into the group."""
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    inner.param_groups[0]["lr"] = lr
+    return inner
+
+
+@pytest.mark.parametrize("lr", [-0.1, math.nan, math.inf, -math.inf])
+def test_a_rate_that_is_no_angle_is_refused_at_construction(lr):
+    model = network()
+    inner = sgd_at(model, lr)
+    with Unchanged(
+        inner, rf"Group 0 has lr {lr}; Layca's rate is tan θ of a step, a finite value from 0 \(try 3\*\*-3\)"
+    ):
+        gyroscope.Layca(inner, model)
+
+
+@pytest.mark.parametrize("lr", [-0.1, math.nan, math.inf])
+@pytest.mark.parametrize("cls", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adafactor])
+def test_a_rate_that_a_scheduler_makes_impossible_is_refused_at_the_step(lr, cls):
+    model = network()
+    optimizer = gyroscope.Layca(cls(model.parameters(), lr=0.1), model)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1.0 if t == 0 else lr / 0.1)
+    backward(model)
+    optimizer.step()
+    schedule.step()
+    backward(model)
+    with Unchanged(optimizer, "Group 0 has lr .*a finite value from 0"):
+        optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.1
+    optimizer.param_groups[1]["lr"] = 0.1
+    optimizer.step()
+
+
+class Rateless(Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    def step(self, closure=None):
+        raise AssertionError("was stepped")
+
+
+def test_an_optimizer_without_a_rate_is_refused():
+    model = network()
+    inner = Rateless(model.parameters())
+    with Unchanged(inner, "Group 0 has no 'lr', which Layca takes for the rate; give the inner optimizer one"):
+        gyroscope.Layca(inner, model)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": 1.01}, r"alpha is 1\.01; accepted are values from -1 \(only the first layer turns\) to 1"),
+        ({"alpha": -2.0}, r"alpha is -2\.0; accepted are values from -1"),
+        ({"alpha": math.nan}, r"alpha is nan; accepted are values from -1"),
+        ({"multipliers": [1.0]}, "1 multipliers were given for 2 layers; give one a layer"),
+        ({"multipliers": [1.0] * 3}, "3 multipliers were given for 2 layers; give one a layer"),
+        ({"multipliers": [1.0, -0.5]}, r"Multipliers must be finite and not negative; given \[1\.0, -0\.5\]"),
+        ({"multipliers": [1.0, math.nan]}, "Multipliers must be finite and not negative"),
+        ({"multipliers": [1.0, math.inf]}, "Multipliers must be finite and not negative"),
+        ({"multipliers": [1.0, 1.0], "alpha": 0.5}, "Both alpha and multipliers were given; .*Give one"),
+        ({"others": "freeze"}, "others is 'freeze'; accepted are 'inner', 'frozen'"),
+        ({"nonfinite": "ignore"}, "nonfinite is 'ignore'; accepted are 'skip', 'raise'"),
+        ({"zero_norm": "ignore"}, "zero_norm is 'ignore'; accepted are 'raise', 'skip'"),
+        ({"scale": "absolute"}, "scale is 'absolute'; accepted are 'relative', 'unit'"),
+        ({"growth": 1e-4}, r"growth is 0\.0001; it needs reproject=False"),
+        ({"growth": -1.0, "reproject": False}, r"growth is -1\.0; .*a value from 0"),
+        ({"growth": math.nan, "reproject": False}, "growth is nan; .*a value from 0"),
+        ({"others_lr": -0.1}, r"others_lr is -0\.1; accepted are finite values from 0"),
+        ({"others_lr": math.inf}, "others_lr is inf; accepted are finite values from 0"),
+        ({"others_lr": math.nan}, "others_lr is nan; accepted are finite values from 0"),
+    ],
+)
+def test_an_option_that_is_not_accepted_is_refused(options, message):
+    model = network()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with Unchanged(inner, message):
+        gyroscope.Layca(inner, model, **options)
+
+
+@pytest.mark.parametrize("alpha", [1.01, -1.01, math.nan, math.inf])
+def test_multipliers_of_an_impossible_alpha_are_refused(alpha):
+    with pytest.raises(ControlError, match=f"alpha is {alpha}; accepted are values from -1"):
+        alpha_multipliers(alpha, 3)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([1.0], "1 multipliers were given for 2 layers"),
+        ([1.0, -1.0], "finite and not negative"),
+        (torch.ones(3), r"multipliers has shape \(3,\); this optimizer controls 2 layers"),
+    ],
+)
+def test_multipliers_set_later_are_checked_too(value, message):
+    model = network()
+    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=0.1), model, multipliers=[0.5, 0.25])
+    with Unchanged(optimizer, message):
+        optimizer.multipliers = value
+    assert optimizer.multipliers.tolist() == [0.5, 0.25]
+
+
+@pytest.mark.parametrize("given", [network(), [nn.Parameter(torch.ones(2, 2))], "sgd", None, torch.optim.SGD])
+def test_what_is_not_an_optimizer_is_refused(given):
+    with pytest.raises(
+        ControlError, match=rf"is a {type(given).__name__}; accepted is a torch\.optim\.Optimizer, such"
+    ):
+        gyroscope.Layca(given)
+
+
+def test_an_optimizer_without_the_models_parameters_is_refused():
+    model, other = network(), network()
+    inner = torch.optim.SGD(other.parameters(), lr=0.1)
+    message = r"does not hold these layers of the model: 0\.weight, 2\.weight\. Build it on this model's parameters"
+    with Unchanged(inner, message):
+        gyroscope.Layca(inner, model)
+
+
+def test_an_optimizer_without_some_of_the_models_layers_is_refused():
+    model = network()
+    inner = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    with Unchanged(inner, r"does not hold these layers of the model: 2\.weight\. .*include="):
+        gyroscope.Layca(inner, model)
+
+
+def test_of_many_missing_layers_a_few_are_named():
+    model = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(9)))
+    inner = torch.optim.SGD([nn.Parameter(torch.ones(2, 2))], lr=0.1)
+    with Unchanged(inner, r"0\.weight, 1\.weight, 2\.weight, 3\.weight, 4\.weight and 4 more\."):
+        gyroscope.Layca(inner, model)
+
+
+def test_a_model_without_layers_is_refused():
+    model = nn.LayerNorm(5)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Unchanged(inner, "LayerNorm has no layers.*include", LayerError):
+        gyroscope.Layca(inner, model)
+
+
+@pytest.mark.parametrize("layers", [None, []])
+def test_an_optimizer_without_matrices_is_refused(layers):
+    inner = torch.optim.SGD([nn.Parameter(torch.ones(5)), nn.Parameter(torch.ones(3))], lr=0.1)
+    with Unchanged(inner, "holds no layer to control: no parameter of two or more dimensions.*use FSDP2"):
+        gyroscope.Layca(inner, layers)
+
+
+@pytest.mark.parametrize("shape", [(12,), (3, 4)])
+def test_a_flattened_parameter_is_refused(shape):
+    flat = nn.Parameter(torch.ones(shape))
+    flat._is_flat_param = True
+    inner = torch.optim.SGD([nn.Parameter(torch.ones(2, 2)), flat], lr=0.1)
+    with Unchanged(inner, r"group0\.1 is a flattened shard .*has no layers; use FSDP2 \(fully_shard\) or DDP"):
+        gyroscope.Layca(inner)
+
+
+def test_a_model_of_flattened_parameters_is_refused():
+    model = nn.Linear(3, 4)
+    model.weight._is_flat_param = True
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Unchanged(inner, "'weight' is flattened .*FSDP2", LayerError):
+        gyroscope.Layca(inner, model)
+
+
+@pytest.mark.parametrize("cls", [torch.optim.SGD, torch.optim.Adagrad])
+def test_a_sparse_gradient_of_a_controlled_embedding_is_refused(cls):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 4, sparse=True), nn.Linear(4, 2))
+    optimizer = gyroscope.Layca(cls(model.parameters(), lr=0.1), model)
+    model(torch.tensor([1, 3])).square().sum().backward()
+    with Unchanged(optimizer, r"0\.weight has a sparse gradient; use sparse=False on the embedding, or exclude it"):
+        optimizer.step()
+
+
+def test_a_sparse_embedding_may_be_left_to_the_inner_optimizer():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 4, sparse=True), nn.Linear(4, 2))
+    before = model[0].weight.detach().clone()
+    layers = gyroscope.layers(model, exclude="0.*")
+    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=0.1), layers)
+    model(torch.tensor([1, 3])).square().sum().backward()
+    optimizer.step()
+    expected = before - 0.1 * model[0].weight.grad.to_dense()
+    torch.testing.assert_close(model[0].weight.detach(), expected)
+
+
+def test_a_scheduler_built_before_a_mixed_group_is_split_is_refused():
+    model = network()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.ExponentialLR(inner, 0.5)
+    message = "Group 0 holds layers and other parameters and already has a scheduler. Wrap the optimizer first"
+    with Unchanged(inner, message):
+        gyroscope.Layca(inner, model)
+
+
+def test_a_scheduler_built_before_is_fine_where_no_group_is_split():
+    model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 2, bias=False))
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(inner, 0.5)
+    optimizer = gyroscope.Layca(inner, model)
+    backward(model)
+    optimizer.step()
+    schedule.step()
+    assert optimizer.rates() == {"0.weight": 0.05, "1.weight": 0.05}
+
+
+def test_lbfgs_cannot_give_its_other_parameters_a_rate_of_their_own():
+    model = network()
+    inner = torch.optim.LBFGS(model.parameters(), lr=0.1)
+    with Unchanged(inner, "LBFGS takes one group only.*leave others_lr out"):
+        gyroscope.Layca(inner, model, others_lr=0.01)
+
+
+def test_lbfgs_in_half_precision_is_refused_at_the_step():
+    model = nn.Linear(4, 3, bias=False).bfloat16()
+    optimizer = gyroscope.Layca(torch.optim.LBFGS(model.parameters(), lr=0.1), model)
+
+    def closure():
+        loss = model(torch.ones(1, 4, dtype=torch.bfloat16)).square().sum()
+        loss.backward()
+        return loss
+
+    with Unchanged(optimizer, "LBFGS evaluates a closure, which a model in half precision cannot.*float32 and use"):
+        optimizer.step(closure)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"momentum": 1.0}, r"momentum is 1\.0; accepted are values from 0 to below 1"),
+        ({"momentum": -0.1}, r"momentum is -0\.1; accepted are values from 0 to below 1"),
+        ({"momentum": math.nan}, "momentum is nan; accepted are values from 0 to below 1"),
+        ({"lr": -1.0}, r"lr is -1\.0; accepted are values from 0"),
+        ({"lr": math.nan}, "lr is nan; accepted are values from 0"),
+    ],
+)
+def test_sgd_amom_refuses_numbers_it_cannot_use(options, message):
+    with pytest.raises(ControlError, match=message):
+        gyroscope.SGD_AMom([nn.Parameter(torch.ones(2))], **options)
+
+
+def test_every_error_is_a_gyroscope_error():
+    assert issubclass(ControlError, GyroscopeError)
+    assert issubclass(LayerError, GyroscopeError)
+
+
+def test_the_same_layer_given_twice_is_refused():
+    model = network()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    layers = gyroscope.layers(model)
+    with Unchanged(inner, r"0\.weight .*twice"):
+        gyroscope.Layca(inner, [*layers, layers[0]])
