@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,21 +78,39 @@ def _sweep(
     sign: float,
     along: float,
 ) -> None:
-    products = dots({"ww": (w, w), "wd": (w, d), "dd": (d, d)}, segments=counts)
-    ww, wd, dd = products.unbind(1)
+    products: Any = dots({"ww": (w, w), "wd": (w, d), "dd": (d, d)}, segments=counts)
+    device = products.device
+    here: Any = _index(rows, device)
+    if device.type == "cpu":
+        # Views of the same memory: arithmetic on a few numbers is much quicker in NumPy.
+        products, book = products.numpy(), {name: value.numpy() for name, value in vars(ledger).items()}
+        if isinstance(lr, Tensor):
+            lr = float(lr)
+    else:
+        book = vars(ledger)
+        if isinstance(lr, Tensor):
+            lr = lr.to(device, products.dtype)
+    with np.errstate(all="ignore"):
+        a, b = _update_book(products, book, here, lr, law, sign, along)
+    combine_(w, d, torch.as_tensor(a), torch.as_tensor(b), segments=counts)
+
+
+def _update_book(
+    products: Any, book: dict[str, Any], here: Any, lr: Any, law: Law, sign: float, along: float
+) -> tuple[Any, Any]:
+    """The coefficients of w and of the displacement as it was given; radii and skipped steps go into the book."""
+    xp: Any = torch if isinstance(products, Tensor) else np
+    ww, wd, dd = products[:, 0], products[:, 1], products[:, 2]
     if sign != 1.0 or along != 0.0:
-        products = torch.stack([ww, sign * wd + along * ww, dd + 2 * sign * along * wd + along * along * ww], 1)
-    here = _index(rows, ww.device)
-    radius = ledger.radius[here]
-    radius = torch.where((radius < 0) & torch.isfinite(ww), ww.sqrt(), radius)
-    if isinstance(lr, Tensor):
-        lr = lr.to(ww.device, ww.dtype)
-    a, b, _ = coefficients(products, lr * ledger.multiplier[here], radius, law)
-    combine_(w, d, a + along * b, sign * b, segments=counts)
-    bad = (~torch.isfinite(products).all(1)).to(torch.int64)
-    ledger.radius[here] = radius
-    ledger.bad[here] = bad
-    ledger.skipped[here] += bad
+        products = xp.stack([ww, sign * wd + along * ww, dd + 2 * sign * along * wd + along * along * ww], 1)
+    radius = book["radius"][here]
+    radius = xp.where((radius < 0) & xp.isfinite(ww), xp.sqrt(ww), radius)
+    a, b, _ = coefficients(products, lr * book["multiplier"][here], radius, law)
+    bad = ~xp.isfinite(products).all(1)
+    book["radius"][here] = radius
+    book["bad"][here] = bad
+    book["skipped"][here] += bad
+    return a + along * b, sign * b
 
 
 def _index(rows: Sequence[int], device: torch.device) -> slice | Tensor:
