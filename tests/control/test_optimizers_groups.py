@@ -211,8 +211,6 @@ def test_alpha_multiplies_the_rate_of_each_layer(inner, alpha):
 
 @every_inner
 def test_a_rate_in_a_tensor_is_the_same_rate(inner):
-    if inner == "adafactor":
-        pytest.skip("torch's own does not take one here")
     model, twin = network(), network()
     optimizer = gyroscope.Layca(INNER[inner](model.parameters(), torch.tensor(0.05)), model)
     reference = gyroscope.Layca(INNER[inner](twin.parameters(), 0.05), twin)

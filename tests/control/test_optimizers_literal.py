@@ -5,6 +5,7 @@ import torch
 from torch.optim import Optimizer
 
 import gyroscope
+from gyroscope.errors import ControlError
 from oracles.control import LiteralAMom, LiteralLayca, distance
 
 optim = torch.optim
@@ -82,7 +83,11 @@ CASES = {
     "reads weights": (ReadsWeights, {}),
     "keeps global state": (KeepsGlobalState, {}),
 }
-WITH_FOREACH = {name for name, (cls, _) in CASES.items() if cls.__module__.startswith("torch") and name != "Adafactor"}
+WAYS = [
+    (name, foreach)
+    for name, (cls, _) in CASES.items()
+    for foreach in ((None, False, True) if cls.__module__.startswith("torch") and name != "Adafactor" else (None,))
+]
 
 
 def parameters(dtype, shapes=((6, 5), (5,), (4, 3, 2, 2), (3, 7))):
@@ -126,14 +131,11 @@ def assert_same_state(mine, theirs, params, copies, tolerance):
     return compared
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "foreach"), WAYS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("foreach", [None, False, True])
-def test_layca_over_an_optimizer_equals_the_literal_procedure(name, dtype, foreach):
+def test_layca_over_an_optimizer_equals_the_literal_procedure(name, foreach, dtype):
     cls, options = CASES[name]
     if foreach is not None:
-        if name not in WITH_FOREACH:
-            pytest.skip("has no foreach")
         options = {**options, "foreach": foreach}
     params = parameters(dtype)
     literal_cls = LiteralAMom if cls is gyroscope.SGD_AMom else cls
@@ -288,3 +290,25 @@ def test_a_closure_is_evaluated_once_for_a_rule_that_needs_no_loss():
     expected = float(quadratic(params).detach())
     assert float(optimizer.step(closure).detach()) == pytest.approx(expected)
     assert len(calls) == 1
+
+
+def test_layers_are_met_before_a_closure_makes_their_first_gradients():
+    """A zero norm is refused and a loaded radius taken although there is no gradient yet when the step begins."""
+    params = parameters(torch.float64, [(4, 3), (2, 3)])
+    params[1].data.zero_()
+    before = [p.detach().clone() for p in params]
+    optimizer = gyroscope.Layca(optim.LBFGS(params, lr=LR))
+    with pytest.raises(ControlError, match=r"zero norm.*group0\.1"):
+        optimizer.step(closure_over(params))
+    assert all(torch.equal(p.detach(), w) for p, w in zip(params, before, strict=True))
+
+    params = parameters(torch.float64, [(4, 3)])
+    radius = float(params[0].detach().norm())
+    optimizer = gyroscope.Layca(optim.LBFGS(params, lr=LR))
+    optimizer.step(closure_over(params))
+    assert float(optimizer.state[params[0]]["radius"]) == pytest.approx(radius)
+    longer = [torch.nn.Parameter(3 * params[0].detach())]
+    resumed = gyroscope.Layca(optim.LBFGS(longer, lr=LR))
+    resumed.load_state_dict(optimizer.state_dict())
+    resumed.step(closure_over(longer))
+    assert float(longer[0].detach().norm()) == pytest.approx(radius, rel=1e-12)

@@ -182,7 +182,7 @@ class Layca(Wrapper):
             else:
                 loss = evaluate()
         ready = self._steering.ready() if len(self._met) == self._roster.layers else []
-        work = self._steering.work(but=ready)
+        work = self._steering.work(but=ready, late=inside is not None)
         if self.nonfinite == "raise" and inside is None and (names := self._steering.nonfinite()):
             raise ControlError(
                 f"The gradients of {', '.join(names)} are not finite; nothing was changed. Lower the rate, clip, or "

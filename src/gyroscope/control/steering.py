@@ -39,7 +39,7 @@ class Work:
 
     group: Group
     params: list[Tensor]
-    grads: list[Tensor]
+    grads: list[Any]  # tensors; None where a closure is still to make one
     entries: list[Entry]
 
     @property
@@ -112,8 +112,8 @@ class Steering:
         """Whether somebody listens to the inner optimizer's own step, which must then be called."""
         return bool(self.inner._optimizer_step_pre_hooks or self.inner._optimizer_step_post_hooks)
 
-    def work(self, but: Sequence[int] = ()) -> dict[int, Work]:
-        """For each controlled group that is not in `but`, the layers that have a gradient."""
+    def work(self, but: Sequence[int] = (), *, late: bool = False) -> dict[int, Work]:
+        """For each controlled group that is not in `but`, the layers that have a gradient, or get one `late`."""
         found = {}
         for i in self.roster.controlled():
             if i in but:
@@ -128,7 +128,7 @@ class Steering:
             params = [every[j] for j in entries] if len(every) > len(entries) else every
             grads = [p.grad for p in params]
             if any(g is None for g in grads):
-                having = [k for k, g in enumerate(grads) if g is not None]
+                having = [k for k, g in enumerate(grads) if g is not None or (late and params[k].requires_grad)]
                 its = list(entries.values())
                 found[i] = Work(
                     group, [params[k] for k in having], [grads[k] for k in having], [its[k] for k in having]
@@ -197,7 +197,8 @@ class Steering:
         active = any(p.grad is not None for i in rest for p in groups[i]["params"])
         if not asked and not active:
             return {}, None
-        sparse = [e.name for i in asked for e, g in zip(work[i].entries, work[i].grads, strict=True) if g.is_sparse]
+        its = [pair for i in asked for pair in zip(work[i].entries, work[i].grads, strict=True)]
+        sparse = [e.name for e, g in its if g is not None and g.is_sparse]
         if sparse:
             raise ControlError(
                 f"{', '.join(sparse)} has a sparse gradient; use sparse=False on the embedding, or exclude it "
