@@ -418,3 +418,19 @@ def test_weights_and_gradients_of_any_magnitude(magnitude, scale):
     gyroscope.Layca(optim.SGD([p], lr=LR)).step()
     assert angle(before, p) == pytest.approx(math.atan(LR), rel=1e-3)
     assert float(p.detach().double().norm()) == pytest.approx(float(before.double().norm()), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_a_layer_of_zeros_stays_and_turns_once_it_is_initialised(name):
+    params = parameters(((5, 7), (4, 6)))
+    params[1].data.zero_()
+    optimizer = gyroscope.Layca(maker(name)(params), zero_norm="skip")
+    give(params, gradients(params, 0))
+    optimizer.step()
+    assert not params[1].detach().any()
+    params[1].data.normal_()
+    before = params[1].detach().clone()
+    give(params, gradients(params, 1))
+    optimizer.step()
+    assert angle(before, params[1]) == pytest.approx(math.atan(LR), rel=1e-3)
+    assert float(params[1].detach().norm()) == pytest.approx(float(before.norm()), rel=1e-6)

@@ -1,11 +1,13 @@
 """When there is nothing to do, or no direction to do it in, nothing moves: bit for bit, and the rest goes on."""
 
+import math
+
 import pytest
 import torch
 
 import gyroscope
 from gyroscope.errors import ControlError
-from oracles.control import four_operations
+from oracles.control import angle, four_operations
 
 INNER = {
     "sgd": lambda ps, lr: torch.optim.SGD(ps, lr=lr),
@@ -163,3 +165,16 @@ def test_a_row_of_zeros_is_refused_where_rows_are_layers():
     model(torch.ones(1, 3)).sum().backward()
     with pytest.raises(ControlError, match=r"zero norm.*: weight;"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("inner", ["sgd", "adam"])
+def test_a_layer_of_zeros_that_is_initialised_later_turns_from_then_on(inner):
+    params, optimizer = two_layers(inner, zero_norm="skip")
+    params[1].data.zero_()
+    set_grads(params)
+    optimizer.step()
+    params[1].data.normal_()
+    before = params[1].detach().clone()
+    optimizer.step()
+    assert angle(before, params[1]) == pytest.approx(math.atan(0.1), rel=1e-3)
+    assert float(params[1].detach().norm()) == pytest.approx(float(before.norm()), rel=1e-6)

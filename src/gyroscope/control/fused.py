@@ -222,7 +222,7 @@ def step_kernel(
                 rate = tl.load(multiplier + row) * lr_value
             norm = tl.sqrt(w2)
             start_norm = tl.load(radius + row)
-            start_norm = tl.where(start_norm < 0, norm, start_norm)
+            start_norm = tl.where(start_norm <= 0, norm, start_norm)
             finite = (w2 < float("inf")) & (tl.abs(wt) < float("inf")) & (s2 < float("inf"))
             ratio = wt / w2
             square = s2

@@ -104,7 +104,7 @@ def _update_book(
     if sign != 1.0 or along != 0.0:
         products = xp.stack([ww, sign * wd + along * ww, dd + 2 * sign * along * wd + along * along * ww], 1)
     radius = book["radius"][here]
-    radius = xp.where((radius < 0) & xp.isfinite(ww), xp.sqrt(ww), radius)
+    radius = xp.where((radius <= 0) & xp.isfinite(ww), xp.sqrt(ww), radius)
     a, b, _ = coefficients(products, lr * book["multiplier"][here], radius, law)
     bad = ~xp.isfinite(products).all(1)
     book["radius"][here] = radius
