@@ -207,6 +207,9 @@ def test_unusable_arguments_are_named():
         gyroscope.Graft(sgd, sgd)
     with pytest.raises(ControlError, match="different parameters; build both on the same ones"):
         gyroscope.Graft(sgd, MAKERS["adam"](other, 0.1))
+    for pair in ((sgd, optim.LBFGS(params)), (optim.LBFGS(params), sgd)):
+        with pytest.raises(ControlError, match=r"LBFGS evaluates the loss several times.*gradients alone"):
+            gyroscope.Graft(*pair)
 
 
 def test_a_state_of_another_optimizer_is_refused_and_nothing_changes():

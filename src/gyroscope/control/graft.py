@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from gyroscope.control.proposal import Proposal, Proposer
 from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
@@ -53,6 +53,12 @@ class Graft(Wrapper):
             raise ControlError(f"direction is a {type(direction).__name__}; accepted is a torch.optim.Optimizer.")
         if granularity not in ("tensor", "global"):
             raise ControlError(f"granularity is {granularity!r}; accepted are 'tensor' and 'global'.")
+        for one in (magnitude, direction):
+            if isinstance(one, LBFGS):
+                raise ControlError(
+                    "LBFGS evaluates the loss several times a step, so it has no one gradient to share; graft "
+                    "optimizers that step from the gradients alone."
+                )
         if magnitude is direction:
             raise ControlError("magnitude and direction are the same object; give each its own optimizer.")
         if _parameters(magnitude) != _parameters(direction):
