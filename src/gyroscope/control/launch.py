@@ -124,13 +124,16 @@ class Launch:
         self, rule: str, hyper: Hyper, lr: float | Tensor, ledger: Ledger, law: Law, *, zero: bool = False
     ) -> None:
         """Take one step; with `zero`, leave the second list (a buffer of displacements) zeroed."""
+        if isinstance(lr, Tensor) and lr.device.type == "cpu" != self.device.type:
+            lr = lr.item()  # at hand, and a kernel could not reach it
         key = (rule, hyper, law, zero, id(ledger), self.aligned)
         known = None if isinstance(lr, Tensor) else self._compiled.get(key)
         if known is None:
             arguments = self._arguments(rule, hyper, lr, ledger, law, zero)
             with on(self.device):
                 compiled = step_kernel[(len(self.items),)](*arguments, num_warps=WARPS)
-            if hasattr(compiled, "function"):  # the interpreter leaves nothing to keep
+            # The interpreter leaves nothing to keep, and a kernel that reads the rate from memory cannot take a number.
+            if hasattr(compiled, "function") and not isinstance(lr, Tensor):
                 self._compiled[key] = compiled[(len(self.items), 1, 1)], arguments
             return
         # The same tensors as when it was compiled, so there is no need to look at each argument again.
