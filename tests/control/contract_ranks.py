@@ -42,6 +42,7 @@ def net(seed: int = 0) -> nn.Sequential:
 
 
 def shard(model: nn.Sequential, **options: Any) -> nn.Sequential:
+    options.setdefault("mesh", init_device_mesh("cpu", (2,)))
     for block in model:
         if isinstance(block, nn.Linear):
             fully_shard(block, **options)
@@ -286,8 +287,8 @@ def a_plain_state_dict_of_shards_continues_as_if_not_interrupted(_: Path) -> Non
 
 def a_layer_that_is_not_sharded_is_not_summed_over_the_ranks(_: Path) -> None:
     alone, model = net(), net()
-    fully_shard(model[0])
-    fully_shard(model[2])
+    fully_shard(model[0], mesh=init_device_mesh("cpu", (2,)))
+    fully_shard(model[2], mesh=init_device_mesh("cpu", (2,)))
     optimizer = Layca(torch.optim.SGD(model.parameters(), lr=RHO), model, others="frozen")
     reference = Layca(torch.optim.SGD(alone.parameters(), lr=RHO), alone, others="frozen")
     for seed in range(3):

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from contract_models import (
+    DEVICE,
     RHO,
     Make,
     adam,
@@ -114,7 +115,7 @@ def _foreign(kind: str, make: Make) -> dict[str, Any]:
         model = nn.Sequential(nn.Linear(4, 5, bias=False), nn.Tanh(), nn.Linear(5, 3, bias=False))
     else:
         model = mlp()
-    params: Any = list(model.parameters())
+    params: Any = list(model.to(DEVICE).parameters())
     if kind == "groups":
         params = [{"params": params[:2]}, {"params": params[2:]}]
     chosen = gyroscope.layers(model, granularity="row") if kind == "granularity" else model

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from contract_models import RHO, adamw, assert_close, batch, loss_of, mlp, tangent, train, weights
+from contract_models import DEVICE, RHO, adamw, assert_close, batch, loss_of, mlp, tangent, train, weights
 from torch import Tensor
 
 from gyroscope import Layca
 
-pytestmark = pytest.mark.filterwarnings("default")  # theirs are not ours to fix
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # theirs are not ours to fix
+    pytest.mark.skipif(DEVICE.type != "cpu", reason="these are told to stay on the CPU"),
+]
 
 
 def _expected(seeds: range) -> torch.nn.Module:
@@ -34,7 +38,7 @@ def test_accelerate_trains_as_plain_torch_does() -> None:
 
 
 def test_lightning_trains_as_plain_torch_does(tmp_path: Path) -> None:
-    lightning = pytest.importorskip("lightning")
+    lightning = pytest.importorskip("lightning" if find_spec("lightning") else "pytorch_lightning")
 
     class Module(lightning.LightningModule):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:

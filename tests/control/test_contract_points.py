@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 import torch
 from contract_models import (
+    DEVICE,
     INNERS,
+    NEAR,
     RHO,
+    TIGHT,
     Literal64,
     Make,
     adam,
@@ -67,7 +70,7 @@ def test_every_inner_optimizer_gives_the_step_of_the_literal_algorithm(make: Mak
         backward(model, seed)
         oracle.step(gradients(model))
         optimizer.step()
-    assert_close(model, oracle.model, 1e-12)
+    assert_close(model, oracle.model, TIGHT)
 
 
 # 1. Gradient scaling
@@ -93,8 +96,8 @@ def _scaled_run(make: Make, scaler: torch.amp.GradScaler) -> nn.Module:
 
 @pytest.mark.parametrize("make", [fused_adam, fused_sgd, sgd, adamw])
 def test_1_a_gradient_scaler_does_not_change_the_steps(make: Make) -> None:
-    scaled = _scaled_run(make, torch.amp.GradScaler("cpu", init_scale=1024.0))
-    plain = _scaled_run(make, torch.amp.GradScaler("cpu", enabled=False))
+    scaled = _scaled_run(make, torch.amp.GradScaler(DEVICE.type, init_scale=1024.0))
+    plain = _scaled_run(make, torch.amp.GradScaler(DEVICE.type, enabled=False))
     assert_close(scaled, plain, 0.0)  # the scale is a power of two
 
 
@@ -106,7 +109,7 @@ def test_1_a_step_the_scaler_skips_changes_nothing(make: Make, first: bool) -> N
     if not first:
         train(model, optimizer, range(2))
     before, state, kept = weights(model), snapshot(optimizer), radii(optimizer)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=1024.0)
     optimizer.zero_grad()
     scaler.scale(loss_of(model, batch(7))).backward()
     model[0].weight.grad[0, 0] = math.inf
@@ -273,7 +276,7 @@ def test_4_data_exchanged_between_steps_is_what_turns_next(make: Make) -> None:
         give_gradients(model, seed)
         oracle.step(gradients(model))
         optimizer.step()
-    assert_close(model, oracle.model, 1e-12)
+    assert_close(model, oracle.model, TIGHT)
 
 
 # 5. Digits
@@ -291,7 +294,7 @@ def test_4_data_exchanged_between_steps_is_what_turns_next(make: Make) -> None:
 def test_5_in_bfloat16_at_a_tiny_inner_rate_the_direction_is_the_exact_one(make: Make) -> None:
     """The rate is put to 1 for the last step, so that w' = (w + u)/√2 shows u to bfloat16 rounding."""
     torch.manual_seed(0)
-    model = nn.Linear(64, 64, bias=False).bfloat16()
+    model = nn.Linear(64, 64, bias=False).to(DEVICE, torch.bfloat16)
     oracle = Literal64(model, make)
     optimizer = Layca(make(model.parameters()), model)
     for group in optimizer.param_groups:
@@ -311,7 +314,7 @@ def test_5_an_unknown_optimizer_in_bfloat16_at_a_tiny_rate_still_gives_a_directi
         pass
 
     torch.manual_seed(0)
-    model = nn.Linear(64, 64, bias=False).bfloat16()
+    model = nn.Linear(64, 64, bias=False).to(DEVICE, torch.bfloat16)
     oracle = Literal64(model, lambda p: torch.optim.SGD(p, lr=1e-4))
     optimizer = Layca(Unknown(model.parameters(), lr=1e-4), model)
     give_gradients(model, 0)
@@ -353,7 +356,7 @@ def test_5_the_inner_state_is_what_the_inner_optimizer_alone_would_have(make: Ma
         alone.step()
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         controlled = {k: v for k, v in optimizer.state[p].items() if k != "radius"}
-        assert_same_state(controlled, dict(alone.state[q]))
+        assert_same_state(controlled, dict(alone.state[q]), slack=0.0 if DEVICE.type == "cpu" else 1e-5)
 
 
 # 6. What users pass in
@@ -373,7 +376,7 @@ def test_6_layers_without_a_gradient_stay_and_turn_when_they_have_one(make: Make
         optimizer.step()
         if seed != 2:
             assert torch.equal(before, model[0].weight)
-    assert_close(model, oracle.model, 1e-12)
+    assert_close(model, oracle.model, TIGHT)
 
 
 @pytest.mark.parametrize("make", INNERS)
@@ -413,12 +416,12 @@ def test_6_each_group_turns_by_its_own_rate_with_its_own_options() -> None:
         give_gradients(model, seed)
         buffers = 0.9 * buffers + model[2].weight.grad
         optimizer.step()
-        assert tangent(before[0], model[0].weight) == pytest.approx(0.01, rel=1e-9)
-        assert tangent(before[2], model[2].weight) == pytest.approx(0.3, rel=1e-9)
+        assert tangent(before[0], model[0].weight) == pytest.approx(0.01, rel=NEAR)
+        assert tangent(before[2], model[2].weight) == pytest.approx(0.3, rel=NEAR)
         moved, w = model[2].weight.detach() - before[2], before[2]
         direction = -(buffers - (buffers * w).sum() / (w * w).sum() * w)
         seen = moved - (moved * w).sum() / (w * w).sum() * w
-        assert torch.cosine_similarity(direction.flatten(), seen.flatten(), 0).item() == pytest.approx(1, abs=1e-12)
+        assert torch.cosine_similarity(direction.flatten(), seen.flatten(), 0).item() == pytest.approx(1, abs=TIGHT)
     assert [g["momentum"] for g in optimizer.param_groups] == [0, 0.9, 0, 0.9]
 
 
@@ -462,7 +465,7 @@ def test_6_lbfgs_evaluates_the_closure_as_often_as_it_likes_and_the_angle_is_kep
         before = weights(model)
         expected = loss_of(model, batch(0, dtype=torch.float64)).item()
         assert optimizer.step(closure).item() == expected
-        assert tangent(before[0], model[0].weight) == pytest.approx(RHO, rel=1e-9)
+        assert tangent(before[0], model[0].weight) == pytest.approx(RHO, rel=NEAR)
     assert len(calls) > 2
 
 
@@ -475,7 +478,7 @@ def test_6_the_variants_of_an_inner_optimizer_give_the_same_run(make: Make) -> N
         backward(model, seed)
         oracle.step(gradients(model))
         optimizer.step()
-    assert_close(model, oracle.model, 1e-11)
+    assert_close(model, oracle.model, 10 * TIGHT)
 
 
 @pytest.mark.parametrize(
@@ -496,8 +499,20 @@ def test_6_a_tensor_is_a_rate(make: Make) -> None:
         before = weights(model)
         give_gradients(model, 0)
         optimizer.step()
-        assert tangent(before[0], model[0].weight) == pytest.approx(torch.tensor(value).item(), rel=1e-9)
+        assert tangent(before[0], model[0].weight) == pytest.approx(torch.tensor(value).item(), rel=NEAR)
     assert optimizer.param_groups[0]["lr"] is rate
+
+
+@pytest.mark.parametrize("make", [sgd, momentum, adam, adamw, torch.optim.NAdam])
+def test_6_a_rate_may_turn_from_a_number_into_a_tensor_anywhere_and_back(make: Make) -> None:
+    model = mlp(dtype=torch.float64)
+    optimizer = Layca(make(model.parameters()), model, others="frozen")
+    for rate in (0.1, torch.tensor(0.2, device=DEVICE), 0.3, torch.tensor(0.4), torch.tensor(0.5, device=DEVICE), 0.6):
+        optimizer.param_groups[0]["lr"] = rate
+        before = weights(model)
+        give_gradients(model, 0)
+        optimizer.step()
+        assert tangent(before[0], model[0].weight) == pytest.approx(float(rate), rel=NEAR)
 
 
 def _deepcopied(model: nn.Module, optimizer: Layca) -> tuple[nn.Module, Layca]:
@@ -550,21 +565,21 @@ def test_6_a_copy_hears_of_a_state_loaded_into_its_inner_optimizer(
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need CUDA")
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda p: torch.optim.SGD(p, lr=torch.tensor(RHO, device="cuda")),
-        lambda p: torch.optim.SGD(p, lr=torch.tensor(RHO, device="cuda"), momentum=0.9),
-        lambda p: torch.optim.Adam(p, lr=torch.tensor(RHO, device="cuda"), capturable=True),
+    ("make", "others"),
+    [  # torch's own SGD fetches a rate that is a tensor, so it cannot be captured on the biases
+        (lambda p: torch.optim.SGD(p, lr=torch.tensor(RHO, device="cuda")), "frozen"),
+        (lambda p: torch.optim.SGD(p, lr=torch.tensor(RHO, device="cuda"), momentum=0.9), "frozen"),
+        (lambda p: torch.optim.Adam(p, lr=torch.tensor(RHO, device="cuda"), capturable=True), "inner"),
     ],
 )
-def test_6_a_captured_step_replays_as_eager_steps_do(make: Make) -> None:
+def test_6_a_captured_step_replays_as_eager_steps_do(make: Make, others: Any) -> None:
     model, twin = mlp().cuda(), mlp().cuda()
-    optimizer = Layca(make(model.parameters()), model)
-    reference = Layca(make(twin.parameters()), twin)
+    optimizer = Layca(make(model.parameters()), model, others=others)
+    reference = Layca(make(twin.parameters()), twin, others=others)
     held = [torch.zeros_like(p) for p in model.parameters()]
 
     def give(seed: int) -> None:
-        give_gradients_on_cuda(twin, seed)
+        give_gradients(twin, seed)
         for h, p in zip(held, twin.parameters(), strict=True):
             h.copy_(p.grad)
 
@@ -592,12 +607,6 @@ def test_6_a_captured_step_replays_as_eager_steps_do(make: Make) -> None:
         reference.step()
         assert tangent(before, model[0].weight) == pytest.approx(rate, rel=1e-3)
     assert_close(model, twin, 1e-6)
-
-
-def give_gradients_on_cuda(model: nn.Module, seed: int) -> None:
-    generator = torch.Generator().manual_seed(1000 + seed)
-    for p in model.parameters():
-        p.grad = torch.randn(p.shape, generator=generator).cuda()
 
 
 # 7. Flattened parameters

@@ -9,7 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from contract_models import RHO, Make, adam, angle, backward, mlp, momentum, reads_weights, same, sgd, train, weights
+from contract_models import (
+    NEAR,
+    RHO,
+    Make,
+    adam,
+    angle,
+    backward,
+    mlp,
+    momentum,
+    reads_weights,
+    same,
+    sgd,
+    train,
+    weights,
+)
 from torch.optim import Optimizer, lr_scheduler
 
 from gyroscope import Layca
@@ -60,7 +74,7 @@ def test_each_step_turns_by_arctan_of_the_scheduled_rate(name: str) -> None:
         optimizer.step()
         scheduler.step()
         for old, layer in ((before[0], model[0]), (before[2], model[2])):
-            assert angle(old, layer.weight) == pytest.approx(math.atan(rate), rel=1e-8)
+            assert angle(old, layer.weight) == pytest.approx(math.atan(rate), rel=NEAR)
     assert scheduler.get_last_lr()[0] == optimizer.param_groups[0]["lr"]
 
 
@@ -79,7 +93,7 @@ def test_reduce_on_plateau_lowers_every_group_once(tensor: bool) -> None:
         backward(model, seed)
         optimizer.step()
         scheduler.step(1.0)
-        assert angle(before[0], model[0].weight) == pytest.approx(math.atan(expected), rel=1e-8)
+        assert angle(before[0], model[0].weight) == pytest.approx(math.atan(expected), rel=NEAR)
     assert [float(group["lr"]) for group in optimizer.param_groups] == [0.0625, 0.0625]
 
 
@@ -132,7 +146,7 @@ def test_the_scheduled_copy_of_an_optimizer_can_be_scheduled_again() -> None:
         before = weights(twin)
         train(twin, other, [seed])
         scheduler.step()
-        assert angle(before[0], twin[0].weight) == pytest.approx(math.atan(RHO * 0.5**seed), rel=1e-8)
+        assert angle(before[0], twin[0].weight) == pytest.approx(math.atan(RHO * 0.5**seed), rel=NEAR)
 
 
 def test_a_scheduler_built_before_a_mixed_group_is_split_is_refused() -> None:

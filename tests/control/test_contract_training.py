@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 from contract_models import (
+    DEVICE,
     INNERS,
+    NEAR,
     RHO,
+    TIGHT,
     Literal64,
     Make,
     adam,
@@ -129,7 +132,7 @@ def test_a_compiled_step_function_sees_a_new_rate() -> None:
         before = weights(model)
         backward(model, seed)
         compiled()
-        assert tangent(before[0], model[0].weight) == pytest.approx(rate, rel=1e-8)
+        assert tangent(before[0], model[0].weight) == pytest.approx(rate, rel=NEAR)
 
 
 def assert_same_radii(a: Layca, b: Layca) -> None:
@@ -178,7 +181,7 @@ def test_a_pre_hook_may_change_the_gradients_and_a_post_hook_sees_the_turned_wei
     oracle.step([-g for g in gradients(model)])
     optimizer.step()
     assert same(seen, weights(model))
-    assert_close(model, oracle.model, 1e-12)
+    assert_close(model, oracle.model, TIGHT)
 
 
 def test_state_dict_hooks_run_on_the_wrapper() -> None:
@@ -308,14 +311,14 @@ def test_a_group_added_mid_run_is_controlled_and_the_others_go_on(make: Make) ->
     for p, state in states.items():
         assert all(optimizer.state[p][k] is v for k, v in state.items() if k != "radius")
     go(range(3, 6), (model, oracle), (late, late_oracle))
-    assert_close(model, oracle.model, 1e-12)
-    assert_close(late, late_oracle.model, 1e-12)
+    assert_close(model, oracle.model, TIGHT)
+    assert_close(late, late_oracle.model, TIGHT)
     assert len(optimizer.layers) == 4
     assert len(set(optimizer.layers)) == 4
 
 
 def test_alpha_is_spread_over_the_layers_of_an_added_group_too() -> None:
-    model, late = mlp(dtype=torch.float64), nn.Linear(4, 2).double()
+    model, late = mlp(dtype=torch.float64), nn.Linear(4, 2).to(DEVICE, torch.float64)
     optimizer = Layca(sgd(model.parameters()), model, alpha=-0.3)
     train(model, optimizer, range(2))
     optimizer.add_param_group({"params": list(late.parameters()), "lr": 2 * RHO})
@@ -327,12 +330,12 @@ def test_alpha_is_spread_over_the_layers_of_an_added_group_too() -> None:
     optimizer.step()
     after = [*weights(model)[::2], late.weight]
     turned = [tangent(x, y) for x, y in zip(before, after, strict=True)]
-    assert turned == pytest.approx([RHO * expected[0], RHO * expected[1], 2 * RHO * expected[2]], rel=1e-8)
+    assert turned == pytest.approx([RHO * expected[0], RHO * expected[1], 2 * RHO * expected[2]], rel=NEAR)
 
 
 def test_an_added_group_is_saved_and_loaded() -> None:
     def build(seed: int) -> tuple[nn.Module, Layca]:
-        model = nn.ModuleList([mlp(seed), nn.Linear(4, 2)])
+        model = nn.ModuleList([mlp(seed), nn.Linear(4, 2)]).to(DEVICE)
         optimizer = Layca(adam(model[0].parameters()), model[0])
         optimizer.add_param_group({"params": list(model[1].parameters())})
         return model, optimizer
