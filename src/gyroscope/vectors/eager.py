@@ -15,7 +15,7 @@ from gyroscope.vectors.layout import aligned, is_dense, like, memory_view
 
 # Elements per piece. On a CPU two float64 copies of a piece should lie in the cache and still be worth two
 # threads, and few enough numbers be added one after another; elsewhere it only bounds the memory of the copies.
-_PIECE = {"cpu": 1 << 17}
+_PIECE = {"cpu": 1 << 18}
 _PIECE_ELSEWHERE = 1 << 24
 
 # Outside these ranges p − lr (g + wd p) could overflow, vanish or cancel in float32; the slow way is taken there.
