@@ -333,6 +333,13 @@ def test_alpha_is_spread_over_the_layers_of_an_added_group_too() -> None:
     assert turned == pytest.approx([RHO * expected[0], RHO * expected[1], 2 * RHO * expected[2]], rel=NEAR)
 
 
+def test_the_names_of_an_added_group_name_its_layers() -> None:
+    model, late = mlp(), nn.Linear(4, 2)
+    optimizer = Layca(torch.optim.SGD(model.named_parameters(), lr=RHO))
+    optimizer.add_param_group({"params": [(f"head.{name}", p) for name, p in late.named_parameters()]})
+    assert optimizer.layers == ("0.weight", "2.weight", "head.weight")
+
+
 def test_an_added_group_is_saved_and_loaded() -> None:
     def build(seed: int) -> tuple[nn.Module, Layca]:
         model = nn.ModuleList([mlp(seed), nn.Linear(4, 2)]).to(DEVICE)

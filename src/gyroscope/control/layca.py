@@ -237,9 +237,8 @@ class Layca(Wrapper):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its parameters of two or more dimensions become layers, after those there are."""
         self.inner.add_param_group(param_group)
-        params = self.inner.param_groups[-1]["params"]
         old, ledgers = self._steering.multipliers, self._steering.ledgers
-        self._roster.extend(params)
+        self._roster.extend(self.inner.param_groups[-1])
         self._roster.split(self.inner, None, unsplittable=isinstance(self.inner, LBFGS))
         n = self._roster.layers
         if self._alpha is not None:

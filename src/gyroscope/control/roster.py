@@ -117,14 +117,18 @@ class Roster:
                 if not own:
                     groups[i]["lr"] = others_lr
 
-    def extend(self, params: Sequence[Tensor]) -> None:
+    def extend(self, group: dict[str, Any]) -> None:
         """Take in a group that was added: its matrices become the last layers."""
         index, row = self.layers, self.rows
         own: dict[int, Entry] = {}
-        for j, p in enumerate(params):
+        for j, (name, p) in enumerate(zip(_names(group, len(self.groups)), group["params"], strict=True)):
             if p.dim() >= 2:
-                own[j] = Entry(f"group{len(self.groups)}.{j}", index + len(own), row + len(own))
+                own[j] = Entry(name, index + len(own), row + len(own))
         self.groups.append(own)
+
+
+def _names(group: dict[str, Any], g: int) -> list[str]:
+    return group.get("param_names") or [f"group{g}.{j}" for j in range(len(group["params"]))]
 
 
 def _pick(group: dict[str, Any], positions: Sequence[int]) -> dict[str, Any]:
@@ -137,7 +141,7 @@ def _pick(group: dict[str, Any], positions: Sequence[int]) -> dict[str, Any]:
 def _every_matrix(optimizer: Optimizer) -> list[tuple[int, int, str, int, int]]:
     found = []
     for g, group in enumerate(optimizer.param_groups):
-        names = group.get("param_names") or [f"group{g}.{j}" for j in range(len(group["params"]))]
+        names = _names(group, g)
         for j, p in enumerate(group["params"]):
             if getattr(p, "_is_flat_param", False) or hasattr(p, "ds_id"):
                 raise ControlError(
