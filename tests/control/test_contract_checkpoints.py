@@ -186,6 +186,33 @@ def test_the_radii_of_rows_are_saved_and_loaded(dtype: torch.dtype) -> None:
     assert same(radii(resumed), radii(optimizer))
 
 
+class Float32Momentum(torch.optim.Optimizer):
+    """Keeps float32 state for parameters in half precision, which torch's own loading would cast away."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": RHO})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    buffer = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p, dtype=torch.float32))
+                    buffer.mul_(0.9).add_(p.grad)
+                    p.add_(buffer.to(p.dtype), alpha=-group["lr"])
+
+
+def test_float32_state_of_half_precision_parameters_is_loaded_in_float32() -> None:
+    model, other = mlp(dtype=torch.bfloat16), mlp(seed=1, dtype=torch.bfloat16)
+    optimizer, resumed = (Layca(Float32Momentum(m.parameters()), m) for m in (model, other))
+    for seed in range(3):
+        give_gradients(model, seed)
+        optimizer.step()
+    saved = snapshot(optimizer)
+    resumed.load_state_dict(copy.deepcopy(saved))
+    assert_same_state(snapshot(resumed), saved)
+
+
 # Graft
 
 
