@@ -315,3 +315,11 @@ def test_the_same_layer_given_twice_is_refused():
     layers = gyroscope.layers(model)
     with Unchanged(inner, r"0\.weight .*twice"):
         gyroscope.Layca(inner, [*layers, layers[0]])
+
+
+def test_a_complex_layer_is_refused_before_anything_is_changed():
+    p = torch.nn.Parameter(torch.randn(3, 3, dtype=torch.complex64))
+    inner = torch.optim.SGD([p], lr=0.1)
+    with pytest.raises(ControlError, match="complex64; accepted are float32"):
+        gyroscope.Layca(inner)
+    assert len(inner.param_groups) == 1

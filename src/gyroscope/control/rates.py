@@ -211,19 +211,26 @@ class Replay:
             raise ControlError("The record holds rates that are not finite: the recorded run diverged. Record another.")
         device = optimizer.param_groups[0]["params"][0].device
         self._tangents = recorded.tangents.to(device)
-        self._handle = optimizer.register_step_pre_hook(self._advance)
+        self._handles = [
+            optimizer.register_step_pre_hook(self._set),
+            optimizer.register_step_post_hook(self._count),
+        ]
 
-    def _advance(self, *_: Any) -> None:
+    def _set(self, *_: Any) -> None:
         if self.taken >= len(self._tangents):
             raise ControlError(
                 f"The record has {len(self._tangents)} steps and all are replayed; stop here, or record a longer run."
             )
         self.optimizer.multipliers = self._tangents[self.taken]
+
+    def _count(self, *_: Any) -> None:
+        # Afterwards: a step that was refused has not been taken.
         self.taken += 1
 
     def close(self) -> None:
         """Stop replaying; the optimizer keeps the last rates."""
-        self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
 
 
 def replay(optimizer: Layca, recorded: Rates) -> Replay:

@@ -59,6 +59,13 @@ class Roster:
                 "flattened parameters (ZeRO, FSDP1), these have no layers; use FSDP2 (fully_shard) or DDP. If the "
                 "layers were frozen, there is nothing to turn."
             )
+        for g, j, name, *_ in found:
+            dtype = optimizer.param_groups[g]["params"][j].dtype
+            if not dtype.is_floating_point:
+                raise ControlError(
+                    f"Layer {name} is {dtype}; accepted are float32, float64, bfloat16 and float16. Exclude it: "
+                    "gyroscope.layers(model, exclude=...)."
+                )
         roster = cls([{} for _ in optimizer.param_groups])
         row = 0
         # Rows go by place, so that a group's entries stand in the order of its parameters; indices go by use.
