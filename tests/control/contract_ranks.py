@@ -134,6 +134,19 @@ def a_step_of_all_layers_is_one_all_reduce(_: Path) -> None:
                 assert counts == [expected, expected], f"{make.__name__}, step {seed}: {counts}"
 
 
+def layers_in_several_groups_are_still_one_all_reduce(_: Path) -> None:
+    for make in SHARDED:
+        model = shard(net())
+        groups = [{"params": list(block.parameters())} for block in model.children() if list(block.parameters())]
+        assert len(groups) > 1
+        optimizer = Layca(make(groups), model, zero_norm="skip")
+        for seed in range(2):
+            backward(model, seed, split=True)
+            with counted() as counts:
+                optimizer.step()
+            assert counts == [1, 1], f"{make.__name__}, step {seed}: {counts}"
+
+
 def a_hybrid_mesh_sums_over_its_shards_alone(_: Path) -> None:
     for shape, expected in (((2, 1), 0), ((1, 2), 1)):
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
@@ -306,6 +319,7 @@ def a_layer_that_is_not_sharded_is_not_summed_over_the_ranks(_: Path) -> None:
 CLAIMS: list[Claim] = [
     a_sharded_run_is_the_run_on_one_process,
     a_step_of_all_layers_is_one_all_reduce,
+    layers_in_several_groups_are_still_one_all_reduce,
     a_hybrid_mesh_sums_over_its_shards_alone,
     a_data_parallel_run_is_the_run_on_one_process,
     a_gradient_that_is_not_finite_on_one_rank_leaves_the_layer_on_all,

@@ -484,3 +484,22 @@ def test_the_inner_learning_rate_and_decay_are_back_after_a_step() -> None:
     options = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
     train(model, optimizer, range(2))
     assert [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups] == options
+
+
+def test_state_thrown_away_before_a_checkpoint_is_set_up_anew_and_keeps_its_radius():
+    torch.manual_seed(0)
+    p = torch.nn.Parameter(torch.randn(5, 3))
+    optimizer = Layca(torch.optim.Adam([p], lr=0.1))
+    norm = p.detach().norm()
+    for _ in range(2):
+        p.grad = torch.randn_like(p)
+        optimizer.step()
+        optimizer.state.clear()
+        saved = optimizer.state_dict()
+        torch.testing.assert_close(saved["state"][0]["radius"].float(), norm)
+    q = torch.nn.Parameter(3 * p.detach())
+    other = Layca(torch.optim.Adam([q], lr=0.1))
+    other.load_state_dict(saved)
+    q.grad = torch.randn_like(q)
+    other.step()
+    torch.testing.assert_close(q.detach().norm(), norm)

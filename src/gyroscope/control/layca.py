@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import torch
@@ -231,15 +232,19 @@ class Layca(Wrapper):
                     self._show_radius(p, e)
 
     def _show_radius(self, p: Tensor, e: Entry) -> None:
+        self.state[p]["radius"] = self._radius(p, e)
+
+    def _radius(self, p: Tensor, e: Entry) -> Tensor:
+        """A view of the layer's radii in the ledger."""
         radius = self._steering.ledger(p.device).radius
-        self.state[p]["radius"] = radius[e.row] if e.segments == 1 else radius[e.row : e.row + e.segments]
+        return radius[e.row] if e.segments == 1 else radius[e.row : e.row + e.segments]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its parameters of two or more dimensions become layers, after those there are."""
         self.inner.add_param_group(param_group)
         old, ledgers = self._steering.multipliers, self._steering.ledgers
         self._roster.extend(self.inner.param_groups[-1])
-        self._roster.split(self.inner, None, unsplittable=isinstance(self.inner, LBFGS))
+        self._roster.split(self.inner, None, unsplittable=isinstance(self.inner, LBFGS), added=True)
         n = self._roster.layers
         if self._alpha is not None:
             self._steering.multipliers = torch.tensor(alpha_multipliers(self._alpha, n), dtype=torch.float64)
@@ -256,16 +261,20 @@ class Layca(Wrapper):
                 yield g, j, e
 
     def _save(self) -> dict[str, Any]:
-        for g, j, e in self._places():
-            if e.index in self._met:
-                self._show_radius(self.param_groups[g]["params"][j], e)
         saved = self.inner.state_dict()
-        if saved["state"]:
+        state = dict(saved["state"])
+        for g, j, e in self._places():
+            radius = self._radii.get(e.index)
+            if radius is None and e.index in self._met:
+                radius = self._radius(self.param_groups[g]["params"][j], e)
+            if radius is not None:
+                # In a copy: a state that was thrown away must stay empty, or the inner takes it for one it has set up.
+                key = saved["param_groups"][g]["params"][j]
+                state[key] = {**state.get(key, {}), "radius": radius}
+        if state:
             # torch's distributed checkpoints want an entry for every parameter as soon as there is one for any.
-            for group in saved["param_groups"]:
-                for key in group["params"]:
-                    saved["state"].setdefault(key, {})
-        return {**saved, "layers": list(self.layers), "shapes": self._shapes()}
+            state = {key: state.get(key, {}) for group in saved["param_groups"] for key in group["params"]}
+        return {**saved, "state": state, "layers": list(self.layers), "shapes": self._shapes()}
 
     def _shapes(self) -> list[list[int]]:
         """The shapes of the layers, in forward order."""
@@ -292,25 +301,32 @@ class Layca(Wrapper):
                     f"The state has {radius.numel()} radii for layer {e.name}, which has {e.segments} segments; use "
                     "the granularity it was saved with."
                 )
-        load_uncast(self.inner, state_dict)
-        self._take_radii(state_dict)
+        # To the inner optimizer a radius alone is no state: it would look for the rest of it.
+        state = {key: {} if set(own) == {"radius"} else own for key, own in state_dict["state"].items()}
+        radii = self._radii_in(state_dict)
+        load_uncast(self.inner, {**state_dict, "state": state})
+        self._take_radii(radii)
 
-    def _take_radii(self, state_dict: dict[str, Any]) -> None:
+    def _radii_in(self, state_dict: dict[str, Any]) -> dict[int, Tensor]:
+        """The radii of a state by layer, as they were saved; copies, for the state may hold views of our own."""
+        found = {}
+        for g, j, e in self._places():
+            radius = _radius_in(state_dict, g, j)
+            if radius is not None:
+                found[e.index] = torch.as_tensor(radius, dtype=torch.float64).detach().clone()
+        return found
+
+    def _take_radii(self, radii: dict[int, Tensor]) -> None:
         """A loaded radius wins over a fresh one, in the digits it was saved in: keep it until the layer's next step.
 
         A layer that comes without one had not stepped when the state was saved: its next step finds the radius.
         """
-        for g, j, e in self._places():
-            p = self.param_groups[g]["params"][j]
-            radius = _radius_in(state_dict, g, j)
-            self._met.discard(e.index)
-            self._radii.pop(e.index, None)
-            if radius is None:
+        self._met.clear()
+        self._radii = dict(radii)
+        for _, _, e in self._places():
+            if e.index not in radii:
                 for ledger in self._steering.ledgers.values():
                     ledger.radius[e.row : e.row + e.segments] = -1
-            else:
-                self._radii[e.index] = torch.as_tensor(radius, dtype=torch.float64).detach().clone()
-                self.state[p]["radius"] = torch.as_tensor(radius).detach().to(p.device, copy=True)
 
     def _listen(self) -> None:
         """Hear of a state that is loaded into the inner optimizer behind this one's back.
@@ -318,10 +334,13 @@ class Layca(Wrapper):
         It is looked at before torch casts it to the parameters' dtype.
         """
         me = weakref.ref(self)
-        given: list[dict[str, Any]] = []
+        given: list[dict[int, Tensor]] = []
 
         def loading(_: Optimizer, state_dict: dict[str, Any]) -> None:
-            given[:] = [state_dict]
+            given.clear()
+            with suppress(KeyError, IndexError):  # a state of another model, which torch is about to refuse
+                if (wrapper := me()) is not None:
+                    given.append(wrapper._radii_in(state_dict))
 
         def loaded(_: Optimizer) -> None:
             if given and (wrapper := me()) is not None:

@@ -92,8 +92,12 @@ class Roster:
         """All layers in forward order."""
         return sorted((e for group in self.groups for e in group.values()), key=lambda e: e.index)
 
-    def split(self, optimizer: Optimizer, others_lr: float | None, *, unsplittable: bool) -> None:
-        """Make every group hold either layers or other parameters, the latter at `others_lr`."""
+    def split(self, optimizer: Optimizer, others_lr: float | None, *, unsplittable: bool, added: bool = False) -> None:
+        """Make every group hold either layers or other parameters, the latter at `others_lr`.
+
+        A scheduler that was built on the groups before would not know of the new ones; with `added`, the group that
+        was just added is not yet one of them.
+        """
         groups = optimizer.param_groups
         mixed = [i for i, own in enumerate(self.groups) if 0 < len(own) < len(groups[i]["params"])]
         if mixed and unsplittable:
@@ -104,7 +108,7 @@ class Roster:
                 )
             return
         for i in mixed:
-            if "initial_lr" in groups[i]:
+            if "initial_lr" in groups[i] and not added:
                 raise ControlError(
                     f"Group {i} holds layers and other parameters and already has a scheduler. Wrap the optimizer "
                     "first and build the scheduler on the wrapper, since the group becomes two."

@@ -24,7 +24,7 @@ from gyroscope.control.ledger import Ledger
 from gyroscope.control.proposal import Proposal, Proposer
 from gyroscope.control.roster import Entry, Roster
 from gyroscope.control.rules import Group, decay_of, kernel_of
-from gyroscope.control.sweep import sweep
+from gyroscope.control.sweep import Move, sweep
 from gyroscope.errors import ControlError
 from gyroscope.vectors import backend, dots
 from gyroscope.vectors.layout import is_dense, splits_in_memory
@@ -141,14 +141,20 @@ class Steering:
         """Take the step; `closure` only for an inner optimizer that evaluates it itself."""
         ways = {i: way for i, w in work.items() if (way := self._way(w)) is not None}
         proposals, loss = self._propose(work, {*ways, *ready}, closure)
+        moves: list[tuple[torch.device, Move]] = []
+        after: list[Callable[[], None]] = []
         for i, proposal in proposals.items():
             if proposal.params:
-                self._follow(i, proposal)
+                self._follow(i, proposal, moves, after)
         for i, way in ways.items():
             if way == "plain":
-                self._plain(work[i])
+                moves += self._plain(work[i])
             else:
                 self._fused(i, way, work[i])
+        for device in dict.fromkeys(device for device, _ in moves):
+            sweep([move for where, move in moves if where == device], self.ledger(device), self.law)
+        for action in after:
+            action()
         for i in ready:
             self._drivers[i].run(self.inner.param_groups[i])
         return loss
@@ -182,10 +188,10 @@ class Steering:
         self._drivers[i].prepare(kernel, work.group, work.params, work.grads, work.rows, work.counts)
         self._drivers[i].run(work.group)
 
-    def _plain(self, work: Work) -> None:
+    def _plain(self, work: Work) -> list[tuple[torch.device, Move]]:
         how, decay = decay_of(self.proposer.rule, work.group)
         sign = 1.0 if work.group.get("maximize", False) else -1.0
-        self._sweep(work, work.grads, sign=sign, along=-decay if how == "coupled" else 0.0)
+        return self._moves(work, work.grads, sign=sign, along=-decay if how == "coupled" else 0.0)
 
     def _propose(
         self, work: dict[int, Work], done: set[int], closure: Callable[[], Any] | None
@@ -212,8 +218,10 @@ class Steering:
         )
         return {i: proposals[i] for i in asked}, loss
 
-    def _follow(self, i: int, proposal: Proposal) -> None:
-        """Turn the layers towards the displacements the inner optimizer proposed."""
+    def _follow(
+        self, i: int, proposal: Proposal, moves: list[tuple[torch.device, Move]], after: list[Callable[[], None]]
+    ) -> None:
+        """Turn the layers towards the displacements the inner optimizer proposed, now or with the other moves."""
         entries = [self.roster.groups[i][j] for j in proposal.positions]
         work = Work(self.inner.param_groups[i], proposal.params, [], entries)
         self._drivers.pop(i, None)  # the fused kernel's own count of steps is behind now
@@ -226,28 +234,36 @@ class Steering:
             driver.clear(self.inner, work.params, work.rows, work.counts, ledger)
             if self.proposer.reads_weights:
                 self._clear(work, shaped=False)
-        else:
-            self._sweep(work, proposal.displacements, along=proposal.along)
+            return
+
+        def finish() -> None:
             self.proposer.release(proposal)
             self._clear(work)
 
-    def _sweep(self, work: Work, displacements: Sequence[Tensor], *, sign: float = 1.0, along: float = 0.0) -> None:
+        moves += self._moves(work, proposal.displacements, along=proposal.along)
+        after.append(finish)
+
+    def _moves(
+        self, work: Work, displacements: Sequence[Tensor], *, sign: float = 1.0, along: float = 0.0
+    ) -> list[tuple[torch.device, Move]]:
+        """The moves of a group's layers, one a device."""
         devices: dict[torch.device, list[int]] = {}
         for k, p in enumerate(work.params):
             devices.setdefault(p.device, []).append(k)
+        found = []
         for device, members in devices.items():
             entries = [work.entries[k] for k in members]
-            sweep(
-                [e.view(work.params[k]) for k, e in zip(members, entries, strict=True)],
-                [e.view(displacements[k]) for k, e in zip(members, entries, strict=True)],
-                [row for e in entries for row in e.rows],
-                [e.segments for e in entries],
-                self.ledger(device),
-                work.group["lr"],
-                self.law,
+            move = Move(
+                weights=[e.view(work.params[k]) for k, e in zip(members, entries, strict=True)],
+                displacements=[e.view(displacements[k]) for k, e in zip(members, entries, strict=True)],
+                rows=[row for e in entries for row in e.rows],
+                counts=[e.segments for e in entries],
+                lr=work.group["lr"],
                 sign=sign,
                 along=along,
             )
+            found.append((device, move))
+        return found
 
     def _states(self, work: Work, shaped: bool) -> list[tuple[list[Tensor], list[int], list[int]]]:
         """The inner state of the layers: by name and dtype, with rows and segments.
@@ -281,13 +297,14 @@ class Steering:
 
     def zero_layers(self, work: dict[int, Work]) -> list[str]:
         """The layers among `work` whose weights are all zero (waits for the device)."""
-        found = []
-        for w in work.values():
-            if w.params:
-                views = w.views
-                norms = dots({"ww": (views, views)}, segments=w.counts)[:, 0].tolist()
-                zero = dict(zip(w.rows, (n == 0 for n in norms), strict=True))
-                found += [e.name for e in w.entries if any(zero[row] for row in e.rows)]
+        entries = [e for w in work.values() for e in w.entries]
+        views = [view for w in work.values() for view in w.views]
+        squares = dots({"ww": (views, views)}, segments=[e.segments for e in entries])[:, 0].tolist()
+        found, start = [], 0
+        for e in entries:
+            if 0 in squares[start : start + e.segments]:
+                found.append(e.name)
+            start += e.segments
         return found
 
     def nonfinite(self) -> list[str]:

@@ -1,8 +1,9 @@
-"""One controlled update of a list of layers in the two primitives: `dots`, coefficients, `combine_`."""
+"""Controlled updates of lists of layers in the two primitives: `dots`, coefficients, `combine_`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,81 +19,84 @@ from gyroscope.vectors.sharded import any_sharded
 _TOGETHER = 1 << 21
 
 
-def sweep(
-    weights: Sequence[Tensor],
-    displacements: Sequence[Tensor],
-    rows: Sequence[int],
-    counts: Sequence[int],
-    ledger: Ledger,
-    lr: float | Tensor,
-    law: Law,
-    *,
-    sign: float = 1.0,
-    along: float = 0.0,
-) -> None:
-    """w ← a w + b s with s = sign · displacement + along · w, and the ledger brought up to date.
+@dataclass(frozen=True)
+class Move:
+    """Layers on one device, and where they are to go: s = sign · displacement + along · w.
 
-    Args:
+    Attributes:
         weights: the layers' weights, updated in place.
         displacements: one tensor a layer.
         rows: the layers' rows in the ledger, `counts[l]` of them for layer l.
         counts: the segments of each layer.
-        ledger: radii, multipliers and counts of skipped steps.
         lr: ρ, before the multipliers.
-        law: which operations are performed.
         sign: −1 where gradients stand in for displacements.
         along: a multiple of the weights that belongs to the displacement.
     """
-    start = 0
-    first = 0
-    together = 0
-    sharded = any_sharded(weights)
-    for i, w in enumerate(weights):
+
+    weights: list[Tensor]
+    displacements: list[Tensor]
+    rows: list[int]
+    counts: list[int]
+    lr: float | Tensor
+    sign: float = 1.0
+    along: float = 0.0
+
+
+def sweep(moves: Sequence[Move], ledger: Ledger, law: Law) -> None:
+    """w ← a w + b s for every move, all on the ledger's device, and the ledger brought up to date."""
+    if any(any_sharded(move.weights) for move in moves):
+        # The inner products of all layers together, whatever their groups: one all-reduce.
+        products = _products(
+            [w for m in moves for w in m.weights],
+            [d for m in moves for d in m.displacements],
+            [n for m in moves for n in m.counts],
+        )
+        start = 0
+        for move in moves:
+            _apply(move, products[start : start + len(move.rows)], ledger, law)
+            start += len(move.rows)
+        return
+    for move in moves:
+        for part in _in_cache(move) if move.weights[0].device.type == "cpu" else [move]:
+            _apply(part, _products(part.weights, part.displacements, part.counts), ledger, law)
+
+
+def _in_cache(move: Move) -> Iterator[Move]:
+    """The same move in parts that a cache holds until they are updated."""
+    start = first = together = 0
+    for i, w in enumerate(move.weights):
         together += w.numel()
-        last = i + 1 == len(weights)
-        # Sharded layers go all in one: one all-reduce for all of them.
-        if last or (together >= _TOGETHER and not sharded and w.device.type == "cpu"):
-            n = sum(counts[start : i + 1])
-            _sweep(
-                list(weights[start : i + 1]),
-                list(displacements[start : i + 1]),
-                rows[first : first + n],
-                counts[start : i + 1],
-                ledger,
-                lr,
-                law,
-                sign,
-                along,
+        if together >= _TOGETHER or i + 1 == len(move.weights):
+            counts = move.counts[start : i + 1]
+            yield replace(
+                move,
+                weights=move.weights[start : i + 1],
+                displacements=move.displacements[start : i + 1],
+                rows=move.rows[first : first + sum(counts)],
+                counts=counts,
             )
-            start, first, together = i + 1, first + n, 0
+            start, first, together = i + 1, first + sum(counts), 0
 
 
-def _sweep(
-    w: list[Tensor],
-    d: list[Tensor],
-    rows: Sequence[int],
-    counts: Sequence[int],
-    ledger: Ledger,
-    lr: float | Tensor,
-    law: Law,
-    sign: float,
-    along: float,
-) -> None:
-    products: Any = dots({"ww": (w, w), "wd": (w, d), "dd": (d, d)}, segments=counts)
+def _products(w: list[Tensor], d: list[Tensor], counts: list[int]) -> Tensor:
+    return dots({"ww": (w, w), "wd": (w, d), "dd": (d, d)}, segments=counts)
+
+
+def _apply(move: Move, products: Any, ledger: Ledger, law: Law) -> None:
     device = products.device
-    here: Any = _index(rows, device)
+    here: Any = _index(move.rows, device)
+    lr: Any = move.lr
     if device.type == "cpu":
         # Views of the same memory: arithmetic on a few numbers is much quicker in NumPy.
         products, book = products.numpy(), {name: value.numpy() for name, value in vars(ledger).items()}
-        if isinstance(lr, Tensor):
-            lr = float(lr)
+        lr = float(lr)
     else:
         book = vars(ledger)
         if isinstance(lr, Tensor):
             lr = lr.to(device, products.dtype)
     with np.errstate(all="ignore"):
-        a, b = _update_book(products, book, here, lr, law, sign, along)
-    combine_(w, d, torch.as_tensor(a), torch.as_tensor(b), segments=counts)
+        a, b = _update_book(products, book, here, lr, law, move.sign, move.along)
+    combine_(move.weights, move.displacements, torch.as_tensor(a), torch.as_tensor(b), segments=move.counts)
 
 
 def _update_book(
