@@ -22,6 +22,7 @@ from parameter_sets import SETS
 from timing import captured, copy_bandwidth, environment, interleaved, write
 
 RATE = 3**-5
+STILL = 1e-9  # torch's own steps at a rate that leaves the shared weights about where they are
 Params = list[torch.nn.Parameter]
 Make = Callable[[Params], torch.optim.Optimizer]
 
@@ -49,12 +50,12 @@ def contenders(cuda: bool, capturable: bool = False) -> dict[str, Make]:
     extra: dict[str, Any] = {"capturable": True} if capturable else {}
     fused: dict[str, Any] = {"fused": True}
     found: dict[str, Make] = {
-        "torch sgd fused": lambda p: opt.SGD(p, lr=RATE, **fused),
-        "torch sgd-momentum fused": lambda p: opt.SGD(p, lr=RATE, momentum=0.9, **fused),
-        "torch sgd-momentum foreach": lambda p: opt.SGD(p, lr=RATE, momentum=0.9, foreach=True),
-        "torch adam fused": lambda p: opt.Adam(p, lr=1e-5, **fused, **extra),
-        "torch adamw fused": lambda p: opt.AdamW(p, lr=1e-5, **fused, **extra),
-        "torch adamw foreach": lambda p: opt.AdamW(p, lr=1e-5, foreach=True, **extra),
+        "torch sgd fused": lambda p: opt.SGD(p, lr=STILL, **fused),
+        "torch sgd-momentum fused": lambda p: opt.SGD(p, lr=STILL, momentum=0.9, **fused),
+        "torch sgd-momentum foreach": lambda p: opt.SGD(p, lr=STILL, momentum=0.9, foreach=True),
+        "torch adam fused": lambda p: opt.Adam(p, lr=STILL, **fused, **extra),
+        "torch adamw fused": lambda p: opt.AdamW(p, lr=STILL, **fused, **extra),
+        "torch adamw foreach": lambda p: opt.AdamW(p, lr=STILL, foreach=True, **extra),
         "layca sgd": lambda p: Layca(opt.SGD(p, lr=RATE)),
         "layca sgd-momentum": lambda p: Layca(opt.SGD(p, lr=RATE, momentum=0.9, **fused)),
         "layca adam": lambda p: Layca(opt.Adam(p, lr=RATE, **fused, **extra)),

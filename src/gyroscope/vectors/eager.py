@@ -6,6 +6,7 @@ the cache. A float32 dot of 10⁸ equal numbers is off by percents; this one is 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -55,7 +56,7 @@ def _layer_dots(
 
 def _long_dots(vectors: Sequence[Tensor], pairs: Sequence[tuple[int, int]], piece: int, dtype: torch.dtype) -> Tensor:
     length = vectors[0].numel()
-    buffers = [torch.empty(min(piece, length), dtype=dtype, device=v.device) for v in vectors]
+    buffers = _scratch(len(vectors), min(piece, length), dtype, vectors[0].device)
     sums = []
     for start in range(0, max(1, length), piece):
         pieces = [
@@ -64,6 +65,19 @@ def _long_dots(vectors: Sequence[Tensor], pairs: Sequence[tuple[int, int]], piec
         ]
         sums += [torch.dot(pieces[i], pieces[j]) for i, j in pairs]
     return torch.stack(sums).view(-1, len(pairs)).sum(0, keepdim=True)
+
+
+_kept = threading.local()
+
+
+def _scratch(lists: int, length: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Memory for the copies; on a CPU kept from call to call, since fresh pages cost more than the sums."""
+    if device.type != "cpu":
+        return list(torch.empty(lists, length, dtype=dtype, device=device))
+    memory: Tensor | None = getattr(_kept, "memory", None)
+    if memory is None or len(memory) < lists:
+        memory = _kept.memory = torch.empty(lists, _PIECE["cpu"], dtype=dtype)
+    return [one[:length] for one in memory[:lists]]
 
 
 def combine_(x: Sequence[Tensor], y: Sequence[Tensor], a: Tensor, b: Tensor, segments: Sequence[int]) -> None:
