@@ -231,3 +231,79 @@ def test_a_state_of_another_optimizer_is_refused_and_nothing_changes():
     assert optimizer.param_groups[0]["lr"] == 0.1
     for p, i in zip(params, saved["param_groups"][0]["params"], strict=True):
         assert torch.equal(optimizer.state[p]["momentum_buffer"], saved["state"][i]["momentum_buffer"])
+
+
+@pytest.mark.parametrize("magnitude", MAKERS)
+@pytest.mark.parametrize("direction", MAKERS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@every_granularity
+def test_after_a_non_finite_gradient_the_parameter_moves_again(magnitude, direction, value, granularity):
+    params = parameters()
+    optimizer = gyroscope.Graft(MAKERS[magnitude](params, 0.1), MAKERS[direction](params, 0.1), granularity=granularity)
+    stayed = []
+    for t in range(4):
+        before = [p.detach().clone() for p in params]
+        give_gradients(params, t)
+        if t == 1:
+            params[0].grad[0, 0] = value
+        optimizer.step()
+        stayed.append([torch.equal(p.detach(), w) for p, w in zip(params, before, strict=True)])
+        assert all(bool(p.isfinite().all()) for p in params)
+    assert stayed == [[False] * 3, [True, False, False], [False] * 3, [False] * 3]
+    for one in (optimizer.inner, optimizer.direction):
+        states = [v for p in params for v in one.state[p].values() if isinstance(v, torch.Tensor)]
+        assert all(bool(v.isfinite().all()) for v in states)
+
+
+def test_only_what_is_not_finite_is_cleared_from_the_state():
+    params = parameters()
+    optimizer = gyroscope.Graft(MAKERS["momentum"](params, 0.1), MAKERS["adam"](params, 0.1))
+    give_gradients(params, 0)
+    params[0].grad[0, 0] = float("inf")
+    expected = params[0].grad.clone()
+    expected[0, 0] = 0.0
+    optimizer.step()
+    assert torch.equal(optimizer.inner.state[params[0]]["momentum_buffer"], expected)
+    torch.testing.assert_close(optimizer.direction.state[params[0]]["exp_avg"], 0.1 * expected)
+    assert float(optimizer.direction.state[params[0]]["step"]) == 1.0
+
+
+def test_a_parameter_that_sits_out_is_left_out_of_the_global_lengths():
+    params, plain = parameters(), parameters()
+    optimizer = gyroscope.Graft(MAKERS["sgd"](params, 0.1), MAKERS["adam"](params, 0.1), granularity="global")
+    reference = gyroscope.Graft(MAKERS["sgd"](plain[1:], 0.1), MAKERS["adam"](plain[1:], 0.1), granularity="global")
+    give_gradients(params, 0)
+    give_gradients(plain, 0)
+    params[0].grad[0, 0] = float("nan")
+    optimizer.step()
+    reference.step()
+    assert all(distance(p, q) < 1e-12 for p, q in zip(params, plain, strict=True))
+    assert not torch.equal(plain[1], parameters()[1])
+
+
+def test_steps_that_were_sat_out_are_counted_by_name():
+    params = parameters()
+    named = [{"params": [("first", params[0])]}, {"params": [("second", params[1])]}]
+    optimizer = gyroscope.Graft(optim.SGD(named, lr=0.1), MAKERS["adam"](params[:2], 0.1))
+    assert optimizer.skipped() == {}
+    for t in range(3):
+        give_gradients(params, t)
+        params[1].grad[0] = float("nan")
+        if t == 0:
+            params[0].grad = None  # positions are the group's, not those among the gradients
+        optimizer.step()
+    assert optimizer.skipped() == {"second": 3}
+    assert copy.deepcopy(optimizer).skipped() == {"second": 3}
+
+
+def test_steps_that_were_sat_out_are_counted_by_place_also_in_a_group_that_is_added():
+    params = parameters()
+    optimizer = gyroscope.Graft(MAKERS["sgd"](params[:2], 0.1), MAKERS["adam"](params[:2], 0.1))
+    give_gradients(params, 0)
+    params[1].grad[0] = float("inf")
+    optimizer.step()
+    optimizer.add_param_group({"params": [params[2]]})
+    assert optimizer.skipped() == {"group0.1": 1}
+    params[2].grad[0] = float("nan")
+    optimizer.step()
+    assert optimizer.skipped() == {"group0.1": 2, "group1.0": 1}

@@ -10,9 +10,11 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from gyroscope.control.proposal import Proposal, Proposer
+from gyroscope.control.roster import names_of
 from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
 from gyroscope.errors import ControlError
 from gyroscope.vectors import combine_, dots
+from gyroscope.vectors.sharded import local
 
 
 class Graft(Wrapper):
@@ -27,8 +29,9 @@ class Graft(Wrapper):
         direction: the optimizer that gives the direction, on the same parameters.
         granularity: `"tensor"` compares lengths parameter by parameter, `"global"` over all of them together.
 
-    A parameter for which `direction` proposes nothing does not move, and neither does one whose proposal is not
-    finite.
+    A parameter for which `direction` proposes nothing does not move. One for which either proposal is not finite sits
+    this step out: it stays as it is, is left out of the global lengths, what is not finite in its state of both
+    optimizers becomes 0, so that the next step is an ordinary one, and `skipped` counts it.
 
     Example:
         >>> w = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
@@ -67,6 +70,13 @@ class Graft(Wrapper):
         self.granularity = granularity
         self._length = Proposer(magnitude, keep_lr=True)
         self._heading = Proposer(direction)
+        self._skipped = torch.zeros(0, dtype=torch.int64)  # a count a parameter, in the order of the groups
+
+    def skipped(self) -> dict[str, int]:
+        """How many steps parameters sat out because something was not finite, by name (waits for the device)."""
+        names = [name for g, group in enumerate(self.param_groups) for name in names_of(group, g)]
+        # No count yet for what was added since the last step.
+        return {name: n for name, n in zip(names, self._skipped.tolist(), strict=False) if n}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -94,14 +104,32 @@ class Graft(Wrapper):
         moves = [d[p] for p in params]
         along = [d_along[p] for p in params]
         squares = _square_lengths(params, moves, along)
+        finite = torch.isfinite(sizes) & torch.isfinite(squares)
         if self.granularity == "global":
-            sizes, squares = sizes.sum().expand_as(sizes), squares.sum().expand_as(squares)
+            sizes, squares = (torch.where(finite, x, 0.0).sum().expand_as(x) for x in (sizes, squares))
         b = (sizes / squares).sqrt()
-        b = torch.where(torch.isfinite(b) & (squares > 0), b, torch.zeros_like(b))
+        b = torch.where(finite & torch.isfinite(b) & (squares > 0), b, torch.zeros_like(b))
         a = 1.0 + b * torch.tensor(along, dtype=b.dtype, device=b.device)
         combine_([p.detach() for p in params], moves, a, b)
         for proposal in headings:
             self._heading.release(proposal)
+        self._count(lengths, ~finite)
+        _clear((self.inner, self.direction), params, ~finite)
+
+    def _count(self, proposals: list[Proposal], bad: Tensor) -> None:
+        """Count the parameters of the proposals that sit out; by position, for FSDP2 exchanges the parameters."""
+        places, start = [], 0
+        for group, proposal in zip(self.param_groups, proposals, strict=True):
+            places += [start + j for j in proposal.positions]
+            start += len(group["params"])
+        if len(self._skipped) != start or self._skipped.device != bad.device:
+            known = self._skipped[:start].to(bad.device)
+            self._skipped = torch.cat([known, known.new_zeros(start - len(known))])
+        if len(places) == start:
+            self._skipped += bad
+        else:
+            where = torch.tensor(places).to(bad.device, non_blocking=True)
+            self._skipped.index_add_(0, where, bad.to(self._skipped.dtype))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to both optimizers."""
@@ -141,3 +169,20 @@ def _square_lengths(params: list[Tensor], moves: list[Tensor], along: list[float
     ww, ws, ss = dots({"ww": (w, w), "ws": (w, moves), "ss": (moves, moves)}).unbind(1)
     c = torch.tensor(along, dtype=ww.dtype, device=ww.device)
     return ss + 2 * c * ws + c * c * ww
+
+
+def _clear(optimizers: tuple[Optimizer, ...], params: list[Tensor], bad: Tensor) -> None:
+    """Zero what is not finite in the state of the parameters that are `bad`; waits only for those on a CPU."""
+    flags = {device: bad.to(device) for device in {p.device for p in params}}
+    known = {device: flag.tolist() for device, flag in flags.items() if device.type == "cpu"}
+    for k, p in enumerate(params):
+        if p.device in known and not known[p.device][k]:
+            continue
+        for optimizer in optimizers:
+            values = optimizer.state[p].values() if p in optimizer.state else ()
+            for value in local([v for v in values if isinstance(v, Tensor) and v.is_floating_point()]):
+                if p.device in known:
+                    value.nan_to_num_(0.0, 0.0, 0.0)
+                elif value.device == p.device:
+                    value.copy_(torch.where(flags[p.device][k], torch.nan_to_num(value, 0.0, 0.0, 0.0), value))
+                # What else lies on a CPU, such as Adam's count of steps, does not come from the gradient.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -132,13 +133,18 @@ class Roster:
         """Take in a group that was added: its matrices become the last layers."""
         index, row = self.layers, self.rows
         own: dict[int, Entry] = {}
-        for j, (name, p) in enumerate(zip(_names(group, len(self.groups)), group["params"], strict=True)):
+        for j, (name, p) in enumerate(zip(names_of(group, len(self.groups)), group["params"], strict=True)):
             if p.dim() >= 2:
                 own[j] = Entry(name, index + len(own), row + len(own))
         self.groups.append(own)
 
 
-def _names(group: dict[str, Any], g: int) -> list[str]:
+def names_of(group: dict[str, Any], g: int) -> list[str]:
+    """What the parameters of group `g` are called: their names, or else their places.
+
+    >>> names_of({"params": [torch.zeros(2), torch.zeros(3)]}, 4)
+    ['group4.0', 'group4.1']
+    """
     return group.get("param_names") or [f"group{g}.{j}" for j in range(len(group["params"]))]
 
 
@@ -152,7 +158,7 @@ def _pick(group: dict[str, Any], positions: Sequence[int]) -> dict[str, Any]:
 def _every_matrix(optimizer: Optimizer) -> list[tuple[int, int, str, int, int]]:
     found = []
     for g, group in enumerate(optimizer.param_groups):
-        names = _names(group, g)
+        names = names_of(group, g)
         for j, p in enumerate(group["params"]):
             if getattr(p, "_is_flat_param", False) or hasattr(p, "ds_id"):
                 raise ControlError(
