@@ -434,3 +434,72 @@ def test_a_layer_of_zeros_stays_and_turns_once_it_is_initialised(name):
     optimizer.step()
     assert angle(before, params[1]) == pytest.approx(math.atan(LR), rel=1e-3)
     assert float(params[1].detach().norm()) == pytest.approx(float(before.norm()), rel=1e-6)
+
+
+def test_a_gradient_of_another_layout_at_the_same_address_is_read_in_its_own():
+    # torch.autograd.grad and hand-made gradients need not be laid out as their parameter.
+    (p,) = parameters(((4, 4),))
+    optimizer = gyroscope.Layca(optim.SGD([p], lr=LR))
+    literal = LiteralLayca(lambda ps: optim.SGD(ps, lr=LR), [p])
+    buffer = torch.randn(16, device=DEVICE)
+    for layout in (buffer.view(4, 4), buffer.view(4, 4).t(), buffer.view(4, 4)):
+        p.grad = layout
+        literal.step([layout])
+        optimizer.step()
+        assert distance(p, literal.params[0]) < 1e-6
+
+
+def test_state_that_appears_later_is_cleared_too():
+    (p,) = parameters(((4, 4),))
+    optimizer = gyroscope.Layca(optim.SGD([p], lr=LR, momentum=0.0))
+    optimizer.inner.register_step_post_hook(lambda *_: None)  # keeps the fused rule away
+    p.grad = torch.randn_like(p)
+    optimizer.step()
+    optimizer.param_groups[0]["momentum"] = 0.9
+    for bad in (False, True):
+        p.grad = torch.full_like(p, math.nan) if bad else torch.randn_like(p)
+        optimizer.step()
+    before = p.detach().clone()
+    p.grad = torch.randn_like(p)
+    optimizer.step()
+    assert not torch.equal(p, before)
+    assert optimizer.skipped() == {"group0.0": 1}
+
+
+def counting_prepare(monkeypatch):
+    calls = []
+    real = Fast.prepare
+    monkeypatch.setattr(Fast, "prepare", lambda self, *args: (calls.append(1), real(self, *args))[1])
+    return calls
+
+
+def test_a_frozen_layer_does_not_cost_the_tables(monkeypatch):
+    params = parameters(((4, 4), (3, 4)))
+    params[1].requires_grad_(False)
+    optimizer = gyroscope.Layca(optim.Adam(params, lr=LR))
+    calls = counting_prepare(monkeypatch)
+    for _ in range(4):
+        params[0].grad = torch.randn_like(params[0])
+        optimizer.step()
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam, decay, large eps"])
+def test_a_scheduler_that_moves_momentum_needs_no_new_tables_and_stays_literal(name, monkeypatch):
+    params = parameters(((4, 4), (3, 4)))
+    optimizer = gyroscope.Layca(maker(name)(params))
+    literal = LiteralLayca(literal_maker(name), params)
+    calls = counting_prepare(monkeypatch)
+    for t in range(4):
+        for options in (optimizer.param_groups[0], literal.inner.param_groups[0]):
+            if "betas" in options:
+                options["betas"] = (0.8 - 0.1 * t, 0.95)
+            else:
+                options["momentum"] = 0.9 - 0.1 * t
+        grads = [torch.randn_like(p) for p in params]
+        for p, g in zip(params, grads, strict=True):
+            p.grad = g
+        literal.step(grads)
+        optimizer.step()
+    assert max(distance(p, w) for p, w in zip(params, literal.params, strict=True)) < 1e-5
+    assert len(calls) == 1

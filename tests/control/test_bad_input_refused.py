@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 import gyroscope
 from gyroscope.control.rates import alpha_multipliers
+from gyroscope.control.roster import check_group
 from gyroscope.errors import ControlError, GyroscopeError, LayerError
 
 
@@ -119,6 +120,12 @@ def test_an_optimizer_without_a_rate_is_refused():
         ({"alpha": 1.01}, r"alpha is 1\.01; accepted are values from -1 \(only the first layer turns\) to 1"),
         ({"alpha": -2.0}, r"alpha is -2\.0; accepted are values from -1"),
         ({"alpha": math.nan}, r"alpha is nan; accepted are values from -1"),
+        ({"alpha": "x"}, r"alpha is 'x'; accepted are values from -1"),
+        ({"alpha": None}, r"alpha is None; accepted are values from -1"),
+        ({"multipliers": 0.5}, r"multipliers is 0\.5; accepted is a sequence of numbers, one a layer"),
+        ({"multipliers": "12"}, r"multipliers is '12'; accepted is a sequence of numbers, one a layer"),
+        ({"multipliers": ["a", "b"]}, r"multipliers is \['a', 'b'\]; accepted is a sequence of numbers"),
+        ({"multipliers": {0: 0.5, 1: 1.0}}, r"multipliers is \{0: .*; accepted is a sequence of numbers"),
         ({"multipliers": [1.0]}, "1 multipliers were given for 2 layers; give one a layer"),
         ({"multipliers": [1.0] * 3}, "3 multipliers were given for 2 layers; give one a layer"),
         ({"multipliers": [1.0, -0.5]}, r"Multipliers must be finite and not negative; given \[1\.0, -0\.5\]"),
@@ -144,7 +151,7 @@ def test_an_option_that_is_not_accepted_is_refused(options, message):
         gyroscope.Layca(inner, model, **options)
 
 
-@pytest.mark.parametrize("alpha", [1.01, -1.01, math.nan, math.inf])
+@pytest.mark.parametrize("alpha", [1.01, -1.01, math.nan, math.inf, None])
 def test_multipliers_of_an_impossible_alpha_are_refused(alpha):
     with pytest.raises(ControlError, match=f"alpha is {alpha}; accepted are values from -1"):
         alpha_multipliers(alpha, 3)
@@ -153,6 +160,7 @@ def test_multipliers_of_an_impossible_alpha_are_refused(alpha):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
+        (0.5, r"multipliers is 0\.5; accepted is a sequence of numbers, one a layer"),
         ([1.0], "1 multipliers were given for 2 layers"),
         ([1.0, -1.0], "finite and not negative"),
         (torch.ones(3), r"multipliers has shape \(3,\); this optimizer controls 2 layers"),
@@ -203,11 +211,60 @@ def test_a_model_without_layers_is_refused():
         gyroscope.Layca(inner, model)
 
 
-@pytest.mark.parametrize("layers", [None, []])
-def test_an_optimizer_without_matrices_is_refused(layers):
+def test_an_optimizer_without_matrices_is_refused():
     inner = torch.optim.SGD([nn.Parameter(torch.ones(5)), nn.Parameter(torch.ones(3))], lr=0.1)
     with Unchanged(inner, "holds no layer to control: no parameter of two or more dimensions.*use FSDP2"):
-        gyroscope.Layca(inner, layers)
+        gyroscope.Layca(inner)
+
+
+def test_a_model_without_matrices_that_step_is_refused():
+    model = network()
+    inner = torch.optim.SGD([model[0].bias], lr=0.1)
+    model.requires_grad_(False)
+    with Unchanged(inner, "holds no layer to control.*If the layers were frozen, there is nothing to turn"):
+        gyroscope.Layca(inner, model)
+
+
+@pytest.mark.parametrize(
+    ("give", "what"),
+    [
+        (lambda model: model.parameters(), "a generator that holds a Parameter"),
+        (lambda model: list(model.parameters()), "a list that holds a Parameter"),
+        (lambda model: ["0.weight", "2.weight"], r"a list that holds '0\.weight'"),
+        (lambda model: "0.weight", r"'0\.weight'"),
+        (lambda model: gyroscope.layers(model)[0], "a Layer"),
+        (lambda model: [gyroscope.layers(model)[0], model[2]], "a list that holds a Linear"),
+        (lambda model: [gyroscope.layers(model)[0], None], "a list that holds a NoneType"),
+        (lambda model: model.state_dict(), "a OrderedDict"),
+        (lambda model: model[0].weight, "a Parameter"),
+        (lambda model: 3, "a int"),
+    ],
+)
+def test_what_is_neither_a_model_nor_layers_is_refused(give, what):
+    model = network()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Unchanged(inner, rf"given as {what}; accepted is a model .* or a list of layers from gyroscope\.layers"):
+        gyroscope.Layca(inner, give(model))
+
+
+def test_an_empty_list_of_layers_is_refused():
+    model = network()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Unchanged(inner, r"list of layers is empty.*accepted is a model or a list of one or more"):
+        gyroscope.Layca(inner, [])
+
+
+@pytest.mark.parametrize("wrap", [gyroscope.Layca, lambda inner: gyroscope.Graft(inner, adam_beside(inner))])
+def test_an_optimizer_that_is_controlled_already_is_refused(wrap):
+    model = network()
+    wrapped = wrap(torch.optim.SGD(model.parameters(), lr=0.1))
+    name = type(wrapped).__name__
+    with Unchanged(wrapped, rf"inner optimizer is a {name}.*without a controller.*Keep one of the two"):
+        gyroscope.Layca(wrapped, model)
+
+
+def adam_beside(inner):
+    return torch.optim.Adam([p for group in inner.param_groups for p in group["params"]])
 
 
 @pytest.mark.parametrize("shape", [(12,), (3, 4)])
@@ -323,3 +380,30 @@ def test_a_complex_layer_is_refused_before_anything_is_changed():
     with pytest.raises(ControlError, match="complex64; accepted are float32"):
         gyroscope.Layca(inner)
     assert len(inner.param_groups) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64])
+def test_a_group_with_a_matrix_that_is_no_layer_is_refused_before_it_is_added(dtype):
+    p = torch.ones(3, 3, dtype=dtype)
+    message = f"of the group is {dtype}; accepted are float32, .*Leave it out"
+    for params in ([torch.ones(2, 2), p], p, iter([p]), [("w", p)]):
+        with pytest.raises(ControlError, match=message):
+            check_group(params, 0.1)
+    with pytest.raises(ControlError, match="Parameter w of the group"):
+        check_group([("w", p)], 0.1)
+    with pytest.raises(ControlError, match="Parameter 1 of the group"):
+        check_group([torch.ones(2, 2), p], 0.1)
+
+
+@pytest.mark.parametrize("lr", [-0.1, math.nan, math.inf, None, "x"])
+def test_a_group_with_a_rate_that_is_no_angle_is_refused_before_it_is_added(lr):
+    with pytest.raises(ControlError, match=rf"The group has lr {lr!r}; .*a finite value from 0"):
+        check_group([torch.ones(2, 2)], lr)
+
+
+def test_a_group_that_can_be_added_is_returned_as_a_list():
+    p, count = nn.Parameter(torch.ones(2, 2)), torch.zeros(3, dtype=torch.int64)
+    assert [id(q) for q in check_group(iter([p, count]), torch.tensor(0.1))] == [id(p), id(count)]
+    assert check_group(p, 0) == [p]
+    with pytest.raises(ControlError, match="a set, which has no order; give a list"):
+        check_group({p}, 0.1)

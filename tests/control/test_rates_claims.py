@@ -162,7 +162,7 @@ def test_a_replayed_run_turns_each_layer_by_the_recorded_angle_at_each_step(inne
 
 def test_after_close_the_replay_keeps_the_last_rates():
     model = network()
-    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model)
+    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model, others="frozen")
     player = replay(optimizer, Rates(optimizer.layers, torch.tensor([[0.1, 0.2, 0.3]], dtype=torch.float64)))
     train(model, optimizer, 1)
     player.close()
@@ -172,7 +172,7 @@ def test_after_close_the_replay_keeps_the_last_rates():
 
 def test_a_run_longer_than_the_record_is_stopped_before_anything_moves():
     model = network()
-    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model)
+    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model, others="frozen")
     replay(optimizer, Rates(optimizer.layers, torch.full((2, 3), 0.1, dtype=torch.float64)))
     train(model, optimizer, 2)
     before = [p.detach().clone() for p in model.parameters()]
@@ -183,7 +183,7 @@ def test_a_run_longer_than_the_record_is_stopped_before_anything_moves():
 
 def test_a_record_of_other_layers_is_refused():
     model = network()
-    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model)
+    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model, others="frozen")
     with pytest.raises(ControlError, match=r"recorded on the layers \['weight'\].*'0\.weight'.*same layers"):
         replay(optimizer, Rates(("weight",), torch.ones(1, 1, dtype=torch.float64)))
 
@@ -198,7 +198,7 @@ def test_a_rate_other_than_one_is_refused():
 
 def test_a_record_of_a_diverged_run_is_refused():
     model = network()
-    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model)
+    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model, others="frozen")
     rates = Rates(optimizer.layers, torch.tensor([[0.1, float("nan"), 0.1]], dtype=torch.float64))
     with pytest.raises(ControlError, match="not finite: the recorded run diverged"):
         replay(optimizer, rates)
@@ -246,3 +246,47 @@ def test_a_file_whose_rates_and_layers_do_not_match_is_refused(tmp_path):
     torch.save({"layers": ["a", "b"], "tangents": torch.ones(4, 3)}, path)
     with pytest.raises(ControlError, match=r"mismatch\.pt does not hold recorded rates"):
         Rates.load(path)
+
+
+@pytest.mark.parametrize("granularity", ["row", "block"])
+def test_a_record_of_parts_of_layers_is_refused_and_no_hook_is_left(granularity):
+    model = nn.LSTM(4, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    with pytest.raises(ControlError, match=r'split into segments: weight_ih_l0, .*one angle.*granularity "tensor"'):
+        record(gyroscope.layers(model, granularity=granularity), optimizer)
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+
+
+@pytest.mark.parametrize("given", [["0.weight"], "0.weight", []])
+def test_a_record_of_what_is_no_layer_is_refused(given):
+    with pytest.raises(ControlError, match=r"accepted is a model"):
+        record(given, torch.optim.Adam(network().parameters()))
+
+
+def test_a_replay_that_would_step_biases_at_rate_one_is_refused():
+    model = network()
+    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model)
+    rates = Rates(optimizer.layers, torch.full((2, 3), 0.1, dtype=torch.float64))
+    with pytest.raises(ControlError, match=r'Group 1 holds parameters that are no layers.*others="frozen".*others_lr='):
+        replay(optimizer, rates)
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+@pytest.mark.parametrize("options", [{"others": "frozen"}, {"others_lr": 0.01}])
+def test_a_replay_takes_frozen_biases_and_biases_at_a_rate_of_their_own(options):
+    model = network()
+    before = model[0].bias.detach().clone()
+    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model, **options)
+    replay(optimizer, Rates(optimizer.layers, torch.full((2, 3), 0.1, dtype=torch.float64)))
+    train(model, optimizer, 2)
+    assert torch.equal(model[0].bias.detach(), before) == ("others" in options)
+
+
+def test_a_replay_takes_biases_that_do_not_require_gradients():
+    model = network()
+    for name, p in model.named_parameters():
+        p.requires_grad_("bias" not in name)
+    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model)
+    replay(optimizer, Rates(optimizer.layers, torch.full((1, 3), 0.1, dtype=torch.float64)))
+    train(model, optimizer, 1)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import warnings
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -108,3 +110,40 @@ def test_segments_are_one_number_a_layer(segments: list[int]) -> None:
         dots({"xx": (x, x)}, segments=segments)
     with pytest.raises(VectorError, match=message):
         combine_(x, x, torch.ones(2), torch.ones(2), segments=segments)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ({"a": ones(2, 2)}, "The pair 'a' is a Tensor; accepted are two lists with one tensor a layer"),
+        ({"a": ([ones(2)],)}, "The pair 'a' is 1 lists; accepted are two lists"),
+        ({"a": ([ones(2)],) * 3}, "The pair 'a' is 3 lists; accepted are two lists"),
+        ({"a": None}, "The pair 'a' is a NoneType; accepted are two lists"),
+        ({"a": (ones(2), ones(2))}, "A part of the pair 'a' is a Tensor; accepted is a list with one tensor a layer"),
+        ({"a": ([ones(2)], None)}, "A part of the pair 'a' is a NoneType; accepted is a list"),
+        (([ones(2)], [ones(2)]), "dots was given a tuple; accepted is a dict"),
+    ],
+)
+def test_pairs_that_are_not_two_lists_are_refused(pairs: Any, message: str) -> None:
+    with pytest.raises(VectorError, match=re.escape(message)):
+        dots(pairs)
+
+
+@pytest.mark.parametrize("entry", [1.0, None, "w", [1.0, 1.0], np.ones(2)])
+def test_entries_that_are_no_tensors_are_refused(entry: Any) -> None:
+    message = f"Layer 1 is a {type(entry).__name__}; accepted are lists of tensors"
+    x, y = [ones(2), ones(2)], [ones(2), entry]
+    for one, other in ((x, y), (y, x), (y, y)):
+        with pytest.raises(VectorError, match=message):
+            dots({"a": (one, other)})
+        with pytest.raises(VectorError, match=message):
+            combine_(one, other, torch.full((2,), 2.0), torch.ones(2))
+    assert x[0].tolist() == [1, 1]
+
+
+def test_combine_takes_lists() -> None:
+    x = ones(2, 2)
+    with pytest.raises(VectorError, match="x is a Tensor; accepted is a list"):
+        combine_(x, [ones(2), ones(2)], torch.ones(2), torch.ones(2))  # type: ignore[arg-type]
+    with pytest.raises(VectorError, match="y is a Tensor; accepted is a list"):
+        combine_([ones(2), ones(2)], x, torch.ones(2), torch.ones(2))  # type: ignore[arg-type]

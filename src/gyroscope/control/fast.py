@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from itertools import repeat
 from operator import is_, itemgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 from gyroscope.control.coefficients import Law
 from gyroscope.control.launch import Hyper, Launch
 from gyroscope.control.ledger import Ledger
-from gyroscope.control.rules import Group, Rule, decay_of
+from gyroscope.control.rules import Group, Rule, decay_of, kernel_of
+from gyroscope.vectors.chunks import to_device
 
 _address = Tensor.data_ptr
 _strides = Tensor.stride
@@ -77,7 +78,9 @@ class Fast:
         self._rule = rule
         self._law = law
         self._ledger = ledger
+        self._every: list[Tensor] = []
         self._params: list[Tensor] = []
+        self._active: list[int] | None = None
         self._grads_at: list[int] = []
         self._grad_types: list[torch.dtype] = []
         self._copies: list[Tensor] = []
@@ -87,26 +90,37 @@ class Fast:
 
     def ready(self, group: Group) -> bool:
         """Whether the group's layers, gradients and state are those of the last step; gradients may have moved."""
-        params = group["params"]
-        if len(params) != len(self._params) or not all(map(is_, params, self._params)):
+        every = group["params"]
+        if len(every) != len(self._every) or not all(map(is_, every, self._every)):
             return False
-        if _options(group) != self._options or not self._state.holds(self._optimizer):
+        if not self._state.holds(self._optimizer):
             return False
-        grads = [p.grad for p in params]
-        if any(map(is_, grads, repeat(None))):
-            return False
-        try:
-            if not lie_at(params, self._at):
+        grads = [p.grad for p in every]
+        if self._active is not None:
+            if [j for j, g in enumerate(grads) if g is not None] != self._active:
                 return False
-            if not lie_at(grads, self._grads_at):
-                return self._find_grads(grads)
-        except RuntimeError:  # a sparse gradient lies nowhere
+            grads = [grads[j] for j in self._active]
+        try:
+            if list(map(_strides, grads)) != self._strides or not lie_at(self._params, self._at):
+                return False
+            if not lie_at(grads, self._grads_at) and not self._find_grads(grads):
+                return False
+        except (TypeError, RuntimeError):  # a gradient that is None, or sparse
             return False
-        # Autograd lays gradients out as their parameters, so those that lie where they lay are as they were.
+        return _options(group) == self._options or self._take_options(group)
+
+    def _take_options(self, group: Group) -> bool:
+        """Options that a scheduler moves, such as momentum, need new numbers, not new tables."""
+        if kernel_of(self._rule, group) != self._kernel:
+            return False
+        self._options = _options(group)
+        self._hyper = hyper_of(self._rule, self._kernel, group)
+        if self._steps is not None:
+            self._set_powers(self._steps, group)
         return True
 
     def _find_grads(self, grads: Sequence[Tensor]) -> bool:
-        if list(map(_strides, grads)) != self._strides or [g.dtype for g in grads] != self._grad_types:
+        if [g.dtype for g in grads] != self._grad_types:
             return False
         self._grads_at = list(map(_address, grads))
         for launch, members in self._launches:
@@ -133,7 +147,10 @@ class Fast:
         self._kernel = kernel
         self._options = _options(group)
         self._hyper = hyper_of(self._rule, kernel, group)
+        self._every = list(group["params"])
         self._params = list(params)
+        with_gradient = [j for j, p in enumerate(self._every) if p.grad is not None]
+        self._active = None if len(with_gradient) == len(self._every) else with_gradient
         self._at = list(map(_address, params))
         self._strides = list(map(_strides, params))
         self._steps = None
@@ -179,31 +196,40 @@ class Fast:
         counts: Sequence[int],
     ) -> None:
         """State as torch's own optimizer would have made it, so that either can go on with the other's."""
-        ages = []
         states = [self._optimizer.state[p] for p in params]
-        for p, state in zip(params, states, strict=True):
-            fresh = any(key not in state for key in keys)
+        fresh = [any(key not in state for key in keys) for state in states]
+        for p, state, new in zip(params, states, fresh, strict=True):
             for key in keys:
                 if key == "step":
                     continue
-                if fresh:
+                if new:
                     start = group.get("initial_accumulator_value", 0.0) if self._kernel == "adagrad" else 0.0
                     state[key] = torch.full_like(p, start, memory_format=torch.preserve_format).detach()
                 elif state[key].stride() != p.stride():
                     state[key] = torch.empty_like(p, dtype=state[key].dtype).copy_(state[key]).detach()
-            # The one place where a step count may have to be fetched from the device: after loading a state.
-            ages.append(0.0 if fresh else float(state["step"]) if "step" in keys else 1.0)
+        device = self._ledger.power1.device
+        self._where = to_device(np.array(rows, dtype=np.int64), device)
+        self._layer_of_row = np.repeat(np.arange(len(params)), counts)
         if "step" in keys:
             # One vector for all layers, so that counting a step is one operation; the states hold views of it.
-            self._steps = torch.tensor(ages, dtype=torch.float32)
-            if group.get("capturable") or group.get("fused"):
-                self._steps = self._steps.to(params[0].device)
+            home = device if group.get("capturable") or group.get("fused") else torch.device("cpu")
+            steps = [0.0 if new else state["step"] for state, new in zip(states, fresh, strict=True)]
+            self._steps = torch.stack([torch.as_tensor(t, dtype=torch.float32, device=home) for t in steps])
             for state, view in zip(states, self._steps.unbind(), strict=True):
                 state["step"] = view
-        age = torch.tensor([t for t, n in zip(ages, counts, strict=True) for _ in range(n)], dtype=torch.float64)
-        where = torch.tensor(list(rows), device=self._ledger.power1.device)
+            self._set_powers(self._steps, group)
+        else:
+            self._set_powers(torch.tensor([0.0 if new else 1.0 for new in fresh]), group)
+
+    def _set_powers(self, age: Tensor, group: Group) -> None:
+        """βᵗ of every row, from the steps its layer has taken; nothing is waited for."""
         for power, beta in zip((self._ledger.power1, self._ledger.power2), _betas(group, self._kernel), strict=True):
-            power[where] = (beta**age).to(power)
+            value = beta ** age.double()
+            if value.device.type == "cpu":
+                value = to_device(value.numpy()[self._layer_of_row], power.device)
+            elif len(self._layer_of_row) > len(age):
+                value = value[to_device(self._layer_of_row, power.device)]
+            power.index_copy_(0, self._where, value)
 
 
 def hyper_of(rule: Rule, kernel: str, group: Group) -> Hyper:

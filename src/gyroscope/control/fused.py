@@ -149,7 +149,7 @@ def _update_block(
 @triton.jit
 def step_kernel(
     items, pointers, segments, partial, done, ready, left, coefficient_a, coefficient_b,
-    multiplier, radius, skipped, bad, power1, power2, numbers, lr_value, lr_pointer,
+    multiplier, radius, skipped, bad, power1, power2, numbers, lr_value, lr_rest, lr_pointer,
     RULE: tl.constexpr, NESTEROV: tl.constexpr, MAXIMIZE: tl.constexpr, DECOUPLED: tl.constexpr,
     LR_ON_DEVICE: tl.constexpr, PROJECT: tl.constexpr, RELATIVE: tl.constexpr, REPROJECT: tl.constexpr,
     CAPPED: tl.constexpr, ZERO: tl.constexpr, FLOOR: tl.constexpr,
@@ -219,7 +219,8 @@ def step_kernel(
             if LR_ON_DEVICE:
                 rate = tl.load(lr_pointer).to(tl.float64) * tl.load(multiplier + row)
             else:
-                rate = tl.load(multiplier + row) * lr_value
+                # Two float32 arguments hold a rate to float64's digits.
+                rate = tl.load(multiplier + row) * lr_value + tl.load(multiplier + row) * lr_rest
             norm = tl.sqrt(w2)
             start_norm = tl.load(radius + row)
             start_norm = tl.where(start_norm <= 0, norm, start_norm)

@@ -41,7 +41,7 @@ class Given:
         self._launches: list[Launch] = []
         self._states: list[StateView] = []
         self._clearing: list[tuple[Launch, Any]] = []
-        self._cleared: list[int] = []
+        self._cleared: tuple[list[int], int] = ([], -1)
 
     def step(
         self,
@@ -76,8 +76,9 @@ class Given:
         ledger: Ledger,
     ) -> None:
         """Zero what is not finite in the state of layers whose last step was skipped; of others nothing is read."""
-        if rows != self._cleared or not all(view.holds(optimizer) for view in self._states):
-            self._cleared = list(rows)
+        size = sum(map(len, optimizer.state.values()))  # state may appear at any step
+        if (rows, size) != self._cleared or not all(view.holds(optimizer) for view in self._states):
+            self._cleared = (list(rows), size)
             self._find_states(optimizer, params, rows, counts)
         for launch, kind in self._clearing:
             with on(launch.device):

@@ -15,9 +15,8 @@ from torch import Tensor
 from gyroscope.control.coefficients import TANGENT_FLOOR, Law
 from gyroscope.control.fused import step_kernel
 from gyroscope.control.ledger import Ledger
-from gyroscope.control.torch_contract import is_capturing
 from gyroscope.errors import ControlError
-from gyroscope.vectors.chunks import CHUNK, cut, is_aligned, schedule, to_device
+from gyroscope.vectors.chunks import CHUNK, cut, is_aligned, is_capturing, schedule, to_device
 from gyroscope.vectors.triton import TYPES, on
 
 # Measured on an H200: smaller chunks spend their time starting, larger blocks run out of registers, and three
@@ -47,6 +46,10 @@ class Hyper:
     nesterov: bool = False
     maximize: bool = False
     decoupled: bool = False
+
+
+# A graph knows addresses alone, so what it has captured is kept for good.
+_captured: set[Launch] = set()
 
 
 class Launch:
@@ -124,6 +127,8 @@ class Launch:
         self, rule: str, hyper: Hyper, lr: float | Tensor, ledger: Ledger, law: Law, *, zero: bool = False
     ) -> None:
         """Take one step; with `zero`, leave the second list (a buffer of displacements) zeroed."""
+        if is_capturing():
+            _captured.add(self)
         if isinstance(lr, Tensor) and lr.device.type == "cpu" != self.device.type:
             lr = lr.item()  # at hand, and a kernel could not reach it
         key = (rule, hyper, law, zero, id(ledger), self.aligned)
@@ -139,7 +144,7 @@ class Launch:
         # The same tensors as when it was compiled, so there is no need to look at each argument again.
         run, arguments = known
         arguments[_POINTERS] = self.pointers
-        arguments[_LR] = float(lr)
+        arguments[_LR : _LR + 2] = _in_two(float(lr))
         with on(self.device):
             run(*arguments)
 
@@ -151,7 +156,7 @@ class Launch:
         return [
             self.items, self.pointers, self.n_segments, self.partial, self.done, self.ready, self.left,
             self.a, self.b, ledger.multiplier, ledger.radius, ledger.skipped, ledger.bad, ledger.power1,
-            ledger.power2, self._numbers(hyper, law), 0.0 if on_device else float(lr),
+            ledger.power2, self._numbers(hyper, law), *_in_two(0.0 if on_device else float(lr)),
             lr if on_device else ledger.radius,
             RULES[rule], hyper.nesterov, hyper.maximize, hyper.decoupled,
             on_device, law.project, law.scale == "relative", law.reproject, law.growth is not None, zero,
@@ -168,3 +173,9 @@ class Launch:
         if values not in self._uploaded:
             self._uploaded[values] = to_device(np.array(values), self.device)
         return self._uploaded[values]
+
+
+def _in_two(value: float) -> tuple[float, float]:
+    """A number as the float32 next to it and what is missing: kernel arguments are rounded to float32."""
+    near = float(np.float32(value))
+    return near, value - near

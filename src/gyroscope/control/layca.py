@@ -16,9 +16,10 @@ from gyroscope.control.coefficients import Law
 from gyroscope.control.rates import alpha_multipliers, checked_multipliers
 from gyroscope.control.roster import Entry, Roster
 from gyroscope.control.steering import Others, Steering, Work
-from gyroscope.control.torch_contract import Wrapper, check_state, is_capturing, load_uncast
+from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
 from gyroscope.errors import ControlError
 from gyroscope.layer import Layer
+from gyroscope.vectors.chunks import is_capturing
 
 
 class Layca(Wrapper):
@@ -121,18 +122,22 @@ class Layca(Wrapper):
 
     @property
     def multipliers(self) -> Tensor:
-        """One factor on ρ a layer, in forward order. May be set, also to a tensor on the device."""
-        return self._steering.multipliers
+        """One factor on ρ a layer, in forward order: a copy. To change them, set them all.
+
+        A tensor on an accelerator is taken as it is, without looking at its values, which would wait for the device.
+        """
+        return self._steering.multipliers.clone()
 
     @multipliers.setter
     def multipliers(self, value: Sequence[float] | Tensor) -> None:
         n = self._roster.layers
-        if isinstance(value, Tensor):
-            if value.shape != (n,):
-                raise ControlError(f"multipliers has shape {tuple(value.shape)}; this optimizer controls {n} layers.")
-            self._steering.multipliers = value.detach()
+        if isinstance(value, Tensor) and value.shape != (n,):
+            raise ControlError(f"multipliers has shape {tuple(value.shape)}; this optimizer controls {n} layers.")
+        if isinstance(value, Tensor) and value.device.type != "cpu":
+            self._steering.multipliers = value.detach().clone()
         else:
-            self._steering.multipliers = checked_multipliers(value, 0.0, n)
+            given = value.tolist() if isinstance(value, Tensor) else value
+            self._steering.multipliers = checked_multipliers(given, 0.0, n)
         self._alpha = None
         self._steering.write_multipliers()
 
@@ -182,7 +187,7 @@ class Layca(Wrapper):
                 inside = evaluate
             else:
                 loss = evaluate()
-        ready = self._steering.ready() if len(self._met) == self._roster.layers else []
+        ready = self._steering.ready()
         work = self._steering.work(but=ready, late=inside is not None)
         if self.nonfinite == "raise" and inside is None and (names := self._steering.nonfinite()):
             raise ControlError(
@@ -274,7 +279,8 @@ class Layca(Wrapper):
         if state:
             # torch's distributed checkpoints want an entry for every parameter as soon as there is one for any.
             state = {key: state.get(key, {}) for group in saved["param_groups"] for key in group["params"]}
-        return {**saved, "state": state, "layers": list(self.layers), "shapes": self._shapes()}
+        about = {"layers": list(self.layers), "shapes": self._shapes(), "multipliers": self.multipliers}
+        return {**saved, "state": state, **about}
 
     def _shapes(self) -> list[list[int]]:
         """The shapes of the layers, in forward order."""
@@ -306,6 +312,9 @@ class Layca(Wrapper):
         radii = self._radii_in(state_dict)
         load_uncast(self.inner, {**state_dict, "state": state})
         self._take_radii(radii)
+        factors = state_dict.get("multipliers")
+        if factors is not None and factors.tolist() != self.multipliers.tolist():
+            self.multipliers = factors
 
     def _radii_in(self, state_dict: dict[str, Any]) -> dict[int, Tensor]:
         """The radii of a state by layer, as they were saved; copies, for the state may hold views of our own."""
@@ -323,6 +332,7 @@ class Layca(Wrapper):
         """
         self._met.clear()
         self._radii = dict(radii)
+        self._steering.forget()
         for _, _, e in self._places():
             if e.index not in radii:
                 for ledger in self._steering.ledgers.values():

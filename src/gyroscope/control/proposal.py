@@ -102,7 +102,7 @@ class Proposer:
             for take in harvest:
                 take()
         except BaseException:
-            self._buffers.clear()  # they may hold half a step; the next one starts from fresh zeros
+            self.forget()
             raise
         finally:
             for action in reversed(undo):
@@ -209,6 +209,10 @@ class Proposer:
             fresh = [torch.zeros_like(w, memory_format=torch.preserve_format) for w in weights]
             self._buffers[i] = (layout, fresh)
         return self._buffers[i][1]
+
+    def forget(self) -> None:
+        """Drop the buffers, which may hold half a step after an interruption; the next one starts from fresh zeros."""
+        self._buffers.clear()
 
     def release(self, proposal: Proposal) -> None:
         """Make the buffers zero again, once their displacements have been used."""

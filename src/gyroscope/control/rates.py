@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from gyroscope.control.roster import chosen_layers
 from gyroscope.errors import ControlError
-from gyroscope.layer import Layer, layers
+from gyroscope.layer import Layer
 from gyroscope.vectors import dots
 
 if TYPE_CHECKING:
@@ -33,9 +35,10 @@ def alpha_multipliers(alpha: float, n_layers: int) -> list[float]:
     >>> [round(m, 4) for m in alpha_multipliers(-0.6, 3)]
     [1.0, 0.1012, 0.0102]
     """
-    if not -1.0 <= alpha <= 1.0:
+    given: Any = alpha
+    if not isinstance(given, Real | Tensor) or not -1.0 <= alpha <= 1.0:
         raise ControlError(
-            f"alpha is {alpha}; accepted are values from -1 (only the first layer turns) to 1 (only the last)."
+            f"alpha is {alpha!r}; accepted are values from -1 (only the first layer turns) to 1 (only the last)."
         )
     if n_layers == 1:
         return [1.0]
@@ -50,7 +53,7 @@ def checked_multipliers(given: Sequence[float] | None, alpha: float, n_layers: i
     if given is None:
         values = alpha_multipliers(alpha, n_layers)
     else:
-        values = [float(m) for m in given]
+        values = _numbers(given, n_layers)
         if alpha != 0.0:
             raise ControlError("Both alpha and multipliers were given; alpha is one choice of multipliers. Give one.")
         if len(values) != n_layers:
@@ -58,6 +61,18 @@ def checked_multipliers(given: Sequence[float] | None, alpha: float, n_layers: i
         if not all(0.0 <= m < math.inf for m in values):
             raise ControlError(f"Multipliers must be finite and not negative; given {values}.")
     return torch.tensor(values, dtype=torch.float64)
+
+
+def _numbers(given: Any, n_layers: int) -> list[float]:
+    try:
+        if isinstance(given, str | bytes | Mapping | Set):
+            raise TypeError
+        return [float(m) for m in given]
+    except (TypeError, ValueError):
+        raise ControlError(
+            f"multipliers is {given!r}; accepted is a sequence of numbers, one a layer in forward order, such as "
+            f"{[1.0] * min(n_layers, 3)} for {min(n_layers, 3)} layers. This optimizer controls {n_layers}."
+        ) from None
 
 
 def warmup(optimizer: Optimizer, steps: int, *, start: float = 0.1) -> LambdaLR:
@@ -122,7 +137,14 @@ class Recorder:
     """Records by how much each layer turns in each step of any optimizer; made by `record`."""
 
     def __init__(self, model_or_layers: nn.Module | Sequence[Layer], optimizer: Optimizer) -> None:
-        self._layers = layers(model_or_layers) if isinstance(model_or_layers, nn.Module) else list(model_or_layers)
+        self._layers = chosen_layers(model_or_layers)
+        split = [layer.name for layer in self._layers if layer.segments > 1]
+        if split:
+            raise ControlError(
+                f"These layers are split into segments: {', '.join(split[:5])}{' ...' if len(split) > 5 else ''}; a "
+                'record has one angle a layer and step. Use granularity "tensor": gyroscope.layers(model), or the '
+                "model itself."
+            )
         self._before: list[Tensor] = []
         self._rows: list[Tensor] = []
         self._handles = [
@@ -178,7 +200,7 @@ def tangent(products: Tensor) -> Tensor:
 
 
 def record(model_or_layers: nn.Module | Sequence[Layer], optimizer: Optimizer) -> Recorder:
-    """Record tan θ of every layer at every step of `optimizer`, for `replay`.
+    """Record tan θ of every layer at every step of `optimizer`, for `replay`; layers of granularity "tensor".
 
     >>> model = nn.Linear(3, 2)
     >>> optimizer = torch.optim.Adam(model.parameters())
@@ -207,6 +229,15 @@ class Replay:
                     f"Group {i} has lr {float(group['lr'])}; a replayed run takes its rates from the record, so build "
                     "the inner optimizer with lr=1 (other values scale the record; set them afterwards)."
                 )
+        if optimizer._steering.others == "inner":
+            for i, group in enumerate(optimizer.param_groups):
+                steps = any(p.requires_grad for p in group["params"])
+                if steps and not optimizer.controls(i) and float(group["lr"]) == 1.0:
+                    raise ControlError(
+                        f"Group {i} holds parameters that are no layers (biases, gains), which the inner optimizer "
+                        'would step at the learning rate 1 meant for the record. Build the Layca with others="frozen", '
+                        "as in the papers, or give them a rate of their own: others_lr=..."
+                    )
         if not bool(torch.isfinite(recorded.tangents).all()):
             raise ControlError("The record holds rates that are not finite: the recorded run diverged. Record another.")
         device = optimizer.param_groups[0]["params"][0].device
@@ -236,9 +267,12 @@ class Replay:
 def replay(optimizer: Layca, recorded: Rates) -> Replay:
     """Make `optimizer` turn each layer by the recorded tan θ at each step: the papers' AdaptCopy.
 
+    The groups of layers have lr 1, other values scale the record; parameters that are no layers are frozen, as in the
+    papers, or have a learning rate of their own.
+
     >>> import gyroscope
     >>> model = nn.Linear(3, 2)
-    >>> optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model)
+    >>> optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model, others="frozen")
     >>> player = replay(optimizer, Rates(("weight",), torch.tensor([[0.25]], dtype=torch.float64)))
     >>> model(torch.ones(1, 3)).sum().backward(); optimizer.step()
     >>> optimizer.rates()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gyroscope.control.torch_contract import Wrapper
 from gyroscope.errors import ControlError
 from gyroscope.layer import Layer, layers
 
@@ -46,14 +49,19 @@ class Roster:
     @classmethod
     def of(cls, optimizer: Optimizer, model_or_layers: nn.Module | Sequence[Layer] | None) -> Roster:
         """Find the layers among the optimizer's parameters."""
+        if isinstance(optimizer, Wrapper):
+            raise ControlError(
+                f"The inner optimizer is a {type(optimizer).__name__}, which itself controls its inner optimizer's "
+                "steps; accepted is an optimizer without a controller, such as "
+                "torch.optim.SGD(model.parameters(), lr=3**-3). Keep one of the two controllers."
+            )
         places = {
             id(p): (g, j) for g, group in enumerate(optimizer.param_groups) for j, p in enumerate(group["params"])
         }
         if model_or_layers is None:
             found = _every_matrix(optimizer)
         else:
-            chosen = layers(model_or_layers) if isinstance(model_or_layers, nn.Module) else list(model_or_layers)
-            found = _named(chosen, places)
+            found = _named(chosen_layers(model_or_layers), places)
         if not found:
             raise ControlError(
                 "The optimizer holds no layer to control: no parameter of two or more dimensions. If it was built on "
@@ -62,11 +70,7 @@ class Roster:
             )
         for g, j, name, *_ in found:
             dtype = optimizer.param_groups[g]["params"][j].dtype
-            if not dtype.is_floating_point:
-                raise ControlError(
-                    f"Layer {name} is {dtype}; accepted are float32, float64, bfloat16 and float16. Exclude it: "
-                    "gyroscope.layers(model, exclude=...)."
-                )
+            _check_dtype(f"Layer {name}", dtype, "Exclude it: gyroscope.layers(model, exclude=...).")
         roster = cls([{} for _ in optimizer.param_groups])
         row = 0
         # Rows go by place, so that a group's entries stand in the order of its parameters; indices go by use.
@@ -137,6 +141,76 @@ class Roster:
             if p.dim() >= 2:
                 own[j] = Entry(name, index + len(own), row + len(own))
         self.groups.append(own)
+
+
+def chosen_layers(model_or_layers: nn.Module | Sequence[Layer]) -> list[Layer]:
+    """The layers of a model, or those that were given; refuses what is neither.
+
+    >>> [layer.name for layer in chosen_layers(nn.Linear(3, 2))]
+    ['weight']
+    """
+    given: Any = model_or_layers
+    if isinstance(given, nn.Module):
+        return layers(given)
+    listed = isinstance(given, Iterable) and not isinstance(given, str | bytes | Tensor | Mapping)
+    chosen = list(given) if listed else []
+    wrong = [one for one in chosen if not isinstance(one, Layer)]
+    if wrong or not listed:
+        what = f"{_called(given)} that holds {_called(wrong[0])}" if wrong else _called(given)
+        raise ControlError(
+            f"The layers were given as {what}; accepted is a model (torch.nn.Module) or a list of layers from "
+            "gyroscope.layers(model, include=..., exclude=...). Pass the model itself to control all of its layers."
+        )
+    if not chosen:
+        raise ControlError(
+            "The list of layers is empty, so there is nothing to control; accepted is a model or a list of one or more "
+            "layers from gyroscope.layers(model). Pass the model itself to control all of its layers."
+        )
+    return chosen
+
+
+def check_group(params: Any, lr: Any) -> list[Any]:
+    """Refuse a group that is to be added, before it is, if its matrices cannot be layers or its rate is no angle.
+
+    Args:
+        params: what the group has under "params": tensors, or pairs of names and tensors. Entries that are neither
+            are left for torch to refuse.
+        lr: the group's rate; a tensor is not looked at, which would wait.
+
+    Returns:
+        The parameters as a list: to be added instead of `params`, which may be an iterator and is then used up.
+
+    >>> len(check_group(nn.Linear(3, 2).parameters(), 0.1))
+    2
+    """
+    if isinstance(params, Set):
+        raise ControlError("The group's parameters are a set, which has no order; give a list.")
+    every = [params] if isinstance(params, Tensor) else list(params)
+    for j, one in enumerate(every):
+        named = isinstance(one, tuple) and len(one) == 2
+        p = one[1] if named else one
+        if isinstance(p, Tensor) and p.dim() >= 2:
+            name = f"Parameter {one[0] if named else j} of the group"
+            _check_dtype(name, p.dtype, "Leave it out, and step it with an optimizer of its own.")
+    if not isinstance(lr, Tensor) and not (isinstance(lr, Real) and 0.0 <= float(lr) < math.inf):
+        raise ControlError(
+            f"The group has lr {lr!r}; Layca's rate is tan θ of a step, a finite value from 0 (try 3**-3)."
+        )
+    return every
+
+
+def _check_dtype(what: str, dtype: torch.dtype, remedy: str) -> None:
+    if not dtype.is_floating_point:
+        raise ControlError(f"{what} is {dtype}; accepted are float32, float64, bfloat16 and float16. {remedy}")
+
+
+def _called(thing: object) -> str:
+    """What a thing is, for a message.
+
+    >>> _called([]), _called("0.weight")
+    ('a list', "'0.weight'")
+    """
+    return repr(thing) if isinstance(thing, str) else f"a {type(thing).__name__}"
 
 
 def names_of(group: dict[str, Any], g: int) -> list[str]:

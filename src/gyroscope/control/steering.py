@@ -108,6 +108,10 @@ class Steering:
         groups = self.inner.param_groups
         return [i for i, driver in self._drivers.items() if isinstance(i, int) and driver.ready(groups[i])]
 
+    def forget(self) -> None:
+        """Make all tables anew at the next step: a state was loaded."""
+        self._drivers.clear()
+
     def _hooked(self) -> bool:
         """Whether somebody listens to the inner optimizer's own step, which must then be called."""
         return bool(self.inner._optimizer_step_pre_hooks or self.inner._optimizer_step_post_hooks)
@@ -139,6 +143,13 @@ class Steering:
 
     def step(self, work: dict[int, Work], ready: Sequence[int], closure: Callable[[], Any] | None) -> Any:
         """Take the step; `closure` only for an inner optimizer that evaluates it itself."""
+        try:
+            return self._step(work, ready, closure)
+        except BaseException:
+            self.proposer.forget()
+            raise
+
+    def _step(self, work: dict[int, Work], ready: Sequence[int], closure: Callable[[], Any] | None) -> Any:
         ways = {i: way for i, w in work.items() if (way := self._way(w)) is not None}
         proposals, loss = self._propose(work, {*ways, *ready}, closure)
         moves: list[tuple[torch.device, Move]] = []
@@ -287,7 +298,7 @@ class Steering:
         for states, rows, counts in self._states(work, shaped):
             start = 0
             for state, n in zip(states, counts, strict=True):
-                bad = self.ledger(state.device).bad[rows[start : start + n]].any()
+                bad = self.ledger(state.device).bad[rows[start] : rows[start] + n].any()
                 start += n
                 # On a CPU the answer is at hand; elsewhere asking would wait, so the state is passed over instead.
                 if state.device.type != "cpu":

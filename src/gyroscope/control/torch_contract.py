@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -176,8 +175,3 @@ def load_uncast(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
                 loaded = optimizer.state[p].get(name)
                 if isinstance(value, Tensor) and isinstance(loaded, Tensor) and loaded.dtype != value.dtype:
                     optimizer.state[p][name] = value.detach().to(loaded.device, copy=True)
-
-
-def is_capturing() -> bool:
-    """Whether a CUDA graph is being captured, so that nothing may wait for the device."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

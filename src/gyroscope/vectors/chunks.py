@@ -55,3 +55,8 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
 def is_aligned(pointers: Ints) -> bool:
     """Whether every pointer allows 16-byte loads."""
     return not bool((pointers & 15).any())
+
+
+def is_capturing() -> bool:
+    """Whether a CUDA graph is being captured, so that nothing may wait for the device."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

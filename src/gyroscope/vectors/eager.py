@@ -76,7 +76,8 @@ def _scratch(lists: int, length: int, dtype: torch.dtype, device: torch.device) 
         return list(torch.empty(lists, length, dtype=dtype, device=device))
     memory: Tensor | None = getattr(_kept, "memory", None)
     if memory is None or len(memory) < lists:
-        memory = _kept.memory = torch.empty(lists, _PIECE["cpu"], dtype=dtype)
+        with torch.inference_mode(False):  # whatever the mode of this first call, others follow
+            memory = _kept.memory = torch.empty(lists, _PIECE["cpu"], dtype=dtype, device="cpu")
     return [one[:length] for one in memory[:lists]]
 
 

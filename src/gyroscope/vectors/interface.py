@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,6 +80,7 @@ def combine_(
         >>> x
         [tensor([7., 9.])]
     """
+    x, y = _listed(x, "x"), _listed(y, "y")
     counts = _counts([x, y], segments)
     total = sum(counts)
     if a.shape != (total,) or b.shape != (total,):
@@ -140,13 +142,31 @@ def _unique(
     lists: list[list[Tensor]] = []
     seen: dict[int, int] = {}
     index = []
-    for pair in pairs.values():
+    if not isinstance(pairs, Mapping):
+        raise VectorError(f"dots was given a {type(pairs).__name__}; accepted is a dict such as {{'xy': (x, y)}}.")
+    for name, pair in pairs.items():
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise VectorError(
+                f"The pair {name!r} is {_counted(pair)}; accepted are two lists with one tensor a layer, such as ([x], [y])."
+            )
         for one in pair:
             if id(one) not in seen:
                 seen[id(one)] = len(lists)
-                lists.append(list(one))
+                lists.append(_listed(one, f"A part of the pair {name!r}"))
         index.append((seen[id(pair[0])], seen[id(pair[1])]))
     return lists, index
+
+
+def _counted(pair: object) -> str:
+    return f"{len(pair)} lists" if isinstance(pair, tuple | list) else f"a {type(pair).__name__}"
+
+
+def _listed(one: Any, what: str) -> list[Tensor]:
+    if isinstance(one, Tensor) or not isinstance(one, Iterable):
+        raise VectorError(
+            f"{what} is a {type(one).__name__}; accepted is a list with one tensor a layer. For one layer: [tensor]."
+        )
+    return list(one)
 
 
 def _counts(lists: Sequence[Sequence[Tensor]], segments: Sequence[int] | None) -> list[int]:
@@ -157,7 +177,11 @@ def _counts(lists: Sequence[Sequence[Tensor]], segments: Sequence[int] | None) -
     for other in lists[1:]:
         if len(other) != n:
             raise VectorError(f"Every list needs one tensor a layer; given lists of {n} and {len(other)} tensors.")
-    if not _belong_together(lists):
+    try:
+        fine = _belong_together(lists)
+    except (AttributeError, TypeError):  # not a tensor
+        fine = False
+    if not fine:
         _say_why_not(lists)
     if segments is None:
         return [1] * n
@@ -188,6 +212,12 @@ def _belong_together(lists: Sequence[Sequence[Tensor]]) -> bool:
 
 def _say_why_not(lists: Sequence[Sequence[Tensor]]) -> None:
     for i, tensors in enumerate(zip(*lists, strict=True)):
+        for t in tensors:
+            if not isinstance(t, Tensor):
+                raise VectorError(
+                    f"Layer {i} is a {type(t).__name__}; accepted are lists of tensors, one a layer "
+                    "(`torch.as_tensor` makes one)."
+                )
         first = tensors[0]
         for t in tensors:
             if t.layout != torch.strided:

@@ -12,10 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
 from gyroscope.errors import VectorError
+from gyroscope.vectors.chunks import to_device
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -61,11 +63,12 @@ class Plan:
         """Sum the sharded rows: one all-reduce for all layers that are sharded alike."""
         for process_groups, rows in self.groups.items():
             whole = len(rows) == self.rows
-            part = matrix if whole else matrix[rows]
+            where = None if whole else to_device(np.array(rows, dtype=np.int64), matrix.device)
+            part = matrix if where is None else matrix.index_select(0, where)
             for group in process_groups:
                 dist.all_reduce(part, group=group)
-            if not whole:
-                matrix[rows] = part
+            if where is not None:
+                matrix.index_copy_(0, where, part)
         return matrix
 
 

@@ -17,8 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gyroscope.errors import VectorError
 from gyroscope.vectors import eager
-from gyroscope.vectors.chunks import CHUNK, Ints, cut, is_aligned, to_device
+from gyroscope.vectors.chunks import CHUNK, Ints, cut, is_aligned, is_capturing, to_device
 from gyroscope.vectors.layout import aligned, is_dense, like, splits_in_memory
 
 _MOST_LISTS = 4  # inner products among more lists than these take several passes
@@ -219,6 +220,7 @@ class _Table:
 
 
 _tables: dict[Any, _Table] = {}
+_captured: dict[Any, _Table] = {}  # a graph knows addresses alone, so what it has captured is kept for good
 
 
 def _table(lists: Sequence[Sequence[Tensor]], segments: Sequence[int], device: torch.device) -> _Table:
@@ -227,8 +229,20 @@ def _table(lists: Sequence[Sequence[Tensor]], segments: Sequence[int], device: t
     rows = np.array(segments, dtype=np.int64)
     length = np.fromiter(map(Tensor.numel, lists[0]), np.int64, len(rows)) // rows
     sizes = tuple(one[0].element_size() for one in lists)
-    key = (device, sizes, base.tobytes(), rows.tobytes(), length.tobytes())
-    if (known := _tables.get(key)) is not None:
+    # Two streams must not count in the same `done`, nor one read what another is still uploading.
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    key = (device, stream, sizes, base.tobytes(), rows.tobytes(), length.tobytes())
+    known = _tables.pop(key, None)
+    if known is not None:
+        _tables[key] = known  # the last used is the last to go
+    if is_capturing():
+        if known is None:
+            raise VectorError(
+                "A CUDA graph captures `dots` or `combine_` of tensors they have not seen on this stream; call them "
+                "once outside the graph first."
+            )
+        _captured[key] = known
+    if known is not None:
         return known
     lengths = np.repeat(length, rows)
     within = np.arange(lengths.size) - np.repeat(np.cumsum(rows) - rows, rows)
@@ -267,11 +281,13 @@ def dots(lists: Sequence[Sequence[Tensor]], pairs: Sequence[tuple[int, int]], se
     for members in kinds.values():
         rows = _rows(members, segments, device)
         for used, columns in passes:
-            out[rows[:, None], torch.tensor(columns, device=device)[None]] = _launch_dots(
+            part = _launch_dots(
                 [[lists[u][i] for i in members] for u in used],
                 [segments[i] for i in members],
                 [_inside(pairs[k], used) for k in columns],
             )
+            for k, values in zip(columns, part.unbind(1), strict=True):
+                out[:, k].index_copy_(0, rows, values)
     return out
 
 
@@ -286,7 +302,7 @@ def _by_type(lists: Sequence[Sequence[Tensor]]) -> dict[tuple[torch.dtype, ...],
 def _rows(members: Sequence[int], segments: Sequence[int], device: torch.device) -> Tensor:
     """The rows that the segments of some layers take among those of all."""
     starts = np.concatenate([[0], np.cumsum(segments)])
-    return torch.from_numpy(np.concatenate([np.arange(starts[i], starts[i + 1]) for i in members])).to(device)
+    return to_device(np.concatenate([np.arange(starts[i], starts[i + 1]) for i in members]), device)
 
 
 def _inside(pair: tuple[int, int], used: Sequence[int]) -> tuple[int, int]:
@@ -327,7 +343,8 @@ def _launch_dots(
             ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=1024 if len(lists) <= 2 else 512, num_warps=4,
         )  # fmt: skip
     order = [want.index(b) for b in bits]
-    return out if order == list(range(len(want))) else out[:, order]
+    # Columns rather than an index, which would be uploaded and waited for.
+    return out if order == list(range(len(want))) else torch.stack([out[:, k] for k in order], 1)
 
 
 def combine_(x: Sequence[Tensor], y: Sequence[Tensor], a: Tensor, b: Tensor, segments: Sequence[int]) -> None:
