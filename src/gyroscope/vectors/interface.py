@@ -147,7 +147,7 @@ def _unique(
     for name, pair in pairs.items():
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise VectorError(
-                f"The pair {name!r} is {_counted(pair)}; accepted are two lists with one tensor a layer, such as ([x], [y])."
+                f"The pair {name!r} is {_counted(pair)}; accepted are two lists with one tensor a layer: ([x], [y])."
             )
         for one in pair:
             if id(one) not in seen:
