@@ -407,3 +407,17 @@ def test_a_group_that_can_be_added_is_returned_as_a_list():
     assert check_group(p, 0) == [p]
     with pytest.raises(ControlError, match="a set, which has no order; give a list"):
         check_group({p}, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("group", "says"),
+    [
+        ({"params": [nn.Parameter(torch.zeros(2, 2, dtype=torch.complex64))]}, "complex64"),
+        ({"params": [nn.Parameter(torch.ones(2, 2))], "lr": -1.0}, "-1"),
+    ],
+)
+def test_a_group_that_would_be_refused_at_construction_is_refused_when_it_is_added(group, says):
+    optimizer = gyroscope.Layca(torch.optim.SGD([nn.Parameter(torch.ones(2, 2))], lr=0.1))
+    with pytest.raises(ControlError, match=says):
+        optimizer.add_param_group(group)
+    assert len(optimizer.param_groups) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
@@ -14,6 +15,7 @@ from gyroscope.control.roster import names_of
 from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
 from gyroscope.errors import ControlError
 from gyroscope.vectors import combine_, dots
+from gyroscope.vectors.chunks import to_device
 from gyroscope.vectors.sharded import local
 
 
@@ -109,7 +111,7 @@ class Graft(Wrapper):
             sizes, squares = (torch.where(finite, x, 0.0).sum().expand_as(x) for x in (sizes, squares))
         b = (sizes / squares).sqrt()
         b = torch.where(finite & torch.isfinite(b) & (squares > 0), b, torch.zeros_like(b))
-        a = 1.0 + b * torch.tensor(along, dtype=b.dtype, device=b.device)
+        a = 1.0 + b * to_device(np.array(along), b.device).to(b.dtype)
         combine_([p.detach() for p in params], moves, a, b)
         for proposal in headings:
             self._heading.release(proposal)
@@ -128,7 +130,7 @@ class Graft(Wrapper):
         if len(places) == start:
             self._skipped += bad
         else:
-            where = torch.tensor(places).to(bad.device, non_blocking=True)
+            where = to_device(np.array(places), bad.device)
             self._skipped.index_add_(0, where, bad.to(self._skipped.dtype))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -167,7 +169,7 @@ def _square_lengths(params: list[Tensor], moves: list[Tensor], along: list[float
         return dots({"ss": (moves, moves)})[:, 0]
     w = [p.detach() for p in params]
     ww, ws, ss = dots({"ww": (w, w), "ws": (w, moves), "ss": (moves, moves)}).unbind(1)
-    c = torch.tensor(along, dtype=ww.dtype, device=ww.device)
+    c = to_device(np.array(along), ww.device).to(ww.dtype)
     return ss + 2 * c * ws + c * c * ww
 
 

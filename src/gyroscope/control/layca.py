@@ -14,7 +14,7 @@ from torch.optim import LBFGS, Optimizer
 
 from gyroscope.control.coefficients import Law
 from gyroscope.control.rates import alpha_multipliers, checked_multipliers
-from gyroscope.control.roster import Entry, Roster
+from gyroscope.control.roster import Entry, Roster, check_group
 from gyroscope.control.steering import Others, Steering, Work
 from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
 from gyroscope.errors import ControlError
@@ -246,7 +246,8 @@ class Layca(Wrapper):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its parameters of two or more dimensions become layers, after those there are."""
-        self.inner.add_param_group(param_group)
+        lr = param_group.get("lr", self.inner.defaults.get("lr"))
+        self.inner.add_param_group({**param_group, "params": check_group(param_group["params"], lr)})
         old, ledgers = self._steering.multipliers, self._steering.ledgers
         self._roster.extend(self.inner.param_groups[-1])
         self._roster.split(self.inner, None, unsplittable=isinstance(self.inner, LBFGS), added=True)
