@@ -29,7 +29,7 @@ def parameters(dtype=torch.float64):
 
 
 def give_gradients(params, step):
-    generator = torch.Generator().manual_seed(step)
+    generator = torch.Generator().manual_seed(100 + step)  # not the weights themselves, which would cancel
     for i, p in enumerate(params):
         p.grad = torch.randn(p.shape, generator=generator).to(p.dtype) * 10.0**i
 

@@ -7,7 +7,8 @@ the cache. A float32 dot of 10⁸ equal numbers is off by percents; this one is 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from gyroscope.vectors.layout import aligned, is_dense, like, memory_view
 # threads, and few enough numbers be added one after another; elsewhere it only bounds the memory of the copies.
 _PIECE = {"cpu": 1 << 18}
 _PIECE_ELSEWHERE = 1 << 24
+
+# Elements up to which layers are small: the price of calling an operation is above that of doing it.
+_SMALL = 1 << 15
 
 # Outside these ranges p − lr (g + wd p) could overflow, vanish or cancel in float32; the slow way is taken there.
 _SAFE_A = (0.5, 2.0)
@@ -31,11 +35,46 @@ def accumulator(device: torch.device) -> torch.dtype:
 
 def dots(lists: Sequence[Sequence[Tensor]], pairs: Sequence[tuple[int, int]], segments: Sequence[int]) -> Tensor:
     """Inner products `[sum(segments), len(pairs)]` of the lists named by `pairs`, all on one device."""
-    device = lists[0][0].device
-    rows = [
-        _layer_dots([one[i] for one in lists], pairs, segments[i], accumulator(device)) for i in range(len(lists[0]))
-    ]
-    return torch.cat(rows)
+    dtype = accumulator(lists[0][0].device)
+    rows: dict[int, Tensor] = {}
+    for members in _alike(lists, segments):
+        rows |= zip(members, _many_dots(lists, members, pairs, dtype), strict=True)
+    for i, n in enumerate(segments):
+        if i not in rows:
+            rows[i] = _layer_dots([one[i] for one in lists], pairs, n, dtype)
+    return torch.cat([rows[i] for i in range(len(segments))])
+
+
+def _alike(lists: Sequence[Sequence[Tensor]], segments: Sequence[int]) -> list[list[int]]:
+    """Small layers of the same size on a CPU: taken together, they cost a few operations instead of a few each.
+
+    One that is alone of its size goes the same way: which others there are must not change a layer's last digit, or
+    ranks that hold the same layer beside different shards would drift apart.
+    """
+    found: dict[Any, list[int]] = {}
+    if lists[0][0].device.type == "cpu":
+        for i, tensors in enumerate(zip(*lists, strict=True)):
+            n = tensors[0].numel()
+            if 0 < n <= _SMALL and segments[i] == 1 and all(map(Tensor.is_contiguous, tensors)):
+                found.setdefault((n, *(t.dtype for t in tensors)), []).append(i)
+    return list(found.values())
+
+
+def _many_dots(
+    lists: Sequence[Sequence[Tensor]], members: Sequence[int], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+) -> Iterator[Tensor]:
+    """The inner products of contiguous layers of one size, a `[1, K]` row each."""
+    n = lists[0][members[0]].numel()
+    step = _PIECE["cpu"] // n
+    for start in range(0, len(members), step):
+        some = members[start : start + step]
+        *copies, product = _scratch(len(lists) + 1, n * len(some), dtype, lists[0][members[0]].device)
+        for copy, one in zip(copies, lists, strict=True):
+            copy.copy_(torch.cat([one[i].detach().view(-1) for i in some]))
+        x = [copy.view(len(some), n) for copy in copies]
+        product = product.view(len(some), n)
+        sums = torch.stack([torch.mul(x[i], x[j], out=product).sum(1) for i, j in pairs], 1)
+        yield from sums.unsqueeze(1)
 
 
 def _layer_dots(
@@ -83,23 +122,36 @@ def _scratch(lists: int, length: int, dtype: torch.dtype, device: torch.device) 
 
 def combine_(x: Sequence[Tensor], y: Sequence[Tensor], a: Tensor, b: Tensor, segments: Sequence[int]) -> None:
     """x ← a x + b y for lists on one device; `a` and `b` hold one number a segment."""
+    cpu = x[0].device.type == "cpu"
+    factors = list(zip(a.tolist(), b.tolist(), strict=True)) if cpu else []
+    small: list[tuple[Tensor, Tensor, float, float]] = []
     row = 0
-    if x[0].device.type == "cpu":
-        factors = list(zip(a.tolist(), b.tolist(), strict=True))
     for xi, yi, n in zip(x, y, segments, strict=True):
-        if n == 1 and xi.device.type == "cpu" and xi.dtype == yi.dtype and is_dense(xi):
-            _scale_add_(xi, yi, *factors[row])
-        else:
+        if not cpu or n > 1 or xi.dtype != yi.dtype or not is_dense(xi):
             _exact_(xi, yi, a[row : row + n], b[row : row + n])
+        elif xi.numel() <= _SMALL and _is_safe(xi, *factors[row]):
+            small.append((xi.detach(), yi.detach(), *factors[row]))
+        else:
+            _scale_add_(xi, yi, *factors[row])
         row += n
+    if small:
+        xs, ys, its_a, its_b = (list(one) for one in zip(*small, strict=True))
+        scaled = torch._foreach_mul(ys, its_b)  # before x changes, which y may be
+        torch._foreach_mul_(xs, its_a)
+        torch._foreach_add_(xs, scaled)
+
+
+def _is_safe(x: Tensor, a: float, b: float) -> bool:
+    """Whether the tensors' own precision carries the combination: nothing can overflow, vanish or cancel."""
+    in_range = _SAFE_A[0] <= a <= _SAFE_A[1] and _SAFE_B[0] < abs(b) < _SAFE_B[1]
+    return in_range and x.dtype in (torch.float32, torch.float64)
 
 
 def _scale_add_(x: Tensor, y: Tensor, a: float, b: float) -> None:
     """One pass where torch offers one: p ← p − lr (g + wd p) is the same linear combination."""
     if a == 1.0 and b == 0.0:
         return
-    safe = _SAFE_A[0] <= a <= _SAFE_A[1] and _SAFE_B[0] < abs(b) < _SAFE_B[1]
-    if not safe or x.dtype not in (torch.float32, torch.float64) or not hasattr(torch, "_fused_sgd_"):
+    if not _is_safe(x, a, b) or not hasattr(torch, "_fused_sgd_"):
         coefficients = torch.tensor([a, b], dtype=torch.float64)
         _exact_(x, y, coefficients[:1], coefficients[1:])
         return
