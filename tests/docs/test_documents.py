@@ -1,6 +1,8 @@
 """Every Python example in the documents runs, and every link between them leads somewhere."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,3 +38,9 @@ def test_the_architecture_names_every_file_of_vectors_and_control():
     page = (ROOT / "docs" / "architecture.md").read_text()
     files = [f.name for room in ("vectors", "control") for f in (ROOT / "src/gyroscope" / room).glob("*.py")]
     assert [name for name in files if name != "__init__.py" and name not in page] == []
+
+
+def test_the_performance_page_says_what_was_measured():
+    command = [sys.executable, "benchmarks/report.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

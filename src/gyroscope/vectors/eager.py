@@ -1,7 +1,7 @@
 """`dots` and `combine_` in plain torch operations: any device, and the reference for the other backends.
 
 Products of two float32 numbers are exact in float64, so the sums are taken there, over pieces that stay in
-the cache. A float32 dot of 10⁸ equal numbers is off by percents; this one is right to twelve digits.
+the cache. A float32 dot of many equal numbers is visibly off; this one is right to twelve digits.
 """
 
 from __future__ import annotations

@@ -1,0 +1,106 @@
+"""The tables of docs/performance.md, from the raw results.
+
+python benchmarks/report.py          # rewrite the tables in the page
+python benchmarks/report.py --check  # fail if the page says anything else
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "performance.md"
+SETS = {"gpt2-124m": "GPT-2 124M", "resnet-50": "ResNet-50", "resnet-1202": "ResNet-1202"}
+
+
+def load(name: str) -> dict[str, Any]:
+    return dict(json.loads((HERE / "results" / f"{name}.json").read_text()))
+
+
+def environment(result: dict[str, Any]) -> str:
+    e = result["environment"]
+    where = e.get("gpu") or f"{e['cpu']}, {e['threads']} threads"
+    return (
+        f"{where}; torch {e['torch']}; copy bandwidth {result['copy_bandwidth'] / 1e9:.0f} GB/s. `{result['command']}`"
+    )
+
+
+def times(result: dict[str, Any], mode: str) -> list[str]:
+    sets = result["sets"]
+    labels = list(next(iter(sets.values()))[mode])
+    rows = ["| milliseconds a step | " + " | ".join(SETS[s] for s in sets) + " |", "|---" * (len(sets) + 1) + "|"]
+    for label in labels:
+        cells = [_cell(one[mode][label]) for one in sets.values()]
+        rows.append(f"| {label} | " + " | ".join(cells) + " |")
+    return rows
+
+
+def _cell(v: dict[str, float]) -> str:
+    digits = 3 if v["median_ms"] < 20 else 1
+    return f"{v['median_ms']:.{digits}f} [{v['low_ms']:.{digits}f}, {v['high_ms']:.{digits}f}]"
+
+
+def targets() -> list[str]:
+    """What was aimed at beside what was measured."""
+    gpu, cpu = load("step_cost_cuda"), load("step_cost_cpu")
+    r, c = gpu["ratios"], cpu["ratios"]
+    base = "fused sgd-momentum"
+    graph = gpu["sets"]["resnet-1202"]["graph"]["layca sgd"]["median_ms"]
+    eager = gpu["sets"]["resnet-1202"]["eager"]["torch sgd-momentum fused"]["median_ms"]
+    rows = []
+
+    def row(what: str, aim: float, got: float, *, least: bool = False) -> None:
+        met = got >= aim if least else got <= aim
+        sign = "≥" if least else "≤"
+        rows.append(f"| {what} | {sign} {aim:g} | {got:.2f} | {'yes' if met else 'no'} |")
+
+    for name, aim in (("gpt2-124m", 0.95), ("resnet-50", 0.75), ("resnet-1202", 0.15)):
+        row(f"H200, eager, {SETS[name]}: Layca(SGD) / {base}", aim, r[name][f"eager: layca sgd / {base}"])
+    row(f"H200, ResNet-1202: Layca(SGD) in a CUDA graph / eager {base}", 0.05, graph / eager)
+    share = "graph: layca sgd, five passes, share of copy bandwidth"
+    row("H200, GPT-2: five passes over memory, share of copy bandwidth", 0.85, r["gpt2-124m"][share], least=True)
+    for name in SETS:
+        row(f"H200, eager, {SETS[name]}: Layca(SGD-momentum) / the same fused", 1.15,
+            r[name][f"eager: layca sgd-momentum / {base}"])  # fmt: skip
+    for name in SETS:
+        row(f"H200, eager, {SETS[name]}: Layca(Adam) / the same fused", 1.15, r[name]["eager: layca adam / fused adam"])
+    for name in SETS:
+        row(f"H200, graph, {SETS[name]}: general path over SGD-momentum, copies of the parameters more", 2.5,
+            r[name]["graph: general path over sgd-momentum, copies of the parameters"])  # fmt: skip
+    row("H200, ResNet-1202: host microseconds a layer", 0.5, r["resnet-1202"]["host microseconds a layer, layca sgd"])
+    for name in ("gpt2-124m", "resnet-50"):
+        row(f"CPU, two cores, {SETS[name]}: Layca(SGD) / {base}", 2.0, c[name][f"eager: layca sgd / {base}"])
+    return ["| | aim | measured | met |", "|---|---|---|---|", *rows]
+
+
+def tables() -> dict[str, list[str]]:
+    gpu, cpu = load("step_cost_cuda"), load("step_cost_cpu")
+    return {
+        "targets": targets(),
+        "h200 eager": [environment(gpu), "", *times(gpu, "eager")],
+        "h200 graph": times(gpu, "graph"),
+        "cpu": [environment(cpu), "", *times(cpu, "eager")],
+    }
+
+
+def render(page: str) -> str:
+    for name, lines in tables().items():
+        block = f"<!-- {name} -->\n" + "\n".join(lines) + f"\n<!-- end {name} -->"
+        page, found = re.subn(
+            f"<!-- {name} -->.*?<!-- end {name} -->", lambda _, block=block: block, page, flags=re.DOTALL
+        )
+        assert found == 1, f"{PAGE.name} has no place for the table {name!r}"
+    return page
+
+
+if __name__ == "__main__":
+    page = PAGE.read_text()
+    if "--check" in sys.argv[1:]:
+        sys.exit(
+            0 if render(page) == page else f"{PAGE.name} is not what benchmarks/results say; run this without --check"
+        )
+    PAGE.write_text(render(page))
