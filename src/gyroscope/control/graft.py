@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim import LBFGS, Optimizer
 
 from gyroscope.control.proposal import Proposal, Proposer
@@ -87,10 +88,16 @@ class Graft(Wrapper):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._step()
+        if torch.compiler.is_compiling():
+            self._uncompiled()
+        else:
+            self._step()
         return loss
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # parameters are redirected here
+    @_disable_dynamo  # parameters are redirected
+    def _uncompiled(self) -> None:
+        self._step()
+
     def _step(self) -> None:
         lengths, _ = self._length.propose([range(len(g["params"])) for g in self.inner.param_groups])
         m, m_along = _collect(lengths)

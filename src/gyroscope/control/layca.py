@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.optim import LBFGS, Optimizer
 
 from gyroscope.control.coefficients import Law
@@ -172,7 +173,7 @@ class Layca(Wrapper):
         """
         return self._uncompiled(closure) if torch.compiler.is_compiling() else self._step(closure)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # addresses are exchanged; there is nothing to trace
+    @_disable_dynamo  # addresses are exchanged; unlike torch.compiler.disable, this loads the compiler when used
     def _uncompiled(self, closure: Callable[[], Any] | None) -> Any:
         return self._step(closure)
 
