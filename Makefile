@@ -31,8 +31,10 @@ types: $(READY)  ## mypy --strict on src
 unit: $(READY)  ## the tests and the examples in docstrings and documents
 	$(BIN)/pytest -n 2 --dist worksteal
 
-bench: $(READY)  ## what a step costs on this machine; writes benchmarks/results/
+bench: $(READY)  ## what a step costs on this machine; writes benchmarks/results/ and the tables in docs/
 	$(BIN)/python benchmarks/step_cost.py --device cpu
+	$(BIN)/python benchmarks/vectors.py --device cpu
+	$(BIN)/python benchmarks/report.py
 
 docs: $(READY)  ## run every example in the documents and check every link between them
 	$(BIN)/pytest tests/docs
