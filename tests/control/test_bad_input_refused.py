@@ -139,9 +139,10 @@ def test_an_optimizer_without_a_rate_is_refused():
         ({"growth": 1e-4}, r"growth is 0\.0001; it needs reproject=False"),
         ({"growth": -1.0, "reproject": False}, r"growth is -1\.0; .*a value from 0"),
         ({"growth": math.nan, "reproject": False}, "growth is nan; .*a value from 0"),
-        ({"others_lr": -0.1}, r"others_lr is -0\.1; accepted are finite values from 0"),
-        ({"others_lr": math.inf}, "others_lr is inf; accepted are finite values from 0"),
-        ({"others_lr": math.nan}, "others_lr is nan; accepted are finite values from 0"),
+        ({"others_lr": -0.1}, r"others_lr is -0\.1; accepted are finite numbers from 0"),
+        ({"others_lr": math.inf}, "others_lr is inf; accepted are finite numbers from 0"),
+        ({"others_lr": math.nan}, "others_lr is nan; accepted are finite numbers from 0"),
+        ({"others_lr": "1"}, "others_lr is '1'; accepted are finite numbers from 0"),
     ],
 )
 def test_an_option_that_is_not_accepted_is_refused(options, message):

@@ -93,8 +93,8 @@ class Layca(Wrapper):
         _accept("scale", scale, ("relative", "unit"))
         if growth is not None and (reproject or not growth >= 0):
             raise ControlError(f"growth is {growth}; it needs reproject=False and a value from 0.")
-        if others_lr is not None and not 0 <= others_lr < math.inf:
-            raise ControlError(f"others_lr is {others_lr}; accepted are finite values from 0.")
+        if others_lr is not None and not (isinstance(others_lr, int | float) and 0 <= others_lr < math.inf):
+            raise ControlError(f"others_lr is {others_lr!r}; accepted are finite numbers from 0.")
         for i, group in enumerate(optimizer.param_groups):
             _check_rate(group, i)
         roster = Roster.of(optimizer, model_or_layers)
