@@ -176,7 +176,7 @@ def main() -> None:
     device = torch.device(given.device)
     rounds = given.rounds or (100 if device.type == "cuda" else 15)
     result: dict[str, Any] = {
-        "command": f"python benchmarks/step_cost.py --device {device.type}",
+        "command": " ".join(["python", "benchmarks/step_cost.py", *sys.argv[1:]]),
         "environment": environment(device),
         "copy_bandwidth": copy_bandwidth(device),
         "sets": {},

@@ -138,7 +138,7 @@ def main() -> None:
     given = parser.parse_args()
     device = torch.device(given.device)
     result = {
-        "command": f"python benchmarks/vectors.py --device {device.type}",
+        "command": " ".join(["python", "benchmarks/vectors.py", *sys.argv[1:]]),
         "environment": environment(device),
         "backend": backend(device).__name__ + (" (interpreted)" if os.environ.get("TRITON_INTERPRET") else ""),
         "checked": check(device),
