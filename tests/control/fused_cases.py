@@ -503,3 +503,17 @@ def test_a_scheduler_that_moves_momentum_needs_no_new_tables_and_stays_literal(n
         optimizer.step()
     assert max(distance(p, w) for p, w in zip(params, literal.params, strict=True)) < 1e-5
     assert len(calls) == 1
+
+
+def test_the_arguments_that_change_stand_where_they_are_exchanged():
+    from gyroscope.control import launch as module
+    from gyroscope.control.coefficients import Law
+    from gyroscope.control.ledger import Ledger
+
+    w = parameters(((4, 4),))
+    launch = module.Launch([w, w, w, w], [0], [1])
+    ledger, hyper = Ledger.blank(1, DEVICE), module.Hyper(momentum=0.5)
+    arguments = launch._arguments("sgd", hyper, 1 / 3, ledger, Law(), False)
+    assert arguments[module._POINTERS] is launch.pointers
+    assert arguments[module._NUMBERS] is launch._numbers(hyper, Law())
+    assert sum(arguments[module._LR : module._LR + 2]) == 1 / 3

@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gyroscope.control.coefficients import Law
-from gyroscope.control.launch import Hyper, Launch
+from gyroscope.control.launch import Hyper, Launch, rows_of
 from gyroscope.control.ledger import Ledger
 from gyroscope.control.rules import Group, Rule, decay_of, kernel_of
 from gyroscope.vectors.chunks import to_device
+from gyroscope.vectors.triton import by_type
 
 _address = Tensor.data_ptr
 _strides = Tensor.stride
@@ -168,15 +169,9 @@ class Fast:
             self._set_up_state(group, params, keys, rows, counts)
         self._state = StateView(self._optimizer, params, keys)
         moments = [self._state.tensors[key] for key in keys if key != "step"]
-        kinds: dict[tuple[torch.dtype, ...], list[int]] = {}
-        for i, (p, g) in enumerate(zip(params, grads, strict=True)):
-            kinds.setdefault((p.dtype, g.dtype, *(m[i].dtype for m in moments)), []).append(i)
-        starts = [0]
-        for n in counts:
-            starts.append(starts[-1] + n)
         self._launches = []
-        for members in kinds.values():
-            its_rows = [rows[k] for i in members for k in range(starts[i], starts[i + 1])]
+        for members in by_type([params, grads, *moments]).values():
+            its_rows = rows_of(rows, counts, members)
             launch = Launch(self._lists(grads, members), its_rows, [counts[i] for i in members])
             self._launches.append((launch, members))
 

@@ -13,7 +13,8 @@ import triton.language as tl
 
 from gyroscope.vectors.triton import fetch, pointer, rounded, total
 
-GIVEN, SGD, MOMENTUM, SGD_AMOM, ADAM, RMSPROP, ADAGRAD = (tl.constexpr(i) for i in range(7))
+RULES = {"given": 0, "sgd": 1, "momentum": 2, "sgd_amom": 3, "adam": 4, "rmsprop": 5, "adagrad": 6}
+GIVEN, SGD, MOMENTUM, SGD_AMOM, ADAM, RMSPROP, ADAGRAD = map(tl.constexpr, RULES.values())
 
 
 @triton.jit

@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 
 from gyroscope.control.coefficients import Law
 from gyroscope.control.fast import StateView
-from gyroscope.control.launch import Hyper, Launch
+from gyroscope.control.launch import Hyper, Launch, rows_of
 from gyroscope.control.ledger import Ledger
 from gyroscope.control.proposal import Proposal
 from gyroscope.vectors.layout import like
-from gyroscope.vectors.triton import TYPES, on, pointer
+from gyroscope.vectors.triton import TYPES, by_type, on, pointer
 
 
 @triton.jit
@@ -29,8 +29,8 @@ def _clear_kernel(items, pointers, bad, T: tl.constexpr, CHUNK: tl.constexpr, BL
         for start in range(0, n, BLOCK):
             offsets = start + tl.arange(0, BLOCK)
             x = tl.load(p + offsets, mask=offsets < n, other=0.0)
-            odd = (offsets < n) & (tl.abs(x.to(tl.float64)) < float("inf")) == 0
-            tl.store(p + offsets, tl.zeros((BLOCK,), T), mask=odd & (offsets < n))
+            finite = tl.abs(x.to(tl.float64)) < float("inf")
+            tl.store(p + offsets, tl.zeros((BLOCK,), T), mask=(offsets < n) & (finite == 0))
 
 
 class Given:
@@ -59,9 +59,9 @@ class Given:
         seen = (list(map(Tensor.data_ptr, params)), list(map(Tensor.data_ptr, moves)), rows)
         if seen != self._known:
             self._launches = []
-            for members in _by_type(params, moves).values():
+            for members in by_type([params, moves]).values():
                 w, d = [params[i] for i in members], [moves[i] for i in members]
-                its_rows = _rows_of(rows, counts, members)
+                its_rows = rows_of(rows, counts, members)
                 self._launches.append(Launch([w, d, d, d], its_rows, [counts[i] for i in members]))
             self._known = seen
         for launch in self._launches:
@@ -98,20 +98,6 @@ class Given:
         self._states, self._clearing = [], []
         for (name, dtype), members in found.items():
             view = StateView(optimizer, [params[i] for i in members], [name])
-            launch = Launch([view.tensors[name]], _rows_of(rows, counts, members), [counts[i] for i in members])
+            launch = Launch([view.tensors[name]], rows_of(rows, counts, members), [counts[i] for i in members])
             self._states.append(view)
             self._clearing.append((launch, TYPES[dtype]))
-
-
-def _by_type(params: Sequence[Tensor], moves: Sequence[Tensor]) -> dict[tuple[torch.dtype, torch.dtype], list[int]]:
-    kinds: dict[tuple[torch.dtype, torch.dtype], list[int]] = {}
-    for i, (p, d) in enumerate(zip(params, moves, strict=True)):
-        kinds.setdefault((p.dtype, d.dtype), []).append(i)
-    return kinds
-
-
-def _rows_of(rows: Sequence[int], counts: Sequence[int], members: Sequence[int]) -> list[int]:
-    starts = [0]
-    for n in counts:
-        starts.append(starts[-1] + n)
-    return [rows[k] for i in members for k in range(starts[i], starts[i + 1])]

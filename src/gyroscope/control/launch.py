@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gyroscope.control.coefficients import TANGENT_FLOOR, Law
-from gyroscope.control.fused import step_kernel
+from gyroscope.control.fused import RULES, step_kernel
 from gyroscope.control.ledger import Ledger
 from gyroscope.errors import ControlError
 from gyroscope.vectors.chunks import CHUNK, cut, is_aligned, is_capturing, schedule, to_device
@@ -27,9 +27,7 @@ FOLD = 4
 STAGES = 3
 
 # Where the arguments that change from step to step stand in the kernel's list.
-_POINTERS, _LR = 1, 16
-
-RULES = {"given": 0, "sgd": 1, "momentum": 2, "sgd_amom": 3, "adam": 4, "rmsprop": 5, "adagrad": 6}
+_POINTERS, _NUMBERS, _LR = 1, 15, 16
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class Launch:
         self._spare: Tensor | None = None
         self._captured: list[Tensor] = []
         self.point(lists)
-        self._uploaded: dict[Any, Tensor] = {}
+        self._uploaded: tuple[Any, Tensor] | None = None
         self._compiled: dict[Any, Any] = {}
 
     def point(self, lists: Sequence[Sequence[Tensor]]) -> None:
@@ -131,7 +129,7 @@ class Launch:
             _captured.add(self)
         if isinstance(lr, Tensor) and lr.device.type == "cpu" != self.device.type:
             lr = lr.item()  # at hand, and a kernel could not reach it
-        key = (rule, hyper, law, zero, id(ledger), self.aligned)
+        key = (rule, hyper.nesterov, hyper.maximize, hyper.decoupled, law, zero, id(ledger), self.aligned)
         known = None if isinstance(lr, Tensor) else self._compiled.get(key)
         if known is None:
             arguments = self._arguments(rule, hyper, lr, ledger, law, zero)
@@ -144,6 +142,7 @@ class Launch:
         # The same tensors as when it was compiled, so there is no need to look at each argument again.
         run, arguments = known
         arguments[_POINTERS] = self.pointers
+        arguments[_NUMBERS] = self._numbers(hyper, law)
         arguments[_LR : _LR + 2] = _in_two(float(lr))
         with on(self.device):
             run(*arguments)
@@ -170,12 +169,29 @@ class Launch:
             hyper.decay, hyper.momentum, 1.0 - hyper.dampening, hyper.beta1, hyper.beta2, hyper.eps,
             law.growth or 0.0, hyper.along,
         )  # fmt: skip
-        if values not in self._uploaded:
-            self._uploaded[values] = to_device(np.array(values), self.device)
-        return self._uploaded[values]
+        if self._uploaded is None or self._uploaded[0] != values:
+            if is_capturing():
+                raise ControlError(
+                    "A CUDA graph captures a step whose options (momentum, betas, weight decay, ...) have just "
+                    "changed; take one step outside the graph first."
+                )
+            self._uploaded = (values, to_device(np.array(values), self.device))
+        if is_capturing():
+            self._captured.append(self._uploaded[1])
+        return self._uploaded[1]
 
 
 def _in_two(value: float) -> tuple[float, float]:
     """A number as the float32 next to it and what is missing: kernel arguments are rounded to float32."""
     near = float(np.float32(value))
     return near, value - near
+
+
+def rows_of(rows: Sequence[int], counts: Sequence[int], members: Sequence[int]) -> list[int]:
+    """The rows of some layers, where `rows` are those of all and `counts` how many each has.
+
+    >>> rows_of([7, 8, 9], [1, 2], [1])
+    [8, 9]
+    """
+    starts = np.cumsum([0, *counts]).tolist()
+    return [rows[k] for i in members for k in range(starts[i], starts[i + 1])]

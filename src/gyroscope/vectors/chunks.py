@@ -59,4 +59,4 @@ def is_aligned(pointers: Ints) -> bool:
 
 def is_capturing() -> bool:
     """Whether a CUDA graph is being captured, so that nothing may wait for the device."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]

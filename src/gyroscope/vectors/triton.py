@@ -272,7 +272,7 @@ def dots(lists: Sequence[Sequence[Tensor]], pairs: Sequence[tuple[int, int]], se
     if not all(all(map(Tensor.is_contiguous, one)) for one in lists):
         layers = [aligned([one[i] for one in lists], n) for i, n in enumerate(segments)]
         lists = [list(one) for one in zip(*layers, strict=True)]
-    kinds, passes = _by_type(lists), _passes(pairs)
+    kinds, passes = by_type(lists), _passes(pairs)
     if len(kinds) == len(passes) == 1:
         used = passes[0][0]
         return _launch_dots([lists[u] for u in used], segments, [_inside(pair, used) for pair in pairs])
@@ -291,7 +291,7 @@ def dots(lists: Sequence[Sequence[Tensor]], pairs: Sequence[tuple[int, int]], se
     return out
 
 
-def _by_type(lists: Sequence[Sequence[Tensor]]) -> dict[tuple[torch.dtype, ...], list[int]]:
+def by_type(lists: Sequence[Sequence[Tensor]]) -> dict[tuple[torch.dtype, ...], list[int]]:
     """The layers that one launch can take together: those of the same dtypes."""
     kinds: dict[tuple[torch.dtype, ...], list[int]] = {}
     for i, types in enumerate(zip(*([t.dtype for t in one] for one in lists), strict=True)):
@@ -361,7 +361,7 @@ def combine_(x: Sequence[Tensor], y: Sequence[Tensor], a: Tensor, b: Tensor, seg
             return
     if list(map(Tensor.stride, x)) != list(map(Tensor.stride, y)):
         y = [like(yi, xi) for xi, yi in zip(x, y, strict=True)]
-    kinds = _by_type([x, y])
+    kinds = by_type([x, y])
     for (tx, ty), members in kinds.items():
         if len(kinds) == 1:
             table, a_s, b_s = _table([x, y], segments, device), a, b
