@@ -24,5 +24,17 @@ class ControlError(GyroscopeError):
     """A controller was given a rate, an optimizer, a gradient or a state it cannot work with."""
 
 
+class MonitorError(GyroscopeError):
+    """A monitor was given a model, an optimizer, a quantity or a state it cannot measure."""
+
+
+class StoreError(GyroscopeError):
+    """A run cannot be created, read or written: the message says which file, and what was found there."""
+
+
+class FigureError(GyroscopeError, ValueError):
+    """A figure was asked of runs or numbers that do not hold what it shows."""
+
+
 class MissingExtraError(GyroscopeError, ImportError):
     """An optional dependency is needed and not installed; the message names the extra."""

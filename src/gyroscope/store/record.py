@@ -1,0 +1,106 @@
+"""What is written to a run: values of the layers at some steps, scalars, and events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import time
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Steps = npt.NDArray[np.int64]
+Values = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """A layer as a run remembers it.
+
+    Attributes:
+        name: the layer's name.
+        kind: its kind, such as "conv".
+        shape: the shape of its weight.
+        part: the optimizer that steps it, counted from 0; layers of one part are recorded together.
+
+    >>> LayerInfo("conv1.weight", "conv", (8, 3, 3, 3)).part
+    0
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    part: int = 0
+
+
+@dataclass(frozen=True)
+class QuantityInfo:
+    """What a series holds: its name, its unit and its meaning in one line.
+
+    >>> QuantityInfo("rotation", "1", "cosine distance of the weights to their reference").unit
+    '1'
+    """
+
+    name: str
+    unit: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Series of the layers of one part: `values[quantity]` is `[steps, layers of the part]`; NaN is "not known"."""
+
+    part: int
+    steps: Steps
+    values: Mapping[str, Values]
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """Numbers of the whole network at one step, such as the loss."""
+
+    step: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened at a step.
+
+    `kind` is "note" for what a user wrote, else "start", "resume", "stop", "interval", "error", "finding", ...
+    """
+
+    step: int
+    kind: str
+    text: str
+    time: float = field(default_factory=time)
+
+
+Record = Rows | Scalars | Event
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """A record that the writer's thread still has to work out, for instance because a device is computing it.
+
+    Deferred records that follow each other and share the same `resolve` are worked out together, in order.
+    """
+
+    resolve: Callable[[Sequence[Any]], Iterable[Record]]
+    payload: Any
+
+
+class Sink(Protocol):
+    """A place that a run is mirrored to, beside its folder. All methods are called from the writer's thread."""
+
+    def open(
+        self, layers: Sequence[LayerInfo], quantities: Mapping[str, QuantityInfo], meta: Mapping[str, Any]
+    ) -> None:
+        """Begin (or go on with) a run."""
+
+    def write(self, record: Record) -> None:
+        """Mirror one record."""
+
+    def close(self, run: Any) -> None:
+        """End; `run` is the `Run` that was written, to draw from."""
