@@ -1,0 +1,24 @@
+"""Runs on disk: written safely while training goes on, read at any time, exported.
+
+Write one with `Writer`, open one with `load`, list those of a folder with `runs`.
+"""
+
+from gyroscope.store.find import load, runs
+from gyroscope.store.reader import Run, Scalar
+from gyroscope.store.record import Deferred, Event, LayerInfo, QuantityInfo, Rows, Scalars, Sink
+from gyroscope.store.writer import Writer
+
+__all__ = [
+    "Deferred",
+    "Event",
+    "LayerInfo",
+    "QuantityInfo",
+    "Rows",
+    "Run",
+    "Scalar",
+    "Scalars",
+    "Sink",
+    "Writer",
+    "load",
+    "runs",
+]

@@ -1,0 +1,211 @@
+"""The writing side of a run's file: made whole, taken up again, and added to in batches."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gyroscope.errors import StoreError
+from gyroscope.store import schema
+from gyroscope.store.connect import connect
+from gyroscope.store.packing import pack
+from gyroscope.store.record import Event, LayerInfo, QuantityInfo, Record, Rows, Scalars
+
+_SERIES = "INSERT OR REPLACE INTO series (attempt, step, quantity, part, crc, data) VALUES (?, ?, ?, ?, ?, ?)"
+_SCALARS = "INSERT OR REPLACE INTO scalars (attempt, step, name, value) VALUES (?, ?, ?, ?)"
+_EVENTS = "INSERT INTO events (attempt, step, time, kind, text) VALUES (?, ?, ?, ?, ?)"
+
+
+def create(file: Path, layers: Sequence[LayerInfo]) -> None:
+    """Make the file of a new run. It is made beside its place and then put there: it is there whole, or not at all."""
+    new = file.with_name(f"{file.name}.new")
+    for leftover in (new, Path(f"{new}-journal"), Path(f"{new}-wal"), Path(f"{new}-shm")):
+        leftover.unlink(missing_ok=True)
+    connection = connect(new, "rwc")
+    try:
+        connection.execute(f"PRAGMA page_size = {schema.PAGE}")
+        connection.execute("PRAGMA auto_vacuum = NONE")
+        connection.execute("BEGIN")
+        schema.create(connection)
+        schema.write_layers(connection, layers)
+        connection.execute("COMMIT")
+        connection.execute("PRAGMA journal_mode = WAL")
+    finally:
+        connection.close()
+    os.replace(new, file)
+    _sync_folder(file.parent)
+
+
+@dataclass
+class Batch:
+    """Rows of the tables, to be written together."""
+
+    series: list[tuple[Any, ...]] = field(default_factory=list)
+    scalars: list[tuple[Any, ...]] = field(default_factory=list)
+    events: list[tuple[Any, ...]] = field(default_factory=list)
+
+
+class Database:
+    """A run's file, open for one attempt. Used by one thread at a time.
+
+    Raises:
+        StoreError: the file is no run, or the run is of other layers; nothing has been changed then.
+    """
+
+    def __init__(self, file: Path, layers: Sequence[LayerInfo]) -> None:
+        self.file = file
+        self.attempt = 0
+        self._connection = connect(file, "rw")
+        self._ids: dict[str, int] = {}
+        self._widths = Counter(layer.part for layer in layers)
+        try:
+            schema.check(self._connection, file)
+            _same(schema.layers_from(self._connection.execute(schema.LAYERS)), layers, file)
+            # Every commit is on the disk when it returns; in write-ahead mode that is one sync a batch.
+            self._connection.execute("PRAGMA synchronous = FULL")
+            self._connection.execute("PRAGMA wal_autocheckpoint = 4000")
+            self._connection.execute("PRAGMA journal_size_limit = 16000000")
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def begin(self, step: int, quantities: Mapping[str, QuantityInfo], meta: Mapping[str, Any]) -> None:
+        """Start an attempt at `step`."""
+        with _Transaction(self._connection) as change:
+            (last,) = change.execute("SELECT coalesce(max(attempt), 0) FROM attempts").fetchone()
+            change.execute("INSERT INTO attempts VALUES (?, ?, ?, NULL)", (last + 1, step, time.time()))
+            pairs = ((key, json.dumps(value, allow_nan=False)) for key, value in meta.items())
+            change.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", pairs)
+            self._register(quantities)
+        self.attempt = last + 1
+
+    def add(self, record: Record, to: Batch) -> None:
+        """Add a record to a batch.
+
+        Raises:
+            StoreError: it does not belong to this run; the batch is as it was.
+        """
+        match record:
+            case Rows():
+                to.series += list(self._rows(record))
+            case Scalars():
+                step = _step(record.step)
+                to.scalars += [(self.attempt, step, _text(k), float(v)) for k, v in record.values.items()]
+            case Event():
+                when = (self.attempt, _step(record.step), float(record.time))
+                to.events.append((*when, _text(record.kind), _text(record.text)))
+            case _:
+                raise StoreError(f"a {type(record).__name__} was given to a run; it takes Rows, Scalars and Events.")
+
+    def commit(self, batch: Batch) -> None:
+        """Write all of it or nothing; on the disk when it returns."""
+        with _Transaction(self._connection) as change:
+            change.executemany(_SERIES, batch.series)
+            change.executemany(_SCALARS, batch.scalars)
+            change.executemany(_EVENTS, batch.events)
+
+    def register(self, quantities: Mapping[str, QuantityInfo]) -> None:
+        """Take up quantities, so that their rows can be written."""
+        with _Transaction(self._connection):
+            self._register(quantities)
+
+    def close(self, *, ended: bool) -> None:
+        """Leave one file, with everything in it."""
+        try:
+            if ended:
+                now = (time.time(), self.attempt)
+                self._connection.execute("UPDATE attempts SET ended = ? WHERE attempt = ?", now)
+                # Somebody who reads for long keeps the write-ahead file; the next writer moves it in.
+                self._connection.execute("PRAGMA busy_timeout = 1000")
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            self._connection.close()
+
+    def _register(self, quantities: Mapping[str, QuantityInfo]) -> None:
+        for name, about in quantities.items():
+            given = (name, about.unit, about.meaning)
+            self._connection.execute(
+                "INSERT INTO quantities (name, unit, meaning) VALUES (?, ?, ?) "
+                "ON CONFLICT (name) DO UPDATE SET unit = excluded.unit, meaning = excluded.meaning",
+                given,
+            )
+        self._ids = dict(self._connection.execute("SELECT name, id FROM quantities"))
+
+    def _rows(self, record: Rows) -> Iterable[tuple[Any, ...]]:
+        if record.part not in self._widths:
+            raise StoreError(f"values of part {record.part} were given to a run of the parts {sorted(self._widths)}.")
+        steps = [_step(step) for step in record.steps]
+        shape = (len(steps), self._widths[record.part])
+        for name, given in record.values.items():
+            values = np.asarray(given, dtype=np.float32)
+            if name not in self._ids:
+                raise StoreError(f"values of {name!r} were given, which is not registered: use add_quantities first.")
+            if values.shape != shape:
+                raise StoreError(
+                    f"values of {name!r} have shape {values.shape}; {shape[0]} steps of the {shape[1]} layers of part "
+                    f"{record.part} have shape {shape}."
+                )
+            for step, (crc, data) in zip(steps, pack(values), strict=True):
+                yield self.attempt, step, self._ids[name], record.part, crc, data
+
+
+class _Transaction:
+    """All of the changes made within, or none."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> sqlite3.Connection:
+        self._connection.execute("BEGIN IMMEDIATE")
+        return self._connection
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._connection.execute("COMMIT")
+        elif self._connection.in_transaction:  # some failures, a full disk for one, have rolled back already
+            self._connection.execute("ROLLBACK")
+
+
+def _same(there: Sequence[LayerInfo], given: Sequence[LayerInfo], file: Path) -> None:
+    for i, (old, new) in enumerate(zip(there, given, strict=False)):
+        if old != new:
+            raise StoreError(
+                f"{file} is a run of other layers: its layer {i} is {_described(old)}, and {_described(new)} was given."
+                " Resume it with the model it was started with, or give another folder."
+            )
+    if len(there) != len(given):
+        raise StoreError(
+            f"{file} is a run of {len(there)} layers, and {len(given)} were given, the first of them the same. Resume "
+            "it with the model it was started with, or give another folder."
+        )
+
+
+def _step(given: Any) -> int:
+    return int(np.int64(given))  # one that does not fit raises here, and not amid a batch
+
+
+def _text(given: Any) -> str:
+    return str(given).encode(errors="backslashreplace").decode()  # half a surrogate pair is no text for SQLite
+
+
+def _described(layer: LayerInfo) -> str:
+    return f"{layer.name!r} ({layer.kind}, {layer.shape}, part {layer.part})"
+
+
+def _sync_folder(folder: Path) -> None:
+    # The name of a new file is content of its folder.
+    if os.name == "posix":
+        file = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)

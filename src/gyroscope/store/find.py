@@ -1,0 +1,84 @@
+"""Runs on disk: one by its path, or all within a folder."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from gyroscope.errors import StoreError
+from gyroscope.store import schema
+from gyroscope.store.reader import Run
+
+_LOG = logging.getLogger("gyroscope")
+#: How many folders deep to look for runs.
+_DEPTH = 3
+
+
+def load(path: str | os.PathLike[str]) -> Run:
+    """Open a run: its folder, or the `run.sqlite` in it.
+
+    Raises:
+        StoreError: there is no run, or it is damaged or of a newer Gyroscope; says which file and what to do.
+
+    >>> import tempfile
+    >>> from gyroscope.store.example import write_example
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_example(f"{folder}/first").close()
+    ...     load(f"{folder}/first").layers
+    ('conv1.weight', 'conv2.weight', 'head.weight')
+    """
+    given = Path(path)
+    if given.is_file():
+        if given.name != schema.FILE:
+            raise StoreError(f"{given} is a file; a run is a folder with a {schema.FILE} in it. Give that folder.")
+        given = given.parent
+    return Run(given)
+
+
+def runs(folder: str | os.PathLike[str] = "runs", *, broken: list[StoreError] | None = None) -> list[Run]:
+    """All runs in a folder and, up to three deep, the folders within; those that were started first come first.
+
+    Args:
+        folder: where to look.
+        broken: gets the error of every run that cannot be read; unless given, these are logged as warnings.
+
+    Raises:
+        StoreError: there is no such folder.
+
+    >>> import tempfile
+    >>> from gyroscope.store.example import write_example
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("a", "b"):
+    ...         write_example(f"{folder}/sweep/{name}").close()
+    ...     [run.name for run in runs(folder)]
+    ['a', 'b']
+    """
+    top = Path(folder)
+    if not top.is_dir():
+        raise StoreError(f"{top} is not a folder; give one that runs have been written to.")
+    found: list[tuple[float, str, Run]] = []
+    for path in _folders(top, _DEPTH):
+        try:
+            # Closed at once: there may be more runs than files that can be open.
+            with load(path) as run:
+                found.append((run.attempts[0].time if run.attempts else 0.0, str(path), run))
+        except StoreError as error:
+            if broken is None:
+                _LOG.warning("%s", error)
+            else:
+                broken.append(error)
+    return [run for _, _, run in sorted(found, key=lambda entry: entry[:2])]
+
+
+def _folders(folder: Path, depth: int) -> Iterator[Path]:
+    if (folder / schema.FILE).is_file():
+        yield folder
+    elif depth > 0:
+        try:
+            inner = [Path(entry) for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
+        except OSError:
+            return
+        for path in sorted(inner):
+            yield from _folders(path, depth - 1)

@@ -1,0 +1,84 @@
+"""One writer a run: a lock that the system gives back when its holder ends, however it ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from gyroscope.errors import StoreError
+
+FILE = "run.lock"
+#: Seconds to try: a reader that looks whether a run is being written holds the lock for an instant.
+_PATIENCE = 0.5
+
+
+class Lock:
+    """Held from its making until `release`, by this process alone.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     lock = Lock(Path(folder))
+    ...     during = is_held(Path(folder))
+    ...     lock.release()
+    ...     during, is_held(Path(folder))
+    (True, False)
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file: int | None = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        end = time.monotonic() + _PATIENCE
+        while not _take(self._file, alone=True):
+            if time.monotonic() > end:
+                holder = os.read(self._file, 20).decode(errors="replace").strip()
+                self.release()
+                raise StoreError(
+                    f"{folder} is being written by another writer (process {holder or 'unknown'}): close that one, or "
+                    "write to another folder."
+                )
+            time.sleep(0.02)
+        os.ftruncate(self._file, 0)
+        os.write(self._file, f"{os.getpid()}\n".encode())
+
+    def release(self) -> None:
+        """Let others write. In a forked child this only lets go of what it inherited; the parent keeps the lock."""
+        # Closing, not unlocking: a lock is shared with forked children, and unlocking would unlock it for all.
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def is_held(folder: Path) -> bool:
+    """Whether some process is writing the run in `folder`."""
+    try:
+        file = os.open(folder / FILE, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return not _take(file, alone=False)
+    finally:
+        os.close(file)
+
+
+if sys.platform == "win32":  # pragma: no cover
+    import msvcrt
+
+    def _take(file: int, *, alone: bool) -> bool:
+        try:
+            os.lseek(file, 1 << 20, os.SEEK_SET)  # beyond the process number, which others read
+            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+else:
+    import fcntl
+
+    def _take(file: int, *, alone: bool) -> bool:
+        # flock, not lockf: locks of lockf belong to the process, so two writers in one process would both get it.
+        try:
+            fcntl.flock(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

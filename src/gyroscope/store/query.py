@@ -1,0 +1,83 @@
+"""Questions to the file of a run that may be finished, killed, or being written by another process just now."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+from gyroscope.errors import StoreError
+from gyroscope.store import schema
+from gyroscope.store.connect import connect, in_words
+
+_FINISHED = "ro&immutable=1"
+
+
+class Query:
+    """Asks a run's file. The file is opened when it is asked, and again after a fork or after `close`.
+
+    A finished run has no write-ahead file and is opened as one that does not change: that leaves no files behind, and
+    works in a folder that cannot be written. Any other is opened under SQLite's locks.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._connection: sqlite3.Connection | None = None
+        self._opened: tuple[Any, ...] = ()
+        self._lock = threading.RLock()
+
+    def __call__(self, question: str, *given: Any) -> list[Any]:
+        """All rows of the answer.
+
+        Raises:
+            StoreError: there is no run there, or it cannot be read; says which file and what to do.
+        """
+        with self._lock:
+            try:
+                try:
+                    return self._open().execute(question, given).fetchall()
+                except sqlite3.Error:
+                    # Resumed since it was opened, or while it was read.
+                    if self._opened == self._seen():
+                        raise
+                    return self._open().execute(question, given).fetchall()
+            except sqlite3.Error as error:
+                raise in_words(error, self.file) from error
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def _open(self) -> sqlite3.Connection:
+        seen = self._seen()
+        if self._connection is not None and self._opened == seen:
+            return self._connection
+        self.close()
+        self._connection = connect(self.file, seen[1])
+        self._opened = seen
+        schema.check(self._connection, self.file)
+        return self._connection
+
+    def _seen(self) -> tuple[Any, ...]:
+        """What must be as it was for the connection to be good: the process, how to open the file, and its state."""
+        try:
+            state = os.stat(self.file)
+        except OSError:
+            raise StoreError(_absent(self.file)) from None
+        if Path(f"{self.file}-wal").exists():
+            return os.getpid(), "ro", state.st_ino
+        return os.getpid(), _FINISHED, state.st_ino, state.st_size, state.st_mtime_ns
+
+
+def _absent(file: Path) -> str:
+    folder = file.parent
+    found = "there is no such folder" if not folder.exists() else f"there is no {file.name} in it"
+    return (
+        f"There is no run at {folder}: {found}. A run is a folder that gyroscope.watch has written; "
+        "gyroscope.runs(folder) lists those within a folder."
+    )

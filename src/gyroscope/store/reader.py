@@ -1,0 +1,204 @@
+"""A run as it is read: `load` gives one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gyroscope.errors import StoreError
+from gyroscope.store import lock, schema
+from gyroscope.store.attempts import Attempt, History
+from gyroscope.store.connect import damaged
+from gyroscope.store.packing import unpack
+from gyroscope.store.query import Query
+from gyroscope.store.record import Event, LayerInfo, QuantityInfo, Steps, Values
+
+
+class Scalar(NamedTuple):
+    """Numbers of the whole network: `values[i]` was logged at `steps[i]`."""
+
+    steps: Steps
+    values: npt.NDArray[np.float64]
+
+
+class Run:
+    """A run on disk, as it was when it was first asked; `refresh` sees what has been written since.
+
+    It can be read while it is written. Nothing in its file is executed, and nothing of it is changed.
+
+    Attributes:
+        path: the run's folder.
+        name: the folder's name.
+
+    >>> import tempfile
+    >>> from gyroscope.store.example import write_example
+    >>> with tempfile.TemporaryDirectory() as folder, write_example(f"{folder}/first") as run:
+    ...     print(run)
+    ...     run.series("rotation")[:, -1]
+    ...     run.scalars["loss"].values
+    Run('first': 3 layers, 5 steps from 0 to 40, rotation, rate)
+    array([0. , 0.2, 0.4, 0.6, 0.8], dtype=float32)
+    array([2.  , 1.  , 0.5 , 0.25])
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+        self.name = self.path.name
+        self._ask = Query(self.path / schema.FILE)
+        self._ask("SELECT 1 FROM layers")
+
+    @cached_property
+    def meta(self) -> dict[str, Any]:
+        """What was given about the run when it was written."""
+        return {key: json.loads(value) for key, value in self._ask("SELECT key, value FROM meta ORDER BY key")}
+
+    @cached_property
+    def layer_table(self) -> tuple[LayerInfo, ...]:
+        """The layers with their kinds, shapes and parts, in forward order."""
+        return schema.layers_from(self._ask(schema.LAYERS))
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The layers' names, in forward order."""
+        return tuple(layer.name for layer in self.layer_table)
+
+    @cached_property
+    def quantities(self) -> dict[str, QuantityInfo]:
+        """What the run has values of, by name."""
+        has_rows = "EXISTS (SELECT 1 FROM series WHERE quantity = id)"
+        rows = self._ask(f"SELECT name, unit, meaning FROM quantities WHERE {has_rows} ORDER BY id")
+        return {name: QuantityInfo(name, unit, meaning) for name, unit, meaning in rows}
+
+    @cached_property
+    def attempts(self) -> list[Attempt]:
+        """The stretches in which it was written: more than one if it was resumed."""
+        return [
+            Attempt(*row) for row in self._ask("SELECT attempt, start_step, time, ended FROM attempts ORDER BY attempt")
+        ]
+
+    @property
+    def state(self) -> Literal["running", "ended", "interrupted"]:
+        """Whether it is being written now, was closed, or its process ended without closing it."""
+        if lock.is_held(self.path):
+            return "running"
+        (ended,) = self._ask("SELECT ended FROM attempts ORDER BY attempt DESC LIMIT 1") or [(None,)]
+        return "interrupted" if ended[0] is None else "ended"
+
+    @cached_property
+    def steps(self) -> Steps:
+        """The steps at which anything was measured, in order: int64 `[S]`."""
+        rows = self._ask("SELECT step, attempt FROM series GROUP BY step, attempt")
+        return _sorted(step for step, attempt in rows if self._history.shows(attempt, step))
+
+    def series(self, name: str, *, steps: Sequence[int] | Steps | None = None) -> Values:
+        """One quantity over steps and layers.
+
+        Args:
+            name: one of `quantities`.
+            steps: the steps wanted; all of `run.steps` unless given.
+
+        Returns:
+            float32 `[S, L]`; NaN where it was not measured or is not known.
+
+        Raises:
+            StoreError: the run has no such quantity, or its file is damaged.
+        """
+        wanted, place = np.unique(self.steps if steps is None else np.asarray(steps, np.int64), return_inverse=True)
+        values = np.full((len(wanted), len(self.layers)), np.nan, dtype=np.float32)
+        parts = np.array([layer.part for layer in self.layer_table])
+        columns = {part: np.flatnonzero(parts == part) for part in set(parts.tolist())}
+        rows = {step: i for i, step in enumerate(wanted.tolist())}
+        for step, part, crc, data in self._rows(name, "crc, data", wanted):
+            if step in rows:
+                row = unpack(crc, data, len(columns[part])) if part in columns else None
+                if row is None:
+                    raise damaged(self._ask.file, f"the values of {name!r} at step {step} are not those written")
+                values[rows[step], columns[part]] = row
+        return values if steps is None else values[place]
+
+    def where(self, name: str) -> Steps:
+        """The steps at which a quantity was measured for any layer; a subset of `steps`."""
+        known = {(step, part): known for step, part, known in self._rows(name, "length(data) > 0", self.steps)}
+        return _sorted(step for (step, _), any_known in known.items() if any_known)
+
+    @cached_property
+    def scalars(self) -> dict[str, Scalar]:
+        """What was logged of the whole network, by name."""
+        found: dict[str, dict[int, float]] = {}
+        for name, step, attempt, value in self._ask(
+            "SELECT name, step, attempt, value FROM scalars ORDER BY name, step, attempt"
+        ):
+            if self._history.shows(attempt, step):
+                found.setdefault(name, {})[step] = np.nan if value is None else value
+        return {
+            name: Scalar(np.array(list(of), dtype=np.int64), np.array(list(of.values()), dtype=np.float64))
+            for name, of in found.items()
+        }
+
+    @cached_property
+    def events(self) -> list[Event]:
+        """What happened, in the order of steps."""
+        rows = self._ask("SELECT step, kind, text, time, attempt FROM events ORDER BY step, attempt, rowid")
+        return [Event(*row) for *row, attempt in rows if self._history.shows(attempt, row[0])]
+
+    def refresh(self) -> None:
+        """Forget what was read, so that it is read again."""
+        for name in ("meta", "quantities", "attempts", "steps", "scalars", "events", "_history"):
+            self.__dict__.pop(name, None)
+
+    def close(self) -> None:
+        """Let go of the file; a question after that opens it again."""
+        self._ask.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[type[Run], tuple[Path]]:
+        return Run, (self.path,)
+
+    def __repr__(self) -> str:
+        span = f" from {self.steps[0]} to {self.steps[-1]}" if len(self.steps) else ""
+        return (
+            ", ".join(
+                [f"Run({self.name!r}: {len(self.layers)} layers", f"{len(self.steps)} steps{span}", *self.quantities]
+            )
+            + ")"
+        )
+
+    @cached_property
+    def _history(self) -> History:
+        return History(self.attempts)
+
+    def _rows(self, name: str, what: str, steps: Steps) -> Iterator[tuple[Any, ...]]:
+        """Step, part and `what` of a quantity; where attempts wrote the same step, the later one comes later."""
+        if name not in self.quantities:
+            close = get_close_matches(name, self.quantities, n=3, cutoff=0.4) or list(self.quantities)
+            said = f"close names are {', '.join(map(repr, close))}" if close else "it has no series yet"
+            raise StoreError(f"{self.path} has no series {name!r}; {said}.")
+        if not len(steps):
+            return
+        for step, part, attempt, *found in self._ask(
+            f"SELECT step, part, attempt, {what} FROM series WHERE "
+            "quantity = (SELECT id FROM quantities WHERE name = ?) AND step BETWEEN ? AND ? "
+            "ORDER BY step, part, attempt",
+            name,
+            int(steps[0]),
+            int(steps[-1]),
+        ):
+            if self._history.shows(attempt, step):
+                yield step, part, *found
+
+
+def _sorted(steps: Iterable[int]) -> Steps:
+    return np.unique(np.fromiter(steps, dtype=np.int64))

@@ -1,0 +1,103 @@
+"""How a run is laid out in its file: tables, their version, and the check that a file holds them and nothing that acts.
+
+A run is a folder with `run.sqlite`, an SQLite database in write-ahead mode. A row of `series` holds one quantity of the
+layers of one part at one step, as float32 (see `packing`). A run that is resumed gets a new attempt; nothing that an
+earlier attempt wrote is deleted (see `attempts`).
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from gyroscope.errors import StoreError
+from gyroscope.store.record import LayerInfo
+
+FILE = "run.sqlite"
+#: What tells a run from another SQLite database: "GYRO" as a number.
+APPLICATION = 0x4759524F
+VERSION = 1
+#: Bytes of a page. A row of 1,202 layers fills an overflow page and a fifth of another.
+PAGE = 4096
+
+TABLES = {
+    "meta": "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID",
+    "layers": "CREATE TABLE layers (position INTEGER PRIMARY KEY, name TEXT, kind TEXT, shape TEXT, part INTEGER)",
+    "quantities": "CREATE TABLE quantities (id INTEGER PRIMARY KEY, name TEXT UNIQUE, unit TEXT, meaning TEXT)",
+    "attempts": "CREATE TABLE attempts (attempt INTEGER PRIMARY KEY, start_step INTEGER, time REAL, ended REAL)",
+    "series": (
+        "CREATE TABLE series (attempt INTEGER, step INTEGER, quantity INTEGER, part INTEGER, crc INTEGER, data BLOB)"
+    ),
+    "series_key": "CREATE UNIQUE INDEX series_key ON series (quantity, step, part, attempt)",
+    "scalars": (
+        "CREATE TABLE scalars (attempt INTEGER, step INTEGER, name TEXT, value REAL, PRIMARY KEY (name, step, attempt))"
+        " WITHOUT ROWID"
+    ),
+    "events": "CREATE TABLE events (attempt INTEGER, step INTEGER, time REAL, kind TEXT, text TEXT)",
+}
+
+
+def create(connection: sqlite3.Connection) -> None:
+    """Lay out an empty run.
+
+    >>> connection = sqlite3.connect(":memory:")
+    >>> create(connection)
+    >>> check(connection, Path("memory"))
+    """
+    for statement in TABLES.values():
+        connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {APPLICATION}")
+    connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def check(connection: sqlite3.Connection, file: Path) -> None:
+    """Refuse a database that is no run, or of a newer version, or that would execute something of its own.
+
+    Raises:
+        StoreError: says which file, what was found in it and what to do.
+    """
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("PRAGMA cell_size_check = ON")
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if application != APPLICATION:
+        raise StoreError(f"{file} is not a run: it is a database that something else has written. Give another folder.")
+    if version > VERSION:
+        raise StoreError(
+            f"{file} was written by a newer Gyroscope (layout {version}; this one knows layouts up to {VERSION}): "
+            "pip install --upgrade gyroscope"
+        )
+    found = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchall()
+    for kind, name, table, sql in found:
+        added = table in TABLES and sql is not None and sql != TABLES.get(name)
+        if kind in ("trigger", "view") or added:
+            raise StoreError(
+                f"{file} holds the {kind} {name!r}, which no run has: somebody has added it, and it would act whenever "
+                "the run is read or written. It is not opened; get the run again from where it was written."
+            )
+    missing = sorted(TABLES.keys() - {name for _, name, _, _ in found})
+    if missing:
+        raise StoreError(f"{file} is damaged: it has no {', '.join(missing)}. Restore it from a copy.")
+
+
+def write_layers(connection: sqlite3.Connection, layers: Sequence[LayerInfo]) -> None:
+    """Write the layers of a new run.
+
+    >>> connection = sqlite3.connect(":memory:")
+    >>> create(connection)
+    >>> write_layers(connection, [LayerInfo("conv1.weight", "conv", (8, 3, 3, 3))])
+    >>> layers_from(connection.execute(LAYERS))
+    (LayerInfo(name='conv1.weight', kind='conv', shape=(8, 3, 3, 3), part=0),)
+    """
+    rows = ((i, one.name, one.kind, json.dumps(one.shape), one.part) for i, one in enumerate(layers))
+    connection.executemany("INSERT INTO layers VALUES (?, ?, ?, ?, ?)", rows)
+
+
+LAYERS = "SELECT name, kind, shape, part FROM layers ORDER BY position"
+
+
+def layers_from(rows: Iterable[tuple[str, str, str, int]]) -> tuple[LayerInfo, ...]:
+    """The layers of a run, in forward order, from the answer to `LAYERS`."""
+    return tuple(LayerInfo(name, kind, tuple(json.loads(shape)), part) for name, kind, shape, part in rows)

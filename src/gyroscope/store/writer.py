@@ -1,0 +1,218 @@
+"""The writing of a run by a thread of its own, so that training never waits for the disk."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NoReturn
+from weakref import WeakSet
+
+from gyroscope.errors import StoreError
+from gyroscope.store.connect import in_words
+from gyroscope.store.database import Database, create
+from gyroscope.store.folder import refuse_foreign, run_file
+from gyroscope.store.lock import Lock
+from gyroscope.store.mailbox import Mailbox
+from gyroscope.store.record import Deferred, Event, LayerInfo, QuantityInfo, Record, Scalars, Sink
+from gyroscope.store.scribe import LOG, Scribe
+
+
+class Writer:
+    """Writes a run. A new folder is a new run; an existing run is resumed at `step`, as a new attempt.
+
+    Args:
+        path: the run's folder.
+        layers: its layers, in forward order; an existing run must have the same.
+        quantities: what the series hold, by name.
+        meta: anything about the run that JSON can hold; on resuming, it is added to what is there.
+        step: the step that this attempt starts from. What earlier attempts wrote after it is no longer shown.
+        sinks: places that the run is mirrored to.
+        queue: number of records, not counting scalars and events, that may wait to be written.
+        on_tick: called from the writer's thread each time it wakes.
+        tick: seconds after which the thread wakes at the latest.
+
+    Attributes:
+        path: the run's folder.
+        attempt: which attempt this is, from 1.
+        error: what made writing fail, if it did. It is logged once, and `put` returns False from then on.
+        busy_seconds: CPU seconds that the thread has used.
+
+    Raises:
+        StoreError: the folder cannot be written, holds other things, or holds a run of other layers, of a newer
+            Gyroscope, or that is being written by another writer. Nothing has been changed then.
+
+    >>> import tempfile, numpy as np, gyroscope.store as store
+    >>> layers = [store.LayerInfo("conv", "conv", (8, 3, 3, 3)), store.LayerInfo("head", "linear", (10, 8))]
+    >>> about = {"rotation": store.QuantityInfo("rotation", "1", "cosine distance to initialization")}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with Writer(f"{folder}/first", layers, about) as writer:
+    ...         writer.put(store.Rows(0, np.array([0, 1]), {"rotation": np.array([[0, 0], [0.25, 0.5]])}))
+    ...         writer.put(store.Scalars(1, {"loss": 2.3}))
+    ...     store.load(f"{folder}/first").series("rotation")
+    True
+    True
+    array([[0.  , 0.  ],
+           [0.25, 0.5 ]], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        layers: Sequence[LayerInfo],
+        quantities: Mapping[str, QuantityInfo],
+        *,
+        meta: Mapping[str, Any] = MappingProxyType({}),
+        step: int = 0,
+        sinks: Sequence[Sink] = (),
+        queue: int = 256,
+        on_tick: Callable[[], None] | None = None,
+        tick: float = 0.25,
+    ) -> None:
+        self.path = Path(path).absolute()
+        self.error: StoreError | None = None
+        self.busy_seconds = 0.0
+        _check(layers, meta, queue, tick)
+        self._lock, database = _open(self.path, layers, lambda d: d.begin(step, quantities, meta))
+        self.attempt = database.attempt
+        self._scribe = Scribe(database, step, sinks, (tuple(layers), dict(quantities), dict(meta)))
+        self._on_tick, self._tick = on_tick, tick
+        self._mail = Mailbox(queue)
+        self._inherited = False  # by a forked child
+        # A daemon, because Python waits for other threads before it calls what is registered with atexit.
+        self._thread = threading.Thread(target=self._work, name=f"gyroscope writer {self.path.name}", daemon=True)
+        atexit.register(self.close)
+        _writers.add(self)
+        self._thread.start()
+
+    def put(self, record: Record | Deferred) -> bool:
+        """Hand over a record; never waits. False if it was not taken: the queue is full, or writing has ended."""
+        return not self._inherited and self._mail.put(record, small=isinstance(record, Scalars | Event))
+
+    def add_quantities(self, quantities: Mapping[str, QuantityInfo]) -> None:
+        """Register more quantities, for records that are put from now on."""
+        if not self._inherited:
+            self._mail.put(dict(quantities), small=True)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Return when everything that was put before is on the disk.
+
+        Raises:
+            StoreError: writing has failed, or took longer than `timeout` seconds.
+        """
+        if self._inherited:
+            raise StoreError(f"{self.path} is written by the process that opened it, not by its forked children.")
+        if threading.current_thread() is self._thread:
+            raise StoreError("flush() was called from the writer's own thread, which cannot wait for itself.")
+        in_time = self._mail.wait(timeout)
+        if self.error is not None:
+            raise StoreError(str(self.error)) from self.error
+        if not in_time:
+            raise StoreError(f"{self.path} was not written within {timeout} s; the writer goes on trying.")
+
+    def close(self) -> None:
+        """Write what is left, move it all into one file, and end. Called when the program ends, if not before."""
+        if self._inherited:
+            return
+        self._mail.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+            atexit.unregister(self.close)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Writer({str(self.path)!r}, attempt={self.attempt})"
+
+    def __reduce__(self) -> NoReturn:
+        raise StoreError(
+            "a Writer cannot be copied or pickled: it owns a thread and an open file. Leave it out of what is copied "
+            "or sent to another process."
+        )
+
+    def _work(self) -> None:
+        """What the thread does."""
+        try:
+            self._attempted(self._scribe.open)
+            closing = False
+            while not closing:
+                items, upto, closing = self._mail.take(self._tick)
+                if self.error is None:
+                    self._attempted(self._scribe.write, items, partial(self._mail.done, upto))
+                if self._on_tick is not None:
+                    self._scribe.attempted(self._on_tick, of="on_tick")
+                self.busy_seconds = time.thread_time()
+            self._attempted(self._scribe.close, self.error is not None)
+        finally:
+            self._lock.release()
+            self.busy_seconds = time.thread_time()
+
+    def _attempted(self, act: Callable[..., None], *given: Any) -> None:
+        try:
+            act(*given)
+        except BaseException as error:  # whatever it is, those who wait in flush() must hear of it
+            if self.error is None:
+                self.error = in_words(error, run_file(self.path))
+                LOG.error("Recording has stopped, training goes on: %s", self.error)
+            self._mail.fail()
+
+
+def _check(layers: Sequence[LayerInfo], meta: Mapping[str, Any], queue: int, tick: float) -> None:
+    names = [layer.name for layer in layers]
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if not names or twice:
+        said = f"the layer {twice[0]!r} twice" if twice else "no layers"
+        raise StoreError(f"A run was given {said}; it takes at least one layer, each under a name of its own.")
+    try:
+        json.dumps(dict(meta), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise StoreError(
+            f"meta={dict(meta)!r} cannot be kept with a run, which keeps what JSON holds: {error}."
+        ) from error
+    if queue < 1 or not tick > 0:
+        raise StoreError(f"queue={queue} and tick={tick} were given; queue is 1 or more, tick a time in seconds.")
+
+
+def _open(folder: Path, layers: Sequence[LayerInfo], begin: Callable[[Database], None]) -> tuple[Lock, Database]:
+    """The run in `folder`, made if it is not there, with an attempt begun, and the lock on it."""
+    file = run_file(folder)
+    refuse_foreign(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = Lock(folder)
+        try:
+            if not file.exists():
+                create(file, layers)
+            database = Database(file, layers)
+            begin(database)
+            return lock, database
+        except BaseException:
+            lock.release()
+            raise
+    except (sqlite3.Error, OSError) as error:
+        raise in_words(error, file) from error
+
+
+_writers: WeakSet[Writer] = WeakSet()
+
+
+def _disown() -> None:
+    """In a forked child: the threads are gone, and what they wrote to belongs to the parent."""
+    for writer in _writers:
+        writer._inherited = True
+        writer._lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown)
