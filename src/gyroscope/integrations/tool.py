@@ -1,0 +1,26 @@
+"""Tools that may not be installed."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from gyroscope.errors import MissingExtraError
+
+
+def imported(module: str, *, sink: str, extra: str) -> Any:
+    """Import `module`, or say which extra brings it.
+
+    >>> imported("json", sink="Json", extra="json").__name__
+    'json'
+    >>> imported("no_such_tool", sink="NoSuch", extra="nosuch")
+    Traceback (most recent call last):
+        ...
+    gyroscope.errors.MissingExtraError: the NoSuch sink cannot import no_such_tool
+    (No module named 'no_such_tool'): pip install 'gyroscope[nosuch]'
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        message = f"the {sink} sink cannot import {module} ({error}): pip install 'gyroscope[{extra}]'"
+        raise MissingExtraError(message) from error
