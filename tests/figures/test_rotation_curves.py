@@ -49,7 +49,7 @@ def test_a_single_time_and_a_single_layer_can_be_drawn():
 
 def test_given_axes_are_drawn_on_and_labels_are_optional():
     ax = Figure().subplots()
-    assert rotation_curves(CURVES, ax=ax, title="SGD", xlabel="step", ylabel=None) is ax
+    assert rotation_curves(CURVES, ax=ax, title="SGD", xlabel="step", ylabel="") is ax
     assert (ax.get_title(), ax.get_xlabel(), ax.get_ylabel()) == ("SGD", "step", "")
 
 

@@ -7,8 +7,36 @@ from gyroscope.errors import MissingExtraError
 if find_spec("matplotlib") is None:
     raise MissingExtraError("gyroscope.figures needs matplotlib, which is not installed: pip install 'gyroscope[lab]'")
 
+from gyroscope.figures.compare import compare
+from gyroscope.figures.curves import curves
+from gyroscope.figures.dashboard import dashboard
+from gyroscope.figures.effective_rates import effective_rates
+from gyroscope.figures.example import Example, example_run
+from gyroscope.figures.moment_percentiles import moment_percentiles
+from gyroscope.figures.neurons import neurons
+from gyroscope.figures.norms import norms
+from gyroscope.figures.rates import rates
 from gyroscope.figures.rotation_curves import rotation_curves
+from gyroscope.figures.rotation_heatmap import rotation_heatmap
 from gyroscope.figures.rotation_panels import Panel, rotation_panels
 from gyroscope.figures.save import save
+from gyroscope.figures.scalars import scalars
 
-__all__ = ["Panel", "rotation_curves", "rotation_panels", "save"]
+__all__ = [
+    "Example",
+    "Panel",
+    "compare",
+    "curves",
+    "dashboard",
+    "effective_rates",
+    "example_run",
+    "moment_percentiles",
+    "neurons",
+    "norms",
+    "rates",
+    "rotation_curves",
+    "rotation_heatmap",
+    "rotation_panels",
+    "save",
+    "scalars",
+]

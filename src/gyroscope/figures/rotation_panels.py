@@ -10,6 +10,7 @@ import numpy.typing as npt
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 
+from gyroscope.errors import FigureError
 from gyroscope.figures.depth import DEPTH
 from gyroscope.figures.rotation_curves import rotation_curves
 
@@ -38,7 +39,7 @@ def rotation_panels(
     ['slow', 'fast']
     """
     if not panels:
-        raise ValueError("there are no panels to draw; give at least one")
+        raise FigureError("there are no panels to draw; give at least one")
     columns = min(columns, len(panels))
     rows = ceil(len(panels) / columns)
     figure = Figure(figsize=(2.1 * columns + 1.2, 2.1 * rows + 0.6), layout="constrained")
@@ -46,7 +47,7 @@ def rotation_panels(
 
     axes = list(grid.flat)
     for index, (ax, panel) in enumerate(zip(axes, panels, strict=False)):
-        rotation_curves(panel.curves, panel.x, ax=ax, xlabel=None, ylabel=None)
+        rotation_curves(panel.curves, panel.x, ax=ax, xlabel="", ylabel="")
         ax.set_title(panel.title, fontsize=9)
         ax.text(0.05, 0.94, panel.note, transform=ax.transAxes, va="top", fontsize=9)
         # Sharing leaves epochs under the last row only, which may be incomplete.

@@ -3,21 +3,62 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from gyroscope.errors import FigureError
 
-def save(figure: Figure, stem: Path | str) -> list[Path]:
-    """Write `figure` as `stem`.png and `stem`.svg and return both paths.
+#: The formats a figure can be written in.
+FORMATS = ("png", "svg", "pdf")
+
+# The same figure gives the same file: no dates, no random ids. Fonts in a PDF that journals accept.
+_SETTINGS: dict[Any, Any] = {"svg.hashsalt": "gyroscope", "pdf.fonttype": 42}
+_NO_DATE: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+
+
+def save(figure: Figure | Axes, path: Path | str, *, dpi: int = 200) -> list[Path]:
+    """Write `figure` (or the figure that axes belong to) and return the paths written.
+
+    A path that ends in .png, .svg or .pdf is that one file; without such an ending, PNG and SVG are written
+    under that name. Folders are made as needed. `dpi` counts the pixels of an inch.
 
     >>> import tempfile
     >>> from gyroscope.figures import rotation_curves
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     ax = rotation_curves([[0.0], [0.4]])
-    ...     [path.name for path in save(ax.get_figure(), f"{folder}/curves")]
-    ['curves.png', 'curves.svg']
+    ...     [path.name for path in save(ax, f"{folder}/curves") + save(ax, f"{folder}/print.pdf")]
+    ['curves.png', 'curves.svg', 'print.pdf']
     """
-    png, svg = Path(f"{stem}.png"), Path(f"{stem}.svg")
-    figure.savefig(png, dpi=200)
-    figure.savefig(svg)
-    return [png, svg]
+    whole = figure.get_figure() if isinstance(figure, Axes) else figure
+    if not isinstance(whole, Figure):
+        raise FigureError(f"save was given a {type(figure).__name__}; it takes a figure or axes of matplotlib")
+    written = paths(path)
+    for file in written:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        form = file.suffix[1:].lower()
+        with matplotlib.rc_context(_SETTINGS):
+            whole.savefig(file, dpi=dpi, format=form, metadata=_NO_DATE[form])
+    return written
+
+
+def paths(path: Path | str) -> list[Path]:
+    """Return the files that a figure saved to `path` is written to.
+
+    >>> [str(file) for file in paths("rate0.1")]
+    ['rate0.1.png', 'rate0.1.svg']
+    """
+    path = Path(path)
+    ending = path.suffix[1:].lower()
+    if ending in FORMATS:
+        return [path]
+    # "rates.v1" and "lr0.1" are names with a dot in them; "rates.jpg" and "rates.pgn" ask for a format.
+    if ending.isalpha():
+        accepted = ", ".join(f".{form}" for form in FORMATS)
+        raise FigureError(
+            f"{path} ends in {path.suffix}, which is not a format figures are written in; use {accepted}, "
+            "or no ending for both .png and .svg"
+        )
+    return [Path(f"{path}.png"), Path(f"{path}.svg")]

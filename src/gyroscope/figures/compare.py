@@ -1,0 +1,123 @@
+"""Runs against each other: the further layers rotate, the better a network generalises, or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import isnan, nan
+from os import PathLike
+
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+
+from gyroscope.errors import FigureError
+from gyroscope.figures.given import Layers, Measured, RunLike, as_run, described, find
+from gyroscope.figures.labels import place_labels
+from gyroscope.figures.lines import finish, own_axes
+
+# Up to here points carry their run's name.
+_NAMED = 16
+
+
+def compare(
+    runs: Iterable[RunLike] | str | PathLike[str],
+    *,
+    accuracy: str = "test_accuracy",
+    ax: Axes | None = None,
+    layers: Layers = None,
+    title: str | None = None,
+) -> Axes:
+    """Draw the mean final rotation of each run against its last accuracy, and return the axes.
+
+    A point is the mean over layers, the line through it goes from the least to the most rotated layer. The
+    rank correlation (Spearman's ρ) of the points is written above them.
+
+    Args:
+        runs: runs or their paths, or the path of a folder with runs in it.
+        accuracy: the scalar to compare by, as given to `monitor.log`; its last value counts.
+        ax: axes to draw on; those of a new figure if not given.
+        layers: glob pattern or patterns on the layers' names; all if not given.
+        title: text above.
+
+    >>> from gyroscope.figures import example_run
+    >>> ax = compare([example_run(seed=0), example_run(seed=1)])
+    >>> ax.get_ylabel()
+    'test accuracy (%)'
+    """
+    chosen = _runs(runs)
+    reached = np.array([_last(run, accuracy) for run in chosen])
+    final = [_final(run, layers) for run in chosen]
+    middle = np.array([rotations.mean() for rotations in final])
+    label = accuracy.replace("_", " ")
+    if "acc" in accuracy and reached.min() >= 0 and reached.max() <= 1:
+        reached, label = 100 * reached, f"{label} (%)"
+
+    ax = own_axes(width=5.2, height=3.8) if ax is None else ax
+    colour = matplotlib.colormaps["cividis"](0.15)
+    ax.hlines(reached, [f.min() for f in final], [f.max() for f in final], color="0.8", linewidth=1.2, zorder=1)
+    ax.scatter(middle, reached, s=26, color=colour, zorder=3)
+    ax.set_xlim(0, max(1.0, 1.02 * max(f.max() for f in final)))
+    ax.margins(y=0.12)
+    if len(chosen) <= _NAMED:
+        place_labels(ax, middle, reached, [run.name for run in chosen])
+    correlation = rank_correlation(middle, reached)
+    if not isnan(correlation):
+        # Outside the axes: no corner is free in every scatter.
+        said = f"Spearman's ρ = {correlation:+.2f}, {len(chosen)} runs"
+        ax.set_title(said, loc="right", fontsize=9)
+    finish(ax, xlabel="mean final rotation (line: least to most rotated layer)", ylabel=label)
+    if title is not None:
+        ax.set_title(title, loc="left", fontsize=10)
+    return ax
+
+
+def rank_correlation(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
+    """Return Spearman's rank correlation; nan if there are fewer than three points or one side is constant.
+
+    >>> rank_correlation([1, 2, 3], [10, 20, 25])
+    1.0
+    """
+    from scipy.stats import spearmanr  # takes a while to load
+
+    x, y = np.asarray(x), np.asarray(y)
+    if len(x) < 3 or min(len(np.unique(x)), len(np.unique(y))) < 2:
+        return nan
+    return round(float(spearmanr(x, y).statistic), 12)
+
+
+def _runs(runs: Iterable[RunLike] | str | PathLike[str]) -> list[Measured]:
+    if isinstance(runs, str | PathLike):
+        from gyroscope.store import runs as stored
+
+        found: list[Measured] = list(stored(runs))
+        if not found:
+            raise FigureError(f"there are no runs in {runs}; give a folder of runs, or a list of them")
+        return found
+    if hasattr(runs, "series"):
+        raise FigureError("compare takes several runs: give them as a list, or the folder they are in")
+    chosen = [as_run(run) for run in runs]
+    if not chosen:
+        raise FigureError("there are no runs to compare; give at least one")
+    return chosen
+
+
+def _last(run: Measured, scalar: str) -> float:
+    if scalar not in run.scalars:
+        known = ", ".join(run.scalars) or "none"
+        raise FigureError(
+            f"{described(run)} has no scalar {scalar!r}; its scalars are: {known}. "
+            f"Log it with monitor.log({scalar}=...), or name another with accuracy=..."
+        )
+    values = np.asarray(run.scalars[scalar].values, dtype=float)
+    known_values = values[np.isfinite(values)]
+    if not known_values.size:
+        raise FigureError(f"{scalar} of {described(run)} has no finite value")
+    return float(known_values[-1])
+
+
+def _final(run: Measured, layers: Layers) -> npt.NDArray[np.float64]:
+    values = find(run, "rotation", layers=layers).values
+    rows = len(values) - 1 - (~np.isnan(values[::-1])).argmax(axis=0)
+    final: npt.NDArray[np.float64] = np.take_along_axis(values, rows[None], axis=0)[0]
+    return final[~np.isnan(final)]

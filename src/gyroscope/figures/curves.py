@@ -1,0 +1,77 @@
+"""Any quantity, one line a layer."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from gyroscope.figures.course import draw_course, said
+from gyroscope.figures.given import Layers, RunLike, as_run, find
+from gyroscope.figures.lines import depth_key, finish, own_axes, span
+from gyroscope.figures.looks import frame, look_of, settle
+
+
+def curves(
+    run: RunLike,
+    quantity: str,
+    *,
+    relative: bool = False,
+    ax: Axes | None = None,
+    layers: Layers = None,
+    legend: bool | None = None,
+    title: str | None = None,
+) -> Axes:
+    """Draw a quantity of each layer over the steps, one line a layer, and return the axes.
+
+    Dark lines are first layers. The scale is the one that suits the quantity. Where it jumps from step to
+    step and there are many layers, lines are moving means, and a grey band is the range of single values.
+    Layers that are zero throughout have no place on a logarithmic scale: a note counts them.
+
+    Args:
+        run: a run or its path.
+        quantity: the name of a quantity that the run holds, a custom one too.
+        relative: whether to divide each layer's values by its first.
+        ax: axes to draw on; those of a new figure if not given.
+        layers: glob pattern or patterns on the layers' names; all if not given.
+        legend: whether to say which colour is which layer; by default on own axes.
+        title: text above.
+
+    >>> from gyroscope.figures import example_run
+    >>> ax = curves(example_run(), "update_ratio")
+    >>> len(ax.lines), ax.get_ylabel()
+    (3, 'update ratio ‖Δw‖/‖w‖')
+    """
+    run = as_run(run)
+    series = find(run, quantity, layers=layers)
+    look, values = look_of(quantity, run.quantities[quantity]), series.values
+    label = look.label
+    if relative:
+        first = np.take_along_axis(values, (~np.isnan(values)).argmax(axis=0)[None], axis=0)
+        values = np.divide(values, first, out=np.full_like(values, np.nan), where=first != 0)
+        label = f"{label} / its first value"
+    look = settle(look, values)
+    own = ax is None
+    ax = own_axes() if ax is None else ax
+    width = draw_course(ax, series.steps, values, depth=series.depth, look=look)
+    frame(ax, look, values)
+    span(ax, series.steps)
+    if look.scale == "log":
+        note_zeros(ax, int((np.nan_to_num(values) <= 0).all(axis=0).sum()))
+    if legend if legend is not None else own:
+        depth_key(ax, series.layers, series.depth, len(run.layers))
+    finish(ax, xlabel=said(width), ylabel=label, title=title)
+    return ax
+
+
+def note_zeros(ax: Axes, count: int) -> None:
+    """Say on `ax` that `count` layers are zero throughout, if any are.
+
+    >>> from gyroscope.figures.lines import own_axes
+    >>> ax = own_axes()
+    >>> note_zeros(ax, 2)
+    >>> ax.texts[0].get_text()
+    '2 layers are 0 throughout'
+    """
+    if count:
+        said = "1 layer is" if count == 1 else f"{count:,} layers are"
+        ax.text(0.99, 0.98, f"{said} 0 throughout", transform=ax.transAxes, ha="right", va="top", fontsize=8)

@@ -1,0 +1,119 @@
+"""Everything a run holds, on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+
+from gyroscope.errors import FigureError
+from gyroscope.figures.curves import curves
+from gyroscope.figures.depth import DEPTH
+from gyroscope.figures.effective_rates import effective_rates
+from gyroscope.figures.given import Layers, Measured, RunLike, as_run, choose, described
+from gyroscope.figures.lines import NAMED, depth_bar
+from gyroscope.figures.moment_percentiles import moment_percentiles
+from gyroscope.figures.names import short_names
+from gyroscope.figures.neurons import neurons
+from gyroscope.figures.norms import norms
+from gyroscope.figures.rates import rates
+from gyroscope.figures.rotation_curves import rotation_curves
+from gyroscope.figures.rotation_heatmap import rotation_heatmap
+from gyroscope.figures.scalars import scalars
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """A title, the quantities of which at least one is needed, and how they are drawn."""
+
+    title: str
+    needs: tuple[str, ...]
+    draw: Callable[[Measured, Axes, Layers], Axes]
+
+
+_PANELS = (
+    _Panel("How far layers have rotated", ("rotation",), lambda r, ax, some: rotation_curves(r, ax=ax, layers=some)),
+    _Panel("Layer by layer", ("rotation",), lambda r, ax, some: rotation_heatmap(r, ax=ax, layers=some)),
+    _Panel("The whole network", (), lambda r, ax, some: scalars(r, ax=ax)),
+    _Panel("How fast layers turn", ("rate_per_step",), lambda r, ax, some: rates(r, ax=ax, layers=some)),
+    _Panel("Size of updates", ("update_ratio",), lambda r, ax, some: curves(r, "update_ratio", ax=ax, layers=some)),
+    _Panel(
+        "Effective learning rates",
+        ("effective_lr_measured", "effective_lr"),
+        lambda r, ax, some: effective_rates(r, ax=ax, layers=some),
+    ),
+    _Panel(
+        "Growth of weights", ("weight_norm",), lambda r, ax, some: norms(r, "weight", relative=True, ax=ax, layers=some)
+    ),
+    _Panel("Gradients", ("gradient_norm",), lambda r, ax, some: norms(r, "gradient", ax=ax, layers=some)),
+    _Panel("Second moments", ("moment_p50",), lambda r, ax, some: moment_percentiles(r, ax=ax, layers=some)),
+    _Panel("Activity of neurons", ("dying", "full"), lambda r, ax, some: neurons(r, "activity", ax=ax, layers=some)),
+    _Panel("Rotation of neurons", ("neuron_p50",), lambda r, ax, some: neurons(r, "rotation", ax=ax, layers=some)),
+)
+
+
+def dashboard(run: RunLike, *, layers: Layers = None, columns: int = 3, title: str | None = None) -> Figure:
+    """Draw everything a run holds on one page, and return the figure; what it does not hold is left out.
+
+    Args:
+        run: a run or its path.
+        layers: glob pattern or patterns on the layers' names; all if not given.
+        columns: panels side by side.
+        title: text above in place of the run's name, steps and last scalars.
+
+    >>> from gyroscope.figures import example_run
+    >>> figure = dashboard(example_run(quantities=["rotation"]))
+    >>> [ax.get_title() for ax in figure.axes if ax.get_title()]
+    ['How far layers have rotated', 'Layer by layer', 'The whole network']
+    """
+    run = as_run(run)
+    panels = [panel for panel in _PANELS if _holds(run, panel)]
+    if not panels:
+        raise FigureError(f"{described(run)} holds nothing that a dashboard shows; was it closed before a step?")
+    if columns < 1:
+        raise FigureError(f"columns={columns}; it must be 1 or more")
+    columns = min(columns, len(panels))
+    rows = ceil(len(panels) / columns)
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.03)
+    figure = Figure(figsize=(4.6 * columns, 3.0 * rows + 1.2), layout=layout)
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for ax, panel in zip(axes, panels, strict=False):
+        panel.draw(run, ax, layers)
+        ax.set_title(panel.title, fontsize=10)
+    for ax in axes[len(panels) :]:
+        ax.remove()
+    _key(figure, axes[: len(panels)], run, layers)
+    figure.suptitle(_header(run) if title is None else title, fontsize=11)
+    return figure
+
+
+def _holds(run: Measured, panel: _Panel) -> bool:
+    if not panel.needs:
+        return any(np.isfinite(curve.values).any() for curve in run.scalars.values())
+    return any(name in run.quantities and bool(np.isfinite(run.series(name)).any()) for name in panel.needs)
+
+
+def _key(figure: Figure, axes: list[Axes], run: Measured, layers: Layers) -> None:
+    chosen, total = choose(run.layers, layers), len(run.layers)
+    if len(chosen) > NAMED:
+        depth_bar(axes, total, below=True)
+        return
+    handles = [Line2D([], [], color=DEPTH(i / max(total - 1, 1)), linewidth=2) for i in chosen]
+    names = short_names([run.layers[i] for i in chosen])
+    figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 5), frameon=False, fontsize=9)
+
+
+def _header(run: Measured) -> str:
+    layers, last = len(run.layers), int(run.steps[-1]) if len(run.steps) else 0
+    said = [f"{layers:,} layer{'s' if layers != 1 else ''}", f"step {last:,}"]
+    for name, curve in list(run.scalars.items())[:4]:
+        values = np.asarray(curve.values, dtype=float)
+        if np.isfinite(values).any():
+            said.append(f"{name} {values[np.isfinite(values)][-1]:.4g}")
+    return f"{run.name}\n{' · '.join(said)}"

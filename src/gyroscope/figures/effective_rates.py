@@ -1,0 +1,112 @@
+"""Effective learning rates: measured as solid lines, predicted as dashed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+
+from gyroscope.errors import FigureError
+from gyroscope.figures.course import draw_course, said
+from gyroscope.figures.given import Layers, Measured, RunLike, Series, as_run, described, find, held
+from gyroscope.figures.lines import Style, depth_key, draw_lines, emphasise, finish, own_axes, span, style_key
+from gyroscope.figures.looks import frame, look_of, settle
+from gyroscope.figures.names import spread
+from gyroscope.figures.predicted import predicted
+
+if TYPE_CHECKING:
+    from gyroscope.monitor.predict import Prediction
+
+Values = npt.NDArray[np.float64]
+
+# Where there are more layers, this many of them get predictions, and the other lines step back.
+_PREDICTED = 6
+
+
+def effective_rates(
+    run: RunLike,
+    *,
+    predictions: bool = True,
+    ax: Axes | None = None,
+    layers: Layers = None,
+    legend: bool | None = None,
+    title: str | None = None,
+) -> Axes:
+    """Draw each layer's effective learning rate, measured and predicted, and return the axes.
+
+    Solid is what was measured: the angle turned in a step, divided by ‖w‖ times the part of the gradient that
+    turns it. Dashed is η/‖w‖², which it is if steps are plain gradient steps; momentum β makes it larger, up to
+    1/(1 − β) times. Dotted is the law fitted to that by which growing norms make it decay, for scale-invariant
+    layers. Adam-like optimizers take other steps: for them solid is η/‖w‖² itself. Of many layers a few are
+    predicted.
+
+    Args:
+        run: a run or its path.
+        predictions: whether to draw predictions.
+        ax: axes to draw on; those of a new figure if not given.
+        layers: glob pattern or patterns on the layers' names; all if not given.
+        legend: whether to say which colour is which layer; by default on own axes.
+        title: text above.
+
+    >>> from gyroscope.figures import example_run
+    >>> ax = effective_rates(example_run(), predictions=False)
+    >>> len(ax.lines), ax.get_yscale()
+    (3, 'log')
+    """
+    run = as_run(run)
+    found = predicted(run, run.layers) if predictions else {}
+    series = _measured(run, layers, adam=any(prediction.kind == "adamw" for prediction in found.values()))
+    dashed, dotted = _chosen(found, run, series)
+    chosen = ~np.isnan(np.concatenate([dashed, dotted])).all(axis=0)
+    own = ax is None
+    ax = own_axes() if ax is None else ax
+
+    look = settle(look_of(series.quantity), np.concatenate([series.values, dashed, dotted]))
+    log, many = look.scale == "log", len(chosen) > _PREDICTED
+    before = len(ax.lines)
+    width = draw_course(ax, series.steps, series.values, depth=series.depth, look=look)
+    styles: list[tuple[str, Style]] = [("measured" if series.quantity == "effective_lr_measured" else "η/‖w‖²", "-")]
+    if many and chosen.any():
+        for line, stands_out in zip(ax.lines[before:], chosen, strict=True):
+            emphasise(line) if stands_out else line.set_alpha(0.25)
+    predictions_of: list[tuple[Values, str, Style]] = [
+        (dashed, "η/‖w‖², predicted", "--"),
+        (dotted, "fitted law of decay", ":"),
+    ]
+    for values, says, style in predictions_of:
+        shown = ~np.isnan(values).all(axis=0)
+        if shown.any():
+            depth = series.depth[shown]
+            draw_lines(ax, series.steps, values[:, shown], depth=depth, linestyle=style, positive=log, dark=True)
+            styles.append((says, style))
+    frame(ax, look, np.concatenate([series.values, dashed, dotted]))
+    span(ax, series.steps)
+    if legend if legend is not None else own:
+        depth_key(ax, series.layers, series.depth, len(run.layers))
+    style_key(ax, styles, loc="lower left")
+    finish(ax, xlabel=said(width), ylabel="effective learning rate", title=title)
+    return ax
+
+
+def _measured(run: Measured, layers: Layers, *, adam: bool) -> Series:
+    wanted = ("effective_lr_measured", "effective_lr")
+    for quantity in reversed(wanted) if adam else wanted:
+        if quantity in run.quantities:
+            return find(run, quantity, layers=layers)
+    raise FigureError(f"{described(run)} has no effective learning rates: it holds {held(run)}")
+
+
+def _chosen(found: Mapping[str, Prediction], run: Measured, series: Series) -> tuple[Values, Values]:
+    """Return predictions and fitted laws [steps, layers] as `series` has them, NaN for layers that are not shown."""
+    rows = np.isin(run.steps, series.steps)
+    dashed, dotted = np.full_like(series.values, np.nan), np.full_like(series.values, np.nan)
+    there = [i for i, name in enumerate(series.layers) if name in found]
+    for i in (there[j] for j in spread(len(there), _PREDICTED)):
+        prediction = found[series.layers[i]]
+        if series.quantity == "effective_lr_measured":
+            dashed[:, i] = prediction.effective_lr[rows]
+        dotted[:, i] = prediction.law[rows]
+    return dashed, dotted

@@ -1,0 +1,143 @@
+"""What figures take: a run, or a path to one, and what they find in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from os import PathLike
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gyroscope.errors import FigureError
+from gyroscope.store.record import QuantityInfo
+
+
+class Measured(Protocol):
+    """What a figure needs of a run: `gyroscope.store.Run` has it, and so has `gyroscope.figures.Example`."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def layers(self) -> Sequence[str]: ...  # noqa: D102
+    @property
+    def steps(self) -> npt.NDArray[np.int64]: ...  # noqa: D102
+    @property
+    def quantities(self) -> Mapping[str, QuantityInfo]: ...  # noqa: D102
+    @property
+    def scalars(self) -> Mapping[str, Any]: ...  # noqa: D102
+    def series(self, name: str) -> npt.NDArray[np.float32]: ...  # noqa: D102
+
+
+RunLike = Measured | str | PathLike[str]
+Layers = str | Iterable[str] | None
+
+
+@dataclass(frozen=True)
+class Series:
+    """A quantity of some layers, at the steps where any of them has a value.
+
+    Attributes:
+        quantity: its name.
+        layers: the layers' names.
+        depth: where each layer stands in the run, from 0 (first) to 1 (last).
+        steps: the steps, [S].
+        values: the values, [S, L]; NaN where there is none.
+    """
+
+    quantity: str
+    layers: tuple[str, ...]
+    depth: npt.NDArray[np.float64]
+    steps: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float64]
+
+    def at(self, step: float) -> tuple[int, npt.NDArray[np.float64]]:
+        """Return the measured step nearest to `step`, and the values there.
+
+        >>> from gyroscope.figures import example_run
+        >>> find(example_run(steps=11), "rotation").at(4.2)[0]
+        4
+        """
+        row = int(np.abs(self.steps - step).argmin())
+        return int(self.steps[row]), self.values[row]
+
+
+def as_run(run: RunLike) -> Measured:
+    """Return `run` itself, or the run that is stored at the path `run`.
+
+    >>> from gyroscope.figures import example_run
+    >>> as_run(example_run()).name
+    'example'
+    """
+    if isinstance(run, str | PathLike):
+        from gyroscope.store import load
+
+        return load(run)
+    if not hasattr(run, "series") or not hasattr(run, "layers"):
+        raise FigureError(f"a figure was given a {type(run).__name__}; it takes a run or the path of one")
+    return run
+
+
+def find(run: Measured, quantity: str, *, layers: Layers = None) -> Series:
+    """Return a quantity of the layers whose names match; infinities count as not known.
+
+    >>> from gyroscope.figures import example_run
+    >>> find(example_run(layers=4), "rotation", layers="block1.*").values.shape
+    (101, 2)
+    """
+    if quantity not in run.quantities:
+        close = get_close_matches(quantity, run.quantities, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise FigureError(f"{described(run)} has no {quantity}: it holds {held(run)}{hint}")
+    chosen = choose(run.layers, layers)
+    values = np.asarray(run.series(quantity), dtype=np.float64)[:, chosen]
+    values[~np.isfinite(values)] = np.nan
+    rows = ~np.isnan(values).all(axis=1)
+    if not rows.any():
+        raise FigureError(f"{quantity} of {described(run)} has no values yet; it holds {held(run)}")
+    return Series(
+        quantity=quantity,
+        layers=tuple(run.layers[i] for i in chosen),
+        depth=np.array(chosen) / max(len(run.layers) - 1, 1),
+        steps=np.asarray(run.steps)[rows],
+        values=values[rows],
+    )
+
+
+def choose(names: Sequence[str], layers: Layers) -> list[int]:
+    """Return the positions of the names that match any of the glob patterns in `layers`; all for None.
+
+    >>> choose(["conv1.weight", "conv2.weight", "fc.weight"], "conv*")
+    [0, 1]
+    """
+    if layers is None:
+        return list(range(len(names)))
+    patterns = [layers] if isinstance(layers, str) else list(layers)
+    chosen = [i for i, name in enumerate(names) if any(name == p or fnmatchcase(name, p) for p in patterns)]
+    if not chosen:
+        close = get_close_matches(patterns[0] if patterns else "", names, n=1, cutoff=0)
+        raise FigureError(f"layers={layers!r} matches none of the {len(names)} layers; one of them is {close[0]!r}")
+    return chosen
+
+
+def described(run: Measured) -> str:
+    """Return how messages call a run.
+
+    >>> from gyroscope.figures import example_run
+    >>> described(example_run())
+    "the run 'example'"
+    """
+    return f"the run {run.name!r}"
+
+
+def held(run: Measured) -> str:
+    """Return what a run holds, for messages.
+
+    >>> from gyroscope.figures import example_run
+    >>> held(example_run(quantities=["rotation", "rate"]))
+    'rotation, rate'
+    """
+    return ", ".join(run.quantities) or "nothing"

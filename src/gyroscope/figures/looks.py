@@ -1,0 +1,164 @@
+"""How each quantity is shown: its label, and the scale that suits it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize
+
+from gyroscope.figures.ticks import log_ticks
+from gyroscope.store.record import QuantityInfo
+
+Scale = Literal["fraction", "signed", "log", "linear"]
+
+# Values this far below the largest say "none"; following them down would flatten everything else.
+_DECADES = 8
+# A logarithmic axis of less than this factor has too few round numbers on it.
+_VARIES = 3
+
+
+@dataclass(frozen=True)
+class Look:
+    """A label, and a scale: "fraction" is 0 to 1 (or to the largest), "signed" is symmetric about 0.
+
+    `noisy` quantities jump from step to step: of many layers their moving mean is drawn.
+
+    >>> look_of("rotation").scale
+    'fraction'
+    """
+
+    label: str
+    scale: Scale | None = None
+    noisy: bool = False
+
+
+_LOOKS = {
+    "rotation": Look("rotation (cosine distance)", "fraction"),
+    "rate": Look("rotation since last measured (rad)", "log", noisy=True),
+    "rate_per_step": Look("rotation rate (rad per step)", "log", noisy=True),
+    "weight_norm": Look("weight norm ‖w‖", "log"),
+    "gradient_norm": Look("gradient norm ‖g‖", "log", noisy=True),
+    "update_norm": Look("update norm ‖Δw‖", "log", noisy=True),
+    "update_ratio": Look("update ratio ‖Δw‖/‖w‖", "log", noisy=True),
+    "effective_lr": Look("effective learning rate η/‖w‖²", "log"),
+    "effective_lr_measured": Look("effective learning rate, measured", "log", noisy=True),
+    "alignment": Look("alignment of consecutive updates", "signed", noisy=True),
+    "invariance": Look("⟨w, g⟩ / (‖w‖ ‖g‖)", "signed", noisy=True),
+    "lr": Look("learning rate η", "log"),
+    "weight_decay": Look("weight decay λ", "log"),
+    "moment_p10": Look("second moment, 10th percentile", "log"),
+    "moment_p50": Look("second moment, median", "log"),
+    "moment_p90": Look("second moment, 90th percentile", "log"),
+    "neuron_p0": Look("rotation of the least rotated neuron", "fraction"),
+    "neuron_p10": Look("rotation of neurons, 10th percentile", "fraction"),
+    "neuron_p50": Look("rotation of neurons, median", "fraction"),
+    "neuron_p90": Look("rotation of neurons, 90th percentile", "fraction"),
+    "neuron_p100": Look("rotation of the most rotated neuron", "fraction"),
+    "dying": Look("dying neurons (fraction)", "fraction"),
+    "full": Look("full neurons (fraction)", "fraction"),
+    "dying_channels": Look("dying channels (fraction)", "fraction"),
+    "full_channels": Look("full channels (fraction)", "fraction"),
+    "nu": Look("ν = ‖m‖² + 1", "log"),
+}
+
+
+def look_of(quantity: str, info: QuantityInfo | None = None) -> Look:
+    """Return the look of a quantity; one that is not known is labelled by its name and unit.
+
+    >>> look_of("sharpness", QuantityInfo("sharpness", "1/step", "largest curvature")).label
+    'sharpness (1/step)'
+    """
+    if quantity in _LOOKS:
+        return _LOOKS[quantity]
+    unit = "" if info is None or info.unit in ("", "1") else f" ({info.unit})"
+    return Look(quantity.replace("_", " ") + unit)
+
+
+def settle(look: Look, values: npt.ArrayLike) -> Look:
+    """Return `look` with a scale that suits `values`: no logarithm of what is nowhere positive or hardly varies.
+
+    >>> settle(Look("mine"), [1.0, 1000.0]).scale, settle(Look("mine"), [-1.0, 1.0]).scale
+    ('log', 'linear')
+    >>> settle(look_of("gradient_norm"), [0.0, 0.0]).scale
+    'linear'
+    """
+    known = _known(values)
+    positive = known[known > 0]
+    if look.scale is None:
+        wide = bool(known.size) and known.min() > 0 and known.max() > 100 * known.min()
+        return replace(look, scale="log" if wide else "linear")
+    if look.scale == "log" and (not positive.size or positive.max() < _VARIES * positive.min()):
+        return replace(look, scale="linear")
+    return look
+
+
+def limits(look: Look, values: npt.ArrayLike) -> tuple[float, float]:
+    """Return where the axis or the colours of settled `values` begin and end.
+
+    >>> limits(look_of("rotation"), [0.0, 0.4]), limits(look_of("rotation"), [0.0, 1.23])
+    ((0.0, 1.0), (0.0, 1.3))
+    >>> limits(look_of("alignment"), [-0.2, 0.1])
+    (-1.0, 1.0)
+    """
+    known = _known(values)
+    if look.scale == "fraction":
+        return 0.0, _beyond_one(float(known.max(initial=0)))
+    if look.scale == "signed":
+        return -1.0, 1.0
+    if look.scale == "log":
+        positive = known[known > 0]
+        high = float(positive.max())
+        low = max(float(positive.min()), high * 10.0**-_DECADES)
+        return (low, high) if low < high else (low / 2, high * 2)
+    low, high = float(known.min(initial=np.inf)), float(known.max(initial=-np.inf))
+    return (low, high) if low < high else (low - 0.5, high + 0.5)
+
+
+def frame(ax: Axes, look: Look, values: npt.ArrayLike) -> None:
+    """Give the y axis of `ax` the scale and the limits that suit settled `values`.
+
+    >>> from matplotlib.figure import Figure
+    >>> ax = Figure().subplots()
+    >>> frame(ax, look_of("weight_norm"), [1.0, 10.0])
+    >>> ax.get_yscale()
+    'log'
+    """
+    low, high = limits(look, values)
+    if look.scale == "log":
+        ax.set_yscale("log")
+        room = (high / low) ** 0.05
+        ax.set_ylim(low / room, high * room)
+        log_ticks(ax.yaxis, low, high)
+    elif look.scale == "linear":
+        room = 0.05 * (high - low)
+        ax.set_ylim(low - room, high + room)
+    else:
+        ax.set_ylim(low, high)
+    if look.scale == "fraction" and high > 1:
+        ax.axhline(1, color="0.6", linewidth=0.8, linestyle=":", zorder=1)
+
+
+def colours_of(look: Look, values: npt.ArrayLike) -> Normalize:
+    """Return what maps settled `values` to colours.
+
+    >>> colours_of(look_of("rotation"), [0.0, 0.4]).vmax
+    1.0
+    """
+    low, high = limits(look, values)
+    return (LogNorm if look.scale == "log" else Normalize)(low, high, clip=True)
+
+
+def _beyond_one(largest: float) -> float:
+    # A cosine distance reaches 2. Rounding just above 1 is no reason to leave the paper's axes.
+    return 1.0 if largest <= 1.005 else min(ceil(10 * largest) / 10, 2.0)
+
+
+def _known(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    array = np.asarray(values, dtype=float)
+    known: npt.NDArray[np.float64] = array[np.isfinite(array)]
+    return known

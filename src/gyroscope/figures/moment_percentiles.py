@@ -1,0 +1,80 @@
+"""What Adam-like optimizers keep of the squared gradients: percentiles within each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from gyroscope.errors import FigureError
+from gyroscope.figures.bars import _MARKERS, colours, draw_bars, layer_axis
+from gyroscope.figures.given import Layers, RunLike, Series, as_run, described, find, held
+from gyroscope.figures.lines import finish, own_axes
+
+_NAMES = ("moment_p10", "moment_p50", "moment_p90")
+
+
+def moment_percentiles(
+    run: RunLike,
+    *,
+    steps: Sequence[float] | None = None,
+    ax: Axes | None = None,
+    layers: Layers = None,
+    title: str | None = None,
+) -> Axes:
+    """Draw the 10th, 50th and 90th percentile of the second moments in each layer, and return the axes.
+
+    As in figure 5 of the layer-rotation paper: if the marks differ more from layer to layer than the bars
+    are long, then what adapts to single parameters adapts to layers in the first place.
+
+    Args:
+        run: a run or its path, of an optimizer that keeps second moments.
+        steps: the steps to show, or the measured ones nearest to them; by default 2 %, 20 % and 100 % of
+            the run, which is about the paper's epochs 1, 10 and 50.
+        ax: axes to draw on; those of a new figure if not given.
+        layers: glob pattern or patterns on the layers' names; all if not given.
+        title: text above.
+
+    >>> from gyroscope.figures import example_run
+    >>> ax = moment_percentiles(example_run())
+    >>> [text.get_text() for text in ax.get_legend().get_texts()]
+    ['step 2', 'step 20', 'step 100']
+    """
+    run = as_run(run)
+    missing = [name for name in _NAMES if name not in run.quantities]
+    if missing:
+        raise FigureError(
+            f"{described(run)} has no second moments ({', '.join(missing)}): it holds {held(run)}. "
+            "They are recorded for optimizers that keep them, such as Adam and RMSprop."
+        )
+    series = [find(run, name, layers=layers) for name in _NAMES]
+    shown = _shown(series[1], steps)
+    names = series[1].layers
+    ax = own_axes(width=float(np.clip(2.6 + 0.28 * len(names), 4.2, 7))) if ax is None else ax
+    for place, step in enumerate(shown):
+        low, middle, high = (s.at(step)[1] for s in series)
+        draw_bars(ax, low, middle, high, place=place, places=len(shown))
+    if all((s.values[np.isin(s.steps, shown)] > 0).any() for s in series):
+        ax.set_yscale("log", nonpositive="clip")
+    layer_axis(ax, names)
+    handles = [
+        Line2D([], [], color=colour, marker=marker, markersize=4, linewidth=1)
+        for colour, marker in zip(colours(len(shown)), _MARKERS, strict=False)
+    ]
+    labels = [f"step {step:,}" for step in shown]
+    ax.legend(handles, labels, loc="best", fontsize=8, framealpha=0.8)
+    finish(ax, xlabel="layer, in forward order", ylabel="second moment, p10 – p50 – p90", title=title)
+    return ax
+
+
+def _shown(series: Series, steps: Sequence[float] | None) -> list[int]:
+    if steps is None:
+        first, last = int(series.steps[0]), int(series.steps[-1])
+        steps = [first + share * (last - first) for share in (0.02, 0.2, 1.0)]
+    elif not steps:
+        raise FigureError("steps is empty; give at least one step, or none for three over the run")
+    elif len(steps) > len(_MARKERS):
+        raise FigureError(f"{len(steps)} steps were asked for; at most {len(_MARKERS)} can be told apart")
+    return list(dict.fromkeys(series.at(step)[0] for step in steps))

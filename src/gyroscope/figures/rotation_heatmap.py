@@ -1,0 +1,106 @@
+"""Every layer at every step as one picture: a row a layer, first layer on top, colour for the value."""
+
+from __future__ import annotations
+
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from gyroscope.figures.given import Layers, RunLike, Series, as_run, find
+from gyroscope.figures.lines import finish, own_axes, span
+from gyroscope.figures.looks import Look, colours_of, limits, look_of, settle
+from gyroscope.figures.names import short_names, stride
+from gyroscope.figures.ticks import log_ticks
+
+_COLUMNS = 1000
+_INCHES_A_LABEL = 0.14
+
+
+def rotation_heatmap(
+    run: RunLike,
+    *,
+    quantity: str = "rotation",
+    ax: Axes | None = None,
+    layers: Layers = None,
+    title: str | None = None,
+) -> Axes:
+    """Draw a quantity of every layer over the steps, and return the axes.
+
+    The one picture for hundreds of layers. A column is as wide as the steps it stands for, so unevenly
+    spaced steps are where they belong. Norms and rates are on a logarithmic scale; grey is not measured.
+
+    Args:
+        run: a run or its path.
+        quantity: the name of what is shown.
+        ax: axes to draw on; those of a new figure, high enough for the layers, if not given.
+        layers: glob pattern or patterns on the layers' names; all if not given.
+        title: text above.
+
+    >>> from gyroscope.figures import example_run
+    >>> ax = rotation_heatmap(example_run(layers=34))
+    >>> ax.images[0].get_array().shape
+    (34, 101)
+    """
+    run = as_run(run)
+    series = find(run, quantity, layers=layers)
+    look = settle(look_of(quantity, run.quantities[quantity]), series.values)
+    count = len(series.layers)
+    if ax is None:
+        ax = own_axes(width=6.4, height=float(np.clip(1.1 + 0.15 * count, 2.7, 6.2)))
+
+    edges = _edges(series.steps)
+    colours = matplotlib.colormaps["RdBu_r" if look.scale == "signed" else "magma"].with_extremes(bad="0.85")
+    image = ax.imshow(
+        np.ma.masked_invalid(_visible(_resampled(series, edges), look).T),
+        aspect="auto",
+        extent=(edges[0], edges[-1], count - 0.5, -0.5),
+        cmap=colours,
+        norm=colours_of(look, series.values),
+    )
+    figure = ax.get_figure()
+    assert isinstance(figure, Figure)
+    bar = figure.colorbar(image, ax=ax, pad=0.02, aspect=20, label=look.label)
+    if look.scale == "log":
+        log_ticks(bar.ax.yaxis, *limits(look, series.values))
+    height = ax.get_window_extent().height / figure.dpi
+    rows = stride(count, int(height / _INCHES_A_LABEL))
+    ax.set_yticks(rows, [short_names(series.layers)[row] for row in rows], fontsize=7)
+    ax.tick_params(axis="y", length=2)
+    span(ax, series.steps)
+    ax.set_xlim(edges[0], edges[-1])
+    finish(ax, title=title)
+    return ax
+
+
+def _edges(steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    # A step stands for the time half way to its neighbours, and the outer ones for as much on both sides.
+    if len(steps) == 1:
+        return np.array([steps[0] - 0.5, steps[0] + 0.5])
+    between = (steps[:-1] + steps[1:]) / 2
+    return np.concatenate([steps[:1] - (between[0] - steps[0]), between, steps[-1:] + (steps[-1] - between[-1])])
+
+
+def _resampled(series: Series, edges: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the values in columns of equal width, as an image needs them: [columns, layers]."""
+    steps, values = series.steps, _held(series.values)
+    gaps = np.unique(np.diff(steps))
+    if len(gaps) <= 1 and len(steps) <= _COLUMNS:
+        return values
+    centres = np.linspace(edges[0], edges[-1], 2 * _COLUMNS + 1)[1::2]
+    return values[np.clip(np.searchsorted(edges, centres) - 1, 0, len(steps) - 1)]
+
+
+def _held(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return `values` with each gap between two known values filled with the first of them."""
+    known = ~np.isnan(values)
+    rows = np.where(known, np.arange(len(values))[:, None], 0)
+    latest = np.take_along_axis(values, np.maximum.accumulate(rows, axis=0), axis=0)
+    more_to_come = np.logical_or.accumulate(known[::-1], axis=0)[::-1]
+    return np.where(more_to_come, latest, np.nan)
+
+
+def _visible(values: npt.NDArray[np.float64], look: Look) -> npt.NDArray[np.float64]:
+    # A logarithm has no place for zero: it is shown as the smallest there is.
+    return np.maximum(values, limits(look, values)[0]) if look.scale == "log" else values
