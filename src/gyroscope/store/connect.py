@@ -11,6 +11,9 @@ from gyroscope.errors import StoreError
 _PATIENCE = 30.0
 _SALVAGE = "Restore it from a copy; what is still readable can be salvaged with: sqlite3 {file} .recover"
 
+#: What a file can fail with. A message that quotes from a damaged file may be no text.
+FAILURES = (sqlite3.Error, OSError, UnicodeDecodeError)
+
 
 def connect(file: Path, mode: str) -> sqlite3.Connection:
     """Open `file`; `mode` is "ro", "rw", "rwc" or "ro&immutable=1" (a file that nobody is writing).
@@ -35,10 +38,10 @@ def in_words(error: BaseException, file: Path) -> StoreError:
     run.sqlite cannot be written or read: Permission denied. Check the permissions of the folder, or give another.
     """
     name = getattr(error, "sqlite_errorname", "")
-    said = error.strerror if isinstance(error, OSError) else str(error)
+    said = str(error.strerror or error) if isinstance(error, OSError) else str(error)
     if name == "SQLITE_NOTADB":
         text = f"{file} is not a run: it is no SQLite database, or its beginning is damaged. Give another folder."
-    elif name.startswith("SQLITE_CORRUPT"):
+    elif name.startswith("SQLITE_CORRUPT") or "decode" in said:
         text = f"{file} is damaged: {said}. {_SALVAGE.format(file=file)}"
     elif name == "SQLITE_FULL":
         text = f"{file} cannot be written: the disk is full. Free some space and resume the run."

@@ -1,14 +1,14 @@
-"""The writing side of a run's file: made whole, taken up again, and added to in batches."""
+"""The writing side of a run's file: taken up by an attempt, and added to in batches."""
 
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +17,12 @@ import numpy as np
 from gyroscope.errors import StoreError
 from gyroscope.store import schema
 from gyroscope.store.connect import connect
-from gyroscope.store.packing import pack
+from gyroscope.store.packing import checksum, pack
 from gyroscope.store.record import Event, LayerInfo, QuantityInfo, Record, Rows, Scalars
 
 _SERIES = "INSERT OR REPLACE INTO series (attempt, step, quantity, part, crc, data) VALUES (?, ?, ?, ?, ?, ?)"
 _SCALARS = "INSERT OR REPLACE INTO scalars (attempt, step, name, value) VALUES (?, ?, ?, ?)"
 _EVENTS = "INSERT INTO events (attempt, step, time, kind, text) VALUES (?, ?, ?, ?, ?)"
-
-
-def create(file: Path, layers: Sequence[LayerInfo]) -> None:
-    """Make the file of a new run. It is made beside its place and then put there: it is there whole, or not at all."""
-    new = file.with_name(f"{file.name}.new")
-    for leftover in (new, Path(f"{new}-journal"), Path(f"{new}-wal"), Path(f"{new}-shm")):
-        leftover.unlink(missing_ok=True)
-    connection = connect(new, "rwc")
-    try:
-        connection.execute(f"PRAGMA page_size = {schema.PAGE}")
-        connection.execute("PRAGMA auto_vacuum = NONE")
-        connection.execute("BEGIN")
-        schema.create(connection)
-        schema.write_layers(connection, layers)
-        connection.execute("COMMIT")
-        connection.execute("PRAGMA journal_mode = WAL")
-    finally:
-        connection.close()
-    os.replace(new, file)
-    _sync_folder(file.parent)
 
 
 @dataclass
@@ -69,7 +49,7 @@ class Database:
         self._widths = Counter(layer.part for layer in layers)
         try:
             schema.check(self._connection, file)
-            _same(schema.layers_from(self._connection.execute(schema.LAYERS)), layers, file)
+            _same(schema.layers_from(self._connection.execute(schema.LAYERS), file), layers, file)
             # Every commit is on the disk when it returns; in write-ahead mode that is one sync a batch.
             self._connection.execute("PRAGMA synchronous = FULL")
             self._connection.execute("PRAGMA wal_autocheckpoint = 4000")
@@ -154,8 +134,9 @@ class Database:
                     f"values of {name!r} have shape {values.shape}; {shape[0]} steps of the {shape[1]} layers of part "
                     f"{record.part} have shape {shape}."
                 )
-            for step, (crc, data) in zip(steps, pack(values), strict=True):
-                yield self.attempt, step, self._ids[name], record.part, crc, data
+            for step, data in zip(steps, pack(values), strict=True):
+                key = (self.attempt, step, self._ids[name], record.part)
+                yield *key, checksum(*key, data), data
 
 
 class _Transaction:
@@ -190,7 +171,10 @@ def _same(there: Sequence[LayerInfo], given: Sequence[LayerInfo], file: Path) ->
 
 
 def _step(given: Any) -> int:
-    return int(np.int64(given))  # one that does not fit raises here, and not amid a batch
+    step = index(given)
+    if not -(2**63) <= step < 2**63:
+        raise StoreError(f"the step {step} was given; a step is an integer of 64 bits.")
+    return step
 
 
 def _text(given: Any) -> str:
@@ -199,13 +183,3 @@ def _text(given: Any) -> str:
 
 def _described(layer: LayerInfo) -> str:
     return f"{layer.name!r} ({layer.kind}, {layer.shape}, part {layer.part})"
-
-
-def _sync_folder(folder: Path) -> None:
-    # The name of a new file is content of its folder.
-    if os.name == "posix":
-        file = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)

@@ -1,12 +1,17 @@
-"""The folder of a run, before it is written to: what may be in it."""
+"""The folder of a run: what may be in it, and how a new one is made."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from gyroscope.errors import StoreError
 from gyroscope.store import lock, schema
+from gyroscope.store.connect import FAILURES, connect, in_words
+from gyroscope.store.database import Database
+from gyroscope.store.lock import Lock
+from gyroscope.store.record import LayerInfo
 
 
 def run_file(folder: Path) -> Path:
@@ -18,7 +23,29 @@ def run_file(folder: Path) -> Path:
     return folder / schema.FILE
 
 
-def refuse_foreign(folder: Path) -> None:
+def open_run(folder: Path, layers: Sequence[LayerInfo]) -> tuple[Lock, Database]:
+    """The run in `folder`, made if it is not there, and the lock on it.
+
+    Raises:
+        StoreError: it cannot be made or written, or is another run; nothing has been changed then.
+    """
+    file = run_file(folder)
+    _refuse_foreign(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = Lock(folder)
+        try:
+            if not file.exists():
+                _create(file, layers)
+            return held, Database(file, layers)
+        except BaseException:
+            held.release()
+            raise
+    except FAILURES as error:
+        raise in_words(error, file) from error
+
+
+def _refuse_foreign(folder: Path) -> None:
     """Refuse a folder that holds other things and no run, so that a run never ends up amid a user's files.
 
     Raises:
@@ -31,10 +58,40 @@ def refuse_foreign(folder: Path) -> None:
     if run_file(folder).exists():
         return
     # What a writer leaves that is killed before it has made its file; hidden files are of the system.
-    ours = (lock.FILE, f"{schema.FILE}.new", f"{schema.FILE}-")
+    ours = (lock.FILE, f"{schema.FILE}.new")
     others = sorted(name for name in os.listdir(folder) if not name.startswith((*ours, ".")))
     if others:
         raise StoreError(
             f"{folder} holds {', '.join(others[:3])}{' ...' if len(others) > 3 else ''} and no run. Give the path of a "
             f"new or an empty folder, such as {folder / 'run'}."
         )
+
+
+def _create(file: Path, layers: Sequence[LayerInfo]) -> None:
+    """Make the file of a new run. It is made beside its place and then put there: it is there whole, or not at all."""
+    new = file.with_name(f"{file.name}.new")
+    for leftover in (new, Path(f"{new}-journal"), Path(f"{new}-wal"), Path(f"{new}-shm")):
+        leftover.unlink(missing_ok=True)
+    connection = connect(new, "rwc")
+    try:
+        connection.execute(f"PRAGMA page_size = {schema.PAGE}")
+        connection.execute("PRAGMA auto_vacuum = NONE")
+        connection.execute("BEGIN")
+        schema.create(connection)
+        schema.write_layers(connection, layers)
+        connection.execute("COMMIT")
+        connection.execute("PRAGMA journal_mode = WAL")
+    finally:
+        connection.close()
+    os.replace(new, file)
+    _sync_folder(file.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    # The name of a new file is content of its folder.
+    if os.name == "posix":
+        file = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)

@@ -14,11 +14,11 @@ import numpy as np
 from gyroscope.store.record import Values
 
 
-def pack(values: Values) -> Iterator[tuple[int, bytes]]:
-    """Checksum and bytes of each row of `values` `[steps, layers]`.
+def pack(values: Values) -> Iterator[bytes]:
+    """The bytes of each row of `values` `[steps, layers]`.
 
     >>> rows = np.array([[1.0, 2.0], [0.5, 0.5], [np.nan, np.nan]], dtype=np.float32)
-    >>> [len(data) for _, data in pack(rows)]
+    >>> [len(data) for data in pack(rows)]
     [8, 4, 0]
     """
     values = np.ascontiguousarray(values, dtype="<f4")
@@ -27,19 +27,27 @@ def pack(values: Values) -> Iterator[tuple[int, bytes]]:
     bits = values.view("<u4")
     equal = np.all(bits == bits[:, :1], axis=1)
     for i, row in enumerate(values):
-        data = b"" if unknown[i] else row[:1].tobytes() if equal[i] else row.tobytes()
-        yield crc32(data), data
+        yield b"" if unknown[i] else row[:1].tobytes() if equal[i] else row.tobytes()
 
 
-def unpack(crc: int, data: bytes, layers: int) -> Values | None:
-    """The row that `pack` made, as `[layers]` or, where all are equal, `[1]`; None if the bytes are not those.
+def checksum(attempt: int, step: int, quantity: int, part: int, data: bytes) -> int:
+    """A number that tells whether a row is the one that was written, at the place where it was written.
 
-    >>> [(crc, data)] = pack(np.array([[1.0, 2.0]], dtype=np.float32))
-    >>> unpack(crc, data, 2), unpack(crc + 1, data, 2)
-    (array([1., 2.], dtype=float32), None)
+    >>> checksum(1, 5, 1, 0, b"") == checksum(1, 6, 1, 0, b"")
+    False
     """
-    if not isinstance(data, bytes) or len(data) not in (0, 4, 4 * layers) or crc32(data) != crc:
-        return None
+    return crc32(data, crc32(b"%d %d %d %d" % (attempt, step, quantity, part)))
+
+
+def unpack(data: bytes, layers: int) -> Values:
+    """The row that `pack` made, as `[layers]` or, where all are equal, `[1]`.
+
+    >>> [data] = pack(np.array([[1.0, 2.0]], dtype=np.float32))
+    >>> unpack(data, 2)
+    array([1., 2.], dtype=float32)
+    """
+    if len(data) not in (0, 4, 4 * layers):
+        raise ValueError(f"{len(data)} bytes for {layers} layers")
     return np.frombuffer(data, dtype="<f4") if data else _UNKNOWN
 
 

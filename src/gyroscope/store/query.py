@@ -10,7 +10,7 @@ from typing import Any
 
 from gyroscope.errors import StoreError
 from gyroscope.store import schema
-from gyroscope.store.connect import connect, in_words
+from gyroscope.store.connect import FAILURES, connect, in_words
 
 _FINISHED = "ro&immutable=1"
 
@@ -18,8 +18,8 @@ _FINISHED = "ro&immutable=1"
 class Query:
     """Asks a run's file. The file is opened when it is asked, and again after a fork or after `close`.
 
-    A finished run has no write-ahead file and is opened as one that does not change: that leaves no files behind, and
-    works in a folder that cannot be written. Any other is opened under SQLite's locks.
+    A finished run has an empty write-ahead file or none, and is opened as one that does not change: that leaves no
+    files behind, and works in a folder that cannot be written. Any other is opened under SQLite's locks.
     """
 
     def __init__(self, file: Path) -> None:
@@ -38,12 +38,12 @@ class Query:
             try:
                 try:
                     return self._open().execute(question, given).fetchall()
-                except sqlite3.Error:
+                except FAILURES:
                     # Resumed since it was opened, or while it was read.
                     if self._opened == self._seen():
                         raise
                     return self._open().execute(question, given).fetchall()
-            except sqlite3.Error as error:
+            except FAILURES as error:
                 raise in_words(error, self.file) from error
 
     def close(self) -> None:
@@ -69,7 +69,11 @@ class Query:
             state = os.stat(self.file)
         except OSError:
             raise StoreError(_absent(self.file)) from None
-        if Path(f"{self.file}-wal").exists():
+        try:
+            unfinished = os.stat(f"{self.file}-wal").st_size > 0
+        except OSError:
+            unfinished = False
+        if unfinished:
             return os.getpid(), "ro", state.st_ino
         return os.getpid(), _FINISHED, state.st_ino, state.st_size, state.st_mtime_ns
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,16 @@ from gyroscope.errors import StoreError
 from gyroscope.store import lock, schema
 from gyroscope.store.attempts import Attempt, History
 from gyroscope.store.connect import damaged
-from gyroscope.store.packing import unpack
+from gyroscope.store.export import to_csv, to_json
 from gyroscope.store.query import Query
 from gyroscope.store.record import Event, LayerInfo, QuantityInfo, Steps, Values
+from gyroscope.store.series import measured_steps, read_series
+from gyroscope.store.tables import Table, Wanted
+
+if TYPE_CHECKING:
+    import pandas
+
+T = TypeVar("T")
 
 
 class Scalar(NamedTuple):
@@ -27,6 +34,20 @@ class Scalar(NamedTuple):
 
     steps: Steps
     values: npt.NDArray[np.float64]
+
+
+def _understood(read: Callable[[Run], T]) -> Callable[[Run], T]:
+    """Tells of a file that is readable and makes no sense as of one that is damaged."""
+
+    @wraps(read)
+    def wrapped(run: Run) -> T:
+        try:
+            return read(run)
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
+            what = read.__name__.strip("_").replace("_", " ")
+            raise damaged(run._ask.file, f"its {what} cannot be understood ({error})") from error
+
+    return wrapped
 
 
 class Run:
@@ -56,6 +77,7 @@ class Run:
         self._ask("SELECT 1 FROM layers")
 
     @cached_property
+    @_understood
     def meta(self) -> dict[str, Any]:
         """What was given about the run when it was written."""
         return {key: json.loads(value) for key, value in self._ask("SELECT key, value FROM meta ORDER BY key")}
@@ -63,7 +85,7 @@ class Run:
     @cached_property
     def layer_table(self) -> tuple[LayerInfo, ...]:
         """The layers with their kinds, shapes and parts, in forward order."""
-        return schema.layers_from(self._ask(schema.LAYERS))
+        return schema.layers_from(self._ask(schema.LAYERS), self._ask.file)
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -71,6 +93,7 @@ class Run:
         return tuple(layer.name for layer in self.layer_table)
 
     @cached_property
+    @_understood
     def quantities(self) -> dict[str, QuantityInfo]:
         """What the run has values of, by name."""
         has_rows = "EXISTS (SELECT 1 FROM series WHERE quantity = id)"
@@ -78,6 +101,7 @@ class Run:
         return {name: QuantityInfo(name, unit, meaning) for name, unit, meaning in rows}
 
     @cached_property
+    @_understood
     def attempts(self) -> list[Attempt]:
         """The stretches in which it was written: more than one if it was resumed."""
         return [
@@ -93,10 +117,11 @@ class Run:
         return "interrupted" if ended[0] is None else "ended"
 
     @cached_property
+    @_understood
     def steps(self) -> Steps:
         """The steps at which anything was measured, in order: int64 `[S]`."""
         rows = self._ask("SELECT step, attempt FROM series GROUP BY step, attempt")
-        return _sorted(step for step, attempt in rows if self._history.shows(attempt, step))
+        return np.unique(np.array([s for s, attempt in rows if self._history.shows(attempt, s)], dtype=np.int64))
 
     def series(self, name: str, *, steps: Sequence[int] | Steps | None = None) -> Values:
         """One quantity over steps and layers.
@@ -111,25 +136,18 @@ class Run:
         Raises:
             StoreError: the run has no such quantity, or its file is damaged.
         """
+        self._known(name)
         wanted, place = np.unique(self.steps if steps is None else np.asarray(steps, np.int64), return_inverse=True)
-        values = np.full((len(wanted), len(self.layers)), np.nan, dtype=np.float32)
-        parts = np.array([layer.part for layer in self.layer_table])
-        columns = {part: np.flatnonzero(parts == part) for part in set(parts.tolist())}
-        rows = {step: i for i, step in enumerate(wanted.tolist())}
-        for step, part, crc, data in self._rows(name, "crc, data", wanted):
-            if step in rows:
-                row = unpack(crc, data, len(columns[part])) if part in columns else None
-                if row is None:
-                    raise damaged(self._ask.file, f"the values of {name!r} at step {step} are not those written")
-                values[rows[step], columns[part]] = row
+        values = read_series(self._ask, self._history, name, wanted, self.layer_table)
         return values if steps is None else values[place]
 
     def where(self, name: str) -> Steps:
         """The steps at which a quantity was measured for any layer; a subset of `steps`."""
-        known = {(step, part): known for step, part, known in self._rows(name, "length(data) > 0", self.steps)}
-        return _sorted(step for (step, _), any_known in known.items() if any_known)
+        self._known(name)
+        return measured_steps(self._ask, self._history, name, self.steps)
 
     @cached_property
+    @_understood
     def scalars(self) -> dict[str, Scalar]:
         """What was logged of the whole network, by name."""
         found: dict[str, dict[int, float]] = {}
@@ -144,10 +162,43 @@ class Run:
         }
 
     @cached_property
+    @_understood
     def events(self) -> list[Event]:
         """What happened, in the order of steps."""
         rows = self._ask("SELECT step, kind, text, time, attempt FROM events ORDER BY step, attempt, rowid")
         return [Event(*row) for *row, attempt in rows if self._history.shows(attempt, row[0])]
+
+    def to_pandas(self, quantity: Wanted = None) -> pandas.DataFrame:
+        """A data frame: of one quantity or scalar, a row a step; of several or all, a row a step and layer."""
+        from gyroscope.store.frames import to_pandas
+
+        return to_pandas(self, quantity)
+
+    def to_parquet(self, path: str | os.PathLike[str], quantity: Wanted = None) -> Path:
+        """Write the table of `to_pandas` as Parquet."""
+        from gyroscope.store.frames import to_parquet
+
+        return to_parquet(self, path, quantity)
+
+    def to_csv(self, path: str | os.PathLike[str], quantity: Wanted = None) -> Path:
+        """Write the table of `to_pandas` as CSV; what is not known is empty."""
+        return to_csv(self, path, quantity)
+
+    def to_json(self, path: str | os.PathLike[str], quantity: Wanted = None) -> Path:
+        """Write all of the run, or all with some of the series only, as JSON; what is not known is null."""
+        return to_json(self, path, quantity)
+
+    def check(self) -> None:
+        """Read all of it, and compare it with its checksums.
+
+        Raises:
+            StoreError: the file is damaged; says where.
+        """
+        said = self._ask("PRAGMA integrity_check(1)")
+        if said != [("ok",)]:
+            raise damaged(self._ask.file, str(said[0][0]))
+        for _ in Table.of(self, None).pieces():
+            pass
 
     def refresh(self) -> None:
         """Forget what was read, so that it is read again."""
@@ -177,28 +228,12 @@ class Run:
         )
 
     @cached_property
+    @_understood
     def _history(self) -> History:
         return History(self.attempts)
 
-    def _rows(self, name: str, what: str, steps: Steps) -> Iterator[tuple[Any, ...]]:
-        """Step, part and `what` of a quantity; where attempts wrote the same step, the later one comes later."""
+    def _known(self, name: str) -> None:
         if name not in self.quantities:
             close = get_close_matches(name, self.quantities, n=3, cutoff=0.4) or list(self.quantities)
             said = f"close names are {', '.join(map(repr, close))}" if close else "it has no series yet"
             raise StoreError(f"{self.path} has no series {name!r}; {said}.")
-        if not len(steps):
-            return
-        for step, part, attempt, *found in self._ask(
-            f"SELECT step, part, attempt, {what} FROM series WHERE "
-            "quantity = (SELECT id FROM quantities WHERE name = ?) AND step BETWEEN ? AND ? "
-            "ORDER BY step, part, attempt",
-            name,
-            int(steps[0]),
-            int(steps[-1]),
-        ):
-            if self._history.shows(attempt, step):
-                yield step, part, *found
-
-
-def _sorted(steps: Iterable[int]) -> Steps:
-    return np.unique(np.fromiter(steps, dtype=np.int64))

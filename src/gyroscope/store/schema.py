@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from gyroscope.errors import StoreError
+from gyroscope.store.connect import damaged
 from gyroscope.store.record import LayerInfo
 
 FILE = "run.sqlite"
@@ -79,7 +80,7 @@ def check(connection: sqlite3.Connection, file: Path) -> None:
             )
     missing = sorted(TABLES.keys() - {name for _, name, _, _ in found})
     if missing:
-        raise StoreError(f"{file} is damaged: it has no {', '.join(missing)}. Restore it from a copy.")
+        raise damaged(file, f"it has no {', '.join(missing)}")
 
 
 def write_layers(connection: sqlite3.Connection, layers: Sequence[LayerInfo]) -> None:
@@ -88,7 +89,7 @@ def write_layers(connection: sqlite3.Connection, layers: Sequence[LayerInfo]) ->
     >>> connection = sqlite3.connect(":memory:")
     >>> create(connection)
     >>> write_layers(connection, [LayerInfo("conv1.weight", "conv", (8, 3, 3, 3))])
-    >>> layers_from(connection.execute(LAYERS))
+    >>> layers_from(connection.execute(LAYERS), Path("memory"))
     (LayerInfo(name='conv1.weight', kind='conv', shape=(8, 3, 3, 3), part=0),)
     """
     rows = ((i, one.name, one.kind, json.dumps(one.shape), one.part) for i, one in enumerate(layers))
@@ -98,6 +99,9 @@ def write_layers(connection: sqlite3.Connection, layers: Sequence[LayerInfo]) ->
 LAYERS = "SELECT name, kind, shape, part FROM layers ORDER BY position"
 
 
-def layers_from(rows: Iterable[tuple[str, str, str, int]]) -> tuple[LayerInfo, ...]:
+def layers_from(rows: Iterable[tuple[str, str, str, int]], file: Path) -> tuple[LayerInfo, ...]:
     """The layers of a run, in forward order, from the answer to `LAYERS`."""
-    return tuple(LayerInfo(name, kind, tuple(json.loads(shape)), part) for name, kind, shape, part in rows)
+    try:
+        return tuple(LayerInfo(name, kind, tuple(json.loads(shape)), part) for name, kind, shape, part in rows)
+    except (TypeError, ValueError) as error:
+        raise damaged(file, f"its layers cannot be understood ({error})") from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +15,8 @@ from typing import Any, NoReturn
 from weakref import WeakSet
 
 from gyroscope.errors import StoreError
-from gyroscope.store.connect import in_words
-from gyroscope.store.database import Database, create
-from gyroscope.store.folder import refuse_foreign, run_file
-from gyroscope.store.lock import Lock
+from gyroscope.store.connect import FAILURES, in_words
+from gyroscope.store.folder import open_run, run_file
 from gyroscope.store.mailbox import Mailbox
 from gyroscope.store.record import Deferred, Event, LayerInfo, QuantityInfo, Record, Scalars, Sink
 from gyroscope.store.scribe import LOG, Scribe
@@ -80,7 +77,13 @@ class Writer:
         self.error: StoreError | None = None
         self.busy_seconds = 0.0
         _check(layers, meta, queue, tick)
-        self._lock, database = _open(self.path, layers, lambda d: d.begin(step, quantities, meta))
+        self._lock, database = open_run(self.path, layers)
+        try:
+            database.begin(step, quantities, meta)
+        except FAILURES as error:
+            database.close(ended=False)
+            self._lock.release()
+            raise in_words(error, run_file(self.path)) from error
         self.attempt = database.attempt
         self._scribe = Scribe(database, step, sinks, (tuple(layers), dict(quantities), dict(meta)))
         self._on_tick, self._tick = on_tick, tick
@@ -182,26 +185,6 @@ def _check(layers: Sequence[LayerInfo], meta: Mapping[str, Any], queue: int, tic
         ) from error
     if queue < 1 or not tick > 0:
         raise StoreError(f"queue={queue} and tick={tick} were given; queue is 1 or more, tick a time in seconds.")
-
-
-def _open(folder: Path, layers: Sequence[LayerInfo], begin: Callable[[Database], None]) -> tuple[Lock, Database]:
-    """The run in `folder`, made if it is not there, with an attempt begun, and the lock on it."""
-    file = run_file(folder)
-    refuse_foreign(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = Lock(folder)
-        try:
-            if not file.exists():
-                create(file, layers)
-            database = Database(file, layers)
-            begin(database)
-            return lock, database
-        except BaseException:
-            lock.release()
-            raise
-    except (sqlite3.Error, OSError) as error:
-        raise in_words(error, file) from error
 
 
 _writers: WeakSet[Writer] = WeakSet()
