@@ -3,6 +3,7 @@
 import json
 import struct
 from pathlib import Path
+from time import sleep
 
 import pytest
 from sink_runs import LAYERS, QUANTITIES, record, rotation, rows
@@ -24,9 +25,19 @@ def offline(tmp_path, monkeypatch):
 
 
 def records(folder):
-    """Return the messages in a run's file: LevelDB's log format after seven bytes that say what it is."""
+    """Return the messages of the one run in `folder`, whose file is complete some time after `finish` has returned."""
     (file,) = Path(folder).glob("wandb/offline-run-*/*.wandb")
-    data, position, whole = file.read_bytes(), 7, b""
+    for _ in range(300):
+        found = messages(file.read_bytes())
+        if found and found[-1].HasField("exit"):
+            return found
+        sleep(0.1)
+    pytest.fail(f"{file} was never completed")
+
+
+def messages(data):
+    """Return the messages in a run's file: LevelDB's log format after seven bytes that say what it is."""
+    found, position, whole = [], 7, b""
     while position + 7 <= len(data):
         if (left := _BLOCK - position % _BLOCK) < 7:
             position += left  # a header never crosses blocks
@@ -34,9 +45,12 @@ def records(folder):
         length, kind = struct.unpack_from("<HB", data, position + 4)
         whole += data[position + 7 : position + 7 + length]
         position += 7 + length
+        if position > len(data):
+            break  # written in part
         if kind in (_FULL, _LAST):
-            yield Record.FromString(whole)
+            found.append(Record.FromString(whole))
             whole = b""
+    return found
 
 
 def history(folder):
