@@ -66,8 +66,8 @@ def activity_threshold(module: nn.Module) -> float:
 
 def first_tensor(output: Any) -> Tensor | None:
     """The activations in what a module put out: the tensor, or the first of a tuple; None where none can be seen."""
-    if isinstance(output, tuple | list):
-        output = next((item for item in output if isinstance(item, Tensor)), None)
+    while isinstance(output, tuple | list):  # tuples of tuples: a packed sequence beside its last state
+        output = next((item for item in output if isinstance(item, Tensor | tuple | list)), None)
     if not isinstance(output, Tensor) or not output.is_floating_point() or output.numel() == 0 or output.dim() == 0:
         return None
     # Inside `torch.func` transforms, and of tensors that lie on several ranks, parts are all one would see.
@@ -103,7 +103,7 @@ class Layout:
         >>> Layout(8, 2).place(torch.zeros(4, 8, 5, 5))[1:], Layout(8, 2).place(torch.zeros(4, 5, 5, 8))[1:]
         ((1, True), (3, False))
         """
-        if self.spatial and x.dim() == self.spatial + 1 and x.shape[0] == self.width:
+        if x.dim() == 1 or (self.spatial and x.dim() == self.spatial + 1 and x.shape[0] == self.width):
             x = x[None]
         last = x.shape[-1] == self.width
         if self.spatial and x.dim() == self.spatial + 2 and (x.shape[1] == self.width or not last):
