@@ -6,6 +6,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
+from figures.made import example_run, run_of, texts
 from gyroscope.figures import rotation_curves
 from gyroscope.figures.depth import depth_colours
 
@@ -69,3 +70,67 @@ def test_pyplot_is_not_imported(monkeypatch):
 def test_shapes_that_do_not_fit_are_refused(curves, x, says):
     with pytest.raises(ValueError, match=says):
         rotation_curves(curves, x)
+
+
+def test_a_runs_curves_are_drawn_against_its_steps():
+    ax = rotation_curves(run_of(rotation=CURVES, steps=[0, 10, 400]))
+    assert [line.get_xdata().tolist() for line in ax.lines] == [[0, 10, 400]] * 3
+    assert (ax.get_xlabel(), ax.get_xlim()) == ("step", (0, 400))
+
+
+def test_other_times_can_stand_in_for_a_runs_steps():
+    ax = rotation_curves(run_of(rotation=CURVES, steps=[0, 10, 400]), [0, 0.5, 20], xlabel="epoch")
+    assert ax.lines[0].get_xdata().tolist() == [0, 0.5, 20]
+    with pytest.raises(ValueError, match=r"x has shape \(2,\); for a run of 3 steps it must be \(3,\)"):
+        rotation_curves(run_of(rotation=CURVES), [0, 1])
+
+
+def test_gaps_are_bridged_and_a_single_value_is_a_dot():
+    rotation = [[0.0, np.nan, np.nan], [np.nan, 0.3, np.nan], [0.5, np.nan, np.nan]]
+    bridged, alone, empty = rotation_curves(run_of(rotation=rotation)).lines
+    assert bridged.get_xydata().tolist() == [[0, 0], [2, 0.5]]
+    assert alone.get_xydata().tolist() == [pytest.approx([1, 0.3])]
+    assert (alone.get_marker(), bridged.get_marker()) == ("o", "")
+    assert len(empty.get_xdata()) == 0
+
+
+def test_the_axis_goes_beyond_one_only_if_a_layer_does():
+    assert rotation_curves([[0.0], [1.37]]).get_ylim() == (0, 1.4)
+
+
+def test_a_few_layers_are_named_first_to_last():
+    legend = rotation_curves(example_run(layers=3)).get_legend()
+    assert texts(legend) == ["block1.conv1", "block1.conv2", "block2.conv1"]
+    colours = [luminance(handle.get_color()) for handle in legend.legend_handles]
+    assert colours == sorted(colours)
+
+
+@pytest.mark.parametrize(("layers", "ticks"), [(34, ["1", "34"]), (1202, ["1", "1,202"])])
+def test_many_layers_are_numbered_from_the_top_of_a_colour_bar(layers, ticks):
+    ax = rotation_curves(example_run(layers=layers, steps=5))
+    bar = ax.figure.axes[-1]
+    assert ax.get_legend() is None
+    assert bar.get_ylim() == (layers, 1)
+    labels = [label.get_text() for label in bar.get_yticklabels()]
+    assert [labels[0], labels[-1]] == ticks
+
+
+def test_a_legend_can_be_left_out():
+    ax = rotation_curves(example_run(), legend=False)
+    assert ax.get_legend() is None
+    assert len(ax.figure.axes) == 1
+
+
+def test_1202_lines_are_thin_translucent_and_an_image_in_vector_formats():
+    few, many = (rotation_curves(example_run(layers=n, steps=5)).lines for n in (3, 1202))
+    assert len(many) == 1202
+    assert many[0].get_linewidth() < few[0].get_linewidth() / 2
+    assert many[0].get_alpha() < 1
+    assert all(line.get_rasterized() for line in many)
+    assert not any(line.get_rasterized() for line in few)
+
+
+def test_long_runs_are_drawn_with_about_a_thousand_points_that_include_the_last():
+    [line] = rotation_curves(np.linspace(0, 0.7, 10_000)[:, None]).lines
+    assert len(line.get_xdata()) <= 1002
+    assert line.get_xydata()[-1].tolist() == [9999, 0.7]

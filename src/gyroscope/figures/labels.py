@@ -14,8 +14,8 @@ from gyroscope.figures.names import short_names
 
 _SIZE = 7.5
 # Offsets in points from the mark, and the side of the text that is put there.
-_PLACES = [(5, 0, "left"), (-5, 0, "right"), (0, 8, "center"), (0, -8, "center")]
-_PLACES += [(dx, dy, "left" if dx > 0 else "right") for dy in (8, -8, 16, -16, 24, -24) for dx in (5, -5)]
+_PLACES = [(5, 0, "left"), (-5, 0, "right"), (0, 10, "center"), (0, -10, "center")]
+_PLACES += [(dx, dy, "left" if dx > 0 else "right") for dy in (10, -10, 20, -20, 30, -30) for dx in (5, -5)]
 
 Box = tuple[float, float, float, float]
 
@@ -51,7 +51,7 @@ def place_labels(ax: Axes, x: npt.ArrayLike, y: npt.ArrayLike, names: Sequence[s
             va="center",
             fontsize=_SIZE,
             path_effects=[withStroke(linewidth=2, foreground="white")],
-            arrowprops={"arrowstyle": "-", "color": "0.7", "linewidth": 0.5} if abs(dy) > 8 else None,
+            arrowprops={"arrowstyle": "-", "color": "0.7", "linewidth": 0.5} if abs(dy) > 10 else None,
         )
 
 

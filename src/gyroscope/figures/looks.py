@@ -155,7 +155,7 @@ def colours_of(look: Look, values: npt.ArrayLike) -> Normalize:
 
 def _beyond_one(largest: float) -> float:
     # A cosine distance reaches 2. Rounding just above 1 is no reason to leave the paper's axes.
-    return 1.0 if largest <= 1.005 else min(ceil(10 * largest) / 10, 2.0)
+    return 1.0 if largest <= 1.005 else min(ceil(10 * largest - 0.001) / 10, 2.0)
 
 
 def _known(values: npt.ArrayLike) -> npt.NDArray[np.float64]:

@@ -75,11 +75,9 @@ def rotation_heatmap(
 
 
 def _edges(steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    # A step stands for the time half way to its neighbours, and the outer ones for as much on both sides.
-    if len(steps) == 1:
-        return np.array([steps[0] - 0.5, steps[0] + 0.5])
-    between = (steps[:-1] + steps[1:]) / 2
-    return np.concatenate([steps[:1] - (between[0] - steps[0]), between, steps[-1:] + (steps[-1] - between[-1])])
+    # A step stands for the time half way to its neighbours; the outer ones reach outwards as little as any.
+    outward = np.diff(steps).min() / 2 if len(steps) > 1 else 0.5
+    return np.concatenate([steps[:1] - outward, (steps[:-1] + steps[1:]) / 2, steps[-1:] + outward])
 
 
 def _resampled(series: Series, edges: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -1,0 +1,104 @@
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+
+from figures.made import example_run, run_of, written
+from gyroscope import figures
+from gyroscope.errors import FigureError, StoreError
+from gyroscope.figures.given import find
+
+ONE_RUN = [
+    figures.rotation_curves,
+    figures.rotation_heatmap,
+    figures.rates,
+    figures.norms,
+    figures.effective_rates,
+    figures.moment_percentiles,
+    figures.neurons,
+    figures.scalars,
+]
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("runs") / "stored", example_run(layers=4, steps=21))
+
+
+@pytest.mark.parametrize("draw", ONE_RUN, ids=lambda draw: draw.__name__)
+def test_a_run_on_disk_is_drawn_like_the_same_numbers_in_memory(draw, stored):
+    memory = draw(example_run(layers=4, steps=21))
+    for given in (stored, stored.path, str(stored.path)):
+        ax = draw(given)
+        assert isinstance(ax, Axes)
+        assert len(ax.lines) == len(memory.lines)
+        for line, same in zip(ax.lines, memory.lines, strict=True):
+            np.testing.assert_allclose(line.get_xydata(), same.get_xydata(), rtol=1e-6)
+        assert ax.get_xlim() == pytest.approx(memory.get_xlim())
+        assert ax.get_ylim() == pytest.approx(memory.get_ylim())
+
+
+def test_a_dashboard_of_a_run_on_disk_has_the_panels_of_the_same_numbers_in_memory(stored):
+    panels = [[ax.get_title() for ax in figures.dashboard(run).axes] for run in (stored, example_run(4, 21))]
+    assert panels[0] == panels[1]
+
+
+@pytest.mark.parametrize("draw", ONE_RUN, ids=lambda draw: draw.__name__)
+def test_given_axes_are_drawn_on_and_get_no_key_for_depth(draw):
+    figure = figures.rotation_curves([[0.0]]).figure
+    ax = figure.axes[0]
+    assert draw(example_run(layers=30, steps=21), ax=ax) is ax
+    assert "layer, in forward order" not in [other.get_ylabel() for other in figure.axes]
+
+
+@pytest.mark.parametrize("draw", ONE_RUN, ids=lambda draw: draw.__name__)
+def test_a_run_of_one_step_can_be_drawn(draw, tmp_path):
+    run = example_run(layers=3, steps=1)
+    for values in run.data.values():
+        values[np.isnan(values)] = 0.5
+    figures.save(draw(run), tmp_path / "one.png", dpi=50)
+
+
+@pytest.mark.parametrize("draw", ONE_RUN[:-1], ids=lambda draw: draw.__name__)
+def test_what_a_run_does_not_hold_is_an_error_that_says_what_it_holds(draw):
+    with pytest.raises(FigureError, match=r"the run 'made' has no .*: it holds custom"):
+        draw(run_of(custom=np.zeros((2, 3))))
+
+
+def test_values_that_are_all_unknown_are_no_values():
+    with pytest.raises(FigureError, match="rotation of the run 'made' has no values yet"):
+        figures.rotation_curves(run_of(rotation=np.full((2, 3), np.nan)))
+
+
+def test_a_name_that_is_nearly_right_is_suggested():
+    with pytest.raises(FigureError, match=r"has no gradient: .* did you mean gradient_norm\?"):
+        figures.curves(run_of(gradient_norm=np.ones((2, 3))), "gradient")
+
+
+def test_steps_at_which_nothing_is_known_are_left_out_and_infinities_are_not_known():
+    series = find(run_of(rate=[[np.nan, np.nan], [0.1, np.inf], [0.2, 0.3]]), "rate")
+    assert series.steps.tolist() == [1, 2]
+    assert np.isnan(series.values).tolist() == [[False, True], [False, False]]
+
+
+def test_reading_a_run_does_not_change_it():
+    run = run_of(rate=[[np.inf, 1.0]])
+    figures.curves(run, "rate")
+    assert run.series("rate").tolist() == [[np.inf, 1.0]]
+
+
+def test_layers_are_chosen_by_patterns_and_keep_the_colours_of_their_depth():
+    run = example_run(layers=10)
+    every, some = figures.rotation_curves(run), figures.rotation_curves(run, layers=["block4.*", "block1.conv2.weight"])
+    assert [line.get_color() for line in some.lines] == [every.lines[i].get_color() for i in (1, 6, 7)]
+
+
+def test_a_pattern_without_layers_names_one_that_exists():
+    with pytest.raises(FigureError, match=r"layers='conv\*' matches none of the 3 layers; one of them is 'block"):
+        figures.rates(example_run(), layers="conv*")
+
+
+def test_what_is_no_run_is_refused():
+    with pytest.raises(FigureError, match="was given a int; it takes a run or the path of one"):
+        figures.rates(7)
+    with pytest.raises(StoreError, match="no run at"):
+        figures.rates("no/such/folder")

@@ -1,0 +1,58 @@
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from figures.made import example_run
+from gyroscope.errors import FigureError
+from gyroscope.figures import dashboard, rotation_curves, rotation_heatmap, save
+
+BEGINS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+
+
+@pytest.mark.parametrize("form", BEGINS)
+@pytest.mark.parametrize("draw", [rotation_curves, dashboard], ids=["axes", "figure"])
+def test_the_ending_says_the_format_of_the_one_file_written(tmp_path, form, draw):
+    path = tmp_path / "new" / "folder" / f"curves.{form}"
+    assert save(draw(example_run(steps=5)), path) == [path]
+    assert path.read_bytes().startswith(BEGINS[form])
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_without_an_ending_png_and_svg_are_written(tmp_path):
+    written = save(rotation_curves([[0.0], [0.5]]), tmp_path / "lr0.1")
+    assert written == [tmp_path / "lr0.1.png", tmp_path / "lr0.1.svg"]
+    assert imread(written[0]).std() > 0
+
+
+@pytest.mark.parametrize("name", ["curves.jpg", "curves.pgn", "curves.tiff"])
+def test_other_formats_are_refused_before_anything_is_written(tmp_path, name):
+    with pytest.raises(FigureError, match=r"not a format figures are written in; use \.png, \.svg, \.pdf"):
+        save(rotation_curves([[0.0]]), tmp_path / "folder" / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_figure_is_refused(tmp_path):
+    with pytest.raises(FigureError, match="was given a str; it takes a figure or axes"):
+        save("figure", tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("form", BEGINS)
+def test_the_same_figure_gives_the_same_file(tmp_path, form):
+    first, second = (save(rotation_curves(example_run()), tmp_path / f"{i}.{form}")[0] for i in range(2))
+    assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.parametrize("form", ["svg", "pdf"])
+@pytest.mark.parametrize("draw", [rotation_curves, rotation_heatmap], ids=lambda draw: draw.__name__)
+def test_vector_files_of_1202_layers_stay_small(tmp_path, form, draw):
+    run = example_run(layers=1202, steps=300, quantities=["rotation"])
+    [path] = save(draw(run), tmp_path / f"many.{form}")
+    assert path.stat().st_size < 2_000_000
+
+
+def test_a_spike_of_one_layer_at_one_step_is_still_in_the_picture(tmp_path):
+    calm = np.zeros((20_000, 1))
+    spike = calm.copy()
+    spike[12_345] = 0.9
+    pixels = [imread(save(rotation_curves(y), tmp_path / f"{y.max()}.png")[0]) for y in (calm, spike)]
+    assert (pixels[0] != pixels[1]).any()
