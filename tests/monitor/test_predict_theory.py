@@ -65,6 +65,13 @@ def test_the_rate_is_the_same_whether_successive_gradients_agree_or_not(name):
     assert math.sqrt(np.square(angles[settled:]).mean()) == pytest.approx(at.rate, rel=0.03)
 
 
+def test_the_norm_under_momentum_is_larger_where_successive_gradients_agree_up_to_a_bound():
+    options = OPTIMIZERS["momentum"]
+    at = equilibrium(**options, gradient=1.0)
+    norms, _ = walk(round(12 * at.half_life), **options, start=2 * at.norm, steady=True)
+    assert 1.3 < norms[round(6 * at.half_life) :].mean() / at.norm < ((1 + 0.9) / (1 - 0.9)) ** 0.25
+
+
 def test_without_weight_decay_there_is_no_equilibrium():
     assert equilibrium(0.1, 0.0, gradient=1.0) == (0.0, math.inf, math.inf)
 
