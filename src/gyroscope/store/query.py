@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import threading
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from gyroscope.errors import StoreError
@@ -13,6 +15,7 @@ from gyroscope.store import schema
 from gyroscope.store.connect import FAILURES, connect, in_words
 
 _FINISHED = "ro&immutable=1"
+_NOT_ALLOWED = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_READONLY_DIRECTORY", "SQLITE_READONLY_CANTINIT")
 
 
 class Query:
@@ -26,6 +29,7 @@ class Query:
         self.file = file
         self._connection: sqlite3.Connection | None = None
         self._opened: tuple[Any, ...] = ()
+        self._copy: TemporaryDirectory[str] | None = None
         self._lock = threading.RLock()
 
     def __call__(self, question: str, *given: Any) -> list[Any]:
@@ -52,16 +56,39 @@ class Query:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
+            if self._copy is not None:
+                self._copy.cleanup()
+                self._copy = None
+
+    def __del__(self) -> None:
+        self.close()
 
     def _open(self) -> sqlite3.Connection:
         seen = self._seen()
         if self._connection is not None and self._opened == seen:
             return self._connection
         self.close()
-        self._connection = connect(self.file, seen[1])
         self._opened = seen
-        schema.check(self._connection, self.file)
+        try:
+            self._connection = self._checked(self.file, seen[1])
+        except sqlite3.OperationalError as error:
+            if seen[1] == _FINISHED or getattr(error, "sqlite_errorname", "") not in _NOT_ALLOWED:
+                raise
+            # A killed run in a folder that cannot be written: SQLite needs to write there to see its last steps.
+            self._copy = TemporaryDirectory()
+            for name in (self.file.name, f"{self.file.name}-wal"):
+                shutil.copyfile(self.file.with_name(name), Path(self._copy.name) / name)
+            self._connection = self._checked(Path(self._copy.name) / self.file.name, "ro")
         return self._connection
+
+    def _checked(self, file: Path, mode: str) -> sqlite3.Connection:
+        connection = connect(file, mode)
+        try:
+            schema.check(connection, self.file)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _seen(self) -> tuple[Any, ...]:
         """What must be as it was for the connection to be good: the process, how to open the file, and its state."""
