@@ -1,0 +1,95 @@
+"""One row a layer: what a run has measured last, and how a quantity went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from gyroscope.cli.sparkline import sparklines
+from gyroscope.cli.standing_out import last_values
+from gyroscope.store import Run
+
+_SPARK = 24
+# Quantities between 0 and 1 or between -1 and 1: those are near 0 that are 0.
+_LINEAR = ("rotation", "neuron", "dying", "full", "alignment", "invariance")
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A heading, a cell for each layer, and how soon it is left out of a narrow terminal: the highest first."""
+
+    heading: str
+    cells: Sequence[str]
+    yields: int
+    right: bool = True
+
+    @property
+    def width(self) -> int:
+        return max(map(len, (self.heading, *self.cells))) + 3
+
+
+_NUMBERS: tuple[tuple[str, str, Callable[[float], str], int], ...] = (
+    ("rotation", "rotation", lambda value: f"{value:.3f}", 0),
+    ("rate_per_step", "rad/step", lambda value: f"{value:.2g}", 1),
+    ("weight_norm", "‖w‖", lambda value: f"{value:.3g}", 3),
+    ("update_ratio", "‖Δw‖/‖w‖", lambda value: f"{value:.2g}", 2),
+    ("effective_lr", "η/‖w‖²", lambda value: f"{value:.2g}", 4),
+)
+
+
+def layer_table(run: Run, *, quantity: str, rows: Sequence[int], width: int) -> tuple[Table, list[str]]:
+    """Return the table of the layers at `rows`, and the headings that `width` characters had no room for.
+
+    A gap between the rows is shown as one, with the number of layers in it.
+
+    >>> import tempfile
+    >>> from gyroscope.store.example import write_example
+    >>> with tempfile.TemporaryDirectory() as folder, write_example(folder) as run:
+    ...     table, left_out = layer_table(run, quantity="rotation", rows=[0, 2], width=100)
+    >>> [column.header for column in table.columns], table.row_count, left_out
+    (['layer', 'kind', 'shape', 'rotation', 'rotation over the steps'], 3, [])
+    """
+    columns = _columns(run, quantity, rows)
+    left_out = []
+    while sum(column.width for column in columns) > width and any(column.yields for column in columns):
+        first = max(columns, key=lambda column: column.yields)
+        columns.remove(first)
+        left_out.append(first.heading)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for column in columns:
+        table.add_column(column.heading, justify="right" if column.right else "left", no_wrap=not column.right)
+    previous = -1
+    for place, row in enumerate(rows):
+        if row > previous + 1:
+            table.add_row(Text(f"… {row - previous - 1:,} more", style="dim"))
+        table.add_row(*(Text(column.cells[place]) for column in columns))
+        previous = row
+    if previous < len(run.layers) - 1:
+        table.add_row(Text(f"… {len(run.layers) - 1 - previous:,} more", style="dim"))
+    return table, left_out[::-1]
+
+
+def _columns(run: Run, quantity: str, rows: Sequence[int]) -> list[_Column]:
+    infos = [run.layer_table[row] for row in rows]
+    columns = [
+        _Column("layer", [info.name for info in infos], 0, right=False),
+        _Column("kind", [info.kind for info in infos], 6, right=False),
+        _Column("shape", ["×".join(map(str, info.shape)) for info in infos], 5),
+    ]
+    shown = [name for name, *_ in _NUMBERS]
+    others = [] if quantity in shown else [(quantity, quantity, lambda value: f"{value:.3g}", 0)]
+    for name, heading, written, yields in (*_NUMBERS, *others):
+        if name in run.quantities:
+            values = last_values(run.series(name))[list(rows)]
+            cells = [written(value) if np.isfinite(value) else "–" for value in values]
+            columns.append(_Column(heading, cells, yields))
+    if quantity in run.quantities and len(run.steps):
+        series = run.series(quantity)
+        lines = sparklines(run.steps, series, width=_SPARK, log=not quantity.startswith(_LINEAR))
+        columns.append(_Column(f"{quantity} over the steps", [lines[row] for row in rows], 0, right=False))
+    return columns

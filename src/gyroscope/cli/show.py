@@ -1,0 +1,133 @@
+"""`gyroscope show`: a run in the terminal."""
+
+from __future__ import annotations
+
+import time
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, fail
+from gyroscope.errors import GyroscopeError
+
+if TYPE_CHECKING:
+    from gyroscope.store import Run
+
+_ROWS = 24
+_EVENTS = 3
+_SECONDS = 2.0
+# A pipe or a file has no width; this holds every column.
+_UNBOUNDED = 150
+
+
+def show(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="The folder of a run, as it was given to gyroscope.watch.", show_default=False
+        ),
+    ],
+    quantity: Annotated[
+        str, typer.Option(help="What the last column draws over the steps, such as gradient_norm.")
+    ] = "rotation",
+    layers: Annotated[
+        str, typer.Option(metavar="N|all|PATTERN", help="How many layers to show, or those whose name matches.")
+    ] = str(_ROWS),
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep watching a run that is still going.")] = False,
+) -> None:
+    """Show a run as a table: one row a layer, with its last values and how they came about.
+
+    **rotation** is how far a layer has turned from where it started, 0 not at all and 1 a right angle.
+    **rad/step** is how fast it turns now, **‖w‖** the norm of its weights, **‖Δw‖/‖w‖** the size of an
+    update beside them, **η/‖w‖²** the learning rate it feels. A dash is not known.
+
+    For example: gyroscope show runs/first --layers all
+    """
+    from gyroscope.store import load
+
+    try:
+        with load(run) as opened:
+            _check(opened, quantity)
+            console = Console()
+            width = console.width if console.is_terminal else _UNBOUNDED
+            if follow:
+                _follow(opened, console, quantity, layers, width)
+            else:
+                console = console if console.is_terminal else Console(width=width)
+                console.print(_page(opened, quantity, _rows(opened, layers), width))
+    except GyroscopeError as error:
+        fail(str(error), code=FAILED)
+
+
+def _follow(run: Run, console: Console, quantity: str, layers: str, width: int) -> None:
+    with Live(console=console, auto_refresh=False) as live:
+        try:
+            while True:
+                going = run.state == "running"
+                run.refresh()
+                live.update(_page(run, quantity, _rows(run, layers), width), refresh=True)
+                if not going:
+                    return
+                time.sleep(_SECONDS)
+        except KeyboardInterrupt:  # how one stops watching
+            return
+
+
+def _page(run: Run, quantity: str, rows: list[int], width: int) -> RenderableType:
+    from gyroscope.cli.layer_table import layer_table
+    from gyroscope.cli.standing_out import in_words
+
+    table, left_out = layer_table(run, quantity=quantity, rows=rows, width=width)
+    below = [in_words(run)]
+    if len(rows) < len(run.layers):
+        below.append(f"{len(rows)} of {len(run.layers):,} layers are shown; --layers all shows them all.")
+    if left_out:
+        below.append(f"A wider terminal also shows {', '.join(left_out)}.")
+    return Group(*map(Text, _header(run)), table, *map(Text, below))
+
+
+def _header(run: Run) -> list[str]:
+    steps = run.steps
+    span = f"steps {steps[0]:,} to {steps[-1]:,}, {len(steps):,} of them measured" if len(steps) else "no steps yet"
+    lines = [f"{run.name}: {len(run.layers):,} layers, {span}, {run.state}"]
+    last = [f"{name} {curve.values[-1]:.4g}" for name, curve in run.scalars.items() if len(curve.values)]
+    if last:
+        lines.append(", ".join(last))
+    events = run.events
+    if len(events) > _EVENTS:
+        lines.append(f"{len(events):,} events, the last of them:")
+    lines += [f"  step {event.step:,} {event.kind}: {event.text}" for event in events[-_EVENTS:]]
+    return lines
+
+
+def _check(run: Run, quantity: str) -> None:
+    known = list(run.quantities)
+    if quantity not in known and known:
+        close = get_close_matches(quantity, known, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        # "rotation" is what one gets without asking: a run without it is shown all the same.
+        if quantity != "rotation":
+            fail(f"--quantity {quantity} is not in {run.name}, which holds {', '.join(known)}{hint}", code=BAD_ARGUMENT)
+
+
+def _rows(run: Run, layers: str) -> list[int]:
+    count = len(run.layers)
+    if layers == "all":
+        return list(range(count))
+    if layers.isdigit():
+        wanted = min(int(layers), count)
+        if wanted < 1:
+            fail("--layers is 0; it must be 1 or more, all, or a pattern", code=BAD_ARGUMENT)
+        first = (wanted + 1) // 2
+        return [*range(first), *range(count - (wanted - first), count)]
+    rows = [i for i, name in enumerate(run.layers) if fnmatchcase(name, layers)]
+    if not rows:
+        close = get_close_matches(layers, run.layers, n=1, cutoff=0)[0]
+        fail(f"--layers {layers} matches none of the {count:,} layers; one of them is {close}", code=BAD_ARGUMENT)
+    return rows

@@ -1,0 +1,221 @@
+import re
+import threading
+import time
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import gyroscope.cli.show as module
+from figures.made import example_run, run_of, written
+from gyroscope.cli.show import show
+from gyroscope.cli.sparkline import BLOCKS, sparklines
+from gyroscope.cli.standing_out import in_words
+from gyroscope.store import Event, LayerInfo, QuantityInfo, Rows, Writer
+
+app = typer.Typer(rich_markup_mode="markdown")
+app.command()(show)
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("runs") / "small", example_run(steps=21))
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    run = example_run(layers=1202, steps=5, quantities=["rotation"])
+    return written(tmp_path_factory.mktemp("runs") / "deep", run)
+
+
+def rows(output):
+    return [re.split(r"\s{2,}", line.strip()) for line in output.splitlines() if ".weight " in line]
+
+
+def test_a_row_holds_a_layers_name_kind_shape_and_last_values(small):
+    result = run(small.path)
+    assert result.exit_code == 0, result.output
+    for layer, cells in enumerate(rows(result.stdout)):
+        assert cells[:3] == [small.layers[layer], "conv", "4×4×3×3"]
+        last = {name: float(small.series(name)[-1, layer]) for name in small.quantities}
+        assert cells[3] == f"{last['rotation']:.3f}"
+        assert [float(cell) for cell in cells[4:8]] == pytest.approx(
+            [last["rate_per_step"], last["weight_norm"], last["update_ratio"], last["effective_lr"]], rel=0.05
+        )
+        assert set(cells[8]) <= set(BLOCKS)
+    assert len(rows(result.stdout)) == 3
+
+
+def test_the_header_names_the_run_its_steps_state_and_last_scalars(small):
+    first, second = run(small.path).stdout.splitlines()[:2]
+    assert first == "small: 3 layers, steps 0 to 20, 21 of them measured, ended"
+    assert second == "loss 0.04213, test_accuracy 0.9"
+
+
+def test_the_last_events_are_shown_and_the_others_counted(tmp_path):
+    with Writer(tmp_path / "run", [LayerInfo("a", "linear", (2, 2))], {}) as writer:
+        for step in range(5):
+            writer.put(Event(step, "note", f"thing {step}"))
+    output = run(tmp_path / "run").stdout
+    assert "5 events, the last of them:" in output
+    assert "step 4 note: thing 4" in output
+    assert "thing 1" not in output
+
+
+def test_of_many_layers_the_first_and_last_are_shown_and_how_to_see_all(deep):
+    output = run(deep.path).stdout
+    names = [cells[0] for cells in rows(output)]
+    assert names == [*deep.layers[:12], *deep.layers[-12:]]
+    assert "… 1,178 more" in output
+    assert "24 of 1,202 layers are shown; --layers all shows them all." in output
+
+
+@pytest.mark.parametrize(("asked", "count"), [("all", 1202), ("5", 5), ("2000", 1202), ("block60?.conv1.*", 2)])
+def test_layers_are_chosen_by_number_or_pattern(deep, asked, count):
+    assert len(rows(run(deep.path, "--layers", asked).stdout)) == count
+
+
+def test_another_quantity_has_a_column_and_a_sparkline(small):
+    output = run(small.path, "--quantity", "gradient_norm").stdout
+    assert "gradient_norm over the steps" in output
+    for layer, cells in enumerate(rows(output)):
+        assert float(cells[8]) == pytest.approx(small.series("gradient_norm")[-1, layer], rel=0.01)
+
+
+def test_a_narrow_terminal_keeps_names_and_rotation_and_says_what_is_missing(small, monkeypatch):
+    monkeypatch.setattr(module, "_UNBOUNDED", 70)
+    output = run(small.path).stdout
+    assert all(len(line) <= 70 for line in output.splitlines())
+    assert [cells[0] for cells in rows(output)] == list(small.layers)
+    assert "…" not in output
+    assert "A wider terminal also shows" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--quantity", "rotatoin"], 2, "--quantity rotatoin is not in small, which holds rotation, "),
+        (["--layers", "0"], 2, "--layers is 0; it must be 1 or more, all, or a pattern"),
+        (["--layers", "zz*"], 2, "--layers zz* matches none of the 3 layers; one of them is block"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_line(small, arguments, code, says):
+    result = run(small.path, *arguments)
+    assert result.exit_code == code
+    assert result.stderr.startswith(f"gyroscope: {says}")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_run_that_is_not_there_exits_with_one(tmp_path):
+    result = run(tmp_path / "nowhere")
+    assert result.exit_code == 1
+    assert "no run at" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_run_without_rotation_or_without_anything_is_shown_all_the_same(tmp_path):
+    written(tmp_path / "custom", run_of(custom=np.ones((2, 3)))).close()
+    assert "Rotation was not measured; the run holds custom." in run(tmp_path / "custom").stdout
+    Writer(tmp_path / "empty", [LayerInfo("a", "linear", (2, 2))], {}).close()
+    assert "Nothing has been measured yet." in run(tmp_path / "empty").stdout
+
+
+def test_following_shows_what_is_written_and_ends_with_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_SECONDS", 0.01)
+    info = {"rotation": QuantityInfo("rotation", "1", "…")}
+    writer = Writer(tmp_path / "live", [LayerInfo("a.weight", "linear", (2, 2))], info)
+
+    def write():
+        time.sleep(0.2)
+        writer.put(Rows(0, np.array([7]), {"rotation": np.array([[0.625]], dtype=np.float32)}))
+        writer.close()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    result = run(tmp_path / "live", "--follow")
+    thread.join()
+    assert result.exit_code == 0, result.output
+    assert "0.625" in result.stdout
+    assert "steps 7 to 7, 1 of them measured, ended" in result.stdout
+
+
+def test_following_is_ended_by_an_interrupt(small, monkeypatch):
+    def interrupt(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module.time, "sleep", interrupt)
+    monkeypatch.setattr("gyroscope.store.Run.state", "running")
+    result = run(small.path, "--follow")
+    assert result.exit_code == 0
+    assert len(rows(result.stdout)) == 3
+
+
+def test_sparklines_share_one_scale_and_show_gaps():
+    rising, flat, gap = sparklines([0, 1, 2, 3], [[0, 0, np.nan], [1, 0, np.nan], [2, 0, 4], [8, 0, np.nan]])
+    assert rising == "▁▂▃█"
+    assert flat == "▁▁▁▁"
+    assert gap == "  ▅▅"
+
+
+def test_sparklines_place_uneven_steps_and_are_logarithmic_on_request():
+    assert sparklines([0, 1, 2, 100], [[0], [0], [8], [8]], width=4) == ["▃▃▃█"]
+    decades = 10.0 ** -np.arange(8)[:, None]
+    assert sparklines(np.arange(8), decades, log=True) == ["█▇▆▅▄▃▂▁"]
+    assert sparklines(np.arange(8), decades) == ["█▁▁▁▁▁▁▁"]
+
+
+def say(tmp_path, **quantities):
+    run = run_of(scalars={"loss": [1.0]}, **quantities)
+    return in_words(written(tmp_path / "said", run))
+
+
+@pytest.mark.parametrize(
+    ("quantities", "sentence"),
+    [
+        ({"rotation": [[0, 0], [0.5, 0.6]]}, "rotate alike: the most rotated layer is at 1.2 times"),
+        ({"rotation": [[0, 0], [0.1, 0.6]]}, "rotate unequally: the most rotated layer is at 6 times"),
+        ({"rotation": [[0, 0], [0, 0.6]]}, "layer0.weight is still where it started."),
+        ({"rotation": [[0, 0], [np.nan, 0.6]]}, "at step 1"),
+        (
+            {"rotation": [[0, 0, 0], [0.1, 0.1, 0.2]], "gradient_norm": [[1, 1, 1], [0, 0, 1]]},
+            "2 layers (layer0.weight, layer1.weight) have no gradient: they do not learn.",
+        ),
+        (
+            {"rotation": [[0, 0], [0.1, 0.1]], "dying": [[0.1, 0.6], [np.nan, np.nan]]},
+            "layer1.weight has more than half of its neurons never active.",
+        ),
+        (
+            {"rotation": [[0] * 5, [0, 0, 0, 0, 0.5]]},
+            "4 layers (layer0.weight, layer1.weight, … layer3.weight) are still where they started.",
+        ),
+    ],
+)
+def test_what_stands_out_is_said_in_words(tmp_path, quantities, sentence):
+    assert sentence.lower() in say(tmp_path, **quantities).lower()
+
+
+def test_the_least_and_the_most_rotated_layer_are_named(tmp_path):
+    said = say(tmp_path, rotation=[[0, 0, 0], [0.2, 0.4, 0.3]])
+    assert said.startswith(
+        "At step 1 the layers have rotated by 0.2 (layer0.weight) to 0.4 (layer1.weight), 0.3 on average."
+    )
+
+
+def test_a_layer_that_is_never_known_is_said_to_be(tmp_path):
+    said = say(tmp_path, rotation=[[np.nan, 0], [np.nan, 0.6]])
+    assert "layer0.weight has no rotation: it is zero or not finite." in said
+
+
+def test_early_on_no_layer_is_called_still(tmp_path):
+    assert "still" not in say(tmp_path, rotation=[[0, 0], [1e-5, 2e-5]])
+
+
+def test_help_explains_the_columns():
+    text = run("--help").stdout
+    for word in ("rotation", "‖Δw‖/‖w‖", "η/‖w‖²", "N|all|PATTERN", "--follow", "For example: gyroscope show"):
+        assert word in text
