@@ -8,7 +8,7 @@ from activation_models import Functional, close, seeded, watched
 from torch import nn
 
 from gyroscope.monitor.sample import spread
-from gyroscope.monitor.units import numerical_rank
+from gyroscope.monitor.units import numerical_rank, positive_eigenvalues
 from oracles.activations import rank, statistics
 
 
@@ -202,6 +202,14 @@ def test_the_numerical_rank_is_that_of_the_singular_values(shape, true):
 @pytest.mark.parametrize("matrix", [torch.zeros(6, 4), torch.eye(5) * 1e-20, torch.eye(5) * 1e15], ids=str)
 def test_the_rank_does_not_depend_on_the_scale(matrix):
     assert numerical_rank(matrix) == rank(matrix.double().numpy())
+
+
+@pytest.mark.parametrize("n", [2, 5, 40])
+def test_positive_eigenvalues_of_indefinite_matrices_are_counted(n):
+    # With zeros on the diagonal the factorization needs 2×2 blocks.
+    matrix = seeded((n, n)).double()
+    matrix = (matrix + matrix.T).fill_diagonal_(0.0)
+    assert positive_eigenvalues(matrix) == (torch.linalg.eigvalsh(matrix) > 0).sum()
 
 
 def test_a_rank_of_many_channels_and_samples_is_that_of_some():

@@ -137,7 +137,7 @@ def test_nothing_is_seen_before_attach_and_after_detach_and_reset():
 
 
 def test_no_activation_is_kept():
-    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4), nn.LayerNorm(4))
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 4))
     one = probe(model)
     outputs: list[weakref.ref[Tensor]] = []
     for m in model:
@@ -145,7 +145,7 @@ def test_no_activation_is_kept():
     one.attach()
     model(seeded((6, 3)))
     gc.collect()
-    assert [ref() for ref in outputs] == [None] * 4
+    assert [ref() for ref in outputs] == [None] * 5
     before = large()
     model(seeded((10**5, 3)))
     gc.collect()

@@ -119,8 +119,8 @@ def numerical_rank(rows: Tensor) -> Tensor:
     """The rank of a matrix: how many singular values are above what rounding of its dtype may leave.
 
     That is σ > tol‖A‖_F/√k, k the smaller side of A, with tol = 2⁻¹⁶, or 2⁻⁷ for float16 and 2⁻⁴ for bfloat16. Their
-    squares are eigenvalues of AᵀA, and by Sylvester's law of inertia as many of these are above τ as the factor D of
-    AᵀA − τI = LDLᵀ has positive ones: unlike eigenvalues, this can be had without waiting for the device.
+    squares are eigenvalues of AᵀA; as many of these are above τ as AᵀA − τI has positive ones, and that many its factor
+    D in LDLᵀ has by Sylvester's law of inertia. Unlike eigenvalues, this can be had without waiting for the device.
 
     >>> numerical_rank(torch.ones(5, 3) + torch.tensor([0.0, 0.0, 1.0]))
     tensor(1., dtype=torch.float64)
@@ -135,7 +135,15 @@ def numerical_rank(rows: Tensor) -> Tensor:
     square = gram.diagonal().mean()
     gram = gram.nan_to_num(0.0, 0.0, 0.0)
     gram.diagonal().sub_(tol**2 * square.nan_to_num(0.0, 0.0, 0.0))
-    factor, pivots, _ = torch.linalg.ldl_factor_ex(gram)
+    return torch.where(square.isfinite(), positive_eigenvalues(gram), torch.nan)
+
+
+def positive_eigenvalues(symmetric: Tensor) -> Tensor:
+    """How many eigenvalues of a symmetric matrix are positive, from its factors LDLᵀ: D has as many.
+
+    >>> positive_eigenvalues(torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64))
+    tensor(1., dtype=torch.float64)
+    """
+    factor, pivots, _ = torch.linalg.ldl_factor_ex(symmetric)
     # A negative pivot marks a row of a 2×2 block of D, which has one positive and one negative eigenvalue.
-    positive = torch.where(pivots < 0, 0.5, (factor.diagonal() > 0).to(torch.float64)).sum()
-    return torch.where(square.isfinite(), positive, torch.nan)
+    return torch.where(pivots < 0, 0.5, (factor.diagonal() > 0).to(symmetric.dtype)).sum()
