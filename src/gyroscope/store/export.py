@@ -55,7 +55,10 @@ def to_json(run: Run, path: str | os.PathLike[str], wanted: Wanted = None) -> Pa
     >>> read["series"]["rate"][0], read["scalars"]["loss"]["values"]
     ([None, None, None], [2.0, 1.0, 0.5, 0.25])
     """
-    table = Table.of(run, [wanted] if isinstance(wanted, str) else wanted)
+    names = [wanted] if isinstance(wanted, str) else wanted
+    if names is not None:
+        names = [name for name in names if name in run.quantities or name not in run.scalars]  # these are there anyway
+    table = Table.of(run, names)
     about = {
         "gyroscope": {"layout": schema.VERSION},
         "name": run.name,

@@ -1,0 +1,91 @@
+"""`gyroscope runs`: the runs in a folder."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gyroscope.cli.fail import FAILED, fail
+from gyroscope.errors import GyroscopeError, StoreError
+
+if TYPE_CHECKING:
+    from gyroscope.store import Run
+
+_STYLES = {"running": "green", "ended": "", "interrupted": "yellow"}
+# A pipe or a file has no width; this holds every column.
+_UNBOUNDED = 150
+
+
+def runs(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where to look; up to three folders deep.", show_default=True)
+    ] = Path("runs"),
+) -> None:
+    """List the runs in a folder, the newest last.
+
+    **measured** is the number of steps that were measured, **rotation** the mean over layers of how far they have
+    turned from where they started: 0 not at all, 1 a right angle. A run that was **interrupted** was killed or
+    crashed; what it had written is there, and it can be resumed.
+
+    For example: gyroscope runs experiments
+    """
+    from gyroscope import store
+
+    broken: list[StoreError] = []
+    try:
+        found = store.runs(folder, broken=broken)
+    except GyroscopeError as error:
+        fail(str(error), code=FAILED)
+    table = Table()
+    table.add_column("run", overflow="fold")
+    for column in ("layers", "measured", "last step", "rotation"):
+        table.add_column(column, justify="right")
+    table.add_column("state")
+    table.add_column("started", no_wrap=True)
+    shown = 0
+    for run in found:
+        try:
+            table.add_row(*_row(run, folder))
+            shown += 1
+        except StoreError as error:
+            broken.append(error)
+        finally:
+            run.close()
+    console = Console()
+    if shown:
+        (console if console.is_terminal else Console(width=_UNBOUNDED)).print(table)
+    elif not broken:
+        typer.echo(f"There are no runs in {folder}. gyroscope.watch(model, optimizer, '{folder}/first') writes one.")
+    for problem in broken:
+        typer.echo(f"gyroscope: {problem}", err=True)
+    if broken:
+        raise typer.Exit(FAILED)
+
+
+def _row(run: Run, folder: Path) -> list[Text]:
+    top = folder.absolute()
+    name = run.name if run.path == top else str(run.path.relative_to(top))
+    steps, state = run.steps, run.state
+    started = datetime.fromtimestamp(run.attempts[0].time).strftime("%Y-%m-%d %H:%M") if run.attempts else "–"
+    words = (
+        name,
+        f"{len(run.layers):,}",
+        f"{len(steps):,}",
+        f"{steps[-1]:,}" if len(steps) else "–",
+        _rotation(run),
+    )
+    return [*map(Text, words), Text(state, style=_STYLES[state]), Text(started)]
+
+
+def _rotation(run: Run) -> str:
+    """The mean rotation of the layers at the last step at which it was measured."""
+    if "rotation" not in run.quantities or not len(run.where("rotation")):
+        return "–"
+    return f"{np.nanmean(run.series('rotation', steps=run.where('rotation')[-1:])):.3f}"
