@@ -1,10 +1,42 @@
 """Gyroscope measures, explains and steers how each layer of a neural network trains."""
 
-from gyroscope import control, errors, vectors
+from typing import Any
+
+from gyroscope import control, errors, monitor, store, vectors
 from gyroscope.control import Graft, Layca, SGD_AMom
 from gyroscope.errors import GyroscopeError
 from gyroscope.layer import Layer, layers
+from gyroscope.monitor import Monitor, watch
+from gyroscope.store import Run, load, runs
 
 __version__ = "0.1.0"
 
-__all__ = ["Graft", "GyroscopeError", "Layca", "Layer", "SGD_AMom", "control", "errors", "layers", "vectors"]
+__all__ = [
+    "Graft",
+    "GyroscopeError",
+    "Layca",
+    "Layer",
+    "Monitor",
+    "Run",
+    "SGD_AMom",
+    "control",
+    "errors",
+    "figures",
+    "integrations",
+    "layers",
+    "load",
+    "monitor",
+    "runs",
+    "store",
+    "vectors",
+    "watch",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Rooms that need more than torch and numpy are loaded when they are first used."""
+    if name in ("figures", "integrations"):
+        from importlib import import_module
+
+        return import_module(f"gyroscope.{name}")
+    raise AttributeError(f"module 'gyroscope' has no attribute {name!r}")

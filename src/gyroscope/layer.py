@@ -154,7 +154,7 @@ def layers(
         raise LayerError(
             f"include={include!r} and exclude={exclude!r} leave none of the {len(chosen)} layers; loosen one."
         )
-    return [_split(replace(layer, index=i), granularity) for i, layer in enumerate(kept)]
+    return [split(replace(layer, index=i), granularity) for i, layer in enumerate(kept)]
 
 
 def zero_norm(layers: Sequence[Layer]) -> list[Layer]:
@@ -355,7 +355,12 @@ def _in_order_of_use(model: nn.Module, chosen: list[Layer], sample: object) -> l
     return [chosen[position] for position in forward_order(model, parameters, sample)]
 
 
-def _split(layer: Layer, granularity: Granularity) -> Layer:
+def split(layer: Layer, granularity: Granularity) -> Layer:
+    """The same layer in the parts of another granularity.
+
+    >>> split(layers(nn.Linear(3, 2))[0], "row").segments
+    2
+    """
     shape = layer.parameter.shape
     segments, dim = 1, 0
     match granularity:

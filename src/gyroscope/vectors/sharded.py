@@ -37,7 +37,7 @@ def any_sharded(tensors: Iterable[Tensor]) -> bool:
 
 def local(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The part of each tensor that lies on this rank; plain tensors as they are."""
-    if "torch.distributed.tensor" not in sys.modules:
+    if not any_sharded(tensors):
         return list(tensors)
     return [t.detach().to_local() if is_sharded(t) else t for t in tensors]  # type: ignore[attr-defined]
 

@@ -1,0 +1,218 @@
+"""What measuring costs: training steps with a monitor against bare ones, and beside other tools on a CPU.
+
+    python benchmarks/monitor_cost.py --device cpu [--peers]
+    python benchmarks/monitor_cost.py --device cuda
+
+Every contender trains its own copy of the network; they take turns in one run. `every step` measures all quantities on
+the weight side at every step; `default` is what `gyroscope.watch(model, optimizer)` does, after it has learnt the
+price. On CUDA one step of each network runs under `torch.cuda.set_sync_debug_mode("error")`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+import gyroscope
+import networks
+from timing import environment, interleaved, write
+
+Step = Callable[[], None]
+Close = Callable[[], None]
+WARM = {"every step": 5, "default": 200}
+
+
+class Task:
+    """A network, a batch and a bare training step."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        torch.manual_seed(0)
+        self.name, self.device = name, device
+        make, batch, optimizer = _TASKS[name]
+        self.model = make().to(device)
+        self.amp = device.type == "cuda"
+        if self.amp and name != "gpt2":
+            self.model = self.model.to(memory_format=torch.channels_last)
+        self.x, self.y = batch(device)
+        self.optimizer = optimizer(self.model.parameters(), device)
+        self.after: Step = lambda: None
+
+    def loss(self) -> torch.Tensor:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
+            out = self.model(self.x)
+        return cross_entropy(out.flatten(0, -2).float() if out.dim() > 2 else out.float(), self.y)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.loss().backward()
+        self.optimizer.step()
+        self.after()
+
+
+def _images(count: int, side: int, classes: int) -> Callable[[torch.device], tuple[torch.Tensor, torch.Tensor]]:
+    def batch(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.randn(count, 3, side, side, device=device).to(memory_format=torch.channels_last)
+        return x, torch.randint(classes, (count,), device=device)
+
+    return batch
+
+
+def _flat(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(128, 784, device=device), torch.randint(10, (128,), device=device)
+
+
+def _text(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(50257, (64, 1025), device=device)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].flatten()
+
+
+def _sgd(params: Any, device: torch.device) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.01, momentum=0.9)
+
+
+def _adamw(params: Any, device: torch.device) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=1e-4, fused=device.type == "cuda")
+
+
+_TASKS: dict[str, tuple[Any, Any, Any]] = {
+    "mlp": (networks.mlp, _flat, _sgd),
+    "cnn": (networks.cnn, _images(64, 32, 10), _sgd),
+    "resnet50": (networks.resnet50, _images(128, 224, 1000), _sgd),
+    "gpt2": (networks.GPT2, _text, _adamw),
+    "resnet110": (networks.resnet110, _images(128, 32, 10), _sgd),
+}
+
+
+def _watched(task: Task, folder: str, **options: Any) -> Close:
+    monitor = gyroscope.watch(task.model, task.optimizer, folder, **options)
+    task.monitor = monitor  # type: ignore[attr-defined]
+    return monitor.close
+
+
+def contenders(
+    task: str, device: torch.device, folder: str, peers: bool
+) -> tuple[dict[str, Task], list[Close], dict[str, str]]:
+    """Copies of the task, each with its tool; what to close; and which tools could not be had, and why."""
+    every = {"every": 1, "budget": None, "activations": False, "detail_every": 10**9}
+    tools: dict[str, Callable[[Task], Close]] = {
+        "every step": lambda t: _watched(t, f"{folder}/{task}-every", **every),
+        "default": lambda t: _watched(t, f"{folder}/{task}-default"),
+    }
+    if peers:
+        import peers as others
+
+        tools |= others.attachments(folder)
+    ready, closes, missing = {"bare": Task(task, device)}, [], {}
+    for name, attach in tools.items():
+        contender = Task(task, device)
+        try:
+            closes.append(attach(contender))
+            contender.step()
+        except Exception as error:
+            missing[name] = f"{type(error).__name__}: {error}"
+            continue
+        ready[name] = contender
+    return ready, closes, missing
+
+
+def _never_waits(task: Task) -> bool:
+    """Whether monitored steps run where every synchronisation is an error."""
+    for _ in range(3):
+        task.step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            task.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return True
+
+
+def measure(
+    name: str, device: torch.device, folder: str, *, peers: bool, rounds: int, seconds: float
+) -> dict[str, Any]:
+    ready, closes, missing = contenders(name, device, folder, peers)
+    block = 2 if device.type == "cuda" else 5
+
+    def several(task: Task) -> Step:
+        def steps() -> None:
+            for _ in range(block):
+                task.step()
+
+        return steps
+
+    for contender, steps in WARM.items():
+        for _ in range(steps if device.type == "cpu" or contender == "every step" else 60):
+            ready[contender].step()
+    result: dict[str, Any] = {"parameters": sum(p.numel() for p in ready["bare"].model.parameters())}
+    if device.type == "cuda":
+        result["never_waits"] = _never_waits(ready["every step"])
+        result["memory"] = {n: _memory(ready[n]) for n in ("bare", "every step")}
+    timed = interleaved({n: several(t) for n, t in ready.items()}, device, rounds=rounds, warmup=2, seconds=seconds)
+    bare = timed["bare"]["median_ms"]
+    for numbers in timed.values():
+        numbers.update({key: numbers[key] / block for key in ("median_ms", "low_ms", "high_ms", "host_ms")})
+        numbers["over_bare"] = block * numbers["median_ms"] / bare - 1.0
+    result |= {"contenders": timed, "missing": missing}
+    for contender in WARM:
+        cost = ready[contender].monitor.cost()  # type: ignore[attr-defined]
+        result["contenders"][contender]["own_account"] = {
+            "share": cost.share, "seconds": cost.seconds, "step_seconds": cost.step_seconds,
+            "interval": cost.interval, "measured": cost.measured, "steps": cost.steps, "held": cost.held,
+        }  # fmt: skip
+    for close in closes:
+        close()
+    return result
+
+
+def _memory(task: Task) -> dict[str, int]:
+    """Bytes that a training step takes above what it starts from, at most; and what a monitor holds all the time."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    start = torch.cuda.memory_allocated()
+    task.step()
+    torch.cuda.synchronize()
+    monitor = getattr(task, "monitor", None)
+    return {"peak_above": torch.cuda.max_memory_allocated() - start, "held": 0 if monitor is None else monitor.bytes}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], required=True)
+    parser.add_argument("--tasks", nargs="*", help="which networks; default: those of the device")
+    parser.add_argument("--peers", action="store_true", help="other tools beside, as far as they are installed")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=60.0, help="at most so long for one network")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    names = options.tasks or (["mlp", "cnn"] if device.type == "cpu" else ["resnet50", "gpt2", "resnet110"])
+    result: dict[str, Any] = {
+        "command": " ".join(["python", *sys.argv]),
+        "environment": environment(device),
+        "tasks": {},
+    }
+    out = options.out or Path(__file__).parent / "results" / f"monitor_cost_{device.type}.json"
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            found = measure(
+                name, device, folder, peers=options.peers, rounds=options.rounds, seconds=options.seconds
+            )  # fmt: skip
+        result["tasks"][name] = found
+        for contender, numbers in found["contenders"].items():
+            print(f"{name:10} {contender:28} {numbers['median_ms']:9.3f} ms {100 * numbers['over_bare']:+8.2f} %")
+        for contender, why in found["missing"].items():
+            print(f"{name:10} {contender:28} missing: {why[:100]}")
+        write(out, result)
+
+
+if __name__ == "__main__":
+    main()

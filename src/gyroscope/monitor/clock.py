@@ -1,0 +1,158 @@
+"""What measuring costs, and how often it may happen to stay under a share of the time."""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass
+from time import perf_counter
+
+# Steps that are measured before the interval is stretched: the price has to be known first, and the first calls are
+# dearer than the rest (kernels are compiled, memory is allocated).
+LEARNING = 50
+_WARM = 3
+_SMOOTH = 0.05
+_OUTLIERS_FROM = 5
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a monitor has cost so far.
+
+    Attributes:
+        share: of the training time, over the last steps.
+        seconds: for one measured step: the larger of the host's and the device's time, and the writer's on top.
+        step_seconds: for one training step, without the monitor.
+        interval: the number of steps between two measured ones, as it is now.
+        steps: how many were taken.
+        measured: how many of them were measured.
+        total_seconds: spent in all.
+        held: how the reference weights are held.
+    """
+
+    share: float
+    seconds: float
+    step_seconds: float
+    interval: int
+    steps: int
+    measured: int
+    total_seconds: float
+    held: str = ""
+
+    def __str__(self) -> str:
+        every = "every step" if self.interval == 1 else f"every {self.interval} steps"
+        return (
+            f"{100 * self.share:.2f} % of the time: {1e3 * self.seconds:.2f} ms for a measured step, {every}, beside "
+            f"{1e3 * self.step_seconds:.2f} ms for a training step; {self.measured} of {self.steps} steps measured; "
+            f"reference held in {self.held}"
+        )
+
+
+class Clock:
+    """Averages the price of a measured step and the time of a training step.
+
+    >>> clock = Clock(budget=0.01)
+    >>> for _ in range(LEARNING + 1):
+    ...     clock.step(0.010); clock.measured(0.001)
+    >>> clock.stretched(every=1)
+    10
+    """
+
+    def __init__(self, budget: float | None) -> None:
+        self.budget = budget
+        self.count = 0
+        self.total = 0.0
+        self.host = 0.0
+        self.device = 0.0
+        self.writer = 0.0
+        self.exposed = 1.0
+        self.train = 0.0
+        self.detail = 0.0
+        self.details = 0
+        self.steps = 0
+        self._lock = threading.Lock()
+
+    def step(self, seconds: float) -> None:
+        """A training step took so long, the monitor's own time not counted."""
+        self.steps += 1
+        if self.steps > _WARM:
+            self.train = _average(self.train, seconds, self.steps - _WARM)
+
+    def measured(self, host: float, *, exposed: bool = True) -> None:
+        """A measured step cost so many seconds of the training thread; `exposed` unless that waits for a GPU anyway.
+
+        A host that runs ahead of a GPU waits for room in its queue: then its own time is not what training waits for.
+        """
+        with self._lock:
+            self.count += 1
+            self.total += host
+            if self.count > _WARM:
+                self.host = _average(self.host, host if exposed else 0.0, self.count - _WARM)
+                self.exposed = _average(self.exposed, float(exposed), self.count - _WARM)
+
+    def worked_out(self, *, device: float, writer: float, count: int) -> None:
+        """Some measurements cost so many seconds of the device and of the writer's thread, known later."""
+        with self._lock:
+            known = self.count - _WARM
+            if known > 0:
+                self.device = _average(self.device, device / count, known)
+                self.writer = _average(self.writer, writer / count, known)
+
+    def sampled(self, seconds: float) -> None:
+        """The detail of a sampled step cost so many seconds more."""
+        self.details += 1
+        self.total += max(seconds, 0.0)
+        self.detail = _average(self.detail, max(seconds, 0.0), self.details)
+
+    @property
+    def price(self) -> float:
+        """Seconds for one measured step: host and device work side by side, so the larger of the two counts."""
+        return max(self.host, self.device) + self.writer * self.exposed
+
+    def stretched(self, every: int) -> int:
+        """The interval, a multiple of `every`, that keeps to the budget."""
+        if self.budget is None or self.count <= LEARNING or self.train <= 0:
+            return every
+        least = self.price / (self.budget * self.train)
+        return every * max(1, math.ceil(least / every))
+
+    def details_stretched(self, every: int) -> int:
+        """The same for sampled steps, which may cost as much again."""
+        if self.budget is None or self.details < 2 or self.train <= 0:
+            return every
+        return every * max(1, math.ceil(self.detail / (self.budget * self.train) / every))
+
+    def cost(self, *, interval: int, steps: int, held: str) -> Cost:
+        """What it has come to."""
+        share = self.price / interval / self.train if self.train > 0 else 0.0
+        return Cost(
+            share=share, seconds=self.price, step_seconds=self.train, interval=interval, steps=steps,
+            measured=self.count, total_seconds=self.total, held=held,
+        )  # fmt: skip
+
+
+class Stopwatch:
+    """Adds up the time between starts and stops on the host."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._since = 0.0
+
+    def __enter__(self) -> Stopwatch:
+        self._since = perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += perf_counter() - self._since
+
+    def take(self) -> float:
+        """What was added up since the last time it was taken."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
+
+
+def _average(old: float, new: float, count: int) -> float:
+    """A plain mean at first, then one that forgets; an evaluation or a pause between two steps counts for little."""
+    if count > _OUTLIERS_FROM:
+        new = min(new, 4.0 * old)
+    return old + (new - old) * max(1.0 / count, _SMOOTH)

@@ -1,0 +1,87 @@
+"""What is looked at on sampled steps alone: activations, second moments, the spread over neurons."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gyroscope.layer import Layer
+from gyroscope.monitor import activations as acts
+from gyroscope.monitor import moments, neurons
+from gyroscope.monitor.track import Track
+from gyroscope.store.record import QuantityInfo
+
+_LOG = logging.getLogger("gyroscope")
+
+
+class Detail:
+    """The detail of the layers of one optimizer."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[Layer],
+        optimizer: Optimizer,
+        *,
+        activations: bool,
+        spread: bool,
+        threshold: float,
+    ) -> None:
+        self.optimizer = optimizer
+        self.neurons = neurons.Neurons(layers) if spread else None
+        self.why_not = acts.unavailable(model) if activations else None
+        self.probe = (
+            acts.ActivationProbe(model, layers, threshold=threshold) if activations and not self.why_not else None
+        )
+        self.attached = False
+
+    @property
+    def infos(self) -> dict[str, QuantityInfo]:
+        """Names, units and meanings of what may be found."""
+        found = dict(moments.INFO)
+        if self.neurons is not None:
+            found |= neurons.INFO
+        if self.probe is not None:
+            found |= acts.INFO
+        return found
+
+    def attach(self) -> None:
+        """Put forward hooks on."""
+        if self.probe is not None and not self.attached:
+            self.probe.reset()
+            self.probe.attach()
+            self.attached = True
+
+    def detach(self) -> None:
+        """Take them off."""
+        if self.probe is not None and self.attached:
+            self.probe.detach()
+            self.attached = False
+
+    def collect(self, track: Track) -> dict[str, Tensor]:
+        """What was seen in this step, on its way to host memory."""
+        parameters = track.parameters()
+        found: dict[str, Tensor | None] = {"moments": moments.moment_percentiles(self.optimizer, parameters)}
+        if self.probe is not None and self.attached:
+            found["activations"] = self.probe.collect()
+        if self.neurons is not None:
+            found["neurons"] = self.neurons.measure(parameters, track.reference)
+        return {name: value.to("cpu", non_blocking=True) for name, value in found.items() if value is not None}
+
+    def resolve(self, found: dict[str, Any]) -> dict[str, npt.NDArray[np.float32]]:
+        """The same as values by quantity, one a layer, once it has arrived."""
+        values: dict[str, npt.NDArray[np.float32]] = {}
+        for key, names in (("moments", moments.NAMES), ("activations", acts.COLUMNS)):
+            if key in found:
+                columns = found[key].float().numpy().astype(np.float32).T
+                values |= dict(zip(names, columns, strict=True))
+        if "neurons" in found and self.neurons is not None:
+            rows = self.neurons.quantiles(found["neurons"]).astype(np.float32)
+            values |= dict(zip(neurons.NAMES, rows, strict=True))
+        return {name: value for name, value in values.items() if np.isfinite(value).any()}

@@ -1,0 +1,229 @@
+"""What a monitor is given, checked where it enters."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gyroscope.errors import MonitorError
+from gyroscope.layer import Layer
+from gyroscope.layer import layers as find_layers
+from gyroscope.monitor.reference import Place, Precision
+
+_DTYPES = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
+
+
+def optimizers(given: Any) -> list[Optimizer]:
+    """One optimizer or several, as a list."""
+    found = list(given) if isinstance(given, list | tuple) else [given]
+    for one in found:
+        # Accelerate and others wrap an optimizer without being one; what they call in the end is the same object.
+        inner = getattr(one, "optimizer", None)
+        if not isinstance(one, Optimizer) and not isinstance(inner, Optimizer):
+            raise MonitorError(
+                f"The optimizer is a {type(one).__name__}; accepted is a torch.optim.Optimizer, or a list of them."
+            )
+    if not found:
+        raise MonitorError("The list of optimizers is empty; give the one that steps the model.")
+    if len({id(one) for one in found}) < len(found):
+        raise MonitorError("The same optimizer is listed twice; list each once.")
+    return [one if isinstance(one, Optimizer) else one.optimizer for one in found]
+
+
+def layers(model: Any, chosen: Sequence[Layer] | str | Iterable[str] | None) -> list[Layer]:
+    """The layers to measure, from a list of them, from patterns, or all."""
+    if not isinstance(model, nn.Module):
+        raise MonitorError(f"The model is a {type(model).__name__}; accepted is a torch.nn.Module.")
+    if chosen is None:
+        found = find_layers(model)
+    else:
+        listed = [chosen] if isinstance(chosen, str) else list(chosen)
+        if listed and all(isinstance(one, Layer) for one in listed):
+            found = [one for one in listed if isinstance(one, Layer)]
+        elif listed and all(isinstance(one, str) for one in listed):
+            found = find_layers(model, include=[str(one) for one in listed])
+        else:
+            raise MonitorError(
+                "layers must be a list from gyroscope.layers(model), or glob patterns on the layers' names; given "
+                f"{[type(one).__name__ for one in listed][:3] or 'an empty list'}."
+            )
+    names = [layer.name for layer in found]
+    if len(set(names)) < len(names):
+        raise MonitorError("A layer is listed twice; list each once.")
+    for layer in found:
+        if layer.segments > 1:
+            raise MonitorError(
+                f"{layer.name!r} is split into {layer.segments} segments; a monitor measures whole layers. Use "
+                'granularity "tensor"; neurons=True shows how rotation is spread within a layer.'
+            )
+        if layer.parameter.dtype not in _DTYPES:
+            raise MonitorError(
+                f"{layer.name!r} is {layer.parameter.dtype}; accepted are float32, float64, bfloat16 and float16. "
+                "Leave it out: gyroscope.layers(model, exclude=...)."
+            )
+        if layer.parameter.is_meta:
+            raise MonitorError(f"{layer.name!r} is on the meta device and has no values yet; watch it once it has.")
+    return found
+
+
+def parts(chosen: Sequence[Layer], given: Sequence[Optimizer]) -> list[list[int]]:
+    """For each optimizer the positions of the layers it steps; those that none steps go with the first."""
+    owner = {id(p): part for part, one in enumerate(given) for group in one.param_groups for p in group["params"]}
+    found: list[list[int]] = [[] for _ in given]
+    stepped = 0
+    for i, layer in enumerate(chosen):
+        part = owner.get(id(layer.parameter))
+        stepped += part is not None
+        found[part or 0].append(i)
+    if not stepped:
+        raise MonitorError(
+            "The optimizer steps none of the model's layers. Give the optimizer that was built from this model's "
+            "parameters (after FSDP2, which exchanges them)."
+        )
+    empty = [type(given[part]).__name__ for part, members in enumerate(found) if not members]
+    if empty:
+        raise MonitorError(f"The optimizer {empty[0]} steps none of the model's layers; leave it out of the list.")
+    return found
+
+
+def check_numbers(**values: Any) -> None:
+    """Counts are whole numbers from 1 (steps from 0), a budget is a share, a threshold any number."""
+    for name, value in values.items():
+        if value is None and name in ("budget", "step"):
+            continue
+        least = 0 if name == "step" else 1
+        match name:
+            case "threshold":
+                fine, accepted = _is_real(value), "a finite number"
+            case "budget":
+                fine, accepted = _is_real(value) and value > 0, "a share of the time above 0, or None"
+            case _:
+                fine = not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
+                accepted = f"a whole number from {least}"
+        if not fine:
+            raise MonitorError(f"{name} is {value!r}; accepted is {accepted}.")
+
+
+def _is_real(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+
+
+def check_choices(reference_dtype: object, reference_device: object) -> None:
+    """How the reference may be held."""
+    for name, value, kinds in (
+        ("reference_dtype", reference_dtype, get_args(Precision)),
+        ("reference_device", reference_device, get_args(Place)),
+    ):
+        if value not in kinds:
+            raise MonitorError(f"{name} is {value!r}; accepted are {', '.join(map(repr, kinds))}.")
+
+
+def check_loss(loss: Any) -> None:
+    """A loss is a module, whose values are seen, or a function that gives them."""
+    if loss is not None and not callable(loss):
+        raise MonitorError(
+            f"loss is a {type(loss).__name__}; accepted is a loss module, such as torch.nn.CrossEntropyLoss(), or a "
+            "function without arguments that gives the value."
+        )
+
+
+def numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What `log` was given: numbers, and tensors of one element."""
+    for name, value in values.items():
+        fine = value.numel() == 1 and not value.is_complex() if isinstance(value, Tensor) else _is_number(value)
+        if not isinstance(name, str) or not name:
+            raise MonitorError(f"log was given the name {name!r}; accepted are words, such as log(loss=0.3).")
+        if not fine:
+            shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+            raise MonitorError(
+                f"log was given {name}={type(value).__name__}{shape}; accepted are numbers and tensors of one element "
+                "(`.mean()` makes one). Words go to `note`."
+            )
+    return dict(values)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) or (isinstance(value, np.ndarray) and value.size == 1)
+
+
+def meta(
+    given: Mapping[str, Any] | None, model: nn.Module, optimizers: Sequence[Optimizer], **more: Any
+) -> dict[str, Any]:
+    """What a run remembers of where it came from."""
+    try:
+        own = json.loads(json.dumps(dict(given or {})))
+    except (TypeError, ValueError) as error:
+        raise MonitorError(f"meta cannot be kept: {error}. Accepted is what JSON can hold.") from None
+    about = {
+        "model": type(model).__name__,
+        "torch": torch.__version__,
+        "optimizers": [_optimizer(one) for one in optimizers],
+        **more,
+    }
+    return {**about, **own}
+
+
+def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    inner = getattr(optimizer, "inner", None)
+    group = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+    plain: dict[str, Any] = {k: v for k, v in group.items() if isinstance(v, int | float | str | bool)}
+    plain |= {key: list(value) for key, value in group.items() if isinstance(value, tuple) and all(map(_plain, value))}
+    about = {"class": type(optimizer).__name__, **plain}
+    return about if inner is None else {**about, "inner": type(inner).__name__}
+
+
+def _plain(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+def unused(path: Path) -> Path:
+    """`path`, or the first of path-2, path-3, ... that does not exist."""
+    candidate, count = path, 1
+    while candidate.exists():
+        count += 1
+        candidate = path.with_name(f"{path.name}-{count}")
+    return candidate
+
+
+def check_state(state: Any, names: Sequence[str], shapes: Sequence[tuple[int, ...]], optimizers: int) -> None:
+    """Refuse a state that was saved for another model."""
+    wanted = {"layers", "shapes", "steps", "reference", "squares"}
+    if not isinstance(state, Mapping) or not wanted <= set(state):
+        have = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise MonitorError(f"A monitor's state has the keys {sorted(wanted)}; given {have}. Pass what state_dict gave.")
+    for saved, own in zip(state["layers"], names, strict=False):
+        if saved != own:
+            raise MonitorError(
+                f"The state is of a model that has a layer {saved!r} where this one has {own!r}: it belongs to another "
+                "model, or to another choice of layers. Nothing was changed."
+            )
+    count = len(state["layers"])
+    if count != len(names):
+        raise MonitorError(
+            f"The state is of a model with {count} layers; this one has {len(names)}. Nothing was changed."
+        )
+    for name, its, mine in zip(names, state["shapes"], shapes, strict=True):
+        if tuple(its) != tuple(mine):
+            raise MonitorError(
+                f"The state is of a model whose {name!r} has shape {tuple(its)}; this one's has {tuple(mine)}. "
+                "Nothing was changed."
+            )
+    if len(state["steps"]) != optimizers:
+        raise MonitorError(
+            f"The state is of {len(state['steps'])} optimizers; this monitor watches {optimizers}. Nothing was changed."
+        )
+
+
+def rank() -> int:
+    """This process's rank; 0 where there is only one."""
+    distributed = torch.distributed
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0

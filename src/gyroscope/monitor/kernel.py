@@ -1,0 +1,181 @@
+"""A bundle's copies and inner products as one launch each, through a table of pointers to weights and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gyroscope.monitor.products import COLUMNS
+from gyroscope.vectors.chunks import CHUNK, cut, is_aligned, to_device
+from gyroscope.vectors.layout import like
+from gyroscope.vectors.triton import TYPES, on, pointer, rounded, total
+
+if TYPE_CHECKING:
+    from gyroscope.monitor.bundle import Layout, Remembered
+
+_COLUMNS = len(COLUMNS)
+_BLOCK = 512
+_WARPS = 4
+_POINTERS_KEPT = 8
+
+
+@triton.jit
+def _copy_kernel(
+    items, pointers, target, TW: tl.constexpr, TB: tl.constexpr,
+    ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    c = tl.program_id(0)
+    layer = tl.load(items + c * 4)
+    start = tl.load(items + c * 4 + 1)
+    n = tl.load(items + c * 4 + 2).to(tl.int32)
+    offset = tl.load(items + c * 4 + 3)
+    w = pointer(pointers, layer, TW, ALIGNED) + start
+    for i in range(0, n, BLOCK):
+        at = i + tl.arange(0, BLOCK)
+        inside = at < n
+        tl.store(target + offset + start + at, tl.load(w + at, mask=inside).to(TB), mask=inside)
+
+
+@triton.jit
+def _products_kernel(
+    items, first_chunk, pointers, layers, r, b, a, p, partial, done, out,
+    TW: tl.constexpr, TG: tl.constexpr, TP: tl.constexpr,
+    HAS_B: tl.constexpr, HAS_A: tl.constexpr, HAS_P: tl.constexpr, KEEP: tl.constexpr,
+    ALIGNED: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    c = tl.program_id(0)
+    layer = tl.load(items + c * 4)
+    start = tl.load(items + c * 4 + 1)
+    n = tl.load(items + c * 4 + 2).to(tl.int32)
+    here = tl.load(items + c * 4 + 3) + start
+    w_at = pointer(pointers, layer, TW, ALIGNED) + start
+    g_at = pointer(pointers, layers + layer, TG, ALIGNED) + start
+
+    ww = tl.zeros((BLOCK,), tl.float64)
+    we, ee, gg, wg, uu, wu, gu, vv, wv, pp, vp = ww, ww, ww, ww, ww, ww, ww, ww, ww, ww, ww
+    for i in range(0, n, BLOCK):
+        at = i + tl.arange(0, BLOCK)
+        inside = at < n
+        w = tl.load(w_at + at, mask=inside, other=0.0).to(tl.float64)
+        g = tl.load(g_at + at, mask=inside, other=0.0).to(tl.float64)
+        e = w - tl.load(r + here + at, mask=inside, other=0.0).to(tl.float64)
+        ww += w * w
+        we += w * e
+        ee += e * e
+        gg += g * g
+        wg += w * g
+        if HAS_B:
+            u = w - tl.load(b + here + at, mask=inside, other=0.0).to(tl.float64)
+            uu += u * u
+            wu += w * u
+            gu += g * u
+            v = u
+        if HAS_A:
+            v = w - tl.load(a + here + at, mask=inside, other=0.0).to(tl.float64)
+        if HAS_A or HAS_B:
+            vv += v * v
+            wv += w * v
+            if HAS_P:
+                q = tl.load(p + here + at, mask=inside, other=0.0).to(tl.float64)
+                pp += q * q
+                vp += v * q
+            if KEEP:
+                tl.store(p + here + at, rounded(v, TP), mask=inside)
+
+    row = partial + c * COLUMNS
+    tl.store(row, tl.sum(ww))
+    tl.store(row + 1, tl.sum(we))
+    tl.store(row + 2, tl.sum(ee))
+    tl.store(row + 3, tl.sum(gg))
+    tl.store(row + 4, tl.sum(wg))
+    tl.store(row + 5, tl.sum(uu))
+    tl.store(row + 6, tl.sum(wu))
+    tl.store(row + 7, tl.sum(gu))
+    tl.store(row + 8, tl.sum(vv))
+    tl.store(row + 9, tl.sum(wv))
+    tl.store(row + 10, tl.sum(pp))
+    tl.store(row + 11, tl.sum(vp))
+    tl.debug_barrier()
+    low = tl.load(first_chunk + layer)
+    high = tl.load(first_chunk + layer + 1)
+    finished = tl.atomic_add(done + layer, 1, sem="acq_rel")
+    if finished == high - low - 1:
+        tl.store(done + layer, 0)
+        for column in tl.static_range(COLUMNS):
+            tl.store(out + layer * COLUMNS + column, total(partial, low, high, column, COLUMNS))
+
+
+class Kernel:
+    """Launches for the layers of one bundle."""
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.layout, self.device = layout, device
+        sizes = np.array(layout.sizes, dtype=np.int64)
+        segment, position, first = cut(sizes)
+        starts = position * CHUNK
+        items = np.stack(
+            [segment, starts, np.clip(sizes[segment] - starts, 0, CHUNK), np.array(layout.offsets)[segment]], 1
+        )
+        self._items = to_device(items, device)
+        self._first = to_device(first, device)
+        self._chunks = len(items)
+        self._pointers: dict[tuple[int, bytes], tuple[Tensor, bool]] = {}
+        self._done: dict[int, Tensor] = {}
+
+    def copy(self, weights: Sequence[Tensor], *, lasting: bool = False) -> Tensor:
+        """The weights in a new flat buffer: what is not needed any more goes back to the allocator."""
+        pointers, aligned, _ = self._point([weights])
+        target = torch.empty(self.layout.total, dtype=weights[0].dtype, device=self.device)
+        kind = TYPES[weights[0].dtype]
+        with on(self.device):
+            _copy_kernel[(self._chunks,)](
+                self._items, pointers, target, kind, kind, aligned, CHUNK, 1024, num_warps=_WARPS
+            )
+        return target
+
+    def products(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], remembered: Remembered) -> Tensor:
+        """`[layers, columns]`; the previous displacement becomes this one."""
+        reference, before, anchor = remembered.reference, remembered.before, remembered.anchor
+        previous, moved = remembered.previous, remembered.moved
+        if len({g.dtype for g in gradients}) > 1:
+            gradients = [g.float() for g in gradients]
+        if list(map(Tensor.stride, gradients)) != list(map(Tensor.stride, weights)):
+            gradients = [like(g, w) for g, w in zip(gradients, weights, strict=True)]
+        pointers, aligned, stream = self._point([weights, gradients])
+        layers = len(self.layout.sizes)
+        if stream not in self._done:
+            self._done[stream] = torch.zeros(layers, dtype=torch.int64, device=self.device)
+        partial = torch.empty(self._chunks, _COLUMNS, dtype=torch.float64, device=self.device)
+        out = torch.empty(layers, _COLUMNS, dtype=torch.float64, device=self.device)
+
+        def there(buffer: Tensor | None) -> Any:
+            return reference if buffer is None else buffer
+
+        with on(self.device):
+            _products_kernel[(self._chunks,)](
+                self._items, self._first, pointers, layers, reference, there(before), there(anchor), there(previous),
+                partial, self._done[stream], out, TYPES[weights[0].dtype], TYPES[gradients[0].dtype],
+                TYPES[there(previous).dtype], before is not None, anchor is not None, previous is not None and moved,
+                previous is not None, aligned, _COLUMNS, CHUNK, _BLOCK, num_warps=_WARPS,
+            )  # fmt: skip
+        return out
+
+    def _point(self, lists: Sequence[Sequence[Tensor]]) -> tuple[Tensor, bool, int]:
+        """Where the tensors lie now, on the device; the last few answers are kept, since gradients move about."""
+        addresses = np.array([list(map(Tensor.data_ptr, one)) for one in lists], dtype=np.int64)
+        # What one stream is still uploading another must not read, nor may two count in the same place.
+        stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
+        key = (stream, addresses.tobytes())
+        known = self._pointers.pop(key, None)
+        if known is None:
+            known = to_device(addresses, self.device), is_aligned(addresses)
+            while len(self._pointers) >= _POINTERS_KEPT:
+                self._pointers.pop(next(iter(self._pointers)))
+        self._pointers[key] = known
+        return *known, stream

@@ -1,0 +1,239 @@
+"""The quantities on the weight side: each a pure function of the inner products, with a unit and a meaning.
+
+A quantity of your own is registered under a name and can then be asked for by `gyroscope.watch(..., quantities=...)`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+
+import numpy as np
+
+from gyroscope.errors import MonitorError
+from gyroscope.monitor.products import COLUMNS, Array, Products, angle
+from gyroscope.store.record import QuantityInfo
+
+Function = Callable[[Products], Array]
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A function of the inner products, and what it means.
+
+    Attributes:
+        info: name, unit and meaning, as a run shows them.
+        function: from `Products` of shape [steps, layers] to an array of that shape.
+        needs: the inner products it reads; others need not be measured.
+    """
+
+    info: QuantityInfo
+    function: Function
+    needs: frozenset[str]
+
+
+_registry: dict[str, Quantity] = {}
+
+
+def quantity(name: str, unit: str, meaning: str) -> Callable[[Function], Function]:
+    """Register a quantity: a pure function of the inner products of one layer's w, g, u, v, e and p.
+
+    The function is tried on made-up numbers at once: this finds out which products it reads, and that it gives one
+    number a layer.
+
+    Args:
+        name: how it is asked for; letters, digits and underscores.
+        unit: such as "rad", or "1" for a ratio.
+        meaning: one line.
+
+    Example:
+        >>> @quantity("radial_share", "1", "share of the update that changes the norm")
+        ... def radial_share(d):
+        ...     return d.wu**2 / (d.ww * d.uu)
+        >>> sorted(find(["radial_share"])[0].needs)
+        ['uu', 'wu', 'ww']
+        >>> forget("radial_share")
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name):
+        raise MonitorError(f"A quantity's name is {name!r}; accepted are letters, digits and underscores: 'my_ratio'.")
+    if name in _registry:
+        raise MonitorError(f"There is a quantity {name!r} already; choose another name, or `forget` it first.")
+    if not unit or not meaning or "\n" in meaning:
+        raise MonitorError(f"{name!r} needs a unit ('1' for a ratio) and a meaning of one line.")
+
+    def register(function: Function) -> Function:
+        _registry[name] = Quantity(QuantityInfo(name, unit, meaning), function, _probe(name, function))
+        return function
+
+    return register
+
+
+def forget(name: str) -> None:
+    """Take a quantity out of the registry again."""
+    if name not in _registry:
+        raise MonitorError(_unknown(name))
+    del _registry[name]
+
+
+def find(names: Iterable[str] | None = None) -> list[Quantity]:
+    """The quantities of the given names; without names, those that are recorded by default.
+
+    >>> [q.info.name for q in find(["rotation", "rate"])]
+    ['rotation', 'rate']
+    """
+    if names is None:
+        return [_registry[name] for name in DEFAULT]
+    if isinstance(names, str):
+        names = [names]
+    wanted = list(dict.fromkeys(names))
+    for name in wanted:
+        if name not in _registry:
+            raise MonitorError(_unknown(name))
+    if not wanted:
+        raise MonitorError("quantities is empty; name at least one, such as ['rotation'].")
+    return [_registry[name] for name in wanted]
+
+
+def known() -> dict[str, QuantityInfo]:
+    """All registered quantities: what they are called, their units and meanings.
+
+    >>> known()["rate"].unit
+    'rad'
+    """
+    return {name: one.info for name, one in _registry.items()}
+
+
+def compute(quantities: Sequence[Quantity], products: Products) -> dict[str, Array]:
+    """The values of some quantities, [steps, layers] each; NaN where something needed is not there or zero.
+
+    >>> d = Products.zeros((1, 1)).with_(ww=np.full((1, 1), 9.0))
+    >>> compute(find(["weight_norm", "update_ratio"]), d)["weight_norm"]
+    array([[3.]])
+    """
+    with np.errstate(all="ignore"):
+        return {one.info.name: np.asarray(one.function(products), dtype=np.float64) for one in quantities}
+
+
+def _unknown(name: object) -> str:
+    near = get_close_matches(str(name), _registry, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"There is no quantity {name!r}{hint} Known: {', '.join(_registry)}. `quantity` registers another."
+
+
+class _Noting:
+    """Stands for `Products`, and notes what is read."""
+
+    def __init__(self) -> None:
+        random = np.random.default_rng(0)
+        shape = (2, 3)
+        self._values = {field.name: random.uniform(0.5, 1.0, shape) for field in fields(Products)}
+        self.read: set[str] = set()
+
+    def __getattr__(self, name: str) -> Array:
+        if name in self._values:
+            self.read.add(name)
+            return self._values[name]
+        found: property | None = getattr(Products, name, None)
+        if not isinstance(found, property) or found.fget is None:
+            raise AttributeError(f"there is no product {name!r}; there are {', '.join(self._values)}, wr, bb, bg")
+        result: Array = found.fget(self)
+        return result
+
+
+def _probe(name: str, function: Function) -> frozenset[str]:
+    """The columns a function reads, after checking that it can be computed."""
+    noting = _Noting()
+    try:
+        with np.errstate(all="ignore"):
+            value = np.asarray(function(noting))  # type: ignore[arg-type]
+    except Exception as error:
+        raise MonitorError(
+            f"The quantity {name!r} cannot be computed: {type(error).__name__}: {error}. It is a function of the inner "
+            "products of one step, such as `lambda d: d.gu / (d.gg * d.uu) ** 0.5`."
+        ) from error
+    if value.shape != (2, 3) or value.dtype.kind not in "fiub":
+        raise MonitorError(
+            f"The quantity {name!r} gives {value.dtype} of shape {value.shape} for products of shape (2, 3); it must "
+            "give one number a layer."
+        )
+    return frozenset(noting.read) & frozenset(COLUMNS)
+
+
+@quantity("rotation", "1", "cosine distance of the weights to their reference: 0 as it was, 1 at a right angle")
+def _rotation(d: Products) -> Array:
+    # 1 − cos from the difference e: the norms' difference is known through 2⟨w,e⟩ − ⟨e,e⟩ = ⟨w,w⟩ − ⟨w₀,w₀⟩, so
+    # nothing cancels however small the angle is. With a rounded w₀ the difference is no better than the cosine.
+    norms = np.sqrt(d.ww * d.rr)
+    growth = (2 * d.we - d.ee) / (np.sqrt(d.ww) + np.sqrt(d.rr))
+    small = np.maximum(d.ee - growth**2, 0.0) / (2 * norms)
+    rotated: Array = np.where(d.exact == 1.0, small, 1.0 - d.wr / norms)
+    return np.where(norms > 0, np.clip(rotated, 0.0, 2.0), np.nan)
+
+
+@quantity("rate", "rad", "angle by which the weights have turned since the last measured step")
+def _rate(d: Products) -> Array:
+    return angle(d.ww, d.wv, d.vv)
+
+
+@quantity("rate_per_step", "rad", "the same angle divided by the number of steps it took")
+def _rate_per_step(d: Products) -> Array:
+    return angle(d.ww, d.wv, d.vv) / d.steps
+
+
+@quantity("weight_norm", "1", "Euclidean norm of the weights")
+def _weight_norm(d: Products) -> Array:
+    return np.sqrt(d.ww)
+
+
+@quantity("gradient_norm", "1", "norm of the gradient the step was taken with, after clipping and unscaling")
+def _gradient_norm(d: Products) -> Array:
+    return np.sqrt(d.gg)
+
+
+@quantity("update_norm", "1", "norm of the change of the weights in this one step")
+def _update_norm(d: Products) -> Array:
+    return np.sqrt(d.uu)
+
+
+@quantity("update_ratio", "1", "norm of the update as a share of that of the weights it changed")
+def _update_ratio(d: Products) -> Array:
+    return np.where(d.bb > 0, np.sqrt(d.uu / d.bb), np.nan)
+
+
+@quantity("effective_lr", "1", "learning rate over the squared norm of the weights, η/‖w‖²")
+def _effective_lr(d: Products) -> Array:
+    return np.where(d.ww > 0, d.eta / d.ww, np.nan)
+
+
+@quantity("effective_lr_measured", "1", "angle of this step over ‖w‖ times the gradient's norm across w")
+def _effective_lr_measured(d: Products) -> Array:
+    across = np.sqrt(np.maximum(d.bb * d.gg - d.bg**2, 0.0))  # ‖w‖‖g⊥‖
+    return np.where(across > 0, angle(d.ww, d.wu, d.uu) / across, np.nan)
+
+
+@quantity("alignment", "1", "cosine between this displacement and the one before")
+def _alignment(d: Products) -> Array:
+    norms = np.sqrt(d.vv * d.pp)
+    return np.where(norms > 0, d.vp / norms, np.nan)
+
+
+@quantity("invariance", "1", "cosine between weights and gradient: 0 where the loss ignores the weights' scale")
+def _invariance(d: Products) -> Array:
+    norms = np.sqrt(d.bb * d.gg)
+    return np.where(norms > 0, d.bg / norms, np.nan)
+
+
+@quantity("lr", "1", "learning rate of the layer's parameter group")
+def _lr(d: Products) -> Array:
+    return d.lr
+
+
+@quantity("weight_decay", "1", "weight decay of the layer's parameter group")
+def _weight_decay(d: Products) -> Array:
+    return d.decay
+
+
+#: The quantities that are recorded unless others are asked for.
+DEFAULT = tuple(_registry)

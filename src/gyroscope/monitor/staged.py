@@ -1,0 +1,185 @@
+"""A bundle's inner products in plain torch operations: any device, and the reference for the kernel.
+
+Weights and gradients are staged beside each other in a scratch buffer, a tile at a time, and the Gram matrices of its
+pieces give all products in one call. Pieces are short enough for float32; what they give is added up in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gyroscope.monitor.bundle import PIECE, Layout, Remembered, flat
+from gyroscope.monitor.products import COLUMNS
+
+# Elements that are staged at once: few enough for a cache, many enough for the price of calling an operation.
+_TILE = 1 << 20
+
+# The rows of the scratch buffer; v is there where it is another than u.
+_W, _E, _G, _U, _V = range(5)
+_PLACE = {"w": _W, "e": _E, "g": _G, "u": _U, "v": _V}
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """A stretch of the flat buffers: which parts of which layers, and the gaps between them."""
+
+    start: int
+    stop: int
+    layers: list[tuple[int, slice]]
+    into_w: list[Tensor]
+    into_g: list[Tensor]
+    gaps: list[Tensor]
+
+
+class Staged:
+    """Walks through the layers of one bundle with torch operations."""
+
+    def __init__(self, layout: Layout, device: torch.device, dtype: torch.dtype) -> None:
+        self.layout, self.device, self.dtype = layout, device, dtype
+        counts = torch.tensor([-(-n // PIECE) for n in layout.sizes], device="cpu")
+        self._layer_of_piece = torch.repeat_interleave(counts).to(device)
+        self._kept: Tensor | None = None
+        self._kept_views: list[Tensor] = []
+        self._square: Tensor | None = None  # ⟨p,p⟩ of the previous displacement
+        self._scratch: dict[torch.dtype, Tensor] = {}
+        self._tiles: dict[torch.dtype, list[_Tile]] = {}
+
+    def copy(self, weights: Sequence[Tensor], *, lasting: bool = False) -> Tensor:
+        """The weights in a flat buffer; the same again and again, since fresh pages cost more than copying."""
+        if self._kept is None or lasting:
+            buffer = torch.zeros(self.layout.total, dtype=self.dtype, device=self.device)
+            views = self.layout.views(buffer)
+            if not lasting:
+                self._kept, self._kept_views = buffer, views
+        else:
+            buffer, views = self._kept, self._kept_views
+        torch._foreach_copy_(views, list(map(flat, weights)))
+        return buffer
+
+    def products(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], remembered: Remembered) -> Tensor:
+        """All columns."""
+        its = list(map(flat, weights))
+        gradients = [flat(g, w) for g, w in zip(gradients, weights, strict=True)]
+        dtype = _staging_dtype(self.dtype, self.device)
+        result = self._products(its, gradients, remembered, dtype)
+        if dtype == torch.float32 and self.device.type == "cpu" and _out_of_range(result, gradients):
+            result = self._products(its, gradients, remembered, torch.float64)
+        if remembered.before is not None or remembered.anchor is not None:
+            self._keep(its, remembered)
+            self._square = result[:, COLUMNS.index("vv")]
+        return result
+
+    def _products(
+        self, weights: list[Tensor], gradients: Sequence[Tensor], remembered: Remembered, dtype: torch.dtype
+    ) -> Tensor:
+        two = remembered.before is not None and remembered.anchor is not None
+        moved = remembered.moved and remembered.previous is not None
+        moves = remembered.before is not None or remembered.anchor is not None
+        rows = 5 if two else 4 if moves else 3
+        grams, aligned = [], []
+        for tile in self._cut(dtype):
+            staged = self._stage(tile, weights, gradients, remembered, dtype)
+            pieces = (tile.stop - tile.start) // PIECE
+            x = staged.as_strided((pieces, rows, PIECE), (PIECE, staged.stride(0), 1))
+            grams.append(torch.bmm(x, x.transpose(1, 2)).view(pieces, rows * rows))
+            if moved and moves and remembered.previous is not None:
+                product = torch.mul(staged[_V if two else _U], remembered.previous[tile.start : tile.stop])
+                aligned.append(product.view(pieces, PIECE).sum(1))
+        exact = _sum_dtype(self.device)
+        sums = torch.zeros(len(weights), rows * rows, dtype=exact, device=self.device)
+        sums.index_add_(0, self._layer_of_piece, torch.cat(grams).to(exact))
+        out = torch.zeros(len(weights), len(COLUMNS), dtype=exact, device=self.device)
+        for column, pair in enumerate(COLUMNS):
+            if "p" in pair or (not moves and {"u", "v"} & set(pair)):
+                continue
+            i, j = (_PLACE["u" if letter == "v" and not two else letter] for letter in pair)
+            out[:, column] = sums[:, i * rows + j]
+        if aligned and self._square is not None:
+            out[:, COLUMNS.index("pp")] = self._square
+            out[:, COLUMNS.index("vp")].index_add_(0, self._layer_of_piece, torch.cat(aligned).to(exact))
+        return out
+
+    def _stage(
+        self,
+        tile: _Tile,
+        weights: list[Tensor],
+        gradients: Sequence[Tensor],
+        remembered: Remembered,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        staged = self._scratch[dtype][:, : tile.stop - tile.start]
+        torch._foreach_copy_(tile.into_w, [weights[i][part] for i, part in tile.layers])
+        torch._foreach_copy_(tile.into_g, [gradients[i][part] for i, part in tile.layers])
+        if tile.gaps:
+            torch._foreach_zero_(tile.gaps)
+        w = staged[_W]
+        here = slice(tile.start, tile.stop)
+        torch.sub(w, remembered.reference[here], out=staged[_E])
+        since = remembered.before if remembered.before is not None else remembered.anchor
+        if since is not None:
+            torch.sub(w, since[here], out=staged[_U])
+        if remembered.before is not None and remembered.anchor is not None:
+            torch.sub(w, remembered.anchor[here], out=staged[_V])
+        return staged
+
+    def _cut(self, dtype: torch.dtype) -> list[_Tile]:
+        """The tiles, made once; a single one keeps its gaps clean."""
+        if dtype not in self._tiles:
+            total = self.layout.total
+            scratch = torch.zeros(5, min(_TILE, total), dtype=dtype, device=self.device)
+            starts = range(0, total, _TILE)
+            self._scratch[dtype] = scratch
+            self._tiles[dtype] = [self._tile(a, min(a + _TILE, total), scratch, len(starts) > 1) for a in starts]
+        return self._tiles[dtype]
+
+    def _tile(self, start: int, stop: int, scratch: Tensor, dirty: bool) -> _Tile:
+        layers, into_w, into_g, gaps = [], [], [], []
+        end = start
+        for i, (offset, size) in enumerate(zip(self.layout.offsets, self.layout.sizes, strict=True)):
+            a, b = max(start, offset), min(stop, offset + size)
+            if a < b:
+                gaps.append(slice(end - start, a - start))
+                layers.append((i, slice(a - offset, b - offset)))
+                into_w.append(scratch[_W, a - start : b - start])
+                into_g.append(scratch[_G, a - start : b - start])
+                end = b
+        gaps.append(slice(end - start, stop - start))
+        views = [scratch[row, gap] for gap in gaps if gap.start < gap.stop for row in (_W, _G)]
+        return _Tile(start, stop, layers, into_w, into_g, views if dirty else [])
+
+    def _keep(self, weights: list[Tensor], remembered: Remembered) -> None:
+        """The displacement takes the place of the previous one."""
+        since = remembered.anchor if remembered.anchor is not None else remembered.before
+        if remembered.previous is None or since is None:
+            return
+        dtype = _staging_dtype(self.dtype, self.device)
+        if self.layout.total <= _TILE and dtype in self._scratch:
+            two = remembered.before is not None and remembered.anchor is not None
+            remembered.previous.copy_(self._scratch[dtype][_V if two else _U])
+            return
+        parts = [torch.sub(w, s) for w, s in zip(weights, self.layout.views(since), strict=True)]
+        torch._foreach_copy_(self.layout.views(remembered.previous), parts)
+
+
+def _out_of_range(result: Tensor, gradients: Sequence[Tensor]) -> bool:
+    """Whether squares of very small or large numbers may have left float32's range."""
+    squares = result[:, [COLUMNS.index(c) for c in ("ww", "gg", "uu", "vv")]]
+    far = ((squares < 1e-30) & (squares != 0)) | ~(squares < 1e30)
+    vanished = (result[:, COLUMNS.index("gg")] == 0).nonzero()[:, 0].tolist()
+    return bool(far.any()) or any(bool(gradients[i].any()) for i in vanished)
+
+
+def _staging_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """float32 where its products keep their digits within a piece, else float64."""
+    if device.type == "mps":
+        return torch.float32
+    exact = device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
+    return torch.float32 if exact and dtype != torch.float64 else torch.float64
+
+
+def _sum_dtype(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64

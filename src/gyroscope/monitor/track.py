@@ -1,0 +1,295 @@
+"""The layers that one optimizer steps: their weights before and after, and one measurement of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gyroscope.errors import MonitorError
+from gyroscope.layer import Layer
+from gyroscope.monitor.products import COLUMNS, Products
+from gyroscope.monitor.reference import Reference
+from gyroscope.vectors.chunks import to_device
+from gyroscope.vectors.sharded import any_sharded, local, plan
+
+# Displacements are kept in float32 up to so many elements, then in bfloat16: an error of 1e-3/√n in their cosine.
+_EXACT_MOVES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One measurement, on its way from the device.
+
+    Attributes:
+        step: how often the optimizer was called so far.
+        matrix: the inner products [layers, columns], in host memory once waited for.
+        there: which columns mean something.
+        gradients: which layers have a gradient.
+        lr, eta, decay: one number a layer, or a tensor that still has to arrive.
+        amp: where an optimizer does a GradScaler's work by itself: whether it skipped this step because the gradients
+            were not finite, and how many it has skipped in all. (Otherwise it has unscaled them in place.)
+        timed: events before and after each piece of work on the device, if that is a GPU; empty elsewhere.
+    """
+
+    step: int
+    matrix: Tensor
+    there: npt.NDArray[np.bool_]
+    gradients: npt.NDArray[np.bool_]
+    lr: list[Any]
+    eta: npt.NDArray[np.bool_]
+    decay: list[Any]
+    amp: tuple[Any, Any]
+    timed: tuple[Any, ...]
+
+    def wait(self) -> float:
+        """Wait until everything is in host memory; returns the seconds the device spent on it."""
+        if not self.timed:
+            return 0.0
+        self.timed[-1].synchronize()
+        spans = zip(self.timed[::2], self.timed[1::2], strict=True)
+        return float(sum(start.elapsed_time(end) for start, end in spans)) / 1e3
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the optimizer found a gradient that was not finite and did nothing."""
+        return self.amp[0] is not None and bool(self.amp[0].item())
+
+    @property
+    def true_step(self) -> int:
+        """The optimizer's steps so far; skipped ones are none."""
+        return self.step - (0 if self.amp[1] is None else int(self.amp[1].item()))
+
+
+class Track:
+    """Measures the layers of one optimizer.
+
+    Args:
+        layers: its layers, in forward order.
+        optimizer: whose steps are measured.
+        reference: w₀ of these layers.
+        moves: whether displacements are kept, to compare each with the one before.
+    """
+
+    def __init__(self, layers: Sequence[Layer], optimizer: Optimizer, reference: Reference, *, moves: bool) -> None:
+        self.layers = list(layers)
+        self.optimizer = optimizer
+        self.reference = reference
+        self.taken = 0
+        self.measured_at = 0
+        self.measuring = False
+        self.fresh = True  # the weights are those of the last measurement
+        self._moves = moves
+        self._places = [_place(layer) for layer in self.layers]
+        self._groups: list[int | None] = []
+        self._known: tuple[Any, ...] = ()
+        self._order: dict[torch.device, Tensor] = {}
+        self._copied: tuple[Any, ...] = ()
+        self._skips: Tensor | None = None
+        self._marked: Any = None
+        self.caught_up = True  # whether the device had done all of the last measured step when the next one came
+        self._prepare(self.parameters())
+
+    def start(self, step: int) -> None:
+        """Training is at this step."""
+        self.taken = self.measured_at = step
+
+    def parameters(self) -> list[Tensor]:
+        """The layers' parameters as they are now; FSDP2 and Accelerate swap them in place."""
+        return [owner[key] for owner, key in self._places]
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the layers lie on several ranks."""
+        return any_sharded(self.parameters())
+
+    def before(self) -> None:
+        """A measured step is about to be taken: copy the weights."""
+        weights = self._look()
+        self.caught_up = self._marked is None or self._marked.query()
+        start = _mark(weights)
+        for bundle in self.reference.bundles:
+            bundle.before = bundle.copy([weights[i] for i in bundle.members])
+        self._copied = (start, _mark(weights)) if start is not None else ()
+
+    def anchor(self) -> None:
+        """Steps that are not measured follow a measured one: copy its weights."""
+        weights = self._look()
+        for bundle in self.reference.bundles:
+            bundle.anchor = bundle.anchored([weights[i] for i in bundle.members])
+        self.fresh = False
+
+    def count_skipped(self) -> None:
+        """An optimizer that a GradScaler leaves its work to may have skipped this step; only the device knows."""
+        found: Tensor | None = getattr(self.optimizer, "found_inf", None)
+        if found is not None:
+            self._skips = found.detach().clone() if self._skips is None else self._skips + found
+
+    def measure(self, *, gradients: bool = True) -> Measured:
+        """Inner products of all layers; nothing waits for the device."""
+        parameters = self.parameters()
+        weights = self._look(parameters)
+        given = [p.grad if gradients else None for p in parameters]
+        grads = local([w if g is None else g for w, g in zip(parameters, given, strict=True)])
+        if any(g.is_sparse for g in grads):
+            grads = [g.coalesce().to_dense() if g.is_sparse else g for g in grads]
+        start = _mark(weights)
+        bundles = self.reference.bundles
+        there = self._there()
+        parts = [
+            bundle.products([weights[i] for i in bundle.members], [grads[i] for i in bundle.members])
+            for bundle in bundles
+        ]
+        matrix = self._in_order(parts, weights)
+        over_ranks = plan([parameters], [1] * len(parameters))
+        if over_ranks is not None:
+            matrix = over_ranks.reduce(matrix)
+        for bundle in bundles:
+            bundle.before = bundle.anchor = None
+        lr, eta, decay = self._hyper()
+        matrix = matrix.to("cpu", non_blocking=True)
+        measured = Measured(
+            step=self.taken,
+            matrix=matrix,
+            there=there,
+            gradients=np.array([g is not None for g in given]),
+            lr=lr,
+            eta=eta,
+            decay=decay,
+            amp=(arriving(getattr(self.optimizer, "found_inf", None)), arriving(self._skips)),
+            timed=() if start is None else (*self._copied, start, _mark(weights)),
+        )
+        self._marked = measured.timed[-1] if measured.timed else None
+        self._copied = ()
+        self.measured_at, self.fresh = self.taken, True
+        return measured
+
+    def products(self, measured: Sequence[Measured]) -> Products:
+        """What measurements say whose numbers have arrived: [measurements, layers]; as if each were of one step."""
+        shape = (len(measured), len(self.layers))
+        raw = np.stack([m.matrix.numpy() for m in measured]).astype(np.float64)
+        for column, name in enumerate(COLUMNS):
+            values = raw[:, :, column]
+            for row, m in enumerate(measured):
+                if not m.there[column]:
+                    values[row] = np.nan
+                elif "g" in name:
+                    values[row, ~m.gradients] = np.nan
+        lr = np.array([[_number(v) for v in m.lr] for m in measured])
+        decay = np.array([[_number(v) for v in m.decay] for m in measured])
+        return Products(
+            **{name: raw[:, :, column] for column, name in enumerate(COLUMNS)},
+            rr=np.broadcast_to(self.reference.rr, shape),
+            exact=np.broadcast_to(self.reference.exact, shape),
+            lr=lr,
+            eta=np.where(np.stack([m.eta for m in measured]), lr, np.nan),
+            decay=decay,
+            steps=np.ones(shape),
+        )
+
+    def exchange(self, reference: Reference) -> None:
+        """Measure against another reference from now on."""
+        self.reference = reference
+        self.fresh = True
+        self._prepare(self.parameters())
+
+    def _prepare(self, parameters: Sequence[Tensor]) -> None:
+        owner = {id(p): g for g, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
+        self._groups = [owner.get(id(p)) for p in parameters]
+        weights = local(parameters)
+        self._known = self._signature(parameters, weights)
+        self._shapes = [(w.shape, w.stride(), w.dtype, w.device) for w in weights]
+        total = sum(w.numel() for w in weights)
+        for bundle in self.reference.bundles:
+            if self._moves and bundle.previous is None:
+                bundle.remember_moves(bundle.dtype if total <= _EXACT_MOVES else torch.bfloat16)
+        self._order = {}
+
+    @staticmethod
+    def _signature(parameters: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Any, ...]:
+        return tuple(map(id, parameters)), tuple(map(Tensor.data_ptr, weights))
+
+    def _look(self, parameters: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """The weights on this rank. Where they have been exchanged or moved, what is remembered follows them."""
+        parameters = self.parameters() if parameters is None else parameters
+        weights = local(parameters)
+        if self._signature(parameters, weights) == self._known:
+            return weights
+        now = [(w.shape, w.stride(), w.dtype, w.device) for w in weights]
+        if [one[0] for one in now] != [one[0] for one in self._shapes]:
+            i = next(i for i, (a, b) in enumerate(zip(now, self._shapes, strict=True)) if a[0] != b[0])
+            raise MonitorError(
+                f"The weights of {self.layers[i].name!r} had the shape {tuple(self._shapes[i][0])} and now have "
+                f"{tuple(now[i][0])}; watch the changed model anew."
+            )
+        if now != self._shapes:
+            # Flat buffers are in the weights' order in memory, on their device.
+            like = [torch.empty_strided(s, t, dtype=d, device=v) for s, t, d, v in self._shapes]
+            self.reference = Reference.take(parameters, self.reference.tensors(like))
+            self.fresh = True
+        self._prepare(parameters)
+        return weights
+
+    def _there(self) -> npt.NDArray[np.bool_]:
+        """Which columns will mean something."""
+        one = self.reference.bundles[0]
+        update = one.before is not None
+        move = update or one.anchor is not None
+        known = {"u": update, "v": move, "p": move and one.moved}
+        return np.array([all(known.get(letter, True) for letter in name) for name in COLUMNS])
+
+    def _in_order(self, parts: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+        if len(parts) == 1:
+            return parts[0]
+        home = parts[0].device
+        matrix = torch.empty(len(weights), len(COLUMNS), dtype=parts[0].dtype, device=home)
+        if home not in self._order:
+            members = [i for bundle in self.reference.bundles for i in bundle.members]
+            self._order[home] = to_device(np.array(members, dtype=np.int64), home)
+        return matrix.index_copy_(0, self._order[home], torch.cat([part.to(home) for part in parts]))
+
+    def _hyper(self) -> tuple[list[Any], npt.NDArray[np.bool_], list[Any]]:
+        groups = self.optimizer.param_groups
+        controls = getattr(self.optimizer, "controls", None)
+        lr = [arriving(group.get("lr", float("nan"))) for group in groups]
+        decay = [arriving(group.get("weight_decay", 0.0)) for group in groups]
+        steered = [controls is not None and bool(controls(g)) for g in range(len(groups))]
+        nan = float("nan")
+        return (
+            [nan if g is None else lr[g] for g in self._groups],
+            np.array([g is not None and not steered[g] for g in self._groups]),
+            [nan if g is None else 0.0 if steered[g] else decay[g] for g in self._groups],
+        )
+
+
+def _place(layer: Layer) -> tuple[Any, str]:
+    """The dictionary that holds a layer's parameter, and its key in it."""
+    *path, key = layer.attribute.split(".")
+    module: Any = layer.module
+    for name in path:
+        module = module[name] if hasattr(module, "__getitem__") and name in module else getattr(module, name)
+    return module._parameters, key
+
+
+def arriving(value: Any) -> Any:
+    """A number as it is; a tensor on its way to host memory, and a copy in any case."""
+    return value.detach().to("cpu", non_blocking=True, copy=True) if isinstance(value, Tensor) else value
+
+
+def _number(value: Any) -> float:
+    return float(value)
+
+
+def _mark(weights: Sequence[Tensor]) -> Any:
+    """A timed event on the stream that the work goes to, on a GPU."""
+    if not weights or weights[0].device.type != "cuda":
+        return None
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(weights[0].device))
+    return event
