@@ -134,6 +134,8 @@ def test_json_of_some_series(run, tmp_path):
     read = json.loads(run.to_json(tmp_path / "run.json", "rate").read_text())
     assert list(read["series"]) == list(read["quantities"]) == ["rate"]
     assert "loss" in read["scalars"]
+    read = json.loads(run.to_json(tmp_path / "run.json", ["loss"]).read_text())
+    assert read["series"] == {}
 
 
 def test_an_empty_run_is_exported_too(tmp_path):

@@ -43,14 +43,16 @@ class Table:
             StoreError: the run has none of a name.
         """
         known = [*run.quantities, *(name for name in run.scalars if name not in run.quantities)]
-        names = [wanted] if isinstance(wanted, str) else list(wanted or ())
+        names = [wanted] if isinstance(wanted, str) else list(run.quantities if wanted is None else wanted)
         for name in names:
-            if name not in (known if isinstance(wanted, str) else run.quantities):
+            if name not in known:
                 raise StoreError(
                     f"{run.path} has no {name!r}; it has {', '.join(known) or 'no series and no scalars'}."
                 )
+            if name not in run.quantities and not isinstance(wanted, str):
+                raise StoreError(f"{name!r} is a number of the whole network, not of its layers; ask for it alone.")
         if not isinstance(wanted, str):
-            return cls(run, "long", tuple(names or run.quantities))
+            return cls(run, "long", tuple(names))
         if wanted in run.quantities:
             return cls(run, "wide", run.layers, wanted)
         return cls(run, "scalar", (wanted,), wanted)
