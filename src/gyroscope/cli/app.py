@@ -8,6 +8,11 @@ import typer
 
 import gyroscope
 from gyroscope.cli.demo import demo
+from gyroscope.cli.export import export
+from gyroscope.cli.plot import plot
+from gyroscope.cli.runs import runs
+from gyroscope.cli.sample import sample
+from gyroscope.cli.show import show
 
 _PURPOSE = "Measure, explain and steer how each layer of a neural network trains."
 
@@ -19,7 +24,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-app.command()(demo)
+for command in (demo, runs, show, plot, export, sample):
+    app.command()(command)
 
 
 def _print_version(wanted: bool) -> None:
