@@ -139,11 +139,16 @@ def numerical_rank(rows: Tensor) -> Tensor:
 
 
 def positive_eigenvalues(symmetric: Tensor) -> Tensor:
-    """How many eigenvalues of a symmetric matrix are positive, from its factors LDLᵀ: D has as many.
+    """How many eigenvalues of a symmetric matrix are positive: as many as pivots of an elimination that keeps symmetry.
 
     >>> positive_eigenvalues(torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64))
     tensor(1., dtype=torch.float64)
     """
+    if symmetric.device.type == "cuda":
+        # LDLᵀ would choose its pivots on the host. Without any choice U = DLᵀ, and a pivot that comes out tiny makes
+        # the next one large and of the other sign, so that the count stays right; only one of exactly zero does not.
+        upper: Tensor = torch.linalg.lu_factor_ex(symmetric, pivot=False)[0]
+        return (upper.diagonal() > 0).sum().to(symmetric.dtype)
     factor, pivots, _ = torch.linalg.ldl_factor_ex(symmetric)
     # A negative pivot marks a row of a 2×2 block of D, which has one positive and one negative eigenvalue.
     return torch.where(pivots < 0, 0.5, (factor.diagonal() > 0).to(symmetric.dtype)).sum()
