@@ -9,6 +9,10 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
+import gyroscope
+from gyroscope.monitor import activations
+from gyroscope.monitor.activations import COLUMNS, ActivationProbe
+from gyroscope.monitor.units import look
 from oracles.activations import statistics
 
 
@@ -79,6 +83,58 @@ def test_weights_used_twice_are_seen_twice():
     x, a = seeded((5, 4)), net.parts.a
     once = F.relu(a(x))
     assert close(watched(net, lambda: net(x))["parts.a.weight"], statistics([once, F.relu(a(once))]))
+
+
+def test_a_second_look_sees_what_the_first_did_and_looks_at_each_layer_once(monkeypatch):
+    net = Functional(
+        lambda m, x: m.d(F.relu(m.two(m.c(m.relu(m.one(m.b(m.relu(m.a(x))))))))),
+        a=nn.Linear(4, 4), b=nn.Linear(4, 4), c=nn.Linear(4, 4), d=nn.Linear(4, 4),
+        one=nn.LayerNorm(4), two=nn.LayerNorm(4), relu=nn.ReLU(),
+    )  # fmt: skip
+    probe = ActivationProbe(net, gyroscope.layers(net))
+    looks = []
+    monkeypatch.setattr(activations, "look", lambda *args, **kwargs: looks.append(1) or look(*args, **kwargs))
+    x, found = seeded((6, 4)), []
+    for _ in range(2):
+        looks.clear()
+        probe.reset()
+        probe.attach()
+        net(x)
+        probe.detach()
+        found.append(probe.collect())
+    assert found[0].equal(found[1])
+    assert len(looks) == 4
+
+
+def test_a_model_that_changes_its_course_is_seen_again_after_one_look():
+    net = Functional(lambda m, x: m.b(m.relu(m.a(x)) if m.training else m.a(x)),
+                     a=nn.Linear(3, 6), b=nn.Linear(6, 2), relu=nn.ReLU())  # fmt: skip
+    probe = ActivationProbe(net, gyroscope.layers(net))
+    x, found = seeded((5, 3)), []
+    for training in (True, True, False, False, True, True):
+        net.train(training)
+        probe.reset()
+        probe.attach()
+        net(x)
+        probe.detach()
+        found.append(dict(zip(COLUMNS, probe.collect()[0].tolist(), strict=True)))
+    a = net.parts.a
+    assert all(close(found[i], statistics([F.relu(a(x))])) for i in (0, 1, 4, 5))
+    assert unseen(found[2])
+    assert close(found[3], statistics([a(x)]))
+
+
+def test_weights_used_once_with_and_once_without_a_nonlinearity_are_seen_in_both_every_time():
+    net = Functional(lambda m, x: m.a(m.relu(m.a(x))), a=nn.Linear(4, 4), relu=nn.ReLU())
+    probe = ActivationProbe(net, gyroscope.layers(net))
+    x, a = seeded((5, 4)), net.parts.a
+    for _ in range(3):
+        probe.reset()
+        probe.attach()
+        net(x)
+        probe.detach()
+        found = dict(zip(COLUMNS, probe.collect()[0].tolist(), strict=True))
+        assert close(found, statistics([F.relu(a(x)), a(F.relu(a(x)))]))
 
 
 def test_a_layer_that_was_not_used_is_not_known():

@@ -10,7 +10,7 @@ import logging
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,8 @@ _MEANING = {
 }
 COLUMNS = tuple(_MEANING)
 INFO = {name: QuantityInfo(name, "1", meaning) for name, meaning in _MEANING.items()}
+
+Source = Literal["own", "norm", "rectifier"]  # whose output was taken for a layer's activation
 
 _LOG = logging.getLogger("gyroscope")
 
@@ -101,6 +103,8 @@ class ActivationProbe:
         self.error: Exception | None = None
         self._handles: list[RemovableHandle] = []
         self._roles: dict[int, Role] = {}
+        self._sources: list[set[Source]] = [set() for _ in self.layers]
+        self._expected: list[Source] = ["own"] * len(self.layers)
         self.reset()
 
     def attach(self) -> None:
@@ -119,6 +123,12 @@ class ActivationProbe:
 
     def reset(self) -> None:
         """Forget what was seen."""
+        # A layer whose activation was always that of a module behind it is not looked at before that module runs; if it
+        # does not run this time, the layer is not known, this once.
+        for i, found in enumerate(self._sources):
+            if found:
+                self._expected[i] = next(iter(found)) if len(found) == 1 else "own"
+        self._sources = [set() for _ in self.layers]
         self._tallies: list[Tally | None] = [None] * len(self.layers)
         self._pending: _Pending | None = None
         self._seen: set[int] = set()
@@ -135,14 +145,16 @@ class ActivationProbe:
         ])  # fmt: skip
 
     def _settle(self) -> None:
-        """Count the last layer's own output, since no activation module has followed it."""
+        """Count the last layer as it was seen so far, since no activation module has followed it."""
         pending, self._pending = self._pending, None
         if pending is not None:
-            self._count(pending.layer, pending.seen)
+            self._count(pending)
 
-    def _count(self, layer: int, seen: Look) -> None:
-        before = self._tallies[layer]
-        self._tallies[layer] = Tally(seen) if before is None else before.add(seen)
+    def _count(self, found: _Pending) -> None:
+        self._sources[found.layer].add(found.source)
+        before = self._tallies[found.layer]
+        if found.seen is not None:
+            self._tallies[found.layer] = Tally(found.seen) if before is None else before.add(found.seen)
 
     def _ran(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         role, x, node = self._roles.get(id(module)), first_tensor(output), _backward_node()
@@ -154,13 +166,15 @@ class ActivationProbe:
             if x is not None and (node is None or role not in self._seen):
                 self._seen |= {role} if node is None else set()
                 layout = Layout.of(self.layers[role], x)
-                self._pending = _Pending(role, layout, self._look(x, layout, self.threshold), weakref.ref(x))
+                seen = self._look(x, layout, self.threshold) if self._expected[role] == "own" else None
+                self._pending = _Pending(role, layout, "own", seen, weakref.ref(x))
         elif x is not None and (last := self._pending) is not None:
             if role == "rectifier":
                 self._pending = None
-                self._count(last.layer, self._look(x, last.layout, activity_threshold(module)))
+                self._count(replace(last, source=role, seen=self._look(x, last.layout, activity_threshold(module))))
             elif args and last.output() is args[0]:
-                self._pending = replace(last, seen=self._look(x, last.layout, self.threshold), output=weakref.ref(x))
+                seen = self._look(x, last.layout, self.threshold) if self._expected[last.layer] != "rectifier" else None
+                self._pending = replace(last, source="norm", seen=seen, output=weakref.ref(x))
 
     def _look(self, x: Tensor, layout: Layout, threshold: float) -> Look:
         x, axis, positions = layout.place(x.detach())
@@ -173,7 +187,8 @@ class _Pending:
 
     layer: int
     layout: Layout
-    seen: Look
+    source: Source
+    seen: Look | None
     output: Callable[[], Any]  # a weak reference
 
 
