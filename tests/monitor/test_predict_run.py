@@ -188,6 +188,14 @@ def test_layers_of_several_optimizers_follow_their_own():
     assert math.isnan(second.equilibrium_rate)
 
 
+def test_some_layers_may_be_asked_for():
+    k = np.zeros((10, 3))
+    run = made(
+        {"lr": k + 0.1, "weight_norm": k + 1.0}, [{"class": "SGD"}], [LayerInfo(n, "linear", (4, 4)) for n in "abc"]
+    )
+    assert [p.layer for p in predictions(run, ["c", "a"])] == ["a", "c"]
+
+
 def test_a_run_without_gradients_is_predicted_as_far_as_it_goes():
     run = walked({"class": "SGD"})
     del run.quantities["invariance"], run.quantities["gradient_norm"]

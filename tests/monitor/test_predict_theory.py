@@ -151,6 +151,17 @@ def test_with_weight_decay_the_law_levels_off_at_the_equilibrium():
     assert law.curve[-1] == pytest.approx(options["lr"] / at.norm**2, rel=0.02)
 
 
+@pytest.mark.parametrize("shrinkage", [1e-4, 1e-2, 0.5, 20.0])
+def test_the_law_solves_its_equation_however_strong_the_decay(shrinkage):
+    # y ← y e^(−4d) + b (1 − e^(−4d))/(4d) is y' = −4dy + b over one step.
+    y, decay = [7.0], math.exp(-4 * shrinkage)
+    for _ in range(300):
+        y.append(y[-1] * decay + 0.2 * (1 - decay) / (4 * shrinkage))
+    law = decay_law(np.arange(301), np.array(y) ** -0.5, shrinkage=shrinkage)
+    assert law.curve == pytest.approx(np.array(y) ** -0.5, rel=1e-6)
+    assert law.k0 == pytest.approx(7.0 / 0.2, rel=1e-6)
+
+
 def test_a_norm_that_stays_has_an_infinite_k0():
     still = decay_law(np.arange(100), np.full(100, 0.1, np.float32))
     assert (still.k0, still.r2) == (math.inf, 1.0)

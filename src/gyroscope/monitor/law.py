@@ -85,16 +85,17 @@ def _basis(k: Floats, rate: Floats, lost: Floats) -> tuple[Floats, Floats]:
     """
     gap = np.diff(k, prepend=k[0])
     loss = lost * gap
-    remains = np.exp(-np.cumsum(loss))
+    gone = np.cumsum(loss)
     with np.errstate(divide="ignore", invalid="ignore"):
         added = rate**2 * np.where(loss > 0, -np.expm1(-loss) / lost, gap)
-    if not loss.any():
-        return remains, np.cumsum(added)
-    kept, grown, so_far = np.exp(-loss).tolist(), [], 0.0
-    for share, more in zip(kept, added.tolist(), strict=True):
-        so_far = so_far * share + more
-        grown.append(so_far)
-    return remains, np.array(grown)
+    grown, so_far, start = np.empty_like(added), 0.0, 0
+    while start < len(k):  # in stretches over which e^gone stays within bounds
+        end = max(start + 1, int(np.searchsorted(gone, gone[start] + 30.0, side="right")))
+        within = gone[start:end] - gone[start]
+        sums = so_far * np.exp(-loss[start]) + np.cumsum(added[start:end] * np.exp(within))
+        grown[start:end] = np.exp(-within) * sums
+        so_far, start = float(grown[end - 1]), end
+    return np.exp(-gone), grown
 
 
 def _line(remains: Floats, grown: Floats, y: Floats) -> tuple[float, float, float]:
@@ -117,6 +118,6 @@ def _line(remains: Floats, grown: Floats, y: Floats) -> tuple[float, float, floa
 def _filled(series: Floats) -> Floats:
     """The series with each gap holding the value before it; the value after it at the beginning."""
     known = np.flatnonzero(np.isfinite(series))
-    if len(known) == 0:
+    if len(known) in (0, len(series)):
         return series
     return np.asarray(series[known[np.maximum(0, np.searchsorted(known, np.arange(len(series)), side="right") - 1)]])

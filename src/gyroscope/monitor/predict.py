@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import degrees, inf, isfinite, nan, prod, sqrt
 from typing import Any, Protocol
@@ -75,8 +75,8 @@ class Prediction:
     kind: Kind | None = None
 
 
-def predictions(run: Measured) -> list[Prediction]:
-    """The predictions for every layer of a run, in the run's order.
+def predictions(run: Measured, layers: Collection[str] | None = None) -> list[Prediction]:
+    """The predictions for every layer of a run, or for those of the given names, in the run's order.
 
     They are made from the series `lr`, `weight_decay`, `weight_norm`, `gradient_norm` and `invariance`, and from
     `run.meta["optimizers"]`, one dict an optimizer: its `class` and its options. Only scale-invariant layers have a law
@@ -111,10 +111,11 @@ def predictions(run: Measured) -> list[Prediction]:
     sizes: list[int] | None = [prod(layer.shape) for layer in table] if table else None
     rules = [_Rule.of(_optimizer(run, table[i].part if table else 0)) for i in range(count)]
     found = scale_invariant(held("invariance"), sizes)
-    columns = [held(name).T for name in ("lr", "weight_decay", "weight_norm", "gradient_norm")]
+    columns = [np.ascontiguousarray(held(name).T) for name in ("lr", "weight_decay", "weight_norm", "gradient_norm")]
     return [
         _predict(run.layers[i], found[i], run.steps, rules[i], *(column[i] for column in columns), size=size)
         for i, size in enumerate(sizes or [None] * count)
+        if layers is None or run.layers[i] in layers
     ]
 
 
