@@ -88,7 +88,7 @@ class Monitor:
         self._held: tuple[Precision, Place] = (reference_dtype, reference_device)
         self._own_reference, self._loaded, self._step_given = reference is not None, False, step
         self._sinks = tuple(sinks)
-        self._pace = Pace(every=every, budget=budget, detail_every=detail_every)
+        self._pace = Pace(every=every, budget=budget, detail_every=detail_every, shared=self._sharded)
         self._tracks: list[Track] = []
         self._details: list[Detail] = []
         moves = any({"pp", "vp"} & one.needs for one in self._quantities)

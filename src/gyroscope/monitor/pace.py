@@ -9,9 +9,12 @@ from gyroscope.monitor.clock import Clock
 # Ranks of a sharded model agree on the interval every so many measured steps.
 _AGREE = 32
 
+# So many measurements are waited for before the interval is changed again.
+_PATIENCE = 8
+
 
 class Pace:
-    """Decides which steps are measured.
+    """Decides which steps are measured; `shared` where several ranks must do so together.
 
     >>> pace = Pace(every=10, budget=None, detail_every=100)
     >>> pace.due(step=20, last=10), pace.due(step=21, last=20)
@@ -21,15 +24,17 @@ class Pace:
     True
     """
 
-    def __init__(self, *, every: int, budget: float | None, detail_every: int) -> None:
+    def __init__(self, *, every: int, budget: float | None, detail_every: int, shared: bool = False) -> None:
         self.clock = Clock(budget)
         self.every = every
         self.interval = every
         self.detail_every = detail_every
+        self.shared = shared
         self.forced = 0
         self.next_detail = 1
         self.dropped = 0
         self.measurements = 0
+        self._adopted = -_PATIENCE
 
     def set_every(self, every: int) -> None:
         """Another interval, from now on."""
@@ -55,7 +60,10 @@ class Pace:
         self.measurements += measured
         if sampled:
             self.clock.sampled(outside - self.clock.train + own - self.clock.host)
-            self.next_detail = step + self.clock.details_stretched(self.detail_every)
+            # Ranks that measure together must also look at the same steps in detail, whatever each finds it costs.
+            self.next_detail = step + (
+                self.detail_every if self.shared else self.clock.details_stretched(self.detail_every)
+            )
         else:
             self.clock.step(outside)
             if measured:
@@ -86,7 +94,8 @@ class Pace:
 
     def _adopt(self, interval: int) -> str | None:
         # The price is never known exactly, and an interval that jumps about is worse than one a little off.
-        if 0.5 <= interval / self.interval <= 1.25 or (interval < self.interval and self.dropped):
+        close = 0.4 <= interval / self.interval <= 1.25
+        if close or self.measurements < self._adopted + _PATIENCE or (interval < self.interval and self.dropped):
             return None
-        self.interval = interval
+        self.interval, self._adopted = interval, self.measurements
         return f"measuring every {interval} steps to stay within the budget"
