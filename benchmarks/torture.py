@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import select
 import signal
 import sys
 import tempfile
@@ -28,7 +29,7 @@ LAYERS = [LayerInfo(f"layer{i}.weight", "linear", (8, 8), part=i % 2) for i in r
 QUANTITIES = {name: QuantityInfo(name, "1", "a number") for name in ("rotation", "rate", "lr")}
 #: Each run is killed this often, so that most kills hit a run that has been resumed.
 KILLS_A_RUN = 10
-#: The longest that a process lives, in seconds; opening, writing, checkpoints and closing all fall within.
+#: The longest that a process lives after it has opened its run, in seconds: it writes, flushes, closes and resumes.
 LIFE = 0.1
 
 
@@ -39,10 +40,11 @@ def values(step: int, part: int) -> dict[str, np.ndarray]:
 
 
 def write(folder: Path, start: int, seed: int, acknowledge: int) -> NoReturn:
-    """Write until killed; after each flush, the step is told through the pipe."""
+    """Write until killed; the step is told through the pipe when the run is open, and after each flush."""
     chance = random.Random(seed)
     writer = Writer(folder, LAYERS, QUANTITIES, step=start, tick=0.005, queue=chance.choice([2, 16, 256]))
     step = start
+    os.write(acknowledge, b"%d\n" % step)
     while True:
         for _ in range(chance.choice([1, 1, 5, 50])):
             step += 1
@@ -71,7 +73,11 @@ def killed(folder: Path, start: int, chance: random.Random) -> int:
         finally:
             os._exit(1)
     os.close(tell)
-    time.sleep(chance.uniform(0, chance.choice([LIFE / 10, LIFE])))
+    if chance.random() < 0.75:
+        select.select([told], [], [], 60)
+        time.sleep(chance.uniform(0, LIFE))
+    else:  # while it opens the run
+        time.sleep(chance.uniform(0, LIFE / 10))
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     if not os.WIFSIGNALED(status):

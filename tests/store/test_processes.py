@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import pickle
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,23 @@ def test_what_is_read_fits_together_until_it_is_refreshed(tmp_path):
         assert run.where("rotation").tolist() == [0, 1]
         run.refresh()
         assert run.series("rotation").shape == (4, 3)
+
+
+def test_somebody_who_reads_for_long_neither_stops_the_writer_nor_costs_it_anything(tmp_path):
+    with writer(tmp_path / "run") as w:
+        w.put(rows(0))
+        w.flush()
+        reader = sqlite3.connect(w.path / "run.sqlite", isolation_level=None)
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM series").fetchone() == (1,)
+        w.put(rows(1))
+    assert w.error is None
+    assert reader.execute("SELECT count(*) FROM series").fetchone() == (1,)
+    run = load(w.path)
+    assert run.state == "ended"
+    np.testing.assert_array_equal(run.steps, [0, 1])
+    reader.close()
+    np.testing.assert_array_equal(load(write(w.path, rows(2), step=1)).steps, [0, 1, 2])
 
 
 def test_two_writers_in_one_process_are_refused(tmp_path):
