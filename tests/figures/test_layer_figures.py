@@ -72,7 +72,7 @@ def test_dying_is_solid_and_full_is_dashed_at_the_sampled_steps():
 
 def test_the_axis_of_fractions_follows_the_largest_but_does_not_magnify_nothing():
     assert neurons(run_of(dying=[[0.0], [0.4]])).get_ylim() == (0, pytest.approx(0.46))
-    assert neurons(run_of(dying=[[0.0], [0.95]])).get_ylim() == (0, 1)
+    assert neurons(run_of(dying=[[0.0], [0.95]])).get_ylim() == (0, 1.02)
     assert neurons(run_of(full=[[0.0], [0.0]])).get_ylim() == (0, 0.05)
 
 
@@ -82,7 +82,8 @@ def test_neurons_rotation_is_shown_by_layer_at_the_last_step(layers):
     ax = neurons(run, "rotation")
     np.testing.assert_allclose(ax.lines[0].get_ydata(), run.series("neuron_p50")[-1])
     assert ax.get_ylabel() == "rotation of neurons at step 100"
-    assert ax.get_ylim() == (0, 1)
+    assert ax.get_ylim()[0] == 0
+    assert run.series("neuron_p100")[-1].max() <= ax.get_ylim()[1] <= 1
 
 
 def test_rotation_is_shown_where_there_is_no_activity():

@@ -49,7 +49,7 @@ def test_lines_of_a_few_layers_go_through_every_value():
 def test_of_many_noisy_layers_moving_means_are_drawn_within_the_range_of_single_values():
     run = example_run(layers=30, steps=500)
     ax = norms(run, "gradient")
-    assert ax.get_xlabel() == "step (moving means of 11; grey: single values)"
+    assert ax.get_xlabel() == "step (moving means of 11; shaded: single values)"
     values = run.series("gradient_norm")
     drawn = np.array([line.get_ydata() for line in ax.lines])
     assert np.diff(np.log(drawn)).std() < np.diff(np.log(values.T)).std() / 3

@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
-from matplotlib.colors import LogNorm
 
 from gyroscope.figures.lines import own_axes
-from gyroscope.figures.looks import Look, colours_of, frame, limits, look_of, settle
+from gyroscope.figures.looks import Look, frame, limits, look_of, settle
 from gyroscope.figures.names import short_names, spread, stride
 from gyroscope.figures.ticks import log_ticks, plain, power
 from gyroscope.store import QuantityInfo
@@ -41,12 +40,13 @@ def test_quantities_of_ones_own_have_their_name_unit_and_a_scale_that_fits():
     assert settle(look, [-1.0, 1e3]).scale == "linear"
 
 
-def test_colours_follow_the_scale():
-    assert isinstance(colours_of(look_of("weight_norm"), [1.0, 10.0]), LogNorm)
-    rotation = colours_of(look_of("rotation"), [0.0, 0.3])
-    assert (rotation.vmin, rotation.vmax) == (0, 1)
-    alignment = colours_of(look_of("alignment"), [0.0, 0.3])
-    assert (alignment.vmin, alignment.vmax) == (-1, 1)
+@pytest.mark.parametrize(("largest", "end"), [(0.0, 1), (0.004, 0.005), (0.3, 0.5), (0.51, 1), (1.23, 1.3)])
+def test_close_to_small_fractions_the_axis_ends_at_a_round_number(largest, end):
+    assert limits(look_of("rotation"), [0.0, largest], close=True) == (0, end)
+
+
+def test_what_has_a_sign_is_symmetric():
+    assert limits(look_of("alignment"), [0.0, 0.3]) == (-1, 1)
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,10 @@ def test_a_row_is_a_layer_and_a_column_a_step_with_the_first_layer_on_top(layers
     assert image.origin == "upper"
 
 
-def test_rotation_is_coloured_from_zero_to_one():
-    assert drawn(example_run()).get_clim() == (0, 1)
+def test_rotation_is_coloured_from_zero_to_one_or_to_less_where_all_is_less():
+    assert drawn(run_of(rotation=[[0.0], [0.6]])).get_clim() == (0, 1)
+    assert drawn(run_of(rotation=[[0.0], [0.04]])).get_clim() == (0, 0.05)
+    assert drawn(run_of(rotation=[[0.0], [0.04]]), limits=(0, 1)).get_clim() == (0, 1)
     assert drawn(run_of(rotation=[[0.0], [1.7]])).get_clim() == pytest.approx((0, 1.7))
 
 

@@ -15,6 +15,7 @@ from gyroscope.errors import FigureError
 from gyroscope.figures.given import Layers, Measured, RunLike, as_run, described, find
 from gyroscope.figures.labels import place_labels
 from gyroscope.figures.lines import finish, own_axes
+from gyroscope.figures.looks import limits, look_of
 
 # Up to here points carry their run's name.
 _NAMED = 16
@@ -57,7 +58,7 @@ def compare(
     colour = matplotlib.colormaps["cividis"](0.15)
     ax.hlines(reached, [f.min() for f in final], [f.max() for f in final], color="0.8", linewidth=1.2, zorder=1)
     ax.scatter(middle, reached, s=26, color=colour, zorder=3)
-    ax.set_xlim(0, max(1.0, 1.02 * max(f.max() for f in final)))
+    ax.set_xlim(limits(look_of("rotation"), np.concatenate(final), close=True))
     ax.margins(y=0.12)
     if len(chosen) <= _NAMED:
         place_labels(ax, middle, reached, [run.name for run in chosen])

@@ -1,27 +1,31 @@
-"""Noisy curves of many layers: their moving means, over the range that single values reach."""
+"""Noisy curves of many layers: their moving means, over the range of single values."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 
+from gyroscope.figures.depth import DEPTH
 from gyroscope.figures.lines import NAMED, draw_lines
 from gyroscope.figures.looks import Look
 from gyroscope.figures.smooth import moving_mean, window
-from gyroscope.figures.thin import thin
 
 Values = npt.NDArray[np.float64]
 
+# Noise of more layers than this covers them all.
+_FEW = 4
+# What changes by less than this share from one value to the next needs no smoothing.
+_CALM = 0.02
 
-def draw_course(
-    ax: Axes, steps: npt.ArrayLike, values: Values, *, depth: Values, look: Look, count: int | None = None
-) -> int:
+
+def draw_course(ax: Axes, steps: npt.ArrayLike, values: Values, *, depth: Values, look: Look) -> int:
     """Draw `values` [times, layers] as one line a layer, and return how many values a point is the mean of.
 
     Lines of a few layers go through every value. Noise of many layers would cover them all: there, lines are
-    moving means, and a grey band spans the smallest and the largest single value. `count` is the number of
-    layers on the axes in the end, if these are not all.
+    moving means, on shades that span the single values: one a layer, or one for all of very many.
 
     >>> from gyroscope.figures.lines import own_axes
     >>> from gyroscope.figures.looks import look_of
@@ -32,9 +36,13 @@ def draw_course(
     (30, 1)
     """
     log = look.scale == "log"
-    width = window(len(values)) if look.noisy and (count or len(depth)) > NAMED else 1
-    if width > 1:
-        _band(ax, steps, values, log)
+    known = np.where(values > 0, values, np.nan) if log else values
+    width = window(len(values)) if look.noisy and len(depth) > _FEW and not _calm(known, log) else 1
+    if width > 1 and len(depth) <= NAMED:
+        for layer, where in enumerate(depth):
+            _shade(ax, steps, known[:, layer : layer + 1], width, DEPTH(float(where)), alpha=0.2)
+    elif width > 1:
+        _shade(ax, steps, known, max(width // 4, 1), "0.88")
     lines = moving_mean(values, width, log=log)
     draw_lines(ax, steps, lines, depth=depth, linewidth=1.0 if width > 1 else 1.4, positive=log)
     return width
@@ -44,20 +52,29 @@ def said(width: int) -> str:
     """Return what stands below the x axis of a course.
 
     >>> said(1), said(21)
-    ('step', 'step (moving means of 21; grey: single values)')
+    ('step', 'step (moving means of 21; shaded: single values)')
     """
-    return "step" if width == 1 else f"step (moving means of {width:,}; grey: single values)"
+    return "step" if width == 1 else f"step (moving means of {width:,}; shaded: single values)"
 
 
-def _band(ax: Axes, steps: npt.ArrayLike, values: Values, log: bool) -> None:
-    known = np.where(values > 0, values, np.nan) if log else values
-    some = ~np.isnan(known).all(axis=1)
-    if not some.any():
+def _calm(values: Values, log: bool) -> bool:
+    change = np.abs(np.diff(np.log(values) if log else values, axis=0))
+    known = change[~np.isnan(change)]
+    return not known.size or bool(np.median(known) < _CALM)
+
+
+def _shade(ax: Axes, steps: npt.ArrayLike, values: Values, width: int, colour: Any, alpha: float = 1.0) -> None:
+    """Fill from the smallest to the largest of each `width` values, over all layers."""
+    some = ~np.isnan(values).all(axis=1)
+    at, known = np.asarray(steps, dtype=float)[some], values[some]
+    starts = np.arange(0, len(at), width)
+    if not len(starts):
         return
-    at, known = np.asarray(steps)[some], known[some]
-    x, low = thin(at, np.nanmin(known, axis=1)[:, None])
-    x_high, high = thin(at, np.nanmax(known, axis=1)[:, None])
-    # Both ends of the band, each with its own extremes, at the times of both.
-    both = np.union1d(x[:, 0], x_high[:, 0])
-    bottom, top = np.interp(both, x[:, 0], low[:, 0]), np.interp(both, x_high[:, 0], high[:, 0])
-    ax.fill_between(both, bottom, top, color="0.88", linewidth=0, zorder=0.5)
+    low = np.minimum.reduceat(np.nanmin(known, axis=1), starts)
+    high = np.maximum.reduceat(np.nanmax(known, axis=1), starts)
+    middle = (at[starts] + at[np.append(starts[1:], len(at)) - 1]) / 2
+    # To both ends of the lines, and not only to the middle of the first and the last.
+    x = np.concatenate([at[:1], middle, at[-1:]])
+    ax.fill_between(
+        x, np.pad(low, 1, "edge"), np.pad(high, 1, "edge"), color=colour, alpha=alpha, linewidth=0, zorder=0.5
+    )

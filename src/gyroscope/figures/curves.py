@@ -24,7 +24,7 @@ def curves(
     """Draw a quantity of each layer over the steps, one line a layer, and return the axes.
 
     Dark lines are first layers. The scale is the one that suits the quantity. Where it jumps from step to
-    step and there are many layers, lines are moving means, and a grey band is the range of single values.
+    step and there are several layers, lines are moving means, over shades that span the single values.
     Layers that are zero throughout have no place on a logarithmic scale: a note counts them.
 
     Args:

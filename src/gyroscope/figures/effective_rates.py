@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from gyroscope.errors import FigureError
 from gyroscope.figures.course import draw_course, said
 from gyroscope.figures.given import Layers, Measured, RunLike, Series, as_run, described, find, held
-from gyroscope.figures.lines import Style, depth_key, draw_lines, emphasise, finish, own_axes, span, style_key
+from gyroscope.figures.lines import MANY, Style, depth_key, draw_lines, emphasise, finish, own_axes, span, style_key
 from gyroscope.figures.looks import frame, look_of, settle
 from gyroscope.figures.names import spread
 from gyroscope.figures.predicted import predicted
@@ -86,8 +86,9 @@ def effective_rates(
     span(ax, series.steps)
     if legend if legend is not None else own:
         depth_key(ax, series.layers, series.depth, len(run.layers))
-    style_key(ax, styles, loc="lower left")
-    finish(ax, xlabel=said(width), ylabel="effective learning rate", title=title)
+    if len(styles) > 1:
+        style_key(ax, styles, loc="best" if len(ax.lines) <= MANY else "lower left")
+    finish(ax, xlabel=said(width), ylabel="effective learning rate" if len(styles) > 1 else look.label, title=title)
     return ax
 
 

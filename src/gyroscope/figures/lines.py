@@ -20,7 +20,7 @@ from gyroscope.figures.names import short_names
 from gyroscope.figures.thin import thin
 
 Style = Literal["-", "--", ":"]
-Corner = Literal["upper left", "lower left"]
+Corner = Literal["best", "upper left", "lower left"]
 
 #: From here on lines are thin and translucent, and drawn as an image in vector formats.
 MANY = 60

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, floor, log10
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm, Normalize
 
 from gyroscope.figures.ticks import log_ticks
 from gyroscope.store.record import QuantityInfo
@@ -20,6 +19,8 @@ Scale = Literal["fraction", "signed", "log", "linear"]
 _DECADES = 8
 # A logarithmic axis of less than this factor has too few round numbers on it.
 _VARIES = 3
+# What varies by less than this share of itself stays the same.
+_STAYS = 0.02
 
 
 @dataclass(frozen=True)
@@ -97,17 +98,22 @@ def settle(look: Look, values: npt.ArrayLike) -> Look:
     return look
 
 
-def limits(look: Look, values: npt.ArrayLike) -> tuple[float, float]:
+def limits(look: Look, values: npt.ArrayLike, *, close: bool = False) -> tuple[float, float]:
     """Return where the axis or the colours of settled `values` begin and end.
+
+    Fractions begin at 0 and end at 1, or beyond it if they do; `close` to them, also below it.
 
     >>> limits(look_of("rotation"), [0.0, 0.4]), limits(look_of("rotation"), [0.0, 1.23])
     ((0.0, 1.0), (0.0, 1.3))
+    >>> limits(look_of("rotation"), [0.0, 0.04], close=True)
+    (0.0, 0.05)
     >>> limits(look_of("alignment"), [-0.2, 0.1])
     (-1.0, 1.0)
     """
     known = _known(values)
     if look.scale == "fraction":
-        return 0.0, _beyond_one(float(known.max(initial=0)))
+        largest = float(known.max(initial=0))
+        return 0.0, _round_above(largest) if close and largest <= 0.5 else _beyond_one(largest)
     if look.scale == "signed":
         return -1.0, 1.0
     if look.scale == "log":
@@ -116,11 +122,13 @@ def limits(look: Look, values: npt.ArrayLike) -> tuple[float, float]:
         low = max(float(positive.min()), high * 10.0**-_DECADES)
         return (low, high) if low < high else (low / 2, high * 2)
     low, high = float(known.min(initial=np.inf)), float(known.max(initial=-np.inf))
-    return (low, high) if low < high else (low - 0.5, high + 0.5)
+    # Rounding of what stays the same is not worth a picture.
+    room = max(_STAYS * max(abs(low), abs(high)) - (high - low), 0) / 2
+    return (low - room, high + room) if low < high or room else (low - 0.5, high + 0.5)
 
 
-def frame(ax: Axes, look: Look, values: npt.ArrayLike) -> None:
-    """Give the y axis of `ax` the scale and the limits that suit settled `values`.
+def frame(ax: Axes, look: Look, values: npt.ArrayLike, *, close: bool = False) -> None:
+    """Give the y axis of `ax` the scale and the limits that suit settled `values`; see `limits`.
 
     >>> from matplotlib.figure import Figure
     >>> ax = Figure().subplots()
@@ -128,7 +136,7 @@ def frame(ax: Axes, look: Look, values: npt.ArrayLike) -> None:
     >>> ax.get_yscale()
     'log'
     """
-    low, high = limits(look, values)
+    low, high = limits(look, values, close=close)
     if look.scale == "log":
         ax.set_yscale("log")
         room = (high / low) ** 0.05
@@ -143,19 +151,16 @@ def frame(ax: Axes, look: Look, values: npt.ArrayLike) -> None:
         ax.axhline(1, color="0.6", linewidth=0.8, linestyle=":", zorder=1)
 
 
-def colours_of(look: Look, values: npt.ArrayLike) -> Normalize:
-    """Return what maps settled `values` to colours.
-
-    >>> colours_of(look_of("rotation"), [0.0, 0.4]).vmax
-    1.0
-    """
-    low, high = limits(look, values)
-    return (LogNorm if look.scale == "log" else Normalize)(low, high, clip=True)
-
-
 def _beyond_one(largest: float) -> float:
     # A cosine distance reaches 2. Rounding just above 1 is no reason to leave the paper's axes.
     return 1.0 if largest <= 1.005 else min(ceil(10 * largest - 0.001) / 10, 2.0)
+
+
+def _round_above(largest: float) -> float:
+    if largest <= 0:
+        return 1.0
+    unit = 10.0 ** floor(log10(largest))
+    return float(f"{next(unit * digit for digit in (1, 2, 5, 10) if unit * digit >= largest):.1g}")
 
 
 def _known(values: npt.ArrayLike) -> npt.NDArray[np.float64]:

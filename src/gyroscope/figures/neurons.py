@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from gyroscope.errors import FigureError
 from gyroscope.figures.bars import BARS, colours, draw_bars, layer_axis
 from gyroscope.figures.given import Layers, Measured, RunLike, as_run, described, find, held
-from gyroscope.figures.lines import Style, depth_key, draw_lines, finish, own_axes, span, style_key
+from gyroscope.figures.lines import MANY, Style, depth_key, draw_lines, finish, own_axes, span, style_key
 from gyroscope.figures.looks import frame, look_of
 
 Show = Literal["activity", "rotation"]
@@ -78,11 +78,11 @@ def _activity(run: Measured, ax: Axes | None, layers: Layers, legend: bool | Non
             steps.append(series.steps)
             largest = max(largest, float(np.nanmax(series.values)))
     # Most fractions are small: the axis ends a little above the largest, but never tells 0.1 % from 0.
-    ax.set_ylim(0, min(1.0, max(1.15 * largest, 0.05)))
+    ax.set_ylim(0, min(1.02, max(1.15 * largest, 0.05)))
     span(ax, np.concatenate(steps))
     if legend if legend is not None else own:
         depth_key(ax, series.layers, series.depth, len(run.layers))
-    style_key(ax, drawn, loc="upper left")
+    style_key(ax, drawn, loc="best" if len(ax.lines) <= MANY else "upper left")
     finish(ax, ylabel="fraction of neurons", title=title)
     return ax
 
@@ -99,7 +99,7 @@ def _rotation(run: Measured, ax: Axes | None, layers: Layers, title: str | None)
     else:
         ax.vlines(at, least, most, color=colour, alpha=0.4, linewidth=0.8)
     draw_bars(ax, low, middle, high)
-    frame(ax, look_of("rotation"), most)
+    frame(ax, look_of("rotation"), most, close=True)
     layer_axis(ax, names)
     handles = [
         Line2D([], [], color=colour, marker="o", markersize=4, linestyle=""),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from matplotlib.axes import Axes
+from matplotlib.patheffects import withStroke
 
 from gyroscope.figures.curves import curves
 from gyroscope.figures.given import Layers, RunLike, as_run, choose
@@ -62,5 +63,6 @@ def _draw(ax: Axes, equilibria: list[float]) -> None:
         textcoords="offset points",
         ha="right",
         fontsize=8,
+        path_effects=[withStroke(linewidth=2, foreground="white")],
     )
     ax.set_ylim(min(low, equilibria[0] / 1.5), max(high, equilibria[-1] * 1.5))

@@ -6,15 +6,18 @@ import matplotlib
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from gyroscope.figures.given import Layers, RunLike, Series, as_run, find
 from gyroscope.figures.lines import finish, own_axes, span
-from gyroscope.figures.looks import Look, colours_of, limits, look_of, settle
+from gyroscope.figures.looks import Look, look_of, settle
+from gyroscope.figures.looks import limits as limits_of
 from gyroscope.figures.names import short_names, stride
 from gyroscope.figures.ticks import log_ticks
 
 _COLUMNS = 1000
+_MIXED = 300
 _INCHES_A_LABEL = 0.14
 
 
@@ -24,6 +27,7 @@ def rotation_heatmap(
     quantity: str = "rotation",
     ax: Axes | None = None,
     layers: Layers = None,
+    limits: tuple[float, float] | None = None,
     title: str | None = None,
 ) -> Axes:
     """Draw a quantity of every layer over the steps, and return the axes.
@@ -36,6 +40,8 @@ def rotation_heatmap(
         quantity: the name of what is shown.
         ax: axes to draw on; those of a new figure, high enough for the layers, if not given.
         layers: glob pattern or patterns on the layers' names; all if not given.
+        limits: the values at both ends of the colours; what suits the quantity if not given. The same
+            limits, such as (0, 1), make pictures of several runs comparable.
         title: text above.
 
     >>> from gyroscope.figures import example_run
@@ -50,20 +56,23 @@ def rotation_heatmap(
     if ax is None:
         ax = own_axes(width=6.4, height=float(np.clip(1.1 + 0.15 * count, 2.7, 6.2)))
 
+    low, high = limits_of(look, series.values, close=True) if limits is None else limits
     edges = _edges(series.steps)
     colours = matplotlib.colormaps["RdBu_r" if look.scale == "signed" else "magma"].with_extremes(bad="0.85")
     image = ax.imshow(
-        np.ma.masked_invalid(_visible(_resampled(series, edges), look).T),
+        np.ma.masked_invalid(_visible(_resampled(series, edges), look, low).T),
         aspect="auto",
+        # Rows of less than a pixel are mixed, so that regular networks make no moiré; larger ones have edges.
+        interpolation="auto" if count > _MIXED else "nearest",
         extent=(edges[0], edges[-1], count - 0.5, -0.5),
         cmap=colours,
-        norm=colours_of(look, series.values),
+        norm=(LogNorm if look.scale == "log" else Normalize)(low, high, clip=True),
     )
     figure = ax.get_figure()
     assert isinstance(figure, Figure)
     bar = figure.colorbar(image, ax=ax, pad=0.02, aspect=20, label=look.label)
     if look.scale == "log":
-        log_ticks(bar.ax.yaxis, *limits(look, series.values))
+        log_ticks(bar.ax.yaxis, low, high)
     height = ax.get_window_extent().height / figure.dpi
     rows = stride(count, int(height / _INCHES_A_LABEL))
     ax.set_yticks(rows, [short_names(series.layers)[row] for row in rows], fontsize=7)
@@ -99,6 +108,6 @@ def _held(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.where(more_to_come, latest, np.nan)
 
 
-def _visible(values: npt.NDArray[np.float64], look: Look) -> npt.NDArray[np.float64]:
+def _visible(values: npt.NDArray[np.float64], look: Look, low: float) -> npt.NDArray[np.float64]:
     # A logarithm has no place for zero: it is shown as the smallest there is.
-    return np.maximum(values, limits(look, values)[0]) if look.scale == "log" else values
+    return np.maximum(values, low) if look.scale == "log" else values

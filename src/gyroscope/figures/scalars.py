@@ -63,7 +63,7 @@ def scalars(
         (twin or own).set_ylim(0, 1 if highest <= 1 else 100 if highest <= 100 else None)
     every = np.concatenate([np.asarray(run.scalars[name].steps, dtype=float) for name in names])
     span(own, every)
-    own.legend(handles=handles, loc="best", fontsize=8, framealpha=0.8)
+    own.legend(handles=handles, loc="center right" if twin else "best", fontsize=8, framealpha=0.8)
     finish(own, ylabel=", ".join(left or right), title=title)
     if twin is not None:
         finish(twin, xlabel="", ylabel=", ".join(right))
