@@ -39,7 +39,7 @@ def no_training(monkeypatch):
 def test_the_demo_writes_the_figure_and_the_numbers(demo):
     result, out = demo
     assert result.exit_code == 0, result.output
-    assert sorted(path.name for path in out.iterdir()) == ["demo.json", "rotation.png", "rotation.svg"]
+    assert sorted(path.name for path in out.iterdir()) == ["demo.json", "rotation.png", "rotation.svg", "runs"]
     assert (out / "rotation.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (out / "rotation.svg").read_text()
     for name in ("demo.json", "rotation.png", "rotation.svg"):

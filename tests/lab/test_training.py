@@ -1,7 +1,9 @@
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
+import gyroscope
 from gyroscope.lab import data, models
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.recipe import Recipe
@@ -108,3 +110,17 @@ def test_a_trial_that_diverges_says_which_and_what_to_do(split):
     broken = Recipe("SGD", rate=float("inf"))
     with pytest.raises(LabError, match=r"^SGD, seed 4: training diverged: the loss is nan in epoch 1; lower"):
         Trial(broken, seed=4, schedule=Schedule(epochs=2)).run(split)
+
+
+@pytest.mark.parametrize("recipe", [SGD, LAYCA], ids=lambda recipe: recipe.name)
+def test_a_recorded_training_is_the_same_and_its_run_holds_the_result(split, recipe, tmp_path):
+    schedule = Schedule(epochs=3)
+    plain = Trial(recipe, seed=1, schedule=schedule).run(split)
+    trial = Trial(recipe, seed=1, schedule=schedule, record=tmp_path)
+    assert trial.run(split) == plain
+    with gyroscope.load(tmp_path / trial.slug) as run:
+        assert run.steps.tolist() == [0, 7, 14, 21]
+        assert list(run.layers) == plain.layers
+        assert run.series("rotation") == pytest.approx(np.array(plain.rotation), rel=1e-4, abs=1e-9)
+        assert run.scalars["loss"].values.tolist() == plain.loss
+        assert run.scalars["test_accuracy"].values.tolist() == [plain.test_accuracy]

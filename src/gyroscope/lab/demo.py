@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import isnan
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -94,16 +95,17 @@ def run(
     recipes: Sequence[Recipe] = RECIPES,
     schedule: Schedule = SCHEDULE,
     jobs: int = 1,
+    record: Path | None = None,
     on_done: Callable[[Trial], None] = lambda trial: None,
 ) -> Demo:
-    """Train every recipe from every seed and return what was measured.
+    """Train every recipe from every seed and return what was measured; with `record`, runs are kept in that folder.
 
     >>> demo = run(seeds=[0], recipes=QUICK_RECIPES[:1], schedule=Schedule(epochs=1))
     >>> len(demo.results[0][0].rotation)
     2
     """
     start = time.perf_counter()
-    trials = [Trial(recipe, seed, schedule=schedule) for recipe in recipes for seed in seeds]
+    trials = [Trial(recipe, seed, schedule=schedule, record=record) for recipe in recipes for seed in seeds]
     flat = run_trials(trials, digits(), jobs=jobs, on_done=on_done)
     results = [flat[i : i + len(seeds)] for i in range(0, len(flat), len(seeds))]
     return Demo(recipes, seeds, schedule, results, seconds=time.perf_counter() - start)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from math import isfinite
+from math import ceil, isfinite
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from gyroscope.lab.data import Split
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.rotation import rotation
 from gyroscope.layer import layers
+from gyroscope.monitor import Monitor, watch
 
 
 @dataclass(frozen=True)
@@ -74,10 +77,12 @@ def train(
     *,
     seed: int,
     schedule: Schedule = Schedule(),  # noqa: B008  (frozen)
+    record: Path | None = None,
 ) -> Result:
     """Train `model` on cross-entropy; the same seed and thread count give the same result, bit for bit.
 
-    The examples are shuffled every epoch and the last, smaller batch is kept.
+    The examples are shuffled every epoch and the last, smaller batch is kept. With `record`, what every layer does is
+    recorded in that folder at the end of every epoch.
 
     >>> from gyroscope.lab import data, models
     >>> from gyroscope.lab.recipe import Recipe
@@ -97,25 +102,34 @@ def train(
 
     count = len(split.y_train)
     curves, losses = [rotations()], []
-    for epoch in range(schedule.epochs):
-        model.train()
-        total = 0.0
-        for chosen in torch.split(torch.randperm(count, generator=generator), schedule.batch):
-            loss = F.cross_entropy(model(split.x_train[chosen]), split.y_train[chosen])
-            optimizer.zero_grad()
-            torch.autograd.backward(loss)
-            optimizer.step()
-            total += loss.item() * len(chosen)
-        scheduler.step()
-        if not isfinite(total):
-            raise LabError(f"training diverged: the loss is {total} in epoch {epoch + 1}; lower the rate")
-        losses.append(total / count)
-        curves.append(rotations())
+    with _recorded(model, optimizer, record, steps=ceil(count / schedule.batch)) as monitor:
+        for epoch in range(schedule.epochs):
+            model.train()
+            total = 0.0
+            for chosen in torch.split(torch.randperm(count, generator=generator), schedule.batch):
+                loss = F.cross_entropy(model(split.x_train[chosen]), split.y_train[chosen])
+                optimizer.zero_grad()
+                torch.autograd.backward(loss)
+                optimizer.step()
+                total += loss.item() * len(chosen)
+            scheduler.step()
+            if not isfinite(total):
+                raise LabError(f"training diverged: the loss is {total} in epoch {epoch + 1}; lower the rate")
+            losses.append(total / count)
+            curves.append(rotations())
+            if monitor is not None:
+                monitor.log(loss=losses[-1])
+        trained = accuracy(model, split.x_train, split.y_train)
+        tested = accuracy(model, split.x_test, split.y_test)
+        if monitor is not None:
+            monitor.log(train_accuracy=trained, test_accuracy=tested)
+    return Result(trained, tested, loss=losses, layers=list(weights), rotation=curves)
 
-    return Result(
-        train_accuracy=accuracy(model, split.x_train, split.y_train),
-        test_accuracy=accuracy(model, split.x_test, split.y_test),
-        loss=losses,
-        layers=list(weights),
-        rotation=curves,
-    )
+
+def _recorded(
+    model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path | None, *, steps: int
+) -> AbstractContextManager[Monitor | None]:
+    """A monitor that measures once in so many steps, or nothing where there is no folder to record in."""
+    if folder is None:
+        return nullcontext()
+    return watch(model, optimizer, folder, every=steps, budget=None, detail_every=10 * steps)
