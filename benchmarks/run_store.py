@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sqlite3
 import statistics
 import sys
 import tempfile
@@ -118,7 +119,7 @@ def main() -> None:
         fast, paced, flushed = (Path(folder) / name for name in ("fast", "paced", "flushed"))
         result: dict[str, Any] = {
             "command": " ".join(["python", "benchmarks/run_store.py", *sys.argv[1:]]),
-            "environment": environment(torch.device("cpu")) | {"cores": os.cpu_count(), "sqlite": _sqlite()},
+            "environment": environment(torch.device("cpu")) | _machine(),
             "size": {"layers": len(LAYERS), "steps": given.steps, "quantities": len(QUANTITIES)},
             "full_speed": written(fast, given.steps, 0.0),
             "paced": written(paced, given.steps, STEP),
@@ -140,10 +141,8 @@ def main() -> None:
     write(given.out, result)
 
 
-def _sqlite() -> str:
-    import sqlite3
-
-    return sqlite3.sqlite_version
+def _machine() -> dict[str, Any]:
+    return {"cores": os.cpu_count(), "sqlite": sqlite3.sqlite_version, "load_average_before": os.getloadavg()[0]}
 
 
 if __name__ == "__main__":
