@@ -34,9 +34,10 @@ def test_the_readme_has_examples():
     assert examples(ROOT / "README.md")
 
 
-def test_the_architecture_names_every_file_of_vectors_and_control():
+def test_the_architecture_names_every_file_of_its_inner_rooms():
     page = (ROOT / "docs" / "architecture.md").read_text()
-    files = [f.name for room in ("vectors", "control") for f in (ROOT / "src/gyroscope" / room).glob("*.py")]
+    rooms = ("vectors", "control", "monitor", "store")
+    files = [f.name for room in rooms for f in (ROOT / "src/gyroscope" / room).glob("*.py")]
     assert [name for name in files if name != "__init__.py" and name not in page] == []
 
 

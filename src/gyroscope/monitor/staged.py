@@ -7,7 +7,7 @@ pieces give all products in one call. Pieces are short enough for float32; what 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,8 +18,8 @@ from gyroscope.monitor.products import COLUMNS
 # Elements that are staged at once: few enough for a cache, many enough for the price of calling an operation.
 _TILE = 1 << 20
 
-# The rows of the scratch buffer; v is there where it is another than u.
-_W, _E, _G, _U, _V = range(5)
+# The rows of the scratch buffer; v is there where it is another than u. The last is for products of two others.
+_W, _E, _G, _U, _V, _SPARE = range(6)
 _PLACE = {"w": _W, "e": _E, "g": _G, "u": _U, "v": _V}
 
 
@@ -67,17 +67,18 @@ class Staged:
         dtype = _staging_dtype(self.dtype, self.device)
         result = self._products(its, gradients, remembered, dtype)
         if dtype == torch.float32 and self.device.type == "cpu" and _out_of_range(result, gradients):
-            result = self._products(its, gradients, remembered, torch.float64)
+            # The previous displacement is no longer there; what it gave is.
+            again = replace(remembered, previous=None)
+            wide = self._products(its, gradients, again, torch.float64)
+            result = torch.where(torch.tensor(["p" in pair for pair in COLUMNS], device="cpu"), result, wide)
         if remembered.before is not None or remembered.anchor is not None:
-            self._keep(its, remembered)
-            self._square = result[:, COLUMNS.index("vv")]
+            self._square = result[:, COLUMNS.index("vv")].clone()
         return result
 
     def _products(
         self, weights: list[Tensor], gradients: Sequence[Tensor], remembered: Remembered, dtype: torch.dtype
     ) -> Tensor:
         two = remembered.before is not None and remembered.anchor is not None
-        moved = remembered.moved and remembered.previous is not None
         moves = remembered.before is not None or remembered.anchor is not None
         rows = 5 if two else 4 if moves else 3
         grams, aligned = [], []
@@ -86,13 +87,18 @@ class Staged:
             pieces = (tile.stop - tile.start) // PIECE
             x = staged.as_strided((pieces, rows, PIECE), (PIECE, staged.stride(0), 1))
             grams.append(torch.bmm(x, x.transpose(1, 2)).view(pieces, rows * rows))
-            if moved and moves and remembered.previous is not None:
-                product = torch.mul(staged[_V if two else _U], remembered.previous[tile.start : tile.stop])
-                aligned.append(product.view(pieces, PIECE).sum(1))
+            if moves and remembered.previous is not None:
+                displacement, previous = staged[_V if two else _U], remembered.previous[tile.start : tile.stop]
+                if remembered.moved:
+                    product = torch.mul(displacement, previous, out=staged[_SPARE])
+                    aligned.append(product.view(pieces, PIECE).sum(1))
+                previous.copy_(displacement)
         exact = _sum_dtype(self.device)
+        out = torch.zeros(len(weights), len(COLUMNS), dtype=exact, device=self.device)
+        if not grams:  # a rank may hold nothing of any layer
+            return out
         sums = torch.zeros(len(weights), rows * rows, dtype=exact, device=self.device)
         sums.index_add_(0, self._layer_of_piece, torch.cat(grams).to(exact))
-        out = torch.zeros(len(weights), len(COLUMNS), dtype=exact, device=self.device)
         for column, pair in enumerate(COLUMNS):
             if "p" in pair or (not moves and {"u", "v"} & set(pair)):
                 continue
@@ -130,7 +136,7 @@ class Staged:
         """The tiles, made once; a single one keeps its gaps clean."""
         if dtype not in self._tiles:
             total = self.layout.total
-            scratch = torch.zeros(5, min(_TILE, total), dtype=dtype, device=self.device)
+            scratch = torch.zeros(6, min(_TILE, total), dtype=dtype, device=self.device)
             starts = range(0, total, _TILE)
             self._scratch[dtype] = scratch
             self._tiles[dtype] = [self._tile(a, min(a + _TILE, total), scratch, len(starts) > 1) for a in starts]
@@ -150,19 +156,6 @@ class Staged:
         gaps.append(slice(end - start, stop - start))
         views = [scratch[row, gap] for gap in gaps if gap.start < gap.stop for row in (_W, _G)]
         return _Tile(start, stop, layers, into_w, into_g, views if dirty else [])
-
-    def _keep(self, weights: list[Tensor], remembered: Remembered) -> None:
-        """The displacement takes the place of the previous one."""
-        since = remembered.anchor if remembered.anchor is not None else remembered.before
-        if remembered.previous is None or since is None:
-            return
-        dtype = _staging_dtype(self.dtype, self.device)
-        if self.layout.total <= _TILE and dtype in self._scratch:
-            two = remembered.before is not None and remembered.anchor is not None
-            remembered.previous.copy_(self._scratch[dtype][_V if two else _U])
-            return
-        parts = [torch.sub(w, s) for w, s in zip(weights, self.layout.views(since), strict=True)]
-        torch._foreach_copy_(self.layout.views(remembered.previous), parts)
 
 
 def _out_of_range(result: Tensor, gradients: Sequence[Tensor]) -> bool:
