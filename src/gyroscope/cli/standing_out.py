@@ -96,7 +96,8 @@ def _neurons(run: Run) -> str:
 
 
 def _said(run: Run, which: npt.NDArray[np.bool_], one: str, several: str) -> str:
-    names = [run.layers[i] for i in np.flatnonzero(which)]
+    layers = run.layers
+    names = [layers[i] for i in np.flatnonzero(which)]
     if len(names) < 2:
         return f"{names[0]} {one}." if names else ""
     return f"{len(names):,} layers ({_listed(names)}) {several}."

@@ -96,16 +96,23 @@ def dashboard(run: RunLike, *, layers: Layers = None, columns: int = 3, title: s
 def _holds(run: Measured, panel: _Panel) -> bool:
     if not panel.needs:
         return any(np.isfinite(curve.values).any() for curve in run.scalars.values())
-    return any(name in run.quantities and bool(np.isfinite(run.series(name)).any()) for name in panel.needs)
+    return any(name in run.quantities and _known(run, name) for name in panel.needs)
+
+
+def _known(run: Measured, name: str) -> bool:
+    # A run on disk knows where it has values without reading them.
+    where = getattr(run, "where", None)
+    return bool(len(where(name)) if where is not None else np.isfinite(run.series(name)).any())
 
 
 def _key(figure: Figure, axes: list[Axes], run: Measured, layers: Layers) -> None:
-    chosen, total = choose(run.layers, layers), len(run.layers)
+    every = run.layers
+    chosen, total = choose(every, layers), len(every)
     if len(chosen) > NAMED:
         depth_bar(axes, total, below=True)
         return
     handles = [Line2D([], [], color=DEPTH(i / max(total - 1, 1)), linewidth=2) for i in chosen]
-    names = short_names([run.layers[i] for i in chosen])
+    names = short_names([every[i] for i in chosen])
     figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 5), frameon=False, fontsize=9)
 
 

@@ -57,7 +57,7 @@ def effective_rates(
     (3, 'log')
     """
     run = as_run(run)
-    found = predicted(run, run.layers) if predictions else {}
+    found = predicted(run, set(run.layers)) if predictions else {}
     series = _measured(run, layers, adam=any(prediction.kind == "adamw" for prediction in found.values()))
     dashed, dotted = _chosen(found, run, series)
     chosen = ~np.isnan(np.concatenate([dashed, dotted])).all(axis=0)

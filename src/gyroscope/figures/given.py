@@ -92,18 +92,23 @@ def find(run: Measured, quantity: str, *, layers: Layers = None) -> Series:
         close = get_close_matches(quantity, run.quantities, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise FigureError(f"{described(run)} has no {quantity}: it holds {held(run)}{hint}")
-    chosen = choose(run.layers, layers)
-    values = np.asarray(run.series(quantity), dtype=np.float64)[:, chosen]
-    values[~np.isfinite(values)] = np.nan
-    rows = ~np.isnan(values).all(axis=1)
+    names = run.layers
+    chosen = choose(names, layers)
+    stored = run.series(quantity)
+    # Copies of large runs are what takes time here.
+    values = (stored if layers is None else stored[:, chosen]).astype(np.float64)
+    finite = np.isfinite(values)
+    if not finite.all():
+        values[~finite] = np.nan
+    rows = finite.any(axis=1)
     if not rows.any():
         raise FigureError(f"{quantity} of {described(run)} has no values yet; it holds {held(run)}")
     return Series(
         quantity=quantity,
-        layers=tuple(run.layers[i] for i in chosen),
-        depth=np.array(chosen) / max(len(run.layers) - 1, 1),
+        layers=tuple(names[i] for i in chosen),
+        depth=np.array(chosen) / max(len(names) - 1, 1),
         steps=np.asarray(run.steps)[rows],
-        values=values[rows],
+        values=values if rows.all() else values[rows],
     )
 
 

@@ -69,7 +69,7 @@ def draw_lines(
     for layer, where in enumerate(depth):
         here = shown[:, layer]
         colour = DEPTH(float(where))
-        [line] = ax.plot(
+        line = Line2D(  # `ax.plot` takes three times as long
             x[here, layer],
             y[here, layer],
             color=(*(0.55 * part for part in colour[:3]), 1.0) if dark else colour,
@@ -82,7 +82,7 @@ def draw_lines(
         )
         if dark:
             line.set_zorder(4)
-        lines.append(line)
+        lines.append(ax.add_line(line))
     return lines
 
 

@@ -44,7 +44,8 @@ def rates(
     run = as_run(run)
     ax = curves(run, quantity, ax=ax, layers=layers, legend=legend, title=title)
     if predictions and quantity == "rate_per_step":
-        found = predicted(run, [run.layers[i] for i in choose(run.layers, layers)]).values()
+        names = run.layers
+        found = predicted(run, {names[i] for i in choose(names, layers)}).values()
         equilibria = {float(f"{p.equilibrium_rate:.3g}") for p in found if p.equilibrium_rate > 0}
         if 0 < len(equilibria) <= _EQUILIBRIA:
             _draw(ax, sorted(equilibria))
