@@ -1,0 +1,229 @@
+"""How often is measured: by the interval, by request, and by a budget, with a clock that the tests move."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from watched import backward, inputs, mlp, train
+
+import gyroscope
+from gyroscope.monitor import clock as clocks
+from gyroscope.monitor import monitor as monitors
+from gyroscope.monitor.clock import LEARNING, Clock
+from gyroscope.monitor.pace import Pace
+from gyroscope.monitor.track import Track
+
+
+class Hands:
+    """A clock that stands still unless it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def hands(monkeypatch):
+    """The monitor's clock; measuring a step takes 2 ms on it, and the writer no time."""
+    hands = Hands()
+    real = Track.measure
+
+    def measure(self, **options):
+        hands.now += 0.002
+        return real(self, **options)
+
+    monkeypatch.setattr(Track, "measure", measure)
+    monkeypatch.setattr(clocks, "perf_counter", hands)
+    monkeypatch.setattr(monitors, "perf_counter", hands)
+    monkeypatch.setattr("gyroscope.monitor.recorder.thread_time", lambda: 0.0)
+    return hands
+
+
+def run(tmp_path, hands, steps, *, seconds=0.01, **options):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    backward(model, inputs(1)[0])
+    monitor = gyroscope.watch(model, optimizer, tmp_path / "run", activations=False, **options)
+    for _ in range(steps):
+        hands.now += seconds
+        optimizer.step()
+    return monitor
+
+
+def test_the_interval_is_stretched_to_the_budget_once_the_price_is_known(tmp_path, hands):
+    monitor = run(tmp_path, hands, 400, budget=0.01)
+    assert monitor.interval == pytest.approx(20, abs=1)  # 2 ms of 10 ms is 20 %
+    assert monitor.every == 1
+    cost = monitor.cost()
+    assert cost.share <= 0.0101
+    assert cost.seconds == pytest.approx(0.002)
+    assert cost.step_seconds == pytest.approx(0.01)
+    assert cost.steps == 400
+    assert f"every {monitor.interval} steps" in str(cost)
+    monitor.close()
+    with gyroscope.load(monitor.path) as recorded:
+        assert recorded.steps[: LEARNING + 1].tolist() == list(range(LEARNING + 1))
+        assert (np.diff(recorded.steps[LEARNING + 2 : -1]) == monitor.interval).all()
+        assert [e.text for e in recorded.events if e.kind == "interval"] == [
+            f"measuring every {monitor.interval} steps to stay within the budget"
+        ]
+
+
+def test_a_stretched_interval_is_a_multiple_of_the_one_asked_for(tmp_path, hands):
+    monitor = run(tmp_path, hands, 600, budget=0.01, every=8)
+    assert monitor.interval == 24
+    monitor.close()
+    with gyroscope.load(monitor.path) as recorded:
+        assert not (recorded.steps % 8).any()
+
+
+def test_no_budget_never_stretches(tmp_path, hands):
+    monitor = run(tmp_path, hands, 200, budget=None)
+    assert monitor.interval == 1
+    assert monitor.cost().share == pytest.approx(0.2)
+    monitor.close()
+    with gyroscope.load(monitor.path) as recorded:
+        assert recorded.steps.tolist() == list(range(201))
+
+
+def test_a_budget_that_is_kept_to_stretches_nothing(tmp_path, hands):
+    monitor = run(tmp_path, hands, 150, budget=0.01, seconds=1.0)
+    assert monitor.interval == 1
+    assert monitor.cost().share == pytest.approx(0.002)
+    monitor.close()
+
+
+def test_the_interval_shrinks_again_when_training_becomes_slower(tmp_path, hands):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    backward(model, inputs(1)[0])
+    monitor = gyroscope.watch(model, optimizer, tmp_path / "run", activations=False, budget=0.01)
+    for i in range(600):
+        hands.now += 0.01 if i < 200 else 0.1
+        optimizer.step()
+    assert monitor.interval <= 4
+    monitor.close()
+
+
+def test_pauses_between_steps_count_for_little(tmp_path, hands):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    backward(model, inputs(1)[0])
+    monitor = gyroscope.watch(model, optimizer, tmp_path / "run", activations=False, budget=0.01)
+    for i in range(300):
+        hands.now += 60.0 if i % 100 == 99 else 0.01
+        optimizer.step()
+    assert monitor.interval >= 12
+    monitor.close()
+
+
+def test_every_set_by_hand_is_taken_at_once(tmp_path, hands):
+    monitor = run(tmp_path, hands, 100, budget=0.01)
+    assert monitor.interval > 1
+    monitor.every = 3
+    assert monitor.interval == monitor.every == 3
+    monitor.close()
+
+
+def test_a_monitor_that_has_done_nothing_costs_nothing(tmp_path):
+    model = mlp()
+    with gyroscope.watch(model, torch.optim.SGD(model.parameters(), 0.1), tmp_path / "run") as monitor:
+        cost = monitor.cost()
+    assert (cost.share, cost.seconds, cost.steps, cost.measured, cost.total_seconds) == (0, 0, 0, 0, 0)
+    assert "float32" in str(cost)
+
+
+def put_signal(monitor: gyroscope.Monitor, text: str) -> None:
+    """Put the file there, whole, and wait until the writer's thread has seen it."""
+    new = monitor.path / "new"
+    new.write_text(text)
+    new.rename(monitor.path / "sample")
+    deadline = time.monotonic() + 30
+    while not monitor._recorder.asked:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert not (monitor.path / "sample").exists()
+
+
+def test_a_file_in_the_folder_of_the_run_asks_for_detail(tmp_path):
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    monitor = gyroscope.watch(model, optimizer, tmp_path / "run", every=50, detail_every=1000, budget=None)
+    train(model, optimizer, inputs(3))
+    put_signal(monitor, "2\n")
+    train(model, optimizer, inputs(6))
+    monitor.close()
+    with gyroscope.load(monitor.path) as run:
+        assert run.steps.tolist() == [0, 5, 6, 9]  # step 4 was on its way when it was asked
+        assert run.where("activation_mean").tolist() == [5, 6]
+        assert run.where("moment_p50").tolist() == [5, 6]
+        assert any("'sample'" in event.text for event in run.events)
+
+
+@pytest.mark.parametrize("text", ["", "many", "-3", "0", "2.5"])
+def test_a_file_that_holds_no_count_asks_for_five_steps(tmp_path, text):
+    model = mlp()
+    with gyroscope.watch(model, torch.optim.SGD(model.parameters(), 0.1), tmp_path / "run") as monitor:
+        put_signal(monitor, text)
+        assert monitor._recorder.asked == 5
+
+
+def test_pace_measures_multiples_of_the_interval():
+    pace = Pace(every=5, budget=None, detail_every=10)
+    last, due = 0, []
+    for step in range(1, 31):
+        if pace.due(step, last):
+            due.append(step)
+            last = step
+        pace.account(step, outside=0.01, own=0.0, measured=last == step, sampled=False, exposed=True)
+    assert due == [5, 10, 15, 20, 25, 30]
+
+
+def test_details_are_sampled_at_their_own_interval():
+    pace = Pace(every=5, budget=None, detail_every=10)
+    seen = []
+    for step in range(1, 41):
+        sampled = step % 5 == 0 and pace.detailed(step)
+        seen += [step] if sampled else []
+        pace.account(step, outside=0.01, own=0.0, measured=step % 5 == 0, sampled=sampled, exposed=True)
+    assert seen == [5, 15, 25, 35]
+
+
+def test_a_budget_of_everything_never_stretches():
+    clock = Clock(budget=1.0)
+    for _ in range(200):
+        clock.step(0.01)
+        clock.measured(0.005)
+    assert clock.stretched(every=1) == 1
+
+
+def test_the_writers_time_counts_where_it_is_in_the_way():
+    clock = Clock(budget=0.01)
+    for _ in range(LEARNING + 50):
+        clock.step(0.01)
+        clock.measured(0.0)
+        clock.worked_out(device=0.0, writer=0.001, count=1)
+    assert clock.stretched(every=1) == pytest.approx(10, abs=1)
+
+
+def test_the_larger_of_host_and_device_counts():
+    clock = Clock(budget=0.01)
+    for _ in range(LEARNING + 50):
+        clock.step(0.01)
+        clock.measured(0.0005)
+        clock.worked_out(device=0.002, writer=0.0, count=1)
+    assert clock.price == pytest.approx(0.002, rel=0.05)
+
+
+def test_steps_that_cost_no_time_are_no_reason_to_stretch():
+    clock = Clock(budget=0.01)
+    for _ in range(LEARNING + 50):
+        clock.step(0.0)
+        clock.measured(0.001)
+    assert clock.stretched(every=7) == 7
+    assert clock.cost(interval=7, steps=100, held="").share == 0.0

@@ -1,0 +1,229 @@
+"""Whatever goes wrong in a monitor, training goes on, it is said once, and what was recorded stays."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from watched import inputs, mlp, train
+
+import gyroscope
+from gyroscope.errors import StoreError
+from gyroscope.monitor.activations import ActivationProbe
+from gyroscope.monitor.detail import Detail
+from gyroscope.monitor.neurons import Neurons
+from gyroscope.monitor.recorder import Recorder
+from gyroscope.monitor.track import Track
+from gyroscope.store import Deferred, Writer
+
+
+class After:
+    """Stands for a method, and fails from the n-th call on."""
+
+    def __init__(self, real, calls: int, error: Exception) -> None:
+        self.real, self.left, self.error = real, calls, error
+
+    def __get__(self, instance, owner):
+        return lambda *args, **kwargs: self(instance, *args, **kwargs)
+
+    def __call__(self, *args, **kwargs):
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+        return self.real(*args, **kwargs)
+
+
+PLACES = {
+    "before": (Track, "before"),
+    "measure": (Track, "measure"),
+    "collect": (Detail, "collect"),
+    "attach": (Detail, "attach"),
+    "neurons": (Neurons, "measure"),
+    "activations": (ActivationProbe, "collect"),
+    "handing over": (Recorder, "measured"),
+    "numbers": (Recorder, "scalars"),
+}
+
+
+@pytest.mark.parametrize("error", [ValueError("made up"), KeyError("made up"), MemoryError("made up")])
+@pytest.mark.parametrize(("owner", "method"), PLACES.values(), ids=PLACES.keys())
+def test_an_exception_in(tmp_path, monkeypatch, caplog, owner, method, error):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = gyroscope.watch(model, optimizer, tmp_path / "run", detail_every=1, neurons=True, budget=None)
+    train(model, optimizer, inputs(3)[:2])
+    monitor.flush()
+    with gyroscope.load(monitor.path) as run:
+        before = run.series("rotation")
+        assert run.steps.tolist() == [0, 1, 2]
+    monkeypatch.setattr(owner, method, After(getattr(owner, method), 0, error))
+    with caplog.at_level(logging.WARNING, "gyroscope"):
+        for x in inputs(3)[2:]:
+            train(model, optimizer, [x])
+            monitor.log(loss=1.0)
+            monitor.note("words")
+        train(model, optimizer, inputs(2, seed=9))
+        monitor.close()
+    bare = mlp()
+    train(bare, torch.optim.SGD(bare.parameters(), 0.1), [*inputs(3), *inputs(2, seed=9)])
+    for a, b in zip(bare.parameters(), model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert monitor.error is error
+    assert len([r for r in caplog.records if "made up" in r.getMessage()]) == 1
+    assert all(not module._forward_hooks for module in model.modules())
+    assert not optimizer._optimizer_step_post_hooks
+    with gyroscope.load(monitor.path) as run:
+        np.testing.assert_array_equal(run.series("rotation")[:3], before)
+
+
+def test_what_made_it_stop_is_in_the_run(tmp_path, monkeypatch):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monkeypatch.setattr(Track, "measure", After(Track.measure, 3, ValueError("made up")))
+    with gyroscope.watch(model, optimizer, tmp_path / "run") as monitor:
+        train(model, optimizer, inputs(5))
+    with gyroscope.load(monitor.path) as run:
+        assert run.steps.tolist() == [0, 1, 2]
+        assert [e.text for e in run.events if e.kind == "error"] == ["recording stopped: ValueError: made up"]
+
+
+def test_an_exception_in_training_is_noted_and_passed_on(tmp_path):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def breaks_off():
+        with gyroscope.watch(model, optimizer, tmp_path / "run"):
+            train(model, optimizer, inputs(2))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        breaks_off()
+    with gyroscope.load(tmp_path / "run") as run:
+        assert run.steps.tolist() == [0, 1, 2]
+        assert any(e.kind == "stop" and "ZeroDivisionError" in e.text for e in run.events)
+
+
+def test_a_step_that_fails_is_none_and_the_next_is_measured(tmp_path):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def fails():
+        raise ZeroDivisionError
+
+    with gyroscope.watch(model, optimizer, tmp_path / "run") as monitor:
+        train(model, optimizer, inputs(2))
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step(fails)
+        train(model, optimizer, inputs(2))
+    assert monitor.error is None
+    with gyroscope.load(monitor.path) as run:
+        assert run.steps.tolist() == [0, 1, 2, 3, 4]
+
+
+class Failing:
+    """A sink that fails at a given moment."""
+
+    def __init__(self, when: str) -> None:
+        self.when, self.records = when, 0
+
+    def open(self, layers, quantities, meta) -> None:
+        self._maybe("open")
+
+    def write(self, record) -> None:
+        self.records += 1
+        self._maybe("write")
+
+    def close(self, run) -> None:
+        self._maybe("close")
+
+    def _maybe(self, moment: str) -> None:
+        if moment == self.when:
+            raise RuntimeError("made up")
+
+
+@pytest.mark.parametrize("when", ["open", "write", "close"])
+def test_a_sink_that_fails_does_not_stop_the_recording(tmp_path, caplog, when):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with (
+        caplog.at_level(logging.WARNING, "gyroscope"),
+        gyroscope.watch(model, optimizer, tmp_path / "run", sinks=[Failing(when)]) as monitor,
+    ):
+        for x in inputs(4):
+            train(model, optimizer, [x])
+            monitor.flush()
+    assert monitor.error is None
+    assert len([r for r in caplog.records if "made up" in r.getMessage()]) == 1
+    with gyroscope.load(monitor.path) as run:
+        assert run.steps.tolist() == [0, 1, 2, 3, 4]
+
+
+def full_disk(*_args, **_kwargs):
+    raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_stops_the_recording_and_not_training(tmp_path, monkeypatch):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = gyroscope.watch(model, optimizer, tmp_path / "run")
+    train(model, optimizer, inputs(2))
+    monitor.flush()
+    monkeypatch.setattr(monitor._recorder.writer._scribe, "_commit", full_disk)
+    train(model, optimizer, inputs(2))
+    with pytest.raises(StoreError, match="No space left"):
+        monitor.flush()
+    train(model, optimizer, inputs(2))
+    monitor.close()
+    assert isinstance(monitor.error, StoreError)
+    with gyroscope.load(monitor.path) as run:
+        assert run.steps.tolist() == [0, 1, 2]
+
+
+def test_a_folder_that_cannot_be_made_is_refused_at_once(tmp_path):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreError, match="file"):
+        gyroscope.watch(model, optimizer, tmp_path / "file" / "run")
+    assert not optimizer._optimizer_step_post_hooks
+
+
+def test_a_folder_that_is_removed_does_not_stop_training(tmp_path):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = gyroscope.watch(model, optimizer, tmp_path / "run")
+    train(model, optimizer, inputs(2))
+    monitor.flush()
+    shutil.rmtree(monitor.path)
+    train(model, optimizer, inputs(2))
+    monitor.close()
+    bare = mlp()
+    train(bare, torch.optim.SGD(bare.parameters(), 0.1), [*inputs(2), *inputs(2)])
+    for a, b in zip(bare.parameters(), model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_writer_that_cannot_keep_up_makes_the_interval_longer_and_says_so(tmp_path, monkeypatch):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = gyroscope.watch(model, optimizer, tmp_path / "run", budget=None)
+    train(model, optimizer, inputs(1))
+    real = Writer.put
+    monkeypatch.setattr(Writer, "put", lambda self, r: False if isinstance(r, Deferred) else real(self, r))
+    train(model, optimizer, inputs(5))  # steps 2, 4 are refused
+    monkeypatch.setattr(Writer, "put", real)
+    assert monitor.interval == 4
+    train(model, optimizer, inputs(6))
+    monitor.close()
+    assert monitor.error is None
+    with gyroscope.load(monitor.path) as run:
+        assert run.steps[:2].tolist() == [0, 1]
+        assert (np.diff(run.steps[1:]) >= 4).all()
+        assert run.steps[-1] == 12
+        said = [e.text for e in run.events if e.kind == "interval"]
+        assert "every 2 steps" in said[0]
+        assert "every 4 steps" in said[1]
+        assert "2 measurements were dropped" in said[2]

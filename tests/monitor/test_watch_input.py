@@ -1,0 +1,262 @@
+"""What `watch` and a monitor cannot work with is refused in words, before anything has been changed."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from watched import inputs, mlp, train
+
+import gyroscope
+from gyroscope.errors import GyroscopeError, LayerError, MonitorError, StoreError
+
+
+def untouched(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
+    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    return not (hooked or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
+BAD = [
+    ({"every": 0}, "every is 0; accepted is a whole number from 1"),
+    ({"every": -3}, "every is -3"),
+    ({"every": 1.5}, "every is 1.5"),
+    ({"every": True}, "every is True"),
+    ({"every": "1"}, "every is '1'"),
+    ({"every": None}, "every is None"),
+    ({"every": math.nan}, "every is nan"),
+    ({"budget": 0}, "budget is 0; accepted is a share of the time above 0, or None"),
+    ({"budget": -0.1}, "budget is -0.1"),
+    ({"budget": math.nan}, "budget is nan"),
+    ({"budget": math.inf}, "budget is inf"),
+    ({"budget": "1%"}, "budget is '1%'"),
+    ({"budget": True}, "budget is True"),
+    ({"detail_every": 0}, "detail_every is 0"),
+    ({"detail_every": None}, "detail_every is None"),
+    ({"threshold": math.inf}, "threshold is inf; accepted is a finite number"),
+    ({"threshold": "0"}, "threshold is '0'"),
+    ({"threshold": None}, "threshold is None"),
+    ({"step": -1}, "step is -1; accepted is a whole number from 0"),
+    ({"step": 2.0}, "step is 2.0"),
+    ({"step": False}, "step is False"),
+    ({"layers": []}, "an empty list"),
+    ({"layers": [1, 2]}, "gyroscope.layers(model)"),
+    ({"layers": ["0.weight", 2]}, "gyroscope.layers(model)"),
+    ({"layers": "none.such"}, "none.such"),
+    ({"layers": ["0*", "none.such"]}, "none.such"),
+    ({"quantities": []}, "quantities is empty"),
+    ({"quantities": ["rotatoin"]}, "did you mean 'rotation'?"),
+    ({"quantities": "none such"}, "There is no quantity 'none such'"),
+    ({"quantities": [3]}, "There is no quantity 3"),
+    ({"reference": 3}, "reference is a int; accepted are a model, a state dict"),
+    ({"reference": {}}, "no weight '0.weight'"),
+    ({"reference": {"0.weight": "words"}}, "no weight '0.weight'"),
+    ({"reference": nn.Linear(6, 40)}, "no weight '0.weight'"),
+    ({"reference": "no/such/file.pt"}, "There is no file"),
+    ({"reference": {f"{i}.weight": torch.zeros(2, 2) for i in (0, 2, 4)}}, "of shape (2, 2); the model's is (40, 6)"),
+    ({"reference_dtype": "float8"}, "reference_dtype is 'float8'; accepted are 'auto', 'float32', 'bfloat16'"),
+    ({"reference_dtype": torch.float32}, "reference_dtype is torch.float32"),
+    ({"reference_device": "cuda:0"}, "reference_device is 'cuda:0'; accepted are 'auto', 'device', 'cpu'"),
+    ({"loss": 0.3}, "loss is a float; accepted is a loss module"),
+    ({"loss": torch.tensor(0.3)}, "loss is a Tensor"),
+    ({"loss": "cross entropy"}, "loss is a str"),
+    ({"meta": {"a": object()}}, "meta cannot be kept"),
+    ({"meta": {"a": {1, 2}}}, "meta cannot be kept"),
+    ({"meta": [1, 2]}, "meta cannot be kept"),
+    ({"meta": 3}, "meta cannot be kept"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), BAD, ids=lambda value: str(value)[:40])
+def test_bad_options_are_refused_before_anything_is_changed(tmp_path, options, said):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises((MonitorError, LayerError), match=re.escape(said)):
+        gyroscope.watch(model, optimizer, tmp_path / "run", **options)
+    assert untouched(model, optimizer)
+    assert not list(tmp_path.iterdir())
+
+
+def bad_pairs():
+    model, other = mlp(), mlp()
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    norm = nn.LayerNorm(4)
+    quantized = nn.Module()
+    return {
+        "no model": ("a model", sgd, "The model is a str; accepted is a torch.nn.Module"),
+        "in the wrong order": (sgd, model, "The optimizer is a Sequential; accepted is a torch.optim.Optimizer"),
+        "no optimizer": (model, None, "The optimizer is a NoneType"),
+        "no optimizers": (model, [], "The list of optimizers is empty"),
+        "parameters": (model, list(model.parameters()), "The optimizer is a Parameter"),
+        "twice": (model, [sgd, sgd], "listed twice"),
+        "of another model": (model, torch.optim.SGD(other.parameters(), 0.1), "steps none of the model's layers"),
+        "one of another model": (model, [sgd, torch.optim.Adam(other.parameters())], "The optimizer Adam steps none"),
+        "only biases": (model, torch.optim.SGD([model[0].bias], 0.1), "steps none of the model's layers"),
+        "no layers": (norm, torch.optim.SGD(norm.parameters(), 0.1), "no layers"),
+        "nothing at all": (quantized, sgd, "no layers"),
+    }
+
+
+@pytest.mark.parametrize("case", bad_pairs())
+def test_models_and_optimizers_that_do_not_belong_together_are_refused(tmp_path, case):
+    model, optimizer, said = bad_pairs()[case]
+    with pytest.raises((MonitorError, LayerError), match=re.escape(said)):
+        gyroscope.watch(model, optimizer, tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
+def test_layers_without_values_or_of_whole_numbers_are_refused(tmp_path):
+    model = nn.Linear(3, 2, device="meta")
+    with pytest.raises(MonitorError, match="meta device"):
+        gyroscope.watch(model, torch.optim.SGD(model.parameters(), 0.1), tmp_path / "run")
+    model = nn.Linear(3, 2, dtype=torch.complex64)
+    with pytest.raises(GyroscopeError, match="complex64"):
+        gyroscope.watch(model, torch.optim.SGD(model.parameters(), 0.1), tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
+def test_layers_that_are_listed_twice_are_refused(tmp_path):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    found = gyroscope.layers(model)
+    with pytest.raises(MonitorError, match="listed twice"):
+        gyroscope.watch(model, optimizer, tmp_path / "run", layers=[found[0], found[0]])
+    assert untouched(model, optimizer)
+
+
+def test_a_folder_of_other_things_or_of_another_model_is_refused(tmp_path):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("precious")
+    with pytest.raises(StoreError, match="full"):
+        gyroscope.watch(model, optimizer, tmp_path / "full")
+    assert [p.name for p in (tmp_path / "full").iterdir()] == ["thesis.tex"]
+    other = nn.Sequential(nn.Linear(6, 41), nn.Linear(41, 3))
+    gyroscope.watch(other, torch.optim.SGD(other.parameters(), 0.1), tmp_path / "run").close()
+    with pytest.raises(MonitorError, match=re.escape("'0.weight' of shape (41, 6)")):
+        gyroscope.watch(model, optimizer, tmp_path / "run")
+    assert untouched(model, optimizer)
+
+
+LOGGED = ["words", None, [1.0], (1.0, 2.0), {"a": 1}, 1j, torch.ones(2), torch.ones(0), torch.tensor(1j), object()]
+
+
+@pytest.mark.parametrize("value", LOGGED, ids=str)
+def test_log_refuses_what_is_no_number_and_goes_on(tmp_path, value):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with gyroscope.watch(model, optimizer, tmp_path / "run") as monitor:
+        with pytest.raises(MonitorError, match="loss="):
+            monitor.log(loss=value)
+        with pytest.raises(MonitorError, match="loss="):
+            monitor.log(accuracy=0.5, loss=value)
+        train(model, optimizer, inputs(1))
+    assert monitor.error is None
+    with gyroscope.load(monitor.path) as run:
+        assert not run.scalars
+        assert run.steps.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["", 3, None])
+def test_log_refuses_names_that_are_no_words(tmp_path, name):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = gyroscope.watch(model, optimizer, tmp_path / "run")
+    with monitor, pytest.raises(MonitorError, match="accepted are words"):
+        monitor.log({name: 1.0})
+
+
+def test_log_takes_numbers_of_every_kind(tmp_path):
+    model = mlp()
+    kinds = {
+        "int": 2, "float": 2.0, "bool": True, "float32": np.float32(2), "int64": np.int64(2), "array": np.array(2.0),
+        "tensor": torch.tensor(2.0), "with gradient": torch.tensor(2.0, requires_grad=True),
+        "half": torch.tensor(2.0).half(), "one element": torch.tensor([[2.0]]),
+        "whole": torch.tensor(2), "nan": math.nan, "inf": math.inf,
+    }  # fmt: skip
+    with gyroscope.watch(model, torch.optim.SGD(model.parameters(), 0.1), tmp_path / "run") as monitor:
+        monitor.log(kinds)
+        monitor.log(kinds, loss=0.5)
+    assert monitor.error is None
+    with gyroscope.load(monitor.path) as run:
+        values = {name: scalar.values[-1] for name, scalar in run.scalars.items()}
+    assert values.pop("bool") == 1.0
+    assert math.isnan(values.pop("nan"))
+    assert math.isinf(values.pop("inf"))
+    assert values.pop("loss") == 0.5
+    assert set(values.values()) == {2.0}
+
+
+def test_a_value_is_logged_as_it_is_now_and_not_as_it_becomes(tmp_path):
+    model = mlp()
+    value = torch.ones(())
+    with gyroscope.watch(model, torch.optim.SGD(model.parameters(), 0.1), tmp_path / "run") as monitor:
+        monitor.log(loss=value)
+        value.add_(1)
+    with gyroscope.load(monitor.path) as run:
+        assert run.scalars["loss"].values.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, None, "5"])
+def test_sample_and_every_refuse_what_is_no_count(tmp_path, value):
+    model = mlp()
+    with gyroscope.watch(model, torch.optim.SGD(model.parameters(), 0.1), tmp_path / "run", every=3) as monitor:
+        with pytest.raises(MonitorError, match="next_steps is"):
+            monitor.sample(value)
+        with pytest.raises(MonitorError, match="every is"):
+            monitor.every = value
+        assert monitor.every == monitor.interval == 3
+
+
+@pytest.mark.parametrize("state", [None, {}, [], {"layers": ["0.weight"]}, "state"])
+def test_a_state_that_is_none_is_refused(tmp_path, state):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = gyroscope.watch(model, optimizer, tmp_path / "run")
+    with monitor, pytest.raises(MonitorError, match="Pass what state_dict gave"):
+        monitor.load_state_dict(state)
+
+
+def test_the_default_call_makes_a_folder_under_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    one, two = gyroscope.watch(model, optimizer), gyroscope.watch(model, optimizer)
+    train(model, optimizer, inputs(2))
+    one.close()
+    two.close()
+    assert one.path != two.path
+    assert {path.parent.name for path in (one.path, two.path)} == {"runs"}
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == sorted([one.path.name, two.path.name])
+    assert [len(run.steps) for run in gyroscope.runs()] == [3, 3]
+
+
+def test_wrapped_optimizers_are_unwrapped(tmp_path):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    class Wrapper:
+        def __init__(self) -> None:
+            self.optimizer = optimizer
+
+    with gyroscope.watch(model, Wrapper(), tmp_path / "run") as monitor:
+        train(model, optimizer, inputs(2))
+    assert monitor.steps == 2
+
+
+def test_layers_are_chosen_by_patterns_or_by_themselves(tmp_path):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    chosen = gyroscope.layers(model)[1:]
+    for name, layers, found in [
+        ("a", "0*", ("0.weight",)),
+        ("b", ["0*", "4*"], ("0.weight", "4.weight")),
+        ("c", chosen, ("2.weight", "4.weight")),
+        ("d", (name for name in ["2.weight"]), ("2.weight",)),
+    ]:
+        with gyroscope.watch(model, optimizer, tmp_path / name, layers=layers) as monitor:
+            assert monitor.layers == found

@@ -1,0 +1,220 @@
+"""The numbers are right whichever optimizer steps the model, however it is called, and however many there are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from watched import backward, check, copies_of, inputs, mlp, train
+
+import gyroscope
+from oracles.monitor import measured
+
+
+def watch(model, optimizer, path, **options) -> gyroscope.Monitor:
+    return gyroscope.watch(model, optimizer, path, **{"budget": None, "activations": False, **options})
+
+
+OPTIMIZERS = {
+    "sgd": lambda ps: torch.optim.SGD(ps, 0.1),
+    "decayed": lambda ps: torch.optim.SGD(ps, 0.1, weight_decay=0.01),
+    "momentum": lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9),
+    "nesterov": lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9, nesterov=True),
+    "foreach": lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9, foreach=True),
+    "fused": lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9, fused=True),
+    "maximize": lambda ps: torch.optim.SGD(ps, 0.1, maximize=True),
+    "adam": lambda ps: torch.optim.Adam(ps, 0.01),
+    "adam with a tensor as rate": lambda ps: torch.optim.Adam(ps, torch.tensor(0.01)),
+    "adamw": lambda ps: torch.optim.AdamW(ps, 0.01, weight_decay=0.1),
+    "amsgrad": lambda ps: torch.optim.Adam(ps, 0.01, amsgrad=True),
+    "rmsprop": lambda ps: torch.optim.RMSprop(ps, 0.01),
+    "adagrad": lambda ps: torch.optim.Adagrad(ps, 0.05),
+    "adadelta": lambda ps: torch.optim.Adadelta(ps, 0.5),
+    "nadam": lambda ps: torch.optim.NAdam(ps, 0.01),
+    "amom": lambda ps: gyroscope.SGD_AMom(ps, 0.1),
+}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+@pytest.mark.parametrize("every", [1, 3])
+def test_numbers_equal_the_oracle_under(tmp_path, make, every):
+    model = mlp()
+    optimizer, copies = make(model.parameters()), copies_of(model)
+    with watch(model, optimizer, tmp_path / "run", every=every) as monitor:
+        train(model, optimizer, inputs(6), copies=copies)
+    assert monitor.error is None
+    check(monitor.path, copies, range(0, 7, every), rtol=1e-5)
+
+
+INNER = {
+    "sgd": lambda ps: torch.optim.SGD(ps, 0.05),
+    "momentum": lambda ps: torch.optim.SGD(ps, 0.05, momentum=0.9),
+    "adam": lambda ps: torch.optim.Adam(ps, 0.05),
+}
+
+
+@pytest.mark.parametrize("make", INNER.values(), ids=INNER.keys())
+@pytest.mark.parametrize("every", [1, 3])
+def test_under_layca_the_rate_is_the_one_asked_for(tmp_path, make, every):
+    model = mlp()
+    optimizer, copies = gyroscope.Layca(make(model.parameters()), model), copies_of(model)
+    with watch(model, optimizer, tmp_path / "run", every=every) as monitor:
+        train(model, optimizer, inputs(6), copies=copies)
+    check(monitor.path, copies, range(0, 7, every), rtol=1e-5, leave_out=["effective_lr", "weight_decay"])
+    with gyroscope.load(monitor.path) as run:
+        assert np.isnan(run.series("effective_lr")).all()  # ρ is an angle, and multiplies no gradient
+        if every == 1:
+            np.testing.assert_allclose(run.series("rate")[1:], np.arctan(0.05), rtol=1e-4)
+
+
+def test_under_graft_numbers_equal_the_oracle(tmp_path):
+    model = mlp()
+    magnitude, direction = torch.optim.SGD(model.parameters(), 0.05), torch.optim.Adam(model.parameters(), 0.01)
+    optimizer, copies = gyroscope.Graft(magnitude, direction), copies_of(model)
+    with watch(model, optimizer, tmp_path / "run") as monitor:
+        train(model, optimizer, inputs(5), copies=copies)
+    assert monitor.error is None
+    check(monitor.path, copies, range(6), rtol=1e-5, leave_out=["effective_lr", "weight_decay", "lr"])
+
+
+@pytest.mark.parametrize("kind", ["lbfgs", "sgd"])
+def test_steps_with_a_closure_are_counted_once_and_measured(tmp_path, kind):
+    model = mlp()
+    ps, copies = model.parameters(), copies_of(model)
+    optimizer = torch.optim.LBFGS(ps, 0.1, max_iter=3) if kind == "lbfgs" else torch.optim.SGD(ps, 0.1)
+    with watch(model, optimizer, tmp_path / "run") as monitor:
+        for x in inputs(4):
+            optimizer.step(lambda x=x: backward(model, x))
+            copies.keep_gradients()  # that of the last evaluation
+            copies.keep_step(optimizer)
+    assert monitor.steps == 4
+    check(monitor.path, copies, range(5), rtol=2e-5)
+
+
+def test_sparse_adam_is_measured(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Embedding(20, 5, sparse=True)
+    optimizer, copies = torch.optim.SparseAdam(model.parameters(), 0.1), copies_of(model)
+    xs = [torch.randint(20, (6,), generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    with watch(model, optimizer, tmp_path / "run") as monitor:
+        train(model, optimizer, xs, copies=copies)
+    check(monitor.path, copies, range(5), rtol=1e-5)
+
+
+def test_learning_rates_are_those_of_the_step_and_of_the_group(tmp_path):
+    model = mlp()
+    groups = [
+        {"params": model[0].parameters(), "lr": 0.1},
+        {"params": model[2].parameters(), "weight_decay": 0.02},
+        {"params": model[4].parameters(), "lr": torch.tensor(0.3)},
+    ]
+    optimizer, copies = torch.optim.SGD(groups, 0.2, weight_decay=0.01), copies_of(model)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    with watch(model, optimizer, tmp_path / "run") as monitor:
+        for x in inputs(3):
+            train(model, optimizer, [x], copies=copies)
+            schedule.step()
+    check(monitor.path, copies, range(4), rtol=1e-5)
+    with gyroscope.load(monitor.path) as run:
+        np.testing.assert_allclose(run.series("lr")[1:], np.outer([1, 0.5, 0.25], [0.1, 0.2, 0.3]), rtol=1e-6)
+        np.testing.assert_allclose(run.series("weight_decay")[1], [0.01, 0.02, 0.01], rtol=1e-6)
+
+
+@pytest.mark.parametrize("order", ["generator first", "discriminator first"])
+def test_the_two_optimizers_of_a_gan_are_counted_each_by_itself(tmp_path, order):
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"g": nn.Linear(6, 5), "d": nn.Linear(6, 7)})
+    names = ["g", "d"] if order == "generator first" else ["d", "g"]
+    by_name = {name: torch.optim.SGD(model[name].parameters(), 0.1, momentum=0.5) for name in names}
+    copies = {name: copies_of(model, [f"{name}.weight"]) for name in names}
+    with watch(model, [by_name[name] for name in names], tmp_path / "run") as monitor:
+        for i in range(4):
+            train(model["d"], by_name["d"], inputs(3, seed=i), copies=copies["d"])
+            train(model["g"], by_name["g"], inputs(1, seed=10 + i), copies=copies["g"])
+    assert monitor.steps == 12
+    check(monitor.path, copies["d"], range(13), layers=[monitor.layers.index("d.weight")])
+    check(monitor.path, copies["g"], range(5), layers=[monitor.layers.index("g.weight")])
+
+
+def test_second_moments_are_recorded_on_sampled_steps_alone(tmp_path):
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    with watch(model, optimizer, tmp_path / "run", detail_every=3) as monitor:
+        train(model, optimizer, inputs(7))
+    with gyroscope.load(monitor.path) as run:
+        assert run.where("moment_p50").tolist() == [1, 4, 7]
+        v = optimizer.state[model[2].weight]["exp_avg_sq"].double().numpy()
+        for p in (10, 50, 90):
+            assert run.series(f"moment_p{p}")[7, 1] == pytest.approx(np.percentile(v, p), rel=1e-5)
+
+
+def test_a_scaler_that_skips_a_step_makes_no_step(tmp_path):
+    model = mlp()
+    optimizer, copies = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), copies_of(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with watch(model, optimizer, tmp_path / "run") as monitor:
+        for i, x in enumerate(inputs(6)):
+            optimizer.zero_grad()
+            scaler.scale((model(x if i != 2 else x * float("inf")) - 1).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            copies.keep_gradients()
+            scaler.step(optimizer)
+            scaler.update()
+            if i != 2:
+                copies.keep_step(optimizer)
+    assert monitor.steps == 5
+    check(monitor.path, copies, range(6))
+
+
+def test_an_optimizer_that_skips_by_itself_has_no_row_for_it_and_unscaled_gradients(tmp_path):
+    model = mlp()
+    optimizer, copies = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, fused=True), copies_of(model)
+    assert optimizer._step_supports_amp_scaling
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with watch(model, optimizer, tmp_path / "run") as monitor:
+        for i, x in enumerate(inputs(6)):
+            optimizer.zero_grad()
+            scaler.scale((model(x if i != 2 else x * float("inf")) - 1).square().mean()).backward()
+            copies.keep_gradients()
+            copies._held = [g / scaler.get_scale() for g in copies._held]
+            scaler.step(optimizer)
+            scaler.update()
+            if i != 2:
+                copies.keep_step(optimizer)
+    check(monitor.path, copies, range(6), leave_out=["alignment"])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, about itself
+def test_a_compiled_step_is_measured(tmp_path):
+    model = mlp()
+    optimizer, copies = torch.optim.SGD(model.parameters(), 0.1), copies_of(model)
+    step = torch.compile(lambda: optimizer.step(), backend="eager")
+    with watch(model, optimizer, tmp_path / "run") as monitor:
+        for x in inputs(3):
+            backward(model, x)
+            copies.keep_gradients()
+            step()
+            copies.keep_step(optimizer)
+    assert monitor.error is None
+    check(monitor.path, copies, range(4))
+
+
+def test_steps_without_hooks_are_measured_by_hand(tmp_path):
+    model = mlp()
+    optimizer, copies = torch.optim.SGD(model.parameters(), 0.1), copies_of(model)
+    with watch(model, optimizer, tmp_path / "run") as monitor:
+        for x in inputs(4):
+            backward(model, x)
+            copies.keep_gradients()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p -= 0.1 * p.grad
+            copies.keep_step(optimizer)
+            monitor.measure()
+    expected = measured(copies, range(5))
+    with gyroscope.load(monitor.path) as run:
+        assert run.steps.tolist() == [0, 1, 2, 3, 4]
+        for name in ("rotation", "weight_norm", "gradient_norm"):
+            np.testing.assert_allclose(run.series(name)[1:], expected[name][1:], rtol=1e-6, err_msg=name)
+        np.testing.assert_allclose(run.series("rate")[2:], expected["rate"][2:], rtol=1e-5)
