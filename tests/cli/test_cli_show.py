@@ -179,6 +179,11 @@ def say(tmp_path, **quantities):
     [
         ({"rotation": [[0, 0], [0.5, 0.6]]}, "rotate alike: the most rotated layer is at 1.2 times"),
         ({"rotation": [[0, 0], [0.1, 0.6]]}, "rotate unequally: the most rotated layer is at 6 times"),
+        ({"rotation": [[0, 0], [0, 1e-9]]}, "At step 1 no layer has rotated."),
+        (
+            {"rotation": [[0, 0], [0.1, 0.1]], "gradient_norm": [[1, 1], [0, 0]]},
+            "All 2 layers have no gradient: they do not learn.",
+        ),
         ({"rotation": [[0, 0], [0, 0.6]]}, "layer0.weight is still where it started."),
         ({"rotation": [[0, 0], [np.nan, 0.6]]}, "at step 1"),
         (

@@ -11,8 +11,10 @@ from gyroscope.store import Run
 
 #: A layer that has rotated less than this is still about where it started: 2.6 degrees.
 STILL = 0.001
+#: Rotation of less than this is rounding.
+NOTHING = 1e-6
 #: Layers differ if the most rotated has this many times the rotation of the least rotated.
-UNEQUAL = 3.0
+UNEQUAL = 2.0
 #: The fraction of dying or full neurons that is worth a sentence.
 MANY_NEURONS = 0.5
 
@@ -39,8 +41,8 @@ def in_words(run: Run) -> str:
     >>> from gyroscope.store.example import write_example
     >>> with tempfile.TemporaryDirectory() as folder, write_example(folder) as run:
     ...     print(in_words(run))
-    At step 40 the layers have rotated by 0.4 (conv1.weight) to 0.8 (head.weight), 0.6 on average. They rotate alike:
-    the most rotated layer is at twice the rotation of the least rotated one.
+    At step 40 the layers have rotated by 0.4 (conv1.weight) to 0.8 (head.weight), 0.6 on average. They rotate
+    unequally: the most rotated layer is at twice the rotation of the least rotated one.
     """
     if not len(run.steps):
         return "Nothing has been measured yet."
@@ -60,6 +62,8 @@ def _rotated(run: Run, rotation: Values, known: npt.NDArray[np.int64]) -> str:
     if len(known) == 1:
         return f"At step {step:,} {run.layers[known[0]]} has rotated by {rotation[known[0]]:.3g}."
     least, most = known[rotation[known].argmin()], known[rotation[known].argmax()]
+    if rotation[most] < NOTHING:
+        return f"At step {step:,} no layer has rotated."
     return (
         f"At step {step:,} the layers have rotated by {rotation[least]:.3g} ({run.layers[least]}) "
         f"to {rotation[most]:.3g} ({run.layers[most]}), {rotation[known].mean():.3g} on average."
@@ -100,6 +104,8 @@ def _said(run: Run, which: npt.NDArray[np.bool_], one: str, several: str) -> str
     names = [layers[i] for i in np.flatnonzero(which)]
     if len(names) < 2:
         return f"{names[0]} {one}." if names else ""
+    if len(names) == len(layers):
+        return f"All {len(names):,} layers {several}."
     return f"{len(names):,} layers ({_listed(names)}) {several}."
 
 

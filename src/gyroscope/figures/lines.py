@@ -72,7 +72,7 @@ def draw_lines(
         line = Line2D(  # `ax.plot` takes three times as long
             x[here, layer],
             y[here, layer],
-            color=(*(0.55 * part for part in colour[:3]), 1.0) if dark else colour,
+            color=_darker(colour) if dark else colour,
             linestyle=linestyle,
             linewidth=linewidth,
             alpha=alpha,
@@ -84,6 +84,11 @@ def draw_lines(
             line.set_zorder(4)
         lines.append(ax.add_line(line))
     return lines
+
+
+def _darker(colour: tuple[float, float, float, float]) -> tuple[float, float, float]:
+    red, green, blue, _ = colour
+    return 0.55 * red, 0.55 * green, 0.55 * blue
 
 
 def emphasise(line: Line2D, linewidth: float = 1.4) -> None:
