@@ -27,8 +27,6 @@ Claim = Callable[[Path], None]
 # The activations of a sharded model are not looked at; those of others on their half of a batch are other numbers.
 PLAIN: dict[str, Any] = {"budget": None, "activations": False}
 CLOSE = 1e-6
-# Alignment is claimed in a test of its own.
-NOT_HERE = {"alignment"}
 
 
 class Kinds(nn.Module):
@@ -99,7 +97,7 @@ def assert_same_numbers(run: Run, whole: Run, *, resumed: int | None = None) -> 
     assert run.layers == whole.layers
     assert run.steps.tolist() == whole.steps.tolist()
     assert set(run.quantities) >= set(whole.quantities)
-    for name in set(whole.quantities) - NOT_HERE:
+    for name in whole.quantities:
         one, other = run.series(name).astype(np.float64), whole.series(name).astype(np.float64)
         if resumed is not None and (name == "alignment" or name.startswith("moment")):
             one, other = (np.delete(x, resumed, axis=0) for x in (one, other))
@@ -217,7 +215,7 @@ def shards_of_the_same_weights_have_the_same_numbers_to_one_in_a_million(folder:
         runs.append(gyroscope.load(path))
     whole, run = runs
     assert run.steps.tolist() == whole.steps.tolist() == [0, 1, 2, 3, 4, 6]
-    for name in set(whole.quantities) - NOT_HERE:
+    for name in whole.quantities:
         cosine = name in ("rotation", "alignment", "invariance")
         np.testing.assert_allclose(
             run.series(name), whole.series(name), rtol=CLOSE, atol=CLOSE if cosine else 0, err_msg=name
@@ -312,6 +310,30 @@ def a_budget_is_kept_by_both_ranks_together(folder: Path) -> None:
     assert steps[-1] == 80
 
 
+def a_rank_whose_shards_are_all_empty_takes_part(folder: Path) -> None:
+    model = fully_shard(nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gyroscope.watch(model, optimizer, folder / "run", layers=["1.weight"], **PLAIN) as monitor:
+        for seed in range(3):
+            model(batch(seed)).square().mean().backward()
+            optimizer.step()
+        assert monitor.error is None, monitor.error
+
+
+def detail_is_looked_at_by_both_ranks_together(folder: Path) -> None:
+    """Detail is made to look dear on rank 1 alone."""
+    model = shard(Kinds())
+    optimizer = adamw(model)
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            patch.setattr(clock.Clock, "details_stretched", lambda self, every: 3 * every)
+        with gyroscope.watch(
+            model, optimizer, folder / "run", activations=False, detail_every=5, budget=0.5
+        ) as monitor:
+            go(model, optimizer, range(30), split=True)
+            assert monitor.error is None, monitor.error
+
+
 CLAIMS: list[Claim] = [
     data_parallel_ranks_have_one_run_and_it_is_that_of_one_process,
     a_data_parallel_run_resumes_on_both_ranks,
@@ -323,6 +345,8 @@ CLAIMS: list[Claim] = [
     a_sharded_run_is_measured_from_a_whole_model,
     neurons_of_shards_are_refused,
     a_budget_is_kept_by_both_ranks_together,
+    a_rank_whose_shards_are_all_empty_takes_part,
+    detail_is_looked_at_by_both_ranks_together,
 ]
 
 
