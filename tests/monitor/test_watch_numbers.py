@@ -196,6 +196,51 @@ def test_tied_weights_are_one_layer(tmp_path):
         assert len(run.layers) == 1
 
 
+class Sequences(nn.Module):
+    """Modules with several weights, of other names, and one that is made of two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
+        self.rnn = nn.LSTM(6, 8)
+        self.attention = nn.MultiheadAttention(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, _ = self.rnn(self.embed(x)[:, None])
+        return self.attention(h, h, h)[0]
+
+
+def test_recurrent_attentive_and_parametrized_modules(tmp_path):
+    trial(tmp_path, Sequences(), inputs(4), rtol=2e-5)
+
+
+@pytest.mark.parametrize("slices", [(slice(None), slice(None, None, 2)), (slice(None, None, 3), slice(None))])
+def test_weights_with_gaps_between_their_elements(tmp_path, slices):
+    torch.manual_seed(0)
+    model = nn.Linear(6, 5)
+    model.weight = nn.Parameter(torch.randn(15, 12)[slices][:5, :6])
+    trial(tmp_path, model, inputs(4))
+
+
+def test_weights_that_share_one_buffer(tmp_path):
+    model = mlp()
+    buffer = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    for p, part in zip(model.parameters(), buffer.split([p.numel() for p in model.parameters()]), strict=True):
+        p.data = part.view(p.shape)
+    trial(tmp_path, model, inputs(4))
+
+
+def test_a_model_that_changes_its_precision_mid_run_goes_on_with_its_curves(tmp_path):
+    model = mlp()
+    optimizer, copies = torch.optim.SGD(model.parameters(), 0.1), copies_of(model)
+    with watch(model, optimizer, tmp_path / "run") as monitor:
+        train(model, optimizer, inputs(2), copies=copies)
+        model.double()
+        train(model, optimizer, inputs(2, torch.float64), copies=copies, step=backward64)
+    check(monitor.path, copies, range(5), leave_out=["alignment"])
+
+
 def test_a_layer_of_one_element_turns_by_nothing_or_by_half_a_turn(tmp_path):
     model = nn.Linear(1, 1, bias=False)
     nn.init.ones_(model.weight)
