@@ -74,10 +74,10 @@ def wandb_watch(model: nn.Module, optimizer: Optimizer, loss: nn.Module, folder:
 
     `watch` writes to the one run that is open in the process, so there can be one of these at a time.
     """
-    import wandb
+    from wandb import init  # not `import wandb`, which a folder of runs called wandb would satisfy
 
     os.environ["WANDB_SILENT"] = "true"
-    run = wandb.init(project="peers", mode="offline", dir=str(folder), reinit="finish_previous")
+    run = init(project="peers", mode="offline", dir=str(folder), reinit="finish_previous")
     run.watch(model, log="all", log_freq=1)
     loop = training_step(model, optimizer, loss, lambda value: run.log({"loss": value.item()}))
     return Attached(loop.step, close=run.finish)

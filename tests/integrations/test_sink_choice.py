@@ -10,6 +10,7 @@ from sink_runs import LAYERS, NAN, QUANTITIES, record, rotation, rows
 from gyroscope.errors import LayerError, MissingExtraError, MonitorError
 from gyroscope.integrations import Mirror, MLflow, TensorBoard, Trackio, Wandb
 from gyroscope.integrations.names import Names, one_part
+from gyroscope.integrations.tool import imported
 from gyroscope.store import LayerInfo, Rows, Scalars, load
 
 
@@ -193,6 +194,13 @@ def test_a_tool_that_is_not_installed_is_told_when_its_sink_is_made(make, module
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=rf"pip install 'gyroscope\[{extra}\]'"):
         make()
+
+
+def test_a_folder_with_the_name_of_a_tool_is_not_taken_for_it(tmp_path, monkeypatch):
+    (tmp_path / "leftover_runs").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MissingExtraError, match="leftover_runs is a folder, not the package"):
+        imported("leftover_runs", sink="Leftover", extra="leftover")
 
 
 @pytest.mark.parametrize(
