@@ -23,7 +23,7 @@ def imported(module: str, *, sink: str, extra: str) -> Any:
         found = import_module(module)
         if found.__spec__ is not None and found.__spec__.origin is None:
             # wandb keeps runs in a folder called wandb, which Python takes for a package without code.
-            raise ImportError(f"{list(found.__path__)[0]} is a folder, not the package")
+            raise ImportError(f"{next(iter(found.__path__))} is a folder, not the package")
     except ImportError as error:
         message = f"the {sink} sink cannot import {module} ({error}): pip install 'gyroscope[{extra}]'"
         raise MissingExtraError(message) from error
