@@ -180,18 +180,17 @@ def test_pace_measures_multiples_of_the_interval():
         if pace.due(step, last):
             due.append(step)
             last = step
-        pace.account(step, outside=0.01, own=0.0, measured=last == step, sampled=False, exposed=True)
+        pace.account(outside=0.01, own=0.0, measured=last == step, sampled=False, exposed=True)
     assert due == [5, 10, 15, 20, 25, 30]
 
 
-def test_details_are_sampled_at_their_own_interval():
-    pace = Pace(every=5, budget=None, detail_every=10)
-    seen = []
-    for step in range(1, 41):
-        sampled = step % 5 == 0 and pace.detailed(step)
-        seen += [step] if sampled else []
-        pace.account(step, outside=0.01, own=0.0, measured=step % 5 == 0, sampled=sampled, exposed=True)
-    assert seen == [5, 15, 25, 35]
+def test_details_are_sampled_at_their_own_interval(tmp_path):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with gyroscope.watch(model, optimizer, tmp_path / "run", every=5, budget=None, detail_every=10):
+        train(model, optimizer, inputs(40))
+    with gyroscope.load(tmp_path / "run") as recorded:
+        assert recorded.where("dying").tolist() == [5, 15, 25, 35]
 
 
 def test_a_budget_of_everything_never_stretches():
@@ -226,4 +225,17 @@ def test_steps_that_cost_no_time_are_no_reason_to_stretch():
         clock.step(0.0)
         clock.measured(0.001)
     assert clock.stretched(every=7) == 7
-    assert clock.cost(interval=7, steps=100, held="").share == 0.0
+    assert clock.cost(interval=7, steps=100, measured=100, held="").share == 0.0
+
+
+def test_a_slow_first_step_does_not_put_details_off():
+    pace = Pace(every=1, budget=0.01, detail_every=100)
+    sampled, following = [], 1
+    for step in range(1, 2001):
+        detail = step >= following
+        outside = 5.0 if step == 1 else 0.0101 if detail else 0.01  # the detail itself costs 0.1 ms
+        pace.account(outside=outside, own=0.0, measured=True, sampled=detail, exposed=True)
+        if detail:
+            sampled.append(step)
+            following = step + pace.detail_interval
+    assert len(sampled) == pytest.approx(20, abs=1)

@@ -50,7 +50,7 @@ BAD = [
     ({"quantities": []}, "quantities is empty"),
     ({"quantities": ["rotatoin"]}, "did you mean 'rotation'?"),
     ({"quantities": "none such"}, "There is no quantity 'none such'"),
-    ({"quantities": [3]}, "There is no quantity 3"),
+    ({"quantities": [3]}, "quantities is"),
     ({"reference": 3}, "reference is a int; accepted are a model, a state dict"),
     ({"reference": {}}, "no weight '0.weight'"),
     ({"reference": {"0.weight": "words"}}, "no weight '0.weight'"),
@@ -70,7 +70,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("options", "said"), BAD, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("options", "said"), BAD, ids=lambda value: str(value).split(" at 0x")[0][:40])
 def test_bad_options_are_refused_before_anything_is_changed(tmp_path, options, said):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -145,7 +145,7 @@ def test_a_folder_of_other_things_or_of_another_model_is_refused(tmp_path):
 LOGGED = ["words", None, [1.0], (1.0, 2.0), {"a": 1}, 1j, torch.ones(2), torch.ones(0), torch.tensor(1j), object()]
 
 
-@pytest.mark.parametrize("value", LOGGED, ids=str)
+@pytest.mark.parametrize("value", LOGGED, ids=lambda value: str(value).split(" at 0x")[0])
 def test_log_refuses_what_is_no_number_and_goes_on(tmp_path, value):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

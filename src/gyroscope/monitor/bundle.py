@@ -73,6 +73,7 @@ class Remembered:
         anchor: the weights at the last measured step, if that was not the step before.
         previous: the last displacement, which this step's takes the place of.
         moved: whether `previous` holds one yet.
+        skip: on the device, whether the step was none, so that the last displacement stays the previous one.
     """
 
     reference: Tensor
@@ -80,6 +81,7 @@ class Remembered:
     anchor: Tensor | None
     previous: Tensor | None
     moved: bool
+    skip: Tensor | None = None
 
 
 class Passes(Protocol):
@@ -136,10 +138,12 @@ class Bundle:
         self.previous = torch.zeros(self.layout.total, dtype=dtype, device=self.device)
         self.moved = False
 
-    def products(self, weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
+    def products(
+        self, weights: Sequence[Tensor], gradients: Sequence[Tensor], skip: Tensor | None = None
+    ) -> Tensor:  # fmt: skip
         """The inner products of the layers, `[layers, len(COLUMNS)]`; see `Passes`."""
         reference = self.reference.to(self.device, non_blocking=True)
-        remembered = Remembered(reference, self.before, self.anchor, self.previous, self.moved)
+        remembered = Remembered(reference, self.before, self.anchor, self.previous, self.moved, skip)
         result = self._passes.products(weights, gradients, remembered)
         if self.before is not None or self.anchor is not None:
             self.moved = self.previous is not None

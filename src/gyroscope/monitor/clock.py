@@ -114,7 +114,7 @@ class Clock:
         if self.budget is None or self.count <= LEARNING or self.train <= 0:
             return every
         least = self.price / (self.budget * self.train)
-        return every * max(1, math.ceil(least / every))
+        return every * max(1, math.ceil(least / every - 1e-9))
 
     def details_stretched(self, every: int) -> int:
         """The same for sampled steps, which may cost as much again."""
@@ -122,12 +122,12 @@ class Clock:
             return every
         return every * max(1, math.ceil(self.detail / (self.budget * self.train) / every))
 
-    def cost(self, *, interval: int, steps: int, held: str) -> Cost:
+    def cost(self, *, interval: int, steps: int, measured: int, held: str) -> Cost:
         """What it has come to."""
         share = self.price / interval / self.train if self.train > 0 else 0.0
         return Cost(
             share=share, seconds=self.price, step_seconds=self.train, interval=interval, steps=steps,
-            measured=self.count, total_seconds=self.total, held=held,
+            measured=measured, total_seconds=self.total, held=held,
         )  # fmt: skip
 
 

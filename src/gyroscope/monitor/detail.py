@@ -52,10 +52,11 @@ class Detail:
         return found
 
     def attach(self) -> None:
-        """Put forward hooks on."""
-        if self.probe is not None and not self.attached:
+        """Put forward hooks on, to look at one step."""
+        if self.probe is not None:
             self.probe.reset()
-            self.probe.attach()
+            if not self.attached:
+                self.probe.attach()
             self.attached = True
 
     def detach(self) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
+from time import strftime
 from typing import Any, get_args
 
 import numpy as np
@@ -18,6 +21,7 @@ from gyroscope.errors import MonitorError
 from gyroscope.layer import Layer
 from gyroscope.layer import layers as find_layers
 from gyroscope.monitor.reference import Place, Precision
+from gyroscope.store import Sink
 
 _DTYPES = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
 
@@ -46,7 +50,8 @@ def layers(model: Any, chosen: Sequence[Layer] | str | Iterable[str] | None) -> 
     if chosen is None:
         found = find_layers(model)
     else:
-        listed = [chosen] if isinstance(chosen, str) else list(chosen)
+        given: Any = chosen
+        listed = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
         if listed and all(isinstance(one, Layer) for one in listed):
             found = [one for one in listed if isinstance(one, Layer)]
         elif listed and all(isinstance(one, str) for one in listed):
@@ -129,30 +134,77 @@ def check_choices(reference_dtype: object, reference_device: object) -> None:
 
 def check_loss(loss: Any) -> None:
     """A loss is a module, whose values are seen, or a function that gives them."""
-    if loss is not None and not callable(loss):
+    fine = loss is None or isinstance(loss, nn.Module)
+    if not fine and callable(loss):
+        try:
+            inspect.signature(loss).bind()
+            fine = True
+        except (TypeError, ValueError):  # it takes arguments, or nobody knows
+            pass
+    if not fine:
+        what = f"the function {loss.__name__}" if inspect.isfunction(loss) else f"a {type(loss).__name__}"
         raise MonitorError(
-            f"loss is a {type(loss).__name__}; accepted is a loss module, such as torch.nn.CrossEntropyLoss(), or a "
-            "function without arguments that gives the value."
+            f"loss is {what}; accepted is a loss module, such as torch.nn.CrossEntropyLoss(), or a function without "
+            "arguments that gives the value. Anything else goes to `monitor.log(loss=...)`."
         )
 
 
-def numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What `log` was given: numbers, and tensors of one element."""
+def check_flags(**values: Any) -> None:
+    """Yes or no."""
     for name, value in values.items():
-        fine = value.numel() == 1 and not value.is_complex() if isinstance(value, Tensor) else _is_number(value)
-        if not isinstance(name, str) or not name:
-            raise MonitorError(f"log was given the name {name!r}; accepted are words, such as log(loss=0.3).")
-        if not fine:
-            shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+        if not isinstance(value, bool | np.bool_):
+            raise MonitorError(f"{name} is {value!r}; accepted are True and False.")
+
+
+def sinks(given: Any) -> tuple[Sink, ...]:
+    """Places to mirror a run to."""
+    listed = tuple(given) if isinstance(given, Iterable) else (given,)
+    for sink in listed:
+        missing = [name for name in ("open", "write", "close") if not callable(getattr(sink, name, None))]
+        if missing or isinstance(sink, type):
             raise MonitorError(
-                f"log was given {name}={type(value).__name__}{shape}; accepted are numbers and tensors of one element "
-                "(`.mean()` makes one). Words go to `note`."
+                f"sinks holds {sink!r}, which cannot {', '.join(missing) or 'be called as it is'}; accepted are those "
+                "of gyroscope.integrations, such as TensorBoard('logs'), or what has open, write and close."
             )
-    return dict(values)
+    return listed
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) or (isinstance(value, np.ndarray) and value.size == 1)
+def folder(run: Any) -> Path:
+    """Where to record: as given, or a new folder under `runs/`."""
+    if run is None:
+        return unused(Path("runs") / strftime("%Y-%m-%d_%H-%M-%S"))
+    if not isinstance(run, str | os.PathLike) or not str(run):
+        raise MonitorError(f"run is {run!r}; accepted is the path of a folder, such as 'runs/first'.")
+    return Path(run)
+
+
+def numbers(values: Any, named: Mapping[str, Any]) -> dict[str, Any]:
+    """What `log` was given: numbers, and tensors of one element."""
+    if values is not None and not isinstance(values, Mapping):
+        raise MonitorError(f"log was given {values!r}; accepted are names and numbers, such as log(loss=0.3).")
+    return {_named(name): _number(name, value) for name, value in {**(values or {}), **named}.items()}
+
+
+def _named(name: Any) -> str:
+    if not isinstance(name, str) or not name:
+        raise MonitorError(f"log was given the name {name!r}; accepted are words, such as log(loss=0.3).")
+    return name
+
+
+def _number(name: str, value: Any) -> Any:
+    if isinstance(value, Tensor):
+        if value.numel() == 1 and not value.is_complex():
+            return value.detach()
+    elif isinstance(value, Real) or (isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "fiub"):
+        try:
+            return float(value.item() if isinstance(value, np.ndarray) else value)
+        except (OverflowError, TypeError, ValueError):
+            pass
+    shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+    raise MonitorError(
+        f"log was given {name}={type(value).__name__}{shape}; accepted are numbers and tensors of one element "
+        "(`.mean()` makes one). Words go to `note`."
+    )
 
 
 def meta(
@@ -160,7 +212,7 @@ def meta(
 ) -> dict[str, Any]:
     """What a run remembers of where it came from."""
     try:
-        own = json.loads(json.dumps(dict(given or {})))
+        own = json.loads(json.dumps(dict(given or {}), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise MonitorError(f"meta cannot be kept: {error}. Accepted is what JSON can hold.") from None
     about = {
@@ -175,14 +227,14 @@ def meta(
 def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
     inner = getattr(optimizer, "inner", None)
     group = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
-    plain: dict[str, Any] = {k: v for k, v in group.items() if isinstance(v, int | float | str | bool)}
+    plain: dict[str, Any] = {k: v for k, v in group.items() if isinstance(v, str) or _plain(v)}
     plain |= {key: list(value) for key, value in group.items() if isinstance(value, tuple) and all(map(_plain, value))}
     about = {"class": type(optimizer).__name__, **plain}
     return about if inner is None else {**about, "inner": type(inner).__name__}
 
 
 def _plain(value: object) -> bool:
-    return isinstance(value, int | float)
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def unused(path: Path) -> Path:
@@ -211,6 +263,10 @@ def check_state(state: Any, names: Sequence[str], shapes: Sequence[tuple[int, ..
         raise MonitorError(
             f"The state is of a model with {count} layers; this one has {len(names)}. Nothing was changed."
         )
+    for key in ("reference", "squares"):
+        missing = [name for name in names if name not in state[key]]
+        if missing:
+            raise MonitorError(f"The state's {key!r} lacks the layer {missing[0]!r}; nothing was changed.")
     for name, its, mine in zip(names, state["shapes"], shapes, strict=True):
         if tuple(its) != tuple(mine):
             raise MonitorError(

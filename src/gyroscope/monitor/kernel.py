@@ -44,9 +44,9 @@ def _copy_kernel(
 
 @triton.jit
 def _products_kernel(
-    items, first_chunk, pointers, layers, r, b, a, p, partial, done, out,
+    items, first_chunk, pointers, layers, r, b, a, p, skip, partial, done, out,
     TW: tl.constexpr, TG: tl.constexpr, TP: tl.constexpr,
-    HAS_B: tl.constexpr, HAS_A: tl.constexpr, HAS_P: tl.constexpr, KEEP: tl.constexpr,
+    HAS_B: tl.constexpr, HAS_A: tl.constexpr, HAS_P: tl.constexpr, KEEP: tl.constexpr, HAS_SKIP: tl.constexpr,
     ALIGNED: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(0)
@@ -56,6 +56,10 @@ def _products_kernel(
     here = tl.load(items + c * 4 + 3) + start
     w_at = pointer(pointers, layer, TW, ALIGNED) + start
     g_at = pointer(pointers, layers + layer, TG, ALIGNED) + start
+
+    taken = True
+    if HAS_SKIP:
+        taken = tl.load(skip) == 0
 
     ww = tl.zeros((BLOCK,), tl.float64)
     we, ee, gg, wg, uu, wu, gu, vv, wv, pp, vp = ww, ww, ww, ww, ww, ww, ww, ww, ww, ww, ww
@@ -86,7 +90,7 @@ def _products_kernel(
                 pp += q * q
                 vp += v * q
             if KEEP:
-                tl.store(p + here + at, rounded(v, TP), mask=inside)
+                tl.store(p + here + at, rounded(v, TP), mask=inside & taken)
 
     row = partial + c * COLUMNS
     tl.store(row, tl.sum(ww))
@@ -142,7 +146,7 @@ class Kernel:
     def products(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], remembered: Remembered) -> Tensor:
         """`[layers, columns]`; the previous displacement becomes this one."""
         reference, before, anchor = remembered.reference, remembered.before, remembered.anchor
-        previous, moved = remembered.previous, remembered.moved
+        previous, moved, skip = remembered.previous, remembered.moved, remembered.skip
         if len({g.dtype for g in gradients}) > 1:
             gradients = [g.float() for g in gradients]
         if list(map(Tensor.stride, gradients)) != list(map(Tensor.stride, weights)):
@@ -160,9 +164,9 @@ class Kernel:
         with on(self.device):
             _products_kernel[(self._chunks,)](
                 self._items, self._first, pointers, layers, reference, there(before), there(anchor), there(previous),
-                partial, self._done[stream], out, TYPES[weights[0].dtype], TYPES[gradients[0].dtype],
+                there(skip), partial, self._done[stream], out, TYPES[weights[0].dtype], TYPES[gradients[0].dtype],
                 TYPES[there(previous).dtype], before is not None, anchor is not None, previous is not None and moved,
-                previous is not None, aligned, _COLUMNS, CHUNK, _BLOCK, num_warps=_WARPS,
+                previous is not None, skip is not None, aligned, _COLUMNS, CHUNK, _BLOCK, num_warps=_WARPS,
             )  # fmt: skip
         return out
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from time import perf_counter, strftime
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -20,9 +22,9 @@ from gyroscope.monitor.clock import Cost, Stopwatch
 from gyroscope.monitor.detail import Detail
 from gyroscope.monitor.pace import Pace
 from gyroscope.monitor.quantities import find
-from gyroscope.monitor.recorder import SIGNAL, Recorder
+from gyroscope.monitor.recorder import SIGNAL, Numbers, Recorder
 from gyroscope.monitor.reference import Place, Precision, Reference, Source, from_source
-from gyroscope.monitor.resume import Existing, Saved, file_of
+from gyroscope.monitor.resume import Beginning, Existing, Saved, agreed, beginning, file_of
 from gyroscope.monitor.track import Track
 from gyroscope.store import LayerInfo, Run, Sink, load
 from gyroscope.vectors.chunks import is_capturing
@@ -64,11 +66,14 @@ class Monitor:
     ) -> None:
         given.check_numbers(every=every, budget=budget, detail_every=detail_every, step=step, threshold=threshold)
         given.check_choices(reference_dtype, reference_device)
+        given.check_flags(neurons=neurons, activations=activations)
         given.check_loss(loss)
+        self._sinks = given.sinks(sinks)
         optimizers = given.optimizers(optimizer)
         chosen = given.layers(model, layers)
         self._members = given.parts(chosen, optimizers)
         self._quantities = find(quantities)
+        every, budget = int(every), None if budget is None else float(budget)
         self._meta = given.meta(meta, model, optimizers, every=every, budget=budget)
         values = None if reference is None else from_source(reference, chosen)
         self._sharded = any_sharded(layer.parameter for layer in chosen)
@@ -78,40 +83,56 @@ class Monitor:
             LayerInfo(layer.name, layer.kind, tuple(layer.parameter.shape), part_of[i])
             for i, layer in enumerate(chosen)
         ]
-        self.path = given.unused(Path("runs") / strftime("%Y-%m-%d_%H-%M-%S")) if run is None else Path(run)
+        self.path = given.folder(run)
         self.layers = tuple(layer.name for layer in chosen)
         self.error: Exception | None = None
         self._writes = given.rank() == 0
         # Ranks that hold replicas have nothing to add; ranks that hold shards are all needed.
         self._active = self._sharded or self._writes
-        self._existing = Existing.at(self.path, self._table) if self._active else None
         self._held: tuple[Precision, Place] = (reference_dtype, reference_device)
-        self._own_reference, self._loaded, self._step_given = reference is not None, False, step
-        self._sinks = tuple(sinks)
-        self._pace = Pace(every=every, budget=budget, detail_every=detail_every, shared=self._sharded)
+        self._own_reference, self._loaded = reference is not None, False
+        self._step_given = None if step is None else int(step)
+        self._pace = Pace(every=every, budget=budget, detail_every=int(detail_every), shared=self._sharded)
         self._tracks: list[Track] = []
         self._details: list[Detail] = []
-        moves = any({"pp", "vp"} & one.needs for one in self._quantities)
-        for members, its_optimizer in zip(self._members if self._active else (), optimizers, strict=False):
-            its = [chosen[i] for i in members]
-            start = None if values is None else [values[i] for i in members]
-            weights = [layer.parameter for layer in its]
-            held = Reference.take(weights, start, precision=reference_dtype, place=reference_device)
-            self._tracks.append(Track(its, its_optimizer, held, moves=moves))
-            self._details.append(
-                Detail(model, its, its_optimizer, activations=activations, spread=neurons, threshold=threshold)
-            )
         self._recorder: Recorder | None = None
         self._begun = False
+        self._waiting: list[tuple[str, Any]] = []
+        self._existing: Existing | None = None
+        self._find_run()
+        moves = any({"pp", "vp"} & one.needs for one in self._quantities)
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
+            for members, its_optimizer in zip(self._members if self._active else (), optimizers, strict=False):
+                its = [chosen[i] for i in members]
+                start = None if values is None else [values[i] for i in members]
+                weights = [layer.parameter for layer in its]
+                held = Reference.take(weights, start, precision=reference_dtype, place=reference_device)
+                self._tracks.append(Track(its, its_optimizer, held, moves=moves))
+                self._details.append(
+                    Detail(model, its, its_optimizer, activations=activations, spread=neurons, threshold=threshold)
+                )
+            self._zero = [track.measure(gradients=False) for track in self._tracks]
         if self._writes and self._existing is None:
-            self._open(step or 0, file_of(1))  # what is wrong with the folder is said now
-        self._sampling = False
+            self._open(self._step_given or 0, file_of(1))  # what is wrong with the folder is said now
         self._own = Stopwatch()
         self._outside = 0.0
         self._left: float | None = None
         self._loss = None if isinstance(loss, nn.Module) else loss
         self._handles = self._attach(loss)
         self._arm()
+
+    def _find_run(self) -> None:
+        """Look for a run to go on with; what does not belong together is refused, on all ranks that take part."""
+        problem: GyroscopeError | None = None
+        if self._writes:
+            try:
+                self._existing = Existing.at(self.path, self._table)
+            except GyroscopeError as error:
+                problem = error
+        if self._active:
+            (problem,) = agreed((problem,), self._sharded)
+        if problem is not None:
+            raise problem
 
     @property
     def every(self) -> int:
@@ -121,7 +142,7 @@ class Monitor:
     @every.setter
     def every(self, value: int) -> None:
         given.check_numbers(every=value)
-        self._pace.set_every(value)
+        self._pace.set_every(int(value))
         self._arm()
 
     @property
@@ -152,7 +173,7 @@ class Monitor:
 
     def log(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
         """Record numbers of the whole network at this step, such as a loss; tensors are not waited for."""
-        numbers = given.numbers({**(values or {}), **named})
+        numbers = given.numbers(values, named)
         self._safely(self._log, numbers)
 
     def note(self, text: str) -> None:
@@ -162,8 +183,7 @@ class Monitor:
     def sample(self, next_steps: int = 5) -> None:
         """Measure the next steps, every one of them and in detail, whatever the interval."""
         given.check_numbers(next_steps=next_steps)
-        self._pace.sample(next_steps, after=self.steps)
-        self._arm()
+        self._ask_for(int(next_steps))
 
     def measure(self) -> None:
         """Count a step, and measure it if it is due, in a loop that does not call `optimizer.step`.
@@ -176,7 +196,8 @@ class Monitor:
 
     def cost(self) -> Cost:
         """What measuring costs, as a share of the training time and in seconds."""
-        return self._pace.clock.cost(interval=self.interval, steps=self.steps, held=self.held)
+        pace = self._pace
+        return pace.clock.cost(interval=pace.interval, steps=self.steps, measured=pace.measurements, held=self.held)
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything measured so far is on disk.
@@ -184,7 +205,8 @@ class Monitor:
         Raises:
             StoreError: it could not be written.
         """
-        self._safely(self._begin)
+        if not self._sharded:  # ranks that measure together begin together, at a step
+            self._safely(self._begin)
         if self._recorder is not None:
             self._recorder.writer.flush(timeout)
 
@@ -198,7 +220,7 @@ class Monitor:
         self._safely(self._end)
         self._active = False
         if self._recorder is not None:
-            self._recorder.writer.close()
+            self._recorder.close()
 
     def __enter__(self) -> Monitor:
         return self
@@ -233,10 +255,12 @@ class Monitor:
         Raises:
             MonitorError: it is of another model; nothing has been changed.
         """
+        if not self._active:
+            return
         given.check_state(state, self.layers, [info.shape for info in self._table], len(self._members))
         saved = Saved(state["reference"], state["squares"])
         references = [saved.hold(track, *self._held) for track in self._tracks]
-        for track, held, taken in zip(self._tracks, references, state["steps"], strict=False):
+        for track, held, taken in zip(self._tracks, references, state["steps"], strict=True):
             track.exchange(held)
             track.start(int(taken))
         self._loaded = True
@@ -245,7 +269,6 @@ class Monitor:
             self._recorder.writer.close()
             self._existing, self._recorder = Existing.at(self.path, self._table), None
         self._begun = False
-        self._pace.next_detail = self.steps + 1
         self._arm()
 
     # Around a step.
@@ -256,7 +279,7 @@ class Monitor:
             handles.append(track.optimizer.register_step_pre_hook(self._hook(self._before, track)))
             handles.append(track.optimizer.register_step_post_hook(self._hook(self._after, track)))
         if isinstance(loss, nn.Module) and self._writes:
-            handles.append(loss.register_forward_hook(self._computed))
+            handles.append(loss.register_forward_hook(_LossHook(self)))
         return handles
 
     def _hook(self, act: Callable[[Track], None], track: Track) -> Callable[..., None]:
@@ -264,77 +287,101 @@ class Monitor:
             if torch.compiler.is_compiling():
                 self._uncompiled(act, track)
             elif not is_capturing():  # hooks are not part of a graph, and its steps are replayed without them
-                self._safely(act, track)
+                self._safely(act, track, joining=self._sharded)
 
         return hook
 
     @_disable_dynamo
     def _uncompiled(self, act: Callable[[Track], None], track: Track) -> None:
-        self._safely(act, track)
+        self._safely(act, track, joining=self._sharded)
 
-    def _safely(self, act: Callable[..., None], *arguments: Any) -> None:
-        """Whatever goes wrong here, training goes on: it is said once, and recording stops."""
-        if not self._active or self.error is not None:
+    def _safely(self, act: Callable[..., None], *arguments: Any, joining: bool = False) -> None:
+        """Whatever goes wrong here, training goes on: it is said once, and recording stops.
+
+        With `joining` it is done even then, because other ranks wait for this one's part.
+        """
+        if not self._active or (self.error is not None and not joining):
             return
         try:
-            # Inner products must not be taken in the precision of a surrounding autocast.
-            with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            # Inner products must not be taken in the precision of a surrounding autocast, nor in a surrounding
+            # inference mode, whose tensors cannot be used again.
+            with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
                 act(*arguments)
         except Exception as error:
-            self.error = error
-            expected = isinstance(error, GyroscopeError)
-            said = str(error) if expected else f"{type(error).__name__}: {error}"
-            _LOG.error("The monitor of %s has stopped, training goes on. %s", self.path, said, exc_info=not expected)
-            if self._recorder is not None:
-                self._recorder.event(self.steps, "error", f"recording stopped: {said}")
-            for detail in self._details:
-                detail.detach()
+            if self.error is None:
+                self.error = error
+                with suppress(Exception):
+                    self._say(error)
+
+    def _say(self, error: Exception) -> None:
+        writer = None if self._recorder is None else self._recorder.writer
+        for detail in self._details:
+            detail.detach()
+        if writer is not None and error is writer.error:
+            return  # the writer has said it
+        expected = isinstance(error, GyroscopeError)
+        said = str(error) if expected else f"{type(error).__name__}: {error}"
+        _LOG.error("The monitor of %s has stopped, training goes on. %s", self.path, said, exc_info=not expected)
+        if self._recorder is not None:
+            self._recorder.event(self.steps, "error", f"recording stopped: {said}")
 
     def _before(self, track: Track) -> None:
         self._arrive()
         with self._own:
+            track.measuring = self._due(track)
             self._begin()
-            track.measuring = self._pace.due(track.taken + 1, track.measured_at)
             if track.measuring:
                 track.before()
-            elif track.fresh:
-                track.anchor()
+            else:
+                track.pass_by()
         self._left = perf_counter()
 
     def _after(self, track: Track) -> None:
         self._arrive()
-        measured, sampled = track.measuring, self._sampling
+        measured, sampled = track.measuring, track.sampling
+        track.measuring = False
         with self._own:
+            if track.skipped():
+                track.leave()
+                return
             track.taken += 1
-            track.count_skipped()
             if measured:
-                track.measuring = False
                 self._hand_over(track)
+        if sampled:
+            track.next_detail = track.taken + self._pace.detail_interval
         if track is self._tracks[0]:
             self._account(measured, sampled)
+        self._arm(track)
         self._left = perf_counter()
+
+    def _due(self, track: Track) -> bool:
+        return self._pace.due(track.taken + 1, track.tried_at)
 
     def _by_hand(self, track: Track) -> None:
         self._begin()
         track.taken += 1
-        if self._pace.due(track.taken, track.measured_at):
+        if self._pace.due(track.taken, track.tried_at):
             self._hand_over(track)
             track.anchor()
+            self._pace.measurements += 1
             self._pace.forced = max(0, self._pace.forced - 1)
 
     def _hand_over(self, track: Track) -> None:
         part = self._tracks.index(track)
         measured = track.measure()
-        detail = self._details[part].collect(track) if self._sampling else {}
-        if self._recorder is None:
+        detail = self._details[part].collect(track) if track.sampling else {}
+        recorder = self._recorder if self.error is None else None
+        taken = recorder is None or recorder.measured(part, measured, detail)
+        track.settle(recorded=taken or self._sharded)
+        if recorder is None:
             return
-        if not self._recorder.measured(part, measured, detail):
-            if self._recorder.writer.error is not None:
-                raise self._recorder.writer.error
+        if not taken:
+            if recorder.writer.error is not None:
+                raise recorder.writer.error
             if not self._sharded:
                 self._event("interval", self._pace.overrun())
         if self._loss is not None and part == 0:
-            self._log(given.numbers({"loss": self._loss()}))
+            self._log(given.numbers(None, {"loss": self._loss()}))
 
     def _arrive(self) -> None:
         if self._left is not None:
@@ -343,32 +390,39 @@ class Monitor:
     def _account(self, measured: bool, sampled: bool) -> None:
         """Learn what this step cost, and decide on the next."""
         outside, self._outside = self._outside, 0.0
-        own = self._own.take()
+        first = self._tracks[0]
         self._pace.account(
-            self.steps, outside=outside, own=own, measured=measured, sampled=sampled, exposed=self._tracks[0].caught_up
+            outside=outside, own=self._own.take(), measured=measured, sampled=sampled, exposed=first.caught_up
         )
         said = None
         if not self._sharded:
             said = self._pace.stretch()
         elif measured:
-            said = self._pace.agree(self._tracks[0].parameters()[0].device)
+            said = self._pace.agree(first.parameters()[0].device)
         if said is not None:
             self._event("interval", said)
         if self._recorder is not None and self._recorder.asked and not self._sharded:
             steps, self._recorder.asked = self._recorder.asked, 0
             self._event("note", f"{steps} steps in detail were asked for through the file {SIGNAL!r}")
-            self._pace.sample(steps, after=self.steps)
+            self._ask_for(steps)
+
+    def _ask_for(self, steps: int) -> None:
+        """Measure the next steps, all of them and in detail."""
+        self._pace.sample(steps)
+        for track in self._tracks:
+            track.next_detail = track.taken + 1
         self._arm()
 
-    def _arm(self) -> None:
+    def _arm(self, only: Track | None = None) -> None:
         """Put forward hooks on where the coming step is looked at in detail, and take them off where it is not."""
-        self._sampling = False
-        if self._tracks and self._active and self.error is None:
-            first = self._tracks[0]
-            coming = first.taken + 1
-            self._sampling = self._pace.due(coming, first.measured_at) and self._pace.detailed(coming)
-        for detail in self._details:
-            if self._sampling:
+        for track, detail in zip(self._tracks, self._details, strict=True):
+            if only is not None and track is not only:
+                continue
+            coming = track.taken + 1
+            wanted = coming >= track.next_detail or self._pace.forced > 0
+            alive = self._active and (self.error is None or self._sharded)
+            track.sampling = alive and wanted and self._due(track)
+            if track.sampling:
                 self._safely(detail.attach)
             else:
                 detail.detach()
@@ -380,80 +434,93 @@ class Monitor:
         if self._begun:
             return
         self._begun = True
-        start, said, new_reference = self._where_to_begin()
-        if not self._loaded:
-            for track in self._tracks:
-                track.start(start)
+        start = beginning(
+            self._existing, self._tracks, self._members, loaded=self._loaded, step=self._step_given,
+            own_reference=self._own_reference, shared=self._sharded,
+        )  # fmt: skip
+        for track in self._tracks:
+            if start.adopt is not None:
+                track.exchange(start.adopt.hold(track, *self._held))
+            if not self._loaded:
+                track.start(start.step)
+            track.measuring = self._due(track)
+            track.sampling = track.sampling and track.measuring
+        saved = Saved.of(self._tracks) if start.new_reference else None
+        if self._writes:
+            self._write(start, saved)
+
+    def _write(self, start: Beginning, saved: Saved | None) -> None:
+        """The first rows of the run, or of its next attempt."""
+        if start.warning is not None:
+            _LOG.warning("%s %s", self.path, start.warning)
         file = file_of(1 if self._existing is None else self._existing.attempts + 1)
-        if self._writes and self._recorder is None:
-            self._open(start, file if new_reference else None)
-        if self._recorder is not None:
-            self._recorder.start()
-        self._event("start" if self._existing is None else "resume", f"{said}; reference held in {self.held}")
+        recorder = self._recorder or self._open(start.step, file if saved is not None else None)
+        recorder.start()
+        self._event("start" if self._existing is None else "resume", f"{start.said}; reference held in {self.held}")
         for why in {detail.why_not for detail in self._details} - {None}:
             self._event("note", f"activations are not measured: {why}")
-        if new_reference:
-            saved = Saved.of(self._tracks)
-            if self._recorder is not None:
-                self._recorder.reference(saved, file)
-        if start == 0:
-            self._measure_without_gradients()
-        self._pace.next_detail = max(self._pace.next_detail, start + 1)
+        if saved is not None:
+            recorder.reference(saved, file)
+        if start.step == 0 and not self._loaded:
+            for part, measured in enumerate(self._zero):
+                recorder.measured(part, measured, {})
+        waiting, self._waiting = self._waiting, []
+        for what, payload in waiting:
+            self._put(what, payload)
 
-    def _where_to_begin(self) -> tuple[int, str, bool]:
-        """The step, the reason in words, and whether the reference is a new one."""
-        before = self._existing
-        if before is None:
-            return self.steps if self._loaded else self._step_given or 0, f"{len(self.layers)} layers", True
-        if self._loaded:
-            return self.steps, f"resumed from a checkpoint at step {self.steps}", False
-        step = self._step_given if self._step_given is not None else before.step_of(self._tracks, self._members)
-        if step is None:
-            _LOG.warning(
-                "%s holds a run of this model up to step %d, and the weights are those of none of its steps: a new "
-                "attempt is recorded from step 0, the old one is kept. To go on with it, load its checkpoint before "
-                "`watch`, give `step=`, or call `monitor.load_state_dict`.", self.path, before.last,
-            )  # fmt: skip
-            return 0, f"a new attempt; the one before had reached step {before.last}", True
-        if not self._own_reference:
-            saved = before.reference()
-            for track in self._tracks:
-                track.exchange(saved.hold(track, *self._held))
-        return step, f"resumed at step {step}", self._own_reference
-
-    def _open(self, step: int, reference_file: str | None) -> None:
+    def _open(self, step: int, reference_file: str | None) -> Recorder:
         meta = self._meta if reference_file is None else {**self._meta, "reference_file": reference_file}
         self._recorder = Recorder(
             self.path, self._table, self._tracks, self._details, self._quantities, self._pace.clock,
             step=step, meta=meta, sinks=self._sinks,
         )  # fmt: skip
-
-    def _measure_without_gradients(self) -> None:
-        for part, track in enumerate(self._tracks):
-            measured = track.measure(gradients=False)
-            if self._recorder is not None:
-                self._recorder.measured(part, measured, {})
+        return self._recorder
 
     def _end(self) -> None:
         self._begin()
-        if any(track.taken > track.measured_at for track in self._tracks):
-            self._measure_without_gradients()
+        for part, track in enumerate(self._tracks):
+            if track.taken > track.measured_at:
+                measured = track.measure(gradients=False)
+                track.settle()
+                if self._recorder is not None:
+                    self._recorder.measured(part, measured, {})
         if self._pace.dropped:
             self._event("interval", f"{self._pace.dropped} measurements were dropped: the disk could not keep up")
 
     def _log(self, numbers: Mapping[str, Any]) -> None:
-        self._begin()
-        if self._recorder is not None:
-            self._recorder.scalars(self.steps, numbers)
-
-    def _computed(self, _: nn.Module, __: Any, value: Any) -> None:
-        """The loss module has computed a value."""
-        if isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad and not is_capturing():
-            self._safely(self._log, {"loss": value.detach()})
+        if self._writes:
+            skips = self._tracks[0].skips
+            self._put("numbers", Numbers.of(self.steps, numbers, skips))
 
     def _event(self, kind: str, text: str) -> None:
-        if self._recorder is not None:
-            self._recorder.event(self.steps, kind, text)
+        if self._writes:
+            self._put("event", (self.steps, kind, text))
+
+    def _put(self, what: str, payload: Any) -> None:
+        """Hand something over, or keep it until the run has begun."""
+        if self._recorder is None or not self._begun:
+            self._waiting.append((what, payload))
+        elif what == "numbers":
+            self._recorder.scalars(payload)
+        else:
+            self._recorder.event(*payload)
+
+
+class _LossHook:
+    """Records what a loss module computes; copies of the module, which may go anywhere, record nothing."""
+
+    def __init__(self, monitor: Monitor | None) -> None:
+        self.monitor = None if monitor is None else weakref.ref(monitor)
+
+    def __call__(self, module: nn.Module, arguments: Any, value: Any) -> None:
+        if torch.compiler.is_compiling() or self.monitor is None or is_capturing():
+            return
+        monitor = self.monitor()
+        if monitor is not None and isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad:
+            monitor._safely(monitor._log, {"loss": value.detach()})
+
+    def __reduce__(self) -> tuple[type[_LossHook], tuple[None]]:
+        return _LossHook, (None,)
 
 
 def _check_neurons(layers: Sequence[Layer], wanted: bool, sharded: bool) -> None:

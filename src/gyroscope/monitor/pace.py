@@ -19,7 +19,7 @@ class Pace:
     >>> pace = Pace(every=10, budget=None, detail_every=100)
     >>> pace.due(step=20, last=10), pace.due(step=21, last=20)
     (True, False)
-    >>> pace.sample(2, after=20)
+    >>> pace.sample(2)
     >>> pace.due(step=21, last=20)
     True
     """
@@ -31,7 +31,6 @@ class Pace:
         self.detail_every = detail_every
         self.shared = shared
         self.forced = 0
-        self.next_detail = 1
         self.dropped = 0
         self.measurements = 0
         self._adopted = -_PATIENCE
@@ -42,32 +41,28 @@ class Pace:
 
     def due(self, step: int, last: int) -> bool:
         """Whether `step` is measured, after `last` was."""
-        return self.forced > 0 or (step % self.every == 0 and step - last >= self.interval)
+        on_time = self.interval == self.every or step - last >= self.interval
+        return self.forced > 0 or (step % self.every == 0 and on_time)
 
-    def detailed(self, step: int) -> bool:
-        """Whether a measured step is looked at in detail."""
-        return step >= self.next_detail or self.forced > 0
-
-    def sample(self, steps: int, *, after: int) -> None:
-        """Measure the next steps, all and in detail."""
+    def sample(self, steps: int) -> None:
+        """Measure the next steps, whatever the interval."""
         self.forced = max(self.forced, steps)
-        self.next_detail = after + 1
 
-    def account(
-        self, step: int, *, outside: float, own: float, measured: bool, sampled: bool, exposed: bool
-    ) -> None:  # fmt: skip
+    @property
+    def detail_interval(self) -> int:
+        """The steps between two that are looked at in detail."""
+        # Ranks that measure together must also look at the same steps in detail, whatever each finds it costs.
+        return self.detail_every if self.shared else self.clock.details_stretched(self.detail_every)
+
+    def account(self, *, outside: float, own: float, measured: bool, sampled: bool, exposed: bool) -> None:
         """A step was taken: `outside` seconds of training and `own` seconds of measuring."""
         self.measurements += measured
-        if sampled:
-            self.clock.sampled(outside - self.clock.train + own - self.clock.host)
-            # Ranks that measure together must also look at the same steps in detail, whatever each finds it costs.
-            self.next_detail = step + (
-                self.detail_every if self.shared else self.clock.details_stretched(self.detail_every)
-            )
-        else:
+        if not sampled:
             self.clock.step(outside)
             if measured:
                 self.clock.measured(own, exposed=exposed)
+        elif self.clock.train > 0:  # what a step costs without detail must be known first
+            self.clock.sampled(outside - self.clock.train + own - self.clock.host)
         self.forced = max(0, self.forced - 1)
 
     def stretch(self) -> str | None:
@@ -94,7 +89,7 @@ class Pace:
 
     def _adopt(self, interval: int) -> str | None:
         # The price is never known exactly, and an interval that jumps about is worse than one a little off.
-        close = 0.4 <= interval / self.interval <= 1.25
+        close = 0.5 <= interval / self.interval <= 1.25
         if close or self.measurements < self._adopted + _PATIENCE or (interval < self.interval and self.dropped):
             return None
         self.interval, self._adopted = interval, self.measurements

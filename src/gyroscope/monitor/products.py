@@ -68,6 +68,10 @@ class Products:
         """The same with some of them exchanged."""
         return Products(**{field.name: some.get(field.name, getattr(self, field.name)) for field in fields(self)})
 
+    def at(self, steps: slice) -> Products:
+        """Some of the steps."""
+        return Products(**{field.name: getattr(self, field.name)[steps] for field in fields(self)})
+
     @property
     def wr(self) -> Array:
         """⟨w,w₀⟩."""

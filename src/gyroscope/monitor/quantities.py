@@ -36,6 +36,9 @@ class Quantity:
 
 _registry: dict[str, Quantity] = {}
 
+# Rotation from a rounded w₀ below which there is nothing but rounding.
+_INVISIBLE = 1e-7
+
 
 def quantity(name: str, unit: str, meaning: str) -> Callable[[Function], Function]:
     """Register a quantity: a pure function of the inner products of one layer's w, g, u, v, e and p.
@@ -87,7 +90,10 @@ def find(names: Iterable[str] | None = None) -> list[Quantity]:
         return [_registry[name] for name in DEFAULT]
     if isinstance(names, str):
         names = [names]
-    wanted = list(dict.fromkeys(names))
+    given: list[object] = list(names) if isinstance(names, Iterable) else [names]
+    if not all(isinstance(name, str) for name in given):
+        raise MonitorError(f"quantities is {names!r}; accepted is a list of names, such as ['rotation', 'rate'].")
+    wanted = list(dict.fromkeys(map(str, given)))
     for name in wanted:
         if name not in _registry:
             raise MonitorError(_unknown(name))
@@ -112,13 +118,21 @@ def compute(quantities: Sequence[Quantity], products: Products) -> dict[str, Arr
     >>> compute(find(["weight_norm", "update_ratio"]), d)["weight_norm"]
     array([[3.]])
     """
-    with np.errstate(all="ignore"):
-        return {one.info.name: np.asarray(one.function(products), dtype=np.float64) for one in quantities}
+    values = {}
+    for one in quantities:
+        with np.errstate(all="ignore"):
+            value = np.asarray(one.function(products), dtype=np.float64)
+        if value.shape != products.ww.shape:
+            raise MonitorError(
+                f"The quantity {one.info.name!r} gives {value.shape} for products of shape {products.ww.shape}."
+            )
+        values[one.info.name] = value
+    return values
 
 
 def _unknown(name: object) -> str:
     near = get_close_matches(str(name), _registry, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     return f"There is no quantity {name!r}{hint} Known: {', '.join(_registry)}. `quantity` registers another."
 
 
@@ -168,7 +182,8 @@ def _rotation(d: Products) -> Array:
     norms = np.sqrt(d.ww * d.rr)
     growth = (2 * d.we - d.ee) / (np.sqrt(d.ww) + np.sqrt(d.rr))
     small = np.maximum(d.ee - growth**2, 0.0) / (2 * norms)
-    rotated: Array = np.where(d.exact == 1.0, small, 1.0 - d.wr / norms)
+    coarse = 1.0 - d.wr / norms
+    rotated: Array = np.where(d.exact == 1.0, small, np.where(coarse < _INVISIBLE, 0.0, coarse))
     return np.where(norms > 0, np.clip(rotated, 0.0, 2.0), np.nan)
 
 

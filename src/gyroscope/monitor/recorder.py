@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from time import thread_time
@@ -16,14 +18,45 @@ from torch import Tensor
 
 from gyroscope.monitor.clock import Clock
 from gyroscope.monitor.detail import Detail
+from gyroscope.monitor.products import Products
 from gyroscope.monitor.quantities import Quantity, compute
 from gyroscope.monitor.resume import Saved, write_all
 from gyroscope.monitor.track import Measured, Track, arriving
 from gyroscope.store import Deferred, Event, LayerInfo, QuantityInfo, Rows, Scalars, Sink, Writer
-from gyroscope.store.record import Record
+from gyroscope.store.record import Record, Values
+
+_LOG = logging.getLogger("gyroscope")
 
 #: A file of this name in a run's folder makes a running monitor measure the next steps in detail.
 SIGNAL = "sample"
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Numbers of the whole network at a step, on their way to host memory.
+
+    Attributes:
+        step: how often the optimizer was called.
+        values: the numbers.
+        skips: how many of these calls it skipped, where only a GPU knows.
+        done: an event after which they are there; None on a CPU.
+    """
+
+    step: int
+    values: dict[str, Any]
+    skips: Any
+    done: Any
+
+    @classmethod
+    def of(cls, step: int, values: Mapping[str, Any], skips: Tensor | None) -> Numbers:
+        """Send them on their way."""
+        on_gpu = [v for v in (*values.values(), skips) if isinstance(v, Tensor) and v.device.type == "cuda"]
+        coming = {name: arriving(value) for name, value in values.items()}
+        there, done = arriving(skips), None
+        if on_gpu:
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(torch.cuda.current_stream(on_gpu[0].device))
+        return cls(step, coming, there, done)
 
 
 class Recorder:
@@ -48,7 +81,7 @@ class Recorder:
     ) -> None:
         self.path = path
         self.asked = 0
-        self._tracks, self._details, self._quantities, self._clock = tracks, details, quantities, clock
+        self._tracks, self._details, self._quantities, self._clock = tracks, details, list(quantities), clock
         self._last = [0] * len(tracks)
         infos: dict[str, QuantityInfo] = {one.info.name: one.info for one in quantities}
         for detail in details:
@@ -63,16 +96,13 @@ class Recorder:
         """Hand a measurement over; False if the writer has no room for it."""
         return self.writer.put(Deferred(self._resolve, (part, measured, detail)))
 
-    def scalars(self, step: int, values: Mapping[str, Any]) -> None:
-        """Hand numbers over; tensors on a GPU are not waited for."""
-        on_gpu = [v for v in values.values() if isinstance(v, Tensor) and v.device.type == "cuda"]
-        coming = {name: arriving(value) for name, value in values.items()}
-        if not on_gpu:
-            self.writer.put(Scalars(step, {name: float(value) for name, value in coming.items()}))
+    def scalars(self, numbers: Numbers) -> None:
+        """Hand numbers over; those on a GPU are not waited for."""
+        if numbers.done is not None:
+            self.writer.put(Deferred(_scalars, numbers))
             return
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record(torch.cuda.current_stream(on_gpu[0].device))
-        self.writer.put(Deferred(_scalars, (step, coming, done)))
+        for record in _scalars([numbers]):
+            self.writer.put(record)
 
     def event(self, step: int, kind: str, text: str) -> None:
         """Hand an event over."""
@@ -82,6 +112,11 @@ class Recorder:
         """Have the reference written beside the run."""
         self.writer.put(Deferred(write_all, (saved, self.path / file)))
 
+    def close(self) -> None:
+        """Finish the run, and let go of the model."""
+        self.writer.close()
+        self._tracks, self._details = (), ()
+
     # On the writer's thread.
 
     def _resolve(self, payloads: Sequence[tuple[int, Measured, dict[str, Tensor]]]) -> Iterator[Record]:
@@ -89,20 +124,33 @@ class Recorder:
             began = thread_time()
             items = [(measured, detail) for _, measured, detail in group]
             device = sum(measured.wait() for measured, _ in items)
-            yield from self._rows(part, [(m, d) for m, d in items if not m.skipped])
+            yield from self._rows(part, items)
             self._clock.worked_out(device=device, writer=thread_time() - began, count=len(items))
 
     def _rows(self, part: int, items: Sequence[tuple[Measured, dict[str, Tensor]]]) -> Iterator[Record]:
-        if not items:
+        kept, steps = [], []
+        for measured, detail in items:
+            step = measured.true_step
+            if not measured.skipped or step > self._last[part]:
+                kept.append((measured, detail))
+                steps.append(step)
+        if not kept:
             return
-        steps = np.array([measured.true_step for measured, _ in items], dtype=np.int64)
-        since = np.maximum(np.diff(steps, prepend=self._last[part]), 1).astype(np.float64)
-        self._last[part] = int(steps[-1])
-        products = self._tracks[part].products([measured for measured, _ in items])
+        at = np.array(steps, dtype=np.int64)
+        since = np.maximum(np.diff(at, prepend=self._last[part]), 1).astype(np.float64)
+        self._last[part] = steps[-1]
+        products = self._tracks[part].products([measured for measured, _ in kept])
         products = products.with_(steps=np.broadcast_to(since[:, None], products.ww.shape))
-        values = compute(self._quantities, products)
-        yield Rows(part, steps, {name: value.astype(np.float32) for name, value in values.items()})
-        for step, (_, detail) in zip(steps, items, strict=True):
+        values: dict[str, Values] = {}
+        for one in list(self._quantities):
+            values[one.info.name], problem = _computed(one, products)
+            if problem is not None:
+                self._quantities.remove(one)
+                text = f"the quantity {one.info.name!r} failed and is no longer recorded: {problem}"
+                _LOG.warning("%s: %s", self.path, text)
+                yield Event(steps[-1], "error", text)
+        yield Rows(part, at, values)
+        for step, (_, detail) in zip(steps, kept, strict=True):
             if detail:
                 found = self._details[part].resolve(detail)
                 yield Rows(part, np.array([step]), {name: value[None] for name, value in found.items()})
@@ -117,7 +165,24 @@ class Recorder:
             self.asked = int(text) if text.isdecimal() and int(text) > 0 else 5
 
 
-def _scalars(payloads: Sequence[tuple[int, dict[str, Any], Any]]) -> Iterator[Record]:
-    for step, values, done in payloads:
-        done.synchronize()
-        yield Scalars(step, {name: float(value) for name, value in values.items()})
+def _computed(one: Quantity, products: Products) -> tuple[Values, str | None]:
+    """A quantity's values; where it fails, those of the steps it does not fail at, and why."""
+    problem = None
+    try:
+        value = compute([one], products)[one.info.name]
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        value = np.full(products.ww.shape, np.nan)
+        for row in range(len(value)):
+            with suppress(Exception):
+                value[row] = compute([one], products.at(slice(row, row + 1)))[one.info.name][0]
+    with np.errstate(all="ignore"):
+        return value.astype(np.float32), problem
+
+
+def _scalars(payloads: Sequence[Numbers]) -> Iterator[Record]:
+    for numbers in payloads:
+        if numbers.done is not None:
+            numbers.done.synchronize()
+        step = numbers.step - (0 if numbers.skips is None else int(numbers.skips.item()))
+        yield Scalars(step, {name: float(value) for name, value in numbers.values.items()})

@@ -17,6 +17,8 @@ from gyroscope.errors import MonitorError
 from gyroscope.layer import Layer
 from gyroscope.layer import layers as find_layers
 from gyroscope.monitor.bundle import Bundle, flat
+from gyroscope.store import load
+from gyroscope.store.folder import run_file
 from gyroscope.vectors import dots
 from gyroscope.vectors.layout import is_dense, memory_view
 from gyroscope.vectors.sharded import is_sharded, local, plan
@@ -67,7 +69,8 @@ class Reference:
         """Hold `values` (the weights themselves unless given) as the reference of `weights`."""
         source = [w.detach() for w in (weights if values is None else values)]
         mine, theirs = local(weights), local(source)
-        bundles, on_host = _bundle(mine, [t.dtype for t in theirs], precision, place)
+        held_in = _precisions(weights, [t.dtype for t in theirs], precision)
+        bundles, on_host = _bundle(mine, held_in, place)
         held: list[Tensor] = [torch.empty(0)] * len(mine)
         for bundle in bundles:
             parts = bundle.layout.views(bundle.reference)
@@ -80,13 +83,28 @@ class Reference:
         if over_ranks is not None:
             products = over_ranks.reduce(products)
         rr, rq = products.cpu().numpy().T
-        rounded = np.array([h.dtype.itemsize < t.dtype.itemsize for h, t in zip(held, theirs, strict=True)])
+        rounded = np.array([torch.promote_types(h, t.dtype) != h for h, t in zip(held_in, theirs, strict=True)])
         with np.errstate(all="ignore"):
             exact = np.where(rounded & (rq != 0), rr / rq, 1.0)
         if on_host:
             for bundle in bundles:
                 bundle.reference = bundle.reference.cpu().pin_memory()
         return cls(bundles, rr, exact, _in_words(bundles))
+
+    def moved(self, before: Sequence[Tensor], weights: Sequence[Tensor]) -> Reference:
+        """The same for weights that lie otherwise than `before` in memory, or elsewhere, or in another precision."""
+        tensors = self.tensors(before)
+        bundles, on_host = _bundle(weights, [t.dtype for t in tensors], "cpu" if self._on_host else "device")
+        for bundle in bundles:
+            parts = bundle.layout.views(bundle.reference)
+            torch._foreach_copy_(parts, [flat(tensors[i].to(bundle.device), weights[i]) for i in bundle.members])
+            if on_host:
+                bundle.reference = bundle.reference.cpu().pin_memory()
+        return Reference(bundles, self.rr, self.exact, _in_words(bundles))
+
+    @property
+    def _on_host(self) -> bool:
+        return any(bundle.reference.device != bundle.device for bundle in self.bundles)
 
     def tensors(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """w₀ as tensors of the layers' shapes; whole ones, which all ranks of a sharded model ask for together."""
@@ -108,17 +126,21 @@ class Reference:
         return found
 
 
-def _bundle(
-    weights: Sequence[Tensor], given: Sequence[torch.dtype], precision: Precision, place: Place
-) -> tuple[list[Bundle], bool]:
-    """Layers that can be measured together; and whether w₀ goes to pinned memory."""
-    wide = [max(w.dtype, dtype, key=lambda d: d.itemsize) for w, dtype in zip(weights, given, strict=True)]
+def _precisions(
+    weights: Sequence[Tensor], given: Sequence[torch.dtype], precision: Precision
+) -> list[torch.dtype]:  # fmt: skip
+    """What w₀ of each layer is held in, by the size of whole layers: all ranks must come to the same."""
+    wide = [torch.promote_types(w.dtype, dtype) for w, dtype in zip(weights, given, strict=True)]
     size = sum(w.numel() * dtype.itemsize for w, dtype in zip(weights, wide, strict=True))
     round_off = precision == "bfloat16" or (precision == "auto" and size > _WORTH_ROUNDING)
-    held = [
+    return [
         torch.bfloat16 if round_off and dtype.itemsize > 2 and (precision != "auto" or w.numel() >= _LARGE) else dtype
         for w, dtype in zip(weights, wide, strict=True)
     ]
+
+
+def _bundle(weights: Sequence[Tensor], held: Sequence[torch.dtype], place: Place) -> tuple[list[Bundle], bool]:
+    """Layers that can be measured together; and whether w₀ goes to pinned memory."""
     groups: dict[Any, list[int]] = {}
     for i, w in enumerate(weights):
         groups.setdefault((w.device, w.dtype, held[i]), []).append(i)
@@ -176,6 +198,8 @@ def from_source(source: Source, layers: Sequence[Layer], what: str = "reference"
             f"{what} is a {type(source).__name__}; accepted are a model, a state dict, the path of a checkpoint, or "
             "the folder of a run."
         )
+    if not all(isinstance(key, str) for key in named):
+        raise MonitorError(f"{what} has keys that are no names: {list(named)[:3]}; accepted is a state dict.")
     named = _without_prefixes(named)
     found = []
     for layer in layers:
@@ -226,9 +250,17 @@ def _without_prefixes(named: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
+def _reference_file(folder: Path) -> str:
+    """The file that holds what a run was last measured against."""
+    if not run_file(folder).exists():
+        return FILE
+    with load(folder) as run:
+        return str(run.meta.get("reference_file", FILE))
+
+
 def read_tensors(path: Path) -> Mapping[str, Any]:
     """The tensors of a checkpoint file, or of a run's reference; nothing in it is executed."""
-    file = path / FILE if path.is_dir() else path
+    file = path / _reference_file(path) if path.is_dir() else path
     if not file.is_file():
         raise MonitorError(f"There is no file {file}; give the path of a checkpoint, or of a run that has a {FILE}.")
     try:

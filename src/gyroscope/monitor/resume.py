@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,8 +20,10 @@ from gyroscope.monitor.track import Track
 from gyroscope.store import LayerInfo, Run, load
 from gyroscope.store.folder import run_file
 
-# How far recorded rotations, which are kept in float32, may be from those of the weights at hand.
-_CLOSE = 2e-6
+# How far recorded numbers, which are kept in float32, may be from those of the weights at hand: relatively, and for
+# rotations beside it by what rounding leaves of w₀ that is held exactly, or rounded.
+_CLOSE = 1e-5
+_EXACT, _ROUNDED = 1e-12, 3e-7
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,9 @@ class Saved:
 
     def hold(self, track: Track, precision: Precision, place: Place) -> Reference:
         """It again, as the reference of a track."""
+        missing = [layer.name for layer in track.layers if layer.name not in self.squares]
+        if missing:
+            raise MonitorError(f"The saved reference lacks the layer {missing[0]!r}; give one: reference=...")
         values = from_source(self.tensors, track.layers, "saved reference")
         held = Reference.take(track.parameters(), values, precision=precision, place=place)
         numbers = np.array([self.squares[layer.name] for layer in track.layers]).reshape(-1, 2)
@@ -98,9 +104,8 @@ class Existing:
         self.path = run.path
         self.meta = run.meta
         self.attempts = len(run.attempts)
-        steps = run.steps
-        self.last = int(steps[-1]) if len(steps) else 0
-        self._steps = steps
+        self.steps = run.steps
+        self.last = int(self.steps[-1]) if len(self.steps) else 0
         self._rotation = run.series("rotation") if "rotation" in run.quantities else None
         self._norms = run.series("weight_norm") if "weight_norm" in run.quantities else None
 
@@ -110,16 +115,27 @@ class Existing:
         if not run_file(path).exists():
             return None
         with load(path) as run:
-            for theirs, own in zip(run.layer_table, table, strict=False):
-                if (theirs.name, tuple(theirs.shape), theirs.part) != (own.name, tuple(own.shape), own.part):
-                    raise MonitorError(
-                        f"{path} holds a run of another model: it has {theirs.name!r} of shape {tuple(theirs.shape)} "
-                        f"where this one has {own.name!r} of shape {tuple(own.shape)}. Give another folder."
-                    )
-            if len(run.layer_table) != len(table):
+            theirs, own = run.layer_table, tuple(table)
+            parts = [max((info.part for info in infos), default=0) + 1 for infos in (theirs, own)]
+            if parts[0] != parts[1]:
                 raise MonitorError(
-                    f"{path} holds a run of another model or another choice of layers: it has {len(run.layer_table)}, "
-                    f"this one {len(table)}. Give another folder."
+                    f"{path} holds a run whose layers were stepped by {parts[0]} optimizers; here they are stepped by "
+                    f"{parts[1]}. Give another folder."
+                )
+            for a, b in zip(theirs, own, strict=False):
+                if (a.name, tuple(a.shape), a.part) != (b.name, tuple(b.shape), b.part):
+                    raise MonitorError(
+                        f"{path} holds a run of another model: it has {a.name!r} of shape {tuple(a.shape)} "
+                        f"where this one has {b.name!r} of shape {tuple(b.shape)}. Give another folder."
+                    )
+            if len(theirs) != len(own):
+                raise MonitorError(
+                    f"{path} holds a run of another model or another choice of layers: it has {len(theirs)}, this one "
+                    f"{len(own)}. Give another folder."
+                )
+            if run.state == "running":
+                raise MonitorError(
+                    f"{path} is being written by another writer: close that one, or give another folder."
                 )
             return cls(run)
 
@@ -127,23 +143,120 @@ class Existing:
         """What it was measured against."""
         return Saved.read(self.path / self.meta.get("reference_file", FILE))
 
-    def step_of(self, tracks: Sequence[Track], members: Sequence[Sequence[int]]) -> int | None:
-        """The last recorded step at which the weights were those at hand, told by their rotation and norm."""
-        if self._rotation is None or self._norms is None or not len(self._steps):
+    def step_of(self, now: Now) -> int | None:
+        """The recorded step at which the weights were those at hand, told by their rotations and norms; the nearest."""
+        if self._rotation is None or self._norms is None:
             return None
-        try:
-            saved = self.reference()
-        except MonitorError:
-            return None
-        rotation, norms = np.full((2, self._rotation.shape[1]), np.nan)
+        slack = np.where(now.exact == 1.0, _EXACT, _ROUNDED)
+        with np.errstate(all="ignore"):
+            turned = abs(self._rotation - now.rotation) / (_CLOSE * now.rotation + slack)
+            grown = abs(self._norms - now.norms) / (_CLOSE * now.norms)
+        turned[np.isnan(self._rotation) & np.isnan(now.rotation)] = 0.0  # layers that are zero, then and now
+        grown[(self._norms == 0) & (now.norms == 0)] = 0.0
+        far = np.nan_to_num(np.maximum(turned, grown), nan=np.inf).max(1)
+        nearest = np.flatnonzero((far <= 1.0) & (far == far.min(initial=np.inf)))
+        return int(self.steps[nearest[-1]]) if len(nearest) else None
+
+
+@dataclass(frozen=True)
+class Now:
+    """The weights at hand against a saved reference, a number a layer."""
+
+    rotation: npt.NDArray[np.float64]
+    norms: npt.NDArray[np.float64]
+    exact: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, tracks: Sequence[Track], members: Sequence[Sequence[int]], saved: Saved) -> Now:
+        """Measure them; all ranks of a sharded model together."""
+        rotation, norms, exact = np.full((3, sum(map(len, members))), np.nan)
         for track, positions in zip(tracks, members, strict=True):
             probe = Track(track.layers, track.optimizer, saved.hold(track, "auto", "auto"), moves=False)
             measured = probe.measure(gradients=False)
             measured.wait()
             values = compute(find(["rotation", "weight_norm"]), probe.products([measured]))
-            rotation[list(positions)], norms[list(positions)] = values["rotation"][0], values["weight_norm"][0]
-        with np.errstate(all="ignore"):
-            near = (abs(self._rotation - rotation) <= _CLOSE) | (np.isnan(self._rotation) & np.isnan(rotation))
-            near &= (abs(self._norms - norms) <= _CLOSE * norms) | (norms == 0)
-        found = np.flatnonzero(near.all(1))
-        return int(self._steps[found[-1]]) if len(found) else None
+            where = list(positions)
+            rotation[where], norms[where] = values["rotation"][0], values["weight_norm"][0]
+            exact[where] = probe.reference.exact
+        return cls(rotation, norms, exact)
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Where recording begins.
+
+    Attributes:
+        step: the step training is at.
+        said: why, in words.
+        new_reference: whether the reference has to be saved.
+        adopt: the run's own reference, if it is to be measured against that.
+        warning: what the user should hear.
+    """
+
+    step: int
+    said: str
+    new_reference: bool
+    adopt: Saved | None = None
+    warning: str | None = None
+
+
+def beginning(
+    existing: Existing | None,
+    tracks: Sequence[Track],
+    members: Sequence[Sequence[int]],
+    *,
+    loaded: bool,
+    step: int | None,
+    own_reference: bool,
+    shared: bool,
+) -> Beginning:
+    """Decide where recording begins: a new run, from a loaded state, or where the weights say.
+
+    With `shared` several ranks decide together, and only the first has seen the run.
+    """
+    saved: Saved | None = None
+    problem: str | None = None
+    if existing is not None:
+        try:
+            saved = existing.reference()
+        except MonitorError as error:
+            problem = str(error)
+    there, saved, problem = agreed((existing is not None, saved, problem), shared)
+    at = max(track.taken for track in tracks)
+    if not there:
+        return Beginning(at if loaded else step or 0, f"{sum(map(len, members))} layers", True)
+    if loaded:
+        same = saved is not None and dict(saved.squares) == dict(Saved.of(tracks).squares)
+        return Beginning(at, f"resumed from a checkpoint at step {at}", not same)
+    if step is None and saved is not None:
+        try:
+            now = Now.of(tracks, members, saved)
+        except MonitorError as error:
+            saved, problem = None, str(error)
+        else:
+            (step,) = agreed((None if existing is None else existing.step_of(now),), shared)
+    if step is not None:
+        if saved is None and not own_reference:
+            raise MonitorError(problem or "The run has no reference.")
+        return Beginning(step, f"resumed at step {step}", own_reference, None if own_reference else saved)
+    (last,) = agreed((None if existing is None else existing.last,), shared)
+    why = problem or "the weights are those of none of its steps"
+    warning = (
+        f"holds a run of this model up to step {last}, but {why}: a new attempt is recorded from step 0, the old one "
+        "is kept. To go on with it, load its checkpoint before `watch`, give `step=`, or call "
+        "`monitor.load_state_dict`."
+    )
+    return Beginning(0, f"a new attempt; the one before had reached step {last}", True, None, warning)
+
+
+def agreed(values: tuple[Any, ...], shared: bool) -> tuple[Any, ...]:
+    """The first rank's values, where several decide together.
+
+    >>> agreed((1, "a"), shared=False)
+    (1, 'a')
+    """
+    if not shared:
+        return values
+    box = [values]
+    torch.distributed.broadcast_object_list(box, 0)
+    return box[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -159,19 +160,34 @@ class Staged:
 
 
 def _out_of_range(result: Tensor, gradients: Sequence[Tensor]) -> bool:
-    """Whether squares of very small or large numbers may have left float32's range."""
-    squares = result[:, [COLUMNS.index(c) for c in ("ww", "gg", "uu", "vv")]]
-    far = ((squares < 1e-30) & (squares != 0)) | ~(squares < 1e30)
-    vanished = (result[:, COLUMNS.index("gg")] == 0).nonzero()[:, 0].tolist()
-    return bool(far.any()) or any(bool(gradients[i].any()) for i in vanished)
+    """Whether float32 was too narrow: squares that left its range, or differences of numbers that nearly agree."""
+    value = dict(zip(COLUMNS, result.numpy().T, strict=True))
+    ww, we, ee, gg = value["ww"], value["we"], value["ee"], value["gg"]
+    squares = np.stack([ww, ee, gg, value["uu"], value["vv"]])
+    if (((squares < 1e-30) & (squares != 0)) | ~(squares < 1e30)).any():
+        return True
+    if (ww > 100 * (ww - 2 * we + ee)).any():  # the weights have outgrown w₀, of which little is left in w − w₀
+        return True
+    for d in "uv":  # a displacement along the weights turns them by next to nothing
+        wd, dd = value[f"w{d}"], value[f"{d}{d}"]
+        if ((ww * dd - wd * wd < 1e-4 * ww * dd) & (dd > 0)).any():
+            return True
+    return any(bool(gradients[i].any()) for i in np.flatnonzero(gg == 0).tolist())
 
 
 def _staging_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """float32 where its products keep their digits within a piece, else float64."""
     if device.type == "mps":
         return torch.float32
-    exact = device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
-    return torch.float32 if exact and dtype != torch.float64 else torch.float64
+    return torch.float32 if device.type == "cpu" and dtype != torch.float64 and _full_precision() else torch.float64
+
+
+def _full_precision() -> bool:
+    """Whether float32 products are float32 products."""
+    try:
+        return torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # set for single backends, in another way
+        return False
 
 
 def _sum_dtype(device: torch.device) -> torch.dtype:

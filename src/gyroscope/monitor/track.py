@@ -17,6 +17,7 @@ from gyroscope.layer import Layer
 from gyroscope.monitor.products import COLUMNS, Products
 from gyroscope.monitor.reference import Reference
 from gyroscope.vectors.chunks import to_device
+from gyroscope.vectors.eager import accumulator
 from gyroscope.vectors.sharded import any_sharded, local, plan
 
 # Displacements are kept in float32 up to so many elements, then in bfloat16: an error of 1e-3/√n in their cosine.
@@ -32,6 +33,7 @@ class Measured:
         matrix: the inner products [layers, columns], in host memory once waited for.
         there: which columns mean something.
         gradients: which layers have a gradient.
+        rr, exact: of the reference it was measured against.
         lr, eta, decay: one number a layer, or a tensor that still has to arrive.
         amp: where an optimizer does a GradScaler's work by itself: whether it skipped this step because the gradients
             were not finite, and how many it has skipped in all. (Otherwise it has unscaled them in place.)
@@ -42,6 +44,8 @@ class Measured:
     matrix: Tensor
     there: npt.NDArray[np.bool_]
     gradients: npt.NDArray[np.bool_]
+    rr: npt.NDArray[np.float64]
+    exact: npt.NDArray[np.float64]
     lr: list[Any]
     eta: npt.NDArray[np.bool_]
     decay: list[Any]
@@ -83,22 +87,29 @@ class Track:
         self.reference = reference
         self.taken = 0
         self.measured_at = 0
+        self.tried_at = 0  # the same, if what was measured could be recorded
         self.measuring = False
-        self.fresh = True  # the weights are those of the last measurement
+        self.sampling = False
+        self.next_detail = 1
+        self.skips: Tensor | None = None
+        self.caught_up = True  # whether the device had done all of the last measured step when the next one came
         self._moves = moves
         self._places = [_place(layer) for layer in self.layers]
         self._groups: list[int | None] = []
         self._known: tuple[Any, ...] = ()
         self._order: dict[torch.device, Tensor] = {}
         self._copied: tuple[Any, ...] = ()
-        self._skips: Tensor | None = None
         self._marked: Any = None
-        self.caught_up = True  # whether the device had done all of the last measured step when the next one came
+        self._stashed: list[Tensor | None] | None = None
+        self._fresh = True  # the weights are those of the last measurement
+        self._restless = False  # somebody changes them between steps
+        self._versions: tuple[int, ...] = ()
         self._prepare(self.parameters())
 
     def start(self, step: int) -> None:
         """Training is at this step."""
-        self.taken = self.measured_at = step
+        self.taken = self.measured_at = self.tried_at = step
+        self.next_detail = step + 1
 
     def parameters(self) -> list[Tensor]:
         """The layers' parameters as they are now; FSDP2 and Accelerate swap them in place."""
@@ -111,73 +122,125 @@ class Track:
 
     def before(self) -> None:
         """A measured step is about to be taken: copy the weights."""
-        weights = self._look()
+        parameters = self.parameters()
+        weights = self._look(parameters)
+        self._notice_changes(parameters)
         self.caught_up = self._marked is None or self._marked.query()
         start = _mark(weights)
         for bundle in self.reference.bundles:
             bundle.before = bundle.copy([weights[i] for i in bundle.members])
+        self._stashed = _gradients_that_will_be_overwritten(self.optimizer, parameters)
         self._copied = (start, _mark(weights)) if start is not None else ()
 
+    def pass_by(self) -> None:
+        """A step that is not measured is about to be taken: after a measured one, keep that one's weights."""
+        if self._fresh:
+            self._notice_changes(self.parameters())
+        if self._fresh:
+            self.anchor()
+            self._fresh = False
+
     def anchor(self) -> None:
-        """Steps that are not measured follow a measured one: copy its weights."""
+        """Keep the weights as they are now, to measure the next angle from."""
         weights = self._look()
         for bundle in self.reference.bundles:
             bundle.anchor = bundle.anchored([weights[i] for i in bundle.members])
-        self.fresh = False
 
-    def count_skipped(self) -> None:
-        """An optimizer that a GradScaler leaves its work to may have skipped this step; only the device knows."""
+    def skipped(self) -> bool:
+        """Whether the optimizer, doing a GradScaler's work, has skipped this step; False where only a device knows."""
         found: Tensor | None = getattr(self.optimizer, "found_inf", None)
-        if found is not None:
-            self._skips = found.detach().clone() if self._skips is None else self._skips + found
+        if found is None:
+            return False
+        if found.device.type == "cpu":
+            return bool(found.item())
+        self.skips = found.detach().clone() if self.skips is None else self.skips + found
+        return False
+
+    def leave(self) -> None:
+        """The step that was to be measured was none."""
+        for bundle in self.reference.bundles:
+            bundle.before = None
+        self._stashed = None
 
     def measure(self, *, gradients: bool = True) -> Measured:
-        """Inner products of all layers; nothing waits for the device."""
+        """Inner products of all layers; nothing waits for the device. `settle` says what became of them."""
         parameters = self.parameters()
-        weights = self._look(parameters)
         given = [p.grad if gradients else None for p in parameters]
-        grads = local([w if g is None else g for w, g in zip(parameters, given, strict=True)])
-        if any(g.is_sparse for g in grads):
-            grads = [g.coalesce().to_dense() if g.is_sparse else g for g in grads]
-        start = _mark(weights)
-        bundles = self.reference.bundles
-        there = self._there()
-        parts = [
-            bundle.products([weights[i] for i in bundle.members], [grads[i] for i in bundle.members])
-            for bundle in bundles
-        ]
-        matrix = self._in_order(parts, weights)
+        if gradients and self._stashed is not None:
+            given = list(self._stashed)
         over_ranks = plan([parameters], [1] * len(parameters))
+        device = local(parameters)[0].device
+        failed: Exception | None = None
+        there = self._there()
+        start = _mark([parameters[0]])
+        try:
+            matrix = self._matrix(parameters, given)
+        except Exception as error:
+            if over_ranks is None:
+                raise
+            # The other ranks are waiting for this one's part of the sums.
+            failed, matrix = error, torch.full((len(parameters), len(COLUMNS)), torch.nan, device=device)
+            matrix = matrix.to(accumulator(device))
         if over_ranks is not None:
             matrix = over_ranks.reduce(matrix)
-        for bundle in bundles:
-            bundle.before = bundle.anchor = None
+        if failed is not None:
+            raise failed
         lr, eta, decay = self._hyper()
         matrix = matrix.to("cpu", non_blocking=True)
-        measured = Measured(
+        timed = () if start is None else (*self._copied, start, _mark([parameters[0]]))
+        self._marked = timed[-1] if timed else None
+        self._copied, self._stashed = (), None
+        return Measured(
             step=self.taken,
             matrix=matrix,
             there=there,
             gradients=np.array([g is not None for g in given]),
+            rr=self.reference.rr,
+            exact=self.reference.exact,
             lr=lr,
             eta=eta,
             decay=decay,
-            amp=(arriving(getattr(self.optimizer, "found_inf", None)), arriving(self._skips)),
-            timed=() if start is None else (*self._copied, start, _mark(weights)),
+            amp=(arriving(getattr(self.optimizer, "found_inf", None)), arriving(self.skips)),
+            timed=timed,
         )
-        self._marked = measured.timed[-1] if measured.timed else None
-        self._copied = ()
-        self.measured_at, self.fresh = self.taken, True
-        return measured
+
+    def settle(self, *, recorded: bool = True) -> None:
+        """What was measured is recorded and the next angle is since now; or it is not, and nothing begins anew."""
+        bundles = self.reference.bundles
+        self.tried_at = self.taken
+        if not recorded:
+            for bundle in bundles:
+                if bundle.anchor is None and bundle.before is not None and self._fresh:
+                    bundle.anchor = bundle.before.clone()
+                bundle.before = None
+            self._fresh = False
+            return
+        for bundle in bundles:
+            bundle.before = bundle.anchor = None
+        self.measured_at, self._fresh = self.taken, True
+        self._versions = _versions(self.parameters())
+        if self._restless:
+            self.anchor()
+
+    def _matrix(self, parameters: Sequence[Tensor], given: Sequence[Tensor | None]) -> Tensor:
+        weights = self._look(parameters)
+        grads = local([w if g is None else g for w, g in zip(parameters, given, strict=True)])
+        if any(g.is_sparse for g in grads):
+            grads = [g.coalesce().to_dense() if g.is_sparse else g for g in grads]
+        skip: Tensor | None = getattr(self.optimizer, "found_inf", None)
+        parts = [
+            bundle.products([weights[i] for i in bundle.members], [grads[i] for i in bundle.members], skip)
+            for bundle in self.reference.bundles
+        ]
+        return self._in_order(parts, weights)
 
     def products(self, measured: Sequence[Measured]) -> Products:
         """What measurements say whose numbers have arrived: [measurements, layers]; as if each were of one step."""
-        shape = (len(measured), len(self.layers))
         raw = np.stack([m.matrix.numpy() for m in measured]).astype(np.float64)
         for column, name in enumerate(COLUMNS):
             values = raw[:, :, column]
             for row, m in enumerate(measured):
-                if not m.there[column]:
+                if not m.there[column] or (m.skipped and {"u", "g"} & set(name)):
                     values[row] = np.nan
                 elif "g" in name:
                     values[row, ~m.gradients] = np.nan
@@ -185,18 +248,18 @@ class Track:
         decay = np.array([[_number(v) for v in m.decay] for m in measured])
         return Products(
             **{name: raw[:, :, column] for column, name in enumerate(COLUMNS)},
-            rr=np.broadcast_to(self.reference.rr, shape),
-            exact=np.broadcast_to(self.reference.exact, shape),
+            rr=np.stack([m.rr for m in measured]),
+            exact=np.stack([m.exact for m in measured]),
             lr=lr,
             eta=np.where(np.stack([m.eta for m in measured]), lr, np.nan),
             decay=decay,
-            steps=np.ones(shape),
+            steps=np.ones_like(lr),
         )
 
     def exchange(self, reference: Reference) -> None:
         """Measure against another reference from now on."""
         self.reference = reference
-        self.fresh = True
+        self._fresh = True
         self._prepare(self.parameters())
 
     def _prepare(self, parameters: Sequence[Tensor]) -> None:
@@ -205,15 +268,17 @@ class Track:
         weights = local(parameters)
         self._known = self._signature(parameters, weights)
         self._shapes = [(w.shape, w.stride(), w.dtype, w.device) for w in weights]
-        total = sum(w.numel() for w in weights)
+        self._versions = _versions(parameters)
+        total = sum(p.numel() for p in parameters)
         for bundle in self.reference.bundles:
             if self._moves and bundle.previous is None:
-                bundle.remember_moves(bundle.dtype if total <= _EXACT_MOVES else torch.bfloat16)
+                wide = torch.promote_types(bundle.dtype, torch.float32)
+                bundle.remember_moves(wide if total <= _EXACT_MOVES else torch.bfloat16)
         self._order = {}
 
-    @staticmethod
-    def _signature(parameters: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Any, ...]:
-        return tuple(map(id, parameters)), tuple(map(Tensor.data_ptr, weights))
+    def _signature(self, parameters: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Any, ...]:
+        groups = tuple(len(group["params"]) for group in self.optimizer.param_groups)
+        return tuple(map(id, parameters)), tuple(map(Tensor.data_ptr, weights)), groups
 
     def _look(self, parameters: Sequence[Tensor] | None = None) -> list[Tensor]:
         """The weights on this rank. Where they have been exchanged or moved, what is remembered follows them."""
@@ -231,16 +296,23 @@ class Track:
         if now != self._shapes:
             # Flat buffers are in the weights' order in memory, on their device.
             like = [torch.empty_strided(s, t, dtype=d, device=v) for s, t, d, v in self._shapes]
-            self.reference = Reference.take(parameters, self.reference.tensors(like))
-            self.fresh = True
+            self.reference = self.reference.moved(like, weights)
         self._prepare(parameters)
         return weights
+
+    def _notice_changes(self, parameters: Sequence[Tensor]) -> None:
+        """Somebody may have changed the weights since they were measured (clipping, projections): then they are gone.
+
+        From then on every measurement keeps the weights it saw.
+        """
+        if self._fresh and _versions(parameters) != self._versions:
+            self._fresh, self._restless = False, True
 
     def _there(self) -> npt.NDArray[np.bool_]:
         """Which columns will mean something."""
         one = self.reference.bundles[0]
         update = one.before is not None
-        move = update or one.anchor is not None
+        move = one.anchor is not None or (update and self._fresh)
         known = {"u": update, "v": move, "p": move and one.moved}
         return np.array([all(known.get(letter, True) for letter in name) for name in COLUMNS])
 
@@ -284,6 +356,25 @@ def arriving(value: Any) -> Any:
 
 def _number(value: Any) -> float:
     return float(value)
+
+
+def _versions(parameters: Sequence[Tensor]) -> tuple[int, ...]:
+    """Counters that go up whenever a tensor is changed in place; not through `.data`, which nobody can see."""
+    return tuple(p._version for p in parameters)
+
+
+def _gradients_that_will_be_overwritten(
+    optimizer: Optimizer, parameters: Sequence[Tensor]
+) -> list[Tensor | None] | None:
+    """Copies of the gradients where the step leaves something else in their place: torch's Nesterov momentum does."""
+    if not isinstance(optimizer, torch.optim.SGD) or not any(g.get("nesterov") for g in optimizer.param_groups):
+        return None
+    having = [i for i, p in enumerate(parameters) if p.grad is not None and not p.grad.is_sparse]
+    copies: list[Tensor | None] = [p.grad for p in parameters]
+    grads = [p.grad for p in parameters if p.grad is not None and not p.grad.is_sparse]
+    for i, copy in zip(having, torch._foreach_mul(grads, 1.0) if grads else (), strict=True):
+        copies[i] = copy
+    return copies
 
 
 def _mark(weights: Sequence[Tensor]) -> Any:

@@ -29,7 +29,7 @@ class Scribe:
 
     def open(self) -> None:
         """Open the sinks; one that does not open is left out."""
-        self._sinks = [sink for sink in self._sinks if self.attempted(sink.open, *self._about, of=sink)]
+        self._sinks = [s for s in self._sinks if self.attempted(lambda s=s: s.open(*self._about), of=s)]
 
     def write(self, items: Sequence[Any], committed: Callable[[], None]) -> None:
         """Write records, deferred records and quantities (as dicts), and call `committed` when they are on the disk."""

@@ -117,6 +117,8 @@ class Writer:
         in_time = self._mail.wait(timeout)
         if self.error is not None:
             raise StoreError(str(self.error)) from self.error
+        if not run_file(self.path).exists():
+            raise StoreError(f"{self.path} was removed while it was written; what is measured from now on is lost.")
         if not in_time:
             raise StoreError(f"{self.path} was not written within {timeout} s; the writer goes on trying.")
 

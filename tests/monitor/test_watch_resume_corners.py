@@ -1,0 +1,311 @@
+"""Corners of resuming, of references and of several ranks that have cut somebody: each claim was once false."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import watch_ranks as ranks
+from resume_models import go, momentum, net, rotations, weights
+from torch import nn
+
+import gyroscope
+from gyroscope.errors import MonitorError
+from gyroscope.monitor import reference
+
+NAMES = ("0.weight", "2.weight", "4.weight")
+PLAIN = {"budget": None, "activations": False, "detail_every": 1000}
+
+
+def train(model, folder, steps, *, load=None, lr=None, **options):
+    optimizer = momentum(model.parameters())
+    if lr is not None:
+        optimizer.param_groups[0]["lr"] = lr
+    with gyroscope.watch(model, optimizer, folder, **PLAIN | options) as monitor:
+        if load is not None:
+            monitor.load_state_dict(load)
+        go(model, optimizer, steps)
+        return monitor.state_dict()
+
+
+def test_after_a_resumption_off_the_interval_multiples_of_it_are_measured(tmp_path):
+    model = net()
+    train(model, tmp_path / "run", range(10), every=4)
+    train(model, tmp_path / "run", range(10, 21), every=4)
+    assert gyroscope.load(tmp_path / "run").steps.tolist() == [0, 4, 8, 10, 12, 16, 20, 21]
+
+
+def test_after_steps_that_were_asked_for_multiples_of_the_interval_are_measured(tmp_path):
+    model = net()
+    optimizer = momentum(model.parameters())
+    with gyroscope.watch(model, optimizer, tmp_path / "run", every=4, **PLAIN) as monitor:
+        go(model, optimizer, range(5))
+        monitor.sample(next_steps=2)
+        go(model, optimizer, range(5, 13))
+    assert gyroscope.load(tmp_path / "run").steps.tolist() == [0, 4, 6, 7, 8, 12, 13]
+
+
+def test_a_run_started_over_with_the_same_weights_begins_at_step_0(tmp_path):
+    train(net(), tmp_path / "run", range(6), lr=1e-5)  # as in a warm-up: hardly anything moves
+    train(net(), tmp_path / "run", range(2), lr=1e-5)
+    run = gyroscope.load(tmp_path / "run")
+    assert [a.start_step for a in run.attempts] == [0, 0]
+    assert run.steps.tolist() == [0, 1, 2]
+
+
+def test_a_slow_run_goes_on_at_the_step_of_its_checkpoint(tmp_path):
+    model = net()
+    train(model, tmp_path / "run", range(4), lr=1e-5)
+    kept = {k: v.clone() for k, v in model.state_dict().items()}
+    train(model, tmp_path / "run", range(4, 8), lr=1e-5)
+    model.load_state_dict(kept)
+    train(model, tmp_path / "run", range(4, 6), lr=1e-5)
+    assert [a.start_step for a in gyroscope.load(tmp_path / "run").attempts] == [0, 4, 4]
+
+
+def test_a_loaded_reference_is_the_one_the_run_keeps(tmp_path):
+    model = net()
+    state = train(model, tmp_path / "first", range(5))
+    train(net(seed=3), tmp_path / "second", range(2))  # begun from other weights
+    train(model, tmp_path / "second", range(5, 8), load=state)
+    with gyroscope.load(tmp_path / "second") as run:
+        file = run.meta["reference_file"]
+    kept = torch.load(tmp_path / "second" / file, weights_only=True)["tensors"]
+    assert all(torch.equal(kept[name], w) for name, w in weights(net()).items())
+
+
+def test_a_loaded_reference_lets_the_run_be_gone_on_with_by_its_weights(tmp_path):
+    model = net()
+    state = train(model, tmp_path / "first", range(5))
+    train(net(seed=3), tmp_path / "second", range(2))
+    train(model, tmp_path / "second", range(5, 8), load=state)
+    train(model, tmp_path / "second", range(8, 10))
+    run = gyroscope.load(tmp_path / "second")
+    assert run.steps[-1] == 10
+    np.testing.assert_allclose(run.series("rotation")[-1], rotations(model, weights(net()), NAMES), rtol=1e-4)
+
+
+def test_what_was_measured_before_a_state_is_loaded_stays_as_it_was_measured(tmp_path):
+    state = train(net(), tmp_path / "first", range(9))
+    model = net(seed=3)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(3)  # another norm of the reference
+    start = weights(model)
+    optimizer = momentum(model.parameters())
+    with gyroscope.watch(model, optimizer, tmp_path / "second", **PLAIN) as monitor:
+        go(model, optimizer, range(3))
+        expected = rotations(model, start, NAMES)
+        monitor.load_state_dict(state)
+        go(model, optimizer, range(9, 11))
+    run = gyroscope.load(tmp_path / "second")
+    np.testing.assert_allclose(run.series("rotation", steps=[3])[0], expected, rtol=1e-4)
+
+
+def test_the_folder_of_a_run_stands_for_the_reference_of_its_last_attempt(tmp_path):
+    train(net(), tmp_path / "first", range(2))
+    train(net(seed=3), tmp_path / "first", range(2))  # begun anew: this is what the run shows
+    model = net(seed=5)
+    train(model, tmp_path / "second", range(2), reference=tmp_path / "first")
+    found = gyroscope.load(tmp_path / "second").series("rotation")[-1]
+    np.testing.assert_allclose(found, rotations(model, weights(net(seed=3)), NAMES), rtol=1e-5)
+
+
+def test_another_number_of_optimizers_is_named_as_what_differs(tmp_path):
+    train(net(), tmp_path / "run", range(2))
+    model = net()
+    both = [momentum(model[:2].parameters()), momentum(model[2:].parameters())]
+    with pytest.raises(MonitorError, match="optimizer"):
+        gyroscope.watch(model, both, tmp_path / "run")
+
+
+def test_a_missing_reference_is_said_to_be_what_is_missing(tmp_path, caplog):
+    model = net()
+    train(model, tmp_path / "run", range(4))
+    (tmp_path / "run" / "reference.pt").unlink()
+    train(model, tmp_path / "run", range(4, 6))
+    assert "reference.pt" in caplog.text
+    assert "the weights are those of none of its steps" not in caplog.text
+
+
+def test_a_reference_file_of_other_layers_is_as_good_as_none(tmp_path):
+    model = net()
+    train(model, tmp_path / "run", range(4))
+    torch.save({"tensors": {}, "squares": {}}, tmp_path / "run" / "reference.pt")
+    optimizer = momentum(model.parameters())
+    with gyroscope.watch(model, optimizer, tmp_path / "run", **PLAIN) as monitor:
+        go(model, optimizer, range(4, 6))
+    assert monitor.error is None
+
+
+def test_a_state_without_some_layers_is_refused_in_words(tmp_path):
+    model = net()
+    state = train(model, tmp_path / "run", range(2))
+    state["squares"].pop("2.weight")
+    with pytest.raises(MonitorError, match=r"2\.weight"):
+        train(model, tmp_path / "second", range(2), load=state)
+
+
+def test_a_rounded_reference_gives_zero_at_step_0(tmp_path):
+    train(net(width=60), tmp_path / "run", range(1), reference_dtype="bfloat16")
+    assert (gyroscope.load(tmp_path / "run").series("rotation")[0] == 0).all()
+
+
+def test_a_rounded_reference_stays_what_it_is_when_the_weights_change_their_layout(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(4, 32, 3), nn.Flatten(), nn.Linear(32 * 4, 2))
+    start = weights(model)
+    optimizer = momentum(model.parameters())
+    with gyroscope.watch(model, optimizer, tmp_path / "run", reference_dtype="bfloat16", **PLAIN) as monitor:
+        for step in range(2):
+            if step == 1:
+                held = monitor.held
+                model.to(memory_format=torch.channels_last)
+            optimizer.zero_grad()
+            (model(torch.ones(3, 4, 4, 4)) - 1).square().mean().backward()
+            optimizer.step()
+        assert monitor.error is None
+        assert monitor.held == held
+        squares = monitor.state_dict()["squares"]
+    for name, w in start.items():
+        assert squares[name][0] == pytest.approx(float(w.double().square().sum()), rel=1e-12)
+
+
+def test_a_float16_reference_of_a_bfloat16_model_keeps_its_norm_and_correction(tmp_path):
+    model = net(width=60).bfloat16()
+    origin = net(seed=4, width=60).half()
+    train(model, tmp_path / "run", range(2), reference=origin)
+    found = gyroscope.load(tmp_path / "run").series("rotation")[-1]
+    expected = rotations(model, weights(origin), NAMES)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+# Two ranks. Each claim is a process group of its own, since one that does not hold may leave the other rank waiting.
+
+
+def _simple(folder, model=None, path="run", **options):
+    model = ranks.shard(ranks.Kinds()) if model is None else model
+    optimizer = ranks.adamw(model)
+    return model, optimizer, gyroscope.watch(model, optimizer, folder / path, **ranks.PLAIN | options)
+
+
+def an_exception_on_one_rank_does_not_stop_training(folder: Path) -> None:
+    from gyroscope.monitor.track import Track
+
+    model, optimizer, monitor = _simple(folder)
+    ranks.go(model, optimizer, range(2), split=True)
+    if dist.get_rank() == 1:
+        Track.before = lambda self: 1 / 0
+    ranks.go(model, optimizer, range(2, 12), split=True)
+    monitor.close()
+
+
+def a_full_disk_on_rank_0_does_not_stop_training(folder: Path) -> None:
+    model, optimizer, monitor = _simple(folder)
+    ranks.go(model, optimizer, range(2), split=True)
+    if dist.get_rank() == 0:
+        from gyroscope.errors import StoreError
+
+        monitor._recorder.writer._mail.fail()
+        monitor._recorder.writer.error = StoreError("the disk is full")
+    ranks.go(model, optimizer, range(2, 12), split=True)
+    monitor.close()
+
+
+def a_state_can_be_loaded_after_some_steps(folder: Path) -> None:
+    model, optimizer, monitor = _simple(folder)
+    ranks.go(model, optimizer, range(3), split=True)
+    state = monitor.state_dict()
+    ranks.go(model, optimizer, range(3, 5), split=True)
+    monitor.load_state_dict(state)
+    ranks.go(model, optimizer, range(5, 8), split=True)
+    assert monitor.error is None, monitor.error
+    monitor.close()
+
+
+def only_rank_0_sees_the_folder(folder: Path) -> None:
+    """Nodes without a common disk: a resumed run exists for rank 0 alone."""
+    own = folder / f"node-{dist.get_rank()}"
+    model, optimizer, monitor = _simple(own)
+    ranks.go(model, optimizer, range(3), split=True)
+    monitor.close()
+    dist.barrier()
+    optimizer = ranks.adamw(model)
+    with gyroscope.watch(model, optimizer, own / "run", **ranks.PLAIN) as monitor:
+        ranks.go(model, optimizer, range(3, 6), split=True)
+        assert monitor.error is None, monitor.error
+
+
+def rank_0_logs_alone_before_the_first_step(folder: Path) -> None:
+    model, optimizer, monitor = _simple(folder)
+    if dist.get_rank() == 0:
+        monitor.log(loss=1.0)
+    ranks.go(model, optimizer, range(3), split=True)
+    assert monitor.error is None, monitor.error
+    monitor.close()
+
+
+def shards_of_unequal_size_are_rounded_alike(folder: Path) -> None:
+    reference._LARGE, reference._WORTH_ROUNDING = 8, 1
+    model, optimizer, monitor = _simple(folder)
+    ranks.go(model, optimizer, range(3), split=True)
+    state = monitor.state_dict()
+    assert monitor.error is None, monitor.error
+    fresh = {layer.name: layer.parameter.detach() for layer in gyroscope.layers(ranks.Kinds())}
+    for name, w in fresh.items():
+        torch.testing.assert_close(state["reference"][name].float(), w, rtol=2**-8, atol=0)
+    monitor.close()
+
+
+def each_data_parallel_rank_loads_the_state_it_saved(folder: Path) -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel(ranks.Kinds())
+    _, optimizer, monitor = _simple(folder, model)
+    ranks.go(model, optimizer, range(2), split=True)
+    monitor.load_state_dict(monitor.state_dict())
+    monitor.close()
+
+
+CLAIMS = [
+    an_exception_on_one_rank_does_not_stop_training,
+    a_full_disk_on_rank_0_does_not_stop_training,
+    a_state_can_be_loaded_after_some_steps,
+    only_rank_0_sees_the_folder,
+    rank_0_logs_alone_before_the_first_step,
+    shards_of_unequal_size_are_rounded_alike,
+    each_data_parallel_rank_loads_the_state_it_saved,
+]
+
+
+def rank(number: int, name: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    threading.Timer(25, os._exit, (3,)).start()
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=number, world_size=2, timeout=timedelta(seconds=8)
+    )
+    globals()[name](Path(folder))
+    dist.barrier()
+    Path(folder, f"done-{number}").touch()
+    os._exit(0)
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_two_ranks_agree_that(claim, tmp_path):
+    command = [sys.executable, __file__, claim.__name__, str(tmp_path)]
+    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=90)
+    assert all((tmp_path / f"done-{i}").exists() for i in range(2)), done.stdout[-3000:] + done.stderr[-6000:]
+
+
+if __name__ == "__main__":
+    mp.spawn(rank, args=tuple(sys.argv[1:]), nprocs=2)
