@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -101,7 +101,7 @@ class Monitor:
         self._existing: Existing | None = None
         self._find_run()
         moves = any({"pp", "vp"} & one.needs for one in self._quantities)
-        with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
+        with _plainly():
             for members, its_optimizer in zip(self._members if self._active else (), optimizers, strict=False):
                 its = [chosen[i] for i in members]
                 start = None if values is None else [values[i] for i in members]
@@ -303,9 +303,7 @@ class Monitor:
         if not self._active or (self.error is not None and not joining):
             return
         try:
-            # Inner products must not be taken in the precision of a surrounding autocast, nor in a surrounding
-            # inference mode, whose tensors cannot be used again.
-            with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
+            with _plainly():
                 act(*arguments)
         except Exception as error:
             if self.error is None:
@@ -521,6 +519,20 @@ class _LossHook:
 
     def __reduce__(self) -> tuple[type[_LossHook], tuple[None]]:
         return _LossHook, (None,)
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """Without gradients; nor in the precision of a surrounding autocast, nor in a surrounding inference mode.
+
+    Inner products would lose their digits in the first, and tensors of the second cannot be used again.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        if torch.is_autocast_enabled("cpu"):
+            with torch.autocast("cpu", enabled=False):
+                yield
+        else:
+            yield
 
 
 def _check_neurons(layers: Sequence[Layer], wanted: bool, sharded: bool) -> None:

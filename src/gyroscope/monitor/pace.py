@@ -10,7 +10,7 @@ from gyroscope.monitor.clock import Clock
 _AGREE = 32
 
 # So many measurements are waited for before the interval is changed again.
-_PATIENCE = 8
+_PATIENCE = 4
 
 
 class Pace:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from gyroscope.monitor.bundle import PIECE, Layout, Remembered, flat
 from gyroscope.monitor.products import COLUMNS
 
 # Elements that are staged at once: few enough for a cache, many enough for the price of calling an operation.
-_TILE = 1 << 20
+_TILE = 1 << 18
 
 # The rows of the scratch buffer; v is there where it is another than u. The last is for products of two others.
 _W, _E, _G, _U, _V, _SPARE = range(6)
@@ -100,11 +101,8 @@ class Staged:
             return out
         sums = torch.zeros(len(weights), rows * rows, dtype=exact, device=self.device)
         sums.index_add_(0, self._layer_of_piece, torch.cat(grams).to(exact))
-        for column, pair in enumerate(COLUMNS):
-            if "p" in pair or (not moves and {"u", "v"} & set(pair)):
-                continue
-            i, j = (_PLACE["u" if letter == "v" and not two else letter] for letter in pair)
-            out[:, column] = sums[:, i * rows + j]
+        into, source = _columns(rows, two)
+        out[:, into] = sums[:, source]
         if aligned and self._square is not None:
             out[:, COLUMNS.index("pp")] = self._square
             out[:, COLUMNS.index("vp")].index_add_(0, self._layer_of_piece, torch.cat(aligned).to(exact))
@@ -159,20 +157,38 @@ class Staged:
         return _Tile(start, stop, layers, into_w, into_g, views if dirty else [])
 
 
+@cache
+def _columns(rows: int, two: bool) -> tuple[list[int], list[int]]:
+    """Which columns a Gram matrix of so many rows gives, and where they stand in it."""
+    into, source = [], []
+    for column, pair in enumerate(COLUMNS):
+        if "p" in pair or (rows == _U and {"u", "v"} & set(pair)):
+            continue
+        i, j = (_PLACE["u" if letter == "v" and not two else letter] for letter in pair)
+        into.append(column)
+        source.append(i * rows + j)
+    return into, source
+
+
+_SQUARES = [COLUMNS.index(name) for name in ("ww", "ee", "gg", "uu", "vv")]
+_GROWTH = [COLUMNS.index(name) for name in ("ww", "we", "ee", "gg")]
+_MOVES = [[COLUMNS.index(name) for name in pair] for pair in (("wu", "uu"), ("wv", "vv"))]
+
+
 def _out_of_range(result: Tensor, gradients: Sequence[Tensor]) -> bool:
     """Whether float32 was too narrow: squares that left its range, or differences of numbers that nearly agree."""
-    value = dict(zip(COLUMNS, result.numpy().T, strict=True))
-    ww, we, ee, gg = value["ww"], value["we"], value["ee"], value["gg"]
-    squares = np.stack([ww, ee, gg, value["uu"], value["vv"]])
-    if (((squares < 1e-30) & (squares != 0)) | ~(squares < 1e30)).any():
+    columns = result.numpy().T
+    squares = columns[_SQUARES]
+    if not ((squares > 1e-30) & (squares < 1e30) | (squares == 0)).all():
         return True
+    ww, we, ee, gg = columns[_GROWTH]
     if (ww > 100 * (ww - 2 * we + ee)).any():  # the weights have outgrown w₀, of which little is left in w − w₀
         return True
-    for d in "uv":  # a displacement along the weights turns them by next to nothing
-        wd, dd = value[f"w{d}"], value[f"{d}{d}"]
-        if ((ww * dd - wd * wd < 1e-4 * ww * dd) & (dd > 0)).any():
+    for pair in _MOVES:  # a displacement along the weights turns them by next to nothing
+        wd, dd = columns[pair]
+        if ((1 - 1e-4) * ww * dd < wd * wd).any():
             return True
-    return any(bool(gradients[i].any()) for i in np.flatnonzero(gg == 0).tolist())
+    return not gg.all() and any(bool(gradients[i].any()) for i in np.flatnonzero(gg == 0).tolist())
 
 
 def _staging_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
