@@ -206,7 +206,7 @@ def test_the_writers_time_counts_where_it_is_in_the_way():
     for _ in range(LEARNING + 50):
         clock.step(0.01)
         clock.measured(0.0)
-        clock.worked_out(device=0.0, writer=0.001, count=1)
+        clock.worked_out(device=[0.0], writer=0.001)
     assert clock.stretched(every=1) == pytest.approx(10, abs=1)
 
 
@@ -215,7 +215,7 @@ def test_the_larger_of_host_and_device_counts():
     for _ in range(LEARNING + 50):
         clock.step(0.01)
         clock.measured(0.0005)
-        clock.worked_out(device=0.002, writer=0.0, count=1)
+        clock.worked_out(device=[0.002], writer=0.0)
     assert clock.price == pytest.approx(0.002, rel=0.05)
 
 

@@ -16,8 +16,9 @@ from gyroscope.control.fast import StateView
 from gyroscope.control.launch import Hyper, Launch, rows_of
 from gyroscope.control.ledger import Ledger
 from gyroscope.control.proposal import Proposal
+from gyroscope.vectors.chunks import on
 from gyroscope.vectors.layout import like
-from gyroscope.vectors.triton import TYPES, by_type, on, pointer
+from gyroscope.vectors.triton import TYPES, by_type, pointer
 
 
 @triton.jit

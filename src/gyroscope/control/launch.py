@@ -16,8 +16,8 @@ from gyroscope.control.coefficients import TANGENT_FLOOR, Law
 from gyroscope.control.fused import RULES, step_kernel
 from gyroscope.control.ledger import Ledger
 from gyroscope.errors import ControlError
-from gyroscope.vectors.chunks import CHUNK, cut, is_aligned, is_capturing, schedule, to_device
-from gyroscope.vectors.triton import TYPES, on
+from gyroscope.vectors.chunks import CHUNK, cut, is_aligned, is_capturing, on, schedule, to_device
+from gyroscope.vectors.triton import TYPES
 
 # Measured on an H200: smaller chunks spend their time starting, larger blocks run out of registers, and three
 # stages of loads keep the memory busy.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -90,13 +91,14 @@ class Clock:
                 self.host = _average(self.host, host if exposed else 0.0, self.count - _WARM)
                 self.exposed = _average(self.exposed, float(exposed), self.count - _WARM)
 
-    def worked_out(self, *, device: float, writer: float, count: int) -> None:
-        """Some measurements cost so many seconds of the device and of the writer's thread, known later."""
+    def worked_out(self, *, device: Sequence[float], writer: float) -> None:
+        """Measurements have cost so many seconds of the device (each, where known) and of the writer's thread."""
         with self._lock:
             known = self.count - _WARM
             if known > 0:
-                self.device = _average(self.device, device / count, known)
-                self.writer = _average(self.writer, writer / count, known)
+                for seconds in device:
+                    self.device = _average(self.device, seconds, known)
+                self.writer = _average(self.writer, writer, known)
 
     def sampled(self, seconds: float) -> None:
         """The detail of a sampled step cost so many seconds more."""

@@ -12,9 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from gyroscope.monitor.products import COLUMNS
-from gyroscope.vectors.chunks import CHUNK, cut, is_aligned, to_device
+from gyroscope.vectors.chunks import CHUNK, cut, is_aligned, on, to_device
 from gyroscope.vectors.layout import like
-from gyroscope.vectors.triton import TYPES, on, pointer, rounded, total
+from gyroscope.vectors.triton import TYPES, pointer, rounded, total
 
 if TYPE_CHECKING:
     from gyroscope.monitor.bundle import Layout, Remembered
@@ -131,16 +131,14 @@ class Kernel:
         self._chunks = len(items)
         self._pointers: dict[tuple[int, bytes], tuple[Tensor, bool]] = {}
         self._done: dict[int, Tensor] = {}
+        self._compiled: dict[Any, Any] = {}
 
     def copy(self, weights: Sequence[Tensor], *, lasting: bool = False) -> Tensor:
         """The weights in a new flat buffer: what is not needed any more goes back to the allocator."""
         pointers, aligned, _ = self._point([weights])
         target = torch.empty(self.layout.total, dtype=weights[0].dtype, device=self.device)
         kind = TYPES[weights[0].dtype]
-        with on(self.device):
-            _copy_kernel[(self._chunks,)](
-                self._items, pointers, target, kind, kind, aligned, CHUNK, 1024, num_warps=_WARPS
-            )
+        self._launch(_copy_kernel, [self._items, pointers, target], [kind, kind, aligned, CHUNK, 1024])
         return target
 
     def products(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], remembered: Remembered) -> Tensor:
@@ -161,20 +159,38 @@ class Kernel:
         def there(buffer: Tensor | None) -> Any:
             return reference if buffer is None else buffer
 
-        with on(self.device):
-            _products_kernel[(self._chunks,)](
-                self._items, self._first, pointers, layers, reference, there(before), there(anchor), there(previous),
-                there(skip), partial, self._done[stream], out, TYPES[weights[0].dtype], TYPES[gradients[0].dtype],
-                TYPES[there(previous).dtype], before is not None, anchor is not None, previous is not None and moved,
-                previous is not None, skip is not None, aligned, _COLUMNS, CHUNK, _BLOCK, num_warps=_WARPS,
-            )  # fmt: skip
+        tensors = [
+            self._items, self._first, pointers, layers, reference, there(before), there(anchor), there(previous),
+            there(skip), partial, self._done[stream], out,
+        ]  # fmt: skip
+        settings = [
+            TYPES[weights[0].dtype], TYPES[gradients[0].dtype], TYPES[there(previous).dtype], before is not None,
+            anchor is not None, previous is not None and moved, previous is not None, skip is not None, aligned,
+            _COLUMNS, CHUNK, _BLOCK,
+        ]  # fmt: skip
+        self._launch(_products_kernel, tensors, settings)
         return out
+
+    def _launch(self, kernel: Any, tensors: list[Any], settings: list[Any]) -> None:
+        """Launch, the second time without having every argument looked at again."""
+        # A compiled kernel knows which addresses are multiples of 16; other buffers must be so too.
+        addresses = [t.data_ptr() for t in tensors if isinstance(t, Tensor)]
+        kinds = tuple(t.dtype if isinstance(t, Tensor) else t for t in tensors)
+        key = None if any(a % 16 for a in addresses) else (kernel, kinds, *settings)
+        known = self._compiled.get(key)
+        with on(self.device):
+            if known is not None:
+                known(*tensors, *settings)
+                return
+            compiled = kernel[(self._chunks,)](*tensors, *settings, num_warps=_WARPS)
+        if key is not None and hasattr(compiled, "function"):  # the interpreter leaves nothing to keep
+            self._compiled[key] = compiled[(self._chunks, 1, 1)]
 
     def _point(self, lists: Sequence[Sequence[Tensor]]) -> tuple[Tensor, bool, int]:
         """Where the tensors lie now, on the device; the last few answers are kept, since gradients move about."""
         addresses = np.array([list(map(Tensor.data_ptr, one)) for one in lists], dtype=np.int64)
         # What one stream is still uploading another must not read, nor may two count in the same place.
-        stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
+        stream = torch._C._cuda_getCurrentRawStream(self.device.index) if self.device.type == "cuda" else 0
         key = (stream, addresses.tobytes())
         known = self._pointers.pop(key, None)
         if known is None:

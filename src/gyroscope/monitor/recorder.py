@@ -123,17 +123,19 @@ class Recorder:
         for part, group in groupby(payloads, lambda payload: payload[0]):
             began = thread_time()
             items = [(measured, detail) for _, measured, detail in group]
-            device = sum(measured.wait() for measured, _ in items)
+            spent = [seconds for measured, _ in items if (seconds := measured.wait()) is not None]
             yield from self._rows(part, items)
-            self._clock.worked_out(device=device, writer=thread_time() - began, count=len(items))
+            self._clock.worked_out(device=spent, writer=(thread_time() - began) / len(items))
 
     def _rows(self, part: int, items: Sequence[tuple[Measured, dict[str, Tensor]]]) -> Iterator[Record]:
         kept, steps = [], []
+        last = self._last[part]
         for measured, detail in items:
             step = measured.true_step
-            if not measured.skipped or step > self._last[part]:
+            if not measured.skipped or step > last:  # a skipped step shows the weights of the one before
                 kept.append((measured, detail))
                 steps.append(step)
+                last = step
         if not kept:
             return
         at = np.array(steps, dtype=np.int64)

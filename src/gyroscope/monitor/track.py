@@ -16,12 +16,15 @@ from gyroscope.errors import MonitorError
 from gyroscope.layer import Layer
 from gyroscope.monitor.products import COLUMNS, Products
 from gyroscope.monitor.reference import Reference
-from gyroscope.vectors.chunks import to_device
+from gyroscope.vectors.chunks import on, to_device
 from gyroscope.vectors.eager import accumulator
 from gyroscope.vectors.sharded import any_sharded, local, plan
 
 # Displacements are kept in float32 up to so many elements, then in bfloat16: an error of 1e-3/√n in their cosine.
 _EXACT_MOVES = 1 << 24
+
+# The device's time is taken in the first so many steps, and then once in so many.
+_TIMED = 8
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,8 @@ class Measured:
         lr, eta, decay: one number a layer, or a tensor that still has to arrive.
         amp: where an optimizer does a GradScaler's work by itself: whether it skipped this step because the gradients
             were not finite, and how many it has skipped in all. (Otherwise it has unscaled them in place.)
-        timed: events before and after each piece of work on the device, if that is a GPU; empty elsewhere.
+        done: an event on the device after which everything is in host memory; None on a CPU.
+        spans: now and then, events before and after each piece of work on the device.
     """
 
     step: int
@@ -50,14 +54,17 @@ class Measured:
     eta: npt.NDArray[np.bool_]
     decay: list[Any]
     amp: tuple[Any, Any]
-    timed: tuple[Any, ...]
+    done: Any
+    spans: tuple[Any, ...]
 
-    def wait(self) -> float:
-        """Wait until everything is in host memory; returns the seconds the device spent on it."""
-        if not self.timed:
-            return 0.0
-        self.timed[-1].synchronize()
-        spans = zip(self.timed[::2], self.timed[1::2], strict=True)
+    def wait(self) -> float | None:
+        """Wait until everything is in host memory; returns the seconds the device spent on it, where that is known."""
+        if self.done is None:
+            return None
+        self.done.synchronize()
+        if not self.spans:
+            return None
+        spans = zip(self.spans[::2], self.spans[1::2], strict=True)
         return float(sum(start.elapsed_time(end) for start, end in spans)) / 1e3
 
     @property
@@ -101,6 +108,7 @@ class Track:
         self._copied: tuple[Any, ...] = ()
         self._marked: Any = None
         self._stashed: list[Tensor | None] | None = None
+        self._inside: tuple[list[Tensor], list[Tensor]] | None = None  # parameters and weights, within a measured step
         self._fresh = True  # the weights are those of the last measurement
         self._restless = False  # somebody changes them between steps
         self._versions: tuple[int, ...] = ()
@@ -126,11 +134,13 @@ class Track:
         weights = self._look(parameters)
         self._notice_changes(parameters)
         self.caught_up = self._marked is None or self._marked.query()
-        start = _mark(weights)
+        timed = self._is_timed()
+        start = _mark(weights, timed)
         for bundle in self.reference.bundles:
-            bundle.before = bundle.copy([weights[i] for i in bundle.members])
+            bundle.before = bundle.copy(_chosen(weights, bundle.members))
         self._stashed = _gradients_that_will_be_overwritten(self.optimizer, parameters)
-        self._copied = (start, _mark(weights)) if start is not None else ()
+        self._copied = (start, _mark(weights, timed)) if start is not None and timed else ()
+        self._inside = parameters, weights
 
     def pass_by(self) -> None:
         """A step that is not measured is about to be taken: after a measured one, keep that one's weights."""
@@ -144,7 +154,7 @@ class Track:
         """Keep the weights as they are now, to measure the next angle from."""
         weights = self._look()
         for bundle in self.reference.bundles:
-            bundle.anchor = bundle.anchored([weights[i] for i in bundle.members])
+            bundle.anchor = bundle.anchored(_chosen(weights, bundle.members))
 
     def skipped(self) -> bool:
         """Whether the optimizer, doing a GradScaler's work, has skipped this step; False where only a device knows."""
@@ -160,35 +170,35 @@ class Track:
         """The step that was to be measured was none."""
         for bundle in self.reference.bundles:
             bundle.before = None
-        self._stashed = None
+        self._stashed = self._inside = None
 
     def measure(self, *, gradients: bool = True) -> Measured:
         """Inner products of all layers; nothing waits for the device. `settle` says what became of them."""
-        parameters = self.parameters()
-        given = [p.grad if gradients else None for p in parameters]
+        parameters = self.parameters() if self._inside is None else self._inside[0]
+        given = [p.grad for p in parameters] if gradients else [None] * len(parameters)
         if gradients and self._stashed is not None:
             given = list(self._stashed)
         over_ranks = plan([parameters], [1] * len(parameters))
-        device = local(parameters)[0].device
         failed: Exception | None = None
         there = self._there()
-        start = _mark([parameters[0]])
+        timed = self._is_timed()
+        start = _mark(parameters, timed) if timed else None
         try:
             matrix = self._matrix(parameters, given)
         except Exception as error:
             if over_ranks is None:
                 raise
             # The other ranks are waiting for this one's part of the sums.
-            failed, matrix = error, torch.full((len(parameters), len(COLUMNS)), torch.nan, device=device)
-            matrix = matrix.to(accumulator(device))
+            device, failed = local(parameters)[0].device, error
+            matrix = torch.full((len(parameters), len(COLUMNS)), torch.nan, dtype=accumulator(device), device=device)
         if over_ranks is not None:
             matrix = over_ranks.reduce(matrix)
         if failed is not None:
             raise failed
         lr, eta, decay = self._hyper()
         matrix = matrix.to("cpu", non_blocking=True)
-        timed = () if start is None else (*self._copied, start, _mark([parameters[0]]))
-        self._marked = timed[-1] if timed else None
+        self._marked = done = _mark(parameters, timed)
+        spans = () if start is None else (*self._copied, start, done)
         self._copied, self._stashed = (), None
         return Measured(
             step=self.taken,
@@ -201,7 +211,8 @@ class Track:
             eta=eta,
             decay=decay,
             amp=(arriving(getattr(self.optimizer, "found_inf", None)), arriving(self.skips)),
-            timed=timed,
+            done=done,
+            spans=spans,
         )
 
     def settle(self, *, recorded: bool = True) -> None:
@@ -213,23 +224,24 @@ class Track:
                 if bundle.anchor is None and bundle.before is not None and self._fresh:
                     bundle.anchor = bundle.before.clone()
                 bundle.before = None
-            self._fresh = False
+            self._fresh, self._inside = False, None
             return
         for bundle in bundles:
             bundle.before = bundle.anchor = None
         self.measured_at, self._fresh = self.taken, True
-        self._versions = _versions(self.parameters())
+        self._versions = _versions(self.parameters() if self._inside is None else self._inside[0])
+        self._inside = None
         if self._restless:
             self.anchor()
 
     def _matrix(self, parameters: Sequence[Tensor], given: Sequence[Tensor | None]) -> Tensor:
-        weights = self._look(parameters)
+        weights = self._look(parameters) if self._inside is None else self._inside[1]
         grads = local([w if g is None else g for w, g in zip(parameters, given, strict=True)])
-        if any(g.is_sparse for g in grads):
+        if torch.sparse_coo in {g.layout for g in grads}:
             grads = [g.coalesce().to_dense() if g.is_sparse else g for g in grads]
         skip: Tensor | None = getattr(self.optimizer, "found_inf", None)
         parts = [
-            bundle.products([weights[i] for i in bundle.members], [grads[i] for i in bundle.members], skip)
+            bundle.products(_chosen(weights, bundle.members), _chosen(grads, bundle.members), skip)
             for bundle in self.reference.bundles
         ]
         return self._in_order(parts, weights)
@@ -316,6 +328,10 @@ class Track:
         known = {"u": update, "v": move, "p": move and one.moved}
         return np.array([all(known.get(letter, True) for letter in name) for name in COLUMNS])
 
+    def _is_timed(self) -> bool:
+        """Whether the device's time is taken in this step: not always, since events cost the host time."""
+        return self.taken < _TIMED or self.taken % _TIMED == 0
+
     def _in_order(self, parts: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
         if len(parts) == 1:
             return parts[0]
@@ -377,10 +393,16 @@ def _gradients_that_will_be_overwritten(
     return copies
 
 
-def _mark(weights: Sequence[Tensor]) -> Any:
-    """A timed event on the stream that the work goes to, on a GPU."""
-    if not weights or weights[0].device.type != "cuda":
+def _chosen(tensors: list[Tensor], members: Sequence[int]) -> list[Tensor]:
+    return tensors if len(members) == len(tensors) else [tensors[i] for i in members]
+
+
+def _mark(weights: Sequence[Tensor], timed: bool) -> Any:
+    """An event on the stream that the work goes to, on a GPU."""
+    device = weights[0].device
+    if device.type != "cuda":
         return None
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(weights[0].device))
+    event = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
+    with on(device):
+        event.record()
     return event

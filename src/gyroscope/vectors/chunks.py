@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -60,3 +61,10 @@ def is_aligned(pointers: Ints) -> bool:
 def is_capturing() -> bool:
     """Whether a CUDA graph is being captured, so that nothing may wait for the device."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+
+
+def on(device: torch.device) -> Any:
+    """Launch on the tensors' own device, where that is not the current one."""
+    if device.type != "cuda" or torch.cuda.current_device() == device.index:
+        return nullcontext()
+    return torch.cuda.device(device)

@@ -7,7 +7,6 @@ up in order, so results do not depend on scheduling, and nothing needs a second 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from gyroscope.errors import VectorError
 from gyroscope.vectors import eager
-from gyroscope.vectors.chunks import CHUNK, Ints, cut, is_aligned, is_capturing, to_device
+from gyroscope.vectors.chunks import CHUNK, Ints, cut, is_aligned, is_capturing, on, to_device
 from gyroscope.vectors.layout import aligned, is_dense, like, splits_in_memory
 
 _MOST_LISTS = 4  # inner products among more lists than these take several passes
@@ -374,10 +373,3 @@ def combine_(x: Sequence[Tensor], y: Sequence[Tensor], a: Tensor, b: Tensor, seg
                 table.pointers, table.lengths, table.chunk_segment, table.chunk_position, a_s, b_s, table.segments,
                 TYPES[tx], TYPES[ty], ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=1024, num_warps=4,
             )  # fmt: skip
-
-
-def on(device: torch.device) -> Any:
-    """Launch on the tensors' own device, where that is not the current one."""
-    if device.type != "cuda" or torch.cuda.current_device() == device.index:
-        return nullcontext()
-    return torch.cuda.device(device)
