@@ -140,7 +140,7 @@ def measure(
     name: str, device: torch.device, folder: str, *, peers: bool, rounds: int, seconds: float
 ) -> dict[str, Any]:
     ready, closes, missing = contenders(name, device, folder, peers)
-    block = 2 if device.type == "cuda" else 5
+    block = 2
 
     def several(task: Task) -> Step:
         def steps() -> None:

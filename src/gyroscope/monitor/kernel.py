@@ -190,7 +190,8 @@ class Kernel:
         """Where the tensors lie now, on the device; the last few answers are kept, since gradients move about."""
         addresses = np.array([list(map(Tensor.data_ptr, one)) for one in lists], dtype=np.int64)
         # What one stream is still uploading another must not read, nor may two count in the same place.
-        stream = torch._C._cuda_getCurrentRawStream(self.device.index) if self.device.type == "cuda" else 0
+        device = lists[0][0].device
+        stream = torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
         key = (stream, addresses.tobytes())
         known = self._pointers.pop(key, None)
         if known is None:
