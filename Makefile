@@ -34,6 +34,8 @@ unit: $(READY)  ## the tests and the examples in docstrings and documents
 bench: $(READY)  ## what a step costs on this machine; writes benchmarks/results/ and the tables in docs/
 	$(BIN)/python benchmarks/step_cost.py --device cpu
 	$(BIN)/python benchmarks/vectors.py --device cpu
+	$(BIN)/python benchmarks/monitor_cost.py --device cpu
+	$(BIN)/python benchmarks/run_store.py
 	$(BIN)/python benchmarks/report.py
 
 docs: $(READY)  ## run every example in the documents and check every link between them

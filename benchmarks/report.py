@@ -122,7 +122,10 @@ def measuring(name: str) -> list[str]:
     e = result["environment"]
     where = e.get("gpu") or f"{e['cpu']}, {e['threads']} threads"
     rows = [f"{where}; torch {e['torch']}. `{result['command']}`", ""]
-    rows += ["| milliseconds a step | " + " | ".join(NETWORKS[t] for t in tasks) + " |", "|---" * (len(tasks) + 1) + "|"]
+    rows += [
+        "| milliseconds a step | " + " | ".join(NETWORKS[t] for t in tasks) + " |",
+        "|---" * (len(tasks) + 1) + "|",
+    ]
     labels = list(dict.fromkeys(label for found in tasks.values() for label in found["contenders"]))
     for label in labels:
         cells = []

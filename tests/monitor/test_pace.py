@@ -11,7 +11,7 @@ from watched import backward, inputs, mlp, train
 
 import gyroscope
 from gyroscope.monitor import clock as clocks
-from gyroscope.monitor import monitor as monitors
+from gyroscope.monitor import loop as loops
 from gyroscope.monitor.clock import LEARNING, Clock
 from gyroscope.monitor.pace import Pace
 from gyroscope.monitor.track import Track
@@ -39,7 +39,7 @@ def hands(monkeypatch):
 
     monkeypatch.setattr(Track, "measure", measure)
     monkeypatch.setattr(clocks, "perf_counter", hands)
-    monkeypatch.setattr(monitors, "perf_counter", hands)
+    monkeypatch.setattr(loops, "perf_counter", hands)
     monkeypatch.setattr("gyroscope.monitor.recorder.thread_time", lambda: 0.0)
     return hands
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gyroscope.errors import MonitorError
-from gyroscope.layer import Layer
+from gyroscope.layer import Layer, split
 from gyroscope.layer import layers as find_layers
 from gyroscope.monitor.reference import Place, Precision
 from gyroscope.store import Sink
@@ -154,6 +154,17 @@ def check_flags(**values: Any) -> None:
     for name, value in values.items():
         if not isinstance(value, bool | np.bool_):
             raise MonitorError(f"{name} is {value!r}; accepted are True and False.")
+
+
+def check_neurons(layers: Sequence[Layer], wanted: bool, sharded: bool) -> None:
+    """Refuse what has no neurons that can be measured."""
+    if wanted and sharded:
+        raise MonitorError(
+            "neurons=True was asked of a sharded model, whose output units lie on several ranks; measure layers "
+            "(neurons=False), or neurons in a run on one device."
+        )
+    for layer in layers if wanted else ():
+        split(layer, "row")
 
 
 def sinks(given: Any) -> tuple[Sink, ...]:

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from gyroscope.errors import MonitorError
 from gyroscope.layer import Layer, split
 from gyroscope.monitor.reference import Reference
 from gyroscope.store.record import QuantityInfo
@@ -61,14 +60,3 @@ class Neurons:
                 out[:, i] = np.percentile(own, PERCENTS)
             start += count
         return out
-
-
-def check(layers: Sequence[Layer], sharded: bool) -> None:
-    """Refuse what has no neurons that can be measured."""
-    if sharded:
-        raise MonitorError(
-            "neurons=True was asked of a sharded model, whose output units lie on several ranks; measure layers "
-            "(neurons=False), or neurons in a run on one device."
-        )
-    for layer in layers:
-        split(layer, "row")

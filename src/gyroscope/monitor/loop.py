@@ -1,0 +1,156 @@
+"""What happens around each step of a training loop: what is copied before it, what is measured after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+from gyroscope.monitor import given
+from gyroscope.monitor.chronicle import Chronicle
+from gyroscope.monitor.clock import Stopwatch
+from gyroscope.monitor.detail import Detail
+from gyroscope.monitor.pace import Pace
+from gyroscope.monitor.recorder import SIGNAL
+from gyroscope.monitor.track import Track
+
+
+class Loop:
+    """Measures the steps that are due, and decides which are.
+
+    Attributes:
+        recording: whether what is measured is still told; a rank that others wait for goes on without.
+        alive: whether anything is measured at all.
+    """
+
+    def __init__(
+        self,
+        tracks: Sequence[Track],
+        details: Sequence[Detail],
+        pace: Pace,
+        chronicle: Chronicle,
+        loss: Callable[[], Any] | None,
+    ) -> None:
+        self.tracks, self.details, self.pace, self.chronicle = tracks, details, pace, chronicle
+        self.recording = True
+        self.alive = True
+        self._loss = loss
+        self._own = Stopwatch()
+        self._outside = 0.0
+        self._left: float | None = None
+
+    def before(self, track: Track) -> None:
+        """A step is about to be taken."""
+        self._arrive()
+        with self._own:
+            # Decided before anything can fail: other ranks may be waiting for this one's part.
+            track.measuring = self._due(track)
+            if not self.chronicle.begun:
+                self.chronicle.begin()
+                track.measuring = self._due(track)  # the step may be another one now
+                track.sampling = track.sampling and track.measuring
+            if track.measuring:
+                track.before()
+            else:
+                track.pass_by()
+        self._left = perf_counter()
+
+    def after(self, track: Track) -> None:
+        """It was taken."""
+        self._arrive()
+        measured, sampled = track.measuring, track.sampling
+        track.measuring = False
+        with self._own:
+            if track.skipped():
+                track.leave()
+                return
+            track.taken += 1
+            if measured:
+                self._measure(track)
+        if sampled:
+            track.next_detail = track.taken + self.pace.detail_interval
+        if track is self.tracks[0]:
+            self._account(measured, sampled)
+        self.arm(track)
+        self._left = perf_counter()
+
+    def by_hand(self, track: Track) -> None:
+        """A step was taken that no hook has seen."""
+        self.chronicle.begin()
+        track.taken += 1
+        if self.pace.due(track.taken, track.tried_at):
+            self._measure(track)
+            track.anchor()
+            self.pace.measurements += 1
+            self.pace.forced = max(0, self.pace.forced - 1)
+
+    def ask_for(self, steps: int) -> None:
+        """Measure the next steps, all of them and in detail."""
+        self.pace.sample(steps)
+        for track in self.tracks:
+            track.next_detail = track.taken + 1
+        self.arm()
+
+    def arm(self, only: Track | None = None) -> None:
+        """Put forward hooks on where the coming step is looked at in detail, and take them off where it is not."""
+        for track, detail in zip(self.tracks, self.details, strict=True):
+            if only is None or track is only:
+                wanted = track.taken + 1 >= track.next_detail or self.pace.forced > 0
+                track.sampling = self.alive and wanted and self._due(track)
+                if track.sampling:
+                    detail.attach()
+                else:
+                    detail.detach()
+
+    def rest(self) -> None:
+        """Take every forward hook off."""
+        for detail in self.details:
+            detail.detach()
+
+    def end(self) -> None:
+        """The last step was taken."""
+        self.chronicle.end()
+        if self.pace.dropped:
+            text = f"{self.pace.dropped} measurements were dropped: the disk could not keep up"
+            self.chronicle.event("interval", text)
+
+    def _due(self, track: Track) -> bool:
+        return self.pace.due(track.taken + 1, track.tried_at)
+
+    def _measure(self, track: Track) -> None:
+        part = self.tracks.index(track)
+        measured = track.measure()
+        detail = self.details[part].collect(track) if track.sampling else {}
+        kept = not self.recording or self.chronicle.measured(part, measured, detail)
+        track.settle(recorded=kept or self.pace.shared)
+        recorder = self.chronicle.recorder
+        if not kept and recorder is not None:
+            if recorder.writer.error is not None:
+                raise recorder.writer.error
+            if not self.pace.shared:
+                self.chronicle.event("interval", self.pace.overrun())
+        if self._loss is not None and part == 0 and self.recording:
+            self.chronicle.log(given.numbers(None, {"loss": self._loss()}))
+
+    def _arrive(self) -> None:
+        if self._left is not None:
+            self._outside += perf_counter() - self._left
+
+    def _account(self, measured: bool, sampled: bool) -> None:
+        """Learn what this step cost, and decide on the next."""
+        outside, self._outside = self._outside, 0.0
+        first, recorder = self.tracks[0], self.chronicle.recorder
+        self.pace.account(
+            outside=outside, own=self._own.take(), measured=measured, sampled=sampled, exposed=first.caught_up
+        )
+        said = None
+        if not self.pace.shared:
+            said = self.pace.stretch()
+        elif measured:
+            said = self.pace.agree(first.parameters()[0].device)
+        if said is not None:
+            self.chronicle.event("interval", said)
+        if recorder is not None and recorder.asked and not self.pace.shared:
+            steps, recorder.asked = recorder.asked, 0
+            self.chronicle.event("note", f"{steps} steps in detail were asked for through the file {SIGNAL!r}")
+            self.ask_for(steps)
