@@ -5,7 +5,8 @@
 
 Every contender trains its own copy of the network; they take turns in one run. `every step` measures all quantities on
 the weight side at every step; `default` is what `gyroscope.watch(model, optimizer)` does, after it has learnt the
-price. On CUDA one step of each network runs under `torch.cuda.set_sync_debug_mode("error")`.
+price, in blocks of seconds beside bare ones. On CUDA steps of each network also run under
+`torch.cuda.set_sync_debug_mode("error")`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from torch.nn.functional import cross_entropy
 
 import gyroscope
 import networks
-from timing import environment, interleaved, write
+from timing import environment, interleaved, summary, write
 
 Step = Callable[[], None]
 Close = Callable[[], None]
@@ -156,11 +158,16 @@ def measure(
     if device.type == "cuda":
         result["never_waits"] = _never_waits(ready["every step"])
         result["memory"] = {n: _memory(ready[n]) for n in ("bare", "every step")}
-    timed = interleaved({n: several(t) for n, t in ready.items()}, device, rounds=rounds, warmup=2, seconds=seconds)
-    bare = timed["bare"]["median_ms"]
-    for numbers in timed.values():
-        numbers.update({key: numbers[key] / block for key in ("median_ms", "low_ms", "high_ms", "host_ms")})
-        numbers["over_bare"] = block * numbers["median_ms"] / bare - 1.0
+    # Other tools by themselves, beside a bare loop of their own: some are so slow that few rounds would be left.
+    ours = {n: several(ready[n]) for n in ("bare", "every step")}
+    theirs = {n: several(t) for n, t in ready.items() if n not in WARM}
+    timed = interleaved(ours, device, rounds=rounds, warmup=2, seconds=seconds)
+    timed = _over(timed, block)
+    if len(theirs) > 1:
+        beside = _over(interleaved(theirs, device, rounds=rounds, warmup=2, seconds=seconds), block)
+        result["bare_beside_peers"] = beside.pop("bare")
+        timed |= beside
+    timed["default"] = _in_long_blocks(ready["bare"], ready["default"], timed["bare"]["median_ms"])
     result |= {"contenders": timed, "missing": missing}
     for contender in WARM:
         cost = ready[contender].monitor.cost()  # type: ignore[attr-defined]
@@ -171,6 +178,43 @@ def measure(
     for close in closes:
         close()
     return result
+
+
+def _in_long_blocks(bare: Task, watched: Task, step_ms: float) -> dict[str, float]:
+    """A monitor that keeps to a budget must see training as it is, and is measured now and then: blocks of seconds.
+
+    Milliseconds a step are means over a block; the ratio is that of two blocks that follow each other.
+    """
+    steps = max(10, round(2000 / step_ms))
+    rows: list[tuple[float, float]] = []
+    for _ in range(9):
+        pair = []
+        for task in (bare, watched):
+            _wait(task)
+            start = time.perf_counter()
+            for _ in range(steps):
+                task.step()
+            _wait(task)
+            pair.append(1e3 * (time.perf_counter() - start) / steps)
+        rows.append((pair[0], pair[1]))
+    rows = rows[1:]  # the first is a warm-up
+    result = summary([after for _, after in rows])
+    ratios = summary([after / before - 1.0 for before, after in rows])
+    return {**result, "over_bare": ratios["median_ms"], "block": steps, "blocks": rows}  # type: ignore[dict-item]
+
+
+def _wait(task: Task) -> None:
+    if task.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _over(timed: dict[str, dict[str, float]], block: int) -> dict[str, dict[str, float]]:
+    """Milliseconds a step instead of a block, and how much more than the bare loop of the same run."""
+    bare = timed["bare"]["median_ms"]
+    for numbers in timed.values():
+        numbers["over_bare"] = numbers["median_ms"] / bare - 1.0
+        numbers.update({key: numbers[key] / block for key in ("median_ms", "low_ms", "high_ms", "host_ms")})
+    return timed
 
 
 def _memory(task: Task) -> dict[str, int]:

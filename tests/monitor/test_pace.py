@@ -225,7 +225,7 @@ def test_steps_that_cost_no_time_are_no_reason_to_stretch():
         clock.step(0.0)
         clock.measured(0.001)
     assert clock.stretched(every=7) == 7
-    assert clock.cost(interval=7, steps=100, measured=100, held="").share == 0.0
+    assert clock.cost(interval=7, details=100, steps=100, measured=100, held="").share == 0.0
 
 
 def test_a_slow_first_step_does_not_put_details_off():

@@ -223,7 +223,7 @@ def test_every_kind_of_prediction_has_its_sentence():
         "at a norm of 2.5": replace(known, equilibrium_rate=0.02, half_life=300.0, equilibrium_norm=2.5),
         "stays as it is": replace(known, law_k0=math.inf),
         "to a half after 60 steps (R² 0.99)": replace(known, law_k0=20.0, law_r2=0.99, kind="sgd"),
-        "to a half after 20 steps": replace(known, law_k0=20.0, law_r2=0.99, kind="adamw"),
+        "to a half after 60 steps": replace(known, law_k0=20.0, law_r2=0.99, kind="adamw"),
         "no theory": known,
     }
     for words, prediction in said.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -276,7 +277,65 @@ def each_data_parallel_rank_loads_the_state_it_saved(folder: Path) -> None:
     monitor.close()
 
 
+def a_failed_measurement_on_one_rank_does_not_stop_training(folder: Path) -> None:
+    """At the first step, which is sampled too, and past the next agreement on the interval."""
+    from gyroscope.monitor import pace
+    from gyroscope.monitor.track import Track
+
+    pace._AGREE = 4
+    real, count = Track._matrix, 0
+
+    def fails_once(self, *given):
+        nonlocal count
+        count += 1
+        if dist.get_rank() == 1 and count == 2:  # the first is that of step 0
+            raise MemoryError("made up")
+        return real(self, *given)
+
+    Track._matrix = fails_once
+    model, optimizer, monitor = _simple(folder, detail_every=3)
+    ranks.go(model, optimizer, range(12), split=True)
+    assert (monitor.error is not None) == (dist.get_rank() == 1)
+    monitor.close()
+
+
+def a_wish_of_the_first_rank_alone_is_heard_by_all(folder: Path) -> None:
+    from gyroscope.monitor import pace
+
+    pace._AGREE = 4
+    model, optimizer, monitor = _simple(folder, every=2)
+    if dist.get_rank() == 0:
+        monitor.sample(next_steps=3)
+    ranks.go(model, optimizer, range(14), split=True)
+    if dist.get_rank() == 0:
+        monitor.every = 1
+    ranks.go(model, optimizer, range(14, 26), split=True)
+    assert monitor.error is None, monitor.error
+    assert monitor.every == 1
+    monitor.close()
+    dist.barrier()
+    steps = gyroscope.load(folder / "run").steps.tolist()
+    assert {8, 9, 10, 11} <= set(steps)  # agreed at the fourth measurement, step 8
+
+
+def an_error_of_one_rank_in_training_is_raised_at_once(folder: Path) -> None:
+    model = ranks.shard(ranks.Kinds())
+    optimizer = ranks.adamw(model)
+    failing = dist.get_rank() == 1
+    watched = gyroscope.watch(model, optimizer, folder / "run", **ranks.PLAIN | {"every": 4})
+    with contextlib.suppress(ZeroDivisionError), watched as monitor:
+        ranks.go(model, optimizer, range(6), split=True)
+        if failing:
+            raise ZeroDivisionError
+        monitor._detach()  # this rank would go on training; here it only must not wait
+        monitor._finish()
+    assert not optimizer._optimizer_step_post_hooks
+
+
 CLAIMS = [
+    a_failed_measurement_on_one_rank_does_not_stop_training,
+    a_wish_of_the_first_rank_alone_is_heard_by_all,
+    an_error_of_one_rank_in_training_is_raised_at_once,
     an_exception_on_one_rank_does_not_stop_training,
     a_full_disk_on_rank_0_does_not_stop_training,
     a_state_can_be_loaded_after_some_steps,

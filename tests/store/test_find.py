@@ -58,7 +58,7 @@ def test_runs_are_found_three_folders_deep_in_the_order_they_were_started(tmp_pa
 
 def test_a_folder_without_runs_gives_none_and_no_folder_is_refused(tmp_path):
     assert runs(tmp_path) == []
-    with pytest.raises(StoreError, match="is not a folder"):
+    with pytest.raises(StoreError, match="There is no folder"):
         runs(tmp_path / "nowhere")
 
 

@@ -37,7 +37,9 @@ def sample(
             state = opened.state
             if state != "running":
                 fail(f"{run} is not running ({state}); there is nobody to ask", code=FAILED)
-            (opened.path / SIGNAL).write_text(f"{steps}\n")
+            request = opened.path / f".{SIGNAL}"
+            request.write_text(f"{steps}\n")
+            request.replace(opened.path / SIGNAL)  # whole or not at all: somebody is looking for it
     except GyroscopeError as error:
         fail(str(error), code=FAILED)
     except OSError as error:

@@ -21,13 +21,14 @@ from gyroscope.layer import Layer
 from gyroscope.monitor.modules import Layout, Role, activity_threshold, first_tensor, roles
 from gyroscope.monitor.units import Look, Tally, look
 from gyroscope.store.record import QuantityInfo
+from gyroscope.vectors.chunks import is_capturing
 
 _MEANING = {
     "dying": "share of the units that were active for no sample of the batch (a unit: a channel at a position)",
     "full": "share of the units that were active for every sample of the batch",
     "dying_channels": "share of the channels that were active for no sample and at no position",
     "full_channels": "share of the channels that were active for every sample and at every position",
-    "activation_mean": "mean activation over units and samples",
+    "activation_mean": "mean activation over units and samples; of the layer's own output where no module rectifies it",
     "nu": "ν = ‖m‖² + 1 of the channels' mean activations m: how far an eigenvalue of the curvature lies out",
     "activation_rank": "numerical rank of the matrix of activations, samples by channels",
 }
@@ -205,7 +206,7 @@ class _Hook:
         self.probe: Callable[[], ActivationProbe | None] = (lambda: None) if probe is None else weakref.ref(probe)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or is_capturing():
             return
         probe = self.probe()
         if probe is None or probe.error is not None or not torch.is_grad_enabled() or torch._C._get_tracing_state():

@@ -85,7 +85,13 @@ class Remembered:
 
 
 class Passes(Protocol):
-    """Who walks through the weights: plain torch operations (`staged`) or a kernel."""
+    """Who walks through the weights: plain torch operations (`staged`) or a kernel.
+
+    Attributes:
+        kept: a buffer that is kept from copy to copy, if any.
+    """
+
+    kept: Tensor | None
 
     def copy(self, weights: Sequence[Tensor], *, lasting: bool = False) -> Tensor:
         """The weights as they are now, in a flat buffer; one that is not `lasting` serves for the next copy again."""
@@ -122,8 +128,14 @@ class Bundle:
     @property
     def bytes(self) -> int:
         """What the flat buffers take that are there now."""
-        buffers = (self.reference, self.before, self.anchor, self.previous)
-        return sum(b.numel() * b.element_size() for b in buffers if b is not None)
+        buffers = (self.reference, self.before, self.anchor, self.previous, self._passes.kept)
+        mine = {b.data_ptr(): b.numel() * b.element_size() for b in buffers if b is not None}
+        return sum(mine.values())
+
+    def release(self) -> None:
+        """Let go of everything but the reference."""
+        self.before = self.anchor = self.previous = self._passes.kept = None
+        self.moved = False
 
     def copy(self, weights: Sequence[Tensor]) -> Tensor:
         """The weights as they are now, in a flat buffer."""

@@ -87,8 +87,16 @@ class Chronicle:
         """Take the weights as they are now for step 0; a new run is opened, so that what is wrong is said now."""
         self._tracks, self._details, self._clock = tracks, details, clock
         self._zero = [track.measure(gradients=False) for track in tracks]
+        problem: GyroscopeError | None = None
         if self.about.writes and self._existing is None:
-            self._open(self._step_given or 0, file_of(1))
+            try:
+                self._open(self._step_given or 0, file_of(1))
+            except GyroscopeError as error:
+                problem = error
+        if self.about.writes or self.about.shared:
+            (problem,) = agreed((problem,), self.about.shared)
+        if problem is not None:
+            raise problem
 
     @property
     def steps(self) -> int:
@@ -142,7 +150,9 @@ class Chronicle:
             if track.taken > track.measured_at:
                 measured = track.measure(gradients=False)
                 track.settle()
-                self.measured(part, measured, {})
+                if not self.measured(part, measured, {}) and self.recorder is not None:
+                    self.recorder.writer.flush()  # makes room: the last step is always recorded
+                    self.measured(part, measured, {})
 
     def _write(self, start: Beginning, saved: Saved | None) -> None:
         """The first rows of the run, or of its next attempt."""
@@ -173,8 +183,14 @@ class Chronicle:
         )  # fmt: skip
         return self.recorder
 
-    def _put(self, what: str, payload: Any) -> None:
-        if self.recorder is None or not self.begun:
+    def drain(self) -> None:
+        """Hand over what still waits for a beginning that will not come."""
+        waiting, self._waiting = self._waiting, []
+        for what, payload in waiting if self.recorder is not None else ():
+            self._put(what, payload, late=True)
+
+    def _put(self, what: str, payload: Any, *, late: bool = False) -> None:
+        if self.recorder is None or not (self.begun or late):
             self._waiting.append((what, payload))
         elif what == "numbers":
             self.recorder.scalars(payload)

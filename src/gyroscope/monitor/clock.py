@@ -13,6 +13,8 @@ from time import perf_counter
 LEARNING = 50
 _WARM = 3
 _SMOOTH = 0.05
+# The share of the budget that is left to sampled steps, where there are any.
+_DETAILS = 0.3
 _OUTLIERS_FROM = 5
 
 
@@ -21,7 +23,7 @@ class Cost:
     """What a monitor has cost so far.
 
     Attributes:
-        share: of the training time, over the last steps.
+        share: of the training time, over the last steps; detail included.
         seconds: for one measured step: the larger of the host's and the device's time, and the writer's on top.
         step_seconds: for one training step, without the monitor.
         interval: the number of steps between two measured ones, as it is now.
@@ -59,8 +61,9 @@ class Clock:
     10
     """
 
-    def __init__(self, budget: float | None) -> None:
+    def __init__(self, budget: float | None, *, details: bool = False) -> None:
         self.budget = budget
+        self._share = _DETAILS if details else 0.0  # of the budget, for sampled steps
         self.count = 0
         self.total = 0.0
         self.host = 0.0
@@ -115,18 +118,20 @@ class Clock:
         """The interval, a multiple of `every`, that keeps to the budget."""
         if self.budget is None or self.count <= LEARNING or self.train <= 0:
             return every
-        least = self.price / (self.budget * self.train)
+        least = self.price / ((1 - self._share) * self.budget * self.train)
         return every * max(1, math.ceil(least / every - 1e-9))
 
     def details_stretched(self, every: int) -> int:
-        """The same for sampled steps, which may cost as much again."""
+        """The same for sampled steps."""
         if self.budget is None or self.details < 2 or self.train <= 0:
             return every
-        return every * max(1, math.ceil(self.detail / (self.budget * self.train) / every))
+        least = self.detail / (_DETAILS * self.budget * self.train)
+        return every * max(1, math.ceil(least / every - 1e-9))
 
-    def cost(self, *, interval: int, steps: int, measured: int, held: str) -> Cost:
+    def cost(self, *, interval: int, details: int, steps: int, measured: int, held: str) -> Cost:
         """What it has come to."""
-        share = self.price / interval / self.train if self.train > 0 else 0.0
+        every_step = self.price / interval + self.detail / max(details, 1)
+        share = every_step / self.train if self.train > 0 else 0.0
         return Cost(
             share=share, seconds=self.price, step_seconds=self.train, interval=interval, steps=steps,
             measured=measured, total_seconds=self.total, held=held,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +15,6 @@ from gyroscope.monitor import activations as acts
 from gyroscope.monitor import moments, neurons
 from gyroscope.monitor.track import Track
 from gyroscope.store.record import QuantityInfo
-
-_LOG = logging.getLogger("gyroscope")
 
 
 class Detail:

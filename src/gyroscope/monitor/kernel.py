@@ -132,6 +132,7 @@ class Kernel:
         self._pointers: dict[tuple[int, bytes], tuple[Tensor, bool]] = {}
         self._done: dict[int, Tensor] = {}
         self._compiled: dict[Any, Any] = {}
+        self.kept: Tensor | None = None  # buffers go back to the allocator
 
     def copy(self, weights: Sequence[Tensor], *, lasting: bool = False) -> Tensor:
         """The weights in a new flat buffer: what is not needed any more goes back to the allocator."""

@@ -60,33 +60,47 @@ class Loop:
         self._arrive()
         measured, sampled = track.measuring, track.sampling
         track.measuring = False
-        with self._own:
-            if track.skipped():
-                track.leave()
-                return
-            track.taken += 1
-            if measured:
-                self._measure(track)
+        try:
+            with self._own:
+                if track.skipped():
+                    track.leave()
+                    return
+                track.taken += 1
+                if measured:
+                    self._measure(track)
+            self._look_ahead(track, measured, sampled)
+        except Exception:
+            if self.pace.shared:  # other ranks go on to count on this one
+                self._look_ahead(track, measured, sampled)
+            raise
+        finally:
+            self.arm(track)
+            self._left = perf_counter()
+
+    def _look_ahead(self, track: Track, measured: bool, sampled: bool) -> None:
         if sampled:
             track.next_detail = track.taken + self.pace.detail_interval
         if track is self.tracks[0]:
             self._account(measured, sampled)
-        self.arm(track)
-        self._left = perf_counter()
 
     def by_hand(self, track: Track) -> None:
         """A step was taken that no hook has seen."""
         self.chronicle.begin()
         track.taken += 1
         if self.pace.due(track.taken, track.tried_at):
+            sampled = track.sampling
             self._measure(track)
             track.anchor()
             self.pace.measurements += 1
             self.pace.forced = max(0, self.pace.forced - 1)
+            if sampled:
+                track.next_detail = track.taken + self.pace.detail_interval
+        self.arm(track)
 
     def ask_for(self, steps: int) -> None:
         """Measure the next steps, all of them and in detail."""
         self.pace.sample(steps)
+        self.pace.requested = 0
         for track in self.tracks:
             track.next_detail = track.taken + 1
         self.arm()
@@ -119,8 +133,17 @@ class Loop:
 
     def _measure(self, track: Track) -> None:
         part = self.tracks.index(track)
-        measured = track.measure()
-        detail = self.details[part].collect(track) if track.sampling else {}
+        failed: Exception | None = None
+        try:
+            measured = track.measure()
+        except Exception as error:
+            if not self.pace.shared:
+                raise
+            failed = error
+        detail = self.details[part].collect(track) if track.sampling else {}  # other ranks take part in this too
+        if failed is not None:
+            track.settle()
+            raise failed
         kept = not self.recording or self.chronicle.measured(part, measured, detail)
         track.settle(recorded=kept or self.pace.shared)
         recorder = self.chronicle.recorder
@@ -143,6 +166,10 @@ class Loop:
         self.pace.account(
             outside=outside, own=self._own.take(), measured=measured, sampled=sampled, exposed=first.caught_up
         )
+        if recorder is not None and recorder.asked:
+            self.pace.requested, recorder.asked = recorder.asked, 0
+            text = f"{self.pace.requested} steps in detail were asked for through the file {SIGNAL!r}"
+            self.chronicle.event("note", text)
         said = None
         if not self.pace.shared:
             said = self.pace.stretch()
@@ -150,7 +177,5 @@ class Loop:
             said = self.pace.agree(first.parameters()[0].device)
         if said is not None:
             self.chronicle.event("interval", said)
-        if recorder is not None and recorder.asked and not self.pace.shared:
-            steps, recorder.asked = recorder.asked, 0
-            self.chronicle.event("note", f"{steps} steps in detail were asked for through the file {SIGNAL!r}")
-            self.ask_for(steps)
+        if self.pace.requested and (not self.pace.shared or self.pace.agreed_on):
+            self.ask_for(self.pace.requested)

@@ -96,7 +96,10 @@ class Monitor:
         # Everything has been checked but the folder, and nothing was changed.
         step = None if step is None else int(step)
         self._chronicle = Chronicle(about, step=step, own_reference=reference is not None)
-        self._pace = Pace(every=every, budget=budget, detail_every=int(detail_every), shared=self._sharded)
+        self._pace = Pace(
+            every=every, budget=budget, detail_every=int(detail_every), details=activations or neurons,
+            shared=self._sharded,
+        )  # fmt: skip
         self._tracks: list[Track] = []
         self._details: list[Detail] = []
         moves = any({"pp", "vp"} & one.needs for one in wanted)
@@ -118,7 +121,10 @@ class Monitor:
 
     @property
     def every(self) -> int:
-        """Measure every so many steps; can be changed at any time. The budget may stretch it."""
+        """Measure every so many steps; can be changed at any time. After a while the budget may stretch it again.
+
+        Of a sharded model the first rank decides, and the others hear of it within 32 measurements.
+        """
         return self._pace.every
 
     @every.setter
@@ -163,9 +169,15 @@ class Monitor:
         self._safely(self._chronicle.event, "note", str(text))
 
     def sample(self, next_steps: int = 5) -> None:
-        """Measure the next steps, every one of them and in detail, whatever the interval."""
+        """Measure the next steps, every one of them and in detail, whatever the interval.
+
+        Of a sharded model the first rank decides, and the others hear of it within 32 measurements.
+        """
         given.check_numbers(next_steps=next_steps)
-        self._safely(self._loop.ask_for, int(next_steps))
+        if self._sharded:  # all ranks must look at the same steps: the first one asks, when they next agree
+            self._pace.requested = int(next_steps)
+        else:
+            self._safely(self._loop.ask_for, int(next_steps))
 
     def measure(self) -> None:
         """Count a step, and measure it if it is due, in a loop that does not call `optimizer.step`.
@@ -179,7 +191,10 @@ class Monitor:
     def cost(self) -> Cost:
         """What measuring costs, as a share of the training time and in seconds."""
         pace = self._pace
-        return pace.clock.cost(interval=pace.interval, steps=self.steps, measured=pace.measurements, held=self.held)
+        return pace.clock.cost(
+            interval=pace.interval, details=pace.detail_interval, steps=self.steps, measured=pace.measurements,
+            held=self.held,
+        )  # fmt: skip
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything measured so far is on disk.
@@ -194,12 +209,21 @@ class Monitor:
 
     def close(self) -> None:
         """Record the last step, take every hook off and finish the run."""
+        self._detach()
+        self._safely(self._loop.end)
+        self._finish()
+
+    def _detach(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
         self._loop.rest()
-        self._safely(self._loop.end)
+
+    def _finish(self) -> None:
         self._active = self._loop.alive = False
+        self._chronicle.drain()
+        for track in self._tracks:
+            track.release()
         if self._recorder is not None:
             self._recorder.close()
 
@@ -209,7 +233,11 @@ class Monitor:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if error is not None:
             self._safely(self._chronicle.event, "stop", f"stopped by {type(error).__name__}: {error}")
-        self.close()
+        if error is None or not self._sharded:
+            self.close()
+        else:
+            self._detach()  # other ranks may not come here, so there is nothing that waits for them
+            self._finish()
 
     def __repr__(self) -> str:
         every = f"every {self.interval} steps" if self.interval > 1 else "every step"
@@ -302,3 +330,4 @@ class Monitor:
         said = str(error) if expected else f"{type(error).__name__}: {error}"
         _LOG.error("The monitor of %s has stopped, training goes on. %s", self.path, said, exc_info=not expected)
         self._chronicle.event("error", f"recording stopped: {said}")
+        self._chronicle.drain()

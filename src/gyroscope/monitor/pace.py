@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gyroscope.monitor.clock import Clock
+from gyroscope.monitor.clock import LEARNING, Clock
 
 # Ranks of a sharded model agree on the interval every so many measured steps.
 _AGREE = 32
@@ -14,7 +14,7 @@ _PATIENCE = 4
 
 
 class Pace:
-    """Decides which steps are measured; `shared` where several ranks must do so together.
+    """Decides which steps are measured: with `details` beside it, and `shared` with other ranks.
 
     >>> pace = Pace(every=10, budget=None, detail_every=100)
     >>> pace.due(step=20, last=10), pace.due(step=21, last=20)
@@ -24,8 +24,10 @@ class Pace:
     True
     """
 
-    def __init__(self, *, every: int, budget: float | None, detail_every: int, shared: bool = False) -> None:
-        self.clock = Clock(budget)
+    def __init__(
+        self, *, every: int, budget: float | None, detail_every: int, details: bool = False, shared: bool = False
+    ) -> None:
+        self.clock = Clock(budget, details=details)
         self.every = every
         self.interval = every
         self.detail_every = detail_every
@@ -33,11 +35,22 @@ class Pace:
         self.forced = 0
         self.dropped = 0
         self.measurements = 0
+        self.requested = 0
+        self.agreed_on = False  # whether all ranks have just heard of the request
+        self._wanted: int | None = None
         self._adopted = -_PATIENCE
+        self._carried = 0.0
 
     def set_every(self, every: int) -> None:
-        """Another interval, from now on."""
+        """Another interval, from now on; of ranks that measure together the first one decides, when they next agree.
+
+        It holds for as many measurements as the price takes to learn; then the budget has its say again.
+        """
+        if self.shared:
+            self._wanted = every
+            return
         self.every = self.interval = every
+        self._adopted = self.measurements + LEARNING
 
     def due(self, step: int, last: int) -> bool:
         """Whether `step` is measured, after `last` was."""
@@ -60,7 +73,9 @@ class Pace:
         if not sampled:
             self.clock.step(outside)
             if measured:
-                self.clock.measured(own, exposed=exposed)
+                self.clock.measured(own + self._carried, exposed=exposed)
+            # What steps in between cost is for the sake of the next measured one.
+            self._carried = 0.0 if measured else self._carried + own
         elif self.clock.train > 0:  # what a step costs without detail must be known first
             self.clock.sampled(outside - self.clock.train + own - self.clock.host)
         self.forced = max(0, self.forced - 1)
@@ -74,11 +89,19 @@ class Pace:
 
         Called after a measured step, by all; every so often it waits for the device.
         """
+        self.agreed_on = False
         if self.measurements % _AGREE:
             return None
-        decided = torch.tensor([self.clock.stretched(self.every), self.forced], dtype=torch.int64, device=device)
+        every = self.every if self._wanted is None else self._wanted
+        decided = torch.tensor(
+            [every, self.clock.stretched(every), self.forced, self.requested], dtype=torch.int64, device=device
+        )
         torch.distributed.broadcast(decided, 0)
-        interval, self.forced = (int(value) for value in decided.tolist())
+        every, interval, self.forced, self.requested = (int(value) for value in decided.tolist())
+        self.agreed_on, self._wanted = True, None
+        if every != self.every:
+            self.every = self.interval = every
+            return f"measuring every {every} steps, as asked"
         return self._adopt(interval)
 
     def overrun(self) -> str:

@@ -216,7 +216,8 @@ def in_words(prediction: Prediction) -> str:
     if prediction.law_k0 == inf:
         return f"{start} its norm does not grow, and its effective learning rate stays as it is."
     if isfinite(prediction.law_k0):
-        halved = prediction.law_k0 * (3 if prediction.kind == "sgd" else 1)
+        # Adam's steps do not shrink with the norm: what its direction feels is η/‖w‖, which follows the same law.
+        halved = 3 * prediction.law_k0
         return (
             f"{start} without weight decay its norm grows, and its effective learning rate falls by itself, "
             f"to a half after {halved:.0f} steps (R² {prediction.law_r2:.2f})."

@@ -61,16 +61,23 @@ def quantity(name: str, unit: str, meaning: str) -> Callable[[Function], Functio
     """
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name):
         raise MonitorError(f"A quantity's name is {name!r}; accepted are letters, digits and underscores: 'my_ratio'.")
-    if name in _registry:
-        raise MonitorError(f"There is a quantity {name!r} already; choose another name, or `forget` it first.")
+    if name in _registry and _registry[name].function.__module__ == __name__:
+        raise MonitorError(f"There is a quantity {name!r} already, one of our own; choose another name.")
     if not unit or not meaning or "\n" in meaning:
         raise MonitorError(f"{name!r} needs a unit ('1' for a ratio) and a meaning of one line.")
 
     def register(function: Function) -> Function:
+        known = _registry.get(name)
+        if known is not None and _home(known.function) != _home(function):  # the same again: a cell that is run twice
+            raise MonitorError(f"There is a quantity {name!r} already; choose another name, or `forget` it first.")
         _registry[name] = Quantity(QuantityInfo(name, unit, meaning), function, _probe(name, function))
         return function
 
     return register
+
+
+def _home(function: Function) -> tuple[object, object]:
+    return getattr(function, "__module__", None), getattr(function, "__qualname__", function)
 
 
 def forget(name: str) -> None:
@@ -217,7 +224,11 @@ def _update_ratio(d: Products) -> Array:
     return np.where(d.bb > 0, np.sqrt(d.uu / d.bb), np.nan)
 
 
-@quantity("effective_lr", "1", "learning rate over the squared norm of the weights, η/‖w‖²")
+@quantity(
+    "effective_lr",
+    "1",
+    "learning rate over the squared norm of the weights, η/‖w‖²: what a normalized layer feels under SGD",
+)
 def _effective_lr(d: Products) -> Array:
     return np.where(d.ww > 0, d.eta / d.ww, np.nan)
 

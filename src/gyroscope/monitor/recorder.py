@@ -99,7 +99,7 @@ class Recorder:
     def scalars(self, numbers: Numbers) -> None:
         """Hand numbers over; those on a GPU are not waited for."""
         if numbers.done is not None:
-            self.writer.put(Deferred(_scalars, numbers))
+            self.writer.put(Deferred(_scalars, numbers, small=True))
             return
         for record in _scalars([numbers]):
             self.writer.put(record)
@@ -161,7 +161,7 @@ class Recorder:
         """A file in the run's folder asks a running job for detail; it may hold the number of steps."""
         file = self.path / SIGNAL
         if file.exists():
-            text = file.read_text().strip()
+            text = file.read_text(errors="replace").strip()
             with suppress(OSError):
                 os.unlink(file)
             self.asked = int(text) if text.isdecimal() and int(text) > 0 else 5

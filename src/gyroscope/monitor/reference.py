@@ -106,7 +106,7 @@ class Reference:
     def _on_host(self) -> bool:
         return any(bundle.reference.device != bundle.device for bundle in self.bundles)
 
-    def tensors(self, weights: Sequence[Tensor]) -> list[Tensor]:
+    def tensors(self, weights: Sequence[Tensor], *, on_host: bool = False) -> list[Tensor]:
         """w₀ as tensors of the layers' shapes; whole ones, which all ranks of a sharded model ask for together."""
         found: list[Tensor] = [torch.empty(0)] * len(weights)
         mine = local(weights)
@@ -122,7 +122,8 @@ class Reference:
                     from gyroscope.vectors.sharded import as_sharded
 
                     whole = as_sharded(whole.to(like.device), weights[i]).full_tensor()  # type: ignore[attr-defined]
-                found[i] = whole
+                # One at a time to host memory, if so: all of them may not fit on a device beside each other.
+                found[i] = whole.cpu() if on_host else whole
         return found
 
 
@@ -241,10 +242,7 @@ def _without_prefixes(named: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(inner, Mapping):
             named = inner
             break
-    plain = {
-        re.sub(r"(^|\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.", r"\1", k): v
-        for k, v in named.items()
-    }
+    plain = {_WRAPPERS.sub(r"\1", k): v for k, v in named.items()}
     if plain and all(key.startswith("module.") for key in plain):
         plain = {key.removeprefix("module."): value for key, value in plain.items()}
     return plain

@@ -18,7 +18,7 @@ from gyroscope.monitor.quantities import compute, find
 from gyroscope.monitor.reference import FILE, Place, Precision, Reference, from_source
 from gyroscope.monitor.track import Track
 from gyroscope.store import LayerInfo, Run, load
-from gyroscope.store.folder import run_file
+from gyroscope.store.folder import is_file, run_file
 
 # How far recorded numbers, which are kept in float32, may be from those of the weights at hand: relatively, and for
 # rotations beside it by what rounding leaves of w₀ that is held exactly, or rounded.
@@ -41,7 +41,7 @@ class Saved:
         for track in tracks:
             held = track.reference
             names = [layer.name for layer in track.layers]
-            tensors |= dict(zip(names, held.tensors(track.parameters()), strict=True))
+            tensors |= dict(zip(names, held.tensors(track.parameters(), on_host=True), strict=True))
             squares |= {
                 name: [float(a), float(b)] for name, a, b in zip(names, held.rr, held.exact, strict=True)
             }  # fmt: skip
@@ -112,7 +112,7 @@ class Existing:
     @classmethod
     def at(cls, path: Path, table: Sequence[LayerInfo]) -> Existing | None:
         """The run in a folder, or None. A run of other layers is refused, before anything is changed."""
-        if not run_file(path).exists():
+        if not is_file(run_file(path)):
             return None
         with load(path) as run:
             theirs, own = run.layer_table, tuple(table)

@@ -44,7 +44,7 @@ class Staged:
         self.layout, self.device, self.dtype = layout, device, dtype
         counts = torch.tensor([-(-n // PIECE) for n in layout.sizes], device="cpu")
         self._layer_of_piece = torch.repeat_interleave(counts).to(device)
-        self._kept: Tensor | None = None
+        self.kept: Tensor | None = None
         self._kept_views: list[Tensor] = []
         self._square: Tensor | None = None  # ⟨p,p⟩ of the previous displacement
         self._scratch: dict[torch.dtype, Tensor] = {}
@@ -52,13 +52,13 @@ class Staged:
 
     def copy(self, weights: Sequence[Tensor], *, lasting: bool = False) -> Tensor:
         """The weights in a flat buffer; the same again and again, since fresh pages cost more than copying."""
-        if self._kept is None or lasting:
+        if self.kept is None or lasting:
             buffer = torch.zeros(self.layout.total, dtype=self.dtype, device=self.device)
             views = self.layout.views(buffer)
             if not lasting:
-                self._kept, self._kept_views = buffer, views
+                self.kept, self._kept_views = buffer, views
         else:
-            buffer, views = self._kept, self._kept_views
+            buffer, views = self.kept, self._kept_views
         torch._foreach_copy_(views, list(map(flat, weights)))
         return buffer
 
@@ -94,7 +94,10 @@ class Staged:
                 if remembered.moved:
                     product = torch.mul(displacement, previous, out=staged[_SPARE])
                     aligned.append(product.view(pieces, PIECE).sum(1))
-                previous.copy_(displacement)
+                if remembered.skip is None:
+                    previous.copy_(displacement)
+                else:  # a step that was none leaves the last displacement the previous one
+                    previous.copy_(torch.where(remembered.skip == 0, displacement, previous.to(displacement.dtype)))
         exact = _sum_dtype(self.device)
         out = torch.zeros(len(weights), len(COLUMNS), dtype=exact, device=self.device)
         if not grams:  # a rank may hold nothing of any layer

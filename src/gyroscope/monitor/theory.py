@@ -113,7 +113,7 @@ class Memory:
         _check_share("dampening", dampening)
         if kind == "adamw":
             return cls(1.0, (1 - momentum) / (1 + momentum), coupled=False)
-        take, square = 1 - dampening, 1 / (1 - momentum**2)
+        take, square = 1 - dampening if momentum else 1.0, 1 / (1 - momentum**2)  # torch dampens momentum alone
         if nesterov and momentum:
             square = (1 + momentum) ** 2 + momentum**4 * square
         return cls(take / (1 - momentum), take**2 * square, coupled=True)

@@ -18,7 +18,7 @@ from gyroscope.monitor.products import COLUMNS, Products
 from gyroscope.monitor.reference import Reference
 from gyroscope.vectors.chunks import on, to_device
 from gyroscope.vectors.eager import accumulator
-from gyroscope.vectors.sharded import any_sharded, local, plan
+from gyroscope.vectors.sharded import local, plan
 
 # Displacements are kept in float32 up to so many elements, then in bfloat16: an error of 1e-3/√n in their cosine.
 _EXACT_MOVES = 1 << 24
@@ -107,6 +107,8 @@ class Track:
         self._order: dict[torch.device, Tensor] = {}
         self._copied: tuple[Any, ...] = ()
         self._marked: Any = None
+        self._timing: bool | None = None
+        self._count = 0
         self._stashed: list[Tensor | None] | None = None
         self._inside: tuple[list[Tensor], list[Tensor]] | None = None  # parameters and weights, within a measured step
         self._fresh = True  # the weights are those of the last measurement
@@ -123,10 +125,11 @@ class Track:
         """The layers' parameters as they are now; FSDP2 and Accelerate swap them in place."""
         return [owner[key] for owner, key in self._places]
 
-    @property
-    def sharded(self) -> bool:
-        """Whether the layers lie on several ranks."""
-        return any_sharded(self.parameters())
+    def release(self) -> None:
+        """Nothing will be measured any more: let go of everything but the reference."""
+        for bundle in self.reference.bundles:
+            bundle.release()
+        self._stashed = self._inside = None
 
     def before(self) -> None:
         """A measured step is about to be taken: copy the weights."""
@@ -134,7 +137,7 @@ class Track:
         weights = self._look(parameters)
         self._notice_changes(parameters)
         self.caught_up = self._marked is None or self._marked.query()
-        timed = self._is_timed()
+        timed = self._timing = self._is_timed()
         start = _mark(weights, timed)
         for bundle in self.reference.bundles:
             bundle.before = bundle.copy(_chosen(weights, bundle.members))
@@ -181,7 +184,8 @@ class Track:
         over_ranks = plan([parameters], [1] * len(parameters))
         failed: Exception | None = None
         there = self._there()
-        timed = self._is_timed()
+        timed = self._is_timed() if self._timing is None else self._timing
+        self._timing = None
         start = _mark(parameters, timed) if timed else None
         try:
             matrix = self._matrix(parameters, given)
@@ -330,7 +334,8 @@ class Track:
 
     def _is_timed(self) -> bool:
         """Whether the device's time is taken in this step: not always, since events cost the host time."""
-        return self.taken < _TIMED or self.taken % _TIMED == 0
+        self._count += 1
+        return self._count < _TIMED or self._count % _TIMED == 0
 
     def _in_order(self, parts: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
         if len(parts) == 1:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gyroscope.errors import StoreError
 from gyroscope.store import schema
+from gyroscope.store.folder import is_dir, is_file
 from gyroscope.store.reader import Run
 
 _LOG = logging.getLogger("gyroscope")
@@ -30,7 +31,7 @@ def load(path: str | os.PathLike[str]) -> Run:
     ('conv1.weight', 'conv2.weight', 'head.weight')
     """
     given = Path(path)
-    if given.is_file():
+    if is_file(given):
         if given.name != schema.FILE:
             raise StoreError(f"{given} is a file; a run is a folder with a {schema.FILE} in it. Give that folder.")
         given = given.parent
@@ -56,8 +57,11 @@ def runs(folder: str | os.PathLike[str] = "runs", *, broken: list[StoreError] | 
     ['a', 'b']
     """
     top = Path(folder)
-    if not top.is_dir():
-        raise StoreError(f"{top} is not a folder; give one that runs have been written to.")
+    if not is_dir(top):
+        raise StoreError(
+            f"There is no folder {top}; give one that runs have been written to (`gyroscope.watch(model, optimizer, "
+            f"'{top}/first')` makes one)."
+        )
     found: list[tuple[float, str, Run]] = []
     for path in _folders(top, _DEPTH):
         try:

@@ -14,6 +14,26 @@ from gyroscope.store.lock import Lock
 from gyroscope.store.record import LayerInfo
 
 
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no file can have is one of none.
+
+    >>> is_file(Path("x" * 10_000))
+    False
+    """
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def is_dir(path: Path) -> bool:
+    """The same for folders."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def run_file(folder: Path) -> Path:
     """Where the run in `folder` is.
 

@@ -110,5 +110,5 @@ def _absent(file: Path) -> str:
     found = "there is no such folder" if not folder.exists() else f"there is no {file.name} in it"
     return (
         f"There is no run at {folder}: {found}. A run is a folder that gyroscope.watch has written; "
-        "gyroscope.runs(folder) lists those within a folder."
+        "`gyroscope runs FOLDER` lists those within a folder."
     )

@@ -84,11 +84,13 @@ Record = Rows | Scalars | Event
 class Deferred:
     """A record that the writer's thread still has to work out, for instance because a device is computing it.
 
-    Deferred records that follow each other and share the same `resolve` are worked out together, in order.
+    Deferred records that share the same `resolve` and wait together are worked out together, in order. `small` ones
+    have room of their own in the queue.
     """
 
     resolve: Callable[[Sequence[Any]], Iterable[Record]]
     payload: Any
+    small: bool = False
 
 
 class Sink(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 from gyroscope.store.database import Batch, Database
@@ -69,18 +68,18 @@ class Scribe:
                 self.attempted(sink.close, run, of=sink)
 
     def _resolved(self, items: Sequence[Any]) -> Iterator[Record]:
-        for resolve, group in groupby(items, lambda item: item.resolve if isinstance(item, Deferred) else None):
-            if resolve is not None:
-                found: list[Record] = []
-                payloads = [item.payload for item in group]
-                self.attempted(lambda r=resolve, p=payloads, to=found: to.extend(r(p)), of=resolve)
-                yield from found
-                continue
-            for item in group:
-                if isinstance(item, dict):
-                    self._database.register(item)
-                else:
-                    yield item
+        deferred: dict[Any, list[Any]] = {}
+        for item in items:
+            if isinstance(item, Deferred):
+                deferred.setdefault(item.resolve, []).append(item.payload)
+            elif isinstance(item, dict):
+                self._database.register(item)
+            else:
+                yield item
+        for resolve, payloads in deferred.items():
+            found: list[Record] = []
+            self.attempted(lambda r=resolve, p=payloads, to=found: to.extend(r(p)), of=resolve)
+            yield from found
 
     def _commit(self, records: Iterator[Record]) -> list[Record]:
         """Write the records, and return those that were written."""

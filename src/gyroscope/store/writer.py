@@ -97,7 +97,8 @@ class Writer:
 
     def put(self, record: Record | Deferred) -> bool:
         """Hand over a record; never waits. False if it was not taken: the queue is full, or writing has ended."""
-        return not self._inherited and self._mail.put(record, small=isinstance(record, Scalars | Event))
+        small = isinstance(record, Scalars | Event) or (isinstance(record, Deferred) and record.small)
+        return not self._inherited and self._mail.put(record, small=small)
 
     def add_quantities(self, quantities: Mapping[str, QuantityInfo]) -> None:
         """Register more quantities, for records that are put from now on."""
