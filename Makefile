@@ -35,6 +35,7 @@ bench: $(READY)  ## what a step costs on this machine; writes benchmarks/results
 	$(BIN)/python benchmarks/step_cost.py --device cpu
 	$(BIN)/python benchmarks/vectors.py --device cpu
 	$(BIN)/python benchmarks/monitor_cost.py --device cpu
+	$(BIN)/python benchmarks/monitor_cost.py --device cpu --budget
 	$(BIN)/python benchmarks/run_store.py
 	$(BIN)/python benchmarks/report.py
 

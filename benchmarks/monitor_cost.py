@@ -2,6 +2,7 @@
 
     python benchmarks/monitor_cost.py --device cpu [--peers]
     python benchmarks/monitor_cost.py --device cuda
+    python benchmarks/monitor_cost.py --device cpu --budget    # the default alone, sharper
 
 Every contender trains its own copy of the network; they take turns in one run. `every step` measures all quantities on
 the weight side at every step; `default` is what `gyroscope.watch(model, optimizer)` does, after it has learnt the
@@ -12,6 +13,7 @@ price, in blocks of seconds beside bare ones. On CUDA steps of each network also
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import tempfile
 import time
@@ -203,6 +205,46 @@ def _in_long_blocks(bare: Task, watched: Task, step_ms: float) -> dict[str, floa
     return {**result, "over_bare": ratios["median_ms"], "block": steps, "blocks": rows}  # type: ignore[dict-item]
 
 
+def measure_budget(name: str, device: torch.device, folder: str, *, seconds: float) -> dict[str, Any]:
+    """The default budget beside a bare loop: many short blocks in alternating order, and the mean of their ratios.
+
+    A tenth of the ratios at either end is left out, as the noise of a shared machine. A block is short enough for many
+    pairs, and long enough that the monitor sees training steps rather than the pauses between its blocks.
+    """
+    bare, watched = Task(name, device), Task(name, device)
+    close = _watched(watched, f"{folder}/{name}")
+    start = time.perf_counter()
+    for _ in range(20):
+        bare.step()
+    steps = max(4, round(0.25 * 20 / (time.perf_counter() - start)))
+    for _ in range(max(200, 2 * steps)):
+        watched.step()
+    pairs: list[tuple[float, float]] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        spent = {}
+        for task in (bare, watched) if len(pairs) % 2 else (watched, bare):
+            _wait(task)
+            start = time.perf_counter()
+            for _ in range(steps):
+                task.step()
+            _wait(task)
+            spent[id(task)] = 1e3 * (time.perf_counter() - start) / steps
+        pairs.append((spent[id(bare)], spent[id(watched)]))
+    ratios = sorted(after / before - 1.0 for before, after in pairs)
+    kept = ratios[len(ratios) // 10 : len(ratios) - len(ratios) // 10]
+    cost = watched.monitor.cost()  # type: ignore[attr-defined]
+    close()
+    return {
+        "bare_ms": statistics.median(before for before, _ in pairs),
+        "over_bare": statistics.mean(kept),
+        "standard_error": statistics.stdev(kept) / len(kept) ** 0.5,
+        "block": steps, "pairs": len(pairs), "ratios": ratios,
+        "own_account": {"share": cost.share, "seconds": cost.seconds, "interval": cost.interval,
+                        "measured": cost.measured, "steps": cost.steps},
+    }  # fmt: skip
+
+
 def _wait(task: Task) -> None:
     if task.device.type == "cuda":
         torch.cuda.synchronize()
@@ -233,6 +275,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], required=True)
     parser.add_argument("--tasks", nargs="*", help="which networks; default: those of the device")
     parser.add_argument("--peers", action="store_true", help="other tools beside, as far as they are installed")
+    parser.add_argument("--budget", action="store_true", help="the default budget alone, beside a bare loop")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=60.0, help="at most so long for one network")
     parser.add_argument("--out", type=Path)
@@ -244,8 +287,14 @@ def main() -> None:
         "environment": environment(device),
         "tasks": {},
     }
-    out = options.out or Path(__file__).parent / "results" / f"monitor_cost_{device.type}.json"
-    for name in names:
+    stem = "monitor_budget" if options.budget else "monitor_cost"
+    out = options.out or Path(__file__).parent / "results" / f"{stem}_{device.type}.json"
+    for name in names if options.budget else ():
+        with tempfile.TemporaryDirectory() as folder:
+            found = result["tasks"][name] = measure_budget(name, device, folder, seconds=options.seconds)
+        print(f"{name:10} default {100 * found['over_bare']:+.2f} ± {100 * found['standard_error']:.2f} %")
+        write(out, result)
+    for name in () if options.budget else names:
         with tempfile.TemporaryDirectory() as folder:
             found = measure(
                 name, device, folder, peers=options.peers, rounds=options.rounds, seconds=options.seconds

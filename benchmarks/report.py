@@ -98,10 +98,10 @@ def measuring_targets() -> list[str]:
         for task, found in load(name)["tasks"].items():
             aim, got = MEASURING_AIMS[task], found["contenders"]["every step"]["over_bare"]
             row(f"{where}, {NETWORKS[task]}: every step", f"≤ {100 * aim:.0f} %", f"{100 * got:+.2f} %", got <= aim)
-        for task, found in load(name)["tasks"].items() if "cpu" in name else ():
-            numbers = found["contenders"]["default"]
-            what = f"{where}, {NETWORKS[task]}: default budget (every {numbers['own_account']['interval']} steps)"
-            row(what, "≤ 1 %", f"{100 * numbers['over_bare']:+.2f} %", numbers["over_bare"] <= 0.01)
+    for task, found in load("monitor_budget_cpu")["tasks"].items():
+        what = f"CPU, two cores, {NETWORKS[task]}: default budget (every {found['own_account']['interval']} steps)"
+        got, error = found["over_bare"], found["standard_error"]
+        row(what, "≤ 1 %", f"{100 * got:+.2f} ± {100 * error:.2f} %", got <= 0.01)
     waits = [found["never_waits"] for found in load("monitor_cost_cuda")["tasks"].values()]
     row("H200: steps without a host synchronisation", "all", f"{sum(waits)} of {len(waits)} networks", all(waits))
     store = load("run_store_cpu")
@@ -128,6 +128,8 @@ def measuring(name: str) -> list[str]:
         "|---" * (len(tasks) + 1) + "|",
     ]
     labels = list(dict.fromkeys(label for found in tasks.values() for label in found["contenders"]))
+    if "cpu" in name:
+        labels.remove("default")  # too few blocks for so small a difference: monitor_budget_cpu has it sharper
     for label in labels:
         cells = []
         for found in tasks.values():
