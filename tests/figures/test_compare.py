@@ -85,7 +85,7 @@ def test_no_runs_are_refused(tmp_path):
         compare([])
     with pytest.raises(FigureError, match="there are no runs in"):
         compare(tmp_path)
-    with pytest.raises(StoreError, match="not a folder"):
+    with pytest.raises(StoreError, match="There is no folder"):
         compare(tmp_path / "nowhere")
     with pytest.raises(FigureError, match="compare takes several runs"):
         compare(runs()[0])
