@@ -348,9 +348,9 @@ CLAIMS = [
 
 def rank(number: int, name: str, folder: str) -> None:
     torch.set_num_threads(1)
-    threading.Timer(25, os._exit, (3,)).start()
+    threading.Timer(100, os._exit, (3,)).start()
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=number, world_size=2, timeout=timedelta(seconds=8)
+        "gloo", init_method=f"file://{folder}/store", rank=number, world_size=2, timeout=timedelta(seconds=60)
     )
     globals()[name](Path(folder))
     dist.barrier()
@@ -362,7 +362,7 @@ def rank(number: int, name: str, folder: str) -> None:
 def test_two_ranks_agree_that(claim, tmp_path):
     command = [sys.executable, __file__, claim.__name__, str(tmp_path)]
     paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=150)
     assert all((tmp_path / f"done-{i}").exists() for i in range(2)), done.stdout[-3000:] + done.stderr[-6000:]
 
 
