@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
+import two_ranks
 from gyroscope import Layca
 from gyroscope.errors import ControlError
 
@@ -333,18 +332,4 @@ CLAIMS: list[Claim] = [
 
 
 def rank(rank: int, folder: str) -> None:
-    """Run the claims one after the other; the file `done` names those that hold on both ranks."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
-    for claim in CLAIMS:
-        claim(Path(folder))
-        dist.barrier()
-        if rank == 0:
-            with (Path(folder) / "done").open("a") as done:
-                done.write(f"{claim.__name__}\n")
-    dist.destroy_process_group()
-    # The claims hold and the group is gone, yet one exit in ten or so of the interpreter aborts inside torch
-    # ("terminate called without an active exception"), so it is skipped.
-    os._exit(0)
+    two_ranks.run(CLAIMS, rank, folder)

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-import torch.multiprocessing as mp
 from watch_ranks import CLAIMS, rank
 
-NAMES = [claim.__name__ for claim in CLAIMS]
+import two_ranks
 
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], str]:
-    """The claims that hold, and what the first that does not says: starting ranks costs more than all claims."""
-    folder: Path = tmp_path_factory.mktemp("ranks")
-    error = ""
-    try:
-        mp.spawn(rank, args=(str(folder),), nprocs=2)
-    except Exception as raised:
-        error = str(raised)
-    done = folder / "done"
-    return done.read_text().split() if done.exists() else [], error
+    return two_ranks.outcome(rank, tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.parametrize("claim", NAMES)
+@pytest.mark.parametrize("claim", [claim.__name__ for claim in CLAIMS])
 def test_two_ranks_agree_that(claim: str, outcome: tuple[list[str], str]) -> None:
-    held, error = outcome
-    if claim not in held and NAMES.index(claim) > len(held):
-        pytest.fail(f"not reached, because {NAMES[len(held)]} failed before")
-    assert claim in held, error
+    two_ranks.assert_held(claim, CLAIMS, outcome)

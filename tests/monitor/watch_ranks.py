@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import gyroscope
+import two_ranks
 from gyroscope import Layca, Run
 from gyroscope.errors import MonitorError
 from gyroscope.monitor import clock
@@ -349,20 +348,4 @@ CLAIMS: list[Claim] = [
 
 
 def rank(rank: int, folder: str) -> None:
-    """Run the claims one after the other; the file `done` names those that hold on both ranks."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
-    for claim in CLAIMS:
-        place = Path(folder) / claim.__name__
-        place.mkdir(exist_ok=True)
-        claim(place)
-        dist.barrier()
-        if rank == 0:
-            with (Path(folder) / "done").open("a") as done:
-                done.write(f"{claim.__name__}\n")
-    dist.destroy_process_group()
-    # The claims hold and the group is gone, yet one exit in ten or so of the interpreter aborts inside torch
-    # ("terminate called without an active exception"), so it is skipped.
-    os._exit(0)
+    two_ranks.run(CLAIMS, rank, folder)
