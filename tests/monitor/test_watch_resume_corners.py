@@ -156,6 +156,13 @@ def test_a_state_without_some_layers_is_refused_in_words(tmp_path):
         train(model, tmp_path / "second", range(2), load=state)
 
 
+def test_a_state_of_a_newer_version_is_refused(tmp_path):
+    model = net()
+    state = train(model, tmp_path / "run", range(2))
+    with pytest.raises(MonitorError, match="version 2"):
+        train(model, tmp_path / "second", range(2), load={**state, "version": 2})
+
+
 def test_a_rounded_reference_gives_zero_at_step_0(tmp_path):
     train(net(width=60), tmp_path / "run", range(1), reference_dtype="bfloat16")
     assert (gyroscope.load(tmp_path / "run").series("rotation")[0] == 0).all()

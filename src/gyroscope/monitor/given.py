@@ -263,6 +263,10 @@ def check_state(state: Any, names: Sequence[str], shapes: Sequence[tuple[int, ..
     if not isinstance(state, Mapping) or not wanted <= set(state):
         have = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
         raise MonitorError(f"A monitor's state has the keys {sorted(wanted)}; given {have}. Pass what state_dict gave.")
+    if state.get("version", 1) != 1:
+        raise MonitorError(
+            f"The state is of version {state['version']}, of a newer Gyroscope; this one knows version 1."
+        )
     for saved, own in zip(state["layers"], names, strict=False):
         if saved != own:
             raise MonitorError(
