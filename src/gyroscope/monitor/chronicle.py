@@ -11,11 +11,12 @@ from typing import Any
 from gyroscope.errors import GyroscopeError
 from gyroscope.monitor.clock import Clock
 from gyroscope.monitor.detail import Detail
+from gyroscope.monitor.measured import Measured
 from gyroscope.monitor.quantities import Quantity
 from gyroscope.monitor.recorder import Numbers, Recorder
 from gyroscope.monitor.reference import Place, Precision
 from gyroscope.monitor.resume import Beginning, Existing, Saved, agreed, beginning, file_of
-from gyroscope.monitor.track import Measured, Track
+from gyroscope.monitor.track import Track
 from gyroscope.store import LayerInfo, Sink
 
 _LOG = logging.getLogger("gyroscope")

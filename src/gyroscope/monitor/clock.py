@@ -29,7 +29,7 @@ class Cost:
         interval: the number of steps between two measured ones, as it is now.
         steps: how many were taken.
         measured: how many of them were measured.
-        total_seconds: spent in all.
+        total_seconds: of the training thread, in all.
         held: how the reference weights are held.
     """
 

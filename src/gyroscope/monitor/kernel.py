@@ -28,7 +28,7 @@ _POINTERS_KEPT = 8
 @triton.jit
 def _copy_kernel(
     items, pointers, target, TW: tl.constexpr, TB: tl.constexpr,
-    ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(0)
     layer = tl.load(items + c * 4)
@@ -47,7 +47,7 @@ def _products_kernel(
     items, first_chunk, pointers, layers, r, b, a, p, skip, partial, done, out,
     TW: tl.constexpr, TG: tl.constexpr, TP: tl.constexpr,
     HAS_B: tl.constexpr, HAS_A: tl.constexpr, HAS_P: tl.constexpr, KEEP: tl.constexpr, HAS_SKIP: tl.constexpr,
-    ALIGNED: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    ALIGNED: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(0)
     layer = tl.load(items + c * 4)
@@ -139,7 +139,7 @@ class Kernel:
         pointers, aligned, _ = self._point([weights])
         target = torch.empty(self.layout.total, dtype=weights[0].dtype, device=self.device)
         kind = TYPES[weights[0].dtype]
-        self._launch(_copy_kernel, [self._items, pointers, target], [kind, kind, aligned, CHUNK, 1024])
+        self._launch(_copy_kernel, [self._items, pointers, target], [kind, kind, aligned, 1024])
         return target
 
     def products(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], remembered: Remembered) -> Tensor:
@@ -167,7 +167,7 @@ class Kernel:
         settings = [
             TYPES[weights[0].dtype], TYPES[gradients[0].dtype], TYPES[there(previous).dtype], before is not None,
             anchor is not None, previous is not None and moved, previous is not None, skip is not None, aligned,
-            _COLUMNS, CHUNK, _BLOCK,
+            _COLUMNS, _BLOCK,
         ]  # fmt: skip
         self._launch(_products_kernel, tensors, settings)
         return out

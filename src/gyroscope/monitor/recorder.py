@@ -18,10 +18,11 @@ from torch import Tensor
 
 from gyroscope.monitor.clock import Clock
 from gyroscope.monitor.detail import Detail
+from gyroscope.monitor.measured import Measured, arriving, products_of
 from gyroscope.monitor.products import Products
 from gyroscope.monitor.quantities import Quantity, compute
 from gyroscope.monitor.resume import Saved, write_all
-from gyroscope.monitor.track import Measured, Track, arriving
+from gyroscope.monitor.track import Track
 from gyroscope.store import Deferred, Event, LayerInfo, QuantityInfo, Rows, Scalars, Sink, Writer
 from gyroscope.store.record import Record, Values
 
@@ -141,7 +142,7 @@ class Recorder:
         at = np.array(steps, dtype=np.int64)
         since = np.maximum(np.diff(at, prepend=self._last[part]), 1).astype(np.float64)
         self._last[part] = steps[-1]
-        products = self._tracks[part].products([measured for measured, _ in kept])
+        products = products_of([measured for measured, _ in kept])
         products = products.with_(steps=np.broadcast_to(since[:, None], products.ww.shape))
         values: dict[str, Values] = {}
         for one in list(self._quantities):

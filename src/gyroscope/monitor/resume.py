@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gyroscope.errors import MonitorError
+from gyroscope.monitor.measured import products_of
 from gyroscope.monitor.quantities import compute, find
 from gyroscope.monitor.reference import FILE, Place, Precision, Reference, from_source
 from gyroscope.monitor.track import Track
@@ -174,7 +175,7 @@ class Now:
             probe = Track(track.layers, track.optimizer, saved.hold(track, "auto", "auto"), moves=False)
             measured = probe.measure(gradients=False)
             measured.wait()
-            values = compute(find(["rotation", "weight_norm"]), probe.products([measured]))
+            values = compute(find(["rotation", "weight_norm"]), products_of([measured]))
             where = list(positions)
             rotation[where], norms[where] = values["rotation"][0], values["weight_norm"][0]
             exact[where] = probe.reference.exact

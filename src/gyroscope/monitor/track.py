@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,8 @@ from torch.optim import Optimizer
 
 from gyroscope.errors import MonitorError
 from gyroscope.layer import Layer
-from gyroscope.monitor.products import COLUMNS, Products
+from gyroscope.monitor.measured import Measured, arriving
+from gyroscope.monitor.products import COLUMNS
 from gyroscope.monitor.reference import Reference
 from gyroscope.vectors.chunks import on, to_device
 from gyroscope.vectors.eager import accumulator
@@ -25,57 +25,6 @@ _EXACT_MOVES = 1 << 24
 
 # The device's time is taken in the first so many steps, and then once in so many.
 _TIMED = 8
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One measurement, on its way from the device.
-
-    Attributes:
-        step: how often the optimizer was called so far.
-        matrix: the inner products [layers, columns], in host memory once waited for.
-        there: which columns mean something.
-        gradients: which layers have a gradient.
-        rr, exact: of the reference it was measured against.
-        lr, eta, decay: one number a layer, or a tensor that still has to arrive.
-        amp: where an optimizer does a GradScaler's work by itself: whether it skipped this step because the gradients
-            were not finite, and how many it has skipped in all. (Otherwise it has unscaled them in place.)
-        done: an event on the device after which everything is in host memory; None on a CPU.
-        spans: now and then, events before and after each piece of work on the device.
-    """
-
-    step: int
-    matrix: Tensor
-    there: npt.NDArray[np.bool_]
-    gradients: npt.NDArray[np.bool_]
-    rr: npt.NDArray[np.float64]
-    exact: npt.NDArray[np.float64]
-    lr: list[Any]
-    eta: npt.NDArray[np.bool_]
-    decay: list[Any]
-    amp: tuple[Any, Any]
-    done: Any
-    spans: tuple[Any, ...]
-
-    def wait(self) -> float | None:
-        """Wait until everything is in host memory; returns the seconds the device spent on it, where that is known."""
-        if self.done is None:
-            return None
-        self.done.synchronize()
-        if not self.spans:
-            return None
-        spans = zip(self.spans[::2], self.spans[1::2], strict=True)
-        return float(sum(start.elapsed_time(end) for start, end in spans)) / 1e3
-
-    @property
-    def skipped(self) -> bool:
-        """Whether the optimizer found a gradient that was not finite and did nothing."""
-        return self.amp[0] is not None and bool(self.amp[0].item())
-
-    @property
-    def true_step(self) -> int:
-        """The optimizer's steps so far; skipped ones are none."""
-        return self.step - (0 if self.amp[1] is None else int(self.amp[1].item()))
 
 
 class Track:
@@ -94,7 +43,7 @@ class Track:
         self.reference = reference
         self.taken = 0
         self.measured_at = 0
-        self.tried_at = 0  # the same, if what was measured could be recorded
+        self.tried_at = 0  # the same, whether or not it could be recorded
         self.measuring = False
         self.sampling = False
         self.next_detail = 1
@@ -250,28 +199,6 @@ class Track:
         ]
         return self._in_order(parts, weights)
 
-    def products(self, measured: Sequence[Measured]) -> Products:
-        """What measurements say whose numbers have arrived: [measurements, layers]; as if each were of one step."""
-        raw = np.stack([m.matrix.numpy() for m in measured]).astype(np.float64)
-        for column, name in enumerate(COLUMNS):
-            values = raw[:, :, column]
-            for row, m in enumerate(measured):
-                if not m.there[column] or (m.skipped and {"u", "g"} & set(name)):
-                    values[row] = np.nan
-                elif "g" in name:
-                    values[row, ~m.gradients] = np.nan
-        lr = np.array([[_number(v) for v in m.lr] for m in measured])
-        decay = np.array([[_number(v) for v in m.decay] for m in measured])
-        return Products(
-            **{name: raw[:, :, column] for column, name in enumerate(COLUMNS)},
-            rr=np.stack([m.rr for m in measured]),
-            exact=np.stack([m.exact for m in measured]),
-            lr=lr,
-            eta=np.where(np.stack([m.eta for m in measured]), lr, np.nan),
-            decay=decay,
-            steps=np.ones_like(lr),
-        )
-
     def exchange(self, reference: Reference) -> None:
         """Measure against another reference from now on."""
         self.reference = reference
@@ -368,15 +295,6 @@ def _place(layer: Layer) -> tuple[Any, str]:
     for name in path:
         module = module[name] if hasattr(module, "__getitem__") and name in module else getattr(module, name)
     return module._parameters, key
-
-
-def arriving(value: Any) -> Any:
-    """A number as it is; a tensor on its way to host memory, and a copy in any case."""
-    return value.detach().to("cpu", non_blocking=True, copy=True) if isinstance(value, Tensor) else value
-
-
-def _number(value: Any) -> float:
-    return float(value)
 
 
 def _versions(parameters: Sequence[Tensor]) -> tuple[int, ...]:
