@@ -38,3 +38,7 @@ class FigureError(GyroscopeError, ValueError):
 
 class MissingExtraError(GyroscopeError, ImportError):
     """An optional dependency is needed and not installed; the message names the extra."""
+
+
+class ConditioningError(GyroscopeError):
+    """A conditioning analysis was asked of a model, a loss, a batch or a network size it cannot treat."""
