@@ -49,23 +49,34 @@ class _Block(nn.Module):
         return relu(out + (x if self.short is None else self.short(x)))
 
 
-def resnet50() -> nn.Module:
-    """ResNet-50 on 3×224×224 inputs: 25.6 million parameters, 54 layers."""
-    stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
-    blocks, width = [], 64
+def resnet18(first: int = 64) -> nn.Module:
+    """ResNet-18 on 3×32×32 inputs: 11.2 million parameters, 21 layers; `first` is the width of the first stage."""
+    blocks, width = [], first
+    for stage in range(4):
+        for i in range(2):
+            blocks.append(_Block(width, [first * 2**stage] * 2, [3, 3], 2 if stage and not i else 1))
+            width = first * 2**stage
+    stem = [nn.Conv2d(3, first, 3, 1, 1, bias=False), nn.BatchNorm2d(first), nn.ReLU()]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+
+
+def resnet50(first: int = 64) -> nn.Module:
+    """ResNet-50 on 3×224×224 inputs: 25.6 million parameters, 54 layers; `first` is the width of its first layer."""
+    stem = [nn.Conv2d(3, first, 7, 2, 3, bias=False), nn.BatchNorm2d(first), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    blocks, width = [], first
     for stage, count in enumerate([3, 4, 6, 3]):
-        inner = 64 * 2**stage
+        inner = first * 2**stage
         for i in range(count):
             blocks.append(_Block(width, [inner, inner, 4 * inner], [1, 3, 1], 2 if stage and not i else 1))
             width = 4 * inner
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 1000))
 
 
-def resnet110() -> nn.Module:
-    """ResNet-110 on 3×32×32 inputs: 1.7 million parameters, 112 layers."""
+def resnet110(count: int = 18) -> nn.Module:
+    """ResNet-110 on 3×32×32 inputs: 1.7 million parameters, 112 layers; `count` is how many blocks a stage has."""
     blocks, width = [], 16
     for stage in range(3):
-        for i in range(18):
+        for i in range(count):
             blocks.append(_Block(width, [16 * 2**stage] * 2, [3, 3], 2 if stage and not i else 1))
             width = 16 * 2**stage
     stem = [nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
@@ -103,3 +114,18 @@ class GPT2(nn.Module):
         for block in self.blocks:
             out = block(out)
         return self.head(self.norm(out))
+
+
+class Transformer(GPT2):
+    """A small language model: 6 blocks of width 512 with 8 heads, 4,096 tokens, 23.2 million parameters, 25 layers.
+
+    The output is a layer of its own, and logits come as [batch, tokens, length], the way `cross_entropy` takes them
+    beside labels [batch, length].
+    """
+
+    def __init__(self, tokens: int = 4096, length: int = 128, width: int = 512, depth: int = 6) -> None:
+        super().__init__(tokens, length, width, depth)
+        self.head = nn.Linear(width, tokens, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).transpose(1, 2)
