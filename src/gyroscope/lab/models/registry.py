@@ -2,27 +2,50 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from inspect import signature
+from typing import Any
 
 from torch import nn
 
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.models.digits_cnn import digits_cnn
+from gyroscope.lab.models.mlp import mlp
 
-#: name -> (builder, what it is in one line)
-MODELS: dict[str, tuple[Callable[[int], nn.Module], str]] = {
+#: name -> (builder, what it is in one line); {fields} of a name are whole numbers, and arguments of the builder
+MODELS: dict[str, tuple[Callable[..., nn.Module], str]] = {
     "digits-cnn": (digits_cnn, "6 convolutions and a linear classifier for 8×8 grey images, 72,208 weights"),
+    "mlp-{depth}x{width}": (mlp, "linear layers without biases and ReLUs for 12×12 grey images; batch_norm=True"),
 }
 
 
-def make(name: str, *, seed: int) -> nn.Module:
+def make(name: str, *, seed: int, **options: Any) -> nn.Module:
     """Return a freshly initialized model; equal seeds give equal weights, bit for bit.
+
+    Args:
+        name: one of `MODELS`, with numbers for the fields in braces.
+        seed: of the weights.
+        options: what else the builder of that model takes.
 
     >>> model = make("digits-cnn", seed=0)
     >>> sum(p.numel() for p in model.parameters())
     72208
+    >>> sum(p.numel() for p in make("mlp-8x24", seed=0, batch_norm=True).parameters())
+    7152
     """
-    if name not in MODELS:
-        raise LabError(f"no model is called {name!r}; there are: {', '.join(sorted(MODELS))}")
-    builder, _ = MODELS[name]
-    return builder(seed)
+    builder, fields = _find(name)
+    accepted = [option for option in list(signature(builder).parameters)[1:] if option not in fields]
+    unknown = [option for option in options if option not in accepted]
+    if unknown:
+        said = f"its options are: {', '.join(accepted)}" if accepted else "it has none"
+        raise LabError(f"model {name!r} has no option {', '.join(unknown)}; {said}")
+    return builder(seed, **fields, **options)
+
+
+def _find(name: str) -> tuple[Callable[..., nn.Module], dict[str, int]]:
+    for known, (builder, _) in MODELS.items():
+        match = re.fullmatch(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[1-9][0-9]*)", re.escape(known)), name)
+        if match is not None:
+            return builder, {field: int(value) for field, value in match.groupdict().items()}
+    raise LabError(f"no model is called {name!r}; there are: {', '.join(sorted(MODELS))}")
