@@ -1,0 +1,212 @@
+"""Labels as the model itself would give them: which distribution q(y|x) a loss is the negative log-likelihood of.
+
+The Fisher matrix F = E_{p(x), q(y|x)}(∇ℓ ∇ℓᵀ) (section 2) averages over labels drawn from the model. With f the output,
+
+    cross-entropy, NLL     q = softmax(f), or exp(f)       one categorical label a position
+    BCE with logits        q = sigmoid(f)                  one Bernoulli label an element
+    squared error          y ~ N(f, σ²I), 1/(2σ²) = a      where ℓ = a‖y − f‖²
+
+a is 1 for reduction="sum" and 1/D for "mean", D the elements of one sample's output, so that σ² is 1/2 or D/2.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
+
+from gyroscope.errors import ConditioningError
+from gyroscope.vectors.eager import accumulator
+
+Loss = Callable[..., Tensor]
+Labels = Callable[[Tensor, torch.Generator], Tensor]
+
+# Probabilities are held for this many elements at a time: a vocabulary times all tokens in float64 would not fit.
+_PIECE = 1 << 22
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """The distribution of one sample's labels given its output, as far as the loss says it.
+
+    Attributes:
+        family: "categorical", "bernoulli" or "gaussian".
+        mean: whether ℓ averages over the predictions of a sample, or sums over them.
+        log_probabilities: whether the output holds log q instead of logits.
+        ignore_index: the target that marks a position without a label.
+        variance: σ² of a Gaussian.
+
+    >>> distribution(F.mse_loss, torch.zeros(8, 6)).variance
+    3.0
+    """
+
+    family: Literal["categorical", "bernoulli", "gaussian"]
+    mean: bool
+    log_probabilities: bool = False
+    ignore_index: int | None = None
+    variance: float = 0.0
+
+
+def distribution(loss: Loss, output: Tensor) -> Likelihood:
+    """The distribution whose negative log-likelihood `loss` is for `output`, up to a constant.
+
+    Reduction "none" is read as "mean". A loss with class weights or label smoothing has none: Σ_y exp(−ℓ(y)) is not
+    the same for all outputs then.
+
+    Args:
+        loss: cross-entropy, NLL, BCE with logits or squared error, as function of `torch.nn.functional`, as module of
+            `torch.nn`, or as `functools.partial` of one with keyword arguments.
+        output: what the model gives for a batch: [N, classes, ...] or [classes] for a categorical distribution, else
+            [N, ...].
+
+    Raises:
+        ConditioningError: the loss is another one, or has no likelihood.
+
+    >>> distribution(nn.CrossEntropyLoss(reduction="sum"), torch.zeros(8, 10))
+    Likelihood(family='categorical', mean=False, log_probabilities=False, ignore_index=-100, variance=0.0)
+    """
+    base, settings = _settings(loss)
+    reduction = settings.get("reduction", "mean")
+    if base is None or reduction not in ("mean", "sum", "none"):
+        _refuse(loss, "is not known as the negative log-likelihood of a distribution over labels")
+    for name in ("weight", "pos_weight"):
+        if settings.get(name) is not None:
+            _refuse(loss, f"has `{name}`: a log-likelihood times a weight is no log-likelihood")
+    if settings.get("label_smoothing", 0.0) != 0.0:
+        _refuse(loss, f"has label_smoothing={settings['label_smoothing']}: exp(−ℓ) does not add up to 1 over labels")
+    mean = reduction != "sum"
+    if base is F.mse_loss:
+        return Likelihood("gaussian", mean, variance=(output[:1].numel() if mean and output.dim() else 1) / 2)
+    if base is F.binary_cross_entropy_with_logits:
+        return Likelihood("bernoulli", mean)
+    if not output.dim():
+        raise ConditioningError("the output is a single number: a categorical distribution needs [N, classes, ...].")
+    return Likelihood("categorical", mean, base is F.nll_loss, settings.get("ignore_index", -100))
+
+
+def sample_targets(loss: Loss, output: Tensor, *, generator: torch.Generator, like: Tensor | None = None) -> Tensor:
+    """Targets drawn from the model's own distribution, of the form that `loss(output, targets)` takes.
+
+    Args:
+        loss: a loss that `distribution` knows.
+        output: what the model gave.
+        generator: where the random numbers come from; the global state is left alone. It may be on another device.
+        like: the true targets. Dtype and form follow theirs (class numbers, or probabilities of shape [N, classes,
+            ...], which become one-hot); positions they mark with the loss's ignore_index stay so.
+
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> sample_targets(F.cross_entropy, torch.tensor([[0.0, 50.0], [50.0, 0.0]]), generator=generator)
+    tensor([1, 0])
+    """
+    q = distribution(loss, output)
+    output = output.detach()
+    if q.family == "categorical":
+        return _categorical(q, output, generator, like)
+    if like is not None and like.shape != output.shape:
+        raise ConditioningError(
+            f"the targets have shape {list(like.shape)} and the output {list(output.shape)}: give both the same shape."
+        )
+    kind = like.dtype if like is not None and like.is_floating_point() else output.dtype
+    if q.family == "bernoulli":
+        return (_uniform(output.shape, generator, output.device) < probabilities(q, output)).to(kind)
+    noise = torch.randn(output.shape, generator=generator, device=generator.device, dtype=accumulator(generator.device))
+    exact = accumulator(output.device)
+    drawn: Tensor = output.to(exact) + q.variance**0.5 * noise.to(output.device, exact)
+    return drawn.to(kind)
+
+
+def probabilities(q: Likelihood, output: Tensor) -> Tensor:
+    """q(y|x) of each class along the class dimension, or of the label 1 at each element; in float64.
+
+    >>> probabilities(Likelihood("bernoulli", mean=True), torch.zeros(2)).tolist()
+    [0.5, 0.5]
+    """
+    output = output.to(accumulator(output.device))
+    if q.family == "bernoulli":
+        return output.sigmoid()
+    return output.exp() if q.log_probabilities else output.softmax(class_dimension(output))
+
+
+def class_dimension(output: Tensor) -> int:
+    """Where the classes of a categorical output lie: 1 in [N, classes, ...], 0 in [classes].
+
+    >>> class_dimension(torch.zeros(8, 10, 5, 5))
+    1
+    """
+    return min(1, output.dim() - 1)
+
+
+def _categorical(q: Likelihood, output: Tensor, generator: torch.Generator, like: Tensor | None) -> Tensor:
+    dim = class_dimension(output)
+    soft = like is not None and like.is_floating_point()
+    shape = output.shape[:dim] + output.shape[dim + 1 :]
+    expected = output.shape if soft else shape
+    if like is not None and like.shape != expected:
+        raise ConditioningError(
+            f"the targets have shape {list(like.shape)}, where class numbers for an output of shape "
+            f"{list(output.shape)} have {list(shape)}, and class probabilities {list(output.shape)}."
+        )
+    rows = output.movedim(dim, -1).reshape(-1, output.shape[dim])
+    u = _uniform(torch.Size([len(rows), 1]), generator, output.device)
+    size = max(1, _PIECE // rows.shape[1])
+    pieces = zip(torch.split(rows, size), torch.split(u, size), strict=True)
+    drawn = [_inverse(probabilities(q, row), v) for row, v in pieces]
+    labels = torch.cat(drawn).reshape(shape) if drawn else torch.empty(shape, dtype=torch.int64, device=output.device)
+    if like is None:
+        return labels
+    if soft:
+        return F.one_hot(labels, output.shape[dim]).movedim(-1, dim).to(like.dtype)
+    labels = labels.to(like.dtype)
+    return labels if q.ignore_index is None else torch.where(like.eq(q.ignore_index), like, labels)
+
+
+def _inverse(p: Tensor, u: Tensor) -> Tensor:
+    """In each row, the first class where the distribution function exceeds u."""
+    below = p.cumsum(1)
+    # The last class also where the row is not finite, so that no device stops on an index out of range.
+    return torch.searchsorted(below, u * below[:, -1:], right=True).clamp_(max=p.shape[1] - 1)[:, 0]
+
+
+def _uniform(shape: torch.Size, generator: torch.Generator, device: torch.device) -> Tensor:
+    drawn = torch.rand(shape, generator=generator, device=generator.device, dtype=accumulator(generator.device))
+    return drawn.to(device, accumulator(device))
+
+
+_MODULES: dict[type[nn.Module], Loss] = {
+    nn.CrossEntropyLoss: F.cross_entropy,
+    nn.NLLLoss: F.nll_loss,
+    nn.BCEWithLogitsLoss: F.binary_cross_entropy_with_logits,
+    nn.MSELoss: F.mse_loss,
+}
+_SETTINGS = ("reduction", "weight", "pos_weight", "ignore_index", "label_smoothing")
+
+
+def _settings(loss: Loss) -> tuple[Loss | None, dict[str, Any]]:
+    """The function of `torch.nn.functional` behind a loss, None if there is none, and its keyword arguments."""
+    settings: dict[str, Any] = {}
+    while isinstance(loss, functools.partial) and not loss.args:
+        settings, loss = {**loss.keywords, **settings}, loss.func
+    if any(loss is known for known in _MODULES.values()):
+        return (loss if settings.keys() <= set(_SETTINGS) else None), settings
+    for module, function in _MODULES.items():
+        # A subclass that computes something else is another loss.
+        if isinstance(loss, module) and type(loss).forward is module.forward and not settings:
+            return function, {name: getattr(loss, name) for name in _SETTINGS if hasattr(loss, name)}
+    return None, settings
+
+
+def _refuse(loss: Loss, why: str) -> NoReturn:
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    name = getattr(loss, "__name__", type(loss).__name__)
+    known = ", ".join(f"{f.__name__} ({m.__name__})" for m, f in _MODULES.items())
+    raise ConditioningError(
+        f"the loss {name} {why}, so labels cannot be drawn from the model. Known are {known}, without class weights or "
+        "label smoothing. Give `labels=` a function (output, generator) -> targets that draws them, or use the true "
+        "labels."
+    )
