@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from gyroscope import control, errors, monitor, store, vectors
+from gyroscope import conditioning, control, errors, monitor, store, vectors
+from gyroscope.conditioning import Conditioning, condition
 from gyroscope.control import Graft, Layca, SGD_AMom
 from gyroscope.errors import GyroscopeError
 from gyroscope.layer import Layer, layers
@@ -12,6 +13,7 @@ from gyroscope.store import Run, load, runs
 __version__ = "0.1.0"
 
 __all__ = [
+    "Conditioning",
     "Graft",
     "GyroscopeError",
     "Layca",
@@ -19,6 +21,8 @@ __all__ = [
     "Monitor",
     "Run",
     "SGD_AMom",
+    "condition",
+    "conditioning",
     "control",
     "errors",
     "figures",

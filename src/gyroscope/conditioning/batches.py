@@ -1,0 +1,79 @@
+"""Batches as they are given: one, or a stream of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gyroscope.errors import ConditioningError
+
+_ACCEPTED = (
+    "accepted is a pair (inputs, targets), or an iterable of such pairs like a DataLoader; the inputs are a tensor, a "
+    "tuple of positional arguments or a dict of keyword arguments of the model"
+)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a model is called with, and what its output is compared with."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    target: Any
+
+
+def batches(given: Any, device: torch.device) -> Iterator[Batch]:
+    """The batches in what was given, on the model's device.
+
+    >>> x, y = torch.ones(4, 2), torch.zeros(4)
+    >>> len(list(batches((x, y), x.device))), len(list(batches([(x, y), (x, y)], x.device)))
+    (1, 2)
+    """
+    if _is_pair(given):
+        yield _batch(given, device)
+        return
+    if isinstance(given, Tensor | Mapping | str) or not isinstance(given, Iterable):
+        raise ConditioningError(f"The batch is a {type(given).__name__}; {_ACCEPTED}.")
+    empty = True
+    for one in given:
+        if not _is_pair(one):
+            raise ConditioningError(f"A batch is a {type(one).__name__}; {_ACCEPTED}.")
+        empty = False
+        yield _batch(one, device)
+    if empty:
+        raise ConditioningError(f"There are no batches; {_ACCEPTED}.")
+
+
+def _is_pair(given: Any) -> bool:
+    """Whether this is (inputs, targets) and not a list of two batches."""
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        return False
+    inputs, targets = given
+    if isinstance(inputs, Tensor | Mapping):
+        return True
+    # A pair of pairs is two batches, unless the second is what a model could be compared with.
+    return isinstance(inputs, tuple) and not isinstance(targets, tuple | list)
+
+
+def _batch(pair: Any, device: torch.device) -> Batch:
+    inputs, target = _to(pair[0], device), _to(pair[1], device)
+    if isinstance(inputs, Mapping):
+        return Batch((), dict(inputs), target)
+    return Batch(inputs if isinstance(inputs, tuple) else (inputs,), {}, target)
+
+
+def _to(given: Any, device: torch.device) -> Any:
+    match given:
+        case Tensor():
+            return given.to(device, non_blocking=True)
+        case tuple() if hasattr(given, "_fields"):
+            return type(given)(*(_to(one, device) for one in given))
+        case tuple() | list():
+            return type(given)(_to(one, device) for one in given)
+        case Mapping():
+            return {key: _to(one, device) for key, one in given.items()}
+    return given

@@ -1,0 +1,192 @@
+"""Reads Σx and Σ∇h off one forward and one backward pass, through hooks that come and go.
+
+A module that multiplies its input by a weight shows both: the input in a forward hook, the gradient at its output in a
+hook on that output. A weight that is used without its module being called (the projections of `MultiheadAttention`, a
+recurrent network, a tied head) is found in the autograd graph; see `graph.py`. Each is reduced to its factor at once:
+no activation outlives the pass.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from gyroscope.conditioning import graph
+from gyroscope.conditioning.uses import Reader, Use, reader, tensors, unreadable
+from gyroscope.layer import Layer
+from gyroscope.vectors.chunks import is_capturing
+
+_CALLED = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.Embedding, nn.EmbeddingBag)
+
+
+class Capture:
+    """The factors of some layers of a model, read while it is attached.
+
+    Args:
+        model: the model.
+        layers: the layers to look at.
+        patches: whether convolutions are read by their patches.
+    """
+
+    def __init__(self, model: nn.Module, layers: Sequence[Layer], *, patches: bool = False) -> None:
+        self.model, self.layers, self.patches = model, tuple(layers), patches
+        self.broken: Exception | None = None
+        self._handles: list[RemovableHandle] = []
+        self._claimed: set[Any] = set()
+        self._position = {layer.name: i for i, layer in enumerate(self.layers)}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was seen."""
+        self.uses: dict[tuple[int, str], Use] = {}
+        self.reasons: dict[int, str] = {}
+        self._claimed = set()
+
+    def attach(self) -> None:
+        """Put forward hooks on; again does nothing."""
+        if self._handles:
+            return
+        by_parameter = {id(layer.parameter): i for i, layer in enumerate(self.layers)}
+        by_module = {(id(layer.module), layer.attribute): i for i, layer in enumerate(self.layers)}
+        for module in self.model.modules():
+            for position in _own(module, by_parameter, by_module):
+                self._put(module, position)
+
+    def detach(self) -> None:
+        """Take them off; again does nothing. What was seen stays."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def close(self, scale: float = 1.0) -> None:
+        """A batch has been through both passes, with the gradient of `scale` times the mean loss.
+
+        The samples of Σ∇h are the R gradients of the mean loss at the output, times R.
+        """
+        for use in self.uses.values():
+            if use.g.pending == 0:
+                use.x.drop()
+                if use.calls:
+                    self.reasons.setdefault(use.position, "no gradient reached its output")
+            else:
+                use.x.close()
+                use.g.close(use.g.pending / scale)
+            use.calls = 0
+        self._claimed = set()
+
+    def find_functional(self, roots: Iterable[Tensor]) -> None:
+        """Hook on to the uses of weights that no module call has shown, in the graph that leads to `roots`."""
+        unseen = [i for i, layer in enumerate(self.layers) if not any(u.position == i for u in self.uses.values())]
+        tied = [i for i, layer in enumerate(self.layers) if layer.kind == "embedding"]
+        wanted = {id(self.layers[i].parameter): i for i in {*unseen, *tied}}
+        if not wanted:
+            return
+        for found in graph.find(roots, wanted, self._claimed):
+            layer = self.layers[found.position]
+            if isinstance(found.how, str):
+                self.reasons.setdefault(found.position, found.how)
+                continue
+            use = self._use(found.position, found.kind, rows=found.rows)
+            if layer.kind == "embedding" and found.kind != "embedding":
+                use.name = f"{layer.name} (as {found.kind})"
+            graph.hook(found, use, patches=self.patches, failed=self._failed)
+
+    def _put(self, module: nn.Module, position: int) -> None:
+        layer = self.layers[position]
+        if not (isinstance(module, _CALLED) or _is_conv1d(module)):
+            return
+        how = reader(module, patches=self.patches)
+        if isinstance(how, str):
+            self.reasons[position] = how
+            return
+        kind = layer.kind
+        if kind == "embedding" and not isinstance(module, nn.Embedding):
+            kind = "linear"  # a head that shares the embedding's weight
+        hook = _Hook(self, position, kind, how)
+        self._handles.append(module.register_forward_hook(hook, with_kwargs=True, prepend=True))
+
+    def _use(self, position: int, kind: str, *, rows: slice | None = None) -> Use:
+        part = "" if rows is None else f"[{rows.start}:{rows.stop}]"
+        key = (position, kind + part)
+        if key not in self.uses:
+            name = self.layers[position].name + part
+            self.uses[key] = Use(name, kind, position, rows)
+        return self.uses[key]
+
+    def _ran(self, position: int, kind: str, how: Reader, x: Tensor, h: Tensor) -> None:
+        use = self._use(position, kind)
+        why_not = unreadable(x) or unreadable(h)
+        if why_not is not None:
+            self.reasons[position] = use.why_not = why_not
+            return
+        if h.grad_fn is not None:
+            self._claimed.add(h.grad_fn)
+        use.calls += 1
+        x = x.detach()
+        # What runs within a backward pass is recomputed (checkpointing): it counts if a gradient comes by.
+        later = torch._C._current_autograd_node() is not None
+        if not later:
+            how.x(use.x, x)
+        keep = x if later else None
+        me = weakref.ref(self)
+
+        def arrived(g: Tensor) -> None:
+            capture = me()
+            if capture is None or capture.broken is not None or use.why_not is not None:
+                return
+            try:
+                with torch.no_grad(), torch._C._DisableAutocast():
+                    if keep is not None:
+                        how.x(use.x, keep)
+                    how.g(use.g, g.detach())
+            except Exception as error:
+                capture._failed(error)
+
+        h.register_hook(arrived)  # type: ignore[no-untyped-call]
+
+    def _failed(self, error: Exception) -> None:
+        self.broken = self.broken or error
+
+
+class _Hook:
+    """The forward hook. It does not keep the capture alive, and a copy of the model gets one that does nothing."""
+
+    def __init__(self, capture: Capture | None, position: int, kind: str, how: Reader | None) -> None:
+        self.capture: Callable[[], Capture | None] = (lambda: None) if capture is None else weakref.ref(capture)
+        self.position, self.kind, self.how = position, kind, how
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if torch.compiler.is_compiling() or is_capturing():
+            return
+        capture = self.capture()
+        if capture is None or capture.broken is not None or self.how is None or not torch.is_grad_enabled():
+            return
+        given = tensors((args, kwargs))
+        if not given or not isinstance(output, Tensor) or not output.requires_grad:
+            return
+        try:
+            with torch.no_grad(), torch._C._DisableAutocast():
+                capture._ran(self.position, self.kind, self.how, given[0], output)
+        except Exception as error:
+            capture._failed(error)
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[None, int, str, None]]:
+        return _Hook, (None, 0, "", None)
+
+
+def _own(module: nn.Module, by_parameter: dict[int, int], by_module: dict[tuple[int, str], int]) -> list[int]:
+    """The layers whose weight a module multiplies by: its own, or one that it shares."""
+    found = [i for (owner, _), i in by_module.items() if owner == id(module)]
+    if found:
+        return found
+    tied = by_parameter.get(id(getattr(module, "weight", None)))
+    return [] if tied is None else [tied]
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")

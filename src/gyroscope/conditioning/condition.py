@@ -1,0 +1,310 @@
+"""`condition`: the layer-wise conditioning of any network, from one forward and one backward pass a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from numbers import Real
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gyroscope.conditioning import ranks
+from gyroscope.conditioning.batches import Batch, batches
+from gyroscope.conditioning.capture import Capture
+from gyroscope.conditioning.labels import sample_targets
+from gyroscope.conditioning.losses import Loss, Reduction, check_reduction, mean_loss
+from gyroscope.conditioning.result import Conditioning
+from gyroscope.conditioning.solve import solve
+from gyroscope.conditioning.untouched import requiring_gradients, untouched, without_gradients
+from gyroscope.conditioning.uses import tensors
+from gyroscope.errors import ConditioningError, GyroscopeError
+from gyroscope.layer import Layer
+from gyroscope.layer import layers as find_layers
+from gyroscope.vectors.sharded import any_sharded
+
+Labels = Literal["true", "sampled"] | Callable[[Any, torch.Generator], Any]
+
+P = (0.1, 0.25, 0.5, 0.75, 1.0)
+
+
+def condition(
+    model: nn.Module,
+    loss: Loss,
+    batch: Any,
+    *,
+    p: Sequence[float] = P,
+    labels: Labels = "true",
+    patches: bool = False,
+    layers: Sequence[Layer] | str | Iterable[str] | None = None,
+    spectra: bool = False,
+    reduction: Reduction = "auto",
+    group: Any = "auto",
+    seed: int = 0,
+) -> Conditioning:
+    """Analyse how well each layer of a network is conditioned: how steep the loss is in its weight, and how uneven.
+
+    For a layer h = Wx the Fisher information of W is approximated by F ≈ Σx ⊗ Σ∇h, the uncentred covariances of its
+    input and of the loss's gradient at its output (equation 4 of Huang et al., 2020). λmax(F) = λmax(Σx) λmax(Σ∇h) says
+    how steep the loss is, κ_p(F) = λmax/λ_p how hard the layer is to train; both come from the spectra of the two
+    factors, without forming F (proposition 1). docs/conditioning.md has all conventions.
+
+    One forward and one backward pass a batch, in the mode the model is in. Weights, gradients, buffers, random numbers
+    and modes are left as they were found.
+
+    Args:
+        model: any module; also compiled (it is run uncompiled), data-parallel or sharded with FSDP2: then all ranks
+            call together, each with its part of the batch.
+        loss: `loss(output, target)`: a mean over the batch, a sum, or one value a sample.
+        batch: (inputs, targets), or an iterable of these; inputs are a tensor, a tuple of positional arguments or a
+            dict of keyword arguments.
+        p: which κ_p, shares in (0, 1] of the dimension; none at all for λmax alone, which is cheaper.
+        labels: "true" for the targets as given; "sampled" to draw them from the model's own distribution, which is
+            known for the usual losses; or a function (output, generator) → targets.
+        patches: read convolutions by the patches they see, as K-FAC does, and not by their channels alone.
+        layers: which layers, from `gyroscope.layers`; or glob patterns on their names.
+        spectra: keep the full spectra of both factors.
+        reduction: "mean" or "sum" for a loss that gives one number; "auto" finds out.
+        group: the process group whose ranks share the batch; "auto" is that of DDP or FSDP2, None is this rank alone.
+        seed: of the generator that labels are drawn with.
+
+    Returns:
+        The analysis: print it, or ask for `rows()`, `to_pandas()`, `spectra`.
+
+    Raises:
+        ConditioningError: nothing could be treated, or an argument cannot be; the model is as it was.
+
+    Example:
+        >>> import gyroscope, torch.nn.functional as F
+        >>> _ = torch.manual_seed(0)
+        >>> net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> found = gyroscope.condition(net, F.cross_entropy, (torch.randn(64, 5), torch.arange(64) % 3), p=(0.5, 1.0))
+        >>> row = found.rows()[1]
+        >>> row["layer"], row["rank_x"], row["kappa_f"][1.0] >= row["kappa_f"][0.5] >= 1
+        ('2.weight', 8, True)
+        >>> abs(row["lambda_f"] - row["lambda_x"] * row["lambda_g"]) < 1e-12
+        True
+    """
+    chosen = _layers(model, layers)
+    shares = check_p(p)
+    check_reduction(reduction)
+    if not callable(loss):
+        raise ConditioningError(f"The loss is a {type(loss).__name__}; accepted is a function of (output, target).")
+    if labels not in ("true", "sampled") and not callable(labels):
+        raise ConditioningError(
+            f"labels is {labels!r}; accepted are 'true', 'sampled' or a function (output, generator) → targets."
+        )
+    groups = ranks.groups_of(model) if isinstance(group, str) else [] if group is None else [group]
+    pass_ = _Pass(model, chosen, loss, labels, reduction=reduction, patches=patches, seed=seed)
+    problem: Exception | None = None
+    try:
+        pass_.run(batch)
+    except Exception as error:
+        problem = error
+    if groups:
+        ranks.agree(problem, groups)
+    elif problem is not None:
+        raise problem
+    return pass_.result(groups, p=shares, spectra=spectra)
+
+
+def check_p(p: Any) -> tuple[float, ...]:
+    """Shares in (0, 1], or an error.
+
+    >>> check_p([0.5, 1])
+    (0.5, 1.0)
+    """
+    given = [p] if isinstance(p, Real) else list(p)
+    for one in given:
+        if isinstance(one, bool) or not isinstance(one, Real) or not 0 < float(one) <= 1:
+            raise ConditioningError(f"p holds {one!r}; accepted are shares of the dimension in (0, 1], such as 0.5.")
+    return tuple(float(one) for one in given)
+
+
+class _Pass:
+    """The passes over the batches, and what they leave."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: list[Layer],
+        loss: Loss,
+        labels: Labels,
+        *,
+        reduction: Reduction,
+        patches: bool,
+        seed: int,
+    ) -> None:
+        from gyroscope.monitor.activations import ActivationProbe, unavailable
+
+        self.model, self.layers, self.loss, self.labels, self.reduction = bare(model), layers, loss, labels, reduction
+        self.device = layers[0].parameter.device
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.sharded = any_sharded(self.model.parameters())
+        self.capture = Capture(self.model, layers, patches=patches)
+        self.probe = None if unavailable(self.model) else ActivationProbe(self.model, layers, rank=0)
+        self.gradients: dict[int, Tensor] = {}
+        self.notes: dict[str, None] = {}
+        self.samples = self.batches = 0
+        self.total = 0.0
+
+    def run(self, given: Any) -> None:
+        """All batches, one after the other."""
+        with ExitStack() as stack:
+            stack.enter_context(untouched(self.model))
+            if not self.sharded:
+                stack.enter_context(requiring_gradients(self.layers))
+            if self.probe is None:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(torch.enable_grad())
+            self.capture.attach()
+            stack.callback(self.capture.detach)
+            if self.probe is not None:
+                self.probe.attach()
+                stack.callback(self.probe.detach)
+            for batch in batches(given, self.device):
+                self._batch(batch)
+
+    def _batch(self, batch: Batch) -> None:
+        try:
+            output = self.model(*batch.args, **batch.kwargs)
+        except Exception as error:
+            raise ConditioningError(
+                f"The forward pass failed with {type(error).__name__}: {error}. The model is as it was; the batch is "
+                "(inputs, targets), inputs a tensor, a tuple of positional or a dict of keyword arguments."
+            ) from error
+        target = self._target(output, batch.target)
+        value, note = self._loss(output, target)
+        if note is not None:
+            self.notes[note] = None
+        self.capture.find_functional([value])
+        n = _samples(output)
+        # Gradients of the mean over many samples may be too small for half precision: that of their sum is not.
+        scale = float(n) if value.dtype is not torch.float16 else float(min(n, 2**15))
+        for i, gradient in self._backward(value, scale).items():
+            # The mean over all batches, as it goes.
+            share = n / (self.samples + n)
+            self.gradients[i] = gradient / scale if not self.samples else torch.lerp(
+                self.gradients.get(i, torch.zeros_like(gradient)), gradient / scale, share
+            )  # fmt: skip
+        if self.capture.broken is not None:
+            broken = self.capture.broken
+            raise ConditioningError(f"A layer could not be read: {type(broken).__name__}: {broken}") from broken
+        self.capture.close(scale)
+        self.total += float(value.detach()) * n
+        self.samples += n
+        self.batches += 1
+
+    def _target(self, output: Any, target: Any) -> Any:
+        if self.labels == "true":
+            return target
+        detached = output.detach() if isinstance(output, Tensor) else output
+        if callable(self.labels):
+            return self.labels(detached, self.generator)
+        return sample_targets(self.loss, detached, generator=self.generator, like=target)
+
+    def _loss(self, output: Any, target: Any) -> tuple[Tensor, str | None]:
+        try:
+            value, note = mean_loss(self.loss, output, target, reduction=self.reduction)
+        except GyroscopeError:
+            raise
+        except Exception as error:
+            raise ConditioningError(
+                f"The loss failed with {type(error).__name__}: {error}. It is called as loss(output, target)."
+            ) from error
+        if not value.requires_grad:
+            raise ConditioningError(
+                "The loss does not depend on the weights of any layer: its output has no gradient. Was it detached, or "
+                "computed under no_grad?"
+            )
+        if not torch.isfinite(value):
+            raise ConditioningError(f"The loss is {float(value)}: its gradients say nothing about the layers.")
+        return value, note
+
+    def _backward(self, value: Tensor, scale: float) -> dict[int, Tensor]:
+        """The gradient of `scale` times the loss at each layer's weight."""
+        parameters = [layer.parameter for layer in self.layers]
+        seed = torch.full_like(value, scale)
+        if not self.sharded:
+            # Not `backward`: it would add to `.grad`, and run what optimizers hang on to the accumulation.
+            found = torch.autograd.grad(value, parameters, seed, allow_unused=True)
+            return {i: gradient for i, gradient in enumerate(found) if gradient is not None}
+        with without_gradients(self.model):
+            torch.autograd.backward(value, seed)
+            return {i: p.grad.detach() for i, p in enumerate(parameters) if p.grad is not None}
+
+    def result(self, groups: list[Any], *, p: tuple[float, ...], spectra: bool) -> Conditioning:
+        """The numbers; all ranks ask for them together."""
+        uses = {key: use for key, use in self.capture.uses.items() if use.x.samples and use.g.samples}
+        units = self._units(groups)
+        with torch.no_grad():
+            if groups:
+                uses = ranks.gather(uses, groups, self.device)
+                if not self.sharded:
+                    weights = [layer.parameter for layer in self.layers]
+                    self.gradients = ranks.mean_gradients(
+                        self.gradients, self.samples, len(self.layers), groups, weights
+                    )
+            ordered = [uses[key] for key in sorted(uses)]
+            entries, untreated = solve(ordered, self.layers, self.gradients, units, p=p, spectra=spectra)
+        seen = {use.position for use in ordered}
+        missing = {
+            layer.name: self.capture.reasons.get(i, "it was not used, or not where it could be seen")
+            for i, layer in enumerate(self.layers)
+            if i not in seen
+        }
+        untreated = missing | untreated
+        if not entries:
+            reasons = "; ".join(f"{name}: {why}" for name, why in list(untreated.items())[:4])
+            raise ConditioningError(f"None of the {len(self.layers)} layers could be treated: {reasons}.")
+        mean = self.total / self.samples
+        return Conditioning(tuple(entries), p, untreated, tuple(self.notes), mean, self.batches)
+
+    def _units(self, groups: list[Any]) -> dict[int, tuple[float, float]]:
+        if self.probe is None:
+            return {}
+        from gyroscope.monitor.activations import COLUMNS
+
+        if groups:
+            ranks.gather_units(self.probe, groups, self.device)
+        table = self.probe.collect().double().cpu()
+        dying, full = table[:, COLUMNS.index("dying")].tolist(), table[:, COLUMNS.index("full")].tolist()
+        return {i: (d, f) for i, (d, f) in enumerate(zip(dying, full, strict=True)) if d == d}
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The user's module, without what compiles it or averages its gradients."""
+    names = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module"}
+    while (name := names.get(type(model).__name__)) is not None and isinstance(getattr(model, name, None), nn.Module):
+        model = getattr(model, name)
+    return model
+
+
+def _layers(model: Any, chosen: Sequence[Layer] | str | Iterable[str] | None) -> list[Layer]:
+    if not isinstance(model, nn.Module):
+        raise ConditioningError(f"The model is a {type(model).__name__}; accepted is a torch.nn.Module.")
+    given: Any = chosen
+    listed: list[Any] | None = None
+    if given is not None:
+        listed = [given] if isinstance(given, str | Layer) else list(given)
+    found: list[Layer]
+    if listed and all(isinstance(one, Layer) for one in listed):
+        found = listed
+    elif listed is None or (listed and all(isinstance(one, str) for one in listed)):
+        found = find_layers(model, include=listed)
+    else:
+        raise ConditioningError(
+            "layers must be a list from gyroscope.layers(model), or glob patterns on the layers' names; given "
+            f"{[type(one).__name__ for one in listed][:3] or 'an empty list'}."
+        )
+    for layer in found:
+        if layer.parameter.is_meta:
+            raise ConditioningError(f"{layer.name!r} is on the meta device and has no values yet.")
+    return found
+
+
+def _samples(output: Any) -> int:
+    """How many samples a batch has, from the output's first dimension."""
+    first = next((one for one in tensors(output) if one.dim() > 0), None)
+    return 1 if first is None else int(first.shape[0])

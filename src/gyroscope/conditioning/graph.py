@@ -1,0 +1,169 @@
+"""Uses of a weight that no module call shows, found in the autograd graph.
+
+A matrix product with a weight leaves a node that has saved its input, and through which the gradient at its output
+comes: all that a factor needs. So do convolutions and embeddings that are called as functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gyroscope.conditioning.uses import Convolution, Reader, Use, channels, convolution, features
+
+# What may stand between a weight and the product that uses it, without changing its values.
+_THROUGH = ("TBackward", "TransposeBackward", "PermuteBackward", "ToCopyBackward", "ViewBackward", "AliasBackward",
+            "UnsafeViewBackward", "ReshapeAliasBackward", "NumpyTBackward", "CloneBackward")  # fmt: skip
+_SPLIT = ("SplitBackward", "SplitWithSizesBackward")
+
+# By node: which input is the weight, and where the other is saved.
+_PRODUCTS = {"AddmmBackward": ((2, "mat1"),), "MmBackward": ((1, "self"),), "LinearBackward": ((1, "input"),)}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A use of a weight.
+
+    Attributes:
+        position: of the layer.
+        kind: what it is used as.
+        rows: which of the weight's rows, if not all.
+        node: the node of the graph.
+        how: where the input was saved, or why it cannot be read.
+    """
+
+    position: int
+    kind: str
+    rows: slice | None
+    node: Any
+    how: tuple[str] | str
+
+
+def find(roots: Iterable[Tensor], wanted: dict[int, int], claimed: set[Any]) -> list[Found]:
+    """The uses of the parameters with these ids, in the graphs that lead to `roots`, but those already claimed.
+
+    A node is claimed if it made what a module put out.
+    """
+    skip = {node for top in claimed for node in _maker(top)}
+    seen: set[Any] = set()
+    found: list[Found] = []
+    stack = [root.grad_fn for root in roots if root.grad_fn is not None]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node not in skip:
+            found += _use(node, wanted)
+        stack += [after for after, _ in node.next_functions if after is not None]
+    return found
+
+
+def hook(found: Found, use: Use, *, patches: bool, failed: Callable[[Exception], None]) -> None:
+    """Add the samples of a use when its gradient comes by."""
+    use.calls += 1
+    how = _reader(found, patches=patches)
+
+    def arrived(gradients: tuple[Tensor | None, ...]) -> None:
+        g = gradients[0]
+        if g is None:
+            return
+        try:
+            x = getattr(found.node, f"_saved_{found.how[0]}")
+            with torch.no_grad(), torch._C._DisableAutocast():
+                how.x(use.x, x.detach())
+                how.g(use.g, g.detach())
+        except Exception as error:
+            failed(error)
+
+    found.node.register_prehook(arrived)
+
+
+def _name(node: Any) -> str:
+    return str(node.name()).rstrip("0123456789")
+
+
+def _maker(top: Any) -> list[Any]:
+    """The nodes at the top of what a module did: those from its output down to the product in it."""
+    nodes = [top]
+    while len(nodes) < 5 and _name(nodes[-1]) not in (*_PRODUCTS, "ConvolutionBackward", "EmbeddingBackward"):
+        after = nodes[-1].next_functions
+        if not after or after[0][0] is None:
+            break
+        nodes.append(after[0][0])
+    return nodes
+
+
+def _use(node: Any, wanted: dict[int, int]) -> list[Found]:
+    name = _name(node)
+    if name in _PRODUCTS:
+        for index, saved in _PRODUCTS[name]:
+            if (leaf := _leaf(node.next_functions[index])) is not None and id(leaf[0]) in wanted:
+                return [Found(wanted[id(leaf[0])], "linear", leaf[1], node, (saved,))]
+        # x used on the right of a weight, W·x: the samples would be columns.
+        if (leaf := _leaf(node.next_functions[len(node.next_functions) - 2])) is not None and id(leaf[0]) in wanted:
+            return [Found(wanted[id(leaf[0])], "linear", None, node, "it is multiplied from the left")]
+    elif name == "ConvolutionBackward":
+        if (leaf := _leaf(node.next_functions[1])) is not None and id(leaf[0]) in wanted:
+            return [Found(wanted[id(leaf[0])], "conv", None, node, ("input",))]
+    elif name == "EmbeddingBackward" and (leaf := _leaf(node.next_functions[0])) is not None and id(leaf[0]) in wanted:
+        return [Found(wanted[id(leaf[0])], "embedding", None, node, ("indices",))]
+    else:
+        for edge in node.next_functions:
+            if (leaf := _leaf(edge, direct=True)) is not None and id(leaf[0]) in wanted and not _passes(name):
+                return [
+                    Found(wanted[id(leaf[0])], "other", None, node, f"it is used in a {name.removesuffix('Backward')}")
+                ]
+    return []
+
+
+def _passes(name: str) -> bool:
+    return name in _THROUGH or name in _SPLIT
+
+
+def _leaf(edge: tuple[Any, int], *, direct: bool = False) -> tuple[Tensor, slice | None] | None:
+    """The parameter at the end of an edge, with the rows that are used; None where something else is."""
+    node, output = edge
+    rows: slice | None = None
+    while node is not None:
+        name = _name(node)
+        if hasattr(node, "variable"):
+            return node.variable, rows
+        if direct or not _passes(name):
+            return None
+        if name in _SPLIT:
+            if rows is not None or node._saved_dim not in (0, -node._saved_self_sym_sizes.__len__()):
+                return None
+            rows = _part(node, output)
+        node, output = node.next_functions[0]
+    return None
+
+
+def _part(node: Any, output: int) -> slice:
+    if hasattr(node, "_saved_split_sizes"):
+        sizes = list(node._saved_split_sizes)
+        start = sum(sizes[:output])
+        return slice(start, start + sizes[output])
+    size = node._saved_split_size
+    total = node._saved_self_sym_sizes[0]
+    return slice(output * size, min((output + 1) * size, total))
+
+
+def _reader(found: Found, *, patches: bool) -> Reader:
+    if found.kind == "linear":
+        return Reader(features, features)
+    if found.kind == "embedding":
+        size = int(found.node._saved_weight_sym_argsize_0)
+        return Reader(lambda factor, x: factor.add_counts(x, size), features)
+    node = found.node
+    kernel = tuple(node._saved_weight.shape[2:])
+    if node._saved_transposed:
+        return Reader(channels(len(kernel)), channels(len(kernel), node._saved_groups))
+    shape = Convolution(
+        kernel, tuple(node._saved_stride), tuple(node._saved_padding), tuple(node._saved_dilation), node._saved_groups
+    )
+    return convolution(shape, patches=patches)

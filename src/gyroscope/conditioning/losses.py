@@ -1,0 +1,95 @@
+"""The mean loss, from a loss that is a mean, a sum, or one value a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gyroscope.errors import ConditioningError
+
+Loss = Callable[[Any, Any], Tensor]
+Reduction = Literal["auto", "mean", "sum"]
+
+_MEANS = tuple(
+    getattr(functional, name)
+    for name in ("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
+                 "binary_cross_entropy", "binary_cross_entropy_with_logits")
+)  # fmt: skip
+
+
+def mean_loss(loss: Loss, output: Any, target: Any, *, reduction: Reduction = "auto") -> tuple[Tensor, str | None]:
+    """The mean of a loss over the batch, and what there is to say about how it was had.
+
+    One value a sample (or a token, or any other shape) is averaged. Of a single value, `reduction` says whether it is a
+    mean or a sum; "auto" asks the loss: its attribute `reduction` if it has one, else the loss of a few samples and of
+    the same samples twice, which a mean does not tell apart and a sum doubles. A sum is divided by the number of
+    samples in the batch. What is neither is taken for a mean.
+
+    >>> out, y = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])
+    >>> mean = functional.cross_entropy(out, y)
+    >>> bool(torch.isclose(mean_loss(lambda o, t: functional.cross_entropy(o, t, reduction="sum"), out, y)[0], mean))
+    True
+    >>> bool(torch.isclose(mean_loss(torch.nn.CrossEntropyLoss(reduction="none"), out, y)[0], mean))
+    True
+    """
+    value = loss(output, target)
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        given = f"a {value.dtype} tensor" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise ConditioningError(
+            f"The loss gave {given}; accepted is a real tensor: the mean over the batch, the sum, or a value a sample."
+        )
+    if value.numel() == 0:
+        raise ConditioningError("The loss gave no values: the batch is empty.")
+    if value.numel() > 1 or (value.dim() > 0 and _length(output) == 1):
+        return value.mean(), None
+    value = value.reshape(())
+    found, note = (reduction, None) if reduction != "auto" else _reduction(loss, output, target)
+    if found == "sum":
+        n = _length(output)
+        if n is None:
+            raise ConditioningError("The loss is a sum, but the output is no tensor whose length says over how many.")
+        return value / n, note
+    return value, note
+
+
+def check_reduction(reduction: Any) -> None:
+    """Refuse what is no reduction."""
+    if reduction not in get_args(Reduction):
+        raise ConditioningError(
+            f"reduction is {reduction!r}; accepted are {', '.join(map(repr, get_args(Reduction)))}."
+        )
+
+
+def _length(output: Any) -> int | None:
+    return int(output.shape[0]) if isinstance(output, Tensor) and output.dim() > 0 else None
+
+
+def _reduction(loss: Loss, output: Any, target: Any) -> tuple[str, str | None]:
+    told = getattr(loss, "reduction", None)
+    inner = getattr(loss, "func", None)  # functools.partial
+    if inner is not None:
+        told = getattr(loss, "keywords", {}).get("reduction", told)
+    if told in ("mean", "sum"):
+        return str(told), None
+    if loss in _MEANS or inner in _MEANS:
+        return "mean", None
+    n = _length(output)
+    if not n or not isinstance(target, Tensor) or _length(target) != n:
+        return "mean", None
+    some, its = output.detach()[:4], target[:4]
+    try:
+        with torch.no_grad():
+            once = float(loss(some, its))
+            twice = float(loss(torch.cat([some, some]), torch.cat([its, its])))
+    except Exception:
+        return "mean", "the loss could not be asked whether it is a mean; it was taken for one"
+    close = 0.02 * abs(once)
+    if abs(twice - once) <= close:
+        return "mean", None
+    if abs(twice - 2 * once) <= close:
+        return "sum", "the loss is a sum over the batch; it was divided by the number of samples"
+    return "mean", "the loss is neither a mean nor a sum over the batch; it was taken for a mean"

@@ -1,0 +1,139 @@
+"""Factors of all ranks of a data-parallel model put together: means over the samples of every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gyroscope.conditioning.factors import Factor, accumulated_in
+from gyroscope.conditioning.uses import Use
+from gyroscope.errors import ConditioningError
+from gyroscope.vectors.sharded import is_sharded
+
+Key = tuple[int, str]
+
+
+def groups_of(model: nn.Module) -> list[Any]:
+    """The process groups that a model's batch is spread over: of DDP its own, of FSDP2 those of its mesh.
+
+    >>> groups_of(nn.Linear(2, 2))
+    []
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return []
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return [model.process_group]
+    for parameter in model.parameters():
+        if is_sharded(parameter):
+            mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
+            return [group for dim, group in enumerate(mesh.get_all_groups()) if mesh.size(dim) > 1]
+    return []
+
+
+def agree(problem: Exception | None, groups: Sequence[Any]) -> None:
+    """Raise what went wrong, on every rank, so that none waits for another."""
+    said = None if problem is None else f"{type(problem).__name__}: {problem}"
+    for group in groups:
+        heard: list[str | None] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(heard, said, group=group)
+        said = next((one for one in heard if one is not None), None)
+    if problem is not None:
+        raise problem
+    if said is not None:
+        raise ConditioningError(f"Another rank failed: {said}")
+
+
+def gather(uses: dict[Key, Use], groups: Sequence[Any], device: torch.device) -> dict[Key, Use]:
+    """The uses of a layer on any rank, with the factors over the samples of all ranks; called by all together."""
+    for group in groups:
+        uses = _gather(uses, group, device)
+    return uses
+
+
+def _gather(uses: dict[Key, Use], group: Any, device: torch.device) -> dict[Key, Use]:
+    told: list[Any] = [None] * dist.get_world_size(group)
+    mine = {
+        key: (use.name, use.kind, use.position, use.rows, _about(use.x), _about(use.g)) for key, use in uses.items()
+    }
+    dist.all_gather_object(told, mine, group=group)
+    keys = sorted({key for one in told for key in one})
+    found: dict[Key, Use] = {}
+    for key in keys:
+        entries = [one[key] for one in told if key in one]
+        name, kind, position, rows = entries[0][:4]
+        use = uses.get(key) or Use(name, kind, position, rows)
+        for factor, of in ((use.x, 4), (use.g, 5)):
+            _together(factor, [one[key][of] if key in one else None for one in told], group, device)
+        found[key] = use
+    return found
+
+
+def _about(factor: Factor) -> tuple[int, int, float, bool, bool]:
+    return factor.dimension, factor.samples, factor.eps, factor.diagonal, factor.holds_samples
+
+
+def _together(factor: Factor, told: Sequence[Any], group: Any, device: torch.device) -> None:
+    known = [one for one in told if one is not None]
+    dimension, total = max(one[0] for one in known), sum(one[1] for one in known)
+    factor.dimension, factor.eps = dimension, max(one[2] for one in known)
+    factor.diagonal = any(one[3] for one in known)
+    dtype = accumulated_in(device)
+    if not factor.diagonal and total < dimension and all(one[4] or one[1] == 0 for one in known):
+        most = max(one[1] for one in known)
+        mine = torch.zeros(dimension, most, dtype=dtype, device=device)
+        if factor.holds_samples:
+            mine[:, : factor.samples] = factor.kept()
+        parts = [torch.empty_like(mine) for _ in told]
+        dist.all_gather(parts, mine, group=group)
+        counts = [0 if one is None else one[1] for one in told]
+        factor.replace_samples(torch.cat([a[:, :n] for a, n in zip(parts, counts, strict=True)], dim=1))
+        return
+    if factor.samples:
+        whole = factor.matrix()
+    else:
+        shape = (dimension,) if factor.diagonal else (dimension, dimension)
+        whole = torch.zeros(shape, dtype=dtype, device=device)
+    dist.all_reduce(whole, group=group)
+    factor.replace(whole, total)
+
+
+def mean_gradients(
+    gradients: dict[int, Tensor], samples: int, count: int, groups: Sequence[Any], like: Sequence[Tensor]
+) -> dict[int, Tensor]:
+    """Gradients of the mean loss over all ranks, from those of each rank's own samples."""
+    for group in groups:
+        device = like[0].device
+        total = torch.tensor([float(samples)], dtype=torch.float64, device=device)
+        dist.all_reduce(total, group=group)
+        everywhere = torch.tensor([int(i in gradients) for i in range(count)], device=device)
+        dist.all_reduce(everywhere, group=group)
+        summed = {}
+        for i, n in enumerate(everywhere.tolist()):
+            if n:
+                part = gradients[i] if i in gradients else torch.zeros_like(like[i])
+                part = part * (samples / total.item())
+                dist.all_reduce(part, group=group)
+                summed[i] = part
+        gradients, samples = summed, int(total.item())
+    return gradients
+
+
+def gather_units(probe: Any, groups: Sequence[Any], device: torch.device) -> None:
+    """A unit is dying if it is on every rank, and full if it is on every rank; called by all together."""
+    for group in groups:
+        told: list[Any] = [None] * dist.get_world_size(group)
+        mine = [None if tally is None else sorted(tally.maps) for tally in probe._tallies]
+        dist.all_gather_object(told, mine, group=group)
+        for i, tally in enumerate(probe._tallies):
+            # Units are told apart by their positions: ranks with images of other sizes have other units.
+            if tally is None or any(one[i] != mine[i] for one in told):
+                continue
+            for size in sorted(tally.maps):
+                alive, full = (one.to(device, torch.uint8) for one in tally.maps[size])
+                dist.all_reduce(alive, op=dist.ReduceOp.MAX, group=group)
+                dist.all_reduce(full, op=dist.ReduceOp.MIN, group=group)
+                tally.maps[size] = alive.bool(), full.bool()

@@ -1,0 +1,259 @@
+"""What a conditioning analysis finds: a row a layer, as a table, dicts or a data frame."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gyroscope.conditioning.spectra import Spectrum
+from gyroscope.errors import ConditioningError, MissingExtraError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Kappas = dict[float, float | None]
+
+
+@dataclass(frozen=True)
+class Spectra:
+    """The spectra of Σx and Σ∇h of one layer."""
+
+    x: Spectrum
+    g: Spectrum
+
+
+@dataclass(frozen=True)
+class LayerConditioning:
+    """One layer.
+
+    Attributes:
+        layer: its name.
+        kind: its kind, such as "linear" or "conv".
+        lambda_x, lambda_g, lambda_f: λmax of Σx, of Σ∇h, and of F = Σx ⊗ Σ∇h.
+        kappa_x, kappa_g, kappa_f: κ_p of each by p; inf where λ_p = 0, None (undefined) where λmax = 0.
+        rank_x, rank_g: how many eigenvalues are above zero; None where only λmax was asked for.
+        dimension_x, dimension_g: how many there are.
+        samples: R, the rows, tokens or positions that Σx is the mean over.
+        weight_norm: ‖W‖, Frobenius.
+        weight_spectral, gradient_spectral: the largest singular values of W and of ∂L/∂W; None where there is none.
+        domination: their ratio, gradient over weight; far below 1 the weight dominates (definition 1).
+        dying, full: the share of its units that were active for no sample, and for all; None where not known.
+        position: of the layer among those that were looked at.
+        spectra: of both factors; None unless asked for.
+    """
+
+    layer: str
+    kind: str
+    lambda_x: float
+    lambda_g: float
+    lambda_f: float
+    kappa_x: Kappas
+    kappa_g: Kappas
+    kappa_f: Kappas
+    rank_x: int | None
+    rank_g: int | None
+    dimension_x: int
+    dimension_g: int
+    samples: int
+    weight_norm: float
+    weight_spectral: float
+    gradient_spectral: float | None
+    domination: float | None
+    dying: float | None
+    full: float | None
+    position: int = field(repr=False)
+    spectra: Spectra | None = field(default=None, repr=False)
+
+    def row(self) -> dict[str, Any]:
+        """The numbers as a dict."""
+        hidden = ("position", "spectra")
+        return {
+            name: dict(value) if isinstance(value, dict) else value
+            for name, value in vars(self).items()
+            if name not in hidden
+        }
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """The conditioning of the layers of a network, in forward order.
+
+    Printed, it is a table (with `rich` installed, a coloured one).
+
+    Attributes:
+        entries: one a layer that could be treated.
+        p: which κ_p were asked for.
+        untreated: the layers that could not be treated, and why.
+        notes: what else there is to say about how the numbers were had.
+        loss: the mean loss.
+        batches: how many batches were looked at.
+
+    >>> import torch, gyroscope
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> found = gyroscope.condition(net, torch.nn.functional.cross_entropy, (torch.randn(8, 3), torch.arange(8) % 2))
+    >>> found.layers
+    ('0.weight', '2.weight')
+    >>> sorted(found.rows()[0])[:6]
+    ['dimension_g', 'dimension_x', 'domination', 'dying', 'full', 'gradient_spectral']
+    """
+
+    entries: tuple[LayerConditioning, ...]
+    p: tuple[float, ...]
+    untreated: dict[str, str]
+    notes: tuple[str, ...]
+    loss: float
+    batches: int
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names of the layers that were treated."""
+        return tuple(entry.layer for entry in self.entries)
+
+    @property
+    def spectra(self) -> dict[str, Spectra] | None:
+        """By layer the full spectra of both factors; None unless asked for with `spectra=True`."""
+        if any(entry.spectra is None for entry in self.entries):
+            return None
+        return {entry.layer: entry.spectra for entry in self.entries if entry.spectra is not None}
+
+    def __getitem__(self, layer: str) -> LayerConditioning:
+        for entry in self.entries:
+            if entry.layer == layer:
+                return entry
+        if layer in self.untreated:
+            raise ConditioningError(f"The layer {layer!r} was not treated: {self.untreated[layer]}.")
+        raise ConditioningError(f"There is no layer {layer!r}; there are {', '.join(self.layers)}.")
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict a layer."""
+        return [entry.row() for entry in self.entries]
+
+    def to_pandas(self) -> Any:
+        """A data frame, one row a layer, with a column for each κ_p such as `kappa_x_p50`.
+
+        An undefined κ is NaN there.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingExtraError(
+                "to_pandas needs pandas, which is not installed: pip install 'gyroscope[export]'"
+            ) from error
+        return pandas.DataFrame([flat(row) for row in self.rows()]).set_index("layer")
+
+    def table(self) -> Table:
+        """A table for the terminal."""
+        try:
+            from rich.table import Table
+        except ImportError as error:
+            raise MissingExtraError(
+                "A table needs rich, which is not installed: pip install 'gyroscope[lab]'; rows() needs nothing"
+            ) from error
+        heads, lines = self._cells()
+        table = Table(box=None, pad_edge=False, title_justify="left")
+        for i, head in enumerate(heads):
+            table.add_column(head, justify="left" if i == 0 else "right", no_wrap=True, overflow="ellipsis")
+        for line in lines:
+            table.add_row(*line)
+        for name, why in self.untreated.items():
+            table.add_row(name, f"[dim]not treated: {why}[/dim]")
+        if self.notes:
+            table.caption = "; ".join(self.notes)
+        return table
+
+    def __rich__(self) -> Table:
+        return self.table()
+
+    def __str__(self) -> str:
+        heads, lines = self._cells()
+        widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
+        text = [
+            "  ".join(
+                cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+            )
+            for line in [heads, *lines]
+        ]
+        text += [f"not treated: {name}: {why}" for name, why in self.untreated.items()]
+        return "\n".join([*(line.rstrip() for line in text), *self.notes])
+
+    def _cells(self) -> tuple[list[str], list[list[str]]]:
+        heads = ["layer", "λmax Σx", "λmax Σ∇h", "λmax F"]
+        shown = _shown(self.p)
+        heads += [f"κ{percent(p)}% {which}" for which in ("Σx", "Σ∇h", "F") for p in shown]
+        ranks = bool(self.p)
+        heads += ["rank Σx", "rank Σ∇h"] if ranks else []
+        heads += ["‖W‖", "σ∇W/σW", "dying", "full"]
+        lines = []
+        for e in self.entries:
+            line = [e.layer, number(e.lambda_x), number(e.lambda_g), number(e.lambda_f)]
+            line += [kappa(ks[p]) for ks in (e.kappa_x, e.kappa_g, e.kappa_f) for p in shown]
+            line += [f"{e.rank_x}/{e.dimension_x}", f"{e.rank_g}/{e.dimension_g}"] if ranks else []
+            line += [number(e.weight_norm), number(e.domination), share(e.dying), share(e.full)]
+            lines.append(line)
+        return heads, lines
+
+
+def flat(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with one key for each κ_p, such as `kappa_x_p50`; an undefined κ is NaN.
+
+    >>> flat({"layer": "a", "kappa_x": {0.5: 2.0, 1.0: None}})
+    {'layer': 'a', 'kappa_x_p50': 2.0, 'kappa_x_p100': nan}
+    """
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            found |= {quantity(name, p): math.nan if k is None else k for p, k in value.items()}
+        else:
+            found[name] = value
+    return found
+
+
+def quantity(name: str, p: float) -> str:
+    """What κ_p is called in data frames and runs.
+
+    >>> quantity("kappa_f", 0.125)
+    'kappa_f_p12.5'
+    """
+    return f"{name}_p{percent(p)}"
+
+
+def percent(p: float) -> str:
+    """A share in percent, without what rounding adds.
+
+    >>> percent(0.07), percent(1.0)
+    ('7', '100')
+    """
+    return f"{100 * p:.10g}"
+
+
+def number(value: float | None) -> str:
+    """Three digits, or a dash.
+
+    >>> number(1234.5), number(None), number(0.0)
+    ('1.23e+03', '–', '0')
+    """
+    return "–" if value is None or math.isnan(value) else f"{value:.3g}"
+
+
+def kappa(value: float | None) -> str:
+    """A condition number, in words where it is none.
+
+    >>> kappa(None), kappa(math.inf)
+    ('undefined', '∞')
+    """
+    return "undefined" if value is None else "∞" if math.isinf(value) else number(value)
+
+
+def share(value: float | None) -> str:
+    """A share in percent, or a dash."""
+    return "–" if value is None else f"{100 * value:.3g}%"
+
+
+def _shown(p: tuple[float, ...]) -> list[float]:
+    """Which κ_p a table shows: all of few, the middle and the last of many."""
+    ordered = sorted(p)
+    return ordered if len(ordered) <= 2 else [ordered[len(ordered) // 2], ordered[-1]]
