@@ -75,8 +75,15 @@ def nngeometry_factors(model: nn.Module, x: Tensor, y: Tensor) -> Factors:
 
 
 def eigenvalues(factors: Factors) -> Factors:
-    """The eigenvalues of both factors of each layer, ascending, in the precision of the factors."""
-    return {name: (torch.linalg.eigvalsh(x), torch.linalg.eigvalsh(g)) for name, (x, g) in factors.items()}
+    """The eigenvalues of both factors of each layer, ascending, in the precision of the factors as far as it does."""
+    return {name: (_eigenvalues(x), _eigenvalues(g)) for name, (x, g) in factors.items()}
+
+
+def _eigenvalues(matrix: Tensor) -> Tensor:
+    try:
+        return torch.linalg.eigvalsh(matrix)
+    except torch.linalg.LinAlgError:  # LAPACK does not converge in float32 on some matrices of low rank
+        return torch.linalg.eigvalsh(matrix.double())
 
 
 @dataclass(frozen=True)
@@ -98,13 +105,16 @@ class Peer:
         return eigenvalues(self.factors(model, x, y))
 
     def as_ours(self, model: nn.Module, x: Tensor, y: Tensor, rows: dict[str, int]) -> Factors:
-        """Eigenvalues in our scale and of the weights alone, in descending order and float64; `rows` are R by layer."""
+        """Eigenvalues in our scale and of the weights alone, in descending order; `rows` are R by layer."""
+        factors = self.factors(model, x, y)
+        for name, layer in layers(model).items():
+            d = layer.weight[0].numel()  # a bias has its row and column after those of the weights
+            factors[name] = (factors[name][0][:d, :d], factors[name][1])
         found: Factors = {}
-        for name, (a, g) in self.factors(model, x, y).items():
-            d = layers(model)[name].weight[0].numel()  # a bias has its row and column after those of the weights
-            scale_x, scale_g = self.scales(rows[name], len(x), y.numel())
-            found[name] = (scale_x * a[:d, :d].double(), scale_g * g.double())
-        return {name: (a.flip(0), g.flip(0)) for name, (a, g) in eigenvalues(found).items()}
+        for name, (a, g) in eigenvalues(factors).items():
+            scale_a, scale_g = self.scales(rows[name], len(x), y.numel())
+            found[name] = (scale_a * a.flip(0), scale_g * g.flip(0))
+        return found
 
 
 PEERS = {
