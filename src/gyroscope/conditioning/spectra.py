@@ -11,13 +11,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gyroscope.conditioning.eigen import eigenvalues, largest
 from gyroscope.conditioning.products import index_at, product_at
 from gyroscope.errors import ConditioningError
 
 __all__ = ["Spectrum", "eigenvalues", "index_at", "largest", "product_at", "spectra_of"]
-
-# Matrices are stacked up to this many elements at a time: half a gigabyte in float64.
-_STACK = 2**26
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,10 +39,11 @@ class Spectrum:
 
     def __post_init__(self) -> None:
         v = self.values
-        if v.ndim != 1 or len(v) > self.dimension or (np.diff(v) > 0).any() or (v < 0).any():
+        ordered = bool(np.isfinite(v).all() and (v[1:] <= v[:-1]).all() and (v >= 0).all()) or bool(np.isnan(v).all())
+        if v.ndim != 1 or len(v) > self.dimension or not ordered:
             raise ConditioningError(
-                f"{v.shape} values were given as the spectrum of a matrix of dimension {self.dimension}: give at most "
-                "that many, in descending order and not negative; Spectrum.of puts eigenvalues in order"
+                f"values of shape {v.shape} were given as the spectrum of a matrix of dimension {self.dimension}: give "
+                "at most that many, in descending order, none negative and none infinite; Spectrum.of takes any order"
             )
 
     @classmethod
@@ -120,58 +119,3 @@ def _cleared(values: npt.NDArray[np.float64], dimension: int, tolerance: float) 
         return Spectrum(np.full(len(values), np.nan), dimension)
     ordered = np.sort(values)[::-1].clip(0.0)
     return Spectrum(np.where(ordered > tolerance * ordered[:1], ordered, 0.0), dimension)
-
-
-def eigenvalues(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """The eigenvalues of symmetric matrices [d, d], each as [d] in descending order, in float64.
-
-    Matrices of one size are decomposed together, on their device; on the CPU where that has no float64. A matrix that
-    is not finite has NaN for eigenvalues.
-
-    >>> eigenvalues([torch.tensor([[2.0, 1.0], [1.0, 2.0]]), torch.tensor([[5.0]])])
-    [tensor([3., 1.], dtype=torch.float64), tensor([5.], dtype=torch.float64)]
-    """
-    found: dict[int, Tensor] = {}
-    for indices in _alike(matrices):
-        stack = torch.stack([_double(matrices[i]) for i in indices])
-        scale = _scale(stack)
-        decomposed = torch.linalg.eigvalsh(stack.div_(scale).nan_to_num_(0.0, 0.0, 0.0)).flip(-1) * scale[:, 0]
-        found.update(zip(indices, decomposed, strict=True))
-    return [found[i] for i in range(len(matrices))]
-
-
-def _alike(matrices: Sequence[Tensor]) -> list[list[int]]:
-    """Indices of matrices of the same size on the same device, at most `_STACK` elements a list where that is more."""
-    groups: dict[tuple[int, torch.device], list[int]] = defaultdict(list)
-    for i, m in enumerate(matrices):
-        groups[m.shape[-1], m.device].append(i)
-    batches = []
-    for (size, _), indices in groups.items():
-        most = max(1, _STACK // max(1, size**2))
-        batches += [indices[at : at + most] for at in range(0, len(indices), most)]
-    return batches
-
-
-def _double(matrix: Tensor) -> Tensor:
-    """In float64, on the CPU where the device has none."""
-    matrix = matrix.detach()
-    return matrix.to("cpu" if matrix.device.type == "mps" else matrix.device, torch.float64)
-
-
-def _scale(stack: Tensor) -> Tensor:
-    """A power of two near the largest element of each matrix, [b, 1, 1]: 1 for zeros, NaN where not all is finite."""
-    if not stack.shape[-1]:
-        return stack.new_ones(len(stack), 1, 1)
-    most = stack.abs().amax((1, 2), keepdim=True)
-    scale = most / (2 * torch.frexp(most).mantissa)
-    return torch.where(most == 0, 1.0, torch.where(most.isfinite(), scale, torch.nan))
-
-
-def largest(matrices: Sequence[Tensor]) -> Tensor:
-    """λmax of symmetric positive semidefinite matrices [d, d], as [n] in float64.
-
-    >>> largest([torch.eye(3), torch.tensor([[2.0, 1.0], [1.0, 2.0]])])
-    tensor([1., 3.], dtype=torch.float64)
-    """
-    found = [v[0] if len(v) else v.new_zeros(()) for v in eigenvalues(matrices)]
-    return torch.stack(found) if found else torch.zeros(0, dtype=torch.float64)

@@ -1,0 +1,98 @@
+"""Eigenvalues of many symmetric matrices, those of a size together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gyroscope.conditioning.lanczos import top
+
+# Matrices are stacked up to this many elements at a time: half a gigabyte in float64.
+_STACK = 2**26
+# Up to this size, decomposing a matrix takes no longer than Lanczos iteration for λmax alone.
+_DIRECT = {"cpu": 256, "cuda": 32}
+_ACCURACY = 1e-6
+
+
+def eigenvalues(matrices: Sequence[Tensor]) -> list[Tensor]:
+    """The eigenvalues of symmetric matrices [d, d], each as [d] in descending order, in float64.
+
+    Matrices of one size are decomposed together, on their device; on the CPU where that has no float64. A matrix that
+    is not finite has NaN for eigenvalues.
+
+    >>> eigenvalues([torch.tensor([[2.0, 1.0], [1.0, 2.0]]), torch.tensor([[5.0]])])
+    [tensor([3., 1.], dtype=torch.float64), tensor([5.], dtype=torch.float64)]
+    """
+    found: dict[int, Tensor] = {}
+    for indices in alike([(len(m), m.device) for m in matrices]):
+        stack, scale = _scaled([matrices[i] for i in indices])
+        found.update(zip(indices, torch.linalg.eigvalsh(stack).flip(-1) * scale, strict=True))
+    return [found[i] for i in range(len(matrices))]
+
+
+def largest(matrices: Sequence[Tensor]) -> Tensor:
+    """λmax of symmetric positive semidefinite matrices [d, d], as [n] in float64 on the device of the first.
+
+    Of large matrices it is found to a relative 1e-6 by Lanczos iteration, and by decomposition where that is slow.
+
+    >>> largest([torch.eye(3), torch.tensor([[2.0, 1.0], [1.0, 2.0]])])
+    tensor([1., 3.], dtype=torch.float64)
+    """
+    found: dict[int, Tensor] = {}
+    left = []
+    for indices in alike([(len(m), m.device) for m in matrices]):
+        first = matrices[indices[0]]
+        if len(first) <= _DIRECT.get(first.device.type, _DIRECT["cpu"]):
+            left += indices
+            continue
+        stack, scale = _scaled([matrices[i] for i in indices])
+        value, reached = top(stack, accuracy=_ACCURACY)
+        found.update(zip(indices, value * scale[:, 0], strict=True))
+        left += [i for i, good in zip(indices, reached.tolist(), strict=True) if not good]
+    decomposed = eigenvalues([matrices[i] for i in left])
+    found.update((i, v[0] if len(v) else v.new_zeros(())) for i, v in zip(left, decomposed, strict=True))
+    if not found:
+        return torch.zeros(0, dtype=torch.float64)
+    return torch.stack([found[i].to(found[0].device) for i in range(len(matrices))])
+
+
+def alike(keys: Sequence[tuple[int, torch.device]]) -> list[list[int]]:
+    """Indices of matrices of the same size on the same device, as many together as should be stacked.
+
+    >>> cpu = torch.device("cpu")
+    >>> alike([(3, cpu), (2, cpu), (3, cpu)]), alike([(2**13, cpu)] * 2)
+    ([[0, 2], [1]], [[0], [1]])
+    """
+    groups: dict[tuple[int, torch.device], list[int]] = defaultdict(list)
+    for i, key in enumerate(keys):
+        groups[key].append(i)
+    batches = []
+    for (size, _), indices in groups.items():
+        most = max(1, _STACK // max(1, size**2))
+        batches += [indices[at : at + most] for at in range(0, len(indices), most)]
+    return batches
+
+
+def _scaled(matrices: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The matrices as a stack in float64, with elements near 1, and what they were divided by, [b, 1].
+
+    Matrices that are not finite are zeros in the stack, and were divided by NaN. Where the device has no float64, the
+    stack is on the CPU.
+    """
+    stack = torch.stack([m.detach() for m in matrices])
+    stack = stack.to("cpu" if stack.device.type == "mps" else stack.device, torch.float64)
+    scale = power_of_two(torch.linalg.vector_norm(stack.flatten(1), torch.inf, dim=1))[:, None]
+    return stack.div_(scale[..., None]).nan_to_num_(0.0, 0.0, 0.0), scale
+
+
+def power_of_two(most: Tensor) -> Tensor:
+    """The powers of two just below positive numbers: dividing by these rounds nothing. 1 for 0, else NaN.
+
+    >>> power_of_two(torch.tensor([3.0, 0.25, 0.0, torch.inf]))
+    tensor([2.0000, 0.2500, 1.0000,    nan])
+    """
+    scale = most / (2 * torch.frexp(most).mantissa)
+    return torch.where(most == 0, 1.0, torch.where(most.isfinite(), scale, torch.nan))
