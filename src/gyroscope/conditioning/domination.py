@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gyroscope.conditioning.eigen import alike, largest, power_of_two
+from gyroscope.conditioning.eigen import alike, largest, magnitudes, power_of_two
 from gyroscope.errors import ConditioningError
 
 # Elements that are copied to float64 at a time: an eighth of a gigabyte.
@@ -82,8 +82,7 @@ def _grams(same: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     most = same[0].new_zeros(len(same), dtype=torch.float64)
     gram = most.new_zeros(len(same), short, short)
     for at in range(0, long, width):
-        part = _part(same, axis, at, width)
-        most = torch.maximum(most, torch.linalg.vector_norm(part.flatten(1), torch.inf, dim=1))
+        most = torch.maximum(most, magnitudes(_part(same, axis, at, width)))
     scale = power_of_two(most)
     for at in range(0, long, width):
         part = _part(same, axis, at, width).div_(scale[:, None, None])

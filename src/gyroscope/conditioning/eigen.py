@@ -84,8 +84,20 @@ def _scaled(matrices: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """
     stack = torch.stack([m.detach() for m in matrices])
     stack = stack.to("cpu" if stack.device.type == "mps" else stack.device, torch.float64)
-    scale = power_of_two(torch.linalg.vector_norm(stack.flatten(1), torch.inf, dim=1))[:, None]
+    scale = power_of_two(magnitudes(stack))[:, None]
     return stack.div_(scale[..., None]).nan_to_num_(0.0, 0.0, 0.0), scale
+
+
+def magnitudes(stack: Tensor) -> Tensor:
+    """The largest absolute value in each matrix of a stack, [b]; 0 where there are no elements.
+
+    >>> magnitudes(torch.tensor([[[1.0, -2.0]], [[0.0, 0.5]]])), magnitudes(torch.zeros(1, 0, 3))
+    (tensor([2.0000, 0.5000]), tensor([0.]))
+    """
+    if not stack.numel():
+        return stack.new_zeros(len(stack))
+    found: Tensor = torch.linalg.vector_norm(stack, torch.inf, dim=(1, 2))
+    return found
 
 
 def power_of_two(most: Tensor) -> Tensor:

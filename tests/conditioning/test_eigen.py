@@ -1,0 +1,186 @@
+"""Eigenvalues of many matrices at once, beside those numpy finds one by one in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gyroscope.conditioning import eigen, lanczos
+from gyroscope.conditioning.eigen import eigenvalues, largest
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+F64 = torch.float64
+
+
+def with_spectrum(values: Tensor, seed: int = 0) -> Tensor:
+    """A symmetric matrix with those eigenvalues and random eigenvectors."""
+    d = len(values)
+    q, _ = torch.linalg.qr(torch.randn(d, d, dtype=F64, generator=torch.Generator().manual_seed(seed)))
+    return (q * values.to(F64)) @ q.T
+
+
+def covariance(d: int, samples: int, seed: int = 0) -> Tensor:
+    x = torch.randn(samples, d, dtype=F64, generator=torch.Generator().manual_seed(seed))
+    return x.T @ x / samples
+
+
+def oracle(matrix: Tensor) -> float:
+    """The largest eigenvalue, from all."""
+    return torch.linalg.eigvalsh(matrix.double().cpu())[-1].item()
+
+
+D = 300  # large enough for Lanczos iteration on every device
+EYE = torch.eye(D, dtype=F64)
+DOWN = torch.linspace(0.99, 0, D - 2, dtype=F64)
+CLUSTER = 1 - torch.linspace(0, 1e-4, 40, dtype=F64)
+HARD = {
+    "identity": EYE,
+    "zero": 0 * EYE,
+    "rank one": torch.ones(D, D, dtype=F64),
+    "one element": 3 * EYE[:, 7:8] @ EYE[7:8],
+    "diagonal": torch.diag(torch.linspace(0, 1, D, dtype=F64)),
+    "two equal at the top": with_spectrum(torch.cat([torch.tensor([1, 1]), DOWN])),
+    "two 1e-5 apart": with_spectrum(torch.cat([torch.tensor([1 + 1e-5, 1], dtype=F64), DOWN])),
+    "a cluster 1e-4 wide": with_spectrum(torch.cat([CLUSTER, DOWN[:-38] / 2])),
+    "identity and 1e-5 more": EYE + 1e-5 * EYE[:, 7:8] @ EYE[7:8],
+    "orthogonal to all ones": EYE - 1 / D,
+    "alternating": (-1.0) ** torch.arange(D, dtype=F64)
+    * torch.ones(D, 1, dtype=F64)
+    * (-1.0) ** torch.arange(D)[:, None],
+    "decay": with_spectrum(torch.logspace(0, -16, D, dtype=F64)),
+    "few samples": covariance(D, 20),
+    "many samples": covariance(D, 20 * D),
+    "as many samples as dimensions": covariance(D, D),
+    "blocks": torch.block_diag(covariance(100, 50), 1.0001 * covariance(100, 50), torch.zeros(100, 100, dtype=F64)),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_eigenvalues_are_those_of_each_matrix_in_descending_order(device: str, dtype: torch.dtype) -> None:
+    given = [covariance(d, 2 * d, seed).to(device, dtype) for seed, d in enumerate([5, 1, 64, 5, 33, 1, 64])]
+    for matrix, found in zip(given, eigenvalues(given), strict=True):
+        assert (found.dtype, found.device.type) == (F64, device)
+        expected = np.linalg.eigvalsh(matrix.double().cpu().numpy())[::-1]
+        np.testing.assert_allclose(found.cpu(), expected, rtol=0, atol=1e-13)
+
+
+def test_nothing_and_matrices_without_elements_have_no_eigenvalues() -> None:
+    assert eigenvalues([]) == []
+    assert [v.shape for v in eigenvalues([torch.zeros(0, 0), torch.eye(2)])] == [(0,), (2,)]
+    assert largest([]).shape == (0,)
+    assert largest([torch.zeros(0, 0), torch.eye(2)]).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_matrix_that_is_not_finite_has_nan_and_spoils_no_other(device: str, bad: float) -> None:
+    good, spoilt = covariance(D, D).to(device), covariance(D, D).to(device)
+    spoilt[3, 4] = spoilt[4, 3] = bad
+    first, second, third = eigenvalues([good, spoilt, good])
+    assert torch.equal(first, third)
+    assert second.isnan().all()
+    assert torch.allclose(first, torch.linalg.eigvalsh(good).flip(0), rtol=0, atol=1e-12)
+    assert largest([good, spoilt]).tolist() == pytest.approx([oracle(good), torch.nan], rel=1e-6, nan_ok=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("scale", [2.0**-1000, 2.0**-100, 2.0**1010])
+def test_eigenvalues_scale_with_the_matrix_to_the_last_bit(device: str, scale: float) -> None:
+    matrices = [covariance(d, 2 * d).to(device) for d in (4, D)]
+    for one, other in zip(eigenvalues(matrices), eigenvalues([m * scale for m in matrices]), strict=True):
+        assert torch.equal(one * scale, other)
+    assert torch.equal(largest(matrices) * scale, largest([m * scale for m in matrices]))
+
+
+def test_the_given_matrices_are_left_as_they_are() -> None:
+    given = [3 * covariance(d, d) for d in (4, D)]
+    copies = [m.clone() for m in given]
+    eigenvalues(given), largest(given)
+    assert all(torch.equal(m, c) for m, c in zip(given, copies, strict=True))
+
+
+def test_stacks_of_bounded_size_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [covariance(8, 16, seed) for seed in range(7)]
+    whole = eigenvalues(given)
+    monkeypatch.setattr(eigen, "_STACK", 2 * 64)
+    assert [len(b) for b in eigen.alike([(8, torch.device("cpu"))] * 7)] == [2, 2, 2, 1]
+    assert all(torch.allclose(a, b, rtol=1e-14) for a, b in zip(whole, eigenvalues(given), strict=True))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
+@pytest.mark.parametrize("name", HARD)
+def test_the_largest_eigenvalue_is_right_in_hard_cases(name: str, scale: float, device: str) -> None:
+    matrix = HARD[name] * scale
+    assert largest([matrix.to(device)]).item() == pytest.approx(oracle(matrix), rel=1e-6, abs=0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_largest_eigenvalues_of_many_are_found_together_and_in_order(device: str) -> None:
+    given = [m for pair in zip(HARD.values(), (covariance(d, 9, d) for d in range(1, 99)), strict=False) for m in pair]
+    expected = [oracle(m) for m in given]
+    np.testing.assert_allclose(largest([m.to(device) for m in given]).cpu(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("d", [1, 2, 31, 32, 33, 40, 64, 257, 700])
+@pytest.mark.parametrize("samples", [1, 10, 1000])
+def test_lanczos_reaches_the_largest_eigenvalue_at_every_size(d: int, samples: int) -> None:
+    stack = torch.stack([covariance(d, samples, seed) for seed in range(3)])
+    value, reached = lanczos.top(stack, accuracy=1e-6)
+    assert reached.all()
+    np.testing.assert_allclose(value, [oracle(m) for m in stack], rtol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_no_large_matrix_is_decomposed_for_its_largest_eigenvalue(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = covariance(600, 600).to(dtype)
+    expected = oracle(matrix)
+    sizes = []
+
+    def decompose(m: Tensor, UPLO: str) -> tuple[Tensor, Tensor]:
+        sizes.append(m.shape[-1])
+        return whole(m, UPLO=UPLO)
+
+    whole = torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", decompose)
+    monkeypatch.delattr(torch.linalg, "eigvalsh")
+    assert largest([matrix]).item() == pytest.approx(expected, rel=1e-6)
+    assert sizes
+    assert set(sizes) == {32}
+
+
+def test_what_lanczos_does_not_reach_is_decomposed() -> None:
+    slow = with_spectrum(1 - torch.linspace(0, 1, D, dtype=F64) ** 4)
+    _, reached = lanczos.top(slow[None], accuracy=1e-6)
+    assert not reached
+    assert largest([slow, HARD["decay"]]).tolist() == pytest.approx([1, 1], rel=1e-12)
+
+
+def test_it_is_said_when_lanczos_has_not_reached_the_accuracy() -> None:
+    """Whatever the spectrum near the top: what is called reached is within the accuracy."""
+    reaches = []
+    for power in (1, 2, 3, 4, 6):
+        for width in (1e-6, 1e-4, 1e-2, 1.0):
+            matrix = with_spectrum(1 - width * torch.linspace(0, 1, D, dtype=F64) ** power, seed=power)
+            value, reached = lanczos.top(matrix[None], accuracy=1e-6)
+            reaches.append(reached.item())
+            assert not reached or abs(value.item() - 1) <= 1e-6
+    assert set(reaches) == {True, False}
+
+
+def test_the_random_state_of_the_program_is_not_touched() -> None:
+    before = torch.get_rng_state()
+    first, second = largest([HARD["few samples"]]), largest([HARD["few samples"]])
+    assert torch.equal(first, second)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_matrices_that_belong_to_a_graph_are_taken_as_numbers() -> None:
+    matrix = covariance(D, D).requires_grad_()
+    assert not eigenvalues([matrix])[0].requires_grad
+    assert not largest([matrix]).requires_grad
