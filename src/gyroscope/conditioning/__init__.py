@@ -4,9 +4,10 @@ from typing import Any
 
 from gyroscope.conditioning.condition import condition
 from gyroscope.conditioning.result import Conditioning, LayerConditioning, Spectra
+from gyroscope.conditioning.schedule import Schedule
 from gyroscope.conditioning.spectra import Spectrum
 
-__all__ = ["Conditioning", "LayerConditioning", "Spectra", "Spectrum", "condition", "curvature", "fisher"]
+__all__ = ["Conditioning", "LayerConditioning", "Schedule", "Spectra", "Spectrum", "condition", "curvature", "fisher"]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from gyroscope.alone import listens
 from gyroscope.conditioning import graph
 from gyroscope.conditioning.uses import Reader, Use, reader, tensors, unreadable
 from gyroscope.layer import Layer
@@ -37,14 +38,15 @@ class Capture:
         self.model, self.layers, self.patches = model, tuple(layers), patches
         self.broken: Exception | None = None
         self._handles: list[RemovableHandle] = []
+        self._refused: dict[int, str] = {}
         self._claimed: set[Any] = set()
-        self._position = {layer.name: i for i, layer in enumerate(self.layers)}
         self.reset()
 
     def reset(self) -> None:
         """Forget what was seen."""
         self.uses: dict[tuple[int, str], Use] = {}
-        self.reasons: dict[int, str] = {}
+        self.reasons: dict[int, str] = dict(self._refused)
+        self._shown: set[int] = set()
         self._claimed = set()
 
     def attach(self) -> None:
@@ -53,9 +55,9 @@ class Capture:
             return
         by_parameter = {id(layer.parameter): i for i, layer in enumerate(self.layers)}
         by_module = {(id(layer.module), layer.attribute): i for i, layer in enumerate(self.layers)}
-        for module in self.model.modules():
+        for name, module in self.model.named_modules():
             for position in _own(module, by_parameter, by_module):
-                self._put(module, position)
+                self._put(module, position, name)
 
     def detach(self) -> None:
         """Take them off; again does nothing. What was seen stays."""
@@ -81,7 +83,7 @@ class Capture:
 
     def find_functional(self, roots: Iterable[Tensor]) -> None:
         """Hook on to the uses of weights that no module call has shown, in the graph that leads to `roots`."""
-        unseen = [i for i, layer in enumerate(self.layers) if not any(u.position == i for u in self.uses.values())]
+        unseen = [i for i in range(len(self.layers)) if i not in self._shown and i not in self._refused]
         tied = [i for i, layer in enumerate(self.layers) if layer.kind == "embedding"]
         wanted = {id(self.layers[i].parameter): i for i in {*unseen, *tied}}
         if not wanted:
@@ -91,35 +93,36 @@ class Capture:
             if isinstance(found.how, str):
                 self.reasons.setdefault(found.position, found.how)
                 continue
-            use = self._use(found.position, found.kind, rows=found.rows)
-            if layer.kind == "embedding" and found.kind != "embedding":
-                use.name = f"{layer.name} (as {found.kind})"
+            kind = layer.kind if layer.kind in ("attention", "recurrent") else found.kind
+            name = f"{layer.name} (as {found.kind})" if kind != layer.kind == "embedding" else layer.name
+            self._claimed.add(found.node)
+            use = self._use(found.position, kind, name, rows=found.rows)
             graph.hook(found, use, patches=self.patches, failed=self._failed)
 
-    def _put(self, module: nn.Module, position: int) -> None:
+    def _put(self, module: nn.Module, position: int, name: str) -> None:
         layer = self.layers[position]
         if not (isinstance(module, _CALLED) or _is_conv1d(module)):
             return
         how = reader(module, patches=self.patches)
         if isinstance(how, str):
-            self.reasons[position] = how
+            self.reasons[position] = self._refused[position] = how
             return
-        kind = layer.kind
+        kind, called = layer.kind, layer.name
         if kind == "embedding" and not isinstance(module, nn.Embedding):
-            kind = "linear"  # a head that shares the embedding's weight
-        hook = _Hook(self, position, kind, how)
+            kind, called = "linear", f"{name}.weight"  # a head that shares the embedding's weight
+        hook = _Hook(self, position, kind, called, how)
         self._handles.append(module.register_forward_hook(hook, with_kwargs=True, prepend=True))
 
-    def _use(self, position: int, kind: str, *, rows: slice | None = None) -> Use:
+    def _use(self, position: int, kind: str, name: str, *, rows: slice | None = None) -> Use:
         part = "" if rows is None else f"[{rows.start}:{rows.stop}]"
         key = (position, kind + part)
         if key not in self.uses:
-            name = self.layers[position].name + part
-            self.uses[key] = Use(name, kind, position, rows)
+            self.uses[key] = Use(name + part, kind, position, rows)
         return self.uses[key]
 
-    def _ran(self, position: int, kind: str, how: Reader, x: Tensor, h: Tensor) -> None:
-        use = self._use(position, kind)
+    def _ran(self, position: int, kind: str, name: str, how: Reader, x: Tensor, h: Tensor) -> None:
+        self._shown.add(position)
+        use = self._use(position, kind, name)
         why_not = unreadable(x) or unreadable(h)
         if why_not is not None:
             self.reasons[position] = use.why_not = why_not
@@ -156,9 +159,9 @@ class Capture:
 class _Hook:
     """The forward hook. It does not keep the capture alive, and a copy of the model gets one that does nothing."""
 
-    def __init__(self, capture: Capture | None, position: int, kind: str, how: Reader | None) -> None:
+    def __init__(self, capture: Capture | None, position: int, kind: str, name: str, how: Reader | None) -> None:
         self.capture: Callable[[], Capture | None] = (lambda: None) if capture is None else weakref.ref(capture)
-        self.position, self.kind, self.how = position, kind, how
+        self.position, self.kind, self.name, self.how = position, kind, name, how
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if torch.compiler.is_compiling() or is_capturing():
@@ -166,17 +169,19 @@ class _Hook:
         capture = self.capture()
         if capture is None or capture.broken is not None or self.how is None or not torch.is_grad_enabled():
             return
+        if not listens(capture):
+            return
         given = tensors((args, kwargs))
         if not given or not isinstance(output, Tensor) or not output.requires_grad:
             return
         try:
             with torch.no_grad(), torch._C._DisableAutocast():
-                capture._ran(self.position, self.kind, self.how, given[0], output)
+                capture._ran(self.position, self.kind, self.name, self.how, given[0], output)
         except Exception as error:
             capture._failed(error)
 
-    def __reduce__(self) -> tuple[type[_Hook], tuple[None, int, str, None]]:
-        return _Hook, (None, 0, "", None)
+    def __reduce__(self) -> tuple[type[_Hook], tuple[None, int, str, str, None]]:
+        return _Hook, (None, 0, "", "", None)
 
 
 def _own(module: nn.Module, by_parameter: dict[int, int], by_module: dict[tuple[int, str], int]) -> list[int]:

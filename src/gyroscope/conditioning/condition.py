@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from gyroscope.alone import alone
 from gyroscope.conditioning import ranks
 from gyroscope.conditioning.batches import Batch, batches
 from gyroscope.conditioning.capture import Capture
@@ -157,7 +158,9 @@ class _Pass:
                 stack.enter_context(requiring_gradients(self.layers))
             if self.probe is None:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
+            _show_recurrences(self.model, self.device, stack)
             stack.enter_context(torch.enable_grad())
+            stack.enter_context(alone(self.capture, self.probe))
             self.capture.attach()
             stack.callback(self.capture.detach)
             if self.probe is not None:
@@ -302,6 +305,16 @@ def _layers(model: Any, chosen: Sequence[Layer] | str | Iterable[str] | None) ->
         if layer.parameter.is_meta:
             raise ConditioningError(f"{layer.name!r} is on the meta device and has no values yet.")
     return found
+
+
+def _show_recurrences(model: nn.Module, device: torch.device, stack: ExitStack) -> None:
+    """Have recurrent networks computed product by product: the fused kernels of mkldnn and cuDNN show none of them."""
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        if device.type == "cuda":
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        else:
+            stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
+            torch._C._set_mkldnn_enabled(False)
 
 
 def _samples(output: Any) -> int:

@@ -10,6 +10,7 @@ from gyroscope.conditioning.spectra import Spectrum
 from gyroscope.errors import ConditioningError, MissingExtraError
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
 Kappas = dict[float, float | None]
@@ -145,28 +146,30 @@ class Conditioning:
             ) from error
         return pandas.DataFrame([flat(row) for row in self.rows()]).set_index("layer")
 
-    def table(self) -> Table:
-        """A table for the terminal."""
+    def table(self, *, width: int | None = None) -> Table:
+        """A table for the terminal; one that is wider than `width` goes on below, with the names again."""
         try:
+            from rich import box
             from rich.table import Table
         except ImportError as error:
             raise MissingExtraError(
                 "A table needs rich, which is not installed: pip install 'gyroscope[lab]'; rows() needs nothing"
             ) from error
         heads, lines = self._cells()
-        table = Table(box=None, pad_edge=False, title_justify="left")
-        for i, head in enumerate(heads):
-            table.add_column(head, justify="left" if i == 0 else "right", no_wrap=True, overflow="ellipsis")
-        for line in lines:
-            table.add_row(*line)
-        for name, why in self.untreated.items():
-            table.add_row(name, f"[dim]not treated: {why}[/dim]")
-        if self.notes:
-            table.caption = "; ".join(self.notes)
-        return table
+        whole = Table.grid()
+        for chosen in _blocks(heads, lines, width):
+            part = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+            for i in chosen:
+                part.add_column(heads[i], justify="left" if i == 0 else "right", no_wrap=True)
+            for line in lines:
+                part.add_row(*(line[i] for i in chosen))
+            whole.add_row(part)
+        for said in [*(f"not treated: {name}: {why}" for name, why in self.untreated.items()), *self.notes]:
+            whole.add_row(f"[dim]{said.replace('[', chr(92) + '[')}[/dim]")
+        return whole
 
-    def __rich__(self) -> Table:
-        return self.table()
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.table(width=options.max_width)
 
     def __str__(self) -> str:
         heads, lines = self._cells()
@@ -195,6 +198,21 @@ class Conditioning:
             line += [number(e.weight_norm), number(e.domination), share(e.dying), share(e.full)]
             lines.append(line)
         return heads, lines
+
+
+def _blocks(heads: list[str], lines: list[list[str]], width: int | None) -> list[list[int]]:
+    """Columns side by side as far as they fit, each block with the first column.
+
+    >>> _blocks(["a", "bb", "cc"], [["1", "2", "3"]], 8)
+    [[0, 1], [0, 2]]
+    """
+    widths = [max(map(len, column)) + 2 for column in zip(heads, *lines, strict=True)]
+    blocks = [[0]]
+    for i in range(1, len(heads)):
+        if width is not None and len(blocks[-1]) > 1 and sum(widths[k] for k in blocks[-1]) + widths[i] > width:
+            blocks.append([0])
+        blocks[-1].append(i)
+    return blocks
 
 
 def flat(row: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from gyroscope.alone import listens
 from gyroscope.errors import MonitorError
 from gyroscope.layer import Layer
 from gyroscope.monitor.modules import Layout, Role, activity_threshold, first_tensor, roles
@@ -210,6 +211,8 @@ class _Hook:
             return
         probe = self.probe()
         if probe is None or probe.error is not None or not torch.is_grad_enabled() or torch._C._get_tracing_state():
+            return
+        if not listens(probe):
             return
         try:
             with torch.no_grad(), torch._C._DisableAutocast():

@@ -16,6 +16,8 @@ _SMOOTH = 0.05
 # The share of the budget that is left to sampled steps, where there are any.
 _DETAILS = 0.3
 _OUTLIERS_FROM = 5
+# And to analyses of conditioning, where they go by the budget.
+_ANALYSES = 0.3
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,11 @@ class Clock:
     10
     """
 
-    def __init__(self, budget: float | None, *, details: bool = False) -> None:
+    def __init__(self, budget: float | None, *, details: bool = False, analyses: bool = False) -> None:
         self.budget = budget
-        self._share = _DETAILS if details else 0.0  # of the budget, for sampled steps
+        self._share = (_DETAILS if details else 0.0) + (_ANALYSES if analyses else 0.0)  # of the budget, for the rest
+        self.analysis = 0.0  # a step with an analysis of conditioning, all of it
+        self.analyses = 0
         self.count = 0
         self.total = 0.0
         self.host = 0.0
@@ -109,6 +113,23 @@ class Clock:
         self.total += max(seconds, 0.0)
         self.detail = _average(self.detail, max(seconds, 0.0), self.details)
 
+    def analysed(self, seconds: float) -> None:
+        """A step with an analysis of conditioning took so many seconds, training included."""
+        self.analyses += 1
+        # The first one, in a process that has just begun, says little.
+        self.analysis = seconds if self.analyses <= 2 else _average(self.analysis, seconds, self.analyses - 1)
+
+    @property
+    def analysis_price(self) -> float:
+        """Seconds for one analysis of conditioning, beyond those of the step it is part of."""
+        return max(0.0, self.analysis - self.train - self.price)
+
+    def analyses_stretched(self) -> int:
+        """The steps between two analyses that keep to their share of the budget; 0 before the price is known."""
+        if self.budget is None or self.analyses == 0 or self.steps <= _WARM + _OUTLIERS_FROM or self.train <= 0:
+            return 0
+        return max(1, math.ceil(self.analysis_price / (_ANALYSES * self.budget * self.train) - 1e-9))
+
     @property
     def price(self) -> float:
         """Seconds for one measured step: host and device work side by side, so the larger of the two counts."""
@@ -128,9 +149,10 @@ class Clock:
         least = self.detail / (_DETAILS * self.budget * self.train)
         return every * max(1, math.ceil(least / every - 1e-9))
 
-    def cost(self, *, interval: int, details: int, steps: int, measured: int, held: str) -> Cost:
-        """What it has come to."""
+    def cost(self, *, interval: int, details: int, steps: int, measured: int, held: str, analyses: int = 0) -> Cost:
+        """What it has come to; `analyses` is the number of steps between two of them, 0 for none."""
         every_step = self.price / interval + self.detail / max(details, 1)
+        every_step += self.analysis_price / analyses if analyses else 0.0
         share = every_step / self.train if self.train > 0 else 0.0
         return Cost(
             share=share, seconds=self.price, step_seconds=self.train, interval=interval, steps=steps,

@@ -10,9 +10,11 @@ import numpy.typing as npt
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gyroscope.conditioning.schedule import Schedule
 from gyroscope.layer import Layer
 from gyroscope.monitor import activations as acts
 from gyroscope.monitor import moments, neurons
+from gyroscope.monitor.conditioned import Conditioned
 from gyroscope.monitor.track import Track
 from gyroscope.store.record import QuantityInfo
 
@@ -29,13 +31,17 @@ class Detail:
         activations: bool,
         spread: bool,
         threshold: float,
+        conditioning: Schedule | None = None,
+        shared: bool = False,
     ) -> None:
         self.optimizer = optimizer
         self.neurons = neurons.Neurons(layers) if spread else None
-        self.why_not = acts.unavailable(model) if activations else None
-        self.probe = (
-            acts.ActivationProbe(model, layers, threshold=threshold) if activations and not self.why_not else None
-        )
+        hidden = acts.unavailable(model) if activations or conditioning else None
+        self.why_not = hidden
+        self.conditioned = None
+        if conditioning is not None and not hidden:
+            self.conditioned = Conditioned(model, layers, conditioning, shared=shared)
+        self.probe = acts.ActivationProbe(model, layers, threshold=threshold) if activations and not hidden else None
         self.attached = False
 
     @property
@@ -46,6 +52,8 @@ class Detail:
             found |= neurons.INFO
         if self.probe is not None:
             found |= acts.INFO
+        if self.conditioned is not None:
+            found |= self.conditioned.infos
         return found
 
     def attach(self) -> None:
@@ -64,13 +72,20 @@ class Detail:
 
     def collect(self, track: Track) -> dict[str, Tensor]:
         """What was seen in this step, on its way to host memory."""
+        if not track.sampling:
+            return self._analysed()
         parameters = track.parameters()
         found: dict[str, Tensor | None] = {"moments": moments.moment_percentiles(self.optimizer, parameters)}
         if self.probe is not None and self.attached:
             found["activations"] = self.probe.collect()
         if self.neurons is not None:
             found["neurons"] = self.neurons.measure(parameters, track.reference)
-        return {name: value.to("cpu", non_blocking=True) for name, value in found.items() if value is not None}
+        seen = {name: value.to("cpu", non_blocking=True) for name, value in found.items() if value is not None}
+        return seen | self._analysed()
+
+    def _analysed(self) -> dict[str, Tensor]:
+        found = None if self.conditioned is None else self.conditioned.take()
+        return {} if found is None else {"conditioning": found}
 
     def resolve(self, found: dict[str, Any]) -> dict[str, npt.NDArray[np.float32]]:
         """The same as values by quantity, one a layer, once it has arrived."""
@@ -82,4 +97,9 @@ class Detail:
         if "neurons" in found and self.neurons is not None:
             rows = self.neurons.quantiles(found["neurons"]).astype(np.float32)
             values |= dict(zip(neurons.NAMES, rows, strict=True))
-        return {name: value for name, value in values.items() if np.isfinite(value).any()}
+        kept = {name: value for name, value in values.items() if np.isfinite(value).any()}
+        if "conditioning" in found and self.conditioned is not None:
+            with np.errstate(over="ignore"):
+                columns = found["conditioning"].numpy().astype(np.float32).T
+            kept |= {n: v for n, v in zip(self.conditioned.names, columns, strict=True) if not np.isnan(v).all()}
+        return kept

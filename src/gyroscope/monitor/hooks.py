@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gyroscope.alone import listens
 from gyroscope.vectors.chunks import is_capturing
 
 Told = Callable[[dict[str, Any]], None]
@@ -23,7 +24,7 @@ class LossHook:
 
     def __call__(self, module: nn.Module, arguments: Any, value: Any) -> None:
         """The forward hook."""
-        if torch.compiler.is_compiling() or self.tell is None or is_capturing():
+        if torch.compiler.is_compiling() or self.tell is None or is_capturing() or not listens(self):
             return
         tell = self.tell()
         if tell is not None and isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad:

@@ -50,6 +50,7 @@ class Loop:
                 track.measuring = self._due(track)  # the step may be another one now
                 track.sampling = track.sampling and track.measuring
             if track.measuring:
+                self._analyse(track)
                 track.before()
             else:
                 track.pass_by()
@@ -58,7 +59,7 @@ class Loop:
     def after(self, track: Track) -> None:
         """It was taken."""
         self._arrive()
-        measured, sampled = track.measuring, track.sampling
+        measured, sampled, analysed = track.measuring, track.sampling, track.conditioning
         track.measuring = False
         try:
             with self._own:
@@ -68,20 +69,30 @@ class Loop:
                 track.taken += 1
                 if measured:
                     self._measure(track)
-            self._look_ahead(track, measured, sampled)
+            self._look_ahead(track, measured, sampled, analysed)
         except Exception:
             if self.pace.shared:  # other ranks go on to count on this one
-                self._look_ahead(track, measured, sampled)
+                self._look_ahead(track, measured, sampled, analysed)
             raise
         finally:
             self.arm(track)
             self._left = perf_counter()
 
-    def _look_ahead(self, track: Track, measured: bool, sampled: bool) -> None:
+    def _look_ahead(self, track: Track, measured: bool, sampled: bool, analysed: bool) -> None:
         if sampled:
             track.next_detail = track.taken + self.pace.detail_interval
         if track is self.tracks[0]:
-            self._account(measured, sampled)
+            self._account(measured, sampled, analysed)
+        if analysed:
+            track.analysed_at = track.taken
+        if track.analysed_at is not None:
+            # Known better with every step, as long as the price of the first is being learnt.
+            track.next_conditioning = self.pace.next_conditioning(track.analysed_at)
+
+    def _analyse(self, track: Track) -> None:
+        conditioned = self.details[self.tracks.index(track)].conditioned
+        if track.conditioning and conditioned is not None:
+            conditioned.analyse()
 
     def by_hand(self, track: Track) -> None:
         """A step was taken that no hook has seen."""
@@ -115,11 +126,24 @@ class Loop:
                     detail.attach()
                 else:
                     detail.detach()
+                self._arm_conditioning(track, detail)
+
+    def _arm_conditioning(self, track: Track, detail: Detail) -> None:
+        conditioned = detail.conditioned
+        if conditioned is not None:
+            wanted = track.taken + 1 >= track.next_conditioning or self.pace.forced > 0
+            track.conditioning = self.alive and wanted and conditioned.error is None and self._due(track)
+            if track.conditioning:
+                conditioned.attach()
+            else:
+                conditioned.detach()
 
     def rest(self) -> None:
         """Take every forward hook off."""
         for detail in self.details:
             detail.detach()
+            if detail.conditioned is not None:
+                detail.conditioned.detach()
 
     def end(self) -> None:
         """The last step was taken."""
@@ -140,7 +164,8 @@ class Loop:
             if not self.pace.shared:
                 raise
             failed = error
-        detail = self.details[part].collect(track) if track.sampling else {}  # other ranks take part in this too
+        # Other ranks take part in this too.
+        detail = self.details[part].collect(track) if track.sampling or track.conditioning else {}
         if failed is not None:
             track.settle()
             raise failed
@@ -159,13 +184,14 @@ class Loop:
         if self._left is not None:
             self._outside += perf_counter() - self._left
 
-    def _account(self, measured: bool, sampled: bool) -> None:
+    def _account(self, measured: bool, sampled: bool, analysed: bool) -> None:
         """Learn what this step cost, and decide on the next."""
         outside, self._outside = self._outside, 0.0
         first, recorder = self.tracks[0], self.chronicle.recorder
         self.pace.account(
-            outside=outside, own=self._own.take(), measured=measured, sampled=sampled, exposed=first.caught_up
-        )
+            outside=outside, own=self._own.take(), measured=measured, sampled=sampled, exposed=first.caught_up,
+            analysed=analysed,
+        )  # fmt: skip
         if recorder is not None and recorder.asked:
             self.pace.requested, recorder.asked = recorder.asked, 0
             text = f"{self.pace.requested} steps in detail were asked for through the file {SIGNAL!r}"

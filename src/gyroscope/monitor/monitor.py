@@ -13,11 +13,13 @@ from torch import nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
+from gyroscope.conditioning.schedule import Schedule
 from gyroscope.errors import GyroscopeError
 from gyroscope.layer import Layer
 from gyroscope.monitor import given
 from gyroscope.monitor.chronicle import About, Chronicle
 from gyroscope.monitor.clock import Cost
+from gyroscope.monitor.conditioned import check as check_schedule
 from gyroscope.monitor.detail import Detail
 from gyroscope.monitor.hooks import LossHook, plainly
 from gyroscope.monitor.loop import Loop
@@ -64,11 +66,14 @@ class Monitor:
         step: int | None,
         meta: Mapping[str, Any] | None,
         sinks: Sequence[Sink],
+        conditioning: Any,
     ) -> None:
         given.check_numbers(every=every, budget=budget, detail_every=detail_every, step=step, threshold=threshold)
         given.check_choices(reference_dtype, reference_device)
         given.check_flags(neurons=neurons, activations=activations)
         given.check_loss(loss)
+        analyses = Schedule.of(conditioning)
+        check_schedule(analyses, budget)
         every, budget = int(every), None if budget is None else float(budget)
         places = given.sinks(sinks)
         optimizers = given.optimizers(optimizer)
@@ -98,7 +103,7 @@ class Monitor:
         self._chronicle = Chronicle(about, step=step, own_reference=reference is not None)
         self._pace = Pace(
             every=every, budget=budget, detail_every=int(detail_every), details=activations or neurons,
-            shared=self._sharded,
+            shared=self._sharded, conditioning=None if analyses is None else analyses.every,
         )  # fmt: skip
         self._tracks: list[Track] = []
         self._details: list[Detail] = []
@@ -111,7 +116,16 @@ class Monitor:
                 held = Reference.take(weights, start, precision=reference_dtype, place=reference_device)
                 self._tracks.append(Track(its, its_optimizer, held, moves=moves))
                 self._details.append(
-                    Detail(model, its, its_optimizer, activations=activations, spread=neurons, threshold=threshold)
+                    Detail(
+                        model,
+                        its,
+                        its_optimizer,
+                        activations=activations,
+                        spread=neurons,
+                        threshold=threshold,
+                        conditioning=analyses,
+                        shared=self._sharded,
+                    )
                 )
             self._chronicle.prepare(self._tracks, self._details, self._pace.clock)
         given_loss = None if isinstance(loss, nn.Module) else loss
@@ -193,7 +207,7 @@ class Monitor:
         pace = self._pace
         return pace.clock.cost(
             interval=pace.interval, details=pace.detail_interval, steps=self.steps, measured=pace.measurements,
-            held=self.held,
+            held=self.held, analyses=pace.analysis_interval,
         )  # fmt: skip
 
     def flush(self, timeout: float | None = None) -> None:

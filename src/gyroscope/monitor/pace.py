@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Literal
+
 import torch
 
 from gyroscope.monitor.clock import LEARNING, Clock
@@ -25,9 +28,18 @@ class Pace:
     """
 
     def __init__(
-        self, *, every: int, budget: float | None, detail_every: int, details: bool = False, shared: bool = False
+        self,
+        *,
+        every: int,
+        budget: float | None,
+        detail_every: int,
+        details: bool = False,
+        shared: bool = False,
+        conditioning: int | Literal["budget"] | None = None,
     ) -> None:
-        self.clock = Clock(budget, details=details)
+        self.clock = Clock(budget, details=details, analyses=conditioning == "budget")
+        self.conditioning = conditioning
+        self._analyses_apart = 0  # as ranks that share a model have agreed
         self.every = every
         self.interval = every
         self.detail_every = detail_every
@@ -67,10 +79,30 @@ class Pace:
         # Ranks that measure together must also look at the same steps in detail, whatever each finds it costs.
         return self.detail_every if self.shared else self.clock.details_stretched(self.detail_every)
 
-    def account(self, *, outside: float, own: float, measured: bool, sampled: bool, exposed: bool) -> None:
+    @property
+    def analysis_interval(self) -> int:
+        """The steps between two analyses of conditioning; 0 where it is not known yet, or there are none."""
+        if isinstance(self.conditioning, int):
+            return self.conditioning
+        if self.conditioning is None:
+            return 0
+        return self._analyses_apart if self.shared else self.clock.analyses_stretched()
+
+    def next_conditioning(self, last: int) -> int:
+        """The step of the next analysis of conditioning, the last one having been at `last`."""
+        apart = self.analysis_interval
+        if isinstance(self.conditioning, int):
+            return (last // apart + 1) * apart
+        return last + apart if apart else sys.maxsize
+
+    def account(
+        self, *, outside: float, own: float, measured: bool, sampled: bool, exposed: bool, analysed: bool = False
+    ) -> None:
         """A step was taken: `outside` seconds of training and `own` seconds of measuring."""
         self.measurements += measured
-        if not sampled:
+        if analysed:
+            self.clock.analysed(outside + own)
+        elif not sampled:
             self.clock.step(outside)
             if measured:
                 self.clock.measured(own + self._carried, exposed=exposed)
@@ -94,10 +126,12 @@ class Pace:
             return None
         every = self.every if self._wanted is None else self._wanted
         decided = torch.tensor(
-            [every, self.clock.stretched(every), self.forced, self.requested], dtype=torch.int64, device=device
+            [every, self.clock.stretched(every), self.forced, self.requested, self.clock.analyses_stretched()],
+            dtype=torch.int64,
+            device=device,
         )
         torch.distributed.broadcast(decided, 0)
-        every, interval, self.forced, self.requested = (int(value) for value in decided.tolist())
+        every, interval, self.forced, self.requested, self._analyses_apart = map(int, decided.tolist())
         self.agreed_on, self._wanted = True, None
         if every != self.every:
             self.every = self.interval = every

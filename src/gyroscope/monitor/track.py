@@ -47,6 +47,9 @@ class Track:
         self.measuring = False
         self.sampling = False
         self.next_detail = 1
+        self.conditioning = False
+        self.next_conditioning = 1
+        self.analysed_at: int | None = None
         self.skips: Tensor | None = None
         self.caught_up = True  # whether the device had done all of the last measured step when the next one came
         self._moves = moves
@@ -69,6 +72,7 @@ class Track:
         """Training is at this step."""
         self.taken = self.measured_at = self.tried_at = step
         self.next_detail = step + 1
+        self.next_conditioning, self.analysed_at = step + 1, None
 
     def parameters(self) -> list[Tensor]:
         """The layers' parameters as they are now; FSDP2 and Accelerate swap them in place."""

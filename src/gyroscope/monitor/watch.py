@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
 
+from gyroscope.conditioning.schedule import Schedule
 from gyroscope.layer import Layer
 from gyroscope.monitor.monitor import Monitor
 from gyroscope.monitor.reference import Place, Precision, Source
@@ -35,6 +36,7 @@ def watch(
     step: int | None = None,
     meta: Mapping[str, Any] | None = None,
     sinks: Sequence[Sink] = (),
+    conditioning: int | Literal["budget"] | Schedule | None = None,
 ) -> Monitor:
     """Measure and record what every layer of `model` does at each step of `optimizer`.
 
@@ -65,6 +67,9 @@ def watch(
         step: the step that training is at, to go on with a run whose checkpoint has no monitor state.
         meta: what else to remember about the run: anything JSON can hold.
         sinks: further places to mirror the run to, from `gyroscope.integrations`.
+        conditioning: every so many steps, also how well each layer is conditioned (`gyroscope.condition`), from the
+            forward and backward passes of training itself; "budget" spaces these analyses to keep to the budget. The
+            loss is taken for a mean over the batch; a `gyroscope.conditioning.Schedule` says more.
 
     Returns:
         The monitor: `log`, `note`, `flush`, `sample`, `cost`, `close`. Also a context manager.
@@ -88,4 +93,5 @@ def watch(
         model, optimizer, run, every=every, budget=budget, layers=layers, quantities=quantities, neurons=neurons,
         loss=loss, activations=activations, detail_every=detail_every, threshold=threshold, reference=reference,
         reference_dtype=reference_dtype, reference_device=reference_device, step=step, meta=meta, sinks=sinks,
+        conditioning=conditioning,
     )  # fmt: skip

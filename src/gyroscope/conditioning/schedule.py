@@ -1,0 +1,57 @@
+"""How often a watched training is analysed, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, Literal
+
+from gyroscope.conditioning.condition import P, check_p
+from gyroscope.errors import ConditioningError
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When and how `gyroscope.watch` analyses the conditioning of layers.
+
+    Attributes:
+        every: steps between two analyses; "budget" spaces them so that the monitor's budget is kept.
+        p: which κ_p are recorded; none at all for λmax alone, which is cheaper.
+        patches: read convolutions by the patches they see, as K-FAC does.
+        scale: what the loss is multiplied by before the backward pass, or a function that says so, such as the
+            `get_scale` of a `GradScaler`.
+
+    >>> Schedule(every=100, p=(0.5,)).p
+    (0.5,)
+    """
+
+    every: int | Literal["budget"] = "budget"
+    p: Sequence[float] = P
+    patches: bool = False
+    scale: float | Callable[[], float] = 1.0
+
+    def __post_init__(self) -> None:
+        fine = self.every == "budget" or (
+            isinstance(self.every, Integral) and not isinstance(self.every, bool) and self.every >= 1
+        )
+        if not fine:
+            raise ConditioningError(
+                f'conditioning={self.every!r} was given; accepted is a number of steps from 1, or "budget".'
+            )
+        if not callable(self.scale) and not (isinstance(self.scale, int | float) and self.scale > 0):
+            raise ConditioningError(
+                f"The scale of the loss is {self.scale!r}; accepted is a number above 0, or a function that gives it."
+            )
+        object.__setattr__(self, "p", check_p(self.p))
+
+    @classmethod
+    def of(cls, given: Any) -> Schedule | None:
+        """What `watch` was given: None, a number of steps, "budget", or a schedule.
+
+        >>> Schedule.of(10).every, Schedule.of(None)
+        (10, None)
+        """
+        if given is None or isinstance(given, Schedule):
+            return given
+        return cls(every=given)

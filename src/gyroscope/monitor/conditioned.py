@@ -1,0 +1,168 @@
+"""The conditioning of every layer on some steps of a training, read off its own forward and backward passes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from gyroscope.alone import listens
+from gyroscope.conditioning import ranks
+from gyroscope.conditioning.capture import Capture
+from gyroscope.conditioning.condition import bare
+from gyroscope.conditioning.result import LayerConditioning, flat, percent, quantity
+from gyroscope.conditioning.schedule import Schedule
+from gyroscope.conditioning.solve import solve
+from gyroscope.conditioning.uses import tensors
+from gyroscope.errors import ConditioningError
+from gyroscope.layer import Layer
+from gyroscope.store.record import QuantityInfo
+
+_LOG = logging.getLogger("gyroscope")
+
+_MEANING = {
+    "lambda_x": ("activation²", "λmax of Σx, the mean of xxᵀ over the samples of the layer's input"),
+    "lambda_g": ("gradient²", "λmax of Σ∇h, the mean of ggᵀ over the samples of the gradient at the layer's output"),
+    "lambda_f": ("1", "λmax of the layer's Fisher information, approximated by Σx ⊗ Σ∇h: how steep the loss is"),
+    "rank_x": ("1", "eigenvalues of Σx above zero"),
+    "rank_g": ("1", "eigenvalues of Σ∇h above zero"),
+    "weight_spectral": ("weight", "the largest singular value of W"),
+    "gradient_spectral": ("gradient", "the largest singular value of ∂L/∂W"),
+    "domination": ("1/step", "σmax(∂L/∂W)/σmax(W): far below 1, the weight dominates"),
+}
+_FACTORS = {"kappa_x": "Σx", "kappa_g": "Σ∇h", "kappa_f": "Σx ⊗ Σ∇h"}
+
+
+class Conditioned:
+    """Analyses the layers of one optimizer on the steps it is attached for.
+
+    The gradient at a layer's output is taken for that of the mean loss over all samples between two steps, as it is if
+    the loss is a mean and, with accumulation, divided by the number of parts.
+    """
+
+    def __init__(self, model: nn.Module, layers: Sequence[Layer], schedule: Schedule, *, shared: bool) -> None:
+        self.model, self.layers, self.schedule = bare(model), tuple(layers), schedule
+        self.error: Exception | None = None
+        self.cost = 0.0
+        self._capture = Capture(self.model, layers, patches=schedule.patches)
+        self._groups = ranks.groups_of(model) if shared else []
+        self._handle: RemovableHandle | None = None
+        self._found: npt.NDArray[np.float64] | None = None
+
+    @property
+    def infos(self) -> dict[str, QuantityInfo]:
+        """Names, units and meanings of what may be found."""
+        found = {name: QuantityInfo(name, unit, meaning) for name, (unit, meaning) in _MEANING.items()}
+        for name, factor in _FACTORS.items():
+            for p in self.schedule.p:
+                meaning = f"κ of {factor} at {percent(p)} %: λmax over the eigenvalue at that share of the dimension"
+                found[quantity(name, p)] = QuantityInfo(quantity(name, p), "1", meaning)
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        """The quantities, in the order of the columns of what `take` gives."""
+        return list(self.infos)
+
+    @property
+    def attached(self) -> bool:
+        """Whether hooks are on."""
+        return self._handle is not None
+
+    def attach(self) -> None:
+        """Put hooks on, to look at one step."""
+        if self.error is None:
+            self._capture.reset()
+            if self._handle is None:
+                self._capture.attach()
+                self._handle = self.model.register_forward_hook(self._ran)
+
+    def detach(self) -> None:
+        """Take them off."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+            self._capture.detach()
+
+    def analyse(self) -> None:
+        """Work out what the passes before this step have shown, with the weights and gradients as they are now.
+
+        Ranks of a sharded model do it together. An error is said once and ends the analyses, never the training.
+        """
+        self._found = None
+        if self.error is not None:
+            return
+        try:
+            self._found = self._analysed()
+        except Exception as error:
+            self.error = error
+            self.detach()
+            _LOG.warning("The conditioning of layers is no longer measured: %s: %s", type(error).__name__, error)
+        finally:
+            self._capture.reset()
+
+    def take(self) -> Tensor | None:
+        """What was found at this step, [layers, quantities]; None where nothing was."""
+        found, self._found = self._found, None
+        return None if found is None else torch.from_numpy(found)
+
+    def _analysed(self) -> npt.NDArray[np.float64] | None:
+        capture, scale = self._capture, self.schedule.scale
+        problem: Exception | None = capture.broken
+        capture.broken = None
+        if problem is None:
+            try:
+                capture.close(float(scale() if callable(scale) else scale))
+            except Exception as error:
+                problem = error
+        if self._groups:
+            ranks.agree(problem, self._groups)
+        elif problem is not None:
+            raise problem
+        uses = {key: use for key, use in capture.uses.items() if use.x.samples and use.g.samples}
+        device = self.layers[0].parameter.device
+        if self._groups:
+            uses = ranks.gather(uses, self._groups, device)
+        if not uses:
+            return None
+        gradients = {i: p.grad.detach() for i, p in enumerate(self._parameters()) if p.grad is not None}
+        whole = [uses[key] for key in sorted(uses) if uses[key].rows is None]
+        entries, _ = solve(whole, self.layers, gradients, {}, p=tuple(self.schedule.p), spectra=False)
+        return self._table(entries)
+
+    def _parameters(self) -> list[Tensor]:
+        return [layer.parameter for layer in self.layers]
+
+    def _table(self, entries: Sequence[LayerConditioning]) -> npt.NDArray[np.float64]:
+        names = self.names
+        table = np.full((len(self.layers), len(names)), np.nan)
+        for entry in entries:
+            row = flat(entry.row())
+            # A tied weight is used twice; what it is by itself comes first.
+            if np.isnan(table[entry.position]).all():
+                table[entry.position] = [np.nan if row[name] is None else row[name] for name in names]
+        return table
+
+    def _ran(self, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self._capture.broken is not None:
+            return
+        if not listens(self._capture):
+            return
+        try:
+            self._capture.find_functional(tensors(output))
+        except Exception as error:
+            self._capture.broken = error
+
+
+def check(schedule: Schedule | None, budget: float | None) -> None:
+    """Refuse a schedule that goes by a budget there is not."""
+    if schedule is not None and schedule.every == "budget" and budget is None:
+        raise ConditioningError(
+            "conditioning='budget' was asked for with budget=None; give a budget, or a number of steps."
+        )
