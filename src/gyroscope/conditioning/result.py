@@ -203,10 +203,10 @@ class Conditioning:
 def _blocks(heads: list[str], lines: list[list[str]], width: int | None) -> list[list[int]]:
     """Columns side by side as far as they fit, each block with the first column.
 
-    >>> _blocks(["a", "bb", "cc"], [["1", "2", "3"]], 8)
+    >>> _blocks(["a", "bb", "cc"], [["1", "2", "3"]], 10)
     [[0, 1], [0, 2]]
     """
-    widths = [max(map(len, column)) + 2 for column in zip(heads, *lines, strict=True)]
+    widths = [max(map(len, column)) + 3 for column in zip(heads, *lines, strict=True)]
     blocks = [[0]]
     for i in range(1, len(heads)):
         if width is not None and len(blocks[-1]) > 1 and sum(widths[k] for k in blocks[-1]) + widths[i] > width:
