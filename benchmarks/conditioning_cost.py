@@ -119,7 +119,7 @@ def agreement(task: Task) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     found, missing = {}, {}
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         ours = task.condition(p=(), patches=True, spectra=True)
-        rows = {row["layer"]: row["samples"] for row in ours.rows()}
+        rows = {row["layer"].removesuffix(".weight"): row["samples"] for row in ours.rows()}
         for name, peer in PEERS.items():
             try:
                 theirs = peer.as_ours(copy.deepcopy(task.model), task.x, task.y, rows)
@@ -127,7 +127,7 @@ def agreement(task: Task) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
                 missing[name] = f"{type(error).__name__}: {error}"
                 continue
             worst = max(
-                (_apart(getattr(ours.spectra[layer], factor), values), layer, factor)
+                (_apart(getattr(ours.spectra[f"{layer}.weight"], factor), values), layer, factor)
                 for layer, both in theirs.items()
                 for factor, values in zip("xg", both, strict=True)
             )
@@ -250,6 +250,8 @@ def main() -> None:
     device = torch.device(options.device)
     sizes = SIZES["smoke" if options.smoke else device.type]
     rounds, seconds = (2, 1.0) if options.smoke else (options.rounds, options.seconds)
+    if options.smoke:
+        torch.set_num_threads(1)  # networks so small gain nothing from more, and lose much on a busy machine
     about = {"peers": conditioning_peers.versions(), "tf32_convolutions": torch.backends.cudnn.allow_tf32}
     result: dict[str, Any] = {
         "command": " ".join(["python", *sys.argv]),
