@@ -6,14 +6,14 @@ The Fisher matrix F = E_{p(x), q(y|x)}(∇ℓ ∇ℓᵀ) (section 2) averages ov
     BCE with logits        q = sigmoid(f)                  one Bernoulli label an element
     squared error          y ~ N(f, σ²I), 1/(2σ²) = a      where ℓ = a‖y − f‖²
 
-a is 1 for reduction="sum" and 1/D for "mean", D the elements of one sample's output, so that σ² is 1/2 or D/2.
+a is 1 for reduction="sum" and 1/D for "mean" and "none", D the elements of one sample's output: σ² is 1/2 or D/2.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -36,7 +36,7 @@ class Likelihood:
 
     Attributes:
         family: "categorical", "bernoulli" or "gaussian".
-        mean: whether ℓ averages over the predictions of a sample, or sums over them.
+        reduction: what the loss does with the predictions of a batch: "mean", "sum" or "none".
         log_probabilities: whether the output holds log q instead of logits.
         ignore_index: the target that marks a position without a label.
         variance: σ² of a Gaussian.
@@ -46,16 +46,16 @@ class Likelihood:
     """
 
     family: Literal["categorical", "bernoulli", "gaussian"]
-    mean: bool
+    reduction: Literal["mean", "sum", "none"]
     log_probabilities: bool = False
-    ignore_index: int | None = None
+    ignore_index: int = -100
     variance: float = 0.0
 
 
 def distribution(loss: Loss, output: Tensor) -> Likelihood:
     """The distribution whose negative log-likelihood `loss` is for `output`, up to a constant.
 
-    Reduction "none" is read as "mean". A loss with class weights or label smoothing has none: Σ_y exp(−ℓ(y)) is not
+    A loss with class weights or label smoothing has none: Σ_y exp(−ℓ(y)) is not
     the same for all outputs then.
 
     Args:
@@ -68,25 +68,41 @@ def distribution(loss: Loss, output: Tensor) -> Likelihood:
         ConditioningError: the loss is another one, or has no likelihood.
 
     >>> distribution(nn.CrossEntropyLoss(reduction="sum"), torch.zeros(8, 10))
-    Likelihood(family='categorical', mean=False, log_probabilities=False, ignore_index=-100, variance=0.0)
+    Likelihood(family='categorical', reduction='sum', log_probabilities=False, ignore_index=-100, variance=0.0)
     """
-    base, settings = _settings(loss)
-    reduction = settings.get("reduction", "mean")
-    if base is None or reduction not in ("mean", "sum", "none"):
+    q = known(loss)
+    settings = _settings(loss)[1]
+    if q is None:
         _refuse(loss, "is not known as the negative log-likelihood of a distribution over labels")
     for name in ("weight", "pos_weight"):
         if settings.get(name) is not None:
             _refuse(loss, f"has `{name}`: a log-likelihood times a weight is no log-likelihood")
     if settings.get("label_smoothing", 0.0) != 0.0:
         _refuse(loss, f"has label_smoothing={settings['label_smoothing']}: exp(−ℓ) does not add up to 1 over labels")
-    mean = reduction != "sum"
-    if base is F.mse_loss:
-        return Likelihood("gaussian", mean, variance=(output[:1].numel() if mean and output.dim() else 1) / 2)
-    if base is F.binary_cross_entropy_with_logits:
-        return Likelihood("bernoulli", mean)
-    if not output.dim():
+    if q.family == "gaussian":
+        return replace(q, variance=(1 if q.reduction == "sum" or not output.dim() else output[:1].numel()) / 2)
+    if q.family == "categorical" and not output.dim():
         raise ConditioningError("the output is a single number: a categorical distribution needs [N, classes, ...].")
-    return Likelihood("categorical", mean, base is F.nll_loss, settings.get("ignore_index", -100))
+    return q
+
+
+def known(loss: Loss) -> Likelihood | None:
+    """What is known of a loss whether or not weights or smoothing keep it from being a likelihood; else None.
+
+    >>> known(nn.NLLLoss(weight=torch.ones(3)))
+    Likelihood(family='categorical', reduction='mean', log_probabilities=True, ignore_index=-100, variance=0.0)
+    >>> known(F.l1_loss) is None
+    True
+    """
+    base, settings = _settings(loss)
+    reduction = settings.get("reduction", "mean")
+    if base is None or reduction not in ("mean", "sum", "none"):
+        return None
+    if base is F.mse_loss:
+        return Likelihood("gaussian", reduction)
+    if base is F.binary_cross_entropy_with_logits:
+        return Likelihood("bernoulli", reduction)
+    return Likelihood("categorical", reduction, base is F.nll_loss, settings.get("ignore_index", -100))
 
 
 def sample_targets(loss: Loss, output: Tensor, *, generator: torch.Generator, like: Tensor | None = None) -> Tensor:
@@ -123,7 +139,7 @@ def sample_targets(loss: Loss, output: Tensor, *, generator: torch.Generator, li
 def probabilities(q: Likelihood, output: Tensor) -> Tensor:
     """q(y|x) of each class along the class dimension, or of the label 1 at each element; in float64.
 
-    >>> probabilities(Likelihood("bernoulli", mean=True), torch.zeros(2)).tolist()
+    >>> probabilities(Likelihood("bernoulli", "mean"), torch.zeros(2)).tolist()
     [0.5, 0.5]
     """
     output = output.to(accumulator(output.device))
@@ -161,8 +177,7 @@ def _categorical(q: Likelihood, output: Tensor, generator: torch.Generator, like
         return labels
     if soft:
         return F.one_hot(labels, output.shape[dim]).movedim(-1, dim).to(like.dtype)
-    labels = labels.to(like.dtype)
-    return labels if q.ignore_index is None else torch.where(like.eq(q.ignore_index), like, labels)
+    return torch.where(like.eq(q.ignore_index), like, labels.to(like.dtype))
 
 
 def _inverse(p: Tensor, u: Tensor) -> Tensor:
