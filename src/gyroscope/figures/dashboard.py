@@ -10,16 +10,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.lines import Line2D
 
 from gyroscope.errors import FigureError
 from gyroscope.figures.curves import curves
-from gyroscope.figures.depth import DEPTH
 from gyroscope.figures.effective_rates import effective_rates
 from gyroscope.figures.given import Layers, Measured, RunLike, as_run, choose, described
-from gyroscope.figures.lines import NAMED, depth_bar
+from gyroscope.figures.lines import page_key
 from gyroscope.figures.moment_percentiles import moment_percentiles
-from gyroscope.figures.names import short_names
 from gyroscope.figures.neurons import neurons
 from gyroscope.figures.norms import norms
 from gyroscope.figures.rates import rates
@@ -88,7 +85,10 @@ def dashboard(run: RunLike, *, layers: Layers = None, columns: int = 3, title: s
         ax.set_title(panel.title, fontsize=10)
     for ax in axes[len(panels) :]:
         ax.remove()
-    _key(figure, axes[: len(panels)], run, layers)
+    every = run.layers
+    chosen = choose(every, layers)
+    depth = [i / max(len(every) - 1, 1) for i in chosen]
+    page_key(axes[: len(panels)], [every[i] for i in chosen], depth, len(every))
     figure.suptitle(_header(run) if title is None else title, fontsize=11)
     return figure
 
@@ -103,17 +103,6 @@ def _known(run: Measured, name: str) -> bool:
     # A run on disk knows where it has values without reading them.
     where = getattr(run, "where", None)
     return bool(len(where(name)) if where is not None else np.isfinite(run.series(name)).any())
-
-
-def _key(figure: Figure, axes: list[Axes], run: Measured, layers: Layers) -> None:
-    every = run.layers
-    chosen, total = choose(every, layers), len(every)
-    if len(chosen) > NAMED:
-        depth_bar(axes, total, below=True)
-        return
-    handles = [Line2D([], [], color=DEPTH(i / max(total - 1, 1)), linewidth=2) for i in chosen]
-    names = short_names([every[i] for i in chosen])
-    figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 5), frameon=False, fontsize=9)
 
 
 def _header(run: Measured) -> str:

@@ -81,8 +81,8 @@ def as_run(run: RunLike) -> Measured:
     return run
 
 
-def find(run: Measured, quantity: str, *, layers: Layers = None) -> Series:
-    """Return a quantity of the layers whose names match; infinities count as not known.
+def find(run: Measured, quantity: str, *, layers: Layers = None, infinite: bool = False) -> Series:
+    """Return a quantity of the layers whose names match; infinities count as not known, unless they are `infinite`.
 
     >>> from gyroscope.figures import example_run
     >>> find(example_run(layers=4), "rotation", layers="block1.*").values.shape
@@ -97,10 +97,10 @@ def find(run: Measured, quantity: str, *, layers: Layers = None) -> Series:
     stored = run.series(quantity)
     # Copies of large runs are what takes time here.
     values = (stored if layers is None else stored[:, chosen]).astype(np.float64)
-    finite = np.isfinite(values)
-    if not finite.all():
-        values[~finite] = np.nan
-    rows = finite.any(axis=1)
+    known = ~np.isnan(values) if infinite else np.isfinite(values)
+    if not known.all():
+        values[~known] = np.nan
+    rows = known.any(axis=1)
     if not rows.any():
         raise FigureError(f"{quantity} of {described(run)} has no values yet; it holds {held(run)}")
     return Series(

@@ -49,19 +49,20 @@ def draw_lines(
     alpha: float = 1.0,
     positive: bool = False,
     dark: bool = False,
+    log_steps: bool = False,
 ) -> list[Line2D]:
     """Draw `values` [times, layers], one line a layer coloured by its depth, and return the lines.
 
     Gaps are bridged: a quantity that is sampled has a value at some steps only. A single value is a dot.
     With `positive`, for a logarithmic axis, values of zero and below are gaps too. `dark` lines can
-    be seen on those they belong to, and on many others.
+    be seen on those they belong to, and on many others. `log_steps` is for a logarithmic axis of steps.
 
     >>> lines = draw_lines(own_axes(), [0, 1, 2], [[0.0], [np.nan], [0.5]], depth=[0.0])
     >>> lines[0].get_xdata().tolist()
     [0.0, 2.0]
     """
     many = len(depth) > MANY
-    x, y = thin(steps, values, keep=400 if many else 1000)
+    x, y = thin(steps, values, keep=400 if many else 1000, log=log_steps)
     shown = y > 0 if positive else ~np.isnan(y)
     if many:
         linewidth, alpha = 0.4 * linewidth, 0.5 * alpha
@@ -119,7 +120,7 @@ def finish(ax: Axes, *, xlabel: str = "step", ylabel: str = "", title: str | Non
 
 
 def span(ax: Axes, times: npt.ArrayLike) -> None:
-    """Let the x axis of `ax` end where the times do, with no more ticks than there is room for.
+    """Let the x axis of `ax` end where the times do, with no more ticks than there is room for; one is in the middle.
 
     >>> ax = own_axes()
     >>> span(ax, [5, 10, 20])
@@ -129,6 +130,8 @@ def span(ax: Axes, times: npt.ArrayLike) -> None:
     known = np.asarray(times, dtype=float)
     if known.size > 1 and known.min() < known.max():
         ax.set_xlim(known.min(), known.max())
+    elif known.size:
+        ax.set_xlim(known[0] - 1, known[0] + 1)
     whole = bool((known == known.round()).all())
     ax.xaxis.set_major_locator(MaxNLocator(5, integer=whole))
     if whole:
@@ -184,6 +187,29 @@ def depth_bar(ax: Axes | list[Axes], total: int, *, below: bool = False) -> None
     inner = [tick for tick in MaxNLocator(5, integer=True).tick_values(1, total) if 0.08 < tick / total < 0.93]
     bar.set_ticks([1, *(tick for tick in inner if tick > 1), total], labels=None)
     bar.set_ticklabels([f"{int(tick):,}" for tick in bar.get_ticks()])
+
+
+def page_key(
+    axes: list[Axes], names: Sequence[str], depth: Sequence[float] | npt.NDArray[np.float64], total: int
+) -> None:
+    """Say once, below all the `axes` of a figure, which colour is which layer: by name for a few, by number for many.
+
+    >>> axes = [own_axes()]
+    >>> page_key(axes, ["conv1.weight", "fc.weight"], [0.0, 1.0], 2)
+    >>> [text.get_text() for text in axes[0].figure.legends[0].get_texts()]
+    ['conv1', 'fc']
+    """
+    if len(names) > NAMED:
+        depth_bar(axes, total, below=True)
+        return
+    figure = axes[0].get_figure()
+    assert isinstance(figure, Figure)
+    handles = [Line2D([], [], color=DEPTH(float(where)), linewidth=2) for where in depth]
+    short = short_names(names)
+    # In inches, close enough without asking a renderer.
+    wide = 0.65 + 0.075 * max(map(len, short))
+    columns = max(min(len(short), 5, int(figure.get_figwidth() / wide)), 1)
+    figure.legend(handles, short, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
 
 
 def style_key(ax: Axes, styles: Sequence[tuple[str, Style]], *, loc: Corner) -> None:

@@ -13,14 +13,21 @@ _LONGEST = 26
 def short_names(names: Sequence[str], *, longest: int = _LONGEST) -> list[str]:
     """Return `names` without a ".weight" that all end in, and with the middle of long ones left out.
 
+    Where that leaves the same of several, what all begin and end with is left out instead.
+
     >>> short_names(["conv1.weight", "fc.weight"])
     ['conv1', 'fc']
     >>> short_names(["transformer.h.11.attention.c_proj"], longest=20)
     ['transforme…on.c_proj']
+    >>> short_names([f"transformer.h.{i}.attention.c_proj" for i in (1, 2)], longest=20)
+    ['…1…', '…2…']
     """
     if all(name.endswith(".weight") for name in names):
         names = [name.removesuffix(".weight") for name in names]
-    return [_shortened(name, longest) for name in names]
+    short = [_shortened(name, longest) for name in names]
+    if len(set(short)) == len(set(names)):
+        return short
+    return [_shortened(name, longest) for name in _differing(names)]
 
 
 def spread(count: int, room: int) -> list[int]:
@@ -41,6 +48,20 @@ def stride(count: int, room: int) -> list[int]:
     ([0, 1, 2, 3, 4], [0, 25, 50, 75])
     """
     return list(range(0, count, max(ceil(count / max(room, 1)), 1)))
+
+
+def _differing(names: Sequence[str]) -> list[str]:
+    split = [name.split(".") for name in names]
+    begin, end = _alike(split), _alike([parts[::-1] for parts in split])
+    # Of a name that is all beginning and end, its last part.
+    kept = [".".join(parts[begin : max(len(parts) - end, begin + 1)]) for parts in split]
+    return [f"{'…' * bool(begin)}{part}{'…' * bool(end)}" for part in kept]
+
+
+def _alike(split: Sequence[Sequence[str]]) -> int:
+    """How many parts all begin with, at most all but one of the shortest."""
+    least = min(len(parts) for parts in split) - 1
+    return next((i for i in range(least) if len({parts[i] for parts in split}) > 1), max(least, 0))
 
 
 def _shortened(name: str, longest: int) -> str:
