@@ -85,6 +85,14 @@ def test_layers_and_quantities_can_be_chosen(runs, drawn):
     assert (len(ax.lines), ax.get_ylabel(), ax.get_title()) == (2, "gradient norm ‖g‖", "seed0")
 
 
+def test_conditioning_shows_what_says_the_most_or_a_quantity(runs, drawn):
+    run(runs / "seed0", "--figure", "conditioning_over_time")
+    run(runs / "seed0", "--figure", "conditioning_over_time", "--quantity", "kappa_x_p50")
+    six, one = drawn
+    assert (len(six.axes), len(one.axes)) == (6, 1)
+    assert (one.axes[0].get_ylabel(), one.get_suptitle()) == (r"$\kappa_{50\%}(\Sigma_x)$", "seed0")
+
+
 def test_runs_are_compared_one_by_one_or_from_their_folder(runs, drawn):
     run(runs / "seed0", runs / "seed2", "--figure", "compare")
     run(runs, "--figure", "compare", "--accuracy", "loss")
@@ -103,7 +111,10 @@ def test_runs_are_compared_one_by_one_or_from_their_folder(runs, drawn):
             "--out a.png and --format pdf disagree; leave one out",
         ),
         (["seed0", "seed1"], "dashboard shows one run and 2 were given; compare shows several"),
-        (["seed0", "--quantity", "lr"], "--quantity is for --figure curves or rotation_heatmap, not dashboard"),
+        (
+            ["seed0", "--quantity", "lr"],
+            "--quantity is for --figure curves, rotation_heatmap or conditioning_over_time, not dashboard",
+        ),
     ],
 )
 def test_arguments_that_do_not_fit_exit_with_two_and_write_nothing(runs, here, arguments, says):

@@ -27,6 +27,7 @@ class Name(StrEnum):
     effective_rates = "effective_rates"
     moment_percentiles = "moment_percentiles"
     neurons = "neurons"
+    conditioning_over_time = "conditioning_over_time"
     scalars = "scalars"
     curves = "curves"
     compare = "compare"
@@ -41,7 +42,7 @@ class Format(StrEnum):
 
 
 _WITHOUT_LAYERS = (Name.scalars,)
-_OF_ANY_QUANTITY = (Name.curves, Name.rotation_heatmap)
+_OF_ANY_QUANTITY = (Name.curves, Name.rotation_heatmap, Name.conditioning_over_time)
 
 
 def plot(
@@ -67,7 +68,10 @@ def plot(
     ] = None,
     quantity: Annotated[
         str | None,
-        typer.Option(help="What curves and rotation_heatmap show, such as gradient_norm.", show_default="rotation"),
+        typer.Option(
+            help="What curves, rotation_heatmap and conditioning_over_time show, such as gradient_norm.",
+            show_default="rotation, or six of conditioning",
+        ),
     ] = None,
     accuracy: Annotated[
         str, typer.Option(help="The logged number that compare puts against rotation.")
@@ -84,6 +88,7 @@ def plot(
     * **effective_rates**: the learning rate that each layer feels, measured and predicted
     * **moment_percentiles**: what Adam-like optimizers divide by
     * **neurons**: neurons that are never or always active
+    * **conditioning_over_time**: how steep the loss is in each layer, and how hard to train that layer is
     * **scalars**: losses and accuracies
     * **curves**: any quantity, one line a layer
     * **compare**: final rotation against accuracy, one point a run
@@ -91,7 +96,8 @@ def plot(
     For example: gyroscope plot runs/first --figure rotation_curves --out first.pdf
     """
     if quantity is not None and figure not in _OF_ANY_QUANTITY:
-        fail(f"--quantity is for --figure curves or rotation_heatmap, not {figure.value}", code=BAD_ARGUMENT)
+        names = f"{', '.join(known.value for known in _OF_ANY_QUANTITY[:-1])} or {_OF_ANY_QUANTITY[-1].value}"
+        fail(f"--quantity is for --figure {names}, not {figure.value}", code=BAD_ARGUMENT)
     if figure is not Name.compare and len(runs) > 1:
         fail(f"{figure.value} shows one run and {len(runs)} were given; compare shows several", code=BAD_ARGUMENT)
     file = _file(out, format, default=_default(runs[0], figure))
@@ -140,7 +146,7 @@ def _draw(
     if figure is Name.compare:
         found = [run for path in paths for run in ([store.load(path)] if _is_run(path) else store.runs(path))]
         return draw(found, accuracy=accuracy, **some)  # type: ignore[no-any-return]
-    if figure in _OF_ANY_QUANTITY:
+    if figure in _OF_ANY_QUANTITY and (quantity or figure is not Name.conditioning_over_time):
         some["quantity"] = quantity or "rotation"  # type: ignore[assignment]
     with store.load(paths[0]) as run:
         title = {} if figure is Name.dashboard else {"title": run.name}

@@ -8,6 +8,8 @@ if find_spec("matplotlib") is None:
     raise MissingExtraError("gyroscope.figures needs matplotlib, which is not installed: pip install 'gyroscope[lab]'")
 
 from gyroscope.figures.compare import compare
+from gyroscope.figures.conditioning_by_layer import conditioning_by_layer
+from gyroscope.figures.conditioning_over_time import conditioning_over_time
 from gyroscope.figures.curves import curves
 from gyroscope.figures.dashboard import dashboard
 from gyroscope.figures.effective_rates import effective_rates
@@ -21,11 +23,14 @@ from gyroscope.figures.rotation_heatmap import rotation_heatmap
 from gyroscope.figures.rotation_panels import Panel, rotation_panels
 from gyroscope.figures.save import save
 from gyroscope.figures.scalars import scalars
+from gyroscope.figures.spectra import spectra
 
 __all__ = [
     "Example",
     "Panel",
     "compare",
+    "conditioning_by_layer",
+    "conditioning_over_time",
     "curves",
     "dashboard",
     "effective_rates",
@@ -39,4 +44,5 @@ __all__ = [
     "rotation_panels",
     "save",
     "scalars",
+    "spectra",
 ]

@@ -56,22 +56,23 @@ def curves(
     frame(ax, look, values)
     span(ax, series.steps)
     if look.scale == "log":
-        note_zeros(ax, int((np.nan_to_num(values) <= 0).all(axis=0).sum()))
+        note_layers(ax, int((np.nan_to_num(values) <= 0).all(axis=0).sum()), "0 throughout")
     if legend if legend is not None else own:
         depth_key(ax, series.layers, series.depth, len(run.layers))
     finish(ax, xlabel=said(width), ylabel=label, title=title)
     return ax
 
 
-def note_zeros(ax: Axes, count: int) -> None:
-    """Say on `ax` that `count` layers are zero throughout, if any are.
+def note_layers(ax: Axes, count: int, what: str, *, low: bool = False) -> None:
+    """Say in the upper right of `ax`, or the lower one, that `count` layers are `what`, if any are.
 
     >>> from gyroscope.figures.lines import own_axes
     >>> ax = own_axes()
-    >>> note_zeros(ax, 2)
+    >>> note_layers(ax, 2, "0 throughout")
     >>> ax.texts[0].get_text()
     '2 layers are 0 throughout'
     """
     if count:
         said = "1 layer is" if count == 1 else f"{count:,} layers are"
-        ax.text(0.99, 0.98, f"{said} 0 throughout", transform=ax.transAxes, ha="right", va="top", fontsize=8)
+        y, va = (0.02, "bottom") if low else (0.98, "top")
+        ax.text(0.99, y, f"{said} {what}", transform=ax.transAxes, ha="right", va=va, fontsize=8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,6 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gyroscope.store.record import QuantityInfo
+
+Values = npt.NDArray[np.float64]
+
+_SAMPLED = (
+    *("lambda_x", "lambda_g", "lambda_f", "kappa_x_p50", "kappa_g_p50", "kappa_f_p50"),
+    *("weight_spectral", "gradient_spectral", "domination"),
+)
 
 
 class Curve(NamedTuple):
@@ -94,15 +101,26 @@ def example_run(
         "dying": np.clip(dying, 0, 1),
         "full": np.clip(dying / 8, 0, 1),
     }
+    data |= _conditioning(time, depth, weight, noise)
     wanted = list(data if quantities is None else quantities)
     series = {name: data[name].astype(np.float32) for name in wanted}
     for name in {"rate", "rate_per_step", "update_norm", "update_ratio", "effective_lr_measured"} & set(wanted):
         series[name][0] = np.nan  # nothing has moved yet
-    for name in {"dying", "full"} & set(wanted):
+    for name in {"dying", "full", *_SAMPLED} & set(wanted):
         series[name][np.arange(steps) % 10 != 0] = np.nan  # sampled
     at = np.arange(steps, dtype=np.int64)
     scalars = {"loss": Curve(at, 2.3 * np.exp(-4 * time[:, 0])), "test_accuracy": Curve(at[-1:], np.array([0.9]))}
     return Example("example", tuple(_names(layers)), at, series, scalars)
+
+
+def _conditioning(time: Values, depth: Values, weight: Values, noise: Callable[[float], Values]) -> dict[str, Values]:
+    """Inputs that grow, output-gradients that vanish towards the first layers, condition numbers that settle."""
+    inputs = 20 * (1 + 3 * time) * (1 + depth) * noise(0.05)
+    outputs = 0.05 * 10 ** (-2 * (1 - depth) - time) * noise(0.2)
+    kappa = 30 * (1 + 4 * np.exp(-6 * time)) * (1 + depth) * noise(0.1)
+    spectral, gradient = weight / 4, 0.1 * np.sqrt(inputs * outputs)
+    found = (inputs, outputs, inputs * outputs, kappa, kappa / 3, kappa**2, spectral, gradient, gradient / spectral)
+    return dict(zip(_SAMPLED, found, strict=True))
 
 
 def _names(count: int) -> list[str]:

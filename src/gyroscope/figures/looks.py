@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from math import ceil, floor, log10
 from typing import Literal
@@ -65,7 +66,17 @@ _LOOKS = {
     "dying_channels": Look("dying channels (fraction)", "fraction"),
     "full_channels": Look("full channels (fraction)", "fraction"),
     "nu": Look("ν = ‖m‖² + 1", "log"),
+    "lambda_x": Look(r"$\lambda_{\max}(\Sigma_x)$", "log"),
+    "lambda_g": Look(r"$\lambda_{\max}(\Sigma_{\nabla h})$", "log", noisy=True),
+    "lambda_f": Look(r"$\lambda_{\max}(F)$", "log", noisy=True),
+    "rank_x": Look(r"rank of $\Sigma_x$"),
+    "rank_g": Look(r"rank of $\Sigma_{\nabla h}$"),
+    "weight_spectral": Look(r"$\sigma_{\max}(W)$", "log"),
+    "gradient_spectral": Look(r"$\sigma_{\max}(\partial L/\partial W)$", "log", noisy=True),
+    "domination": Look(r"$\sigma_{\max}(\partial L/\partial W)\,/\,\sigma_{\max}(W)$", "log", noisy=True),
 }
+_KAPPA = re.compile(r"kappa_([xgf])_p([\d.]+)")
+_MATRICES = {"x": r"\Sigma_x", "g": r"\Sigma_{\nabla h}", "f": "F"}
 
 
 def look_of(quantity: str, info: QuantityInfo | None = None) -> Look:
@@ -73,9 +84,13 @@ def look_of(quantity: str, info: QuantityInfo | None = None) -> Look:
 
     >>> look_of("sharpness", QuantityInfo("sharpness", "1/step", "largest curvature")).label
     'sharpness (1/step)'
+    >>> look_of("kappa_f_p50").label
+    '$\\\\kappa_{50\\\\%}(F)$'
     """
     if quantity in _LOOKS:
         return _LOOKS[quantity]
+    if kappa := _KAPPA.fullmatch(quantity):
+        return Look(rf"$\kappa_{{{kappa[2]}\%}}({_MATRICES[kappa[1]]})$", "log", noisy=True)
     unit = "" if info is None or info.unit in ("", "1") else f" ({info.unit})"
     return Look(quantity.replace("_", " ") + unit)
 

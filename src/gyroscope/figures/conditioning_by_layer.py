@@ -1,0 +1,164 @@
+"""Conditioning over depth: the largest eigenvalue and the condition numbers of each layer's matrices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from gyroscope.conditioning import Conditioning
+from gyroscope.conditioning.result import percent
+from gyroscope.errors import FigureError
+from gyroscope.figures.bars import _MARKERS, colours, layer_axis
+from gyroscope.figures.conditioned import TITLES, Several, networks
+from gyroscope.figures.given import Layers, choose
+from gyroscope.figures.lines import finish
+from gyroscope.figures.marked import SAYS, Colour, Dash, Line, Mark, draw_marked
+from gyroscope.figures.names import short_names
+
+Values = npt.NDArray[np.float64]
+
+_DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.")
+_GREY = (0.25, 0.25, 0.25, 1.0)
+# Of several networks, more lines than this in one panel are told apart by nobody.
+_LINES = 4
+_SHARES = 8
+# What fits side by side below the panels, in letters.
+_LETTERS = 150
+_MATHS = re.compile(r"\\[a-z]|[${}]")
+
+
+def conditioning_by_layer(
+    conditioning: Several,
+    *,
+    labels: str | Sequence[str] | None = None,
+    p: float | Sequence[float] | None = None,
+    layers: Layers = None,
+    title: str | None = None,
+) -> Figure:
+    """Draw λmax and κ_p = λmax/λ_p of each layer's Σx, Σ∇h and F over depth, and return the figure.
+
+    As figures 3 and 5 of the layer-wise conditioning paper, with F_k ≈ Σx ⊗ Σ∇h beside its factors: λmax above,
+    where a slope is a signal that vanishes or explodes with depth, κ_p below. One network has a colour for each p;
+    of several, each has a colour and a marker, and each p its dashes. Above a dotted line is infinite (λ_p = 0),
+    below one is zero, or undefined (λmax = 0).
+
+    Args:
+        conditioning: what `gyroscope.condition` returns, or several of them: by label, or in a sequence.
+        labels: what they are called in the legend.
+        p: the shares to show, of those that were measured; if not given, all for one network, and for several as
+            many as can be told apart: the middle one, and the last.
+        layers: glob pattern or patterns on the layers' names; all if not given.
+        title: text above.
+
+    >>> import gyroscope, torch
+    >>> plain = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    >>> normal = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), plain[2])
+    >>> loss, batch = torch.nn.functional.cross_entropy, (torch.randn(64, 8), torch.arange(64) % 4)
+    >>> found = {name: gyroscope.condition(net, loss, batch) for name, net in [("plain", plain), ("BN", normal)]}
+    >>> figure = conditioning_by_layer(found, p=0.5)
+    >>> [text.get_text() for text in figure.legends[0].get_texts()]
+    ['plain', 'BN', 'p = 50 %']
+    """
+    shown = networks(conditioning, labels, most=len(_MARKERS))
+    shares = _shares(shown, p)
+    chosen = [choose(one.layers, layers) for one in shown.values()]
+    rows = [[one.rows()[i] for i in where] for one, where in zip(shown.values(), chosen, strict=True)]
+    names = [tuple(row["layer"] for row in found) for found in rows]
+
+    high = 2 if shares else 1
+    figure = Figure(figsize=(10.5, 2.5 * high + 0.9), layout="constrained")
+    grid: list[list[Axes]] = figure.subplots(high, 3, squeeze=False, sharex=True).tolist()
+    marks: list[Mark] = []
+    for column, matrix in enumerate(TITLES):
+        ax, first = grid[0][column], column == 0
+        lines = [Line(_values(found, f"lambda_{matrix}"), i, *_largest(i, len(rows))) for i, found in enumerate(rows)]
+        marks += draw_marked(ax, lines)
+        finish(ax, xlabel="", ylabel=r"$\lambda_{\max}$" if first else "", title=TITLES[matrix])
+        if shares:
+            lines = [
+                Line(_values(found, f"kappa_{matrix}", share), i, *_style(i, len(rows), k, len(shares)))
+                for i, found in enumerate(rows)
+                for k, share in enumerate(shares)
+            ]
+            marks += draw_marked(grid[1][column], lines)
+            finish(grid[1][column], xlabel="", ylabel=r"$\kappa_p=\lambda_{\max}/\lambda_p$" if first else "")
+        _depth_axis(grid[-1][column], names)
+    grid[-1][1].set_xlabel("layer, in forward order" if layers is None else "chosen layers, in forward order")
+    _key(figure, list(shown), shares, list(dict.fromkeys(marks)))
+    if title is not None:
+        figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def _shares(shown: Mapping[str, Conditioning], p: float | Sequence[float] | None) -> list[float]:
+    every = list(shown.values())
+    measured = sorted(set(every[0].p).intersection(*(one.p for one in every)))
+    if p is None:
+        if len(every) == 1 or not measured:
+            return measured[-_SHARES:]
+        middle, last = measured[len(measured) // 2], measured[-1]
+        return sorted({middle, last} if _LINES // len(every) > 1 else {middle})
+    asked = [p] if isinstance(p, int | float) else list(p)
+    missing = [share for share in asked if share not in measured]
+    if missing:
+        had = ", ".join(f"{share:g}" for share in measured) or "none"
+        raise FigureError(f"p={missing[0]!r} was not measured, {had} was; name it in gyroscope.condition(..., p=...)")
+    most = _SHARES if len(every) == 1 else len(_DASHES)
+    if len(asked) > most:
+        raise FigureError(f"{len(asked)} values of p were asked for; at most {most} can be told apart")
+    return asked
+
+
+def _values(rows: Sequence[Mapping[str, Any]], key: str, share: float | None = None) -> Values:
+    found = [row[key] if share is None else row[key][share] for row in rows]
+    return np.array([np.nan if value is None else value for value in found], dtype=float)
+
+
+def _largest(network: int, of: int) -> tuple[Colour, Dash, str]:
+    # Of one network, colours are those of p, and λmax has none.
+    return (_GREY, "-", "o") if of == 1 else (colours(of)[network], "-", _MARKERS[network])
+
+
+def _style(network: int, of: int, share: int, shares: int) -> tuple[Colour, Dash, str]:
+    if of == 1:
+        return colours(shares)[share], "-", _MARKERS[share % len(_MARKERS)]
+    return colours(of)[network], _DASHES[share], _MARKERS[network]
+
+
+def _depth_axis(ax: Axes, names: list[tuple[str, ...]]) -> None:
+    deepest = max(names, key=len)
+    layer_axis(ax, deepest)
+    # Names only where all networks have them, and where they still differ when they are short.
+    if len(set(names)) > 1 or len(set(short_names(deepest, longest=18))) < len(deepest):
+        ax.tick_params(axis="x", rotation=0)
+        ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        ax.xaxis.set_major_formatter("{x:.0f}")
+
+
+def _key(figure: Figure, labels: list[str], shares: list[float], marks: list[Mark]) -> None:
+    handles: list[Line2D] = []
+    if labels != [""]:
+        for i, label in enumerate(labels):
+            colour, dash, marker = _largest(i, len(labels))
+            handles.append(_handle(label if len(label) <= 60 else f"{label[:59]}…", colour, dash, marker))
+    for k, share in enumerate(shares):
+        colour, dash, marker = _style(0, len(labels), k, len(shares))
+        says = f"p = {percent(share)} %"
+        handles.append(_handle(says, _GREY, dash, "") if len(labels) > 1 else _handle(says, colour, dash, marker))
+    handles += [_handle(SAYS[mark], _GREY, "", mark) for mark in marks]
+    if handles:
+        letters = [len(_MATHS.sub("", str(handle.get_label()))) + 9 for handle in handles]
+        columns = len(handles) if sum(letters) <= _LETTERS else max(_LETTERS // max(letters), 1)
+        figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+
+
+def _handle(label: str, colour: Colour, dash: Dash, marker: str) -> Line2D:
+    return Line2D([], [], color=colour, linestyle=dash, marker=marker, markersize=4.5, label=label)

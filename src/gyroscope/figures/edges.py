@@ -1,0 +1,95 @@
+"""What a logarithm has no place for, zero and infinity, at the edges of an axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, log
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from gyroscope.figures.ticks import log_ticks
+
+# An axis shows at least this factor, or rounding would fill it.
+_LEAST = 4.0
+# Shares of an axis' height: free room beyond the values, more of it before rows at an edge, and a row.
+_ROOM, _MORE = 0.05, 0.08
+_ROW = 0.045
+# Logarithms of what matplotlib can still draw.
+_SMALLEST, _LARGEST = -700.0, 700.0
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Where rows at the edges of an axis are, from the values outwards."""
+
+    above: tuple[float, ...]
+    below: tuple[float, ...]
+
+
+def edged(ax: Axes, values: npt.ArrayLike, *, above: int = 0, below: int = 0) -> Edges:
+    """Give `ax` a logarithmic y axis around the positive `values`, all of them, and return where the edges are.
+
+    Beyond the values, behind a dotted line, there is room for rows: `above` of them, at ∞, and `below`, at the other
+    end. Numbers stand beside the values only.
+
+    >>> from gyroscope.figures.lines import own_axes
+    >>> ax = own_axes()
+    >>> rows = edged(ax, [1.0, 0.0, 1e12, np.inf], above=1)
+    >>> ax.get_yscale(), rows.above[0] > 1e12, rows.below
+    ('log', True, ())
+    """
+    every = np.asarray(values, dtype=float)
+    known = every[np.isfinite(every) & (every > 0)]
+    low, high = (float(known.min()), float(known.max())) if known.size else (1.0, 1.0)
+    middle, half = log(low) / 2 + log(high) / 2, max(log(high) - log(low), log(_LEAST)) / 2
+    over, under = _MORE if above else _ROOM, _MORE if below else _ROOM
+    whole = 2 * half / (1 - over - under - _ROW * (above + below))
+    begin = max(middle - half - (under + _ROW * below) * whole, _SMALLEST)
+    end = min(middle + half + (over + _ROW * above) * whole, _LARGEST)
+    ax.set_yscale("log")
+    ax.set_ylim(exp(begin), exp(end))
+    if known.size:
+        _ticks(ax, exp(middle - half if below else begin), exp(middle + half if above else end))
+    else:
+        ax.yaxis.set_major_locator(NullLocator())
+        ax.yaxis.set_minor_locator(NullLocator())
+    for rows, edge, inwards in ((above, end, -whole), (below, begin, whole)):
+        if rows:
+            ax.axhline(exp(edge + inwards * _ROW * rows), color="0.75", linewidth=0.7, linestyle=":", zorder=1)
+    return Edges(
+        above=tuple(exp(end - (above - row - 0.5) * _ROW * whole) for row in range(above)),
+        below=tuple(exp(begin + (below - row - 0.5) * _ROW * whole) for row in range(below)),
+    )
+
+
+def say(ax: Axes, text: str, rows: tuple[float, ...]) -> None:
+    """Write `text` beside the y axis where `rows` of it are, as if it were a number there; nothing without rows.
+
+    >>> from gyroscope.figures.lines import own_axes
+    >>> ax = own_axes()
+    >>> say(ax, "∞", edged(ax, [1.0], above=2).above)
+    >>> ax.texts[0].get_text()
+    '∞'
+    """
+    if rows:
+        ax.annotate(
+            text,
+            (0, float(np.exp(np.log(rows).mean()))),
+            xycoords=("axes fraction", "data"),
+            xytext=(-6, 0),
+            textcoords="offset points",
+            ha="right",
+            va="center",
+        )
+
+
+def _ticks(ax: Axes, low: float, high: float) -> None:
+    axis = ax.yaxis
+    log_ticks(axis, low, high)
+    # Fixed, or numbers would stand beside the rows at the edges.
+    major, minor = axis.get_majorticklocs(), axis.get_minorticklocs()
+    axis.set_major_locator(FixedLocator([tick for tick in major if low * 0.99 <= tick <= high * 1.01]))
+    axis.set_minor_locator(FixedLocator([tick for tick in minor if low * 0.99 <= tick <= high * 1.01]))

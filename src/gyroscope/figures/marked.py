@@ -1,0 +1,97 @@
+"""Lines over depth, with what a logarithm cannot show as marks in rows at the edges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+
+from gyroscope.figures.bars import BARS
+from gyroscope.figures.edges import edged, say
+
+Values = npt.NDArray[np.float64]
+Mark = Literal["^", "v", "x"]
+Colour = tuple[float, float, float, float]
+Dash = Literal["-", "--", ":", "-.", ""]
+
+#: What the marks at the edges stand for.
+SAYS: dict[Mark, str] = {
+    "^": r"infinite: $\lambda_p=0$",
+    "v": "zero",
+    "x": r"undefined: $\lambda_{\max}$ is 0 or not finite",
+}
+_GREY = (0.25, 0.25, 0.25, 1.0)
+_THROUGHOUT: dict[Mark, str] = {"^": "infinite throughout", "v": "0 throughout", "x": "undefined throughout"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A value a layer, NaN where it is undefined, of one of several `network`s."""
+
+    values: Values
+    network: int
+    colour: Colour
+    dash: Dash
+    marker: str
+
+
+def draw_marked(ax: Axes, lines: Sequence[Line]) -> list[Mark]:
+    """Draw `lines` over the layers 1, 2, … on a logarithmic axis, and return the marks at its edges.
+
+    Infinite values are in rows above, one a line; zeros and undefined values in rows below, one a network, as they
+    are so for every p. Lines are interrupted there.
+
+    >>> from gyroscope.figures.lines import own_axes
+    >>> draw_marked(own_axes(), [Line(np.array([1.0, np.inf, 2.0, np.nan]), 0, (0, 0, 0, 1), "-", "o")])
+    ['^', 'x']
+    """
+    above = [(line.colour, np.isposinf(line.values)) for line in lines if np.isposinf(line.values).any()]
+    below = [*_rows(lines, "v"), *_rows(lines, "x")]
+    marks: list[Mark] = ["^"] if above else []
+    marks += dict.fromkeys(mark for *_, mark in below)
+    edges = edged(ax, np.concatenate([line.values for line in lines]), above=len(above), below=len(below))
+    for line in lines:
+        _draw(ax, line)
+    for (colour, where), y in zip(above, edges.above, strict=True):
+        _row(ax, colour, where, "^", y)
+    for (colour, where, mark), y in zip(below, edges.below, strict=True):
+        _row(ax, colour, where, mark, y)
+    say(ax, "∞", edges.above)
+    say(ax, "0", tuple(y for (*_, mark), y in zip(below, edges.below, strict=True) if mark == "v"))
+    if not any((np.isfinite(line.values) & (line.values > 0)).any() for line in lines):
+        says = ", or ".join(_THROUGHOUT[mark] for mark in marks)
+        ax.text(0.5, 0.5, says, transform=ax.transAxes, ha="center", va="center", color="0.5", fontsize=9)
+    return marks
+
+
+def _rows(lines: Sequence[Line], mark: Mark) -> list[tuple[Colour, npt.NDArray[np.bool_], Mark]]:
+    """The layers of each network to be marked below, for those that have any."""
+    found: dict[int, tuple[Colour, npt.NDArray[np.bool_], Mark]] = {}
+    alone = len({line.network for line in lines}) == 1
+    for line in lines:
+        where = line.values == 0 if mark == "v" else np.isnan(line.values)
+        if where.any() and line.network not in found:
+            found[line.network] = (_GREY if alone else line.colour, where, mark)
+    return list(found.values())
+
+
+def _row(ax: Axes, colour: Colour, where: npt.NDArray[np.bool_], mark: Mark, y: float) -> None:
+    at = np.flatnonzero(where) + 1
+    size = float(np.clip(200 / len(where), 2, 4.5))
+    ax.plot(at, np.full(len(at), y), color=colour, linestyle="", marker=mark, markersize=size)
+
+
+def _draw(ax: Axes, line: Line) -> None:
+    count = len(line.values)
+    at = np.arange(1, count + 1)
+    y = np.where(np.isfinite(line.values) & (line.values > 0), line.values, np.nan)
+    few = count <= BARS
+    ax.plot(at, y, color=line.colour, linestyle=line.dash, linewidth=1.3 if few else 1.0)
+    unknown = np.isnan(np.pad(y, 1, constant_values=np.nan))
+    alone = unknown[:-2] & unknown[2:]
+    marked = ~unknown[1:-1] & ((at % (1 if few else max(count // 12, 1)) == 0) | alone)
+    ax.plot(at[marked], y[marked], color=line.colour, linestyle="", marker=line.marker, markersize=3.5)
