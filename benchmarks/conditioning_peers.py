@@ -47,8 +47,8 @@ def curvlinops_factors(model: nn.Module, x: Tensor, y: Tensor) -> Factors:
         num_data=len(x), num_per_example_loss_terms=y.numel() // len(x),
     )  # fmt: skip
     operator.compute_kronecker_factors()
-    # The factors have no public name: the operator is made to be multiplied with.
-    return {n: (operator._input_covariances[n], operator._gradient_covariances[n]) for n in layers(model)}
+    held = operator.state_dict()  # references, not copies
+    return {name: (held["input_covariances"][name], held["gradient_covariances"][name]) for name in layers(model)}
 
 
 def nngeometry_factors(model: nn.Module, x: Tensor, y: Tensor) -> Factors:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,51 @@ def measuring(name: str) -> list[str]:
     return rows
 
 
+CONDITIONED = {
+    "resnet18": "ResNet-18",
+    "resnet50": "ResNet-50",
+    "resnet110": "ResNet-110",
+    "transformer": "transformer",
+}
+CONDITIONERS = {
+    "condition, λmax": "`condition`, `p=()`: λmax alone",
+    "condition": "`condition`",
+    "condition, patches": "`condition`, `patches=True`",
+    "curvlinops": "curvlinops K-FAC, eigvalsh",
+    "nngeometry": "nngeometry K-FAC, eigvalsh",
+}
+
+
+def conditioning(name: str) -> list[str]:
+    """Gradients that the conditioning of all layers takes, in time and in memory, and how far libraries agree."""
+    result = load(name)
+    found, e = result["networks"], result["environment"]
+    where = e.get("gpu") or f"{e['cpu']}, {e['threads']} threads"
+    heads = [f"{CONDITIONED[n]}, {one['batch']}" for n, one in found.items()]
+
+    def table(title: str, cells: dict[str, list[str]]) -> list[str]:
+        rows = [f"| {label} | " + " | ".join(row) + " |" for label, row in cells.items()]
+        return [f"| {title} | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|", *rows]
+
+    def each(contender: str, part: str, cell: Callable[[dict[str, float]], str]) -> list[str]:
+        none = ["not measured" if contender in one["contenders"] else "did not run" for one in found.values()]
+        given = [one[part].get(contender) for one in found.values()]
+        return [otherwise if v is None else cell(v) for v, otherwise in zip(given, none, strict=True)]
+
+    units = {"one gradient, milliseconds": each("gradient", "contenders", _cell)}
+    times = {
+        label: each(c, "contenders", lambda v: f"{v['gradients']:.2f} [{v['low']:.2f}, {v['high']:.2f}]")
+        for c, label in CONDITIONERS.items()
+    }
+    held = {"one gradient, MiB": each("gradient", "memory", lambda v: f"{v['peak_above'] / 2**20:.0f}")}
+    held |= {label: each(c, "memory", lambda v: f"{v['gradients']:.2f}") for c, label in CONDITIONERS.items()}
+    compared = [(peer, far["largest"]) for one in found.values() for peer, far in one["agreement"].items()]
+    agreed = [f"{p} {max(far for q, far in compared if q == p):.0e}" for p in dict.fromkeys(p for p, _ in compared)]
+    below = f"Largest disagreement of any eigenvalue, in units of λmax: {', '.join(agreed) or 'none was compared'}."
+    rows = [f"{where}; torch {e['torch']}. `{result['command']}`", "", *table("in gradients", units | times)]
+    return [*rows, "", *table("peak memory, in gradients", held), "", below]
+
+
 def demo() -> list[str]:
     """The demo's table, with the rotations of all layers."""
     result = load("demo_cpu")
@@ -154,6 +200,8 @@ def demo() -> list[str]:
 
 def pages() -> dict[str, dict[str, list[str]]]:
     gpu, cpu = load("step_cost_cuda"), load("step_cost_cpu")
+    conditioned = {"conditioning h200": "conditioning_cost_cuda", "conditioning cpu": "conditioning_cost_cpu"}
+    measured = {table: name for table, name in conditioned.items() if (HERE / "results" / f"{name}.json").exists()}
     return {
         "performance.md": {
             "targets": targets(),
@@ -163,6 +211,7 @@ def pages() -> dict[str, dict[str, list[str]]]:
             "measuring targets": measuring_targets(),
             "measuring h200": measuring("monitor_cost_cuda"),
             "measuring cpu": measuring("monitor_cost_cpu"),
+            **{table: conditioning(name) for table, name in measured.items()},
         },
         "results.md": {"demo": demo()},
     }
