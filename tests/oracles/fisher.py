@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -95,7 +96,8 @@ def fisher(
 
 def hessian(value: Callable[[], Tensor], parameters: Sequence[Tensor]) -> Tensor:
     """Second derivatives of a number, one row after another."""
-    first = torch.autograd.grad(value(), parameters, create_graph=True, allow_unused=True)
+    with sdpa_kernel(SDPBackend.MATH):  # the attention that has second derivatives
+        first = torch.autograd.grad(value(), parameters, create_graph=True, allow_unused=True)
     flat = torch.cat([(p * 0 if g is None else g).flatten() for p, g in zip(parameters, first, strict=True)])
     return torch.stack([gradient(entry, parameters) for entry in flat])
 

@@ -1,0 +1,176 @@
+"""λmax of curvature matrices too large to form, by Lanczos iteration on products with vectors.
+
+λmax bounds the learning rate: gradient descent on a quadratic diverges above 2/λmax and is fastest around 1/λmax
+(section 2 of Huang et al., 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from gyroscope.conditioning.batches import batches
+from gyroscope.conditioning.fisher_network import Network, borrowed, cast_loss, first_output, network
+from gyroscope.conditioning.fisher_parameters import parameters
+from gyroscope.conditioning.fisher_products import Product, fisher_product, gauss_newton_product, hessian_product
+from gyroscope.conditioning.fisher_scores import Labels, scores_of
+from gyroscope.conditioning.labels import Loss
+from gyroscope.errors import ConditioningError, MissingExtraError
+
+Matrix = Literal["fisher", "second_moment", "gauss_newton", "hessian"]
+
+_MATRICES = ("fisher", "second_moment", "gauss_newton", "hessian")
+_ENDS = {"largest": "LA", "magnitude": "LM"}
+
+# Vectors of a Lanczos iteration; fewer where each is large.
+_VECTORS = 20
+_VECTORS_LARGE = 10
+_LARGE = 1 << 22
+
+
+def top_eigenvalue(
+    model: nn.Module,
+    loss: Loss,
+    batch: Any,
+    *,
+    matrix: Matrix = "fisher",
+    layer: str | Iterable[str] | None = None,
+    labels: Labels | None = None,
+    which: Literal["largest", "magnitude"] = "largest",
+    tolerance: float = 1e-4,
+    iterations: int = 1000,
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+) -> float:
+    """Find the largest eigenvalue of a curvature matrix of the mean loss, for networks of any size.
+
+    The matrix is never formed: a product with a vector takes two or three passes through the network, and 10 to 20
+    vectors as long as the parameters are held on the host. What `fisher` says about modes, batch statistics, random
+    networks and labels holds here too, at no extra cost for batch statistics. The model is left as it was found.
+
+    Args:
+        model: any module whose output is one tensor [N, ...].
+        loss: `loss(output, target)`: a mean over the batch, a sum, or one value a sample.
+        batch: one pair (inputs, targets), as in `fisher`.
+        matrix: "fisher" F, in expectation over the model's labels; "second_moment" M, with those of the batch;
+            "gauss_newton" Jᵀ(∂²L/∂f²)J; "hessian" ∂²L/∂θ². For the cross-entropy F and Gauss-Newton are the same, but
+            for the NLL loss of log-probabilities, which is linear in f, Gauss-Newton is zero.
+        layer: name or glob patterns of layers: the block of their weights instead of the whole matrix.
+        labels: for "fisher", "model" (the default), "sampled", or a function (output, generator) → targets.
+        which: "largest", or the one of largest "magnitude", which for the Hessian may be negative. All other matrices
+            have none below zero.
+        tolerance: relative accuracy.
+        iterations: the most products with a vector.
+        seed: of the first vector, and of labels that are drawn.
+        dtype: what the network is run in; by default its own, or float32 where that is shorter.
+
+    Raises:
+        ConditioningError: an argument or the network cannot be treated, or the iteration did not converge.
+        MissingExtraError: scipy, which has the Lanczos iteration, is not installed.
+
+    Example:
+        The Hessian of ‖y − Wx‖² is 2 E(xxᵀ) ⊗ I (equation 1, where the text drops the 2).
+
+        >>> x = torch.tensor([[1.0, 0.0], [0.0, 3.0]])
+        >>> net = nn.Linear(2, 4, bias=False)
+        >>> round(top_eigenvalue(net, nn.MSELoss(reduction="sum"), (x, torch.zeros(2, 4)), matrix="hessian"), 4)
+        9.0
+    """
+    _check(matrix, labels, which, tolerance, iterations)
+    chosen = parameters(model, only=layer)
+    device = dict(chosen.model.named_parameters())[next(iter(chosen.names))].device
+    given = list(islice(batches(batch, device), 2))
+    if len(given) > 1:
+        raise ConditioningError("several batches were given; top_eigenvalue takes one pair (inputs, targets).")
+    kind = _wide(chosen.model) if dtype is None else dtype
+    with borrowed(chosen.model):
+        f = network(chosen.model, chosen.names, given[0], kind)
+        times = _product(f, cast_loss(loss, kind), matrix, labels or "model", seed)
+        return _extreme(times, sum(chosen.sizes), _ENDS[which], tolerance, iterations, seed)
+
+
+def _product(f: Network, loss: Loss, matrix: Matrix, labels: Labels, seed: int) -> Product:
+    output = first_output(f)
+    if matrix == "hessian":
+        return hessian_product(f, loss)
+    if matrix == "gauss_newton":
+        return gauss_newton_product(f, loss)
+    generator = torch.Generator(output.device).manual_seed(seed)
+    meant: Labels = "true" if matrix == "second_moment" else labels
+    return fisher_product(f, scores_of(loss, output, f.batch.target, meant, generator))
+
+
+def _extreme(times: Product, size: int, end: str, tolerance: float, iterations: int, seed: int) -> float:
+    """The eigenvalue at one end of the spectrum of a symmetric matrix given by its products."""
+    # float32 is half the memory, where no more digits are asked for than it has.
+    kind = np.float32 if tolerance >= 1e-5 else np.float64
+    start = np.random.default_rng(seed).standard_normal(size, dtype=kind)
+    start /= np.linalg.norm(start)
+    first = _apply(times, start)
+    scale = float(np.linalg.norm(first))
+    if not np.isfinite(scale):
+        raise ConditioningError("a product with the matrix is not finite: nor is the loss, or a derivative of it.")
+    if scale == 0:
+        return 0.0
+    # Second derivatives that a custom function does not have are silently zero; what is left is not symmetric.
+    if abs(float(start @ _apply(times, first)) / scale**2 - 1) > 0.02:
+        raise ConditioningError(
+            "products with the matrix are not symmetric: a function in the network or loss cannot be differentiated "
+            "twice, such as one marked once_differentiable."
+        )
+    if size <= _VECTORS:
+        whole = np.stack([_apply(times, row) for row in np.eye(size)])
+        values = np.linalg.eigvalsh((whole + whole.T) / 2)
+        return float(values[-1] if end == "LA" else max(values, key=abs))
+    try:
+        from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+    except ImportError:
+        raise MissingExtraError(
+            "top_eigenvalue needs scipy, which is not installed: pip install 'gyroscope[lab]'"
+        ) from None
+    vectors = min(size, _VECTORS if size < _LARGE else _VECTORS_LARGE)
+    # ARPACK takes tolerances of eigenvalues far below one for absolute ones, so the matrix is brought to that size.
+    scaled = LinearOperator((size, size), matvec=lambda v: _apply(times, v.reshape(-1)) / kind(scale), dtype=kind)
+    try:
+        (found,) = eigsh(
+            scaled, k=1, which=end, v0=first, tol=tolerance, ncv=vectors, maxiter=max(1, iterations // (vectors - 1)),
+            return_eigenvectors=False,
+        )  # fmt: skip
+    except ArpackNoConvergence:
+        raise ConditioningError(
+            f"λmax was not found to {tolerance:g} in {iterations} products; give more iterations or a larger tolerance."
+        ) from None
+    return float(found) * scale
+
+
+def _apply(times: Product, v: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return times(torch.from_numpy(np.ascontiguousarray(v))).cpu().numpy().astype(v.dtype, copy=False)
+
+
+def _wide(model: nn.Module) -> torch.dtype | None:
+    """float32 for a network with something shorter; None for its own."""
+    tensors = [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()]
+    return torch.float32 if any(t.dtype.itemsize < 4 for t in tensors) else None
+
+
+def _check(matrix: Any, labels: Any, which: Any, tolerance: float, iterations: int) -> None:
+    if matrix not in _MATRICES:
+        raise ConditioningError(f"matrix is {matrix!r}; accepted are {', '.join(map(repr, _MATRICES))}.")
+    if which not in _ENDS:
+        raise ConditioningError(f"which is {which!r}; accepted are {', '.join(map(repr, _ENDS))}.")
+    if labels is not None and (matrix != "fisher" or not (labels in ("model", "sampled") or callable(labels))):
+        raise ConditioningError(
+            f"labels is {labels!r} with matrix={matrix!r}; accepted are 'model', 'sampled' or a function (output, "
+            "generator) → targets with 'fisher', and none with the other matrices, which have those of the batch."
+        )
+    if not 0 < tolerance < 1 or iterations < 1:
+        raise ConditioningError(
+            f"tolerance={tolerance} and iterations={iterations}; accepted are a tolerance between 0 and 1, and one "
+            "iteration or more."
+        )
