@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from gyroscope.conditioning import Conditioning
 from gyroscope.conditioning.result import percent
 from gyroscope.errors import FigureError
-from gyroscope.figures.bars import _MARKERS, colours, layer_axis
+from gyroscope.figures.bars import colours, layer_axis
 from gyroscope.figures.conditioned import TITLES, Several, networks
 from gyroscope.figures.given import Layers, choose
 from gyroscope.figures.lines import finish
@@ -25,6 +25,8 @@ from gyroscope.figures.names import short_names
 
 Values = npt.NDArray[np.float64]
 
+# None that stands for infinite, zero or undefined.
+_MARKERS = "osDP*"
 _DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.")
 _GREY = (0.25, 0.25, 0.25, 1.0)
 # Of several networks, more lines than this in one panel are told apart by nobody.
@@ -92,7 +94,7 @@ def conditioning_by_layer(
             finish(grid[1][column], xlabel="", ylabel=r"$\kappa_p=\lambda_{\max}/\lambda_p$" if first else "")
         _depth_axis(grid[-1][column], names)
     grid[-1][1].set_xlabel("layer, in forward order" if layers is None else "chosen layers, in forward order")
-    _key(figure, list(shown), shares, list(dict.fromkeys(marks)))
+    _key(figure, list(shown), shares, [mark for mark in SAYS if mark in marks])
     if title is not None:
         figure.suptitle(title, fontsize=11)
     return figure

@@ -17,8 +17,8 @@ _LEAST = 4.0
 # Shares of an axis' height: free room beyond the values, more of it before rows at an edge, and a row.
 _ROOM, _MORE = 0.05, 0.08
 _ROW = 0.045
-# Logarithms of what matplotlib can still draw.
-_SMALLEST, _LARGEST = -700.0, 700.0
+# Powers of ten that matplotlib can still put ticks around.
+_FARTHEST = 240 * log(10)
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ def edged(ax: Axes, values: npt.ArrayLike, *, above: int = 0, below: int = 0) ->
     middle, half = log(low) / 2 + log(high) / 2, max(log(high) - log(low), log(_LEAST)) / 2
     over, under = _MORE if above else _ROOM, _MORE if below else _ROOM
     whole = 2 * half / (1 - over - under - _ROW * (above + below))
-    begin = max(middle - half - (under + _ROW * below) * whole, _SMALLEST)
-    end = min(middle + half + (over + _ROW * above) * whole, _LARGEST)
+    begin = max(middle - half - (under + _ROW * below) * whole, -_FARTHEST)
+    end = min(middle + half + (over + _ROW * above) * whole, _FARTHEST)
     ax.set_yscale("log")
     ax.set_ylim(exp(begin), exp(end))
     if known.size:
