@@ -19,7 +19,8 @@ import ctypes
 import gc
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -117,7 +118,7 @@ def agreement(task: Task) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     copies of the model: one that fails leaves its hooks behind.
     """
     found, missing = {}, {}
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+    with _float32():
         ours = task.condition(p=(), patches=True, spectra=True)
         rows = {row["layer"].removesuffix(".weight"): row["samples"] for row in ours.rows()}
         for name, peer in PEERS.items():
@@ -137,6 +138,16 @@ def agreement(task: Task) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
             if not worst[0] < TOLERANCE:
                 raise SystemExit(f"{name} and gyroscope disagree: {found[name]}; nothing is timed")
     return found, missing
+
+
+@contextmanager
+def _float32() -> Iterator[None]:
+    """Convolutions without TF32, for a while."""
+    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 def _apart(ours: Any, theirs: Tensor) -> float:
