@@ -131,8 +131,10 @@ class Capture:
             self._claimed.add(h.grad_fn)
         use.calls += 1
         x = x.detach()
-        # What runs within a backward pass is recomputed (checkpointing): it counts if a gradient comes by.
-        later = torch._C._current_autograd_node() is not None
+        # The input is read when the gradient comes by: it is kept for that anyway, and memory is freed by then. So an
+        # input counts if a gradient comes, also where it was recomputed in the backward pass (checkpointing). Where it
+        # is not kept, because the weight is frozen or it is to be recomputed, it is read at once.
+        later = torch._C._current_autograd_node() is not None or _is_kept(self.layers[position].parameter)
         if not later:
             how.x(use.x, x)
         keep = x if later else None
@@ -182,6 +184,11 @@ class _Hook:
 
     def __reduce__(self) -> tuple[type[_Hook], tuple[None, int, str, str, None]]:
         return _Hook, (None, 0, "", "", None)
+
+
+def _is_kept(weight: Tensor) -> bool:
+    """Whether the graph keeps the input that a weight is multiplied by, and as it is."""
+    return weight.requires_grad and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
 
 
 def _own(module: nn.Module, by_parameter: dict[int, int], by_module: dict[tuple[int, str], int]) -> list[int]:

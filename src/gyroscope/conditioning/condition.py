@@ -137,14 +137,15 @@ class _Pass:
         patches: bool,
         seed: int,
     ) -> None:
-        from gyroscope.monitor.activations import ActivationProbe, unavailable
+        from gyroscope.conditioning.units import Units
+        from gyroscope.monitor.activations import unavailable
 
         self.model, self.layers, self.loss, self.labels, self.reduction = bare(model), layers, loss, labels, reduction
         self.device = layers[0].parameter.device
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.sharded = any_sharded(self.model.parameters())
         self.capture = Capture(self.model, layers, patches=patches)
-        self.probe = None if unavailable(self.model) else ActivationProbe(self.model, layers, rank=0)
+        self.probe = None if unavailable(self.model) else Units(self.model, layers)
         self.gradients: dict[int, Tensor] = {}
         self.notes: dict[str, None] = {}
         self.samples = self.batches = 0
@@ -267,13 +268,9 @@ class _Pass:
     def _units(self, groups: list[Any]) -> dict[int, tuple[float, float]]:
         if self.probe is None:
             return {}
-        from gyroscope.monitor.activations import COLUMNS
-
         if groups:
-            ranks.gather_units(self.probe, groups, self.device)
-        table = self.probe.collect().double().cpu()
-        dying, full = table[:, COLUMNS.index("dying")].tolist(), table[:, COLUMNS.index("full")].tolist()
-        return {i: (d, f) for i, (d, f) in enumerate(zip(dying, full, strict=True)) if d == d}
+            self.probe.gather(groups)
+        return self.probe.shares()
 
 
 def bare(model: nn.Module) -> nn.Module:

@@ -65,7 +65,7 @@ def add_gram_(out: Tensor, a: Tensor) -> Tensor:
 
 def upper(matrix: Tensor) -> Tensor:
     """The symmetric matrix with this upper triangle."""
-    return matrix.triu() + matrix.triu(1).T
+    return matrix.triu().add_(matrix.triu(1).T)
 
 
 @dataclass
@@ -148,11 +148,16 @@ class Factor:
         A vector with its eigenvalues where samples are one-hot.
         """
         if self._total is not None:
-            return (self._total if self.diagonal else upper(self._total)) / self.samples
+            return self._total / self.samples if self.diagonal else upper(self._total).div_(self.samples)
         a = self.kept()
         if a.shape[0] <= a.shape[1]:
             return upper(add_gram_(a.new_zeros(a.shape[0], a.shape[0]), a)) / self.samples
         return upper(add_gram_(a.new_zeros(a.shape[1], a.shape[1]), a.T)) / self.samples
+
+    @property
+    def side(self) -> int:
+        """The size of the matrix that `mean` gives."""
+        return self.dimension if self._total is not None else min(self.dimension, self.samples)
 
     def kept(self) -> Tensor:
         """The samples as columns, in the accumulators' dtype; only where `holds_samples`."""

@@ -120,20 +120,3 @@ def mean_gradients(
                 summed[i] = part
         gradients, samples = summed, int(total.item())
     return gradients
-
-
-def gather_units(probe: Any, groups: Sequence[Any], device: torch.device) -> None:
-    """A unit is dying if it is on every rank, and full if it is on every rank; called by all together."""
-    for group in groups:
-        told: list[Any] = [None] * dist.get_world_size(group)
-        mine = [None if tally is None else sorted(tally.maps) for tally in probe._tallies]
-        dist.all_gather_object(told, mine, group=group)
-        for i, tally in enumerate(probe._tallies):
-            # Units are told apart by their positions: ranks with images of other sizes have other units.
-            if tally is None or any(one[i] != mine[i] for one in told):
-                continue
-            for size in sorted(tally.maps):
-                alive, full = (one.to(device, torch.uint8) for one in tally.maps[size])
-                dist.all_reduce(alive, op=dist.ReduceOp.MAX, group=group)
-                dist.all_reduce(full, op=dist.ReduceOp.MIN, group=group)
-                tally.maps[size] = alive.bool(), full.bool()

@@ -42,7 +42,8 @@ def solve(
         spectra: whether the spectra are kept.
     """
     full = bool(p) or spectra
-    x, g = _spectra([use.x for use in uses], full=full), _spectra([use.g for use in uses], full=full)
+    both = _spectra([factor for use in uses for factor in (use.x, use.g)], full=full)
+    x, g = both[::2], both[1::2]
     weights = _norms(uses, layers, gradients)
     finite = [bool(np.isfinite([a.largest, b.largest]).all()) for a, b in zip(x, g, strict=True)]
     strange = {
@@ -100,25 +101,30 @@ def tolerance(factor: Factor, dtype: torch.dtype) -> float:
 
 
 def _spectra(factors: Sequence[Factor], *, full: bool) -> list[Spectrum]:
-    matrices: list[Tensor] = []
-    tolerances: list[float] = []
-    for factor in factors:
-        matrices.append(factor.mean())
-        tolerances.append(tolerance(factor, matrices[-1].dtype))
-        factor.release()
-    square = [i for i, matrix in enumerate(matrices) if matrix.dim() == 2]
-    values: list[Tensor] = list(matrices)  # one-hot samples: the eigenvalues themselves
-    if full:
-        for i, found in zip(square, eigenvalues([matrices[i] for i in square]), strict=True):
-            values[i] = found
-        dimensions = [factor.dimension for factor in factors]
-    else:
-        tops = largest([matrices[i] for i in square])
-        for row, i in enumerate(square):
-            values[i] = tops[row : row + 1]
-        values = [v if v.numel() == 1 else v.amax()[None] for v in values]
-        dimensions = [factor.dimension for factor in factors]
-    return spectra_of(values, dimensions, tolerances)
+    """The spectra of factors, which are let go of size by size; with λmax alone in them unless `full`."""
+    values: dict[int, Tensor] = {}
+    tolerances: dict[int, float] = {}
+    sizes: dict[int, list[int]] = {}
+    for i, factor in enumerate(factors):
+        sizes.setdefault(0 if factor.diagonal else factor.side, []).append(i)
+    for size, members in sizes.items():
+        means = [_released(factors[i]) for i in members]
+        tolerances |= {i: tolerance(factors[i], mean.dtype) for i, mean in zip(members, means, strict=True)}
+        if size == 0:  # one-hot samples: the eigenvalues themselves
+            found = [mean if full else mean.amax()[None] for mean in means]
+        elif full:
+            found = eigenvalues(means)
+        else:
+            found = list(largest(means)[:, None])
+        values |= dict(zip(members, found, strict=True))
+    order = range(len(factors))
+    return spectra_of([values[i] for i in order], [one.dimension for one in factors], [tolerances[i] for i in order])
+
+
+def _released(factor: Factor) -> Tensor:
+    mean = factor.mean()
+    factor.release()
+    return mean
 
 
 def _kappas(top: float, at: Array, p: tuple[float, ...]) -> Kappas:

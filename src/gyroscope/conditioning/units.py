@@ -1,0 +1,85 @@
+"""Dying and full units: active for no sample, and for every sample (Huang et al., section 4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gyroscope.layer import Layer
+from gyroscope.monitor.activations import ActivationProbe
+from gyroscope.monitor.modules import Layout
+
+
+class Units(ActivationProbe):
+    """What a probe of activations sees, kept as the extremes of each unit: all that dying and full units need.
+
+    A unit is dying if its largest activation is not above the threshold, and full if its smallest is.
+
+    >>> import gyroscope
+    >>> net = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1))
+    >>> with torch.no_grad():
+    ...     _ = net[0].weight.zero_(), net[0].bias.copy_(torch.tensor([-1.0, 1.0]))
+    >>> units = Units(net, gyroscope.layers(net))
+    >>> units.attach(); _ = net(torch.randn(4, 1)); units.detach()
+    >>> units.shares()[0]
+    (0.5, 0.5)
+    """
+
+    def __init__(self, model: nn.Module, layers: Sequence[Layer]) -> None:
+        self._extremes: list[dict[int, Tensor]] = []
+        super().__init__(model, layers, rank=0)
+
+    def reset(self) -> None:
+        """Forget what was seen."""
+        super().reset()
+        self._extremes = [{} for _ in self.layers]
+
+    def _look(self, x: Tensor, layout: Layout, threshold: float) -> Any:
+        x, axis, positions = layout.place(x.detach())
+        if positions:
+            x = x.reshape(-1, *x.shape[axis:]).flatten(1)
+        else:
+            x = x.movedim(axis, -1).reshape(-1, x.shape[axis])
+        low, high = torch.aminmax(x, dim=0)
+        # Both to be made larger by further samples.
+        return torch.stack([threshold - low, high - threshold])
+
+    def _count(self, found: Any) -> None:
+        self._sources[found.layer].add(found.source)
+        if found.seen is not None:
+            maps = self._extremes[found.layer]
+            size = found.seen.shape[1]
+            maps[size] = found.seen if size not in maps else torch.maximum(maps[size], found.seen)
+
+    def gather(self, groups: Sequence[Any]) -> None:
+        """The same over all ranks; called by all together."""
+        self._settle()
+        for group in groups:
+            told: list[Any] = [None] * dist.get_world_size(group)
+            mine = [sorted(maps) for maps in self._extremes]
+            dist.all_gather_object(told, mine, group=group)
+            for i, maps in enumerate(self._extremes):
+                # Units are told apart by their positions: ranks with images of other sizes have other units.
+                if all(one[i] == mine[i] for one in told):
+                    for size in mine[i]:
+                        dist.all_reduce(maps[size], op=dist.ReduceOp.MAX, group=group)
+
+    def shares(self) -> dict[int, tuple[float, float]]:
+        """By layer the shares of its units that are dying and full; those of layers that were seen."""
+        self._settle()
+        seen = [(i, extremes) for i, maps in enumerate(self._extremes) for extremes in maps.values()]
+        if not seen:
+            return {}
+        device = seen[0][1].device
+        # Full: the smallest is above the threshold. Alive: the largest is.
+        counts = torch.stack([torch.stack([(e[0] < 0).sum(), (e[1] > 0).sum()]).to(device) for _, e in seen]).tolist()
+        totals: dict[int, tuple[int, int, int]] = {}
+        for (i, extremes), (full_here, alive) in zip(seen, counts, strict=True):
+            n, dying, full = totals.get(i, (0, 0, 0))
+            size = extremes.shape[1]
+            totals[i] = n + size, dying + size - alive, full + full_here
+        return {i: (dying / n, full / n) for i, (n, dying, full) in totals.items()}
