@@ -15,15 +15,15 @@ from gyroscope.errors import ConditioningError
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 SHAPES = [
     (8, 3, 3, 3),
-    (300, 500),
+    (400, 500),
     (1, 9),
     (9, 1),
-    (500, 300),
+    (500, 400),
     (64,),
     (),
-    (300, 500),
+    (400, 500),
     (2, 2, 2),
-    (700, 300),
+    (700, 400),
     (8, 27),
     (3, 3),
 ]
@@ -50,18 +50,18 @@ def test_spectral_norms_are_the_largest_singular_values(dtype: torch.dtype, devi
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rank", [1, 2, 40])
 def test_they_are_right_for_matrices_of_low_rank_and_steep_spectra(dtype: torch.dtype, rank: int) -> None:
-    steep = drawn((400, rank), 0) * torch.logspace(0, -12, rank, dtype=torch.float64) @ drawn((rank, 600), 1)
+    steep = drawn((450, rank), 0) * torch.logspace(0, -12, rank, dtype=torch.float64) @ drawn((rank, 600), 1)
     assert spectral_norms([steep.to(dtype)]).item() == pytest.approx(oracle(steep.to(dtype)), rel=1e-6)
 
 
 def test_they_are_right_for_orthogonal_matrices() -> None:
-    q, _ = torch.linalg.qr(drawn((400, 400), 0))
-    assert spectral_norms([q, q[:300], 3 * q[:, :20]]).tolist() == pytest.approx([1, 1, 3], rel=1e-12)
+    q, _ = torch.linalg.qr(drawn((450, 450), 0))
+    assert spectral_norms([q, q[:400], 3 * q[:, :20]]).tolist() == pytest.approx([1, 1, 3], rel=1e-12)
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e200, 1e300])
 def test_squares_that_would_overflow_or_vanish_do_no_harm(scale: float) -> None:
-    given = [drawn(shape, 3) for shape in [(5, 4), (300, 400)]]
+    given = [drawn(shape, 3) for shape in [(5, 4), (400, 450)]]
     expected = [scale * oracle(m) for m in given]
     assert spectral_norms([m * scale for m in given]).tolist() == pytest.approx(expected, rel=1e-6, abs=0)
 
@@ -126,7 +126,7 @@ def test_domination_of_known_matrices() -> None:
     assert domination([torch.cat([weight, torch.zeros(2, 1)], dim=1)], [torch.outer(u, v)]).item() == pytest.approx(1.5)
 
 
-@pytest.mark.parametrize("d", [1, 2, 300])
+@pytest.mark.parametrize("d", [1, 2, 400])
 def test_a_zero_weight_is_dominated_and_zero_over_zero_is_nan(d: int) -> None:
     zero, one = torch.zeros(d, d), torch.eye(d)
     found = domination([zero, zero, one], [one, zero, zero]).tolist()

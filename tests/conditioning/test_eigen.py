@@ -31,7 +31,7 @@ def oracle(matrix: Tensor) -> float:
     return torch.linalg.eigvalsh(matrix.double().cpu())[-1].item()
 
 
-D = 300  # large enough for Lanczos iteration on every device
+D = 400  # large enough for Lanczos iteration on every device
 EYE = torch.eye(D, dtype=F64)
 DOWN = torch.linspace(0.99, 0, D - 2, dtype=F64)
 CLUSTER = 1 - torch.linspace(0, 1e-4, 40, dtype=F64)
@@ -53,7 +53,7 @@ HARD = {
     "few samples": covariance(D, 20),
     "many samples": covariance(D, 20 * D),
     "as many samples as dimensions": covariance(D, D),
-    "blocks": torch.block_diag(covariance(100, 50), 1.0001 * covariance(100, 50), torch.zeros(100, 100, dtype=F64)),
+    "blocks": torch.block_diag(covariance(100, 50), 1.0001 * covariance(100, 50), torch.zeros(200, 200, dtype=F64)),
 }
 
 
@@ -125,11 +125,11 @@ def test_the_largest_eigenvalues_of_many_are_found_together_and_in_order(device:
     np.testing.assert_allclose(largest([m.to(device) for m in given]).cpu(), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("d", [1, 2, 31, 32, 33, 40, 64, 257, 700])
+@pytest.mark.parametrize("d", [1, 2, 31, 32, 33, 40, 64, 257, 500])
 @pytest.mark.parametrize("samples", [1, 10, 1000])
 def test_lanczos_reaches_the_largest_eigenvalue_at_every_size(d: int, samples: int) -> None:
     stack = torch.stack([covariance(d, samples, seed) for seed in range(3)])
-    value, reached = lanczos.top(stack, accuracy=1e-6)
+    value, reached = lanczos.top(stack, residual=1e-8)
     assert reached.all()
     np.testing.assert_allclose(value, [oracle(m) for m in stack], rtol=1e-9)
 
@@ -156,18 +156,17 @@ def test_no_large_matrix_is_decomposed_for_its_largest_eigenvalue(
 
 def test_what_lanczos_does_not_reach_is_decomposed() -> None:
     slow = with_spectrum(1 - torch.linspace(0, 1, D, dtype=F64) ** 4)
-    _, reached = lanczos.top(slow[None], accuracy=1e-6)
+    _, reached = lanczos.top(slow[None], residual=1e-8)
     assert not reached
     assert largest([slow, HARD["decay"]]).tolist() == pytest.approx([1, 1], rel=1e-12)
 
 
-def test_it_is_said_when_lanczos_has_not_reached_the_accuracy() -> None:
-    """Whatever the spectrum near the top: what is called reached is within the accuracy."""
+def test_what_lanczos_calls_reached_is_accurate_whatever_the_spectrum_near_the_top() -> None:
     reaches = []
     for power in (1, 2, 3, 4, 6):
         for width in (1e-6, 1e-4, 1e-2, 1.0):
             matrix = with_spectrum(1 - width * torch.linspace(0, 1, D, dtype=F64) ** power, seed=power)
-            value, reached = lanczos.top(matrix[None], accuracy=1e-6)
+            value, reached = lanczos.top(matrix[None], residual=1e-8)
             reaches.append(reached.item())
             assert not reached or abs(value.item() - 1) <= 1e-6
     assert set(reaches) == {True, False}

@@ -13,8 +13,9 @@ from gyroscope.conditioning.lanczos import top
 # Matrices are stacked up to this many elements at a time: half a gigabyte in float64.
 _STACK = 2**26
 # Up to this size, decomposing a matrix takes no longer than Lanczos iteration for λmax alone.
-_DIRECT = {"cpu": 256, "cuda": 32}
-_ACCURACY = 1e-6
+_DIRECT = {"cpu": 384, "cuda": 32}
+# Of the residual, relative to λmax. Eigenvalues that lie within a few times as much of λmax may be taken for it.
+_RESIDUAL = 1e-8
 
 
 def eigenvalues(matrices: Sequence[Tensor]) -> list[Tensor]:
@@ -36,7 +37,8 @@ def eigenvalues(matrices: Sequence[Tensor]) -> list[Tensor]:
 def largest(matrices: Sequence[Tensor]) -> Tensor:
     """λmax of symmetric positive semidefinite matrices [d, d], as [n] in float64 on the device of the first.
 
-    Of large matrices it is found to a relative 1e-6 by Lanczos iteration, and by decomposition where that is slow.
+    For large matrices it is found by Lanczos iteration, to a relative 1e-6 or better, and by decomposition where that
+    converges slowly.
 
     >>> largest([torch.eye(3), torch.tensor([[2.0, 1.0], [1.0, 2.0]])])
     tensor([1., 3.], dtype=torch.float64)
@@ -49,7 +51,7 @@ def largest(matrices: Sequence[Tensor]) -> Tensor:
             left += indices
             continue
         stack, scale = _scaled([matrices[i] for i in indices])
-        value, reached = top(stack, accuracy=_ACCURACY)
+        value, reached = top(stack, residual=_RESIDUAL)
         found.update(zip(indices, value * scale[:, 0], strict=True))
         left += [i for i, good in zip(indices, reached.tolist(), strict=True) if not good]
     decomposed = eigenvalues([matrices[i] for i in left])

@@ -8,20 +8,20 @@ from torch import Tensor
 # Vectors held at a time, and of these kept at a restart. Projected matrices of 32 rows are what GPUs decompose fast.
 _BASIS, _KEPT = 32, 8
 # Restarts after which the decomposition of the whole matrix is the better way.
-_RESTARTS = 6
+_RESTARTS = 8
 
 
-def top(stack: Tensor, *, accuracy: float) -> tuple[Tensor, Tensor]:
+def top(stack: Tensor, *, residual: float) -> tuple[Tensor, Tensor]:
     """λmax of positive semidefinite matrices [b, d, d], and whether it was reached, both [b].
 
     Lanczos: with the columns of Q orthonormal and spanning q, Aq, A²q, ..., the largest eigenvalue θ of H = QᵀAQ grows
-    towards λmax, and some eigenvalue of A is within ‖Ay − θy‖ of θ, y = Qs, Hs = θs. It is reached when that residual
-    is at most accuracy·θ. Once Q is full, only the space of its best y is kept, and grows again (thick restart).
+    towards λmax, and some eigenvalue of A is within ‖Ay − θy‖ of θ, y = Qs, Hs = θs. It is reached when this is at most
+    residual·θ. Once Q is full, only the space of its best y is kept, and grows again (thick restart).
 
     The elements should be near 1. A space that A maps to itself cannot grow: the vectors after it are zero, and so are
     the eigenvalues of H which they add; these are not above λmax as A is positive semidefinite.
 
-    >>> value, reached = top(torch.diag(torch.linspace(0, 1, 100, dtype=torch.float64))[None], accuracy=1e-6)
+    >>> value, reached = top(torch.diag(torch.linspace(0, 1, 100, dtype=torch.float64))[None], residual=1e-8)
     >>> round(value.item(), 9), reached.item()
     (1.0, True)
     """
@@ -45,10 +45,10 @@ def top(stack: Tensor, *, accuracy: float) -> tuple[Tensor, Tensor]:
             q[:, k + 1] = torch.where(beta > noise, w[..., 0] / beta, 0.0)
         values, vectors = torch.linalg.eigh(h, UPLO="U")
         theta = values[:, -1]
-        reached = torch.where(beta > noise, beta * vectors[:, -1, -1:].abs(), 0.0)[:, 0] <= accuracy * theta
+        reached = torch.where(beta > noise, beta * vectors[:, -1, -1:].abs(), 0.0)[:, 0] <= residual * theta
         if held == d or reached.all():
             break
-        known = min(_KEPT, held - 1)
+        known = _KEPT
         q[:, :known] = torch.bmm(vectors[:, :, -known:].mT, q[:, :held])
         q[:, known] = q[:, held]
         h = torch.diag_embed(torch.nn.functional.pad(values[:, -known:], (0, held - known)))
