@@ -117,5 +117,5 @@ def spectra_of(values: Sequence[Tensor], dimensions: Sequence[int], tolerances: 
 def _cleared(values: npt.NDArray[np.float64], dimension: int, tolerance: float) -> Spectrum:
     if not np.isfinite(values).all():
         return Spectrum(np.full(len(values), np.nan), dimension)
-    ordered = np.sort(values)[::-1].clip(0.0)
+    ordered = np.sort(values)[::-1]
     return Spectrum(np.where(ordered > tolerance * ordered[:1], ordered, 0.0), dimension)
