@@ -36,7 +36,7 @@ def test_the_readme_has_examples():
 
 def test_the_architecture_names_every_file_of_its_inner_rooms():
     page = (ROOT / "docs" / "architecture.md").read_text()
-    rooms = ("vectors", "control", "monitor", "store")
+    rooms = ("vectors", "control", "monitor", "conditioning", "store")
     files = [f.name for room in rooms for f in (ROOT / "src/gyroscope" / room).glob("*.py")]
     assert [name for name in files if name != "__init__.py" and name not in page] == []
 
