@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gyroscope.conditioning.eigen import alike, largest, magnitudes, power_of_two
+from gyroscope.conditioning.eigen import largest, magnitudes, power_of_two
 from gyroscope.errors import ConditioningError
 
 # Elements that are copied to float64 at a time: an eighth of a gigabyte.
@@ -49,19 +49,32 @@ def spectral_norms(matrices: Sequence[Tensor]) -> Tensor:
     >>> spectral_norms([torch.tensor([[3.0, 0.0], [0.0, -4.0]]), torch.ones(2, 2, 2)])
     tensor([4.0000, 2.8284], dtype=torch.float64)
     """
+    grams, scales = shorter_grams(matrices)
+    # The eigenvalue of a zero matrix may come out as −0, and a gradient be divided by it.
+    return largest(grams).abs().sqrt() * scales
+
+
+def shorter_grams(matrices: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+    """The smaller of WWᵀ/s² and WᵀW/s² of tensors taken as matrices, in float64, and the powers of two s, [n].
+
+    >>> grams, scales = shorter_grams([torch.tensor([[3.0, 4.0]])])
+    >>> grams, scales
+    ([tensor([[1.5625]], dtype=torch.float64)], tensor([4.], dtype=torch.float64))
+    """
     given = [_matrix(m) for m in matrices]
-    found: dict[int, Tensor] = {}
-    for indices in alike([(min(m.shape), m.device) for m in given]):
-        shapes: dict[torch.Size, list[int]] = defaultdict(list)
-        for i in indices:
-            shapes[given[i].shape].append(i)
-        grams, scales = zip(*(_grams([given[i] for i in same]) for same in shapes.values()), strict=True)
-        # The eigenvalue of a zero matrix may come out as −0, and a gradient be divided by it.
-        norms = largest([g for stack in grams for g in stack]).abs().sqrt() * torch.cat(scales)
-        found.update(zip((i for same in shapes.values() for i in same), norms, strict=True))
-    if not found:
-        return torch.zeros(0, dtype=torch.float64)
-    return torch.stack([found[i].to(found[0].device) for i in range(len(given))])
+    shapes: dict[tuple[torch.Size, torch.device], list[int]] = defaultdict(list)
+    for i, matrix in enumerate(given):
+        shapes[matrix.shape, matrix.device].append(i)
+    grams: dict[int, Tensor] = {}
+    scales: dict[int, Tensor] = {}
+    for same in shapes.values():
+        gram, scale = _grams([given[i] for i in same])
+        grams |= zip(same, gram, strict=True)
+        scales |= zip(same, scale, strict=True)
+    if not given:
+        return [], torch.zeros(0, dtype=torch.float64)
+    order = range(len(given))
+    return [grams[i] for i in order], torch.stack([scales[i].to(scales[0].device) for i in order])
 
 
 def _matrix(tensor: Tensor) -> Tensor:

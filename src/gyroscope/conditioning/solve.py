@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gyroscope.conditioning.domination import spectral_norms
+from gyroscope.conditioning.domination import shorter_grams
 from gyroscope.conditioning.factors import Factor
 from gyroscope.conditioning.result import Kappas, LayerConditioning, Spectra
 from gyroscope.conditioning.spectra import Spectrum, eigenvalues, largest, product_at, spectra_of
@@ -42,9 +44,10 @@ def solve(
         spectra: whether the spectra are kept.
     """
     full = bool(p) or spectra
-    both = _spectra([factor for use in uses for factor in (use.x, use.g)], full=full)
+    pairs = _Weights.of(uses, layers, gradients)
+    both, tops = _spectra([factor for use in uses for factor in (use.x, use.g)], pairs.grams, full=full)
     x, g = both[::2], both[1::2]
-    weights = _norms(uses, layers, gradients)
+    weights = pairs.norms(tops)
     finite = [bool(np.isfinite([a.largest, b.largest]).all()) for a, b in zip(x, g, strict=True)]
     strange = {
         use.name: f"its {'input' if not np.isfinite(a.largest) else 'output gradient'} is not finite"
@@ -100,25 +103,34 @@ def tolerance(factor: Factor, dtype: torch.dtype) -> float:
     return max(factor.dimension * torch.finfo(dtype).eps, (4 * factor.eps) ** 2)
 
 
-def _spectra(factors: Sequence[Factor], *, full: bool) -> list[Spectrum]:
-    """The spectra of factors, which are let go of size by size; with λmax alone in them unless `full`."""
+def _spectra(factors: Sequence[Factor], others: Sequence[Tensor], *, full: bool) -> tuple[list[Spectrum], Tensor]:
+    """The spectra of factors, which are let go of size by size, and λmax of other matrices.
+
+    Unless they are wanted in `full`, spectra have λmax alone in them.
+    """
     values: dict[int, Tensor] = {}
+    tops: dict[int, Tensor] = {}
     tolerances: dict[int, float] = {}
-    sizes: dict[int, list[int]] = {}
+    sizes: defaultdict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for i, factor in enumerate(factors):
-        sizes.setdefault(0 if factor.diagonal else factor.side, []).append(i)
-    for size, members in sizes.items():
+        sizes[0 if factor.diagonal else factor.side][0].append(i)
+    for i, matrix in enumerate(others):
+        sizes[len(matrix)][1].append(i)
+    for size, (members, beside) in sizes.items():
         means = [_released(factors[i]) for i in members]
         tolerances |= {i: tolerance(factors[i], mean.dtype) for i, mean in zip(members, means, strict=True)}
         if size == 0:  # one-hot samples: the eigenvalues themselves
-            found = [mean if full else mean.amax()[None] for mean in means]
-        elif full:
-            found = eigenvalues(means)
-        else:
-            found = list(largest(means)[:, None])
-        values |= dict(zip(members, found, strict=True))
+            values |= {i: mean if full else mean.amax()[None] for i, mean in zip(members, means, strict=True)}
+            continue
+        if full:
+            values |= zip(members, eigenvalues(means), strict=True)
+            means = []
+        found = largest([*means, *(others[i] for i in beside)])
+        values |= zip(members if means else (), found[:, None], strict=False)
+        tops |= zip(beside, found[len(means) :], strict=True)
     order = range(len(factors))
-    return spectra_of([values[i] for i in order], [one.dimension for one in factors], [tolerances[i] for i in order])
+    spectra = spectra_of([values[i] for i in order], [f.dimension for f in factors], [tolerances[i] for i in order])
+    return spectra, torch.stack([tops[i].to(tops[0].device) for i in range(len(others))])
 
 
 def _released(factor: Factor) -> Tensor:
@@ -136,36 +148,48 @@ def _kappas(top: float, at: Array, p: tuple[float, ...]) -> Kappas:
     return {q: ratio(float(value)) for q, value in zip(p, at, strict=True)}
 
 
-def _norms(
-    uses: Sequence[Use], layers: Sequence[Layer], gradients: dict[int, Tensor]
-) -> list[tuple[float, float, float | None]]:
-    """For each use ‖W‖ and the spectral norms of W and of its gradient."""
-    whole: list[Tensor] = []
-    parts: list[tuple[int, int | None]] = []
-    for use in uses:
-        weight, gradient = layers[use.position].parameter.detach(), gradients.get(use.position)
-        rows = slice(None) if use.rows is None else use.rows
-        at = len(whole)
-        whole.append(weight[rows])
-        if gradient is not None:
-            whole.append(gradient[rows])
-        parts.append((at, None if gradient is None else at + 1))
-    if not whole:
-        return []
-    if any_sharded(whole):
-        # One at a time: together they would be the whole model on every rank.
-        norms = torch.cat([spectral_norms([_matrix(_whole(w))]) for w in whole])
-    else:
-        norms = spectral_norms([_matrix(w) for w in whole])
-    squares = dots({"ww": (whole, whole)})[:, 0]
-    host = torch.stack([norms.to(squares.device), squares.sqrt()], dim=1).tolist()
-    return [(host[w][1], host[w][0], None if s is None else host[s][0]) for w, s in parts]
+@dataclass(frozen=True)
+class _Weights:
+    """The weights of uses and their gradients, as far as norms need them.
+
+    Attributes:
+        parts: for each use the positions of its weight and of its gradient, None where there is none.
+        squares: ‖W‖² of all of them.
+        grams, scales: see `shorter_grams`.
+    """
+
+    parts: list[tuple[int, int | None]]
+    squares: Tensor
+    grams: list[Tensor]
+    scales: Tensor
+
+    @classmethod
+    def of(cls, uses: Sequence[Use], layers: Sequence[Layer], gradients: dict[int, Tensor]) -> _Weights:
+        whole: list[Tensor] = []
+        parts: list[tuple[int, int | None]] = []
+        for use in uses:
+            weight, gradient = layers[use.position].parameter.detach(), gradients.get(use.position)
+            rows = slice(None) if use.rows is None else use.rows
+            parts.append((len(whole), None if gradient is None else len(whole) + 1))
+            whole.append(weight[rows])
+            if gradient is not None:
+                whole.append(gradient[rows])
+        squares = dots({"ww": (whole, whole)})[:, 0]
+        if any_sharded(whole):
+            # One at a time: together they would be the whole model on every rank.
+            pairs = [shorter_grams([_whole(w)]) for w in whole]
+            grams, scales = [g for gram, _ in pairs for g in gram], torch.cat([scale for _, scale in pairs])
+        else:
+            grams, scales = shorter_grams(whole)
+        return cls(parts, squares, grams, scales)
+
+    def norms(self, tops: Tensor) -> list[tuple[float, float, float | None]]:
+        """For each use ‖W‖ and the spectral norms of W and of its gradient, with λmax of the grams."""
+        spectral = tops.abs().sqrt() * self.scales.to(tops.device)
+        host = torch.stack([self.squares.to(tops.device).sqrt(), spectral], dim=1).tolist()
+        return [(host[w][0], host[w][1], None if g is None else host[g][1]) for w, g in self.parts]
 
 
 def _whole(weight: Any) -> Tensor:
     found: Tensor = weight.full_tensor() if is_sharded(weight) else weight
     return found
-
-
-def _matrix(weight: Tensor) -> Tensor:
-    return weight.flatten(1)
