@@ -1,0 +1,1 @@
+"""Studies: the papers' figures made again, one module a paper."""
