@@ -109,6 +109,18 @@ def test_columns_are_left_as_they_are() -> None:
     assert torch.equal(a, kept)
 
 
+@pytest.mark.parametrize("n", [3, 40])
+def test_what_was_added_stays_when_its_tensor_is_written_to(n: int) -> None:
+    """As by a loader that fills one buffer again and again."""
+    factor, buffer = Factor(), drawn(10, n)
+    expected = gram(buffer)
+    factor.add(buffer)
+    buffer.fill_(7.0)
+    factor.close()
+    buffer.fill_(8.0)
+    same(upper(factor.matrix()), expected)
+
+
 # Factors
 
 Added = list[tuple[list[int], float]]  # for each batch, how many samples are added at a time, and their weight

@@ -103,7 +103,8 @@ class Factor:
         """Add samples, the columns of A given as [d, ...]."""
         count = a[0].numel() if samples is None else samples
         if not self._begin(a, a.shape[0], count):
-            self._held_open.append(a.reshape(a.shape[0], -1))
+            # A copy: the tensor may be written to before the pass is over, such as an input buffer that is filled anew.
+            self._held_open.append(a.reshape(a.shape[0], -1).clone())
             return
         add_gram_(self._opened(a.device), a)
 
