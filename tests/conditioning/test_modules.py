@@ -359,6 +359,13 @@ def test_a_head_that_shares_the_weight_of_the_embedding_is_analysed_apart_from_i
     assert found["emb.weight"].gradient_spectral == found["head.weight"].gradient_spectral
 
 
+def test_a_head_may_come_before_the_embedding_that_shares_its_weight() -> None:
+    net = Does(lambda m, x: m.head(m.emb(x).tanh()), head=nn.Linear(4, 9, bias=False), emb=nn.Embedding(9, 4))
+    net.emb.weight = net.head.weight
+    found = with_replay(net, lambda tape, x: tied(tape, net, x, names=("emb.weight", "head.weight")), tokens(30))
+    assert {entry.layer: entry.kind for entry in found.entries} == {"emb.weight": "embedding", "head.weight": "linear"}
+
+
 @pytest.mark.parametrize(
     "multiply",
     [lambda h, w: F.linear(h, w), lambda h, w: h @ w.T, lambda h, w: torch.matmul(h, w.transpose(0, 1))],
@@ -698,6 +705,20 @@ def test_a_function_called_several_times_is_one_call_with_all_the_rows() -> None
         return tape.linear("weight", tape.linear("weight", x, net.weight).tanh(), net.weight)
 
     with_replay(net, replay, drawn(7, 5))
+
+
+@pytest.mark.parametrize("width", [5, 4])
+def test_a_weight_that_is_used_both_ways_is_analysed_in_each(width: int) -> None:
+    """A tied autoencoder: h = Wx and y = Wᵀh have inputs and outputs of other widths, or of the same by chance."""
+    net = Weight(lambda x, w: F.linear(F.linear(x, w).tanh(), w.t()), width, 4)
+
+    def replay(tape: Tape, x: Tensor) -> Tensor:
+        return tape.linear("weight (transposed)", tape.linear("weight", x, net.weight).tanh(), net.weight.T)
+
+    found = with_replay(net, replay, drawn(9, 4))
+    assert found.layers == ("weight", "weight (transposed)")
+    straight = Weight(lambda x, w: (x @ w).tanh() @ w.T, 4, width)
+    assert gyroscope.condition(straight, square, (drawn(9, 4), NONE), reduction="mean").layers == found.layers
 
 
 class Conv1D(nn.Module):

@@ -88,7 +88,7 @@ class Capture:
         wanted = {id(self.layers[i].parameter): i for i in {*unseen, *tied}}
         if not wanted:
             return
-        for found in graph.find(roots, wanted, self._claimed):
+        for found in sorted(graph.find(roots, wanted, self._claimed), key=lambda one: one.transposed):
             layer = self.layers[found.position]
             if isinstance(found.how, str):
                 self.reasons.setdefault(found.position, found.how)
@@ -96,7 +96,7 @@ class Capture:
             kind = layer.kind if layer.kind in ("attention", "recurrent") else found.kind
             name = f"{layer.name} (as {found.kind})" if kind != layer.kind == "embedding" else layer.name
             self._claimed.add(found.node)
-            use = self._use(found.position, kind, name, rows=found.rows)
+            use = self._use(found.position, kind, name, rows=found.rows, transposed=found.transposed)
             graph.hook(found, use, patches=self.patches, failed=self._failed)
 
     def _put(self, module: nn.Module, position: int, name: str) -> None:
@@ -108,16 +108,19 @@ class Capture:
             self.reasons[position] = self._refused[position] = how
             return
         kind, called = layer.kind, layer.name
-        if kind == "embedding" and not isinstance(module, nn.Embedding):
-            kind, called = "linear", f"{name}.weight"  # a head that shares the embedding's weight
+        if (kind == "embedding") != isinstance(module, nn.Embedding):
+            # An embedding and a head that share one weight, whichever of them comes first.
+            kind, called = "linear" if kind == "embedding" else "embedding", f"{name}.weight"
         hook = _Hook(self, position, kind, called, how)
         self._handles.append(module.register_forward_hook(hook, with_kwargs=True, prepend=True))
 
-    def _use(self, position: int, kind: str, name: str, *, rows: slice | None = None) -> Use:
+    def _use(self, position: int, kind: str, name: str, *, rows: slice | None = None, transposed: bool = False) -> Use:
         part = "" if rows is None else f"[{rows.start}:{rows.stop}]"
-        key = (position, kind + part)
+        name, key = name + part, (position, kind + part + " transposed" * transposed)
         if key not in self.uses:
-            self.uses[key] = Use(name + part, kind, position, rows)
+            # A weight that is used both ways, as in a tied autoencoder, is two uses with other dimensions.
+            taken = any(use.name == name for use in self.uses.values())
+            self.uses[key] = Use(f"{name} (transposed)" if taken and transposed else name, kind, position, rows)
         return self.uses[key]
 
     def _ran(self, position: int, kind: str, name: str, how: Reader, x: Tensor, h: Tensor) -> None:

@@ -19,6 +19,7 @@ from gyroscope.conditioning.uses import Convolution, Reader, Use, channels, conv
 _THROUGH = ("TBackward", "TransposeBackward", "PermuteBackward", "ToCopyBackward", "ViewBackward", "AliasBackward",
             "UnsafeViewBackward", "ReshapeAliasBackward", "NumpyTBackward", "CloneBackward")  # fmt: skip
 _SPLIT = ("SplitBackward", "SplitWithSizesBackward")
+_TURN = ("TBackward", "TransposeBackward", "PermuteBackward", "NumpyTBackward")
 
 # By node: which input is the weight, and where the other is saved.
 _PRODUCTS = {"AddmmBackward": ((2, "mat1"),), "MmBackward": ((1, "self"),), "LinearBackward": ((1, "input"),)}
@@ -34,6 +35,7 @@ class Found:
         rows: which of the weight's rows, if not all.
         node: the node of the graph.
         how: where the input was saved, or why it cannot be read.
+        transposed: whether h = Wᵀx and not Wx.
     """
 
     position: int
@@ -41,6 +43,7 @@ class Found:
     rows: slice | None
     node: Any
     how: tuple[str] | str
+    transposed: bool = False
 
 
 def find(roots: Iterable[Tensor], wanted: dict[int, int], claimed: set[Any]) -> list[Found]:
@@ -103,7 +106,8 @@ def _use(node: Any, wanted: dict[int, int]) -> list[Found]:
     if name in _PRODUCTS:
         for index, saved in _PRODUCTS[name]:
             if (leaf := _leaf(node.next_functions[index])) is not None and id(leaf[0]) in wanted:
-                return [Found(wanted[id(leaf[0])], "linear", leaf[1], node, (saved,))]
+                transposed = leaf[2] != (name != "LinearBackward")
+                return [Found(wanted[id(leaf[0])], "linear", leaf[1], node, (saved,), transposed)]
         # x used on the right of a weight, W·x: the samples would be columns.
         if (leaf := _leaf(node.next_functions[len(node.next_functions) - 2])) is not None and id(leaf[0]) in wanted:
             return [Found(wanted[id(leaf[0])], "linear", None, node, "it is multiplied from the left")]
@@ -125,20 +129,22 @@ def _passes(name: str) -> bool:
     return name in _THROUGH or name in _SPLIT
 
 
-def _leaf(edge: tuple[Any, int], *, direct: bool = False) -> tuple[Tensor, slice | None] | None:
-    """The parameter at the end of an edge, with the rows that are used; None where something else is."""
+def _leaf(edge: tuple[Any, int], *, direct: bool = False) -> tuple[Tensor, slice | None, bool] | None:
+    """The parameter at the end of an edge, the rows that are used, and whether transposed; None where there is none."""
     node, output = edge
     rows: slice | None = None
+    turned = False
     while node is not None:
         name = _name(node)
         if hasattr(node, "variable"):
-            return node.variable, rows
+            return node.variable, rows, turned
         if direct or not _passes(name):
             return None
         if name in _SPLIT:
             if rows is not None or node._saved_dim not in (0, -node._saved_self_sym_sizes.__len__()):
                 return None
             rows = _part(node, output)
+        turned ^= name in _TURN
         node, output = node.next_functions[0]
     return None
 
