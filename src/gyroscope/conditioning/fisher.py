@@ -12,22 +12,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gyroscope.conditioning.batches import batches
+from gyroscope.conditioning.fisher_moments import Moments, Sum
 from gyroscope.conditioning.fisher_network import borrowed, cast_loss, first_output, network
 from gyroscope.conditioning.fisher_parameters import Parameters, parameters
-from gyroscope.conditioning.fisher_rows import Rows, gradient_rows
+from gyroscope.conditioning.fisher_rows import gradient_rows
 from gyroscope.conditioning.fisher_scores import Labels, scores_of
 from gyroscope.conditioning.labels import Loss
+from gyroscope.conditioning.spectra import Spectrum
 from gyroscope.errors import ConditioningError
 from gyroscope.vectors.eager import accumulator
-
-if TYPE_CHECKING:
-    from gyroscope.conditioning.spectra import Spectrum
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,48 +34,58 @@ class Exact:
     """An exact matrix of second moments of gradients, or its blocks.
 
     Attributes:
-        matrix: [P, P] in float64, rows and columns in the order of `parameters`, each flattened as it is stored; None
-            where only the blocks were asked for.
         parameters: names of the parameters; that of a layer's weight is the layer's.
         sizes: how many elements each has; P is their sum.
-        blocks: for the weight of each layer, its block [size, size]; views of `matrix` where there is one.
+        layers: those of the parameters that are the weight of a layer.
         samples: N.
-        gradients: how many gradients were added up; the rank is not above that.
         epsilon: machine epsilon of the dtype the network was run in.
+        moments: the whole matrix under None, or the blocks under the names of their layers.
     """
 
-    matrix: Tensor | None = field(repr=False)
     parameters: tuple[str, ...]
     sizes: tuple[int, ...]
-    blocks: dict[str, Tensor] = field(repr=False)
+    layers: tuple[str, ...]
     samples: int
-    gradients: int
     epsilon: float = field(repr=False)
+    moments: dict[str | None, Moments] = field(repr=False)
+
+    @property
+    def matrix(self) -> Tensor | None:
+        """The matrix [P, P] in float64; None where only the blocks were asked for.
+
+        Rows and columns are in the order of `parameters`, each flattened as it is stored: W of a linear layer row by
+        row, so that one sample's block is gᵀg ⊗ xᵀx.
+        """
+        return self.moments[None].matrix if None in self.moments else None
 
     @property
     def slices(self) -> dict[str, slice]:
         """Where each parameter lies in the rows and columns of the matrix, by name."""
-        return _slices(self.parameters, self.sizes)
+        ends = accumulate(self.sizes)
+        return {n: slice(end - size, end) for n, size, end in zip(self.parameters, self.sizes, ends, strict=True)}
+
+    @property
+    def blocks(self) -> dict[str, Tensor]:
+        """The block [size, size] of each layer's weight."""
+        return {layer: self.block(layer) for layer in self.layers}
 
     def block(self, layer: str) -> Tensor:
-        """The block of one layer's weight, F_k."""
-        if layer not in self.blocks:
-            raise ConditioningError(
-                f"there is no block of {layer!r}; the layers are {', '.join(self.blocks) or 'none'}."
-            )
-        return self.blocks[layer]
+        """The block F_k of one layer's weight."""
+        return self._moments(layer).matrix
 
     def spectrum(self, layer: str | None = None) -> Spectrum:
         """The eigenvalues of the whole matrix, or of the block of one layer."""
-        from gyroscope.conditioning.spectra import Spectrum, eigenvalues
+        moments = self._moments(layer)
+        return moments.spectrum(tolerance=max(moments.dimension * 2.0**-52, (4 * self.epsilon) ** 2))
 
-        if layer is None and self.matrix is None:
+    def _moments(self, layer: str | None) -> Moments:
+        if layer in self.moments:
+            return self.moments[layer]
+        if layer is None:
             raise ConditioningError("only the blocks were asked for: name a layer, or leave out blocks=True.")
-        matrix = self.block(layer) if layer is not None else self.matrix
-        assert matrix is not None
-        d = len(matrix)
-        tolerance = max(d * 2.0**-52, (4 * self.epsilon) ** 2)
-        return Spectrum.of(eigenvalues([matrix])[0][: self.gradients], d, tolerance=tolerance)
+        if layer not in self.layers:
+            raise ConditioningError(f"there is no layer {layer!r}; the layers are {', '.join(self.layers) or 'none'}.")
+        return self.moments[None].part(self.slices[layer])
 
 
 def fisher(
@@ -140,18 +149,26 @@ def fisher(
         )
     chosen = parameters(model, only=layers, weights=blocks)
     _refuse_large(chosen, blocks, limit)
-    total = _Sum(chosen, blocks)
-    generator = torch.Generator(total.device).manual_seed(seed)
+    device = next(p.device for name, p in chosen.model.named_parameters() if name in chosen.names)
+    generator = torch.Generator(device).manual_seed(seed)
+    # A device without float64 has its gradients added up on the host.
+    held = device if accumulator(device) is torch.float64 else torch.device("cpu")
+    sizes = dict(zip(chosen.names, chosen.sizes, strict=True)) if blocks else {None: sum(chosen.sizes)}
+    sums = {name: Sum(size, held) for name, size in sizes.items()}
+    samples = 0
     with borrowed(chosen.model):
         own = cast_loss(loss, dtype)
-        for one in batches(batch, total.device):
+        for one in batches(batch, device):
             f = network(chosen.model, chosen.names, one, dtype)
             output = first_output(f)
             scores = scores_of(own, output, f.batch.target, labels, generator)
-            total.samples += scores.samples
+            samples += scores.samples
             for rows in gradient_rows(f, output, scores):
-                total.add(rows)
-    return total.mean(torch.finfo(output.dtype).eps)
+                for name, total in sums.items():
+                    total.add(torch.cat([row.to(held) for row in rows.values()], dim=1) if name is None else rows[name])
+    names = tuple(chosen.names.values())
+    moments = {None if name is None else chosen.names[name]: total.mean(samples) for name, total in sums.items()}
+    return Exact(names, chosen.sizes, chosen.weights, samples, torch.finfo(output.dtype).eps, moments)
 
 
 def _refuse_large(chosen: Parameters, blocks: bool, limit: int) -> None:
@@ -165,40 +182,3 @@ def _refuse_large(chosen: Parameters, blocks: bool, limit: int) -> None:
             f"{8 * most**2 / 1e9:,.1f} GB. Use gyroscope.condition for the spectra of all layers at any size, "
             f"top_eigenvalue for λmax alone, {smaller}layers= for some of the layers, or raise limit=."
         )
-
-
-class _Sum:
-    """Second moments as they add up: of all parameters together, or of each."""
-
-    def __init__(self, chosen: Parameters, blocks: bool) -> None:
-        own = dict(chosen.model.named_parameters())
-        self.chosen, self.device = chosen, next(own[name].device for name in chosen.names)
-        self.samples = self.gradients = 0
-        # A device without float64 has its gradients added up on the host.
-        where = self.device if accumulator(self.device) is torch.float64 else torch.device("cpu")
-        sizes = chosen.sizes if blocks else (sum(chosen.sizes),)
-        self.sums = [torch.zeros(size, size, dtype=torch.float64, device=where) for size in sizes]
-        self.blocks = blocks
-
-    def add(self, rows: Rows) -> None:
-        pieces = [row.to(self.sums[0].device, torch.float64) for row in rows.values()]
-        self.gradients += len(pieces[0])
-        for total, piece in zip(self.sums, pieces if self.blocks else [torch.cat(pieces, dim=1)], strict=True):
-            total.addmm_(piece.T, piece)
-
-    def mean(self, epsilon: float) -> Exact:
-        for total in self.sums:
-            total.div_(self.samples)
-        names, sizes = tuple(self.chosen.names.values()), self.chosen.sizes
-        at = _slices(names, sizes)
-        if self.blocks:
-            blocks = dict(zip(names, self.sums, strict=True))
-        else:
-            blocks = {name: self.sums[0][at[name], at[name]] for name in self.chosen.weights}
-        matrix = None if self.blocks else self.sums[0]
-        return Exact(matrix, names, sizes, blocks, self.samples, self.gradients, epsilon)
-
-
-def _slices(names: tuple[str, ...], sizes: tuple[int, ...]) -> dict[str, slice]:
-    ends = accumulate(sizes)
-    return {name: slice(end - size, end) for name, size, end in zip(names, sizes, ends, strict=True)}
