@@ -39,13 +39,23 @@ def batches(given: Any, device: torch.device) -> Iterator[Batch]:
     if isinstance(given, Tensor | Mapping | str) or not isinstance(given, Iterable):
         raise ConditioningError(f"The batch is a {type(given).__name__}; {_ACCEPTED}.")
     empty = True
-    for one in given:
+    for one in _of(given):
         if not _is_pair(one):
             raise ConditioningError(f"A batch is a {type(one).__name__}; {_ACCEPTED}.")
         empty = False
         yield _batch(one, device)
     if empty:
         raise ConditioningError(f"There are no batches; {_ACCEPTED}.")
+
+
+def _of(given: Iterable[Any]) -> Iterator[Any]:
+    """What is in an iterable; what goes wrong in it is said to be its own."""
+    try:
+        yield from given
+    except Exception as error:
+        raise ConditioningError(
+            f"The iterable of batches, a {type(given).__name__}, failed with {type(error).__name__}: {error}."
+        ) from error
 
 
 def _is_pair(given: Any) -> bool:
@@ -55,21 +65,32 @@ def _is_pair(given: Any) -> bool:
     inputs, targets = given
     if isinstance(inputs, Tensor | Mapping):
         return True
-    # A pair of pairs is two batches, unless the second is what a model could be compared with.
-    return isinstance(inputs, tuple) and not isinstance(targets, tuple | list)
+    # A pair of pairs is two batches, unless the second is what a model could be compared with. Tuples of inputs come
+    # out of a DataLoader as lists.
+    return isinstance(inputs, tuple | list) and not isinstance(targets, tuple | list)
 
 
 def _batch(pair: Any, device: torch.device) -> Batch:
-    inputs, target = _to(pair[0], device), _to(pair[1], device)
+    try:
+        inputs, target = _to(pair[0], device), _to(pair[1], device)
+    except Exception as error:
+        raise ConditioningError(
+            f"The batch cannot be brought to the model's device, {device}: {type(error).__name__}: {error}."
+        ) from error
     if isinstance(inputs, Mapping):
         return Batch((), dict(inputs), target)
-    return Batch(inputs if isinstance(inputs, tuple) else (inputs,), {}, target)
+    return Batch(tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}, target)
 
 
 def _to(given: Any, device: torch.device) -> Any:
+    """The same on a device; tensors are copied even if they are there, as a model may write to its input."""
     match given:
         case Tensor():
-            return given.to(device, non_blocking=True)
+            # A tensor made in inference mode could not be differentiated, its copy can.
+            with torch.inference_mode(False):
+                moved = given.detach().to(device, non_blocking=True)
+                copied = moved.clone() if moved.device == given.device else moved
+                return copied.requires_grad_(given.requires_grad)
         case tuple() if hasattr(given, "_fields"):
             return type(given)(*(_to(one, device) for one in given))
         case tuple() | list():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gyroscope.conditioning.uses import tensors
 from gyroscope.errors import ConditioningError
 
 Loss = Callable[[Any, Any], Tensor]
@@ -58,14 +60,15 @@ def mean_loss(loss: Loss, output: Any, target: Any, *, reduction: Reduction = "a
 
 def check_reduction(reduction: Any) -> None:
     """Refuse what is no reduction."""
-    if reduction not in get_args(Reduction):
+    if not isinstance(reduction, str) or reduction not in get_args(Reduction):
         raise ConditioningError(
             f"reduction is {reduction!r}; accepted are {', '.join(map(repr, get_args(Reduction)))}."
         )
 
 
 def _length(output: Any) -> int | None:
-    return int(output.shape[0]) if isinstance(output, Tensor) and output.dim() > 0 else None
+    """The samples in an output, or in the first tensor of several that has rows."""
+    return next((int(one.shape[0]) for one in tensors(output) if one.dim() > 0), None)
 
 
 def _reduction(loss: Loss, output: Any, target: Any) -> tuple[str, str | None]:
@@ -73,18 +76,13 @@ def _reduction(loss: Loss, output: Any, target: Any) -> tuple[str, str | None]:
     inner = getattr(loss, "func", None)  # functools.partial
     if inner is not None:
         told = getattr(loss, "keywords", {}).get("reduction", told)
-    if told in ("mean", "sum"):
-        return str(told), None
-    if loss in _MEANS or inner in _MEANS:
+    if isinstance(told, str) and told in ("mean", "sum"):
+        return told, None
+    if any(one is loss or one is inner for one in _MEANS):
         return "mean", None
-    n = _length(output)
-    if not n or not isinstance(target, Tensor) or _length(target) != n:
-        return "mean", None
-    some, its = output.detach()[:4], target[:4]
     try:
         with torch.no_grad():
-            once = float(loss(some, its))
-            twice = float(loss(torch.cat([some, some]), torch.cat([its, its])))
+            once, twice = _asked(loss, output, target)
     except Exception:
         return "mean", "the loss could not be asked whether it is a mean; it was taken for one"
     close = 0.02 * abs(once)
@@ -93,3 +91,38 @@ def _reduction(loss: Loss, output: Any, target: Any) -> tuple[str, str | None]:
     if abs(twice - 2 * once) <= close:
         return "sum", "the loss is a sum over the batch; it was divided by the number of samples"
     return "mean", "the loss is neither a mean nor a sum over the batch; it was taken for a mean"
+
+
+def _asked(loss: Loss, output: Any, target: Any) -> tuple[float, float]:
+    """The loss of a few samples and of the same samples twice; of all of them where that of a few says nothing."""
+    n = _length(output)
+    if not n:
+        raise ConditioningError("The output has no rows, so there are no samples to take twice.")
+
+    def asked(few: int, times: int) -> float:
+        def some(rows: Tensor) -> Tensor:
+            return torch.cat([rows[:few]] * times)
+
+        return float(loss(_with_rows(output, n, some), _with_rows(target, n, some)))
+
+    few = 4
+    once = asked(few, 1)
+    if once == 0 or not math.isfinite(once):  # no sample among them has a loss, such as where all labels are ignored
+        few = n
+        once = asked(few, 1)
+    return once, asked(few, 2)
+
+
+def _with_rows(given: Any, n: int, rows: Callable[[Tensor], Tensor]) -> Any:
+    """The same with other rows in every tensor that has one a sample; all of it copied, as a loss may write to it."""
+    match given:
+        case Tensor():
+            return rows(given.detach()) if given.dim() > 0 and given.shape[0] == n else given.detach().clone()
+        case tuple() if hasattr(given, "_fields"):
+            return type(given)(*(_with_rows(one, n, rows) for one in given))
+        case tuple() | list():
+            return type(given)(_with_rows(one, n, rows) for one in given)
+        case Mapping():
+            named = {key: _with_rows(one, n, rows) for key, one in given.items()}
+            return named if type(given) is dict else type(given)(**named)
+    return given

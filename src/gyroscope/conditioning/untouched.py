@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gyroscope.errors import ConditioningError
 from gyroscope.layer import Layer
 
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Buffers, random numbers, switches and weights that a forward pass rewrites are as found afterwards.
+    """Buffers, random numbers, attributes and weights that a forward pass rewrites are as found afterwards.
 
     Inside, modules have copies of their buffers, so that nothing is written to the real ones, not even for a while.
 
@@ -27,7 +28,10 @@ def untouched(model: nn.Module) -> Iterator[None]:
     (tensor([0., 0.]), 0)
     """
     modules = list(model.modules())
+    _refuse_open_sums(modules)
     registered = [dict(module._buffers) for module in modules]
+    # Such as the weight that `torch.nn.utils.spectral_norm` computes anew in every pass, with the graph it came from.
+    attributes = [dict(vars(module)) for module in modules]
     # A buffer that two modules share stays shared.
     copies: dict[int, Tensor] = {}
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -37,6 +41,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
     weights = [weight.detach().clone() for weight in renormalized]
     with ExitStack() as stack:
         _keep_random_state(model, stack)
+        for weight in renormalized:  # graphs that are alive outside may have saved it, and it will be what it was
+            stack.enter_context(torch.autograd.grad_mode._unsafe_preserve_version_counter(weight))
         try:
             for module in modules:
                 for name, buffer in module._buffers.items():
@@ -44,7 +50,9 @@ def untouched(model: nn.Module) -> Iterator[None]:
                         module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
             yield
         finally:
-            for module, buffers in zip(modules, registered, strict=True):
+            for module, buffers, own in zip(modules, registered, attributes, strict=True):
+                vars(module).clear()
+                vars(module).update(own)
                 module._buffers.clear()
                 module._buffers.update(buffers)
             with torch.no_grad():
@@ -72,15 +80,30 @@ def without_gradients(model: nn.Module) -> Iterator[None]:
     """Parameters have no `.grad` inside, and what they had afterwards; hooks on the accumulation do not run."""
     parameters: list[Any] = list(model.parameters())
     held = [(p, p.grad, p._post_accumulate_grad_hooks) for p in parameters]
+    # Emptied and not replaced: autograd holds on to the dict it was first given.
+    hung = [(hooks, dict(hooks)) for _, _, hooks in held if hooks]
     try:
         for parameter in parameters:
             parameter.grad = None
-            parameter._post_accumulate_grad_hooks = None
+        for hooks, _ in hung:
+            hooks.clear()
         yield
     finally:
-        for parameter, gradient, hooks in held:
+        for parameter, gradient, _ in held:
             parameter.grad = gradient
-            parameter._post_accumulate_grad_hooks = hooks
+        for hooks, own in hung:
+            hooks.update(own)
+
+
+def _refuse_open_sums(modules: list[Any]) -> None:
+    """Gradients that FSDP2 adds up without exchanging them lie where another backward pass would add to them."""
+    for state in (module._get_fsdp_state() for module in modules if hasattr(module, "_get_fsdp_state")):
+        parts = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+        if not all(part.reduce_grads for part in parts if part is not None):
+            raise ConditioningError(
+                "The model is sharded and does not synchronise its gradients: they would be mixed with those of the "
+                "analysis. Analyse it outside of gradient accumulation, after set_requires_gradient_sync(True)."
+            )
 
 
 def _keep_random_state(model: nn.Module, stack: ExitStack) -> None:
