@@ -25,6 +25,7 @@ from gyroscope.lab.studies.conditioning_figure import draw
 from gyroscope.lab.studies.conditioning_findings import findings
 from gyroscope.lab.studies.conditioning_measure import measure, network
 from gyroscope.lab.studies.conditioning_result import Line, Study
+from gyroscope.lab.studies.conditioning_sensitivity import sensitivity
 from gyroscope.lab.studies.exact_spectra import exact_spectra
 from gyroscope.lab.studies.small_images import small_images
 from lab.made import NAMES, idx, images, labels, write
@@ -368,3 +369,19 @@ def test_choices_that_do_not_exist_are_refused():
         Choices(statistics="running")
     with pytest.raises(LabError, match="approximate_labels is 'model'; it can be 'true' or 'sampled'"):
         Choices(approximate_labels="model")
+
+
+def test_sensitivity_gives_what_the_study_does_and_writes_it(tmp_path, studies):
+    changes = {"plain": [{}], "bn": [{}, {"gain": "uniform", "affine": True}]}
+    rows = sensitivity(samples=30, seeds=[0, 1], changes=changes, out=tmp_path)
+    for row in rows[:2]:
+        expected = studies["fig1"].find(row.network)
+        assert row.values["largest F"][0] == pytest.approx(expected.largest, rel=1e-3)
+        for layer in (3, 6):
+            block = studies["fig1"].find(row.network, layer=layer)
+            assert row.values[f"largest F_{layer}"][0] == pytest.approx(block.largest, rel=1e-9)
+            assert row.values[f"kappa_50 F_{layer}"][0] == pytest.approx(block.kappa[9], rel=1e-6)
+    held = json.loads((tmp_path / "sensitivity.json").read_text())
+    assert [row["change"] for row in held["rows"]] == [{}, {}, {"gain": "uniform", "affine": True}]
+    assert held["rows"][0]["values"]["largest F"] == rows[0].values["largest F"]
+    assert rows[1].values["largest F"] != rows[2].values["largest F"]

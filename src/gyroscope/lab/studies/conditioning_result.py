@@ -129,7 +129,7 @@ class Study:
             "settings": self.settings,
             "findings": [asdict(finding) for finding in findings(self)],
             "p": list(self.p),
-            "lines": [asdict(one) | {"kappa": [_in_json(k) for k in one.kappa]} for one in self.lines],
+            "lines": [asdict(one) | {"kappa": [in_json(k) for k in one.kappa]} for one in self.lines],
         }
 
     def draw(self) -> Figure:
@@ -148,5 +148,10 @@ class Study:
         return [*written, numbers]
 
 
-def _in_json(kappa: float | None) -> float | str | None:
+def in_json(kappa: float | None) -> float | str | None:
+    """Return a condition number as strict JSON can hold it.
+
+    >>> in_json(2.0), in_json(float("inf")), in_json(None)
+    (2.0, 'inf', None)
+    """
     return "inf" if kappa is not None and isinf(kappa) else kappa

@@ -38,7 +38,8 @@ def exact_spectra(
     gradients = len(x) * (model(x[:2]).shape[1] if labels == "model" else 1)
     if gradients < size:
         return _from_gradients(model, x, y, labels, layers, whole)
-    exact = fisher(model, F.cross_entropy, (x, y), labels=labels, blocks=not whole, layers="*")
+    only = "*" if whole else layers
+    exact = fisher(model, F.cross_entropy, (x, y), labels=labels, blocks=not whole, layers=only)
     spectra: dict[str | None, Spectrum] = {None: exact.spectrum()} if whole else {}
     return spectra | {name: exact.spectrum(name) for name in layers}
 
