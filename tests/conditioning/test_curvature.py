@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from conditioning.curvature_cases import NETWORKS, N, Y, assert_same, cnn, everything, mlp, normal, seeded
+from conditioning.devices import DEVICES
 from gyroscope.conditioning.curvature import top_eigenvalue
 from gyroscope.conditioning.fisher import fisher
 from gyroscope.errors import ConditioningError, MissingExtraError
@@ -279,6 +280,7 @@ BAD: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
     "random": (lambda: nn.Sequential(nn.Dropout(), mlp()), {}, r"random numbers.*0 \(Dropout\)"),
     "once": (WithOnce, {}, "cannot be differentiated twice"),
     "not finite": (mlp, {"loss": lambda o, y: (o - o).sqrt().mean(), "matrix": "hessian"}, "not finite"),
+    "infinite": (mlp, {"loss": lambda o, y: o.sum() / 0, "matrix": "hessian"}, "the loss is -?inf"),
 }
 
 
@@ -297,3 +299,15 @@ def test_a_function_without_second_derivatives_matters_only_where_they_are_neede
     model, x = seeded(WithOnce), normal(N, 4)
     expected = fisher(model, F.cross_entropy, (x, Y), layers="last.*").spectrum().largest
     assert exactly(model, F.cross_entropy, (x, Y), layer="last.*") == pytest.approx(expected, rel=1e-8)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("matrix", MATRICES)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_devices_agree(name: str, matrix: Any, device: str) -> None:
+    make, x = NETWORKS[name]
+    model = seeded(make)
+    expected = top_eigenvalue(model, F.cross_entropy, (x, Y), matrix=matrix)
+    before = everything(model.to(device))
+    assert top_eigenvalue(model, F.cross_entropy, (x, Y), matrix=matrix) == pytest.approx(expected, rel=1e-3)
+    assert_same(model, before)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from conditioning.curvature_cases import NETWORKS, N, Y, assert_same, cnn, everything, generator, mlp, normal, seeded
+from conditioning.devices import DEVICES
 from gyroscope.conditioning.fisher import Exact, fisher
 from gyroscope.errors import ConditioningError, LayerError
 from oracles import fisher as oracle
@@ -320,7 +321,7 @@ def test_nothing_about_the_model_changes(case: tuple[nn.Module, Tensor], labels:
 def test_nothing_changes_either_when_the_forward_pass_fails() -> None:
     model = seeded(lambda: cnn().train())
     before = everything(model)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ConditioningError, match=r"pass in torch\.float64 failed with RuntimeError: .*dtype=None"):
         fisher(model, F.cross_entropy, (normal(N, 2, 5, 5), Y))
     assert_same(model, before)
 
@@ -534,6 +535,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "batch": ({"batch": normal(3, 4)}, "pair"),
     "output": ({"model": nn.LSTM(4, 3)}, "accepted is one floating-point tensor"),
     "log-probabilities": ({"loss": F.nll_loss}, "log_softmax"),
+    "loss": ({"loss": lambda o, y: o @ y, "labels": "true"}, "the loss failed with RuntimeError"),
+    "loss that is not finite": ({"loss": lambda o, y: o.mean() / 0, "labels": "true"}, "the loss is -?inf"),
     "not finite": ({"batch": (normal(N, 4) * torch.inf, Y)}, "not finite"),
     "no classes": ({"model": nn.Sequential(mlp(1), nn.Flatten(0))}, r"\[samples, classes, ...\]"),
 }
@@ -566,3 +569,14 @@ def test_few_and_many_gradients_give_the_same_from_either_side() -> None:
             assert found.spectrum(layer).dimension == 12
             assert np.allclose(found.spectrum(layer).full(), values, rtol=1e-10, atol=1e-15)
             assert found.spectrum(layer).rank == min(2 * n, 8)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_devices_agree(case: tuple[nn.Module, Tensor], device: str) -> None:
+    model, x = case
+    for labels in ("model", "true"):
+        expected = fisher(model.cpu(), F.cross_entropy, (x, Y), labels=labels)
+        found = fisher(model.to(device), F.cross_entropy, (x, Y), labels=labels)
+        assert found.matrix.device.type == device
+        assert torch.allclose(found.matrix.cpu(), expected.matrix, rtol=1e-9, atol=1e-12)
+        assert found.spectrum().largest == pytest.approx(expected.spectrum().largest, rel=1e-9)

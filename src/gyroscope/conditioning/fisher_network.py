@@ -115,8 +115,6 @@ def borrowed(model: nn.Module) -> Iterator[None]:
 
     Inside, everything runs uncompiled, in the dtype it is given, with attention that can be differentiated twice.
     """
-    modules = list(model.modules())
-    attributes = [dict(module.__dict__) for module in modules]
     fastpath = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
         stack.enter_context(untouched(model))
@@ -127,7 +125,7 @@ def borrowed(model: nn.Module) -> Iterator[None]:
         for kind in {"cpu", *(p.device.type for p in model.parameters())} - {"meta"}:
             stack.enter_context(torch.autocast(kind, enabled=False))
         # cuDNN's recurrent networks have no second derivative and no gradient in evaluation mode.
-        if any(isinstance(module, nn.RNNBase) for module in modules):
+        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         stack.enter_context(warnings.catch_warnings())
         # vmap says so where it takes samples one after another: slower, but right.
@@ -137,16 +135,23 @@ def borrowed(model: nn.Module) -> Iterator[None]:
             yield
         finally:
             torch.backends.mha.set_fastpath_enabled(fastpath)
-            for module, found in zip(modules, attributes, strict=True):
-                module.__dict__.clear()
-                module.__dict__.update(found)
 
 
 def first_output(f: Network) -> Tensor:
     """The output for the whole batch, without a graph; a network that draws random numbers is refused."""
     with torch.no_grad():
         before = _random_state(f)
-        output = f(f.theta)
+        try:
+            output = f(f.theta)
+        except ConditioningError:
+            raise
+        except Exception as error:
+            own = next(iter(f.theta.values())).dtype
+            raise ConditioningError(
+                f"the forward pass in {own} failed with {type(error).__name__}: {error}. A batch is (inputs, targets), "
+                "inputs a tensor, a tuple of positional or a dict of keyword arguments; dtype=None runs the network in "
+                "its own dtype."
+            ) from error
         drawn = not all(torch.equal(a, b) for a, b in zip(before, _random_state(f), strict=True))
     if drawn:
         named = [

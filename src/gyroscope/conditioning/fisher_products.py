@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from gyroscope.conditioning.fisher_network import Network
-from gyroscope.conditioning.fisher_scores import Scores
+from gyroscope.conditioning.fisher_scores import Scores, mean_of
 from gyroscope.conditioning.labels import Loss
-from gyroscope.conditioning.losses import mean_loss
 from gyroscope.errors import ConditioningError
 
 Product = Callable[[Tensor], Tensor]
@@ -27,7 +26,7 @@ Product = Callable[[Tensor], Tensor]
 def hessian_product(f: Network, loss: Loss) -> Product:
     """v ↦ (∂²L/∂θ²) v for the mean loss L, over the parameters of `f` laid end to end."""
     theta = _leaves(f)
-    value = mean_loss(loss, f(dict(zip(f.theta, theta, strict=True))), f.batch.target)[0]
+    value = mean_of(loss, f(dict(zip(f.theta, theta, strict=True))), f.batch.target)
     first = _derivatives([value], theta, None, twice=True)
 
     def times(v: Tensor) -> Tensor:
@@ -46,7 +45,7 @@ def gauss_newton_product(f: Network, loss: Loss) -> Product:
 
     def middle(output: Tensor) -> Product:
         leaf = output.detach().requires_grad_()
-        first = _derivatives([mean_loss(loss, leaf, f.batch.target)[0]], [leaf], None, twice=True)
+        first = _derivatives([mean_of(loss, leaf, f.batch.target)], [leaf], None, twice=True)
         return lambda t: _derivatives(first, [leaf], [t])[0]
 
     return _sandwich(f, middle)

@@ -140,11 +140,32 @@ def _labelled(q: Likelihood, output: Tensor, target: Any) -> Tensor:
     return torch.ones_like(output[:, :1], dtype=torch.bool)
 
 
+def mean_of(loss: Loss, output: Tensor, target: Any) -> Tensor:
+    """L, the mean loss of a batch.
+
+    >>> from torch.nn.functional import mse_loss
+    >>> mean_of(mse_loss, torch.ones(2, 1), torch.zeros(2, 1))
+    tensor(1.)
+    """
+    try:
+        value = mean_loss(loss, output, target)[0]
+    except ConditioningError:
+        raise
+    except Exception as error:
+        raise ConditioningError(
+            f"the loss failed with {type(error).__name__}: {error}. It is called as loss(output, target), the output "
+            f"being {output.dtype}; dtype=None runs the network in its own dtype."
+        ) from error
+    if not bool(value.isfinite()):
+        raise ConditioningError(f"the loss is {value.item()}: there is no curvature to speak of.")
+    return value
+
+
 def _scores(loss: Loss, output: Tensor, target: Any) -> Tensor:
     leaf = output.detach().requires_grad_()
-    value = mean_loss(loss, leaf, target)[0]
-    if not bool(value.isfinite()):
-        raise ConditioningError(f"the loss is {value.item()}: there are no gradients to take second moments of.")
+    value = mean_of(loss, leaf, target)
+    if not value.requires_grad:
+        return torch.zeros_like(output)
     (gradient,) = torch.autograd.grad(value, leaf, allow_unused=True, materialize_grads=True)
     return gradient.detach() * len(output)
 
