@@ -159,6 +159,54 @@ def test_gradients_are_those_of_the_output_before_anything_is_done_to_it_in_plac
     with_hooks(net, {"lin.weight": (lin, last, last)}, [drawn(9, 5)])
 
 
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [(lambda: nn.Linear(6, 5), (9, 6)), (lambda: nn.Conv2d(3, 4, 3), (2, 3, 6, 5))],
+    ids=["linear", "conv"],
+)
+def test_an_input_that_autocast_converted_may_be_overwritten_afterwards(make: Any, shape: tuple[int, ...]) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        x = x.clone()
+        h = m.layer(x)
+        if m.overwrites:
+            x.zero_()
+        return h
+
+    net = Does(forward, layer=make(), overwrites=False).float()
+    x = torch.randn(shape)
+    with torch.autocast("cpu", torch.bfloat16):
+        before = gyroscope.condition(net, square, (x, NONE), reduction="mean")
+        net.overwrites = True
+        after = gyroscope.condition(net, square, (x, NONE), reduction="mean")
+    assert after.entries[0].lambda_x == before.entries[0].lambda_x > 0
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("layer", "view", "shape"),
+    [
+        (lambda: nn.Linear(6, 5), lambda x: x.transpose(0, 1), (4, 9, 6)),
+        (lambda: nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), lambda x: x, (2, 3, 6, 5)),
+    ],
+    ids=["contiguous", "padded"],
+)
+def test_an_input_that_is_overwritten_while_the_graph_has_a_copy_is_listed(
+    layer: Any, view: Any, shape: tuple[int, ...], streamed: bool
+) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        x = x.clone()
+        h = m.layer(view(x))
+        if len(m.seen) == 1:
+            x.zero_()
+        m.seen.append(1)
+        return m.last(h)
+
+    net = Does(forward, layer=layer(), last=nn.Linear(5, 2), seen=[] if streamed else [1])
+    found = gyroscope.condition(net, square, [(drawn(*shape), NONE)] * (3 if streamed else 1), reduction="mean")
+    assert found.layers == ("last.weight",)
+    assert found.untreated == {"layer.weight": "its input was overwritten before the backward pass"}
+
+
 @pytest.mark.parametrize("train", [True, False])
 def test_layers_around_normalisations_in_either_mode(train: bool) -> None:
     norm = nn.BatchNorm1d(6, dtype=torch.float64)

@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gyroscope.alone import listens
 from gyroscope.conditioning import graph
+from gyroscope.conditioning.factors import Factor
 from gyroscope.conditioning.uses import Reader, Use, reader, tensors, unreadable
 from gyroscope.layer import Layer
 from gyroscope.vectors.chunks import is_capturing
@@ -71,7 +72,9 @@ class Capture:
         The samples of Σ∇h are the R gradients of the mean loss at the output, times R.
         """
         for use in self.uses.values():
-            if use.g.pending == 0:
+            if use.why_not is not None:
+                use.x, use.g = Factor(), Factor()
+            elif use.g.pending == 0:
                 use.x.drop()
                 if use.calls:
                     self.reasons.setdefault(use.position, "no gradient reached its output")
@@ -136,16 +139,22 @@ class Capture:
         x = x.detach()
         # The input is read when the gradient comes by: it is kept for that anyway, and memory is freed by then. So an
         # input counts if a gradient comes, also where it was recomputed in the backward pass (checkpointing). Where it
-        # is not kept, because the weight is frozen or it is to be recomputed, it is read at once.
-        later = torch._C._current_autograd_node() is not None or _is_kept(self.layers[position].parameter)
+        # is not kept, because the weight is frozen, it was converted (autocast) or it is to be recomputed, it is read
+        # at once.
+        kept = _is_kept(self.layers[position].parameter) and (x.dtype is h.dtype or not x.is_floating_point())
+        later = kept or torch._C._current_autograd_node() is not None
         if not later:
             how.x(use.x, x)
-        keep = x if later else None
+        keep, version = (x, x._version) if later else (None, 0)
         me = weakref.ref(self)
 
         def arrived(g: Tensor) -> None:
             capture = me()
             if capture is None or capture.broken is not None or use.why_not is not None:
+                return
+            if keep is not None and keep._version != version:
+                # The graph has a copy of its own, such as a padded or a contiguous one.
+                capture.reasons[position] = use.why_not = "its input was overwritten before the backward pass"
                 return
             try:
                 with torch.no_grad(), torch._C._DisableAutocast():
