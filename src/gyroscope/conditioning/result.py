@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Kappas = dict[float, float | None]
+
+# Between two columns of a table; and the least that a name is given of it, in characters.
+_GAP, _LEAST = 3, 12
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,13 @@ class Conditioning:
     def __len__(self) -> int:
         return len(self.entries)
 
+    def __iter__(self) -> Iterator[str]:
+        """The names, as of a mapping from them."""
+        return iter(self.layers)
+
+    def __contains__(self, layer: object) -> bool:
+        return layer in self.layers
+
     def rows(self) -> list[dict[str, Any]]:
         """One dict a layer."""
         return [entry.row() for entry in self.entries]
@@ -151,21 +162,25 @@ class Conditioning:
         try:
             from rich import box
             from rich.table import Table
+            from rich.text import Text
         except ImportError as error:
             raise MissingExtraError(
                 "A table needs rich, which is not installed: pip install 'gyroscope[lab]'; rows() needs nothing"
             ) from error
         heads, lines = self._cells()
         whole = Table.grid()
-        for chosen in _blocks(heads, lines, width):
+        name, blocks = _blocks(heads, lines, width)
+        for chosen in blocks:
             part = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+            part.add_column(Text(heads[0]), max_width=name, overflow="fold")
             for i in chosen:
-                part.add_column(heads[i], justify="left" if i == 0 else "right", no_wrap=True)
+                part.add_column(Text(heads[i]), justify="right", no_wrap=True)
             for line in lines:
-                part.add_row(*(line[i] for i in chosen))
+                # Not as strings, in which rich would take brackets for its markup.
+                part.add_row(*(Text(line[i]) for i in (0, *chosen)))
             whole.add_row(part)
         for said in [*(f"not treated: {name}: {why}" for name, why in self.untreated.items()), *self.notes]:
-            whole.add_row(f"[dim]{said.replace('[', chr(92) + '[')}[/dim]")
+            whole.add_row(Text(said, style="dim"))
         return whole
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -200,19 +215,22 @@ class Conditioning:
         return heads, lines
 
 
-def _blocks(heads: list[str], lines: list[list[str]], width: int | None) -> list[list[int]]:
-    """Columns side by side as far as they fit, each block with the first column.
+def _blocks(heads: list[str], lines: list[list[str]], width: int | None) -> tuple[int, list[list[int]]]:
+    """The width of the first column, and the others side by side as far as they fit, in blocks that repeat the first.
 
-    >>> _blocks(["a", "bb", "cc"], [["1", "2", "3"]], 10)
-    [[0, 1], [0, 2]]
+    >>> _blocks(["a", "bb", "cc"], [["1", "2", "3"]], 8)
+    (1, [[1], [2]])
     """
-    widths = [max(map(len, column)) + 3 for column in zip(heads, *lines, strict=True)]
-    blocks = [[0]]
+    name, *widths = (max(map(len, column)) for column in zip(heads, *lines, strict=True))
+    if width is not None:
+        name = min(name, max(_LEAST, width // 2))
+    blocks: list[list[int]] = [[]]
     for i in range(1, len(heads)):
-        if width is not None and len(blocks[-1]) > 1 and sum(widths[k] for k in blocks[-1]) + widths[i] > width:
-            blocks.append([0])
+        taken = name + sum(widths[k - 1] + _GAP for k in (*blocks[-1], i))
+        if width is not None and blocks[-1] and taken > width:
+            blocks.append([])
         blocks[-1].append(i)
-    return blocks
+    return name, blocks
 
 
 def flat(row: dict[str, Any]) -> dict[str, Any]:
