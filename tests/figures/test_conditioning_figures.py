@@ -242,6 +242,13 @@ def test_what_cannot_be_drawn_over_depth_is_refused(given, options, says):
         conditioning_by_layer(given, **options)
 
 
+def test_panels_keep_their_width_where_a_line_has_no_value_to_show():
+    found = [conditioning(mlp(4), 2), conditioning(mlp(4), 256)]
+    figure = conditioning_by_layer(found, p=[1.0])
+    FigureCanvasAgg(figure).draw()
+    assert min(ax.get_window_extent().width for ax in figure.axes) > 0.25 * figure.bbox.width
+
+
 LONG = [f"encoder.layers.{i}.self_attention.output_projection_{'ab'[i % 2]}" for i in range(12)]
 CASES = {
     "one layer": lambda **o: conditioning(mlp(1), **o),
@@ -276,6 +283,7 @@ def test_every_case_can_be_drawn_with_its_texts_apart_and_inside(case, draw):
     FigureCanvasAgg(figure).draw()
     for ax in figure.axes:
         assert [(a, b) for a, b in pairwise(beside(ax)) if b.y0 < a.y1 - 2] == []
+        assert ax.get_label() == "<colorbar>" or ax.get_window_extent().width > 0.2 * figure.bbox.width
     for key in figure.legends:
         box = key.get_window_extent()
         assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1

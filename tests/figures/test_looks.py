@@ -72,6 +72,19 @@ def test_numbers_in_full_and_as_powers():
     assert power(5e-7) == r"$5{\times}10^{-7}$"
 
 
+def test_names_that_differ_in_the_middle_alone_stay_apart():
+    blocks = [f"transformer.encoder.layers.{i}.attention.projection.weight" for i in range(3)]
+    assert short_names(blocks) == ["…0…", "…1…", "…2…"]
+    assert len(set(short_names([*blocks, "transformer.head.weight"]))) == 4
+    assert len(set(short_names([*blocks, "head.weight"], longest=18))) == 4
+    mixed = [f"transformer.encoder.layers.{i}.{part}.projection" for i in range(2) for part in ("key", "value")]
+    assert short_names(mixed, longest=20) == ["…0.key…", "…0.value…", "…1.key…", "…1.value…"]
+
+
+def test_condition_numbers_are_labelled_by_their_share_and_matrix():
+    assert look_of("kappa_g_p12.5") == Look(r"$\kappa_{12.5\%}(\Sigma_{\nabla h})$", "log", noisy=True)
+
+
 def test_names_lose_what_they_share_and_keep_both_ends():
     assert short_names(["a.weight", "b.weight"]) == ["a", "b"]
     assert short_names(["a.weight", "b.weight_ih"]) == ["a.weight", "b.weight_ih"]

@@ -82,7 +82,7 @@ def _rows(lines: Sequence[Line], mark: Mark) -> list[tuple[Colour, npt.NDArray[n
 def _row(ax: Axes, colour: Colour, where: npt.NDArray[np.bool_], mark: Mark, y: float) -> None:
     at = np.flatnonzero(where) + 1
     size = float(np.clip(200 / len(where), 2, 4.5))
-    ax.plot(at, np.full(len(at), y), color=colour, linestyle="", marker=mark, markersize=size)
+    ax.plot(at, np.full(len(at), y), color=colour, linestyle="", marker=mark, markersize=size, clip_on=False)
 
 
 def _draw(ax: Axes, line: Line) -> None:
@@ -94,4 +94,6 @@ def _draw(ax: Axes, line: Line) -> None:
     unknown = np.isnan(np.pad(y, 1, constant_values=np.nan))
     alone = unknown[:-2] & unknown[2:]
     marked = ~unknown[1:-1] & ((at % (1 if few else max(count // 12, 1)) == 0) | alone)
-    ax.plot(at[marked], y[marked], color=line.colour, linestyle="", marker=line.marker, markersize=3.5)
+    if marked.any():  # a line without points would stand in the corner of the page, and the layout make room for it
+        x, y = at[marked], y[marked]
+        ax.plot(x, y, color=line.colour, linestyle="", marker=line.marker, markersize=3.5, clip_on=False)

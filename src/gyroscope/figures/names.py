@@ -13,7 +13,7 @@ _LONGEST = 26
 def short_names(names: Sequence[str], *, longest: int = _LONGEST) -> list[str]:
     """Return `names` without a ".weight" that all end in, and with the middle of long ones left out.
 
-    Where that leaves the same of several, what all begin and end with is left out instead.
+    Where that leaves the same of several, what all begin and end with is left out instead, or parts are abbreviated.
 
     >>> short_names(["conv1.weight", "fc.weight"])
     ['conv1', 'fc']
@@ -21,13 +21,18 @@ def short_names(names: Sequence[str], *, longest: int = _LONGEST) -> list[str]:
     ['transforme…on.c_proj']
     >>> short_names([f"transformer.h.{i}.attention.c_proj" for i in (1, 2)], longest=20)
     ['…1…', '…2…']
+    >>> short_names(["transformer.layers.1.attention.c_proj", "transformer.layers.2.attention.c_proj", "lm_head"])
+    ['tran.laye.1.atte.c_pr', 'tran.laye.2.atte.c_pr', 'lm_head']
     """
     if all(name.endswith(".weight") for name in names):
         names = [name.removesuffix(".weight") for name in names]
-    short = [_shortened(name, longest) for name in names]
-    if len(set(short)) == len(set(names)):
-        return short
-    return [_shortened(name, longest) for name in _differing(names)]
+    best = [_shortened(name, longest) for name in names]
+    for other in (_differing, _abbreviated, _initials):
+        if len(set(best)) < len(set(names)):
+            pairs = zip(names, other(names), strict=True)
+            short = [name if len(name) <= longest else _shortened(brief, longest) for name, brief in pairs]
+            best = short if len(set(short)) > len(set(best)) else best
+    return best
 
 
 def spread(count: int, room: int) -> list[int]:
@@ -56,6 +61,14 @@ def _differing(names: Sequence[str]) -> list[str]:
     # Of a name that is all beginning and end, its last part.
     kept = [".".join(parts[begin : max(len(parts) - end, begin + 1)]) for parts in split]
     return [f"{'…' * bool(begin)}{part}{'…' * bool(end)}" for part in kept]
+
+
+def _abbreviated(names: Sequence[str], letters: int = 4) -> list[str]:
+    return [".".join(part[:letters] for part in name.split(".")) for name in names]
+
+
+def _initials(names: Sequence[str]) -> list[str]:
+    return _abbreviated(names, letters=2)
 
 
 def _alike(split: Sequence[Sequence[str]]) -> int:
