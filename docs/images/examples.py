@@ -1,6 +1,6 @@
 """Make the pictures of docs/figures.md: train small networks on 200 digits under `watch`, and draw their runs.
 
-    python docs/images/examples.py [--runs FOLDER]
+    python docs/images/examples.py [--runs FOLDER] [--only NAME ...]
 
 A few minutes on a CPU; writes beside this file. Runs that are in FOLDER already are not trained again.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import nn
@@ -75,6 +76,20 @@ def perceptron(bias: float = 0.0) -> nn.Module:
     return model
 
 
+def deep(*, normal: bool, layers: int = 20, width: int = 64) -> nn.Module:
+    """A perceptron as torch initializes it, with or without batch normalization."""
+    torch.manual_seed(0)
+    parts: list[nn.Module] = [nn.Flatten()]
+    for _ in range(layers - 1):
+        parts += [nn.Linear(64 if len(parts) == 1 else width, width), *([nn.BatchNorm1d(width)] * normal), nn.ReLU()]
+    return nn.Sequential(*parts, nn.Linear(width, 10))
+
+
+def conditioning(model: nn.Module, *, spectra: bool = False) -> gyroscope.conditioning.Conditioning:
+    split = data.digits()
+    return gyroscope.condition(model, F.cross_entropy, (split.x_train, split.y_train), spectra=spectra)
+
+
 RUNS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Optimizer]]] = {
     **{f"Layca 3^{power}": (cnn, layca(3.0**power)) for power in (-5, -4, -3, -2.5, -2, -1.5, -1)},
     "Layca, first layers first": (cnn, layca(3.0**-3, -0.6)),
@@ -87,6 +102,7 @@ RUNS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Optimizer]]
     "residual": (residual, sgd(0.1, 5e-4)),
     "healthy": (perceptron, sgd(0.1)),
     "dying": (lambda: perceptron(-2.0), sgd(0.1)),
+    "normalized": (lambda: deep(normal=True, layers=8), sgd(0.1)),
 }
 
 
@@ -94,7 +110,8 @@ def train(folder: Path, model: nn.Module, make: Callable[[nn.Module], Optimizer]
     split, optimizer = data.digits(), make(model)
     generator = torch.Generator().manual_seed(0)
     scheduler = MultiStepLR(optimizer, [round(0.8 * epochs), round(0.9 * epochs)], gamma=0.2)
-    with gyroscope.watch(model, optimizer, folder, budget=None, neurons=True, detail_every=10) as monitor:
+    watching = gyroscope.watch(model, optimizer, folder, budget=None, neurons=True, detail_every=10, conditioning=5)
+    with watching as monitor:
         for _ in range(epochs):
             model.train()
             for chosen in torch.split(torch.randperm(200, generator=generator), 40):
@@ -116,26 +133,49 @@ def pair(draw: Callable[..., object], left: gyroscope.Run, right: gyroscope.Run,
     return figure
 
 
-def draw(runs: dict[str, gyroscope.Run]) -> dict[str, object]:
-    cnns = [run for name, run in runs.items() if RUNS[name][0] is cnn]
+class Runs(dict[str, gyroscope.Run]):
+    """Runs by name, trained when they are first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def __missing__(self, name: str) -> gyroscope.Run:
+        folder = self.folder / name
+        if not folder.exists():
+            print(name, flush=True)
+            model, make = RUNS[name]
+            train(folder, model(), make)
+        self[name] = gyroscope.load(folder)
+        return self[name]
+
+
+def draw(runs: Runs) -> dict[str, Callable[[], Figure | Axes]]:
     good, bad = ("Layca 3^-2", "layers rotate far"), ("SGD", "layers stay near their start")
     return {
-        "rotation_curves": pair(figures.rotation_curves, runs[good[0]], runs[bad[0]], (good[1], bad[1])),
-        "rotation_heatmap": figures.rotation_heatmap(runs["residual"]),
-        "gradient_heatmap": figures.rotation_heatmap(runs["residual"], quantity="gradient_norm"),
-        "rates": figures.rates(runs["SGD + weight decay"]),
-        "norms": pair(
+        "rotation_curves": lambda: pair(figures.rotation_curves, runs[good[0]], runs[bad[0]], (good[1], bad[1])),
+        "rotation_heatmap": lambda: figures.rotation_heatmap(runs["residual"]),
+        "gradient_heatmap": lambda: figures.rotation_heatmap(runs["residual"], quantity="gradient_norm"),
+        "rates": lambda: figures.rates(runs["SGD + weight decay"]),
+        "norms": lambda: pair(
             lambda run, **on: figures.norms(run, relative=True, **on),
             runs["SGD"],
             runs["SGD + weight decay"],
             ("SGD", "SGD with weight decay"),
         ),
-        "effective_rates": figures.effective_rates(runs["SGD, large rate"]),
-        "moment_percentiles": figures.moment_percentiles(runs["Adam"]),
-        "neurons": pair(figures.neurons, runs["healthy"], runs["dying"], ("biases start at 0", "biases start at −2")),
-        "neurons_rotation": figures.neurons(runs["Layca 3^-2"], "rotation"),
-        "compare": figures.compare(cnns),
-        "dashboard": figures.dashboard(runs["Layca 3^-2"]),
+        "effective_rates": lambda: figures.effective_rates(runs["SGD, large rate"]),
+        "moment_percentiles": lambda: figures.moment_percentiles(runs["Adam"]),
+        "neurons": lambda: pair(
+            figures.neurons, runs["healthy"], runs["dying"], ("biases start at 0", "biases start at −2")
+        ),
+        "neurons_rotation": lambda: figures.neurons(runs["Layca 3^-2"], "rotation"),
+        "compare": lambda: figures.compare([runs[name] for name, (model, _) in RUNS.items() if model is cnn]),
+        "dashboard": lambda: figures.dashboard(runs["Layca 3^-2"]),
+        "conditioning_by_layer": lambda: figures.conditioning_by_layer(
+            {"plain": conditioning(deep(normal=False)), "batch normalization": conditioning(deep(normal=True))}
+        ),
+        "spectra": lambda: figures.spectra(conditioning(deep(normal=False, layers=8), spectra=True)),
+        "conditioning_over_time": lambda: figures.conditioning_over_time(runs["normalized"]),
     }
 
 
@@ -143,18 +183,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs/figures"), help="where runs are kept")
     parser.add_argument("--dpi", type=int, default=90)
+    parser.add_argument("--only", nargs="*", help="the figures to make; all if not given")
     settings = parser.parse_args()
-    runs = {}
-    for name, (model, make) in RUNS.items():
-        folder = settings.runs / name
-        if not folder.exists():
-            print(name, flush=True)
-            train(folder, model(), make)
-        runs[name] = gyroscope.load(folder)
-    for name, figure in draw(runs).items():
-        [path] = figures.save(figure, HERE / f"figure_{name}.png", dpi=settings.dpi)
-        Image.open(path).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
-        print(path, f"{path.stat().st_size / 1000:.0f} kB")
+    for name, make in draw(Runs(settings.runs)).items():
+        if settings.only is None or name in settings.only:
+            [path] = figures.save(make(), HERE / f"figure_{name}.png", dpi=settings.dpi)
+            Image.open(path).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+            print(path, f"{path.stat().st_size / 1000:.0f} kB")
 
 
 if __name__ == "__main__":
