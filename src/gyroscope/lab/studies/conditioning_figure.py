@@ -7,6 +7,7 @@ from math import inf, nan
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 from gyroscope.figures.bars import colours
@@ -34,7 +35,7 @@ def draw(study: Study) -> Figure:
     """
     groups = [panels(study, matrix) for matrix in dict.fromkeys(line.matrix for line in study.lines)]
     columns, rows = _grid(max(map(len, groups)) + 1, len(groups))
-    figure = Figure(figsize=(2.0 * columns + 0.8, 2.1 * rows + 0.9), layout="constrained")
+    figure = Figure(figsize=(2.0 * columns + 0.8, 2.1 * rows + 0.9), layout=ConstrainedLayoutEngine(wspace=0.04))
     axes = np.asarray(figure.subplots(rows, columns, squeeze=False))
     every = [nan if kappa is None else kappa for line in study.lines for kappa in line.kappa]
     for group, part in zip(groups, np.split(axes, len(groups)), strict=True):
@@ -85,18 +86,19 @@ def _known(study: Study, line: Line) -> bool:
 
 def _kappa(ax: Axes, study: Study, lines: list[Line], every: list[float], *, leftmost: bool) -> None:
     share = 100 * np.array(study.p)
-    rows = edged(ax, every, above=len(NETWORKS) if inf in every else 0).above
+    # One row at infinity for each series, the same in every panel.
+    series = sorted({_series(line) for line in study.lines})
+    rows = edged(ax, every, above=len(series) if inf in every else 0).above
     for line in lines:
         kappa = np.array([nan if k is None else k for k in line.kappa])
         colour, dash = _COLOURS[line.network], "--" if line.approximate else "-"
-        drawn = np.where(np.isinf(kappa), nan, kappa)
-        ax.plot(share, drawn, dash, color=colour, linewidth=1.6)
-        if np.isinf(kappa).any():
-            row = rows[list(NETWORKS).index(line.network)]
-            fill = "none" if line.approximate else colour
-            at = share[np.isinf(kappa)]
-            size = 4.5 if line.approximate else 2.5
-            ax.plot(at, np.full(len(at), row), "^", color=colour, markerfacecolor=fill, markersize=size, linestyle="")
+        ax.plot(share, np.where(np.isinf(kappa), nan, kappa), dash, color=colour, linewidth=1.6)
+        at = share[np.isinf(kappa)]
+        if len(at):
+            row, fill = rows[series.index(_series(line))], "none" if line.approximate else colour
+            marks = Line2D(at, np.full(len(at), row), color=colour, marker="^", markerfacecolor=fill, linestyle="")
+            marks.set(markersize=3, markeredgewidth=0.6)
+            ax.add_line(marks)
     ax.set_xlim(0, 103)
     ax.set_xticks([0, 50, 100])
     finish(ax, xlabel="p (%)", ylabel=r"$\kappa_p$" if leftmost else "", title=rf"${lines[0].symbol}$")
@@ -104,6 +106,10 @@ def _kappa(ax: Axes, study: Study, lines: list[Line], every: list[float], *, lef
     ax.tick_params(labelleft=leftmost)
     if leftmost:
         say(ax, "∞", rows)
+
+
+def _series(line: Line) -> tuple[int, bool]:
+    return list(NETWORKS).index(line.network), line.approximate
 
 
 def _legend(figure: Figure, study: Study) -> None:
@@ -127,4 +133,5 @@ def _legend(figure: Figure, study: Study) -> None:
 def _title(study: Study) -> str:
     depth, width = study.model.removeprefix("mlp-").split("x")
     said = f"{study.samples:,} images of {study.data}, 12×12"
-    return f"{study.figure}: {depth} layers of {width} units, {said}, at initialization"
+    figure = study.figure.removeprefix("fig").upper()
+    return f"Figure {figure}: {depth} layers of {width} units, {said}, at initialization"
