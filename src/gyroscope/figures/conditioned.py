@@ -43,10 +43,11 @@ def networks(given: Several, labels: str | Sequence[str] | None, *, most: int) -
     ...
     gyroscope.errors.FigureError: there is no conditioning to draw; give at least one
     """
-    if isinstance(given, Mapping):
-        names, found = list(given), list(given.values())
-    elif hasattr(given, "rows") or not isinstance(given, Iterable):
+    # A conditioning can be iterated over as well.
+    if hasattr(given, "rows") or not isinstance(given, Iterable):
         names, found = [""], [cast(Conditioning, given)]
+    elif isinstance(given, Mapping):
+        names, found = list(given), list(given.values())
     else:
         found = list(given)
         names = [f"network {i}" for i in range(1, len(found) + 1)] if len(found) > 1 else [""]
