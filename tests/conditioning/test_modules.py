@@ -149,14 +149,35 @@ def test_an_output_that_goes_several_ways_has_the_sum_of_their_gradients() -> No
         lambda h: h.mul_(3.0).add_(1.0),
         lambda h: F.leaky_relu(h, 0.1, inplace=True) * 2,
         lambda h: F.dropout(h, 0.0, inplace=True).clamp_(-1, 1),
-        lambda h: h[:, :3].zero_() + h[:, 3:],
+        lambda h: h[..., :3].zero_() + h[..., 3:],
     ],
     ids=["relu", "affine", "leaky", "clamp", "slice"],
 )
-def test_gradients_are_those_of_the_output_before_anything_is_done_to_it_in_place(after: Any) -> None:
-    lin = nn.Linear(5, 6)
+@pytest.mark.parametrize("shape", [(9, 5), (2, 4, 5), (1, 2, 3, 5)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_gradients_are_those_of_the_output_before_anything_is_done_to_it_in_place(
+    after: Any, shape: tuple[int, ...], bias: bool
+) -> None:
+    """The output for [..., d] is a view, and what is done in place to a view is another operation."""
+    lin = nn.Linear(5, 6, bias=bias)
     net = Does(lambda m, x: after(m.lin(x)), lin=lin)
-    with_hooks(net, {"lin.weight": (lin, last, last)}, [drawn(9, 5)])
+    with_hooks(net, {"lin.weight": (lin, last, last)}, [drawn(*shape)])
+
+
+def test_in_place_residuals_after_layers_of_every_kind() -> None:
+    for layer, x, rows in (
+        (nn.Linear(5, 5), drawn(2, 4, 5), (last, last)),
+        (Conv1D(5, 5), drawn(2, 4, 5), (last, last)),
+        (nn.Conv2d(5, 5, 3, padding=1), drawn(2, 5, 4, 3), (positions(2), positions(2))),
+        (nn.Conv1d(5, 5, 3, padding=1), drawn(5, 4), (positions(1), positions(1))),
+        (nn.ConvTranspose1d(5, 5, 1), drawn(5, 4), (positions(1), positions(1))),
+    ):
+        net = Does(lambda m, x: m.layer(x).add_(x).relu_(), layer=layer)
+        with_hooks(net, {"layer.weight": (layer, *rows)}, [x])
+    emb = nn.Embedding(9, 5)
+    with_hooks(
+        Does(lambda m, i: m.emb(i).add_(1).relu_(), emb=emb), {"emb.weight": (emb, one_hot(9), last)}, [tokens(2, 4)]
+    )
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ class Capture:
             except Exception as error:
                 capture._failed(error)
 
-        h.register_hook(arrived)  # type: ignore[no-untyped-call]
+        _on_gradient(h, arrived)
 
     def _failed(self, error: Exception) -> None:
         self.broken = self.broken or error
@@ -196,6 +196,22 @@ class _Hook:
 
     def __reduce__(self) -> tuple[type[_Hook], tuple[None, int, str, str, None]]:
         return _Hook, (None, 0, "", "", None)
+
+
+def _on_gradient(h: Tensor, arrived: Callable[[Tensor], None]) -> None:
+    """Have the gradient at a module's output told, also if something is done to it in place afterwards."""
+    base: Any = h._base if h._is_view() else None
+    if base is None or base.grad_fn is None:
+        h.register_hook(arrived)  # type: ignore[no-untyped-call]
+        return
+    # What is done in place to a view (products of [..., d] give one) takes its node out of the graph, not its base's.
+    output = base.output_nr
+
+    def comes(gradients: tuple[Tensor | None, ...]) -> None:
+        if (g := gradients[output]) is not None:
+            arrived(g)
+
+    base.grad_fn.register_prehook(comes)
 
 
 def _is_kept(weight: Tensor) -> bool:
