@@ -104,6 +104,15 @@ def test_frozen_statistics_give_the_outputs_of_training_mode(options):
     torch.testing.assert_close(frozen(given.x[:1]), batch(given.x)[:1], rtol=1e-9, atol=1e-12)
 
 
+def test_measuring_leaves_the_network_as_it_was():
+    given = small_images(20)
+    model = network("mlp-3x6", given, batch_norm=True, seed=0, choices=Choices(statistics="batch"))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    measure(model, given, Plan("mlp-3x6", layers=(2,), approximate=True), name="bn")
+    assert model.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
 def test_what_statistics_are_matters_with_batch_normalization_only():
     frozen, batch = (fig1(choices=replace(FEW, statistics=statistics)) for statistics in ("frozen", "batch"))
     assert frozen.find("plain") == batch.find("plain")

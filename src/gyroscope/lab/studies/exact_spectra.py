@@ -16,6 +16,7 @@ from gyroscope.conditioning.fisher_parameters import parameters
 from gyroscope.conditioning.fisher_rows import gradient_rows
 from gyroscope.conditioning.fisher_scores import scores_of
 from gyroscope.conditioning.spectra import Spectrum, eigenvalues
+from gyroscope.conditioning.untouched import untouched
 
 Labels = Literal["model", "true"]
 
@@ -35,7 +36,9 @@ def exact_spectra(
     (45, 27, 1)
     """
     size = sum(p.numel() for name, p in model.named_parameters() if name in _weights(model))
-    gradients = len(x) * (model(x[:2]).shape[1] if labels == "model" else 1)
+    with untouched(model), torch.no_grad():
+        classes = model(x[:2]).shape[1]
+    gradients = len(x) * (classes if labels == "model" else 1)
     if gradients < size:
         return _from_gradients(model, x, y, labels, layers, whole)
     only = "*" if whole else layers
