@@ -35,7 +35,7 @@ def exact_spectra(
     >>> found[None].dimension, found["0.weight"].dimension, found[None].rank
     (45, 27, 1)
     """
-    size = sum(p.numel() for name, p in model.named_parameters() if name in _weights(model))
+    size = sum(parameters(model, only="*").sizes)
     with untouched(model), torch.no_grad():
         classes = model(x[:2]).shape[1]
     gradients = len(x) * (classes if labels == "model" else 1)
@@ -45,10 +45,6 @@ def exact_spectra(
     exact = fisher(model, F.cross_entropy, (x, y), labels=labels, blocks=not whole, layers=only)
     spectra: dict[str | None, Spectrum] = {None: exact.spectrum()} if whole else {}
     return spectra | {name: exact.spectrum(name) for name in layers}
-
-
-def _weights(model: nn.Module) -> tuple[str, ...]:
-    return parameters(model, only="*").weights
 
 
 def _from_gradients(
