@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from gyroscope.conditioning.condition import P, check_p
@@ -32,16 +33,17 @@ class Schedule:
     scale: float | Callable[[], float] = 1.0
 
     def __post_init__(self) -> None:
-        fine = self.every == "budget" or (
-            isinstance(self.every, Integral) and not isinstance(self.every, bool) and self.every >= 1
-        )
-        if not fine:
+        every: Any = self.every
+        scale: Any = self.scale
+        if every != "budget":
+            if isinstance(every, bool) or not isinstance(every, Integral) or every < 1:
+                raise ConditioningError(
+                    f'conditioning={every!r} was given; accepted is a number of steps from 1, or "budget".'
+                )
+            object.__setattr__(self, "every", int(every))
+        if not callable(scale) and not (isinstance(scale, Real) and 0 < float(scale) < math.inf):
             raise ConditioningError(
-                f'conditioning={self.every!r} was given; accepted is a number of steps from 1, or "budget".'
-            )
-        if not callable(self.scale) and not (isinstance(self.scale, int | float) and self.scale > 0):
-            raise ConditioningError(
-                f"The scale of the loss is {self.scale!r}; accepted is a number above 0, or a function that gives it."
+                f"The scale of the loss is {scale!r}; accepted is a finite number above 0, or a function that gives it."
             )
         object.__setattr__(self, "p", check_p(self.p))
 

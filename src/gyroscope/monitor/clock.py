@@ -18,6 +18,8 @@ _DETAILS = 0.3
 _OUTLIERS_FROM = 5
 # And to analyses of conditioning, where they go by the budget.
 _ANALYSES = 0.3
+# The second comes so many steps after the first, which says little of the price in a process that has just begun.
+_SECOND = 32
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class Clock:
     def analysed(self, seconds: float) -> None:
         """A step with an analysis of conditioning took so many seconds, training included."""
         self.analyses += 1
-        # The first one, in a process that has just begun, says little.
+        self.total += max(0.0, seconds - self.train) if self.train > 0 else 0.0
         self.analysis = seconds if self.analyses <= 2 else _average(self.analysis, seconds, self.analyses - 1)
 
     @property
@@ -128,6 +130,8 @@ class Clock:
         """The steps between two analyses that keep to their share of the budget; 0 before the price is known."""
         if self.budget is None or self.analyses == 0 or self.steps <= _WARM + _OUTLIERS_FROM or self.train <= 0:
             return 0
+        if self.analyses == 1:
+            return _SECOND
         return max(1, math.ceil(self.analysis_price / (_ANALYSES * self.budget * self.train) - 1e-9))
 
     @property

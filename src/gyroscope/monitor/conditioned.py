@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,9 @@ _FACTORS = {"kappa_x": "Σx", "kappa_g": "Σ∇h", "kappa_f": "Σx ⊗ Σ∇h"}
 class Conditioned:
     """Analyses the layers of one optimizer on the steps it is attached for.
 
-    The gradient at a layer's output is taken for that of the mean loss over all samples between two steps, as it is if
-    the loss is a mean and, with accumulation, divided by the number of parts.
+    The gradient at a layer's output is taken for that of the mean loss over all samples whose gradients the step is
+    taken with, as it is if the loss is a mean and, with accumulation, divided by the number of parts. Samples whose
+    gradients are thrown away do not count: those of a step that a `GradScaler` skips, or that is another optimizer's.
     """
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer], schedule: Schedule, *, shared: bool) -> None:
@@ -52,7 +54,8 @@ class Conditioned:
         self.cost = 0.0
         self._capture = Capture(self.model, layers, patches=schedule.patches)
         self._groups = ranks.groups_of(model) if shared else []
-        self._handle: RemovableHandle | None = None
+        self._handles: list[RemovableHandle] = []
+        self._weights: list[Tensor] = []
         self._found: npt.NDArray[np.float64] | None = None
 
     @property
@@ -73,46 +76,60 @@ class Conditioned:
     @property
     def attached(self) -> bool:
         """Whether hooks are on."""
-        return self._handle is not None
+        return bool(self._handles)
 
     def attach(self) -> None:
         """Put hooks on, to look at one step."""
         if self.error is None:
             self._capture.reset()
-            if self._handle is None:
+            self._weights = self._parameters()  # those that hold the gradients; FSDP2 exchanges them within a pass
+            if not self._handles:
                 self._capture.attach()
-                self._handle = self.model.register_forward_hook(self._ran)
+                self._handles.append(self.model.register_forward_hook(_Hook(self._ran)))
+                for module in {self.model, *(layer.module for layer in self.layers)}:
+                    self._handles.append(module.register_forward_pre_hook(_Hook(self._begins)))
 
     def detach(self) -> None:
         """Take them off."""
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        if self._handles:
+            for handle in self._handles:
+                handle.remove()
+            self._handles = []
             self._capture.detach()
+        self._weights = []
 
-    def analyse(self) -> None:
+    def analyse(self, *, scale: Tensor | None = None) -> str | None:
         """Work out what the passes before this step have shown, with the weights and gradients as they are now.
 
         Ranks of a sharded model do it together. An error is said once and ends the analyses, never the training.
+
+        Args:
+            scale: what the weights' gradients are still multiplied by, where the optimizer is to divide by it.
+
+        Returns:
+            What went wrong, if something did.
         """
         self._found = None
         if self.error is not None:
-            return
+            return None
         try:
-            self._found = self._analysed()
+            self._found = self._analysed(scale)
         except Exception as error:
             self.error = error
             self.detach()
-            _LOG.warning("The conditioning of layers is no longer measured: %s: %s", type(error).__name__, error)
+            problem = f"the conditioning of layers is no longer measured: {type(error).__name__}: {error}"
+            _LOG.warning("%s", problem[0].upper() + problem[1:])
+            return problem
         finally:
             self._capture.reset()
+        return None
 
     def take(self) -> Tensor | None:
         """What was found at this step, [layers, quantities]; None where nothing was."""
         found, self._found = self._found, None
         return None if found is None else torch.from_numpy(found)
 
-    def _analysed(self) -> npt.NDArray[np.float64] | None:
+    def _analysed(self, left: Tensor | None) -> npt.NDArray[np.float64] | None:
         capture, scale = self._capture, self.schedule.scale
         problem: Exception | None = capture.broken
         capture.broken = None
@@ -132,6 +149,8 @@ class Conditioned:
         if not uses:
             return None
         gradients = {i: p.grad.detach() for i, p in enumerate(self._parameters()) if p.grad is not None}
+        if left is not None:
+            gradients = {i: gradient / left.to(gradient.device) for i, gradient in gradients.items()}
         whole = [uses[key] for key in sorted(uses) if uses[key].rows is None]
         entries, _ = solve(whole, self.layers, gradients, {}, p=tuple(self.schedule.p), spectra=False)
         return self._table(entries)
@@ -149,15 +168,44 @@ class Conditioned:
                 table[entry.position] = [np.nan if row[name] is None else row[name] for name in names]
         return table
 
-    def _ran(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self._capture.broken is not None:
+    def _begins(self, module: nn.Module, *_: Any) -> None:
+        """Gradients that are gone when a module is called anew were thrown away, and what was seen goes with them."""
+        if self._ignores() or torch._C._current_autograd_node() is not None:
             return
-        if not listens(self._capture):
+        for use in self._capture.uses.values():
+            mine = module is self.model or self.layers[use.position].module is module
+            weight = self._weights[use.position]
+            if mine and use.g.pending and weight.requires_grad and weight.grad is None:
+                use.x.drop()
+                use.g.drop()
+
+    def _ran(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._ignores():
             return
         try:
             self._capture.find_functional(tensors(output))
         except Exception as error:
             self._capture.broken = error
+
+    def _ignores(self) -> bool:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self._capture.broken is not None:
+            return True
+        return not listens(self._capture)
+
+
+class _Hook:
+    """A hook on a module. It does not keep the analyses alive, and a copy of the model gets one that does nothing."""
+
+    def __init__(self, act: Callable[..., None] | None) -> None:
+        self.act = None if act is None else weakref.WeakMethod(act)
+
+    def __call__(self, *given: Any) -> None:
+        act = None if self.act is None else self.act()
+        if act is not None:
+            act(*given)
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[None]]:
+        return _Hook, (None,)
 
 
 def check(schedule: Schedule | None, budget: float | None) -> None:

@@ -91,8 +91,12 @@ class Loop:
 
     def _analyse(self, track: Track) -> None:
         conditioned = self.details[self.tracks.index(track)].conditioned
-        if track.conditioning and conditioned is not None:
-            conditioned.analyse()
+        if not track.conditioning or conditioned is None:
+            return
+        # A fused optimizer divides by the scale of the loss itself, within the step.
+        problem = conditioned.analyse(scale=getattr(track.optimizer, "grad_scale", None))
+        if problem is not None:
+            self.chronicle.event("error", problem)
 
     def by_hand(self, track: Track) -> None:
         """A step was taken that no hook has seen."""
