@@ -269,6 +269,16 @@ def test_a_loss_may_pick_from_a_tuple_or_a_dict() -> None:
         lin.weight.grad = None
 
 
+def test_what_other_hooks_make_of_an_output_is_not_the_layer_s_output() -> None:
+    lin = nn.Linear(5, 6)
+    net = Does(lambda m, x: m.lin(x), lin=lin)
+    lin.register_forward_hook(lambda module, args, output: (3 * output).tanh())
+    x, tape = drawn(9, 5), Tape()
+    found = gyroscope.condition(net, square, (x, NONE), spectra=True, reduction="mean")
+    tape.backward(square((3 * tape.linear("lin.weight", x, lin.weight, lin.bias)).tanh(), NONE))
+    agree(found, tape)
+
+
 def test_inputs_may_be_keyword_arguments_all_the_way_down() -> None:
     lin = nn.Linear(5, 6)
     net = Does(lambda m, x: m.lin(input=x), lin=lin)
@@ -315,6 +325,11 @@ CONVOLUTIONS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "no-bias": (lambda: nn.Conv2d(3, 4, 3, bias=False), (2, 3, 6, 7)),
     "one-position": (lambda: nn.Conv2d(3, 4, 5), (2, 3, 5, 5)),
     "few-samples": (lambda: nn.Conv2d(20, 30, 3), (1, 20, 4, 3)),
+    "few-dilated": (lambda: nn.Conv2d(8, 4, 3, dilation=(2, 1), stride=(1, 2)), (1, 8, 6, 5)),
+    "few-same": (lambda: nn.Conv2d(8, 4, (4, 3), padding="same", dilation=(1, 2)), (1, 8, 4, 3)),
+    "few-groups": (lambda: nn.Conv1d(8, 4, 5, groups=2, padding=1), (1, 8, 5)),
+    "few-circular": (lambda: nn.Conv2d(8, 4, 3, padding=(1, 2), padding_mode="circular"), (1, 8, 3, 3)),
+    "few-3d": (lambda: nn.Conv3d(4, 3, (2, 3, 2), dilation=(2, 1, 2), padding=(1, 0, 1)), (1, 4, 3, 4, 3)),
     "3d": (lambda: nn.Conv3d(2, 3, (2, 3, 2), padding=(1, 0, 1), stride=(1, 2, 1)), (2, 2, 3, 5, 4)),
     "3d-groups": (lambda: nn.Conv3d(4, 4, 2, groups=2, dilation=(1, 1, 2)), (2, 4, 3, 3, 4)),
 }
@@ -678,6 +693,17 @@ class Renamed(Tape):
 
     def linear(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return self.tape.linear(f"cell.{name}", x, weight, bias)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_networks_in_float32_are_not_hidden_in_fused_kernels(kind: Any) -> None:
+    net = kind(4, 5, batch_first=True).double()
+    x = drawn(3, 4, 4)
+    double = gyroscope.condition(net, square, (x, NONE), reduction="mean")
+    single = gyroscope.condition(net.float(), square, (x.float(), NONE), reduction="mean")
+    for a, b in zip(double.entries, single.entries, strict=True):
+        assert (b.layer, b.samples) == (a.layer, a.samples)
+        assert (b.lambda_x, b.lambda_g) == pytest.approx((a.lambda_x, a.lambda_g), rel=1e-4)
 
 
 def test_a_recurrent_network_runs_fused_again_afterwards() -> None:
