@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gyroscope.conditioning import lanczos, squaring
+from gyroscope.conditioning import krylov, lanczos, squaring
 
 # Matrices are stacked up to this many elements at a time: half a gigabyte in float64.
 _STACK = 2**26
@@ -39,8 +39,8 @@ def eigenvalues(matrices: Sequence[Tensor]) -> list[Tensor]:
 def largest(matrices: Sequence[Tensor]) -> Tensor:
     """λmax of symmetric positive semidefinite matrices [d, d], as [n] in float64 on the device of the first.
 
-    For large matrices it is found by Lanczos iteration, to a relative 1e-6 or better, and by decomposition where that
-    converges slowly; on a GPU for those of middling size by squaring, to the same accuracy.
+    For large matrices it is found in a Krylov space, to a relative 1e-6 or better: a small one at first, then by Lanczos
+    iteration, and by decomposition where that converges slowly too. On a GPU, for those of middling size, by squaring.
 
     >>> largest([torch.eye(3), torch.tensor([[2.0, 1.0], [1.0, 2.0]])])
     tensor([1., 3.], dtype=torch.float64)
@@ -56,9 +56,12 @@ def largest(matrices: Sequence[Tensor]) -> Tensor:
         if first.device.type == "cuda" and len(first) <= _SQUARED:
             found.update(zip(indices, squaring.top(stack) * scale[:, 0], strict=True))
             continue
-        value, reached = lanczos.top(stack, residual=_RESIDUAL)
+        value, reached = krylov.top(stack, residual=_RESIDUAL)
+        slow = [row for row, good in enumerate(reached.tolist()) if not good]
+        if slow:
+            value[slow], again = lanczos.top(stack[slow], residual=_RESIDUAL)
+            left += [indices[row] for row, good in zip(slow, again.tolist(), strict=True) if not good]
         found.update(zip(indices, value * scale[:, 0], strict=True))
-        left += [i for i, good in zip(indices, reached.tolist(), strict=True) if not good]
     decomposed = eigenvalues([matrices[i] for i in left])
     found.update((i, v[0] if len(v) else v.new_zeros(())) for i, v in zip(left, decomposed, strict=True))
     if not found:

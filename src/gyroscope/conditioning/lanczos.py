@@ -28,7 +28,7 @@ def top(stack: Tensor, *, residual: float) -> tuple[Tensor, Tensor]:
     b, d, _ = stack.shape
     held = min(_BASIS, d)
     q = stack.new_zeros(b, held + 1, d)
-    q[:, 0] = _start(d).to(stack)
+    q[:, 0] = start(d).to(stack)
     h = stack.new_zeros(b, held, held)
     noise = 4 * d * torch.finfo(stack.dtype).eps
     known = 0
@@ -55,7 +55,7 @@ def top(stack: Tensor, *, residual: float) -> tuple[Tensor, Tensor]:
     return theta, reached
 
 
-def _start(d: int) -> Tensor:
+def start(d: int) -> Tensor:
     """A direction that no layer's matrix has reason to avoid, and the same at every call: random, of a fixed seed."""
     drawn = torch.randn(d, dtype=torch.float64, generator=torch.Generator().manual_seed(0x6C7972))
     return torch.nn.functional.normalize(drawn, dim=0)
