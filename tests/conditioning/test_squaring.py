@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from tests.conditioning.devices import DEVICES
 
 from gyroscope.conditioning.squaring import top
-from tests.conditioning.devices import DEVICES
 
 SPECTRA = {
     "a ramp": torch.linspace(0, 1, 96),

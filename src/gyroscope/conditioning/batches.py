@@ -33,14 +33,14 @@ def batches(given: Any, device: torch.device) -> Iterator[Batch]:
     >>> len(list(batches((x, y), x.device))), len(list(batches([(x, y), (x, y)], x.device)))
     (1, 2)
     """
-    if _is_pair(given):
+    if is_pair(given):
         yield _batch(given, device)
         return
     if isinstance(given, Tensor | Mapping | str) or not isinstance(given, Iterable):
         raise ConditioningError(f"The batch is a {type(given).__name__}; {_ACCEPTED}.")
     empty = True
     for one in _of(given):
-        if not _is_pair(one):
+        if not is_pair(one):
             raise ConditioningError(f"A batch is a {type(one).__name__}; {_ACCEPTED}.")
         empty = False
         yield _batch(one, device)
@@ -58,7 +58,7 @@ def _of(given: Iterable[Any]) -> Iterator[Any]:
         ) from error
 
 
-def _is_pair(given: Any) -> bool:
+def is_pair(given: Any) -> bool:
     """Whether this is (inputs, targets) and not a list of two batches."""
     if not isinstance(given, tuple | list) or len(given) != 2:
         return False

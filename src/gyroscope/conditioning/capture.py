@@ -9,6 +9,7 @@ no activation outlives the pass.
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -33,10 +34,22 @@ class Capture:
         model: the model.
         layers: the layers to look at.
         patches: whether convolutions are read by their patches.
+        complete: told of a use as soon as all its samples have been read, in an only batch; its factors may be let go
+            of there. `scale` is to be right by then.
     """
 
-    def __init__(self, model: nn.Module, layers: Sequence[Layer], *, patches: bool = False) -> None:
-        self.model, self.layers, self.patches = model, tuple(layers), patches
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[Layer],
+        *,
+        patches: bool = False,
+        complete: Callable[[Use], None] | None = None,
+    ) -> None:
+        self.model, self.layers, self.patches, self.complete = model, tuple(layers), patches, complete
+        self.scale = 1.0
+        self.waits = False  # whether gradients that come by are not those of the loss yet
+        self._looking = False
         self.broken: Exception | None = None
         self._handles: list[RemovableHandle] = []
         self._refused: dict[int, str] = {}
@@ -47,7 +60,6 @@ class Capture:
         """Forget what was seen."""
         self.uses: dict[tuple[int, str], Use] = {}
         self.reasons: dict[int, str] = dict(self._refused)
-        self._shown: set[int] = set()
         self._claimed = set()
 
     def attach(self) -> None:
@@ -55,7 +67,9 @@ class Capture:
         if self._handles:
             return
         by_parameter = {id(layer.parameter): i for i, layer in enumerate(self.layers)}
-        by_module = {(id(layer.module), layer.attribute): i for i, layer in enumerate(self.layers)}
+        by_module: defaultdict[int, list[int]] = defaultdict(list)
+        for i, layer in enumerate(self.layers):
+            by_module[id(layer.module)].append(i)
         for name, module in self.model.named_modules():
             for position in _own(module, by_parameter, by_module):
                 self._put(module, position, name)
@@ -66,12 +80,22 @@ class Capture:
             handle.remove()
         self._handles = []
 
+    def forget(self) -> None:
+        """Forget the open batch, which has to be gone through again."""
+        for use in self.uses.values():
+            use.x.drop()
+            use.g.drop()
+            use.calls = use.arrived = 0
+        self._claimed = set()
+
     def close(self, scale: float = 1.0) -> None:
         """A batch has been through both passes, with the gradient of `scale` times the mean loss.
 
         The samples of Σ∇h are the R gradients of the mean loss at the output, times R.
         """
         for use in self.uses.values():
+            if use.done:
+                continue
             if use.why_not is not None:
                 use.x, use.g = Factor(), Factor()
             elif use.g.pending == 0:
@@ -81,14 +105,12 @@ class Capture:
             else:
                 use.x.close()
                 use.g.close(use.g.pending / scale)
-            use.calls = 0
+            use.calls = use.arrived = 0
         self._claimed = set()
 
     def find_functional(self, roots: Iterable[Tensor]) -> None:
         """Hook on to the uses of weights that no module call has shown, in the graph that leads to `roots`."""
-        unseen = [i for i in range(len(self.layers)) if i not in self._shown and i not in self._refused]
-        tied = [i for i, layer in enumerate(self.layers) if layer.kind == "embedding"]
-        wanted = {id(self.layers[i].parameter): i for i in {*unseen, *tied}}
+        wanted = {id(layer.parameter): i for i, layer in enumerate(self.layers) if i not in self._refused}
         if not wanted:
             return
         for found in sorted(graph.find(roots, wanted, self._claimed), key=lambda one: one.transposed):
@@ -100,7 +122,16 @@ class Capture:
             name = f"{layer.name} (as {found.kind})" if kind != layer.kind == "embedding" else layer.name
             self._claimed.add(found.node)
             use = self._use(found.position, kind, name, rows=found.rows, transposed=found.transposed)
-            graph.hook(found, use, patches=self.patches, failed=self._failed)
+            use.early = False
+            # What a checkpoint recomputes for this shows itself to the modules' hooks as well.
+            self._looking = True
+            try:
+                graph.hook(found, use, patches=self.patches, wanted=self._wants, failed=self._failed)
+            finally:
+                self._looking = False
+
+    def _wants(self, use: Use) -> bool:
+        return not self.waits and not use.done
 
     def _put(self, module: nn.Module, position: int, name: str) -> None:
         layer = self.layers[position]
@@ -127,7 +158,6 @@ class Capture:
         return self.uses[key]
 
     def _ran(self, position: int, kind: str, name: str, how: Reader, x: Tensor, h: Tensor) -> None:
-        self._shown.add(position)
         use = self._use(position, kind, name)
         why_not = unreadable(x) or unreadable(h)
         if why_not is not None:
@@ -142,7 +172,9 @@ class Capture:
         # is not kept, because the weight is frozen, it was converted (autocast) or it is to be recomputed, it is read
         # at once.
         kept = _is_kept(self.layers[position].parameter) and (x.dtype is h.dtype or not x.is_floating_point())
-        later = kept or torch._C._current_autograd_node() is not None
+        again = torch._C._current_autograd_node() is not None
+        later = kept or again
+        use.early = use.early and not again
         if not later:
             how.x(use.x, x)
         keep, version = (x, x._version) if later else (None, 0)
@@ -150,7 +182,7 @@ class Capture:
 
         def arrived(g: Tensor) -> None:
             capture = me()
-            if capture is None or capture.broken is not None or use.why_not is not None:
+            if capture is None or capture.waits or capture.broken is not None or use.why_not is not None:
                 return
             if keep is not None and keep._version != version:
                 # The graph has a copy of its own, such as a padded or a contiguous one.
@@ -161,10 +193,19 @@ class Capture:
                     if keep is not None:
                         how.x(use.x, keep)
                     how.g(use.g, g.detach())
+                    use.arrived += 1
+                    capture._perhaps_complete(use)
             except Exception as error:
                 capture._failed(error)
 
         _on_gradient(h, arrived)
+
+    def _perhaps_complete(self, use: Use) -> None:
+        if self.complete is not None and use.early and use.arrived == use.calls and not use.done:
+            use.x.close()
+            use.g.close(use.g.pending / self.scale)
+            use.done = True
+            self.complete(use)
 
     def _failed(self, error: Exception) -> None:
         self.broken = self.broken or error
@@ -183,7 +224,7 @@ class _Hook:
         capture = self.capture()
         if capture is None or capture.broken is not None or self.how is None or not torch.is_grad_enabled():
             return
-        if not listens(capture):
+        if capture._looking or not listens(capture):
             return
         given = tensors((args, kwargs))
         if not given or not isinstance(output, Tensor) or not output.requires_grad:
@@ -219,11 +260,10 @@ def _is_kept(weight: Tensor) -> bool:
     return weight.requires_grad and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
 
 
-def _own(module: nn.Module, by_parameter: dict[int, int], by_module: dict[tuple[int, str], int]) -> list[int]:
+def _own(module: nn.Module, by_parameter: dict[int, int], by_module: dict[int, list[int]]) -> list[int]:
     """The layers whose weight a module multiplies by: its own, or one that it shares."""
-    found = [i for (owner, _), i in by_module.items() if owner == id(module)]
-    if found:
-        return found
+    if id(module) in by_module:
+        return by_module[id(module)]
     tied = by_parameter.get(id(getattr(module, "weight", None)))
     return [] if tied is None else [tied]
 

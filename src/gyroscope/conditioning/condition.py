@@ -12,14 +12,15 @@ from torch import Tensor, nn
 
 from gyroscope.alone import alone
 from gyroscope.conditioning import ranks
-from gyroscope.conditioning.batches import Batch, batches
+from gyroscope.conditioning.batches import Batch, batches, is_pair
 from gyroscope.conditioning.capture import Capture
 from gyroscope.conditioning.labels import sample_targets
 from gyroscope.conditioning.losses import Loss, Reduction, check_reduction, mean_loss
 from gyroscope.conditioning.result import Conditioning
 from gyroscope.conditioning.solve import solve
+from gyroscope.conditioning.spectrometer import Spectrometer
 from gyroscope.conditioning.untouched import requiring_gradients, untouched, without_gradients
-from gyroscope.conditioning.uses import tensors
+from gyroscope.conditioning.uses import Use, in_order, tensors
 from gyroscope.errors import ConditioningError, GyroscopeError
 from gyroscope.layer import Layer
 from gyroscope.layer import layers as find_layers
@@ -97,7 +98,14 @@ def condition(
             f"labels is {labels!r}; accepted are 'true', 'sampled' or a function (output, generator) → targets."
         )
     groups = ranks.groups_of(model) if isinstance(group, str) else [] if group is None else [group]
-    pass_ = _Pass(model, chosen, loss, labels, reduction=reduction, patches=patches, seed=seed)
+    spectrometer = None
+    if not groups and is_pair(
+        batch
+    ):  # no further samples will come: factors can be decomposed as soon as they are read
+        spectrometer = Spectrometer(full=bool(shares) or spectra)
+    pass_ = _Pass(
+        model, chosen, loss, labels, reduction=reduction, patches=patches, seed=seed, spectrometer=spectrometer
+    )
     problem: Exception | None = None
     try:
         pass_.run(batch)
@@ -116,10 +124,14 @@ def check_p(p: Any) -> tuple[float, ...]:
     >>> check_p([0.5, 1])
     (0.5, 1.0)
     """
-    given = [p] if isinstance(p, Real) else list(p)
+    accepted = "accepted are shares of the dimension in (0, 1], such as 0.5"
+    try:
+        given = [p] if isinstance(p, Real) else list(p)
+    except TypeError:
+        raise ConditioningError(f"p is {p!r}; {accepted}.") from None
     for one in given:
         if isinstance(one, bool) or not isinstance(one, Real) or not 0 < float(one) <= 1:
-            raise ConditioningError(f"p holds {one!r}; accepted are shares of the dimension in (0, 1], such as 0.5.")
+            raise ConditioningError(f"p holds {one!r}; {accepted}.")
     return tuple(float(one) for one in given)
 
 
@@ -136,6 +148,7 @@ class _Pass:
         reduction: Reduction,
         patches: bool,
         seed: int,
+        spectrometer: Spectrometer | None,
     ) -> None:
         from gyroscope.conditioning.units import Units
         from gyroscope.monitor.activations import unavailable
@@ -144,7 +157,12 @@ class _Pass:
         self.device = layers[0].parameter.device
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.sharded = any_sharded(self.model.parameters())
-        self.capture = Capture(self.model, layers, patches=patches)
+        self.spectrometer = spectrometer
+        self.capture = Capture(
+            self.model, layers, patches=patches, complete=None if spectrometer is None else self._complete
+        )
+        self.capture.waits = True
+        self.reentrant = False
         self.probe = None if unavailable(self.model) else Units(self.model, layers)
         self.gradients: dict[int, Tensor] = {}
         self.notes: dict[str, None] = {}
@@ -170,6 +188,11 @@ class _Pass:
             for batch in batches(given, self.device):
                 self._batch(batch)
 
+    def _complete(self, use: Use) -> None:
+        assert self.spectrometer is not None
+        self.spectrometer.take(use.x)
+        self.spectrometer.take(use.g)
+
     def _batch(self, batch: Batch) -> None:
         try:
             output = self.model(*batch.args, **batch.kwargs)
@@ -183,15 +206,21 @@ class _Pass:
         if note is not None:
             self.notes[note] = None
         self.capture.find_functional([value])
-        n = _samples(output)
+        n = _samples(output, target)
+        if n == 0:
+            raise ConditioningError("A batch is empty: the model's output has no rows.")
         # Gradients of the mean over many samples may be too small for half precision: that of their sum is not.
-        scale = float(n) if value.dtype is not torch.float16 else float(min(n, 2**15))
-        for i, gradient in self._backward(value, scale).items():
-            # The mean over all batches, as it goes.
-            share = n / (self.samples + n)
-            self.gradients[i] = gradient / scale if not self.samples else torch.lerp(
-                self.gradients.get(i, torch.zeros_like(gradient)), gradient / scale, share
-            )  # fmt: skip
+        self.capture.scale = scale = float(n) if value.dtype is not torch.float16 else float(min(n, 2**15))
+        found = self._backward(value, scale)
+        if found is None:
+            if self.spectrometer is None:
+                self.capture.forget()
+            else:  # some of the factors have been given away
+                self.spectrometer = None
+                self.capture.reset()
+            self._batch(batch)
+            return
+        self._add(found, n, scale)
         if self.capture.broken is not None:
             broken = self.capture.broken
             raise ConditioningError(f"A layer could not be read: {type(broken).__name__}: {broken}") from broken
@@ -199,6 +228,15 @@ class _Pass:
         self.total += float(value.detach()) * n
         self.samples += n
         self.batches += 1
+
+    def _add(self, found: dict[int, Tensor], n: int, scale: float) -> None:
+        """The mean over all batches, as it goes; a layer that a batch does not use has a gradient of zero there."""
+        share = n / (self.samples + n)
+        dense = [g if g.layout is torch.strided else g.to_dense() for g in found.values()]
+        wide = [g.float() if g.dtype in (torch.float16, torch.bfloat16) else g for g in dense]
+        parts = dict(zip(found, torch._foreach_mul(wide, share / scale) if wide else (), strict=True))
+        held = {i: g * (1 - share) for i, g in self.gradients.items()}
+        self.gradients = held | {i: held[i] + part if i in held else part for i, part in parts.items()}
 
     def _target(self, output: Any, target: Any) -> Any:
         if self.labels == "true":
@@ -223,20 +261,33 @@ class _Pass:
                 "computed under no_grad?"
             )
         if not torch.isfinite(value):
-            raise ConditioningError(f"The loss is {float(value)}: its gradients say nothing about the layers.")
+            raise ConditioningError(f"The loss is {float(value.detach())}: its gradients say nothing about the layers.")
         return value, note
 
-    def _backward(self, value: Tensor, scale: float) -> dict[int, Tensor]:
-        """The gradient of `scale` times the loss at each layer's weight."""
+    def _backward(self, value: Tensor, scale: float) -> dict[int, Tensor] | None:
+        """The gradient of `scale` times the loss at each layer's weight; None if the passes are to be taken again."""
         parameters = [layer.parameter for layer in self.layers]
         seed = torch.full_like(value, scale)
-        if not self.sharded:
-            # Not `backward`: it would add to `.grad`, and run what optimizers hang on to the accumulation.
-            found = torch.autograd.grad(value, parameters, seed, allow_unused=True)
-            return {i: gradient for i, gradient in enumerate(found) if gradient is not None}
-        with without_gradients(self.model):
-            torch.autograd.backward(value, seed)
-            return {i: p.grad.detach() for i, p in enumerate(parameters) if p.grad is not None}
+        self.capture.waits = False
+        try:
+            if not self.sharded and not self.reentrant:
+                # Not `backward`: it would add to `.grad`, and run what optimizers hang on to the accumulation.
+                found = torch.autograd.grad(value, parameters, seed, allow_unused=True)
+                return {i: gradient for i, gradient in enumerate(found) if gradient is not None}
+            with without_gradients(self.model):
+                torch.autograd.backward(value, seed)
+                return {i: p.grad.detach() for i, p in enumerate(parameters) if p.grad is not None}
+        except Exception as error:
+            if not self.reentrant and _has_reentrant_checkpoint(value):
+                # Only a whole `backward` goes through such a checkpoint. What was read until there is read again.
+                self.reentrant, self.capture.complete = True, None
+                return None
+            raise ConditioningError(
+                f"The backward pass failed with {type(error).__name__}: {error}. All layers' weights require gradients "
+                "here, also those that are frozen."
+            ) from error
+        finally:
+            self.capture.waits = True
 
     def result(self, groups: list[Any], *, p: tuple[float, ...], spectra: bool) -> Conditioning:
         """The numbers; all ranks ask for them together."""
@@ -250,8 +301,10 @@ class _Pass:
                     self.gradients = ranks.mean_gradients(
                         self.gradients, self.samples, len(self.layers), groups, weights
                     )
-            ordered = [uses[key] for key in sorted(uses)]
-            entries, untreated = solve(ordered, self.layers, self.gradients, units, p=p, spectra=spectra)
+            ordered = in_order(uses)
+            entries, untreated = solve(
+                ordered, self.layers, self.gradients, units, p=p, spectra=spectra, spectrometer=self.spectrometer
+            )
         seen = {use.position for use in ordered}
         missing = {
             layer.name: self.capture.reasons.get(i, "it was not used, or not where it could be seen")
@@ -314,7 +367,22 @@ def _show_recurrences(model: nn.Module, device: torch.device, stack: ExitStack) 
             torch._C._set_mkldnn_enabled(False)
 
 
-def _samples(output: Any) -> int:
-    """How many samples a batch has, from the output's first dimension."""
+def _has_reentrant_checkpoint(value: Tensor) -> bool:
+    seen: set[Any] = set()
+    stack: list[Any] = [value.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in seen:
+            if node.name() == "CheckpointFunctionBackward":
+                return True
+            seen.add(node)
+            stack += [after for after, _ in node.next_functions]
+    return False
+
+
+def _samples(output: Any, target: Any) -> int:
+    """How many samples a batch has: as many as there are labels, or as the output's first dimension says."""
+    if isinstance(target, Tensor) and target.dim() > 0 and not target.is_floating_point():
+        return target.numel()
     first = next((one for one in tensors(output) if one.dim() > 0), None)
     return 1 if first is None else int(first.shape[0])

@@ -39,8 +39,9 @@ def eigenvalues(matrices: Sequence[Tensor]) -> list[Tensor]:
 def largest(matrices: Sequence[Tensor]) -> Tensor:
     """λmax of symmetric positive semidefinite matrices [d, d], as [n] in float64 on the device of the first.
 
-    For large matrices it is found in a Krylov space, to a relative 1e-6 or better: a small one at first, then by Lanczos
-    iteration, and by decomposition where that converges slowly too. On a GPU, for those of middling size, by squaring.
+    For large matrices it is found in a Krylov space, to a relative 1e-6 or better: a small one at first, then by
+    Lanczos iteration, and by decomposition where that converges slowly too. On a GPU, for those of middling size, it is
+    found by squaring.
 
     >>> largest([torch.eye(3), torch.tensor([[2.0, 1.0], [1.0, 2.0]])])
     tensor([1., 3.], dtype=torch.float64)

@@ -49,12 +49,7 @@ def add_gram_(out: Tensor, a: Tensor) -> Tensor:
         return out
     at_once = max(1, _AT_ONCE * a.shape[1] // a.numel())
     for start in range(0, a.shape[1], at_once):
-        part = a[:, start : start + at_once]
-        if part.dim() > 2:
-            # The copy that the conversion makes is laid out for the product; channels that lie last stay last.
-            last = part.stride(0) == 1
-            part = part.to(out.dtype, memory_format=torch.preserve_format if last else torch.contiguous_format)
-        part = part.to(out.dtype).flatten(1)
+        part = _converted(a[:, start : start + at_once], out.dtype).flatten(1)
         if d <= _BLOCK:
             out.addmm_(part, part.T)
         else:
@@ -63,9 +58,39 @@ def add_gram_(out: Tensor, a: Tensor) -> Tensor:
     return out
 
 
+def gram(a: Tensor) -> Tensor:
+    """AAᵀ, upper triangle at least, in the accumulators' dtype."""
+    dtype = accumulated_in(a.device)
+    if a.shape[0] <= _BLOCK and 0 < a.numel() <= _AT_ONCE:
+        part = _converted(a, dtype).flatten(1)
+        return part @ part.T
+    return add_gram_(torch.zeros(a.shape[0], a.shape[0], dtype=dtype, device=a.device), a)
+
+
 def upper(matrix: Tensor) -> Tensor:
-    """The symmetric matrix with this upper triangle."""
+    """The symmetric matrix with this upper triangle.
+
+    >>> upper(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))
+    tensor([[1., 2.],
+            [2., 3.]])
+    """
     return matrix.triu().add_(matrix.triu(1).T)
+
+
+def _mirror_(matrix: Tensor) -> Tensor:
+    """The blocks below the diagonal from those above it, where they were left out."""
+    for top in range(0, len(matrix), _BLOCK):
+        end = top + _BLOCK
+        matrix[end:, top:end] = matrix[top:end, end:].T
+    return matrix
+
+
+def _converted(a: Tensor, dtype: torch.dtype) -> Tensor:
+    """In another dtype, as a copy that is laid out for products; channels that lie last stay last."""
+    if a.dim() == 2:
+        return a.to(dtype)
+    last = a.stride(0) == 1
+    return a.to(dtype, memory_format=torch.preserve_format if last else torch.contiguous_format)
 
 
 @dataclass
@@ -97,6 +122,7 @@ class Factor:
     _held: list[tuple[Tensor, float]] = field(default_factory=list)
     _held_open: list[Tensor] = field(default_factory=list)
     _total: Tensor | None = None
+    _times: float = 1.0  # what the total is still to be multiplied by
     _open: Tensor | None = None
 
     def add(self, a: Tensor, *, samples: int | None = None) -> None:
@@ -106,7 +132,7 @@ class Factor:
             # A copy: the tensor may be written to before the pass is over, such as an input buffer that is filled anew.
             self._held_open.append(a.reshape(a.shape[0], -1).clone())
             return
-        add_gram_(self._opened(a.device), a)
+        self._open = gram(a) if self._open is None else add_gram_(self._open, a)
 
     def add_gram(self, matrix: Tensor, *, samples: int, like: Tensor) -> None:
         """Add AAᵀ that was formed elsewhere, from samples of the dtype of `like`."""
@@ -133,8 +159,10 @@ class Factor:
         self._held += [(a, weight) for a in self._held_open]
         self._held_open = []
         if self._open is not None:
-            opened = self._open.mul_(weight**2) if weight != 1.0 else self._open
-            self._total = opened if self._total is None else self._total.add_(opened)
+            if self._total is None:
+                self._total, self._times = self._open, weight**2
+            else:
+                self._total = self._settled().add_(self._open, alpha=weight**2)
             self._open = None
         self.samples += self.pending
         self.pending = 0
@@ -149,11 +177,26 @@ class Factor:
         A vector with its eigenvalues where samples are one-hot.
         """
         if self._total is not None:
-            return self._total / self.samples if self.diagonal else upper(self._total).div_(self.samples)
+            total = self._settled()
+            return total / self.samples if self.diagonal else upper(total).div_(self.samples)
         a = self.kept()
-        if a.shape[0] <= a.shape[1]:
-            return upper(add_gram_(a.new_zeros(a.shape[0], a.shape[0]), a)) / self.samples
-        return upper(add_gram_(a.new_zeros(a.shape[1], a.shape[1]), a.T)) / self.samples
+        return upper(gram(a if a.shape[0] <= a.shape[1] else a.T)).div_(self.samples)
+
+    def take(self) -> tuple[Tensor, float]:
+        """What `mean` gives, as a matrix and a number to multiply by, at the least cost; it is let go of here."""
+        if self._total is None:
+            a = self.kept()
+            found, times = gram(a if a.shape[0] <= a.shape[1] else a.T), 1.0
+        else:
+            found, times = self._total, self._times
+        self.release()
+        return found if self.diagonal else _mirror_(found), times / self.samples
+
+    @property
+    def bytes(self) -> int:
+        """How much memory it holds on to."""
+        held = [self._total, self._open, *self._held_open, *(a for a, _ in self._held)]
+        return sum(a.numel() * a.element_size() for a in held if a is not None)
 
     @property
     def side(self) -> int:
@@ -173,12 +216,18 @@ class Factor:
     def matrix(self) -> Tensor:
         """Σ aaᵀ itself as [d, d], or the counts; whatever was held becomes that."""
         self._spill()
+        return self._settled()
+
+    def _settled(self) -> Tensor:
         assert self._total is not None
+        if self._times != 1.0:
+            self._total.mul_(self._times)
+            self._times = 1.0
         return self._total
 
     def replace(self, total: Tensor, samples: int) -> None:
         """Another sum over so many samples, such as that over all ranks."""
-        self._held, self._total, self.samples = [], total, samples
+        self._held, self._total, self._times, self.samples = [], total, 1.0, samples
         self.dimension = total.shape[0]
 
     def replace_samples(self, a: Tensor) -> None:
@@ -206,19 +255,11 @@ class Factor:
     def _note(self, like: Tensor) -> None:
         self.eps = max(self.eps, torch.finfo(like.dtype).eps)
 
-    def _opened(self, device: torch.device) -> Tensor:
-        if self._open is None:
-            d = self.dimension
-            self._open = torch.zeros(d, d, dtype=accumulated_in(device), device=device)
-        return self._open
-
     def _spill(self) -> None:
         """Turn samples into the matrix they make."""
         for a, weight in self._held:
-            if self._total is None:
-                d = self.dimension
-                self._total = torch.zeros(d, d, dtype=accumulated_in(a.device), device=a.device)
-            add_gram_(self._total, a.to(self._total.dtype) * weight)
+            a = a.to(accumulated_in(a.device)) * weight
+            self._total = gram(a) if self._total is None else add_gram_(self._settled(), a)
         for a in self._held_open:
-            add_gram_(self._opened(a.device), a)
+            self._open = gram(a) if self._open is None else add_gram_(self._open, a)
         self._held, self._held_open = [], []

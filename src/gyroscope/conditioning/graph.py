@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -66,17 +67,21 @@ def find(roots: Iterable[Tensor], wanted: dict[int, int], claimed: set[Any]) -> 
     return found
 
 
-def hook(found: Found, use: Use, *, patches: bool, failed: Callable[[Exception], None]) -> None:
-    """Add the samples of a use when its gradient comes by."""
+def hook(
+    found: Found, use: Use, *, patches: bool, wanted: Callable[[Use], bool], failed: Callable[[Exception], None]
+) -> None:
+    """Add the samples of a use when its gradient comes by, if it is that of the loss."""
     use.calls += 1
     how = _reader(found, patches=patches)
+    # Now: within the backward pass, what a checkpoint recomputes can be had once only, and the node itself wants it.
+    kept = [getattr(found.node, f"_saved_{found.how[0]}")]
 
     def arrived(gradients: tuple[Tensor | None, ...]) -> None:
         g = gradients[0]
-        if g is None:
+        if g is None or not kept or not wanted(use):
             return
         try:
-            x = getattr(found.node, f"_saved_{found.how[0]}")
+            x = kept.pop()
             with torch.no_grad(), torch._C._DisableAutocast():
                 how.x(use.x, x.detach())
                 how.g(use.g, g.detach())
@@ -87,7 +92,12 @@ def hook(found: Found, use: Use, *, patches: bool, failed: Callable[[Exception],
 
 
 def _name(node: Any) -> str:
-    return str(node.name()).rstrip("0123456789")
+    return _name_of(node.__class__)
+
+
+@cache
+def _name_of(kind: Any) -> str:
+    return str(kind.__name__).rstrip("0123456789")
 
 
 def _maker(top: Any) -> list[Any]:

@@ -1,7 +1,7 @@
 """The largest eigenvalue of large symmetric matrices from a Krylov space in a basis of Chebyshev polynomials.
 
-One product with the matrix is one kernel, and there is nothing between two of them: no orthogonalisation, no norm. So it
-takes a fraction of the kernels of Lanczos iteration, which goes on where this has not reached the eigenvalue.
+One product with the matrix is one kernel, and there is little between two of them: no orthogonalisation, no norm. So
+it takes a fraction of the kernels of Lanczos iteration, which goes on where this has not reached the eigenvalue.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from gyroscope.conditioning.lanczos import start
 
 # Products with the matrix. What is reached with these is what a large gap gives, as covariances have one.
 _DEGREE = 32
-# Further products with the vector that was found: squares in PᵀP leave it half of the digits, a few powers give them back.
+# Further products with the vector that was found: squares in PᵀP leave it half of its digits, powers give them back.
 _POLISH = 8
 
 
 def top(stack: Tensor, *, residual: float) -> tuple[Tensor, Tensor]:
     """λmax of positive semidefinite matrices [b, d, d], and whether it was reached, both [b].
 
-    With C = 2A/f − 1, f = ‖A‖_F ≥ λmax, the vectors p_0 = q, p_1 = Cq, p_{k+1} = 2C p_k − p_{k−1} span the same space as
-    q, Aq, A²q, ... and stay apart. With P their columns, θ is the largest eigenvalue of PᵀAP y = θ PᵀP y, where PᵀAP
+    With C = 2A/f − 1, f = ‖A‖_F ≥ λmax, the vectors p_0 = q, p_1 = Cq, p_{k+1} = 2C p_k − p_{k−1} span the same space
+    as q, Aq, A²q, ... and stay apart. With P their columns, θ is the largest eigenvalue of PᵀAP y = θ PᵀP y, where PᵀAP
     follows from PᵀP by the recurrence. It is reached when ‖Av − θv‖ ≤ residual·θ for v = Py of length 1.
 
     >>> value, reached = top(torch.diag(torch.tensor([3.0, 1.0, 0.5], dtype=torch.float64))[None], residual=1e-8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +12,9 @@ import torch
 from torch import Tensor
 
 from gyroscope.conditioning.domination import shorter_grams
-from gyroscope.conditioning.factors import Factor
 from gyroscope.conditioning.result import Kappas, LayerConditioning, Spectra
-from gyroscope.conditioning.spectra import Spectrum, eigenvalues, largest, product_at, spectra_of
+from gyroscope.conditioning.spectra import product_at
+from gyroscope.conditioning.spectrometer import Spectrometer
 from gyroscope.conditioning.uses import Use
 from gyroscope.layer import Layer
 from gyroscope.vectors import dots
@@ -32,6 +31,7 @@ def solve(
     *,
     p: tuple[float, ...],
     spectra: bool,
+    spectrometer: Spectrometer | None = None,
 ) -> tuple[list[LayerConditioning], dict[str, str]]:
     """The numbers of each use of a layer, and the uses whose numbers would not be finite.
 
@@ -42,12 +42,19 @@ def solve(
         units: by layer the shares of dying and of full units.
         p: which κ_p; none means that λmax is all that is wanted.
         spectra: whether the spectra are kept.
+        spectrometer: one that has some of the factors already.
     """
+    if not uses:
+        return [], {}
     full = bool(p) or spectra
+    spectrometer = spectrometer or Spectrometer(full=full)
+    for use in uses:
+        if not use.done:
+            spectrometer.take(use.x)
+            spectrometer.take(use.g)
     pairs = _Weights.of(uses, layers, gradients)
-    both, tops = _spectra([factor for use in uses for factor in (use.x, use.g)], pairs.grams, full=full)
-    x, g = both[::2], both[1::2]
-    weights = pairs.norms(tops)
+    weights = pairs.norms(spectrometer.finish(pairs.grams))
+    x, g = [spectrometer[use.x] for use in uses], [spectrometer[use.g] for use in uses]
     finite = [bool(np.isfinite([a.largest, b.largest]).all()) for a, b in zip(x, g, strict=True)]
     strange = {
         use.name: f"its {'input' if not np.isfinite(a.largest) else 'output gradient'} is not finite"
@@ -89,54 +96,6 @@ def solve(
             )
         )
     return found, strange
-
-
-def tolerance(factor: Factor, dtype: torch.dtype) -> float:
-    """Below which share of λmax an eigenvalue counts as zero.
-
-    Rounding of samples to a dtype of epsilon ε moves singular values by about ε σmax, eigenvalues of the mean outer
-    product by its square; adding up outer products of dimension d moves them by d times the accumulators' epsilon.
-
-    >>> tolerance(Factor(dimension=4, eps=2.0**-23), torch.float64) == (4 * 2.0**-23) ** 2
-    True
-    """
-    return max(factor.dimension * torch.finfo(dtype).eps, (4 * factor.eps) ** 2)
-
-
-def _spectra(factors: Sequence[Factor], others: Sequence[Tensor], *, full: bool) -> tuple[list[Spectrum], Tensor]:
-    """The spectra of factors, which are let go of size by size, and λmax of other matrices.
-
-    Unless they are wanted in `full`, spectra have λmax alone in them.
-    """
-    values: dict[int, Tensor] = {}
-    tops: dict[int, Tensor] = {}
-    tolerances: dict[int, float] = {}
-    sizes: defaultdict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    for i, factor in enumerate(factors):
-        sizes[0 if factor.diagonal else factor.side][0].append(i)
-    for i, matrix in enumerate(others):
-        sizes[len(matrix)][1].append(i)
-    for size, (members, beside) in sizes.items():
-        means = [_released(factors[i]) for i in members]
-        tolerances |= {i: tolerance(factors[i], mean.dtype) for i, mean in zip(members, means, strict=True)}
-        if size == 0:  # one-hot samples: the eigenvalues themselves
-            values |= {i: mean if full else mean.amax()[None] for i, mean in zip(members, means, strict=True)}
-            continue
-        if full:
-            values |= zip(members, eigenvalues(means), strict=True)
-            means = []
-        found = largest([*means, *(others[i] for i in beside)])
-        values |= zip(members if means else (), found[:, None], strict=False)
-        tops |= zip(beside, found[len(means) :], strict=True)
-    order = range(len(factors))
-    spectra = spectra_of([values[i] for i in order], [f.dimension for f in factors], [tolerances[i] for i in order])
-    return spectra, torch.stack([tops[i].to(tops[0].device) for i in range(len(others))])
-
-
-def _released(factor: Factor) -> Tensor:
-    mean = factor.mean()
-    factor.release()
-    return mean
 
 
 def _kappas(top: float, at: Array, p: tuple[float, ...]) -> Kappas:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from gyroscope.layer import Layer
 from gyroscope.monitor.activations import ActivationProbe
 from gyroscope.monitor.modules import Layout
+
+Extremes = tuple[Tensor, Tensor]  # of each unit, the smallest and the largest activation above the threshold
 
 
 class Units(ActivationProbe):
@@ -30,7 +33,7 @@ class Units(ActivationProbe):
     """
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer]) -> None:
-        self._extremes: list[dict[int, Tensor]] = []
+        self._extremes: list[dict[int, Extremes]] = []
         super().__init__(model, layers, rank=0)
 
     def reset(self) -> None:
@@ -45,15 +48,16 @@ class Units(ActivationProbe):
         else:
             x = x.movedim(axis, -1).reshape(-1, x.shape[axis])
         low, high = torch.aminmax(x, dim=0)
-        # Both to be made larger by further samples.
-        return torch.stack([threshold - low, high - threshold])
+        return (low, high) if threshold == 0 else (low - threshold, high - threshold)
 
     def _count(self, found: Any) -> None:
         self._sources[found.layer].add(found.source)
         if found.seen is not None:
-            maps = self._extremes[found.layer]
-            size = found.seen.shape[1]
-            maps[size] = found.seen if size not in maps else torch.maximum(maps[size], found.seen)
+            maps, (low, high) = self._extremes[found.layer], found.seen
+            if len(low) in maps:
+                before = maps[len(low)]
+                low, high = torch.minimum(before[0], low), torch.maximum(before[1], high)
+            maps[len(low)] = low, high
 
     def gather(self, groups: Sequence[Any]) -> None:
         """The same over all ranks; called by all together."""
@@ -66,20 +70,25 @@ class Units(ActivationProbe):
                 # Units are told apart by their positions: ranks with images of other sizes have other units.
                 if all(one[i] == mine[i] for one in told):
                     for size in mine[i]:
-                        dist.all_reduce(maps[size], op=dist.ReduceOp.MAX, group=group)
+                        dist.all_reduce(maps[size][0], op=dist.ReduceOp.MIN, group=group)
+                        dist.all_reduce(maps[size][1], op=dist.ReduceOp.MAX, group=group)
 
     def shares(self) -> dict[int, tuple[float, float]]:
         """By layer the shares of its units that are dying and full; those of layers that were seen."""
         self._settle()
         seen = [(i, extremes) for i, maps in enumerate(self._extremes) for extremes in maps.values()]
-        if not seen:
-            return {}
-        device = seen[0][1].device
-        # Full: the smallest is above the threshold. Alive: the largest is.
-        counts = torch.stack([torch.stack([(e[0] < 0).sum(), (e[1] > 0).sum()]).to(device) for _, e in seen]).tolist()
-        totals: dict[int, tuple[int, int, int]] = {}
-        for (i, extremes), (full_here, alive) in zip(seen, counts, strict=True):
-            n, dying, full = totals.get(i, (0, 0, 0))
-            size = extremes.shape[1]
-            totals[i] = n + size, dying + size - alive, full + full_here
-        return {i: (dying / n, full / n) for i, (n, dying, full) in totals.items()}
+        found: dict[int, list[int]] = {}
+        by_device: defaultdict[torch.device, list[tuple[int, Extremes]]] = defaultdict(list)
+        for i, extremes in seen:
+            by_device[extremes[0].device].append((i, extremes))
+        for some in by_device.values():
+            # Full: the smallest is above the threshold. Alive: the largest is. All units cross to the host together.
+            low = torch.cat([low for _, (low, _) in some])
+            high = torch.cat([high for _, (_, high) in some])
+            full, alive = torch.stack([low > 0, high > 0]).cpu().numpy()
+            at = 0
+            for i, (units, _) in some:
+                here, at = slice(at, at + len(units)), at + len(units)
+                counts = (len(units), int(alive[here].sum()), int(full[here].sum()))
+                found[i] = [a + b for a, b in zip(found.get(i, [0, 0, 0]), counts, strict=True)]
+        return {i: (1 - alive / n, full / n) for i, (n, alive, full) in found.items()}

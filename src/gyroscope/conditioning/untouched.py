@@ -27,7 +27,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     >>> net.running_mean, int(net.num_batches_tracked)
     (tensor([0., 0.]), 0)
     """
-    modules = list(model.modules())
+    modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
     _refuse_open_sums(modules)
     registered = [dict(module._buffers) for module in modules]
     # Such as the weight that `torch.nn.utils.spectral_norm` computes anew in every pass, with the graph it came from.

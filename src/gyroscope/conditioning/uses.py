@@ -29,6 +29,9 @@ class Use:
         position: of the layer among those that are looked at.
         x, g: the factors Σx and Σ∇h.
         calls: how often the weight was applied, in the open batch.
+        arrived: how many gradients have come by, of these.
+        early: whether that tells when all of them have.
+        done: whether its factors are complete, and have been given away.
         why_not: why it cannot be treated, if so.
     """
 
@@ -39,7 +42,20 @@ class Use:
     x: Factor = field(default_factory=Factor)
     g: Factor = field(default_factory=Factor)
     calls: int = 0
+    arrived: int = 0
+    early: bool = True
+    done: bool = False
     why_not: str | None = None
+
+
+def in_order(uses: dict[tuple[int, str], Use]) -> list[Use]:
+    """Layer by layer, and the parts of a weight by their rows."""
+
+    def place(key: tuple[int, str]) -> tuple[int, int, str]:
+        rows = uses[key].rows
+        return key[0], 0 if rows is None else rows.start, key[1]
+
+    return [uses[key] for key in sorted(uses, key=place)]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from gyroscope.conditioning.condition import bare
 from gyroscope.conditioning.result import LayerConditioning, flat, percent, quantity
 from gyroscope.conditioning.schedule import Schedule
 from gyroscope.conditioning.solve import solve
-from gyroscope.conditioning.uses import tensors
+from gyroscope.conditioning.uses import in_order, tensors
 from gyroscope.errors import ConditioningError
 from gyroscope.layer import Layer
 from gyroscope.store.record import QuantityInfo
@@ -151,7 +151,7 @@ class Conditioned:
         gradients = {i: p.grad.detach() for i, p in enumerate(self._parameters()) if p.grad is not None}
         if left is not None:
             gradients = {i: gradient / left.to(gradient.device) for i, gradient in gradients.items()}
-        whole = [uses[key] for key in sorted(uses) if uses[key].rows is None]
+        whole = [use for use in in_order(uses) if use.rows is None]
         entries, _ = solve(whole, self.layers, gradients, {}, p=tuple(self.schedule.p), spectra=False)
         return self._table(entries)
 

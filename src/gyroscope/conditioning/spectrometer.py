@@ -1,0 +1,102 @@
+"""Factors in, spectra out: matrices of a size are decomposed together, and no more are held than need be."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gyroscope.conditioning.eigen import eigenvalues, largest
+from gyroscope.conditioning.factors import Factor
+from gyroscope.conditioning.spectra import Spectrum, spectra_of
+
+# Factors that wait to be decomposed hold at most so many bytes; small ones wait for each other, large ones do not.
+_WAITING = 2**26
+
+
+class Spectrometer:
+    """Finds the spectra of factors, or λmax of each alone, some of them before the rest is there.
+
+    >>> factor = Factor()
+    >>> factor.add(torch.tensor([[3.0, 0.0], [0.0, 1.0]])); factor.close()
+    >>> spectrometer = Spectrometer(full=True)
+    >>> spectrometer.take(factor)
+    >>> _ = spectrometer.finish()
+    >>> spectrometer[factor].values
+    array([4.5, 0.5])
+    """
+
+    def __init__(self, *, full: bool) -> None:
+        self.full = full
+        self._waiting: list[Factor] = []
+        self._bytes = 0
+        self._found: list[tuple[Factor, Tensor, float, float]] = []
+        self._spectra: dict[int, Spectrum] = {}
+
+    def take(self, factor: Factor) -> None:
+        """A factor is complete: what it holds may be let go of."""
+        self._waiting.append(factor)
+        self._bytes += factor.bytes
+        if self._bytes > _WAITING:
+            self._decompose([])
+
+    def finish(self, others: Sequence[Tensor] = ()) -> Tensor:
+        """Bring the spectra of all factors to the host; also λmax of other matrices."""
+        tops = self._decompose(others)
+        spectra = spectra_of(
+            [values for _, values, _, _ in self._found],
+            [factor.dimension for factor, _, _, _ in self._found],
+            [zero for _, _, _, zero in self._found],
+        )
+        for (factor, _, times, _), spectrum in zip(self._found, spectra, strict=True):
+            self._spectra[id(factor)] = Spectrum(spectrum.values * times, spectrum.dimension)
+        return tops
+
+    def __getitem__(self, factor: Factor) -> Spectrum:
+        return self._spectra[id(factor)]
+
+    def __contains__(self, factor: Factor) -> bool:
+        return id(factor) in {id(one) for one, _, _, _ in self._found} | {id(one) for one in self._waiting}
+
+    def _decompose(self, others: Sequence[Tensor]) -> Tensor:
+        """Decompose what is waiting, size by size, with λmax of other matrices along the way."""
+        sizes: defaultdict[int, tuple[list[Factor], list[int]]] = defaultdict(lambda: ([], []))
+        for factor in self._waiting:
+            sizes[0 if factor.diagonal else factor.side][0].append(factor)
+        for i, matrix in enumerate(others):
+            sizes[len(matrix)][1].append(i)
+        self._waiting, self._bytes = [], 0
+        tops: dict[int, Tensor] = {}
+        for size, (factors, beside) in sizes.items():
+            taken = [factor.take() for factor in factors]
+            matrices = [matrix for matrix, _ in taken]
+            values: Sequence[Tensor]
+            if size == 0 and factors:  # one-hot samples: the eigenvalues themselves
+                values = [matrix if self.full else matrix.amax()[None] for matrix in matrices]
+            elif self.full:
+                values = eigenvalues(matrices)
+                tops |= zip(beside, largest([others[i] for i in beside]), strict=True)
+            else:
+                both = largest([*matrices, *(others[i] for i in beside)])
+                values = list(both[: len(matrices), None])
+                tops |= zip(beside, both[len(matrices) :], strict=True)
+            for factor, (matrix, times), found in zip(factors, taken, values, strict=True):
+                self._found.append((factor, found, times, zero_below(factor, matrix.dtype)))
+        if not tops:
+            return torch.zeros(0, dtype=torch.float64)
+        return torch.stack([tops[i].to(tops[0].device) for i in range(len(others))])
+
+
+def zero_below(factor: Factor, dtype: torch.dtype) -> float:
+    """Below which share of λmax an eigenvalue counts as zero.
+
+    Rounding of samples to a dtype of epsilon ε moves singular values by about ε σmax, eigenvalues of the mean outer
+    product by its square. Adding up R outer products of dimension d moves them by the accumulators' epsilon, times d or
+    a fraction of R, whichever is more.
+
+    >>> zero_below(Factor(dimension=4, samples=8, eps=2.0**-23), torch.float64) == (4 * 2.0**-23) ** 2
+    True
+    """
+    return max(max(factor.dimension, factor.samples / 8) * torch.finfo(dtype).eps, (4 * factor.eps) ** 2)
