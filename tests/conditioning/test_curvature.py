@@ -178,6 +178,20 @@ def test_a_matrix_of_zeros_has_zero(size: int) -> None:
     assert top_eigenvalue(log, F.nll_loss, (x, Y)) > 0
 
 
+def test_log_probabilities_have_the_largest_probability_as_their_top_eigenvalue() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.log = nn.Parameter(normal(30).log_softmax(0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.log.expand(len(x), 30)
+
+    model = Table()
+    largest = float(model.log.detach().double().exp().max())
+    assert exactly(model, F.nll_loss, (normal(N, 1), Y)) == pytest.approx(largest, rel=1e-8)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_low_precision_networks_are_run_in_float32(dtype: torch.dtype) -> None:
     model, x = seeded(mlp).to(dtype), normal(N, 4).to(dtype)

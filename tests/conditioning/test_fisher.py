@@ -101,6 +101,45 @@ def test_the_fisher_matrix_is_gauss_newton_over_the_labels_a_mean_is_taken_of(na
     assert torch.allclose(found.matrix, newton / AVERAGED[name], rtol=1e-9, atol=1e-14)
 
 
+class Table(nn.Module):
+    """Log-probabilities as parameters: they are normalised where they are, and nothing keeps them so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = nn.Parameter(normal(3).log_softmax(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.log.expand(len(x), 3)
+
+
+def test_log_probabilities_have_the_probabilities_as_their_fisher_matrix() -> None:
+    model = Table()
+    expected = torch.diag(model.log.detach().double().exp())
+    found = fisher(model, F.nll_loss, (normal(N, 1), Y))
+    assert torch.allclose(found.matrix, expected, atol=1e-14)
+
+
+@pytest.mark.parametrize("labels", ["model", "true"])
+def test_one_value_a_position_is_a_mean_over_them(labels: Any) -> None:
+    model, x = seeded(lambda: nn.Sequential(mlp(6), nn.Unflatten(1, (3, 2)))), normal(N, 4)
+    y = torch.randint(3, (N, 2), generator=generator())
+    mean, none = (
+        fisher(model, nn.CrossEntropyLoss(reduction=reduction), (x, y), labels=labels).matrix
+        for reduction in ("mean", "none")
+    )
+    assert torch.allclose(none, mean, rtol=1e-10, atol=1e-18)
+
+
+def test_power_iterations_of_spectral_norm_start_where_they_stand_in_every_pass() -> None:
+    model, x = seeded(lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)))), normal(N, 4)
+    net, x64, parameters = literal(model, x)
+    expected = oracle.fisher(net, F.cross_entropy, x64, parameters, oracle.classes)
+    before = everything(model)
+    found = fisher(model, F.cross_entropy, (x, Y))
+    assert_same(model, before)
+    assert torch.allclose(found.matrix, expected, rtol=1e-9, atol=1e-15)
+
+
 def test_equation_1_the_hessian_of_linear_regression_is_twice_the_second_moment_of_the_input() -> None:
     # The text drops the factor 2 of the derivative of a square.
     model, x = seeded(lambda: nn.Linear(4, 3, bias=False)), normal(N, 4)
@@ -343,18 +382,29 @@ def test_what_a_module_remembers_of_its_last_pass_is_not_ours() -> None:
     assert model.last is last
 
 
-class CentredByHand(nn.Module):
+class Centre(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.weight = nn.Parameter(torch.ones(5))
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        return self.last(torch.tanh(h - h.mean(0)))
+        return self.weight * (x - x.mean(0))
 
 
-def test_batch_statistics_are_found_out_whoever_takes_them() -> None:
-    model, x = seeded(CentredByHand), normal(N, 4)
+class CentredByHand(nn.Module):
+    def __init__(self, norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 5), norm or Centre(), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.norm(self.first(x))))
+
+
+@pytest.mark.parametrize("gain", [1.0, 0.0])
+@pytest.mark.parametrize("make", [CentredByHand, lambda: CentredByHand(nn.BatchNorm1d(5))], ids=["own", "torch"])
+def test_batch_statistics_are_found_out_whoever_takes_them(make: Callable[[], nn.Module], gain: float) -> None:
+    model, x = seeded(make), normal(N, 4)
+    nn.init.constant_(model.norm.weight, gain)  # behind a gain of zero the output does not depend on the batch
     net, x64, parameters = literal(model, x)
     expected = oracle.second_moment(net, F.cross_entropy, x64, Y, parameters)
     found = fisher(model, F.cross_entropy, (x, Y), labels="true")
@@ -486,7 +536,8 @@ def test_wrapped_networks_are_those_inside() -> None:
     for wrapped in (torch.compile(model, backend="eager"), nn.DataParallel(model)):
         found = fisher(wrapped, F.cross_entropy, (x, Y))
         assert found.parameters == expected.parameters
-        assert torch.equal(found.matrix, expected.matrix)
+        # A data-parallel wrapper may have moved the network to a GPU.
+        assert torch.allclose(found.matrix.cpu(), expected.matrix, rtol=1e-12, atol=1e-18)
 
 
 def test_parametrized_weights_go_by_the_name_of_the_layer() -> None:

@@ -73,6 +73,12 @@ def test_classes_of_probability_zero_are_never_drawn() -> None:
     assert set(drawn.tolist()) == {1, 3}
 
 
+def test_not_even_zero_draws_a_class_of_probability_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "rand", lambda shape, **options: torch.zeros(shape, dtype=options["dtype"]))
+    logits = torch.tensor([[-torch.inf, 0.0, 0.0]])
+    assert sample_targets(F.cross_entropy, logits, generator=generator()).item() == 1
+
+
 def test_one_unbatched_output_has_one_class() -> None:
     y = sample_targets(F.cross_entropy, torch.tensor([0.0, 100.0, 0.0]), generator=generator())
     assert y.shape == ()
@@ -150,6 +156,7 @@ def test_a_loss_is_known_in_all_its_forms(loss: object) -> None:
 
 def test_settings_are_read_through_partials() -> None:
     inner = functools.partial(F.cross_entropy, ignore_index=7, reduction="sum")
+    inner.note = "a partial with an attribute stays one inside another"
     q = distribution(functools.partial(inner, reduction="mean"), torch.zeros(2, 3))
     assert (q.ignore_index, q.reduction) == (7, "mean")
 

@@ -115,11 +115,9 @@ def borrowed(model: nn.Module) -> Iterator[None]:
 
     Inside, everything runs uncompiled, in the dtype it is given, with attention that can be differentiated twice.
     """
-    fastpath = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
         stack.enter_context(untouched(model))
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.inference_mode(False))  # which also enables gradients
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         for kind in {"cpu", *(p.device.type for p in model.parameters())} - {"meta"}:
@@ -130,11 +128,7 @@ def borrowed(model: nn.Module) -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         # vmap says so where it takes samples one after another: slower, but right.
         warnings.filterwarnings("ignore", message="There is a performance drop")
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fastpath)
+        yield
 
 
 def first_output(f: Network) -> Tensor:
@@ -171,19 +165,24 @@ def first_output(f: Network) -> Tensor:
 
 
 def independent(f: Network, output: Tensor) -> bool:
-    """Whether the output for a sample depends on that sample alone, as it does not under batch statistics."""
+    """Whether the output for a sample depends on that sample alone, as it does not under batch statistics.
+
+    It is asked away from θ as well: behind a gain of zero, only gradients see the batch.
+    """
     for module in f.model.modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             return False
     if len(output) == 1:
         return True
+    draw = torch.Generator().manual_seed(0)
+    near = {name: p + 0.01 * torch.randn(p.shape, generator=draw).to(p) for name, p in f.theta.items()}
     try:
         with torch.no_grad():
-            alone = f.part(len(output), slice(0, 1))(f.theta)
+            among, alone = f(near), f.part(len(output), slice(0, 1))(near)
     except (RuntimeError, ValueError, IndexError):
         return False
-    close = torch.finfo(output.dtype).eps ** 0.5 * output.abs().max()
-    return alone.shape == output[:1].shape and bool((alone - output[:1]).abs().max() <= close)
+    close = torch.finfo(output.dtype).eps ** 0.5 * among.abs().max()
+    return alone.shape == output[:1].shape and bool((alone - among[:1]).abs().max() <= close)
 
 
 def part(batch: Batch, samples: int, which: slice) -> Batch:
