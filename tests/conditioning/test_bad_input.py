@@ -81,6 +81,10 @@ def test_layers_are_layers_or_patterns(chosen: Any) -> None:
     refused("gyroscope.layers(model)", "glob patterns", layers=chosen)
 
 
+def test_layers_of_another_model_are_refused() -> None:
+    refused("None of the 2 layers could be treated", "0.weight", layers=gyroscope.layers(mlp()))
+
+
 def test_layers_are_chosen_by_pattern_layer_and_list() -> None:
     model = mlp()
     found = gyroscope.layers(model)
@@ -133,6 +137,8 @@ LOSSES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "complex numbers": (lambda o, t: (o + 1j).mean(), ("torch.complex64", "real tensor")),
     "no values": (lambda o, t: o[:0].sum(1), ("no values",)),
     "no gradient": (lambda o, t: o.detach().mean(), ("no gradient", "detached")),
+    "not a number": (lambda o, t: o.mean() * float("nan"), ("The loss is nan",)),
+    "infinite": (lambda o, t: o.mean() * -float("inf"), ("The loss is -inf",)),
     "a constant": (lambda o, t: torch.tensor(1.0), ("no gradient",)),
     "one argument": (lambda o: o.mean(), ("TypeError", "loss(output, target)")),
     "an error": (lambda o, t: {}["key"], ("KeyError", "loss(output, target)")),
@@ -298,8 +304,11 @@ def test_a_target_may_be_anything_the_loss_takes() -> None:
         assert rows == expected
 
 
-def test_an_empty_batch_is_refused_whatever_the_reduction() -> None:
-    refused("no values", batch=(X[:0], Y[:0]), loss=nn.CrossEntropyLoss(reduction="none"))
+@pytest.mark.parametrize(("reduction", "said"), [("mean", "nan"), ("sum", "nan"), ("none", "no values")])
+def test_an_empty_batch_is_refused_whatever_the_reduction(reduction: str, said: str) -> None:
+    loss = nn.CrossEntropyLoss(reduction=reduction)
+    refused(said, batch=(X[:0], Y[:0]), loss=loss)
+    refused(said, batch=[(X, Y), (X[:0], Y[:0])], loss=loss)
 
 
 def test_sparse_inputs_are_taken() -> None:

@@ -361,10 +361,11 @@ def test_frozen_models_stay_frozen_and_are_analysed() -> None:
     assert_same(before, everything(model))
 
 
-def test_nothing_is_kept_alive() -> None:
-    model, given = mlp(), pair()
+@pytest.mark.parametrize("make", [mlp, Everything])
+def test_nothing_is_kept_alive(make: Callable[[], nn.Module]) -> None:
+    model, given = make(), pair() if make is mlp else batch()
     found = gyroscope.condition(model, loss, given, spectra=True)
-    alive = weakref.ref(model), weakref.ref(model[0].weight), weakref.ref(given[0])
+    alive = weakref.ref(model), weakref.ref(next(model.parameters())), weakref.ref(given[0])
     del model, given
     gc.collect()
     assert [ref() for ref in alive] == [None, None, None]
@@ -409,17 +410,18 @@ def test_compiled_models_stay_compiled_and_have_the_same_numbers(inside: bool) -
         assert one["domination"] == other["domination"]
 
 
-def test_checkpointed_models_have_the_same_numbers() -> None:
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_models_have_the_same_numbers(reentrant: bool) -> None:
     class Checkpointed(nn.Module):
         def __init__(self, body: nn.Sequential) -> None:
             super().__init__()
             self.body = body
 
         def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(self.body, x, use_reentrant=False)
+            return checkpoint(self.body[1:], self.body[0](x), use_reentrant=reentrant)
 
     plain = mlp()
-    model = Checkpointed(copy.deepcopy(plain))
+    model = with_gradients(Checkpointed(copy.deepcopy(plain)))
     before = everything(model)
     rows = gyroscope.condition(model, F.cross_entropy, pair()).rows()
     assert_same(before, everything(model))
@@ -429,6 +431,7 @@ def test_checkpointed_models_have_the_same_numbers() -> None:
         assert one["lambda_f"] == pytest.approx(other["lambda_f"], rel=1e-6)
         assert one["samples"] == other["samples"]
         assert (one["dying"], one["full"]) == (other["dying"], other["full"])
+        assert one["domination"] == pytest.approx(other["domination"], rel=1e-6)
 
 
 def trained(folder: Any, between: bool) -> gyroscope.Run:
@@ -464,6 +467,7 @@ def test_an_analysis_in_the_middle_of_a_watched_training_disturbs_nothing_that_i
 
 
 def test_errors_are_of_our_own_type_and_say_where() -> None:
-    for where, said in (("in the forward pass", "forward pass"), ("in the loss", "loss")):
+    said_where = {"in the forward pass": "forward pass", "in the loss": "loss", "in the backward pass": "backward pass"}
+    for where, said in said_where.items():
         with pytest.raises(ConditioningError, match=said):
             gyroscope.condition(Everything(), *FAILURES[where])

@@ -623,14 +623,16 @@ def reachable(model: nn.Module, name: str) -> bool:
     return False
 
 
-def test_nothing_keeps_the_model_alive_after_close(tmp_path: Path) -> None:
-    model = mlp()
+@pytest.mark.parametrize("make", [mlp, Attends])
+def test_nothing_keeps_the_model_alive_after_close(tmp_path: Path, make: Callable[[], nn.Module]) -> None:
+    model = make()
     optimizer = sgd(model)
     monitor = gyroscope.watch(model, optimizer, tmp_path / "run", conditioning=1, **ALWAYS)
     for i in range(2):
-        step(model, optimizer, *batch(i))
+        x, y = batch(i)
+        step(model, optimizer, x if make is mlp else y[:, None].expand(-1, 4), y)
     monitor.close()
-    alive = weakref.ref(model), weakref.ref(optimizer), weakref.ref(model[0].weight)
+    alive = weakref.ref(model), weakref.ref(optimizer), weakref.ref(next(model.parameters()))
     del model, optimizer, monitor
     gc.collect()
     assert [ref() for ref in alive] == [None, None, None]
