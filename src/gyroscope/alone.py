@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 
-_OWNER: ContextVar[tuple[object, ...] | None] = ContextVar("gyroscope_alone", default=None)
+# Not a context variable: the threads of a backward pass, where checkpoints run modules again, would not have it.
+_OWNERS: list[tuple[object, ...]] = []
 
 
 @contextmanager
@@ -17,11 +17,11 @@ def alone(*owners: object) -> Iterator[None]:
     ...     listens("one"), listens("three")
     (True, False)
     """
-    token = _OWNER.set(owners)
+    _OWNERS.append(owners)
     try:
         yield
     finally:
-        _OWNER.reset(token)
+        _OWNERS.remove(owners)
 
 
 def listens(who: object) -> bool:
@@ -30,5 +30,4 @@ def listens(who: object) -> bool:
     >>> listens("anybody")
     True
     """
-    owners = _OWNER.get()
-    return owners is None or any(who is one for one in owners)
+    return not _OWNERS or any(who is one for one in _OWNERS[-1])

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Literal, get_args
 
@@ -301,9 +302,15 @@ def _refuse_flat(layer: Layer, flat: bool) -> None:
         )
 
 
-def _ancestry(thing: object) -> list[str]:
+def _ancestry(thing: object) -> tuple[str, ...]:
     """The names of a thing's classes: they tell what it is without importing what it comes from."""
-    return [cls.__name__ for cls in type(thing).__mro__]
+    kind: Any = type(thing)
+    return _names_of(kind)
+
+
+@lru_cache(maxsize=1024)
+def _names_of(kind: Any) -> tuple[str, ...]:
+    return tuple(cls.__name__ for cls in kind.__mro__)
 
 
 def _wrapped(module: nn.Module) -> str | None:

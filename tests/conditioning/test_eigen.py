@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gyroscope.conditioning import eigen, lanczos
+from gyroscope.conditioning import eigen, krylov, lanczos
 from gyroscope.conditioning.eigen import eigenvalues, largest
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -183,3 +183,21 @@ def test_matrices_that_belong_to_a_graph_are_taken_as_numbers() -> None:
     matrix = covariance(D, D).requires_grad_()
     assert not eigenvalues([matrix])[0].requires_grad
     assert not largest([matrix]).requires_grad
+
+
+@pytest.mark.parametrize("squarings", [0, 3])
+@pytest.mark.parametrize("decay", [0.5, 0.9, 0.99])
+def test_a_krylov_space_reaches_what_it_says_it_has(squarings: int, decay: float) -> None:
+    matrix = with_spectrum(decay ** torch.arange(D, dtype=F64))
+    value, reached = krylov.top(matrix[None], residual=1e-8, squarings=squarings)
+    assert value.item() == pytest.approx(1, rel=1e-6) or not reached
+    assert reached or decay > 0.5 + 0.45 * (squarings > 0)
+
+
+def test_matrices_are_overwritten_only_where_they_are_owned() -> None:
+    matrix = covariance(40, 60)
+    before = matrix.clone()
+    assert largest([matrix]).item() == pytest.approx(oracle(before), rel=1e-12)
+    assert eigenvalues([matrix])[0][0].item() == pytest.approx(oracle(before), rel=1e-12)
+    assert torch.equal(matrix, before)
+    assert largest([matrix], owned=True).item() == pytest.approx(oracle(before), rel=1e-12)

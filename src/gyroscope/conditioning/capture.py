@@ -80,14 +80,6 @@ class Capture:
             handle.remove()
         self._handles = []
 
-    def forget(self) -> None:
-        """Forget the open batch, which has to be gone through again."""
-        for use in self.uses.values():
-            use.x.drop()
-            use.g.drop()
-            use.calls = use.arrived = 0
-        self._claimed = set()
-
     def close(self, scale: float = 1.0) -> None:
         """A batch has been through both passes, with the gradient of `scale` times the mean loss.
 
@@ -108,12 +100,15 @@ class Capture:
             use.calls = use.arrived = 0
         self._claimed = set()
 
-    def find_functional(self, roots: Iterable[Tensor]) -> None:
-        """Hook on to the uses of weights that no module call has shown, in the graph that leads to `roots`."""
+    def find_functional(self, roots: Iterable[Tensor]) -> bool:
+        """Hook on to the uses of weights that no module call has shown, in the graph that leads to `roots`.
+
+        Returns:
+            Whether there is a reentrant checkpoint in it, through which only a whole `backward` goes.
+        """
         wanted = {id(layer.parameter): i for i, layer in enumerate(self.layers) if i not in self._refused}
-        if not wanted:
-            return
-        for found in sorted(graph.find(roots, wanted, self._claimed), key=lambda one: one.transposed):
+        uses, reentrant = graph.find(roots, wanted, self._claimed)
+        for found in sorted(uses, key=lambda one: one.transposed):
             layer = self.layers[found.position]
             if isinstance(found.how, str):
                 self.reasons.setdefault(found.position, found.how)
@@ -129,9 +124,11 @@ class Capture:
                 graph.hook(found, use, patches=self.patches, wanted=self._wants, failed=self._failed)
             finally:
                 self._looking = False
+        return reentrant
 
     def _wants(self, use: Use) -> bool:
-        return not self.waits and not use.done
+        # Gradients of gradients are taken on the way to a loss, and are not its own.
+        return not self.waits and not use.done and not torch.is_grad_enabled()
 
     def _put(self, module: nn.Module, position: int, name: str) -> None:
         layer = self.layers[position]
@@ -182,7 +179,7 @@ class Capture:
 
         def arrived(g: Tensor) -> None:
             capture = me()
-            if capture is None or capture.waits or capture.broken is not None or use.why_not is not None:
+            if capture is None or not capture._wants(use) or capture.broken is not None or use.why_not is not None:
                 return
             if keep is not None and keep._version != version:
                 # The graph has a copy of its own, such as a padded or a contiguous one.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
-from numbers import Real
+from contextlib import ExitStack, nullcontext
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import torch
@@ -93,18 +93,20 @@ def condition(
     check_reduction(reduction)
     if not callable(loss):
         raise ConditioningError(f"The loss is a {type(loss).__name__}; accepted is a function of (output, target).")
-    if labels not in ("true", "sampled") and not callable(labels):
+    if not callable(labels) and not (isinstance(labels, str) and labels in ("true", "sampled")):
         raise ConditioningError(
             f"labels is {labels!r}; accepted are 'true', 'sampled' or a function (output, generator) → targets."
         )
-    groups = ranks.groups_of(model) if isinstance(group, str) else [] if group is None else [group]
+    start: Any = seed
+    if isinstance(start, bool) or not isinstance(start, Integral):
+        raise ConditioningError(f"seed is {seed!r}; accepted is a whole number.")
+    groups = ranks.groups_given(model, group)
     spectrometer = None
-    if not groups and is_pair(
-        batch
-    ):  # no further samples will come: factors can be decomposed as soon as they are read
+    if not groups and is_pair(batch):
+        # No further samples will come: factors can be decomposed as soon as they are read.
         spectrometer = Spectrometer(full=bool(shares) or spectra)
     pass_ = _Pass(
-        model, chosen, loss, labels, reduction=reduction, patches=patches, seed=seed, spectrometer=spectrometer
+        model, chosen, loss, labels, groups, reduction=reduction, patches=patches, seed=seed, spectrometer=spectrometer
     )
     problem: Exception | None = None
     try:
@@ -115,7 +117,7 @@ def condition(
         ranks.agree(problem, groups)
     elif problem is not None:
         raise problem
-    return pass_.result(groups, p=shares, spectra=spectra)
+    return pass_.result(p=shares, spectra=spectra)
 
 
 def check_p(p: Any) -> tuple[float, ...]:
@@ -144,6 +146,7 @@ class _Pass:
         layers: list[Layer],
         loss: Loss,
         labels: Labels,
+        groups: list[Any],
         *,
         reduction: Reduction,
         patches: bool,
@@ -154,8 +157,11 @@ class _Pass:
         from gyroscope.monitor.activations import unavailable
 
         self.model, self.layers, self.loss, self.labels, self.reduction = bare(model), layers, loss, labels, reduction
-        self.device = layers[0].parameter.device
-        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.groups = groups
+        # As they are now: FSDP2 puts others in their place within a pass, and gradients on these.
+        self.weights = [layer.parameter for layer in layers]
+        self.device = self.weights[0].device
+        self.generator = torch.Generator(self.device).manual_seed(seed + ranks.place(groups))
         self.sharded = any_sharded(self.model.parameters())
         self.spectrometer = spectrometer
         self.capture = Capture(
@@ -166,14 +172,21 @@ class _Pass:
         self.probe = None if unavailable(self.model) else Units(self.model, layers)
         self.gradients: dict[int, Tensor] = {}
         self.notes: dict[str, None] = {}
-        self.samples = self.batches = 0
+        self.times = 1.0  # what the gradients are still to be multiplied by
+        self.samples = self.counted = self.batches = 0
         self.total = 0.0
 
     def run(self, given: Any) -> None:
         """All batches, one after the other."""
         with ExitStack() as stack:
+            # Not within a surrounding inference mode, whose tensors have no gradients.
+            stack.enter_context(torch.inference_mode(False))
             stack.enter_context(untouched(self.model))
-            if not self.sharded:
+            if isinstance(self.loss, nn.Module):
+                stack.enter_context(untouched(self.loss))
+            if self.sharded:
+                stack.enter_context(without_gradients(self.model))
+            else:
                 stack.enter_context(requiring_gradients(self.layers))
             if self.probe is None:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -185,15 +198,17 @@ class _Pass:
             if self.probe is not None:
                 self.probe.attach()
                 stack.callback(self.probe.detach)
-            for batch in batches(given, self.device):
-                self._batch(batch)
+            # The passes of a sharded model wait for all ranks: one that stops must not leave the others waiting.
+            together = self.groups if self.sharded else []
+            for batch in ranks.in_step(batches(given, self.device), together):
+                self._batch(batch, together)
 
     def _complete(self, use: Use) -> None:
         assert self.spectrometer is not None
         self.spectrometer.take(use.x)
         self.spectrometer.take(use.g)
 
-    def _batch(self, batch: Batch) -> None:
+    def _batch(self, batch: Batch, together: list[Any]) -> None:
         try:
             output = self.model(*batch.args, **batch.kwargs)
         except Exception as error:
@@ -201,26 +216,25 @@ class _Pass:
                 f"The forward pass failed with {type(error).__name__}: {error}. The model is as it was; the batch is "
                 "(inputs, targets), inputs a tensor, a tuple of positional or a dict of keyword arguments."
             ) from error
-        target = self._target(output, batch.target)
-        value, note = self._loss(output, target)
+        try:
+            target = self._target(output, batch.target)
+            value, note = self._loss(output, target)
+            n = _samples(output, target)
+            if n == 0:
+                raise ConditioningError("A batch is empty: the model's output has no rows.")
+        except Exception as error:
+            ranks.agree(error, together)
+            raise
+        counts = ranks.agree(None, together, n)
         if note is not None:
             self.notes[note] = None
-        self.capture.find_functional([value])
-        n = _samples(output, target)
-        if n == 0:
-            raise ConditioningError("A batch is empty: the model's output has no rows.")
+        self.reentrant = self.capture.find_functional([value])
         # Gradients of the mean over many samples may be too small for half precision: that of their sum is not.
-        self.capture.scale = scale = float(n) if value.dtype is not torch.float16 else float(min(n, 2**15))
+        part = 1.0 if value.dtype is not torch.float16 else min(1.0, 2**15 / max(counts))
+        self.capture.scale = scale = n * part
         found = self._backward(value, scale)
-        if found is None:
-            if self.spectrometer is None:
-                self.capture.forget()
-            else:  # some of the factors have been given away
-                self.spectrometer = None
-                self.capture.reset()
-            self._batch(batch)
-            return
-        self._add(found, n, scale)
+        # FSDP2 has averaged over the ranks.
+        self._add(found, sum(counts), part * sum(counts) / len(counts))
         if self.capture.broken is not None:
             broken = self.capture.broken
             raise ConditioningError(f"A layer could not be read: {type(broken).__name__}: {broken}") from broken
@@ -231,20 +245,34 @@ class _Pass:
 
     def _add(self, found: dict[int, Tensor], n: int, scale: float) -> None:
         """The mean over all batches, as it goes; a layer that a batch does not use has a gradient of zero there."""
-        share = n / (self.samples + n)
-        dense = [g if g.layout is torch.strided else g.to_dense() for g in found.values()]
-        wide = [g.float() if g.dtype in (torch.float16, torch.bfloat16) else g for g in dense]
-        parts = dict(zip(found, torch._foreach_mul(wide, share / scale) if wide else (), strict=True))
-        held = {i: g * (1 - share) for i, g in self.gradients.items()}
-        self.gradients = held | {i: held[i] + part if i in held else part for i, part in parts.items()}
+        dense = {i: g if g.layout is torch.strided else g.to_dense() for i, g in found.items()}
+        self.counted += n
+        if self.counted == n:
+            self.gradients, self.times = dense, 1 / scale
+            return
+        share = n / self.counted
+        held = {i: _wide(g) * (self.times * (1 - share)) for i, g in self.gradients.items()}
+        for i, gradient in dense.items():
+            part = _wide(gradient) * (share / scale)
+            held[i] = held[i] + part if i in held else part
+        self.gradients, self.times = held, 1.0
 
     def _target(self, output: Any, target: Any) -> Any:
         if self.labels == "true":
             return target
         detached = output.detach() if isinstance(output, Tensor) else output
-        if callable(self.labels):
-            return self.labels(detached, self.generator)
-        return sample_targets(self.loss, detached, generator=self.generator, like=target)
+        try:
+            if callable(self.labels):
+                return self.labels(detached, self.generator)
+            return sample_targets(self.loss, detached, generator=self.generator, like=target)
+        except GyroscopeError:
+            raise
+        except Exception as error:
+            asked = "The labels' function" if callable(self.labels) else "Drawing labels from the model"
+            raise ConditioningError(
+                f"{asked} failed with {type(error).__name__}: {error}. The output is a {type(output).__name__}; a "
+                "function is called as labels(output, generator), and labels are drawn for a tensor."
+            ) from error
 
     def _loss(self, output: Any, target: Any) -> tuple[Tensor, str | None]:
         try:
@@ -264,24 +292,24 @@ class _Pass:
             raise ConditioningError(f"The loss is {float(value.detach())}: its gradients say nothing about the layers.")
         return value, note
 
-    def _backward(self, value: Tensor, scale: float) -> dict[int, Tensor] | None:
-        """The gradient of `scale` times the loss at each layer's weight; None if the passes are to be taken again."""
-        parameters = [layer.parameter for layer in self.layers]
+    def _backward(self, value: Tensor, scale: float) -> dict[int, Tensor]:
+        """The gradient of `scale` times the loss at each layer's weight."""
+        parameters = self.weights
         seed = torch.full_like(value, scale)
         self.capture.waits = False
         try:
             if not self.sharded and not self.reentrant:
-                # Not `backward`: it would add to `.grad`, and run what optimizers hang on to the accumulation.
+                # Not `backward`, which reentrant checkpoints and FSDP2 need: it would add to `.grad`, and run what
+                # optimizers hang on to the accumulation.
                 found = torch.autograd.grad(value, parameters, seed, allow_unused=True)
                 return {i: gradient for i, gradient in enumerate(found) if gradient is not None}
-            with without_gradients(self.model):
+            with nullcontext() if self.sharded else without_gradients(self.model):
                 torch.autograd.backward(value, seed)
-                return {i: p.grad.detach() for i, p in enumerate(parameters) if p.grad is not None}
+                gradients = {i: p.grad.detach() for i, p in enumerate(parameters) if p.grad is not None}
+            for p in self.model.parameters() if self.sharded else ():
+                p.grad = None
+            return gradients
         except Exception as error:
-            if not self.reentrant and _has_reentrant_checkpoint(value):
-                # Only a whole `backward` goes through such a checkpoint. What was read until there is read again.
-                self.reentrant, self.capture.complete = True, None
-                return None
             raise ConditioningError(
                 f"The backward pass failed with {type(error).__name__}: {error}. All layers' weights require gradients "
                 "here, also those that are frozen."
@@ -289,8 +317,9 @@ class _Pass:
         finally:
             self.capture.waits = True
 
-    def result(self, groups: list[Any], *, p: tuple[float, ...], spectra: bool) -> Conditioning:
+    def result(self, *, p: tuple[float, ...], spectra: bool) -> Conditioning:
         """The numbers; all ranks ask for them together."""
+        groups = self.groups
         uses = {key: use for key, use in self.capture.uses.items() if use.x.samples and use.g.samples}
         units = self._units(groups)
         with torch.no_grad():
@@ -298,12 +327,19 @@ class _Pass:
                 uses = ranks.gather(uses, groups, self.device)
                 if not self.sharded:
                     weights = [layer.parameter for layer in self.layers]
-                    self.gradients = ranks.mean_gradients(
-                        self.gradients, self.samples, len(self.layers), groups, weights
-                    )
+                    own = {i: _wide(gradient) * self.times for i, gradient in self.gradients.items()}
+                    self.gradients = ranks.mean_gradients(own, self.samples, len(self.layers), groups, weights)
+                    self.times = 1.0
             ordered = in_order(uses)
             entries, untreated = solve(
-                ordered, self.layers, self.gradients, units, p=p, spectra=spectra, spectrometer=self.spectrometer
+                ordered,
+                self.layers,
+                self.gradients,
+                units,
+                p=p,
+                spectra=spectra,
+                spectrometer=self.spectrometer,
+                times=self.times,
             )
         seen = {use.position for use in ordered}
         missing = {
@@ -315,7 +351,7 @@ class _Pass:
         if not entries:
             reasons = "; ".join(f"{name}: {why}" for name, why in list(untreated.items())[:4])
             raise ConditioningError(f"None of the {len(self.layers)} layers could be treated: {reasons}.")
-        mean = self.total / self.samples
+        mean = ranks.mean(self.total, self.samples, groups, self.device)
         return Conditioning(tuple(entries), p, untreated, tuple(self.notes), mean, self.batches)
 
     def _units(self, groups: list[Any]) -> dict[int, tuple[float, float]]:
@@ -340,7 +376,7 @@ def _layers(model: Any, chosen: Sequence[Layer] | str | Iterable[str] | None) ->
     given: Any = chosen
     listed: list[Any] | None = None
     if given is not None:
-        listed = [given] if isinstance(given, str | Layer) else list(given)
+        listed = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     found: list[Layer]
     if listed and all(isinstance(one, Layer) for one in listed):
         found = listed
@@ -367,17 +403,9 @@ def _show_recurrences(model: nn.Module, device: torch.device, stack: ExitStack) 
             torch._C._set_mkldnn_enabled(False)
 
 
-def _has_reentrant_checkpoint(value: Tensor) -> bool:
-    seen: set[Any] = set()
-    stack: list[Any] = [value.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is not None and node not in seen:
-            if node.name() == "CheckpointFunctionBackward":
-                return True
-            seen.add(node)
-            stack += [after for after, _ in node.next_functions]
-    return False
+def _wide(gradient: Tensor) -> Tensor:
+    """In a dtype that sums of many are taken in."""
+    return gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient
 
 
 def _samples(output: Any, target: Any) -> int:

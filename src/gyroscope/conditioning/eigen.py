@@ -16,32 +16,34 @@ _STACK = 2**26
 _DIRECT = {"cpu": 384, "cuda": 32}
 # Up to this size, squaring again and again takes a GPU less time than starting the many kernels of Lanczos iteration.
 _SQUARED = 512
+# Before a Krylov space is tried, where products of matrices are cheap beside starting kernels.
+_SQUARINGS = {"cuda": 3}
 # Of the residual, relative to λmax. Eigenvalues that lie within a few times as much of λmax may be taken for it.
 _RESIDUAL = 1e-8
 
 
-def eigenvalues(matrices: Sequence[Tensor]) -> list[Tensor]:
+def eigenvalues(matrices: Sequence[Tensor], *, owned: bool = False) -> list[Tensor]:
     """The eigenvalues of symmetric matrices [d, d], each as [d] in descending order, in float64.
 
     Matrices of one size are decomposed together, on their device; on the CPU where that has no float64. A matrix that
-    is not finite has NaN for eigenvalues.
+    is not finite has NaN for eigenvalues. Matrices that are `owned` may be overwritten, to save memory.
 
     >>> eigenvalues([torch.tensor([[2.0, 1.0], [1.0, 2.0]]), torch.tensor([[5.0]])])
     [tensor([3., 1.], dtype=torch.float64), tensor([5.], dtype=torch.float64)]
     """
     found: dict[int, Tensor] = {}
     for indices in alike([(len(m), m.device) for m in matrices]):
-        stack, scale = _scaled([matrices[i] for i in indices])
+        stack, scale = _scaled([matrices[i] for i in indices], owned=owned)
         found.update(zip(indices, torch.linalg.eigvalsh(stack).flip(-1) * scale, strict=True))
     return [found[i] for i in range(len(matrices))]
 
 
-def largest(matrices: Sequence[Tensor]) -> Tensor:
+def largest(matrices: Sequence[Tensor], *, owned: bool = False) -> Tensor:
     """λmax of symmetric positive semidefinite matrices [d, d], as [n] in float64 on the device of the first.
 
     For large matrices it is found in a Krylov space, to a relative 1e-6 or better: a small one at first, then by
     Lanczos iteration, and by decomposition where that converges slowly too. On a GPU, for those of middling size, it is
-    found by squaring.
+    found by squaring. Matrices that are `owned` may be overwritten, to save memory.
 
     >>> largest([torch.eye(3), torch.tensor([[2.0, 1.0], [1.0, 2.0]])])
     tensor([1., 3.], dtype=torch.float64)
@@ -53,17 +55,19 @@ def largest(matrices: Sequence[Tensor]) -> Tensor:
         if len(first) <= _DIRECT.get(first.device.type, _DIRECT["cpu"]):
             left += indices
             continue
-        stack, scale = _scaled([matrices[i] for i in indices])
+        stack, scale = _scaled([matrices[i] for i in indices], owned=owned)
         if first.device.type == "cuda" and len(first) <= _SQUARED:
             found.update(zip(indices, squaring.top(stack) * scale[:, 0], strict=True))
             continue
-        value, reached = krylov.top(stack, residual=_RESIDUAL)
-        slow = [row for row, good in enumerate(reached.tolist()) if not good]
-        if slow:
+        value, reached = krylov.top(stack, residual=_RESIDUAL, squarings=_SQUARINGS.get(first.device.type, 0))
+        slow = torch.nonzero(~reached)[:, 0]
+        if len(slow):
             value[slow], again = lanczos.top(stack[slow], residual=_RESIDUAL)
-            left += [indices[row] for row, good in zip(slow, again.tolist(), strict=True) if not good]
+            slow = slow[~again]
+        if len(slow):
+            value[slow] = torch.linalg.eigvalsh(stack[slow])[:, -1]
         found.update(zip(indices, value * scale[:, 0], strict=True))
-    decomposed = eigenvalues([matrices[i] for i in left])
+    decomposed = eigenvalues([matrices[i] for i in left], owned=owned)
     found.update((i, v[0] if len(v) else v.new_zeros(())) for i, v in zip(left, decomposed, strict=True))
     if not found:
         return torch.zeros(0, dtype=torch.float64)
@@ -87,13 +91,16 @@ def alike(keys: Sequence[tuple[int, torch.device]]) -> list[list[int]]:
     return batches
 
 
-def _scaled(matrices: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _scaled(matrices: Sequence[Tensor], *, owned: bool = False) -> tuple[Tensor, Tensor]:
     """The matrices as a stack in float64, with elements near 1, and what they were divided by, [b, 1].
 
     Matrices that are not finite are zeros in the stack, and were divided by NaN. Where the device has no float64, the
     stack is on the CPU.
     """
-    stack = torch.stack([m.detach() for m in matrices])
+    if owned and len(matrices) == 1:
+        stack = matrices[0].detach()[None]
+    else:
+        stack = torch.stack([m.detach() for m in matrices])
     stack = stack.to("cpu" if stack.device.type == "mps" else stack.device, torch.float64)
     scale = power_of_two(magnitudes(stack))[:, None]
     return stack.div_(scale[..., None]).nan_to_num_(0.0, 0.0, 0.0), scale

@@ -79,7 +79,7 @@ def upper(matrix: Tensor) -> Tensor:
 
 def _mirror_(matrix: Tensor) -> Tensor:
     """The blocks below the diagonal from those above it, where they were left out."""
-    for top in range(0, len(matrix), _BLOCK):
+    for top in range(0, len(matrix) - _BLOCK, _BLOCK):
         end = top + _BLOCK
         matrix[end:, top:end] = matrix[top:end, end:].T
     return matrix
@@ -195,8 +195,16 @@ class Factor:
     @property
     def bytes(self) -> int:
         """How much memory it holds on to."""
+        return sum(a.numel() * a.element_size() for a in self._tensors())
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where."""
+        return next((a.device for a in self._tensors()), None)
+
+    def _tensors(self) -> list[Tensor]:
         held = [self._total, self._open, *self._held_open, *(a for a, _ in self._held)]
-        return sum(a.numel() * a.element_size() for a in held if a is not None)
+        return [a for a in held if a is not None]
 
     @property
     def side(self) -> int:

@@ -47,11 +47,12 @@ class Found:
     transposed: bool = False
 
 
-def find(roots: Iterable[Tensor], wanted: dict[int, int], claimed: set[Any]) -> list[Found]:
+def find(roots: Iterable[Tensor], wanted: dict[int, int], claimed: set[Any]) -> tuple[list[Found], bool]:
     """The uses of the parameters with these ids, in the graphs that lead to `roots`, but those already claimed.
 
-    A node is claimed if it made what a module put out.
+    A node is claimed if it made what a module put out. Also whether there is a reentrant checkpoint on the way.
     """
+    reentrant = False
     skip = {node for top in claimed for node in _maker(top)}
     seen: set[Any] = set()
     found: list[Found] = []
@@ -61,10 +62,11 @@ def find(roots: Iterable[Tensor], wanted: dict[int, int], claimed: set[Any]) -> 
         if node is None or node in seen:
             continue
         seen.add(node)
+        reentrant = reentrant or _name(node) == "CheckpointFunctionBackward"
         if node not in skip:
             found += _use(node, wanted)
         stack += [after for after, _ in node.next_functions if after is not None]
-    return found
+    return found, reentrant
 
 
 def hook(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gyroscope.conditioning.batches import Batch
 from gyroscope.conditioning.factors import Factor, accumulated_in
 from gyroscope.conditioning.uses import Use
 from gyroscope.errors import ConditioningError
+from gyroscope.vectors.eager import accumulator
 from gyroscope.vectors.sharded import is_sharded
 
 Key = tuple[int, str]
@@ -34,17 +36,77 @@ def groups_of(model: nn.Module) -> list[Any]:
     return []
 
 
-def agree(problem: Exception | None, groups: Sequence[Any]) -> None:
-    """Raise what went wrong, on every rank, so that none waits for another."""
-    said = None if problem is None else f"{type(problem).__name__}: {problem}"
+def groups_given(model: nn.Module, group: Any) -> list[Any]:
+    """The process groups meant by "auto", None or a group."""
+    if group is None:
+        return []
+    if isinstance(group, str) and group == "auto":
+        return groups_of(model)
+    if dist.is_available() and isinstance(group, dist.ProcessGroup):
+        return [group]
+    raise ConditioningError(f"group is {group!r}; accepted are 'auto', None and a torch.distributed.ProcessGroup.")
+
+
+def place(groups: Sequence[Any]) -> int:
+    """A number of this rank that no other has.
+
+    >>> place([])
+    0
+    """
+    return dist.get_rank() if groups else 0
+
+
+def agree(problem: Exception | None, groups: Sequence[Any], samples: int = 0) -> list[int]:
+    """Raise what went wrong, on every rank, so that none waits for another; else the samples of each rank.
+
+    >>> agree(None, [], 5)
+    [5]
+    """
+    said, counts = (None if problem is None else f"{type(problem).__name__}: {problem}"), [samples]
     for group in groups:
-        heard: list[str | None] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(heard, said, group=group)
-        said = next((one for one in heard if one is not None), None)
+        heard: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(heard, (said, counts), group=group)
+        said = next((one for one, _ in heard if one is not None), None)
+        counts = [count for _, its in heard for count in its]
     if problem is not None:
         raise problem
     if said is not None:
         raise ConditioningError(f"Another rank failed: {said}")
+    return counts
+
+
+def in_step(batches: Iterator[Batch], groups: Sequence[Any]) -> Iterator[Batch]:
+    """The batches, as long as all ranks have one.
+
+    >>> list(in_step(iter([1, 2]), []))
+    [1, 2]
+    """
+    while True:
+        batch, problem = None, None
+        try:
+            batch = next(batches, None)
+        except Exception as error:
+            problem = error
+        having = agree(problem, groups, int(batch is not None))
+        if batch is None and not any(having):
+            return
+        if batch is None or not all(having):
+            raise ConditioningError(
+                f"Of {len(having)} ranks {sum(having)} have a further batch: give all of them as many batches."
+            )
+        yield batch
+
+
+def mean(total: float, samples: int, groups: Sequence[Any], device: torch.device) -> float:
+    """A mean over the samples of all ranks, from the sums of each.
+
+    >>> mean(6.0, 3, [], torch.device("cpu"))
+    2.0
+    """
+    sums = torch.tensor([total, float(samples)], dtype=accumulator(device), device=device)
+    for group in groups:
+        dist.all_reduce(sums, group=group)
+    return float(sums[0] / sums[1])
 
 
 def gather(uses: dict[Key, Use], groups: Sequence[Any], device: torch.device) -> dict[Key, Use]:
@@ -81,7 +143,8 @@ def _together(factor: Factor, told: Sequence[Any], group: Any, device: torch.dev
     dimension, total = max(one[0] for one in known), sum(one[1] for one in known)
     factor.dimension, factor.eps = dimension, max(one[2] for one in known)
     factor.diagonal = any(one[3] for one in known)
-    dtype = accumulated_in(device)
+    # Counts are kept in the widest dtype there is, everywhere.
+    dtype = accumulator(device) if factor.diagonal else accumulated_in(device)
     if not factor.diagonal and total < dimension and all(one[4] or one[1] == 0 for one in known):
         most = max(one[1] for one in known)
         mine = torch.zeros(dimension, most, dtype=dtype, device=device)
@@ -114,7 +177,8 @@ def mean_gradients(
         summed = {}
         for i, n in enumerate(everywhere.tolist()):
             if n:
-                part = gradients[i] if i in gradients else torch.zeros_like(like[i])
+                wide = torch.promote_types(like[i].dtype, torch.float32)
+                part = gradients[i] if i in gradients else torch.zeros_like(like[i], dtype=wide)
                 part = part * (samples / total.item())
                 dist.all_reduce(part, group=group)
                 summed[i] = part

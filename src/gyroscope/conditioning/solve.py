@@ -32,6 +32,7 @@ def solve(
     p: tuple[float, ...],
     spectra: bool,
     spectrometer: Spectrometer | None = None,
+    times: float = 1.0,
 ) -> tuple[list[LayerConditioning], dict[str, str]]:
     """The numbers of each use of a layer, and the uses whose numbers would not be finite.
 
@@ -43,6 +44,7 @@ def solve(
         p: which κ_p; none means that λmax is all that is wanted.
         spectra: whether the spectra are kept.
         spectrometer: one that has some of the factors already.
+        times: what the gradients are still to be multiplied by.
     """
     if not uses:
         return [], {}
@@ -53,7 +55,7 @@ def solve(
             spectrometer.take(use.x)
             spectrometer.take(use.g)
     pairs = _Weights.of(uses, layers, gradients)
-    weights = pairs.norms(spectrometer.finish(pairs.grams))
+    weights = pairs.norms(spectrometer.finish(pairs.grams), times)
     x, g = [spectrometer[use.x] for use in uses], [spectrometer[use.g] for use in uses]
     finite = [bool(np.isfinite([a.largest, b.largest]).all()) for a, b in zip(x, g, strict=True)]
     strange = {
@@ -142,11 +144,11 @@ class _Weights:
             grams, scales = shorter_grams(whole)
         return cls(parts, squares, grams, scales)
 
-    def norms(self, tops: Tensor) -> list[tuple[float, float, float | None]]:
+    def norms(self, tops: Tensor, times: float) -> list[tuple[float, float, float | None]]:
         """For each use ‖W‖ and the spectral norms of W and of its gradient, with λmax of the grams."""
         spectral = tops.abs().sqrt() * self.scales.to(tops.device)
         host = torch.stack([self.squares.to(tops.device).sqrt(), spectral], dim=1).tolist()
-        return [(host[w][0], host[w][1], None if g is None else host[g][1]) for w, g in self.parts]
+        return [(host[w][0], host[w][1], None if g is None else host[g][1] * times) for w, g in self.parts]
 
 
 def _whole(weight: Any) -> Tensor:

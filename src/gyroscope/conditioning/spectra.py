@@ -96,8 +96,13 @@ class Spectrum:
         return np.concatenate([self.values, np.zeros(self.dimension - len(self.values))])
 
 
-def spectra_of(values: Sequence[Tensor], dimensions: Sequence[int], tolerances: Sequence[float]) -> list[Spectrum]:
-    """`Spectrum.of` for many, with one copy from each device to the host.
+def spectra_of(
+    values: Sequence[Tensor],
+    dimensions: Sequence[int],
+    tolerances: Sequence[float],
+    times: Sequence[float] | None = None,
+) -> list[Spectrum]:
+    """`Spectrum.of` for many, with one copy from each device to the host; there values may be multiplied.
 
     >>> [s.values.tolist() for s in spectra_of([torch.tensor([1.0, 2.0]), torch.zeros(0)], [2, 2], [0.0, 0.0])]
     [[2.0, 1.0], []]
@@ -111,7 +116,8 @@ def spectra_of(values: Sequence[Tensor], dimensions: Sequence[int], tolerances: 
         parts = np.split(flat, np.cumsum([values[i].numel() for i in indices])[:-1])
         for i, part in zip(indices, parts, strict=True):
             host[i] = part
-    return [_cleared(v, d, t) for v, d, t in zip(host, dimensions, tolerances, strict=True)]
+    each = [1.0] * len(values) if times is None else times
+    return [_cleared(v * n, d, t) for v, d, t, n in zip(host, dimensions, tolerances, each, strict=True)]
 
 
 def _cleared(values: npt.NDArray[np.float64], dimension: int, tolerance: float) -> Spectrum:

@@ -12,8 +12,10 @@ from gyroscope.conditioning.eigen import eigenvalues, largest
 from gyroscope.conditioning.factors import Factor
 from gyroscope.conditioning.spectra import Spectrum, spectra_of
 
-# Factors that wait to be decomposed hold at most so many bytes; small ones wait for each other, large ones do not.
-_WAITING = 2**26
+# Factors that wait to be decomposed hold at most so many bytes, or this share of a GPU's memory that was in use when
+# the first one came: small ones wait for each other, large ones where there is room.
+_WAITING = 2**25
+_SHARE = 0.08
 
 
 class Spectrometer:
@@ -32,33 +34,29 @@ class Spectrometer:
         self.full = full
         self._waiting: list[Factor] = []
         self._bytes = 0
+        self._most: float | None = None
         self._found: list[tuple[Factor, Tensor, float, float]] = []
         self._spectra: dict[int, Spectrum] = {}
 
     def take(self, factor: Factor) -> None:
         """A factor is complete: what it holds may be let go of."""
+        if self._most is None:
+            self._most = max(_WAITING, _in_use(factor) * _SHARE)
         self._waiting.append(factor)
         self._bytes += factor.bytes
-        if self._bytes > _WAITING:
+        if self._bytes > self._most:
             self._decompose([])
 
     def finish(self, others: Sequence[Tensor] = ()) -> Tensor:
         """Bring the spectra of all factors to the host; also λmax of other matrices."""
         tops = self._decompose(others)
-        spectra = spectra_of(
-            [values for _, values, _, _ in self._found],
-            [factor.dimension for factor, _, _, _ in self._found],
-            [zero for _, _, _, zero in self._found],
-        )
-        for (factor, _, times, _), spectrum in zip(self._found, spectra, strict=True):
-            self._spectra[id(factor)] = Spectrum(spectrum.values * times, spectrum.dimension)
+        factors, values, times, zeros = zip(*self._found, strict=True) if self._found else ((), (), (), ())
+        spectra = spectra_of(values, [factor.dimension for factor in factors], zeros, times)
+        self._spectra |= {id(factor): spectrum for factor, spectrum in zip(factors, spectra, strict=True)}
         return tops
 
     def __getitem__(self, factor: Factor) -> Spectrum:
         return self._spectra[id(factor)]
-
-    def __contains__(self, factor: Factor) -> bool:
-        return id(factor) in {id(one) for one, _, _, _ in self._found} | {id(one) for one in self._waiting}
 
     def _decompose(self, others: Sequence[Tensor]) -> Tensor:
         """Decompose what is waiting, size by size, with λmax of other matrices along the way."""
@@ -76,10 +74,10 @@ class Spectrometer:
             if size == 0 and factors:  # one-hot samples: the eigenvalues themselves
                 values = [matrix if self.full else matrix.amax()[None] for matrix in matrices]
             elif self.full:
-                values = eigenvalues(matrices)
+                values = eigenvalues(matrices, owned=True)
                 tops |= zip(beside, largest([others[i] for i in beside]), strict=True)
             else:
-                both = largest([*matrices, *(others[i] for i in beside)])
+                both = largest([*matrices, *(others[i] for i in beside)], owned=True)
                 values = list(both[: len(matrices), None])
                 tops |= zip(beside, both[len(matrices) :], strict=True)
             for factor, (matrix, times), found in zip(factors, taken, values, strict=True):
@@ -87,6 +85,11 @@ class Spectrometer:
         if not tops:
             return torch.zeros(0, dtype=torch.float64)
         return torch.stack([tops[i].to(tops[0].device) for i in range(len(others))])
+
+
+def _in_use(factor: Factor) -> int:
+    device = factor.device
+    return torch.cuda.memory_allocated(device) if device is not None and device.type == "cuda" else 0
 
 
 def zero_below(factor: Factor, dtype: torch.dtype) -> float:

@@ -64,14 +64,15 @@ class Units(ActivationProbe):
         self._settle()
         for group in groups:
             told: list[Any] = [None] * dist.get_world_size(group)
-            mine = [sorted(maps) for maps in self._extremes]
+            mine = [{size: low.dtype for size, (low, _) in maps.items()} for maps in self._extremes]
             dist.all_gather_object(told, mine, group=group)
             for i, maps in enumerate(self._extremes):
-                # Units are told apart by their positions: ranks with images of other sizes have other units.
-                if all(one[i] == mine[i] for one in told):
-                    for size in mine[i]:
-                        dist.all_reduce(maps[size][0], op=dist.ReduceOp.MIN, group=group)
-                        dist.all_reduce(maps[size][1], op=dist.ReduceOp.MAX, group=group)
+                # Units are told apart by their positions. Those that other ranks alone have seen are taken over.
+                for size, dtype in sorted({k: v for one in told for k, v in one[i].items()}.items()):
+                    unseen = torch.full((size,), torch.inf, dtype=dtype, device=self.layers[0].parameter.device)
+                    maps[size] = maps.get(size, (unseen, -unseen))
+                    dist.all_reduce(maps[size][0], op=dist.ReduceOp.MIN, group=group)
+                    dist.all_reduce(maps[size][1], op=dist.ReduceOp.MAX, group=group)
 
     def shares(self) -> dict[int, tuple[float, float]]:
         """By layer the shares of its units that are dying and full; those of layers that were seen."""

@@ -165,7 +165,7 @@ class Chronicle:
         held = "; ".join(track.reference.held for track in self._tracks)
         self.event("start" if self._existing is None else "resume", f"{start.said}; reference held in {held}")
         for why in {detail.why_not for detail in self._details} - {None}:
-            self.event("note", f"activations are not measured: {why}")
+            self.event("note", f"activations, and conditioning if asked for, are not measured: {why}")
         if saved is not None:
             recorder.reference(saved, file)
         if start.step == 0 and not self.loaded:

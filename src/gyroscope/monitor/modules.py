@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -40,15 +41,20 @@ def roles(model: nn.Module, layers: Sequence[Layer]) -> dict[int, Role]:
                 found[id(module)] = last
         elif id(module) in own:
             # What holds other layers puts out theirs, and not that of a weight of its own.
-            if not any(id(child) in own for child in module.modules() if child is not module):
+            leaf = not module._modules
+            if leaf or not any(id(child) in own for child in module.modules() if child is not module):
                 found[id(module)] = own[id(module)]
-        elif not any(True for _ in module.children()):
-            names = [cls.__name__ for cls in type(module).__mro__]
-            if any(_NORM.search(name) for name in names):
-                found[id(module)] = "norm"
-            elif any(_RECTIFIER.search(name) for name in names):
-                found[id(module)] = "rectifier"
+        elif not any(True for _ in module.children()) and (role := _role_of(cast(Any, type(module)))) is not None:
+            found[id(module)] = role
     return found
+
+
+@lru_cache(maxsize=1024)
+def _role_of(kind: Any) -> Literal["norm", "rectifier"] | None:
+    names = [cls.__name__ for cls in kind.__mro__]
+    if any(_NORM.search(name) for name in names):
+        return "norm"
+    return "rectifier" if any(_RECTIFIER.search(name) for name in names) else None
 
 
 def activity_threshold(module: nn.Module) -> float:
