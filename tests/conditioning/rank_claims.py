@@ -139,6 +139,29 @@ def spectra_of_unequal_parts_on_sharded_ranks_are_those_of_the_whole(folder: Pat
                 np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-9 * other[0])
 
 
+def unequal_parts_on_sharded_ranks_have_the_gradient_of_the_whole(folder: Path) -> None:
+    whole = analysed(Kinds(), batch())
+    for cut in (5, 19):
+        found = analysed(sharded(Kinds()), part(batch(), cut))
+        assert_same(found, whole)
+        assert_agreed(found)
+    seeds = [(3, 6), (4, 10), (5, 4)]
+    parts = [part(batch(seed, n), n // 3) for seed, n in seeds]
+    whole = analysed(Kinds(), [batch(seed, n) for seed, n in seeds])
+    assert_same(analysed(sharded(Kinds()), iter(parts)), whole, rtol=2e-5)
+
+
+def weights_of_the_root_of_a_sharded_model_have_gradients(folder: Path) -> None:
+    assert_same(analysed(sharded(Tied()), part(batch(), 12)), analysed(Tied(), batch()))
+
+
+def the_loss_is_the_mean_over_all_ranks(folder: Path) -> None:
+    whole = analysed(Kinds(), batch())
+    for wrap in (replicated, sharded):
+        for cut in (12, 19):
+            assert analysed(wrap(Kinds()), part(batch(), cut)).loss == pytest.approx(whole.loss, rel=1e-5)
+
+
 def hybrid_meshes_have_the_numbers_of_the_whole(folder: Path) -> None:
     whole = analysed(Kinds(), batch())
     for shape in ((2, 1), (1, 2)):
@@ -227,6 +250,16 @@ def a_layer_that_one_rank_uses_has_its_samples_and_a_part_of_the_gradient(folder
         assert found["first.weight"].samples == 10
 
 
+def a_layer_that_one_rank_uses_has_its_units(folder: Path) -> None:
+    x, y = torch.randn(10, 5, generator=torch.Generator().manual_seed(1)), torch.arange(10) % 3
+    alone = analysed(Switched(), ((x[:4], True), y[:4]))
+    mine = ((x[:4], True), y[:4]) if dist.get_rank() == 1 else ((x[4:], False), y[4:])
+    found = analysed(replicated(Switched()), mine)
+    assert_agreed(found)
+    assert units(alone["extra.weight"]) == (1, 4)
+    assert units(found["extra.weight"]) == (1, 4)
+
+
 def assert_agreed_but_for_units(found: Conditioning) -> None:
     rows = [{k: v for k, v in row.items() if k not in ("dying", "full")} for row in found.rows()]
     one, other = everywhere(repr(rows))
@@ -277,6 +310,23 @@ def broken() -> Any:
     raise OSError("the disk is gone")
 
 
+def a_loss_that_is_not_a_number_on_one_rank_of_a_sharded_model_is_raised_on_both(folder: Path) -> None:
+    model = sharded(Kinds())
+    factor = float("nan") if dist.get_rank() == 0 else 1.0
+    with pytest.raises(ConditioningError, match="nan"):
+        analysed(model, part(batch(), 12), lambda output, target: F.cross_entropy(output, target) * factor)
+    assert_same(analysed(model, part(batch(), 12)), analysed(Kinds(), batch()))
+
+
+def a_stream_that_breaks_on_one_rank_of_a_sharded_model_is_raised_on_both(folder: Path) -> None:
+    """Or that ends there before it does on the other."""
+    model = sharded(Kinds())
+    for mine, said in ((broken(), "disk"), ([batch()], "batch")):
+        with pytest.raises(ConditioningError, match=said):
+            analysed(model, [batch(), batch()] if dist.get_rank() else mine)
+    assert_same(analysed(model, part(batch(), 12)), analysed(Kinds(), batch()))
+
+
 def local_of(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -320,6 +370,16 @@ def a_sharded_model_is_as_it_was(folder: Path) -> None:
     assert not ran
     F.cross_entropy(model(x), y).backward()
     assert len(ran) == len(list(model.parameters()))
+
+
+def gradients_of_the_root_of_a_sharded_model_are_as_they_were(folder: Path) -> None:
+    model = sharded(Tied())
+    F.cross_entropy(model(batch()[0]), batch()[1]).backward()
+    held = [(p.grad, local_of(p.grad).clone()) for p in model.parameters()]
+    analysed(model, part(batch(2), 12))
+    for p, (gradient, value) in zip(model.parameters(), held, strict=True):
+        assert p.grad is gradient
+        assert torch.equal(local_of(gradient), value)
 
 
 def training_goes_on_as_if_a_sharded_model_had_not_been_analysed(folder: Path) -> None:
@@ -449,15 +509,22 @@ CLAIMS: list[Claim] = [
     parts_of_a_batch_on_data_parallel_ranks_have_the_numbers_of_the_whole,
     halves_of_a_batch_on_sharded_ranks_have_the_numbers_of_the_whole,
     spectra_of_unequal_parts_on_sharded_ranks_are_those_of_the_whole,
+    unequal_parts_on_sharded_ranks_have_the_gradient_of_the_whole,
+    weights_of_the_root_of_a_sharded_model_have_gradients,
+    the_loss_is_the_mean_over_all_ranks,
     hybrid_meshes_have_the_numbers_of_the_whole,
     streams_of_batches_have_the_numbers_of_all,
     the_largest_eigenvalues_alone_are_those_of_the_whole,
     units_are_dying_or_full_if_they_are_on_both_ranks,
     a_layer_that_one_rank_uses_has_its_samples_and_a_part_of_the_gradient,
+    a_layer_that_one_rank_uses_has_its_units,
     no_group_is_this_rank_alone,
     weights_in_another_order_in_memory_are_averaged_in_place,
     what_goes_wrong_on_one_rank_is_raised_on_both,
+    a_loss_that_is_not_a_number_on_one_rank_of_a_sharded_model_is_raised_on_both,
+    a_stream_that_breaks_on_one_rank_of_a_sharded_model_is_raised_on_both,
     a_sharded_model_is_as_it_was,
+    gradients_of_the_root_of_a_sharded_model_are_as_they_were,
     training_goes_on_as_if_a_sharded_model_had_not_been_analysed,
     gradients_that_are_not_synchronised_are_not_mixed_with_those_of_an_analysis,
     a_sharded_run_records_the_conditioning_of_one_process,

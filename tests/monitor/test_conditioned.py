@@ -377,6 +377,46 @@ def test_evaluation_between_steps_does_not_count(tmp_path: Path) -> None:
         assert_recorded(run, at, found)
 
 
+def penalised(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """A loss with a penalty on the slope of the output, itself a gradient through all layers."""
+    x = x.clone().requires_grad_()
+    output = model(x)
+    (slope,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
+    return F.cross_entropy(output, y) + slope.square().sum(1).mean()
+
+
+def gradients_at(model: nn.Sequential, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """The gradients of that loss at the output and at the weight of each layer, in float64."""
+    twin, outputs = copy.deepcopy(model).double(), []
+    for layer in twin[::2]:
+        layer._forward_hooks.clear(), layer._forward_pre_hooks.clear()
+        layer.register_forward_hook(lambda m, args, h: outputs.append(h))
+    loss = penalised(twin, x.double(), y)
+    weights = [layer.weight for layer in twin[::2]]
+    found = torch.autograd.grad(loss, [*outputs, *weights])
+    return list(zip(found[: len(weights)], found[len(weights) :], strict=True))
+
+
+def test_gradients_on_the_way_to_a_penalty_are_not_those_of_the_loss(tmp_path: Path) -> None:
+    model = mlp()
+    optimizer = sgd(model, 0.01)
+    expected = []
+    with gyroscope.watch(model, optimizer, tmp_path / "run", conditioning=1, **ALWAYS) as monitor:
+        for i in range(3):
+            expected.append(gradients_at(model, *batch(i)))
+            optimizer.zero_grad()
+            penalised(model, *batch(i)).backward()
+            optimizer.step()
+        assert monitor.error is None
+    run = gyroscope.load(tmp_path / "run")
+    assert run.where("lambda_g").tolist() == [1, 2, 3]
+    for at, found in enumerate(expected, start=1):
+        lambdas = [float(torch.linalg.eigvalsh(N * g.T @ g)[-1]) for g, _ in found]
+        np.testing.assert_allclose(run.series("lambda_g")[at], lambdas, rtol=2e-5, err_msg=f"at step {at}")
+        spectral = [float(torch.linalg.matrix_norm(w, 2)) for _, w in found]
+        np.testing.assert_allclose(run.series("gradient_spectral")[at], spectral, rtol=2e-5, err_msg=f"at step {at}")
+
+
 def test_an_input_that_is_overwritten_before_the_step_was_seen_as_it_was(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Linear(40, 3)  # more dimensions than samples: the samples themselves are kept
