@@ -269,22 +269,37 @@ def _kind(layer: Layer, name: str, parent: nn.Module | None) -> Kind | None:
     _refuse_flat(layer, marked or (hasattr(parameter, "ds_id") and parameter.numel() == 0))
     factor = name.startswith("parametrizations.")
     weight = name.split(".")[1] if factor else name
-    for classes, kind, pattern in _KNOWN:
-        if isinstance(module, classes) or (classes is nn.Linear and _is_conv1d(module)):
-            if not re.fullmatch(pattern, weight):
-                return None
-            # What FSDP1 leaves of a weight with use_orig_params=True is not marked, but has one dimension.
-            shard = layer.parametrization is None and parameter.is_floating_point() and parameter.dim() < 2
-            _refuse_flat(layer, shard)
-            kind = "other" if factor else "attention" if isinstance(parent, nn.MultiheadAttention) else kind
-            return kind if _is_weight(parameter, large=2 if factor else 0) else None
-    if any(re.search(r"Norm([123]d)?$", cls) for cls in _ancestry(module)):
+    its_class: Any = type(module)
+    entry = _known(its_class, _is_conv1d(module))
+    if entry is not None:
+        kind, pattern = entry
+        if not re.fullmatch(pattern, weight):
+            return None
+        # What FSDP1 leaves of a weight with use_orig_params=True is not marked, but has one dimension.
+        shard = layer.parametrization is None and parameter.is_floating_point() and parameter.dim() < 2
+        _refuse_flat(layer, shard)
+        kind = "other" if factor else "attention" if isinstance(parent, nn.MultiheadAttention) else kind
+        return kind if _is_weight(parameter, large=2 if factor else 0) else None
+    if _is_norm(its_class):
         return None
     # The parameters of a list are called 0, 1, ...: what they are is said by the name of the list.
     if isinstance(module, (nn.ParameterList, nn.ParameterDict)):
         name = ".".join(layer.name.split(".")[-2:])
     named = re.search("weight|kernel|proj", name) and not re.search("bias|norm", name)
     return "other" if named and _is_weight(parameter, large=2) else None
+
+
+@lru_cache(maxsize=1024)
+def _known(module: Any, conv1d: bool) -> tuple[Kind, str] | None:
+    """The kind of a class of modules, and which of its parameters are weights."""
+    entries = (e for e in _KNOWN if issubclass(module, e[0]) or (e[0] is nn.Linear and conv1d))
+    found = next(entries, None)
+    return None if found is None else found[1:]
+
+
+@lru_cache(maxsize=1024)
+def _is_norm(module: Any) -> bool:
+    return any(re.search(r"Norm([123]d)?$", cls) for cls in _names_of(module))
 
 
 def _is_weight(parameter: Tensor, *, large: int = 0) -> bool:

@@ -379,7 +379,7 @@ def _layers(model: Any, chosen: Sequence[Layer] | str | Iterable[str] | None) ->
         listed = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     found: list[Layer]
     if listed and all(isinstance(one, Layer) for one in listed):
-        found = listed
+        found = list({id(one.parameter): one for one in listed}.values())
     elif listed is None or (listed and all(isinstance(one, str) for one in listed)):
         found = find_layers(model, include=listed)
     else:

@@ -16,6 +16,8 @@ _STACK = 2**26
 _DIRECT = {"cpu": 384, "cuda": 32}
 # Up to this size, squaring again and again takes a GPU less time than starting the many kernels of Lanczos iteration.
 _SQUARED = 512
+# And up to this size, where a Krylov space has not reached λmax.
+_SQUARED_AFTER_ALL = 2048
 # Before a Krylov space is tried, where products of matrices are cheap beside starting kernels.
 _SQUARINGS = {"cuda": 3}
 # Of the residual, relative to λmax. Eigenvalues that lie within a few times as much of λmax may be taken for it.
@@ -61,11 +63,12 @@ def largest(matrices: Sequence[Tensor], *, owned: bool = False) -> Tensor:
             continue
         value, reached = krylov.top(stack, residual=_RESIDUAL, squarings=_SQUARINGS.get(first.device.type, 0))
         slow = torch.nonzero(~reached)[:, 0]
-        if len(slow):
+        if len(slow) and first.device.type == "cuda" and len(first) <= _SQUARED_AFTER_ALL:
+            value[slow] = squaring.top(stack[slow])
+        elif len(slow):
             value[slow], again = lanczos.top(stack[slow], residual=_RESIDUAL)
-            slow = slow[~again]
-        if len(slow):
-            value[slow] = torch.linalg.eigvalsh(stack[slow])[:, -1]
+            if len(slow := slow[~again]):
+                value[slow] = torch.linalg.eigvalsh(stack[slow])[:, -1]
         found.update(zip(indices, value * scale[:, 0], strict=True))
     decomposed = eigenvalues([matrices[i] for i in left], owned=owned)
     found.update((i, v[0] if len(v) else v.new_zeros(())) for i, v in zip(left, decomposed, strict=True))

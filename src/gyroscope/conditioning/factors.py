@@ -7,6 +7,7 @@ are kept, A ∈ ℝ^{d×R}: AAᵀ and AᵀA have the same eigenvalues apart from
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ _BLOCK = 512
 _FAST_DOUBLE = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
 
 
+@lru_cache(maxsize=64)
 def accumulated_in(device: torch.device) -> torch.dtype:
     """The dtype that outer products are formed and added up in: float64 wherever the device does it at a fair speed.
 

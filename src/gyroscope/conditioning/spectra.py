@@ -38,6 +38,8 @@ class Spectrum:
     dimension: int
 
     def __post_init__(self) -> None:
+        if self.values.shape == (1,) and self.dimension >= 1 and 0 <= self.values[0] < np.inf:
+            return  # λmax alone: there may be hundreds of these
         v = self.values
         ordered = bool(np.isfinite(v).all() and (v[1:] <= v[:-1]).all() and (v >= 0).all()) or bool(np.isnan(v).all())
         if v.ndim != 1 or len(v) > self.dimension or not ordered:
@@ -121,6 +123,8 @@ def spectra_of(
 
 
 def _cleared(values: npt.NDArray[np.float64], dimension: int, tolerance: float) -> Spectrum:
+    if len(values) == 1:
+        return Spectrum(values.clip(0) if np.isfinite(values[0]) else values * np.nan, dimension)
     if not np.isfinite(values).all():
         return Spectrum(np.full(len(values), np.nan), dimension)
     ordered = np.sort(values)[::-1]

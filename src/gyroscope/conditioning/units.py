@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -14,7 +16,20 @@ from gyroscope.layer import Layer
 from gyroscope.monitor.activations import ActivationProbe
 from gyroscope.monitor.modules import Layout
 
+# Above this number units are counted on their device.
+_COUNTED_THERE = 2**21
+
 Extremes = tuple[Tensor, Tensor]  # of each unit, the smallest and the largest activation above the threshold
+
+
+def _extremes(x: Tensor, layout: Layout, threshold: float) -> Extremes:
+    x, axis, positions = layout.place(x)
+    if positions:
+        x = x.reshape(-1, *x.shape[axis:]).flatten(1)
+    else:
+        x = x.movedim(axis, -1).reshape(-1, x.shape[axis])
+    low, high = torch.aminmax(x, dim=0)
+    return (low, high) if threshold == 0 else (low - threshold, high - threshold)
 
 
 class Units(ActivationProbe):
@@ -42,18 +57,14 @@ class Units(ActivationProbe):
         self._extremes = [{} for _ in self.layers]
 
     def _look(self, x: Tensor, layout: Layout, threshold: float) -> Any:
-        x, axis, positions = layout.place(x.detach())
-        if positions:
-            x = x.reshape(-1, *x.shape[axis:]).flatten(1)
-        else:
-            x = x.movedim(axis, -1).reshape(-1, x.shape[axis])
-        low, high = torch.aminmax(x, dim=0)
-        return (low, high) if threshold == 0 else (low - threshold, high - threshold)
+        # Not yet: what a normalisation or a rectifier makes of it may come next. The graph holds on to it anyway; what
+        # is done to it in place until the next layer counts, such as `relu_`.
+        return x.detach(), layout, threshold
 
     def _count(self, found: Any) -> None:
         self._sources[found.layer].add(found.source)
         if found.seen is not None:
-            maps, (low, high) = self._extremes[found.layer], found.seen
+            maps, (low, high) = self._extremes[found.layer], _extremes(*found.seen)
             if len(low) in maps:
                 before = maps[len(low)]
                 low, high = torch.minimum(before[0], low), torch.maximum(before[1], high)
@@ -78,18 +89,29 @@ class Units(ActivationProbe):
         """By layer the shares of its units that are dying and full; those of layers that were seen."""
         self._settle()
         seen = [(i, extremes) for i, maps in enumerate(self._extremes) for extremes in maps.values()]
-        found: dict[int, list[int]] = {}
+        found: dict[int, tuple[int, int, int]] = {}
         by_device: defaultdict[torch.device, list[tuple[int, Extremes]]] = defaultdict(list)
         for i, extremes in seen:
             by_device[extremes[0].device].append((i, extremes))
         for some in by_device.values():
-            # Full: the smallest is above the threshold. Alive: the largest is. All units cross to the host together.
-            low = torch.cat([low for _, (low, _) in some])
-            high = torch.cat([high for _, (_, high) in some])
-            full, alive = torch.stack([low > 0, high > 0]).cpu().numpy()
-            at = 0
-            for i, (units, _) in some:
-                here, at = slice(at, at + len(units)), at + len(units)
-                counts = (len(units), int(alive[here].sum()), int(full[here].sum()))
-                found[i] = [a + b for a, b in zip(found.get(i, [0, 0, 0]), counts, strict=True)]
+            # Full: the smallest is above the threshold. Alive: the largest is. Many units are counted where they are.
+            here = sum(len(low) for _, (low, _) in some) > _COUNTED_THERE
+            counts = _counted(some) if here else _counted_on_the_host(some)
+            for (i, (low, _)), (alive, full) in zip(some, counts, strict=True):
+                both = found.get(i, (0, 0, 0))
+                found[i] = both[0] + len(low), both[1] + alive, both[2] + full
         return {i: (1 - alive / n, full / n) for i, (n, alive, full) in found.items()}
+
+
+def _counted(some: Sequence[tuple[int, Extremes]]) -> list[list[int]]:
+    counts = [torch.stack([(high > 0).sum(), (low > 0).sum()]) for _, (low, high) in some]
+    found: list[list[int]] = torch.stack(counts).tolist()
+    return found
+
+
+def _counted_on_the_host(some: Sequence[tuple[int, Extremes]]) -> list[list[int]]:
+    """The same with few kernels: all units cross to the host together."""
+    low, high = torch.cat([low for _, (low, _) in some]), torch.cat([high for _, (_, high) in some])
+    both = torch.stack([high > 0, low > 0]).cpu().numpy()
+    ends = np.cumsum([0, *(len(low) for _, (low, _) in some)])
+    return [both[:, a:b].sum(1).tolist() for a, b in pairwise(ends.tolist())]

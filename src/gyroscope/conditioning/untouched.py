@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -33,7 +34,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     # Such as the weight that `torch.nn.utils.spectral_norm` computes anew in every pass, with the graph it came from.
     attributes = [dict(vars(module)) for module in modules]
     # A buffer that two modules share stays shared.
-    copies: dict[int, Tensor] = {}
+    copies = _copies({id(b): b for held in registered for b in held.values() if b is not None and not b.is_meta})
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
     renormalized = [
         m.weight for m in modules if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.max_norm is not None
@@ -47,7 +48,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
             for module in modules:
                 for name, buffer in module._buffers.items():
                     if buffer is not None and not buffer.is_meta:
-                        module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
+                        module._buffers[name] = copies[id(buffer)]
             yield
         finally:
             for module, buffers, own in zip(modules, registered, attributes, strict=True):
@@ -60,6 +61,20 @@ def untouched(model: nn.Module) -> Iterator[None]:
                     weight.copy_(value)
             random.setstate(python)
             np.random.set_state(legacy)  # noqa: NPY002
+
+
+def _copies(buffers: dict[int, Tensor]) -> dict[int, Tensor]:
+    """Copies by the same keys; of plain small ones those of a kind together, as a network may have hundreds."""
+    copies: dict[int, Tensor] = {}
+    kinds: defaultdict[tuple[torch.dtype, torch.device], list[int]] = defaultdict(list)
+    for key, buffer in buffers.items():
+        if type(buffer) is Tensor and buffer.numel() <= 2**16 and buffer.dtype is not torch.bool:
+            kinds[buffer.dtype, buffer.device].append(key)
+        else:
+            copies[key] = buffer.detach().clone()
+    for keys in kinds.values():
+        copies |= zip(keys, torch._foreach_mul([buffers[key].detach() for key in keys], 1), strict=True)
+    return copies
 
 
 @contextmanager
