@@ -12,8 +12,8 @@ from torch import Tensor
 from gyroscope.conditioning.eigen import largest, magnitudes, power_of_two
 from gyroscope.errors import ConditioningError
 
-# Elements that are copied to float64 at a time: an eighth of a gigabyte.
-_PART = 2**24
+# Elements that are copied to float64 at a time: a thirtieth of a gigabyte.
+_PART = 2**22
 
 
 def domination(weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from gyroscope.vectors.eager import accumulator
 
 # Elements of an operand that are converted to float64 at once.
-_AT_ONCE = 2**24
+_AT_ONCE = 2**23
 
 # Columns from which only the upper triangle of AAᵀ is computed, in blocks.
 _BLOCK = 512
@@ -187,8 +187,9 @@ class Factor:
     def take(self) -> tuple[Tensor, float]:
         """What `mean` gives, as a matrix and a number to multiply by, at the least cost; it is let go of here."""
         if self._total is None:
-            a = self.kept()
-            found, times = gram(a if a.shape[0] <= a.shape[1] else a.T), 1.0
+            one = len(self._held) == 1  # converted a part at a time, and not multiplied: it may be large
+            a, times = (self._held[0][0], self._held[0][1] ** 2) if one else (self.kept(), 1.0)
+            found = gram(a if a.shape[0] <= a.shape[1] else a.T)
         else:
             found, times = self._total, self._times
         self.release()

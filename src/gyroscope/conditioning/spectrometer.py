@@ -15,7 +15,7 @@ from gyroscope.conditioning.spectra import Spectrum, spectra_of
 # Factors that wait to be decomposed hold at most so many bytes, or this share of a GPU's memory that was in use when
 # the first one came: small ones wait for each other, large ones where there is room.
 _WAITING = 2**25
-_SHARE = 0.08
+_SHARE = 0.03
 
 
 class Spectrometer:
