@@ -54,9 +54,9 @@ _CIFAR, _SMALL = (128, 3, 32, 32), (8, 3, 16, 16)
 SIZES: dict[str, dict[str, Size]] = {
     "cuda": {
         "resnet18": Size(networks.resnet18, _CIFAR, 10),
-        "resnet50": Size(networks.resnet50, (32, 3, 224, 224), 1000),
+        "resnet50": Size(networks.resnet50, (128, 3, 224, 224), 1000),
         "resnet110": Size(networks.resnet110, _CIFAR, 10),
-        "transformer": Size(networks.Transformer, (16, 128), 4096),
+        "transformer": Size(networks.Transformer, (64, 128), 4096),
     },
     "cpu": {
         "resnet18": Size(networks.resnet18, (32, 3, 32, 32), 10),

@@ -41,6 +41,7 @@ def condition(
     patches: bool = False,
     layers: Sequence[Layer] | str | Iterable[str] | None = None,
     spectra: bool = False,
+    units: bool = True,
     reduction: Reduction = "auto",
     group: Any = "auto",
     seed: int = 0,
@@ -67,6 +68,7 @@ def condition(
         patches: read convolutions by the patches they see, as K-FAC does, and not by their channels alone.
         layers: which layers, from `gyroscope.layers`; or glob patterns on their names.
         spectra: keep the full spectra of both factors.
+        units: also look for dying and full units.
         reduction: "mean" or "sum" for a loss that gives one number; "auto" finds out.
         group: the process group whose ranks share the batch; "auto" is that of DDP or FSDP2, None is this rank alone.
         seed: of the generator that labels are drawn with.
@@ -106,7 +108,16 @@ def condition(
         # No further samples will come: factors can be decomposed as soon as they are read.
         spectrometer = Spectrometer(full=bool(shares) or spectra)
     pass_ = _Pass(
-        model, chosen, loss, labels, groups, reduction=reduction, patches=patches, seed=seed, spectrometer=spectrometer
+        model,
+        chosen,
+        loss,
+        labels,
+        groups,
+        reduction=reduction,
+        patches=patches,
+        units=units,
+        seed=seed,
+        spectrometer=spectrometer,
     )
     problem: Exception | None = None
     try:
@@ -150,6 +161,7 @@ class _Pass:
         *,
         reduction: Reduction,
         patches: bool,
+        units: bool,
         seed: int,
         spectrometer: Spectrometer | None,
     ) -> None:
@@ -169,7 +181,8 @@ class _Pass:
         )
         self.capture.waits = True
         self.reentrant = False
-        self.probe = None if unavailable(self.model) else Units(self.model, layers)
+        self.hidden = unavailable(self.model) is not None
+        self.probe = Units(self.model, layers) if units and not self.hidden else None
         self.gradients: dict[int, Tensor] = {}
         self.notes: dict[str, None] = {}
         self.times = 1.0  # what the gradients are still to be multiplied by
@@ -188,7 +201,7 @@ class _Pass:
                 stack.enter_context(without_gradients(self.model))
             else:
                 stack.enter_context(requiring_gradients(self.layers))
-            if self.probe is None:
+            if self.hidden:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             _show_recurrences(self.model, self.device, stack)
             stack.enter_context(torch.enable_grad())

@@ -55,11 +55,11 @@ def spectral_norms(matrices: Sequence[Tensor]) -> Tensor:
 
 
 def shorter_grams(matrices: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-    """The smaller of WWᵀ/s² and WᵀW/s² of tensors taken as matrices, in float64, and the powers of two s, [n].
+    """The smaller of WWᵀ/s² and WᵀW/s² of tensors taken as matrices, in float64, and s, [n]: powers of two.
 
     >>> grams, scales = shorter_grams([torch.tensor([[3.0, 4.0]])])
     >>> grams, scales
-    ([tensor([[1.5625]], dtype=torch.float64)], tensor([4.], dtype=torch.float64))
+    ([tensor([[25.]], dtype=torch.float64)], tensor([1.], dtype=torch.float64))
     """
     given = [_matrix(m) for m in matrices]
     shapes: dict[tuple[torch.Size, torch.device], list[int]] = defaultdict(list)
@@ -92,16 +92,27 @@ def _grams(same: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     out, rest = same[0].shape
     axis, (short, long) = int(out <= rest), sorted((out, rest))
     width = max(1, _PART // max(1, len(same) * short))
-    most = same[0].new_zeros(len(same), dtype=torch.float64)
-    gram = most.new_zeros(len(same), short, short)
+    scale = _scales(same, axis, long, width)
+    gram: Tensor | None = None
+    for at in range(0, long, width):
+        part = _part(same, axis, at, width)
+        if scale is not None:
+            part = part.div_(scale[:, None, None])
+        wide = part if axis else part.mT
+        gram = torch.bmm(wide, wide.mT) if gram is None else gram.baddbmm_(wide, wide.mT)
+    ones = same[0].new_ones(len(same), dtype=torch.float64)
+    zeros = ones.new_zeros(len(same), short, short)
+    return zeros if gram is None else gram, ones if scale is None else scale
+
+
+def _scales(same: Sequence[Tensor], axis: int, long: int, width: int) -> Tensor | None:
+    """What to divide by; None for dtypes whose squares are within the range of float64 anyway."""
+    if same[0].dtype is not torch.float64:
+        return None
+    most = same[0].new_zeros(len(same))
     for at in range(0, long, width):
         most = torch.maximum(most, magnitudes(_part(same, axis, at, width)))
-    scale = power_of_two(most)
-    for at in range(0, long, width):
-        part = _part(same, axis, at, width).div_(scale[:, None, None])
-        wide = part if axis else part.mT
-        gram.baddbmm_(wide, wide.mT)
-    return gram, scale
+    return power_of_two(most)
 
 
 def _part(same: Sequence[Tensor], axis: int, at: int, width: int) -> Tensor:

@@ -39,19 +39,19 @@ def top(stack: Tensor, *, residual: float, squarings: int = 0) -> tuple[Tensor, 
         power = torch.bmm(half, half)
     bound = torch.linalg.vector_norm(power, dim=(1, 2))
     bound = torch.where(bound > 0, bound, 1.0)
-    # 2(C + 1), so that a step is one product.
-    scaled = power * (4 / bound)[:, None, None]
+    # 2C, so that a step is one product.
+    twice = power * (4 / bound)[:, None, None]
+    twice.diagonal(dim1=1, dim2=2).sub_(2)
     del power
     basis = stack.new_empty(_DEGREE + 1, b, d, 1)
     basis[0] = start(d).to(stack)[:, None]
-    torch.baddbmm(basis[0], scaled, basis[0], beta=-1, alpha=0.5, out=basis[1])
+    torch.baddbmm(basis[0], twice, basis[0], beta=0, alpha=0.5, out=basis[1])
     for k in range(1, _DEGREE):
-        # 2C p_k − p_{k−1} = scaled p_k − 2 p_k − p_{k−1}
-        torch.baddbmm(torch.add(basis[k - 1], basis[k], alpha=2), scaled, basis[k], beta=-1, out=basis[k + 1])
+        torch.baddbmm(basis[k - 1], twice, basis[k], beta=-1, out=basis[k + 1])
     p = basis[..., 0].transpose(0, 1)  # [b, degree + 1, d]
     v = torch.bmm(p[:, :-1].mT, _best(torch.bmm(p, p.mT)))
     for _ in range(_POLISH):
-        v = torch.bmm(scaled, v)
+        v = torch.baddbmm(v, twice, v, beta=2)  # 4B/f
     v = torch.nn.functional.normalize(v, dim=1)
     av = torch.bmm(stack, v)
     # The quotient is right to the square of what the vector is off, also where rounding has its part in that.
