@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, interpolate
 
 import conditioning_peers
 import gyroscope
@@ -105,10 +105,26 @@ def task(size: Size, device: torch.device) -> Task:
     torch.manual_seed(0)
     model = size.make().to(device).train()
     if len(size.shape) == 2:
-        return Task(model, *(torch.randint(size.classes, size.shape, device=device) for _ in range(2)))
-    return Task(
-        model, torch.randn(size.shape, device=device), torch.randint(size.classes, size.shape[:1], device=device)
-    )
+        return Task(model, *(words(size.shape, size.classes).to(device) for _ in range(2)))
+    return Task(model, pictures(size.shape).to(device), torch.randint(size.classes, size.shape[:1], device=device))
+
+
+def words(shape: tuple[int, ...], vocabulary: int) -> Tensor:
+    """Tokens as frequent as Zipf's law has them in a text: the k-th one in proportion to 1/k.
+
+    Of tokens that are all as frequent as each other, the largest eigenvalues would differ by chance alone.
+    """
+    frequencies = 1 / torch.arange(1, vocabulary + 1, dtype=torch.float64)
+    return torch.multinomial(frequencies, shape[0] * shape[1], replacement=True).reshape(shape)
+
+
+def pictures(shape: tuple[int, ...]) -> Tensor:
+    """Noise that is stronger the larger its patterns are, as in photographs, of mean 0 and variance 1."""
+    images = torch.zeros(shape)
+    for pattern in (1, 2, 4, 8, 16):
+        coarse = torch.randn(*shape[:2], *(-(-side // pattern) for side in shape[2:]))
+        images += pattern * interpolate(coarse, size=shape[2:], mode="bilinear", align_corners=False)
+    return (images - images.mean()) / images.std()
 
 
 def agreement(task: Task) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:

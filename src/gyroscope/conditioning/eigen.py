@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gyroscope.conditioning import krylov, lanczos, squaring
 
-# Matrices are stacked up to this many elements at a time: half a gigabyte in float64.
-_STACK = 2**26
+# Matrices are stacked up to this many elements at a time: an eighth of a gigabyte in float64.
+_STACK = 2**24
 # Up to this size, decomposing a matrix takes no longer than Lanczos iteration for λmax alone.
 _DIRECT = {"cpu": 384, "cuda": 32}
 # Up to this size, squaring again and again takes a GPU less time than starting the many kernels of Lanczos iteration.
@@ -57,10 +57,11 @@ def largest(matrices: Sequence[Tensor], *, owned: bool = False) -> Tensor:
         if len(first) <= _DIRECT.get(first.device.type, _DIRECT["cpu"]):
             left += indices
             continue
-        stack, scale = _scaled([matrices[i] for i in indices], owned=owned)
         if first.device.type == "cuda" and len(first) <= _SQUARED:
-            found.update(zip(indices, squaring.top(stack) * scale[:, 0], strict=True))
+            stack = torch.stack([matrices[i].detach() for i in indices]).to(torch.float64)
+            found.update(zip(indices, squaring.top(stack), strict=True))
             continue
+        stack, scale = _scaled([matrices[i] for i in indices], owned=owned)
         value, reached = krylov.top(stack, residual=_RESIDUAL, squarings=_SQUARINGS.get(first.device.type, 0))
         slow = torch.nonzero(~reached)[:, 0]
         if len(slow) and first.device.type == "cuda" and len(first) <= _SQUARED_AFTER_ALL:

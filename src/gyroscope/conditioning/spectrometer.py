@@ -12,10 +12,11 @@ from gyroscope.conditioning.eigen import eigenvalues, largest
 from gyroscope.conditioning.factors import Factor
 from gyroscope.conditioning.spectra import Spectrum, spectra_of
 
-# Factors that wait to be decomposed hold at most so many bytes, or this share of a GPU's memory that was in use when
-# the first one came: small ones wait for each other, large ones where there is room.
+# Factors that wait to be decomposed hold at most so many bytes more than what a GPU had in use when the first one came:
+# small ones wait for each other, and large ones as long as the backward pass frees more than they take.
 _WAITING = 2**25
-_SHARE = 0.03
+# On other devices, so many in all.
+_WAITING_ELSE = 2**28
 
 
 class Spectrometer:
@@ -34,18 +35,23 @@ class Spectrometer:
         self.full = full
         self._waiting: list[Factor] = []
         self._bytes = 0
-        self._most: float | None = None
+        self._at_first: int | None = None
         self._found: list[tuple[Factor, Tensor, float, float]] = []
         self._spectra: dict[int, Spectrum] = {}
 
     def take(self, factor: Factor) -> None:
         """A factor is complete: what it holds may be let go of."""
-        if self._most is None:
-            self._most = max(_WAITING, _in_use(factor) * _SHARE)
         self._waiting.append(factor)
         self._bytes += factor.bytes
-        if self._bytes > self._most:
+        if self._is_too_much(factor.device):
             self._decompose([])
+
+    def _is_too_much(self, device: torch.device | None) -> bool:
+        if device is None or device.type != "cuda":
+            return self._bytes > _WAITING_ELSE
+        in_use = torch.cuda.memory_allocated(device)
+        self._at_first = in_use if self._at_first is None else self._at_first
+        return in_use > self._at_first + _WAITING
 
     def finish(self, others: Sequence[Tensor] = ()) -> Tensor:
         """Bring the spectra of all factors to the host; also λmax of other matrices."""
@@ -85,11 +91,6 @@ class Spectrometer:
         if not tops:
             return torch.zeros(0, dtype=torch.float64)
         return torch.stack([tops[i].to(tops[0].device) for i in range(len(others))])
-
-
-def _in_use(factor: Factor) -> int:
-    device = factor.device
-    return torch.cuda.memory_allocated(device) if device is not None and device.type == "cuda" else 0
 
 
 def zero_below(factor: Factor, dtype: torch.dtype) -> float:

@@ -16,7 +16,7 @@ _EVERY = 3
 
 
 def top(stack: Tensor) -> Tensor:
-    """λmax of positive semidefinite matrices [b, d, d] with elements near 1, as [b]; 0 for matrices of zeros.
+    """λmax of positive semidefinite matrices [b, d, d], as [b]; 0 for matrices of zeros, NaN for ones not finite.
 
     With B_0 = A/tr A and B_k = B_{k−1}², divided by its trace t_k now and then, these traces add up to the power
 
@@ -41,7 +41,7 @@ def top(stack: Tensor) -> Tensor:
     # What the last trace adds is ln(tr A^2n)/2n − ln(tr A^n)/n; taken twice, it leaves ln(tr A^2n/tr A^n)/n.
     shares[-1] *= 2
     found = torch.einsum("kb,k->b", logarithms, torch.tensor(shares).to(stack)).exp()
-    return torch.where(traces[0] > 0, found, 0.0)
+    return torch.where(traces[0] == 0, 0.0, found)
 
 
 def _trace(stack: Tensor) -> Tensor:
