@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gyroscope.conditioning import eigen, krylov, lanczos
+from gyroscope.conditioning import eigen, krylov, lanczos, side_by_side
 from gyroscope.conditioning.eigen import eigenvalues, largest
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -201,3 +201,11 @@ def test_matrices_are_overwritten_only_where_they_are_owned() -> None:
     assert eigenvalues([matrix])[0][0].item() == pytest.approx(oracle(before), rel=1e-12)
     assert torch.equal(matrix, before)
     assert largest([matrix], owned=True).item() == pytest.approx(oracle(before), rel=1e-12)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("count", "size"), [(1, 40), (2, 40), (9, 40), (20, 65), (3, 300), (40, 16)])
+def test_many_matrices_side_by_side_have_their_own_eigenvalues(count: int, size: int, device: str) -> None:
+    stack = torch.stack([(i + 1) * covariance(size, 2 * size) for i in range(count)])
+    found = side_by_side.eigvalsh(stack.to(device)).cpu()
+    torch.testing.assert_close(found, torch.linalg.eigvalsh(stack), rtol=1e-10, atol=1e-12)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gyroscope.conditioning import krylov, lanczos, squaring
+from gyroscope.conditioning.side_by_side import eigvalsh
 
 # Matrices are stacked up to this many elements at a time: an eighth of a gigabyte in float64.
 _STACK = 2**24
@@ -36,7 +37,7 @@ def eigenvalues(matrices: Sequence[Tensor], *, owned: bool = False) -> list[Tens
     found: dict[int, Tensor] = {}
     for indices in alike([(len(m), m.device) for m in matrices]):
         stack, scale = _scaled([matrices[i] for i in indices], owned=owned)
-        found.update(zip(indices, torch.linalg.eigvalsh(stack).flip(-1) * scale, strict=True))
+        found.update(zip(indices, eigvalsh(stack).flip(-1) * scale, strict=True))
     return [found[i] for i in range(len(matrices))]
 
 
