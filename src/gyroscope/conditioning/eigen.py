@@ -58,11 +58,10 @@ def largest(matrices: Sequence[Tensor], *, owned: bool = False) -> Tensor:
         if len(first) <= _DIRECT.get(first.device.type, _DIRECT["cpu"]):
             left += indices
             continue
-        if first.device.type == "cuda" and len(first) <= _SQUARED:
-            stack = torch.stack([matrices[i].detach() for i in indices]).to(torch.float64)
-            found.update(zip(indices, squaring.top(stack), strict=True))
-            continue
         stack, scale = _scaled([matrices[i] for i in indices], owned=owned)
+        if first.device.type == "cuda" and len(first) <= _SQUARED:
+            found.update(zip(indices, squaring.top(stack) * scale[:, 0], strict=True))
+            continue
         value, reached = krylov.top(stack, residual=_RESIDUAL, squarings=_SQUARINGS.get(first.device.type, 0))
         slow = torch.nonzero(~reached)[:, 0]
         if len(slow) and first.device.type == "cuda" and len(first) <= _SQUARED_AFTER_ALL:
