@@ -88,7 +88,7 @@ def test_only_the_smaller_gram_matrix_is_formed(shape: tuple[int, ...], monkeypa
 
 def test_parts_of_long_matrices_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     given = [drawn(shape, seed) for seed, shape in enumerate([(7, 100), (100, 7), (7, 100)])]
-    monkeypatch.setattr(module, "_PART", 7 * 30)
+    monkeypatch.setattr(module, "_PART_ON_CPU", 7 * 30)
     assert spectral_norms(given).tolist() == pytest.approx([oracle(m) for m in given], rel=1e-12)
 
 

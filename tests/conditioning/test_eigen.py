@@ -105,7 +105,7 @@ def test_the_given_matrices_are_left_as_they_are() -> None:
 def test_stacks_of_bounded_size_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     given = [covariance(8, 16, seed) for seed in range(7)]
     whole = eigenvalues(given)
-    monkeypatch.setattr(eigen, "_STACK", 2 * 64)
+    monkeypatch.setattr(eigen, "_STACK_ON_CPU", 2 * 64)
     assert [len(b) for b in eigen.alike([(8, torch.device("cpu"))] * 7)] == [2, 2, 2, 1]
     assert all(torch.allclose(a, b, rtol=1e-14) for a, b in zip(whole, eigenvalues(given), strict=True))
 

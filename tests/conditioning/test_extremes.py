@@ -104,7 +104,7 @@ def test_a_thousand_times_the_same_sample_is_that_sample() -> None:
 def test_more_rows_than_are_converted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from gyroscope.conditioning import factors
 
-    monkeypatch.setattr(factors, "_AT_ONCE", 1000)
+    monkeypatch.setattr(factors, "_AT_ONCE_ON_CPU", 1000)
     beside_all_rows(perceptron(12, 9, 4), [(drawn(5000, 12), drawn(5000, 4, seed=1))])
 
 

@@ -67,6 +67,7 @@ def test_outer_products_are_formed_in_float64_from_any_layout(layout: str, dtype
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_parts_of_the_columns_add_up(layout: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_AT_ONCE", at_once)
+    monkeypatch.setattr(module, "_AT_ONCE_ON_CPU", at_once)
     a = LAYOUTS[layout]()
     same(upper(add_gram_(torch.zeros(len(a), len(a), dtype=torch.float64), a)), gram(a), 1e-14)
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from gyroscope.conditioning.eigen import largest, magnitudes, power_of_two
 from gyroscope.errors import ConditioningError
 
-# Elements that are copied to float64 at a time: a thirtieth of a gigabyte.
-_PART = 2**22
+# Elements that are copied to float64 at a time; a CPU loses nothing by fewer.
+_PART, _PART_ON_CPU = 2**22, 2**20
 
 
 def domination(weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
@@ -91,7 +91,8 @@ def _grams(same: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """The smaller of WWᵀ/s² and WᵀW/s² of matrices of one shape, stacked, and s: powers of two, W/s being near 1."""
     out, rest = same[0].shape
     axis, (short, long) = int(out <= rest), sorted((out, rest))
-    width = max(1, _PART // max(1, len(same) * short))
+    most = _PART_ON_CPU if same[0].device.type == "cpu" else _PART
+    width = max(1, most // max(1, len(same) * short))
     scale = _scales(same, axis, long, width)
     gram: Tensor | None = None
     for at in range(0, long, width):

@@ -11,8 +11,9 @@ from torch import Tensor
 from gyroscope.conditioning import krylov, lanczos, squaring
 from gyroscope.conditioning.side_by_side import eigvalsh
 
-# Matrices are stacked up to this many elements at a time: an eighth of a gigabyte in float64.
-_STACK = 2**24
+# Matrices are stacked up to this many elements at a time: an eighth of a gigabyte in float64. A CPU gains nothing from
+# large stacks.
+_STACK, _STACK_ON_CPU = 2**24, 2**19
 # Up to this size, decomposing a matrix takes no longer than Lanczos iteration for λmax alone.
 _DIRECT = {"cpu": 384, "cuda": 32}
 # Up to this size, squaring again and again takes a GPU less time than starting the many kernels of Lanczos iteration.
@@ -89,8 +90,8 @@ def alike(keys: Sequence[tuple[int, torch.device]]) -> list[list[int]]:
     for i, key in enumerate(keys):
         groups[key].append(i)
     batches = []
-    for (size, _), indices in groups.items():
-        most = max(1, _STACK // max(1, size**2))
+    for (size, device), indices in groups.items():
+        most = max(1, (_STACK_ON_CPU if device.type == "cpu" else _STACK) // max(1, size**2))
         batches += [indices[at : at + most] for at in range(0, len(indices), most)]
     return batches
 

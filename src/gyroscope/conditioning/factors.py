@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gyroscope.vectors.eager import accumulator
 
-# Elements of an operand that are converted to float64 at once.
-_AT_ONCE = 2**23
+# Elements of an operand that are converted to float64 at once; a CPU loses nothing by fewer.
+_AT_ONCE, _AT_ONCE_ON_CPU = 2**23, 2**20
 
 # Columns from which only the upper triangle of AAᵀ is computed, in blocks.
 _BLOCK = 512
@@ -49,7 +49,7 @@ def add_gram_(out: Tensor, a: Tensor) -> Tensor:
     a = a.unsqueeze(1) if a.dim() == 1 else a
     if a.numel() == 0:
         return out
-    at_once = max(1, _AT_ONCE * a.shape[1] // a.numel())
+    at_once = max(1, _at_once(a) * a.shape[1] // a.numel())
     for start in range(0, a.shape[1], at_once):
         part = _converted(a[:, start : start + at_once], out.dtype).flatten(1)
         if d <= _BLOCK:
@@ -63,7 +63,7 @@ def add_gram_(out: Tensor, a: Tensor) -> Tensor:
 def gram(a: Tensor) -> Tensor:
     """AAᵀ, upper triangle at least, in the accumulators' dtype."""
     dtype = accumulated_in(a.device)
-    if a.shape[0] <= _BLOCK and 0 < a.numel() <= _AT_ONCE:
+    if a.shape[0] <= _BLOCK and 0 < a.numel() <= _at_once(a):
         part = _converted(a, dtype).flatten(1)
         return part @ part.T
     return add_gram_(torch.zeros(a.shape[0], a.shape[0], dtype=dtype, device=a.device), a)
@@ -77,6 +77,10 @@ def upper(matrix: Tensor) -> Tensor:
             [2., 3.]])
     """
     return matrix.triu().add_(matrix.triu(1).T)
+
+
+def _at_once(a: Tensor) -> int:
+    return _AT_ONCE_ON_CPU if a.device.type == "cpu" else _AT_ONCE
 
 
 def _mirror_(matrix: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from gyroscope.conditioning.spectra import Spectrum, spectra_of
 # small ones wait for each other, and large ones as long as the backward pass frees more than they take.
 _WAITING = 2**25
 # On other devices, so many in all.
-_WAITING_ELSE = 2**28
+_WAITING_ELSE = 2**25
 
 
 class Spectrometer:
