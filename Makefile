@@ -37,6 +37,7 @@ bench: $(READY)  ## what a step costs on this machine; writes benchmarks/results
 	$(BIN)/python benchmarks/monitor_cost.py --device cpu
 	$(BIN)/python benchmarks/monitor_cost.py --device cpu --budget
 	$(BIN)/python benchmarks/run_store.py
+	$(BIN)/python benchmarks/conditioning_cost.py --device cpu
 	$(BIN)/python benchmarks/report.py
 
 docs: $(READY)  ## run every example in the documents and check every link between them
