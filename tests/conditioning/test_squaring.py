@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tests.conditioning.devices import DEVICES
 
+from conditioning.devices import DEVICES
 from gyroscope.conditioning.squaring import top
 
 SPECTRA = {
