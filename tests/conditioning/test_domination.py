@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from conditioning.devices import DEVICES
 from gyroscope.conditioning import domination as module
 from gyroscope.conditioning.domination import domination, spectral_norms
 from gyroscope.errors import ConditioningError
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 SHAPES = [
     (8, 3, 3, 3),
     (400, 500),

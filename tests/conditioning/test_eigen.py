@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from conditioning.devices import DEVICES
 from gyroscope.conditioning import eigen, krylov, lanczos, side_by_side
 from gyroscope.conditioning.eigen import eigenvalues, largest
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 F64 = torch.float64
 
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -388,3 +389,19 @@ def test_the_largest_eigenvalue_alone_is_that_of_the_whole_spectrum() -> None:
         assert (b.lambda_x, b.lambda_g, b.lambda_f) == pytest.approx((a.lambda_x, a.lambda_g, a.lambda_f), rel=2e-6)
         assert (b.rank_x, b.rank_g, b.kappa_x, b.kappa_f) == (None, None, {}, {})
         assert b.gradient_spectral == a.gradient_spectral
+
+
+def test_bfloat16_samples_keep_the_eigenvalues_that_rounding_leaves() -> None:
+    x = torch.randn(4096, 64) * 0.8 ** torch.arange(64) + 1.0
+    lin = nn.Linear(64, 3, bias=False).to(torch.bfloat16)
+    rounded = x.to(torch.bfloat16)
+    target = torch.zeros(4096, 3)
+    found = gyroscope.condition(lin, lambda o, t: (o.float() - t).square().mean(), (rounded, target), spectra=True)
+    exact = torch.linalg.eigvalsh(rounded.double().T @ rounded.double() / 4096).flip(0)
+    assert found.spectra is not None
+    spectrum = found.spectra["weight"].x
+    # As far as they are above the noise of rounding, which is ε²/12 of the mean or so: far below λmax ε².
+    kept = int((exact > 2.0**-11 * exact.mean()).sum())
+    assert exact[kept - 1] < 2.0**-11 * exact[0]
+    np.testing.assert_allclose(spectrum.values[:kept], exact[:kept].numpy(), rtol=1e-6)
+    assert spectrum.rank < 64

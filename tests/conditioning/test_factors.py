@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from conditioning.devices import DEVICES
 from gyroscope.conditioning import factors as module
 from gyroscope.conditioning.factors import Factor, add_gram_, upper
 from oracles.conditioning import descending
-
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

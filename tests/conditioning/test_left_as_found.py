@@ -372,6 +372,40 @@ def test_nothing_is_kept_alive(make: Callable[[], nn.Module]) -> None:
     assert found.spectra is not None
 
 
+def test_nothing_is_kept_alive_by_an_analysis_that_fails() -> None:
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            raise RuntimeError("in the backward pass")
+
+    model = nn.MultiheadAttention(4, 2)
+    x = torch.randn(3, 2, 4)
+    with pytest.raises(ConditioningError, match="in the backward pass"):
+        gyroscope.condition(model, lambda o, _: Fails.apply(o[0]).mean(), ((x, x, x), None), reduction="mean")
+    alive = weakref.ref(model), weakref.ref(model.in_proj_weight)
+    del model
+    gc.collect()
+    assert [ref() for ref in alive] == [None, None]
+
+
+def test_gradients_are_let_go_of_without_the_collector() -> None:
+    model, given = mlp(), pair()
+    gyroscope.condition(model, loss, given)
+    alive = weakref.ref(model)
+    gc.collect()
+    gc.disable()
+    try:
+        gyroscope.condition(model, loss, given)
+        del model
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
 def test_shared_buffers_stay_shared_within_the_pass() -> None:
     class Shared(nn.Module):
         def __init__(self) -> None:

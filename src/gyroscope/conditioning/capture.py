@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from gyroscope.conditioning.factors import Factor
 from gyroscope.conditioning.uses import Reader, Use, reader, tensors, unreadable
 from gyroscope.layer import Layer
 from gyroscope.vectors.chunks import is_capturing
+
+_NUMBERS = count()
 
 _CALLED = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.Embedding, nn.EmbeddingBag)
 
@@ -53,14 +56,13 @@ class Capture:
         self.broken: Exception | None = None
         self._handles: list[RemovableHandle] = []
         self._refused: dict[int, str] = {}
-        self._claimed: set[Any] = set()
+        self._mark = f"gyroscope {next(_NUMBERS)}"  # on nodes of a graph that have been seen to
         self.reset()
 
     def reset(self) -> None:
         """Forget what was seen."""
         self.uses: dict[tuple[int, str], Use] = {}
         self.reasons: dict[int, str] = dict(self._refused)
-        self._claimed = set()
 
     def attach(self) -> None:
         """Put forward hooks on; again does nothing."""
@@ -98,7 +100,6 @@ class Capture:
                 use.x.close()
                 use.g.close(use.g.pending / scale)
             use.calls = use.arrived = 0
-        self._claimed = set()
 
     def find_functional(self, roots: Iterable[Tensor]) -> bool:
         """Hook on to the uses of weights that no module call has shown, in the graph that leads to `roots`.
@@ -107,15 +108,17 @@ class Capture:
             Whether there is a reentrant checkpoint in it, through which only a whole `backward` goes.
         """
         wanted = {id(layer.parameter): i for i, layer in enumerate(self.layers) if i not in self._refused}
-        uses, reentrant = graph.find(roots, wanted, self._claimed)
+        uses, reentrant = graph.find(roots, wanted, self._mark)
         for found in sorted(uses, key=lambda one: one.transposed):
             layer = self.layers[found.position]
+            if self.patches and getattr(found.node, "_saved_transposed", False):
+                self.reasons.setdefault(found.position, "a transposed convolution has no patches")
+                continue
             if isinstance(found.how, str):
                 self.reasons.setdefault(found.position, found.how)
                 continue
             kind = layer.kind if layer.kind in ("attention", "recurrent") else found.kind
             name = f"{layer.name} (as {found.kind})" if kind != layer.kind == "embedding" else layer.name
-            self._claimed.add(found.node)
             use = self._use(found.position, kind, name, rows=found.rows, transposed=found.transposed)
             use.early = False
             # What a checkpoint recomputes for this shows itself to the modules' hooks as well.
@@ -161,7 +164,7 @@ class Capture:
             self.reasons[position] = use.why_not = why_not
             return
         if h.grad_fn is not None:
-            self._claimed.add(h.grad_fn)
+            graph.claim(h.grad_fn, self._mark)
         use.calls += 1
         x = x.detach()
         # The input is read when the gradient comes by: it is kept for that anyway, and memory is freed by then. So an

@@ -16,7 +16,7 @@ from gyroscope.conditioning.batches import Batch, batches, is_pair
 from gyroscope.conditioning.capture import Capture
 from gyroscope.conditioning.labels import sample_targets
 from gyroscope.conditioning.losses import Loss, Reduction, check_reduction, mean_loss
-from gyroscope.conditioning.result import Conditioning
+from gyroscope.conditioning.result import Conditioning, LayerConditioning
 from gyroscope.conditioning.solve import solve
 from gyroscope.conditioning.spectrometer import Spectrometer
 from gyroscope.conditioning.untouched import requiring_gradients, untouched, without_gradients
@@ -197,6 +197,8 @@ class _Pass:
             stack.enter_context(untouched(self.model))
             if isinstance(self.loss, nn.Module):
                 stack.enter_context(untouched(self.loss))
+            if isinstance(self.loss, nn.Module):
+                stack.enter_context(without_gradients(self.loss))
             if self.sharded:
                 stack.enter_context(without_gradients(self.model))
             else:
@@ -208,6 +210,7 @@ class _Pass:
             stack.enter_context(alone(self.capture, self.probe))
             self.capture.attach()
             stack.callback(self.capture.detach)
+            stack.callback(setattr, self.capture, "complete", None)  # which is a part of this, and would keep it alive
             if self.probe is not None:
                 self.probe.attach()
                 stack.callback(self.probe.detach)
@@ -343,17 +346,9 @@ class _Pass:
                     own = {i: _wide(gradient) * self.times for i, gradient in self.gradients.items()}
                     self.gradients = ranks.mean_gradients(own, self.samples, len(self.layers), groups, weights)
                     self.times = 1.0
+            mean = ranks.mean(self.total, self.samples, groups, self.device)
             ordered = in_order(uses)
-            entries, untreated = solve(
-                ordered,
-                self.layers,
-                self.gradients,
-                units,
-                p=p,
-                spectra=spectra,
-                spectrometer=self.spectrometer,
-                times=self.times,
-            )
+            entries, untreated = ranks.together(groups, lambda: self._solved(ordered, units, p=p, spectra=spectra))
         seen = {use.position for use in ordered}
         missing = {
             layer.name: self.capture.reasons.get(i, "it was not used, or not where it could be seen")
@@ -364,8 +359,21 @@ class _Pass:
         if not entries:
             reasons = "; ".join(f"{name}: {why}" for name, why in list(untreated.items())[:4])
             raise ConditioningError(f"None of the {len(self.layers)} layers could be treated: {reasons}.")
-        mean = ranks.mean(self.total, self.samples, groups, self.device)
         return Conditioning(tuple(entries), p, untreated, tuple(self.notes), mean, self.batches)
+
+    def _solved(
+        self, uses: list[Use], units: dict[int, tuple[float, float]], *, p: tuple[float, ...], spectra: bool
+    ) -> tuple[list[LayerConditioning], dict[str, str]]:
+        return solve(
+            uses,
+            self.layers,
+            self.gradients,
+            units,
+            p=p,
+            spectra=spectra,
+            spectrometer=self.spectrometer,
+            times=self.times,
+        )
 
     def _units(self, groups: list[Any]) -> dict[int, tuple[float, float]]:
         if self.probe is None:

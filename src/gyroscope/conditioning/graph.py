@@ -47,24 +47,31 @@ class Found:
     transposed: bool = False
 
 
-def find(roots: Iterable[Tensor], wanted: dict[int, int], claimed: set[Any]) -> tuple[list[Found], bool]:
-    """The uses of the parameters with these ids, in the graphs that lead to `roots`, but those already claimed.
+def claim(top: Any, mark: str) -> None:
+    """Mark the nodes that made what a module put out, from the last one down to the product."""
+    for node in _maker(top):
+        node.metadata[mark] = True
 
-    A node is claimed if it made what a module put out. Also whether there is a reentrant checkpoint on the way.
+
+def find(roots: Iterable[Tensor], wanted: dict[int, int], mark: str) -> tuple[list[Found], bool]:
+    """The uses of the parameters with these ids, in the graphs that lead to `roots`, but those already marked.
+
+    What is found is marked, on the nodes themselves: a set of nodes would keep the graph alive. Also whether there is a
+    reentrant checkpoint on the way.
     """
     reentrant = False
-    skip = {node for top in claimed for node in _maker(top)}
     seen: set[Any] = set()
     found: list[Found] = []
-    stack = [root.grad_fn for root in roots if root.grad_fn is not None]
+    stack: list[Any] = [root.grad_fn for root in roots if root.grad_fn is not None]
     while stack:
         node = stack.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         reentrant = reentrant or _name(node) == "CheckpointFunctionBackward"
-        if node not in skip:
-            found += _use(node, wanted)
+        if mark not in node.metadata and (uses := _use(node, wanted)):
+            node.metadata[mark] = True
+            found += uses
         stack += [after for after, _ in node.next_functions if after is not None]
     return found, reentrant
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from gyroscope.vectors.eager import accumulator
 from gyroscope.vectors.sharded import is_sharded
 
 Key = tuple[int, str]
+Found = TypeVar("Found")
 
 
 def groups_of(model: nn.Module) -> list[Any]:
@@ -73,6 +74,21 @@ def agree(problem: Exception | None, groups: Sequence[Any], samples: int = 0) ->
     if said is not None:
         raise ConditioningError(f"Another rank failed: {said}")
     return counts
+
+
+def together(groups: Sequence[Any], act: Callable[[], Found]) -> Found:
+    """Do what all ranks do, and raise on all of them what went wrong on one.
+
+    >>> together([], lambda: 3)
+    3
+    """
+    found, problem = None, None
+    try:
+        found = act()
+    except Exception as error:
+        problem = error
+    agree(problem, groups)
+    return cast(Found, found)
 
 
 def in_step(batches: Iterator[Batch], groups: Sequence[Any]) -> Iterator[Batch]:

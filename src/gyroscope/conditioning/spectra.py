@@ -103,8 +103,11 @@ def spectra_of(
     dimensions: Sequence[int],
     tolerances: Sequence[float],
     times: Sequence[float] | None = None,
+    roundings: Sequence[float] | None = None,
 ) -> list[Spectrum]:
     """`Spectrum.of` for many, with one copy from each device to the host; there values may be multiplied.
+
+    With `roundings`, also those at most that share of the *mean* eigenvalue count as zero.
 
     >>> [s.values.tolist() for s in spectra_of([torch.tensor([1.0, 2.0]), torch.zeros(0)], [2, 2], [0.0, 0.0])]
     [[2.0, 1.0], []]
@@ -119,13 +122,15 @@ def spectra_of(
         for i, part in zip(indices, parts, strict=True):
             host[i] = part
     each = [1.0] * len(values) if times is None else times
-    return [_cleared(v * n, d, t) for v, d, t, n in zip(host, dimensions, tolerances, each, strict=True)]
+    noise = [0.0] * len(values) if roundings is None else roundings
+    return [_cleared(v * n, d, t, r) for v, d, t, n, r in zip(host, dimensions, tolerances, each, noise, strict=True)]
 
 
-def _cleared(values: npt.NDArray[np.float64], dimension: int, tolerance: float) -> Spectrum:
+def _cleared(values: npt.NDArray[np.float64], dimension: int, tolerance: float, rounding: float) -> Spectrum:
     if len(values) == 1:
         return Spectrum(values.clip(0) if np.isfinite(values[0]) else values * np.nan, dimension)
     if not np.isfinite(values).all():
         return Spectrum(np.full(len(values), np.nan), dimension)
     ordered = np.sort(values)[::-1]
-    return Spectrum(np.where(ordered > tolerance * ordered[:1], ordered, 0.0), dimension)
+    least = np.maximum(tolerance * ordered[:1], rounding * ordered.sum() / max(dimension, 1))
+    return Spectrum(np.where(ordered > least, ordered, 0.0), dimension)

@@ -57,7 +57,8 @@ class Spectrometer:
         """Bring the spectra of all factors to the host; also λmax of other matrices."""
         tops = self._decompose(others)
         factors, values, times, zeros = zip(*self._found, strict=True) if self._found else ((), (), (), ())
-        spectra = spectra_of(values, [factor.dimension for factor in factors], zeros, times)
+        roundings = [rounding(factor) for factor in factors]
+        spectra = spectra_of(values, [factor.dimension for factor in factors], zeros, times, roundings)
         self._spectra |= {id(factor): spectrum for factor, spectrum in zip(factors, spectra, strict=True)}
         return tops
 
@@ -94,13 +95,24 @@ class Spectrometer:
 
 
 def zero_below(factor: Factor, dtype: torch.dtype) -> float:
-    """Below which share of λmax an eigenvalue counts as zero.
+    """Below which share of λmax an eigenvalue counts as zero, because sums were rounded.
 
-    Rounding of samples to a dtype of epsilon ε moves singular values by about ε σmax, eigenvalues of the mean outer
-    product by its square. Adding up R outer products of dimension d moves them by the accumulators' epsilon, times d or
-    a fraction of R, whichever is more.
+    Adding up R outer products of dimension d moves eigenvalues by the accumulators' epsilon, times d or a fraction of
+    R, whichever is more.
 
-    >>> zero_below(Factor(dimension=4, samples=8, eps=2.0**-23), torch.float64) == (4 * 2.0**-23) ** 2
+    >>> zero_below(Factor(dimension=4, samples=80), torch.float64) == 10 * 2.0**-52
     True
     """
-    return max(max(factor.dimension, factor.samples / 8) * torch.finfo(dtype).eps, (4 * factor.eps) ** 2)
+    return max(factor.dimension, factor.samples / 8) * torch.finfo(dtype).eps
+
+
+def rounding(factor: Factor) -> float:
+    """Below which share of the mean eigenvalue one counts as zero, because samples were rounded.
+
+    Rounding to a dtype of epsilon ε is noise of deviation ε/√12 of each element, and adds about ε²/12 of the mean
+    eigenvalue to all of them. What samples were computed from was rounded as well: so 4ε².
+
+    >>> rounding(Factor(eps=0.5))
+    1.0
+    """
+    return 4 * factor.eps**2

@@ -28,6 +28,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     >>> net.running_mean, int(net.num_batches_tracked)
     (tensor([0., 0.]), 0)
     """
+    scripted = [b for m in model.modules() if isinstance(m, torch.jit.ScriptModule) for b in m.buffers(recurse=False)]
     modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
     _refuse_open_sums(modules)
     registered = [dict(module._buffers) for module in modules]
@@ -39,6 +40,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
     renormalized = [
         m.weight for m in modules if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.max_norm is not None
     ]
+    # Neither these weights nor the buffers of scripted modules can be exchanged for a while.
+    renormalized += scripted
     weights = [weight.detach().clone() for weight in renormalized]
     with ExitStack() as stack:
         _keep_random_state(model, stack)

@@ -24,18 +24,22 @@ from gyroscope.conditioning.uses import in_order, tensors
 from gyroscope.errors import ConditioningError
 from gyroscope.layer import Layer
 from gyroscope.store.record import QuantityInfo
+from gyroscope.vectors.chunks import is_capturing
 
 _LOG = logging.getLogger("gyroscope")
 
 _MEANING = {
     "lambda_x": ("activation²", "λmax of Σx, the mean of xxᵀ over the samples of the layer's input"),
     "lambda_g": ("gradient²", "λmax of Σ∇h, the mean of ggᵀ over the samples of the gradient at the layer's output"),
-    "lambda_f": ("1", "λmax of the layer's Fisher information, approximated by Σx ⊗ Σ∇h: how steep the loss is"),
+    "lambda_f": (
+        "activation²·gradient²",
+        "λmax of the layer's Fisher information, approximated by Σx ⊗ Σ∇h: how steep the loss is",
+    ),
     "rank_x": ("1", "eigenvalues of Σx above zero"),
     "rank_g": ("1", "eigenvalues of Σ∇h above zero"),
-    "weight_spectral": ("weight", "the largest singular value of W"),
+    "weight_spectral": ("weight", "the largest singular value of W, before the step"),
     "gradient_spectral": ("gradient", "the largest singular value of ∂L/∂W"),
-    "domination": ("1/step", "σmax(∂L/∂W)/σmax(W): far below 1, the weight dominates"),
+    "domination": ("gradient/weight", "σmax(∂L/∂W)/σmax(W): far below 1, the weight dominates"),
 }
 _FACTORS = {"kappa_x": "Σx", "kappa_g": "Σ∇h", "kappa_f": "Σx ⊗ Σ∇h"}
 
@@ -51,7 +55,6 @@ class Conditioned:
     def __init__(self, model: nn.Module, layers: Sequence[Layer], schedule: Schedule, *, shared: bool) -> None:
         self.model, self.layers, self.schedule = bare(model), tuple(layers), schedule
         self.error: Exception | None = None
-        self.cost = 0.0
         self._capture = Capture(self.model, layers, patches=schedule.patches)
         self._groups = ranks.groups_of(model) if shared else []
         self._handles: list[RemovableHandle] = []
@@ -152,7 +155,10 @@ class Conditioned:
         if left is not None:
             gradients = {i: gradient / left.to(gradient.device) for i, gradient in gradients.items()}
         whole = [use for use in in_order(uses) if use.rows is None]
-        entries, _ = solve(whole, self.layers, gradients, {}, p=tuple(self.schedule.p), spectra=False)
+        entries, _ = ranks.together(
+            self._groups,
+            lambda: solve(whole, self.layers, gradients, {}, p=tuple(self.schedule.p), spectra=False),
+        )
         return self._table(entries)
 
     def _parameters(self) -> list[Tensor]:
@@ -188,7 +194,9 @@ class Conditioned:
             self._capture.broken = error
 
     def _ignores(self) -> bool:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self._capture.broken is not None:
+        if torch.compiler.is_compiling() or is_capturing() or torch._C._get_tracing_state():
+            return True
+        if not torch.is_grad_enabled() or self._capture.broken is not None:
             return True
         return not listens(self._capture)
 

@@ -61,7 +61,7 @@ def _pairs(lines: Iterable[Line]) -> list[tuple[float, float]]:
 
 def _better(says: str, pairs: list[tuple[float, float]]) -> Finding:
     lower = sum(bn < plain for plain, bn in pairs)
-    return Finding(says, "yes", f"at {lower} of {len(pairs)} shares p", lower == len(pairs))
+    return Finding(says, "yes", f"at {lower} of {len(pairs)} shares p", bool(pairs) and lower == len(pairs))
 
 
 def _matching(study: Study, matrix: str, blocks: list[Line]) -> list[Finding]:
