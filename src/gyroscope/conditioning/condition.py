@@ -385,10 +385,13 @@ class _Pass:
 
 def bare(model: nn.Module) -> nn.Module:
     """The user's module, without what compiles it or averages its gradients."""
-    names = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module"}
-    while (name := names.get(type(model).__name__)) is not None and isinstance(getattr(model, name, None), nn.Module):
-        model = getattr(model, name)
-    return model
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):  # of torch.compile
+            model = inner
+        else:
+            return model
 
 
 def _layers(model: Any, chosen: Sequence[Layer] | str | Iterable[str] | None) -> list[Layer]:

@@ -131,10 +131,9 @@ class Factor:
     _times: float = 1.0  # what the total is still to be multiplied by
     _open: Tensor | None = None
 
-    def add(self, a: Tensor, *, samples: int | None = None) -> None:
+    def add(self, a: Tensor) -> None:
         """Add samples, the columns of A given as [d, ...]."""
-        count = a[0].numel() if samples is None else samples
-        if not self._begin(a, a.shape[0], count):
+        if not self._begin(a, a.shape[0], a[0].numel()):
             # A copy: the tensor may be written to before the pass is over, such as an input buffer that is filled anew.
             self._held_open.append(a.reshape(a.shape[0], -1).clone())
             return

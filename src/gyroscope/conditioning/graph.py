@@ -23,7 +23,7 @@ _SPLIT = ("SplitBackward", "SplitWithSizesBackward")
 _TURN = ("TBackward", "TransposeBackward", "PermuteBackward", "NumpyTBackward")
 
 # By node: which input is the weight, and where the other is saved.
-_PRODUCTS = {"AddmmBackward": ((2, "mat1"),), "MmBackward": ((1, "self"),), "LinearBackward": ((1, "input"),)}
+_PRODUCTS = {"AddmmBackward": (2, "mat1"), "MmBackward": (1, "self"), "LinearBackward": (1, "input")}
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,10 @@ def _maker(top: Any) -> list[Any]:
 def _use(node: Any, wanted: dict[int, int]) -> list[Found]:
     name = _name(node)
     if name in _PRODUCTS:
-        for index, saved in _PRODUCTS[name]:
-            if (leaf := _leaf(node.next_functions[index])) is not None and id(leaf[0]) in wanted:
-                transposed = leaf[2] != (name != "LinearBackward")
-                return [Found(wanted[id(leaf[0])], "linear", leaf[1], node, (saved,), transposed)]
+        index, saved = _PRODUCTS[name]
+        if (leaf := _leaf(node.next_functions[index])) is not None and id(leaf[0]) in wanted:
+            transposed = leaf[2] != (name != "LinearBackward")
+            return [Found(wanted[id(leaf[0])], "linear", leaf[1], node, (saved,), transposed)]
         # x used on the right of a weight, W·x: the samples would be columns.
         if (leaf := _leaf(node.next_functions[len(node.next_functions) - 2])) is not None and id(leaf[0]) in wanted:
             return [Found(wanted[id(leaf[0])], "linear", None, node, "it is multiplied from the left")]

@@ -24,7 +24,6 @@ from gyroscope.errors import ConditioningError
 from gyroscope.vectors.eager import accumulator
 
 Loss = Callable[..., Tensor]
-Labels = Callable[[Tensor, torch.Generator], Tensor]
 
 # Probabilities are held for this many elements at a time: a vocabulary times all tokens in float64 would not fit.
 _PIECE = 1 << 22

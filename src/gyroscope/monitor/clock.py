@@ -13,9 +13,9 @@ from time import perf_counter
 LEARNING = 50
 _WARM = 3
 _SMOOTH = 0.05
+_OUTLIERS_FROM = 5
 # The share of the budget that is left to sampled steps, where there are any.
 _DETAILS = 0.3
-_OUTLIERS_FROM = 5
 # And to analyses of conditioning, where they go by the budget.
 _ANALYSES = 0.3
 # The second comes so many steps after the first, which says little of the price in a process that has just begun.
