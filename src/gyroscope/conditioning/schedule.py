@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal
 
-from gyroscope.conditioning.condition import P, check_p
+from gyroscope.conditioning.shares import P, check_p
 from gyroscope.errors import ConditioningError
 
 

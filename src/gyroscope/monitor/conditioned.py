@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from gyroscope.alone import listens
 from gyroscope.conditioning import ranks
 from gyroscope.conditioning.capture import Capture
-from gyroscope.conditioning.condition import bare
+from gyroscope.conditioning.passes import bare
 from gyroscope.conditioning.result import LayerConditioning, flat, percent, quantity
 from gyroscope.conditioning.schedule import Schedule
 from gyroscope.conditioning.solve import solve

@@ -1,0 +1,296 @@
+"""The forward and backward passes of an analysis, and the numbers that come of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gyroscope.alone import alone
+from gyroscope.conditioning import ranks
+from gyroscope.conditioning.batches import Batch, batches
+from gyroscope.conditioning.capture import Capture
+from gyroscope.conditioning.labels import sample_targets
+from gyroscope.conditioning.losses import Loss, Reduction, mean_loss
+from gyroscope.conditioning.result import Conditioning, LayerConditioning
+from gyroscope.conditioning.solve import solve
+from gyroscope.conditioning.spectrometer import Spectrometer
+from gyroscope.conditioning.untouched import requiring_gradients, untouched, without_gradients
+from gyroscope.conditioning.uses import Use, in_order, tensors
+from gyroscope.errors import ConditioningError, GyroscopeError
+from gyroscope.layer import Layer
+from gyroscope.vectors.sharded import any_sharded
+
+Labels = Literal["true", "sampled"] | Callable[[Any, torch.Generator], Any]
+
+
+class Passes:
+    """The passes over the batches, and what they leave."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: list[Layer],
+        loss: Loss,
+        labels: Labels,
+        groups: list[Any],
+        *,
+        reduction: Reduction,
+        patches: bool,
+        units: bool,
+        seed: int,
+        spectrometer: Spectrometer | None,
+    ) -> None:
+        from gyroscope.conditioning.units import Units
+        from gyroscope.monitor.activations import unavailable
+
+        self.model, self.layers, self.loss, self.labels, self.reduction = bare(model), layers, loss, labels, reduction
+        self.groups = groups
+        # As they are now: FSDP2 puts others in their place within a pass, and gradients on these.
+        self.weights = [layer.parameter for layer in layers]
+        self.device = self.weights[0].device
+        self.generator = torch.Generator(self.device).manual_seed(seed + ranks.place(groups))
+        self.sharded = any_sharded(self.model.parameters())
+        self.spectrometer = spectrometer
+        self.capture = Capture(
+            self.model, layers, patches=patches, complete=None if spectrometer is None else self._complete
+        )
+        self.capture.waits = True
+        self.reentrant = False
+        self.hidden = unavailable(self.model) is not None
+        self.probe = Units(self.model, layers) if units and not self.hidden else None
+        self.gradients: dict[int, Tensor] = {}
+        self.notes: dict[str, None] = {}
+        self.times = 1.0  # what the gradients are still to be multiplied by
+        self.samples = self.counted = self.batches = 0
+        self.total = 0.0
+
+    def run(self, given: Any) -> None:
+        """All batches, one after the other."""
+        with ExitStack() as stack:
+            # Not within a surrounding inference mode, whose tensors have no gradients.
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(untouched(self.model))
+            if isinstance(self.loss, nn.Module):
+                stack.enter_context(untouched(self.loss))
+            if isinstance(self.loss, nn.Module):
+                stack.enter_context(without_gradients(self.loss))
+            if self.sharded:
+                stack.enter_context(without_gradients(self.model))
+            else:
+                stack.enter_context(requiring_gradients(self.layers))
+            if self.hidden:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            _show_recurrences(self.model, self.device, stack)
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(alone(self.capture, self.probe))
+            self.capture.attach()
+            stack.callback(self.capture.detach)
+            stack.callback(setattr, self.capture, "complete", None)  # which is a part of this, and would keep it alive
+            if self.probe is not None:
+                self.probe.attach()
+                stack.callback(self.probe.detach)
+            # The passes of a sharded model wait for all ranks: one that stops must not leave the others waiting.
+            together = self.groups if self.sharded else []
+            for batch in ranks.in_step(batches(given, self.device), together):
+                self._batch(batch, together)
+
+    def _complete(self, use: Use) -> None:
+        assert self.spectrometer is not None
+        self.spectrometer.take(use.x)
+        self.spectrometer.take(use.g)
+
+    def _batch(self, batch: Batch, together: list[Any]) -> None:
+        try:
+            output = self.model(*batch.args, **batch.kwargs)
+        except Exception as error:
+            raise ConditioningError(
+                f"The forward pass failed with {type(error).__name__}: {error}. The model is as it was; the batch is "
+                "(inputs, targets), inputs a tensor, a tuple of positional or a dict of keyword arguments."
+            ) from error
+        try:
+            target = self._target(output, batch.target)
+            value, note = self._loss(output, target)
+            n = _samples(output, target)
+            if n == 0:
+                raise ConditioningError("A batch is empty: the model's output has no rows.")
+        except Exception as error:
+            ranks.agree(error, together)
+            raise
+        counts = ranks.agree(None, together, n)
+        if note is not None:
+            self.notes[note] = None
+        self.reentrant = self.capture.find_functional([value])
+        # Gradients of the mean over many samples may be too small for half precision: that of their sum is not.
+        part = 1.0 if value.dtype is not torch.float16 else min(1.0, 2**15 / max(counts))
+        self.capture.scale = scale = n * part
+        found = self._backward(value, scale)
+        # FSDP2 has averaged over the ranks.
+        self._add(found, sum(counts), part * sum(counts) / len(counts))
+        if self.capture.broken is not None:
+            broken = self.capture.broken
+            raise ConditioningError(f"A layer could not be read: {type(broken).__name__}: {broken}") from broken
+        self.capture.close(scale)
+        self.total += float(value.detach()) * n
+        self.samples += n
+        self.batches += 1
+
+    def _add(self, found: dict[int, Tensor], n: int, scale: float) -> None:
+        """The mean over all batches, as it goes; a layer that a batch does not use has a gradient of zero there."""
+        dense = {i: g if g.layout is torch.strided else g.to_dense() for i, g in found.items()}
+        self.counted += n
+        if self.counted == n:
+            self.gradients, self.times = dense, 1 / scale
+            return
+        share = n / self.counted
+        held = {i: _wide(g) * (self.times * (1 - share)) for i, g in self.gradients.items()}
+        for i, gradient in dense.items():
+            part = _wide(gradient) * (share / scale)
+            held[i] = held[i] + part if i in held else part
+        self.gradients, self.times = held, 1.0
+
+    def _target(self, output: Any, target: Any) -> Any:
+        if self.labels == "true":
+            return target
+        detached = output.detach() if isinstance(output, Tensor) else output
+        try:
+            if callable(self.labels):
+                return self.labels(detached, self.generator)
+            return sample_targets(self.loss, detached, generator=self.generator, like=target)
+        except GyroscopeError:
+            raise
+        except Exception as error:
+            asked = "The labels' function" if callable(self.labels) else "Drawing labels from the model"
+            raise ConditioningError(
+                f"{asked} failed with {type(error).__name__}: {error}. The output is a {type(output).__name__}; a "
+                "function is called as labels(output, generator), and labels are drawn for a tensor."
+            ) from error
+
+    def _loss(self, output: Any, target: Any) -> tuple[Tensor, str | None]:
+        try:
+            value, note = mean_loss(self.loss, output, target, reduction=self.reduction)
+        except GyroscopeError:
+            raise
+        except Exception as error:
+            raise ConditioningError(
+                f"The loss failed with {type(error).__name__}: {error}. It is called as loss(output, target)."
+            ) from error
+        if not value.requires_grad:
+            raise ConditioningError(
+                "The loss does not depend on the weights of any layer: its output has no gradient. Was it detached, or "
+                "computed under no_grad?"
+            )
+        if not torch.isfinite(value):
+            raise ConditioningError(f"The loss is {float(value.detach())}: its gradients say nothing about the layers.")
+        return value, note
+
+    def _backward(self, value: Tensor, scale: float) -> dict[int, Tensor]:
+        """The gradient of `scale` times the loss at each layer's weight."""
+        parameters = self.weights
+        seed = torch.full_like(value, scale)
+        self.capture.waits = False
+        try:
+            if not self.sharded and not self.reentrant:
+                # Not `backward`, which reentrant checkpoints and FSDP2 need: it would add to `.grad`, and run what
+                # optimizers hang on to the accumulation.
+                found = torch.autograd.grad(value, parameters, seed, allow_unused=True)
+                return {i: gradient for i, gradient in enumerate(found) if gradient is not None}
+            with nullcontext() if self.sharded else without_gradients(self.model):
+                torch.autograd.backward(value, seed)
+                gradients = {i: p.grad.detach() for i, p in enumerate(parameters) if p.grad is not None}
+            for p in self.model.parameters() if self.sharded else ():
+                p.grad = None
+            return gradients
+        except Exception as error:
+            raise ConditioningError(
+                f"The backward pass failed with {type(error).__name__}: {error}. All layers' weights require gradients "
+                "here, also those that are frozen."
+            ) from error
+        finally:
+            self.capture.waits = True
+
+    def result(self, *, p: tuple[float, ...], spectra: bool) -> Conditioning:
+        """The numbers; all ranks ask for them together."""
+        groups = self.groups
+        uses = {key: use for key, use in self.capture.uses.items() if use.x.samples and use.g.samples}
+        units = self._units(groups)
+        with torch.no_grad():
+            if groups:
+                uses = ranks.gather(uses, groups, self.device)
+                if not self.sharded:
+                    weights = [layer.parameter for layer in self.layers]
+                    own = {i: _wide(gradient) * self.times for i, gradient in self.gradients.items()}
+                    self.gradients = ranks.mean_gradients(own, self.samples, len(self.layers), groups, weights)
+                    self.times = 1.0
+            mean = ranks.mean(self.total, self.samples, groups, self.device)
+            ordered = in_order(uses)
+            entries, untreated = ranks.together(groups, lambda: self._solved(ordered, units, p=p, spectra=spectra))
+        seen = {use.position for use in ordered}
+        missing = {
+            layer.name: self.capture.reasons.get(i, "it was not used, or not where it could be seen")
+            for i, layer in enumerate(self.layers)
+            if i not in seen
+        }
+        untreated = missing | untreated
+        if not entries:
+            reasons = "; ".join(f"{name}: {why}" for name, why in list(untreated.items())[:4])
+            raise ConditioningError(f"None of the {len(self.layers)} layers could be treated: {reasons}.")
+        return Conditioning(tuple(entries), p, untreated, tuple(self.notes), mean, self.batches)
+
+    def _solved(
+        self, uses: list[Use], units: dict[int, tuple[float, float]], *, p: tuple[float, ...], spectra: bool
+    ) -> tuple[list[LayerConditioning], dict[str, str]]:
+        return solve(
+            uses,
+            self.layers,
+            self.gradients,
+            units,
+            p=p,
+            spectra=spectra,
+            spectrometer=self.spectrometer,
+            times=self.times,
+        )
+
+    def _units(self, groups: list[Any]) -> dict[int, tuple[float, float]]:
+        if self.probe is None:
+            return {}
+        if groups:
+            self.probe.gather(groups)
+        return self.probe.shares()
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The user's module, without what compiles it or averages its gradients."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):  # of torch.compile
+            model = inner
+        else:
+            return model
+
+
+def _show_recurrences(model: nn.Module, device: torch.device, stack: ExitStack) -> None:
+    """Have recurrent networks computed product by product: the fused kernels of mkldnn and cuDNN show none of them."""
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        if device.type == "cuda":
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        else:
+            stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
+            torch._C._set_mkldnn_enabled(False)
+
+
+def _wide(gradient: Tensor) -> Tensor:
+    """In a dtype that sums of many are taken in."""
+    return gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient
+
+
+def _samples(output: Any, target: Any) -> int:
+    """How many samples a batch has: as many as there are labels, or as the output's first dimension says."""
+    if isinstance(target, Tensor) and target.dim() > 0 and not target.is_floating_point():
+        return target.numel()
+    first = next((one for one in tensors(output) if one.dim() > 0), None)
+    return 1 if first is None else int(first.shape[0])
