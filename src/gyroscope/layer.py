@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
+from gyroscope.class_names import ancestry, is_conv1d, is_norm, snake, wrapped_in
 from gyroscope.errors import LayerError
 from gyroscope.layer_order import forward_order
 
@@ -173,7 +174,7 @@ def zero_norm(layers: Sequence[Layer]) -> list[Layer]:
     groups: defaultdict[tuple[torch.device, Any], list[tuple[Layer, Tensor]]] = defaultdict(list)
     for layer in layers:
         weight: Any = layer.parameter.detach()
-        mesh = weight.device_mesh if "DTensor" in _ancestry(weight) else None
+        mesh = weight.device_mesh if "DTensor" in ancestry(weight) else None
         local = weight if mesh is None else weight.to_local()
         if not local.is_meta:
             groups[local.device, mesh].append((layer, torch.count_nonzero(local)))
@@ -196,13 +197,6 @@ _KNOWN: tuple[tuple[Any, Kind, str], ...] = (
     (nn.Bilinear, "linear", r"weight"),
     (nn.Linear, "linear", r"weight"),
 )
-_WRAPPED = {
-    "OptimizedModule": "_orig_mod",
-    "DataParallel": "module",
-    "DistributedDataParallel": "module",
-    "ActivationWrapper": "_checkpoint_wrapped_module",
-    "FullyShardedDataParallel": "_fsdp_wrapped_module",
-}
 
 
 def _find(model: nn.Module) -> dict[str, tuple[Layer, bool]]:
@@ -230,7 +224,7 @@ def _walk(
         return
     seen.add(id(module))
     yield prefix, module, parent
-    wrapped = _wrapped(module)
+    wrapped = wrapped_in(module)
     for name, child in module.named_children():
         if name == wrapped:
             yield from _walk(child, prefix, parent, seen)
@@ -253,7 +247,7 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, str, str | None]]:
             yield name, name, None
     if is_parametrized(module):
         for name, steps in module.parametrizations.items():  # type: ignore[union-attr, operator]
-            how = "+".join(_snake(type(step).__name__) for step in steps)
+            how = "+".join(snake(type(step).__name__) for step in steps)
             direction = "original1" if how.startswith("weight_norm") else "original"
             for original in steps._parameters:
                 place = f"parametrizations.{name}.{original}"
@@ -265,12 +259,12 @@ def _kind(layer: Layer, name: str, parent: nn.Module | None) -> Kind | None:
     module, parameter = layer.module, layer.parameter
     if is_lazy(parameter):
         raise LayerError(f"{layer.name!r} is lazy and has no shape yet: run one forward pass first.")
-    marked = "FlatParameter" in _ancestry(parameter) or getattr(parameter, "_is_flat_param", False)
+    marked = "FlatParameter" in ancestry(parameter) or getattr(parameter, "_is_flat_param", False)
     _refuse_flat(layer, marked or (hasattr(parameter, "ds_id") and parameter.numel() == 0))
     factor = name.startswith("parametrizations.")
     weight = name.split(".")[1] if factor else name
     its_class: Any = type(module)
-    entry = _known(its_class, _is_conv1d(module))
+    entry = _known(its_class, is_conv1d(module))
     if entry is not None:
         kind, pattern = entry
         if not re.fullmatch(pattern, weight):
@@ -280,7 +274,7 @@ def _kind(layer: Layer, name: str, parent: nn.Module | None) -> Kind | None:
         _refuse_flat(layer, shard)
         kind = "other" if factor else "attention" if isinstance(parent, nn.MultiheadAttention) else kind
         return kind if _is_weight(parameter, large=2 if factor else 0) else None
-    if _is_norm(its_class):
+    if is_norm(its_class):
         return None
     # The parameters of a list are called 0, 1, ...: what they are is said by the name of the list.
     if isinstance(module, (nn.ParameterList, nn.ParameterDict)):
@@ -297,11 +291,6 @@ def _known(module: Any, conv1d: bool) -> tuple[Kind, str] | None:
     return None if found is None else found[1:]
 
 
-@lru_cache(maxsize=1024)
-def _is_norm(module: Any) -> bool:
-    return any(re.search(r"Norm([123]d)?$", cls) for cls in _names_of(module))
-
-
 def _is_weight(parameter: Tensor, *, large: int = 0) -> bool:
     """Whether it has two or more dimensions, `large` of them more than one, and elements that have a norm."""
     if not (parameter.is_floating_point() or parameter.is_complex()) or parameter.numel() == 0:
@@ -315,32 +304,6 @@ def _refuse_flat(layer: Layer, flat: bool) -> None:
             f"{layer.name!r} is flattened across layers or processes (FSDP1 or ZeRO), so it has no layers: "
             "shard with FSDP2 (torch.distributed.fsdp.fully_shard), or use DistributedDataParallel."
         )
-
-
-def _ancestry(thing: object) -> tuple[str, ...]:
-    """The names of a thing's classes: they tell what it is without importing what it comes from."""
-    kind: Any = type(thing)
-    return _names_of(kind)
-
-
-@lru_cache(maxsize=1024)
-def _names_of(kind: Any) -> tuple[str, ...]:
-    return tuple(cls.__name__ for cls in kind.__mro__)
-
-
-def _wrapped(module: nn.Module) -> str | None:
-    """The attribute behind which a known wrapper keeps the user's module; a user's own `module` is none."""
-    attributes = (_WRAPPED[cls] for cls in _ancestry(module) if cls in _WRAPPED)
-    return next((attribute for attribute in attributes if attribute in module._modules), None)
-
-
-def _is_conv1d(module: nn.Module) -> bool:
-    """Whether this is transformers' `Conv1D`, a linear module with weight [in, out]."""
-    return "Conv1D" in _ancestry(module) and hasattr(module, "nf")
-
-
-def _snake(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("_")).lower()
 
 
 def _patterns(given: str | Iterable[str]) -> list[str]:
@@ -366,13 +329,13 @@ def _unmatched(pattern: str, names: list[str], found: dict[str, tuple[Layer, boo
 
 def _in_order_of_use(model: nn.Module, chosen: list[Layer], sample: object) -> list[Layer]:
     parameters = [layer.parameter for layer in chosen]
-    if any("DTensor" in _ancestry(parameter) for parameter in parameters):
+    if any("DTensor" in ancestry(parameter) for parameter in parameters):
         raise LayerError(
             "`sample` was given for a sharded model (DTensor parameters), whose forward pass works on other "
             "tensors: find the order with `sample` before sharding, or leave `sample` out."
         )
     # Data-parallel wrappers would communicate during the pass, and hang if only one rank asks.
-    while (wrapped := _wrapped(model)) and wrapped != "_fsdp_wrapped_module":
+    while (wrapped := wrapped_in(model)) and wrapped != "_fsdp_wrapped_module":
         model = getattr(model, wrapped)
     return [chosen[position] for position in forward_order(model, parameters, sample)]
 
@@ -394,7 +357,7 @@ def split(layer: Layer, granularity: Granularity) -> Layer:
                     f"{layer.module.groups} groups has its output units along two dimensions, "
                     "[in, out/groups, ...]. Exclude it, or use granularity='tensor'."
                 )
-            dim = 1 if transposed or (layer.kind == "linear" and _is_conv1d(layer.module)) else 0
+            dim = 1 if transposed or (layer.kind == "linear" and is_conv1d(layer.module)) else 0
             segments = shape[dim]
         case "block":
             segments, dim = _blocks(layer, shape)
@@ -410,7 +373,7 @@ def _blocks(layer: Layer, shape: Sequence[int]) -> tuple[int, int]:
     if layer.kind == "recurrent" and not name[-1].startswith("weight_hr"):
         gates = {(nn.LSTM, nn.LSTMCell): 4, (nn.GRU, nn.GRUCell): 3}
         return next((n for classes, n in gates.items() if isinstance(layer.module, classes)), 1), 0
-    if layer.kind == "linear" and _is_conv1d(layer.module) and name[-2:] == ["c_attn", "weight"]:
+    if layer.kind == "linear" and is_conv1d(layer.module) and name[-2:] == ["c_attn", "weight"]:
         # [width, 3 width] holds q, k, v; in cross-attention [width, 2 width] holds k, v.
         return (shape[1] // shape[0], 1) if shape[1] % shape[0] == 0 else (1, 0)
     return 1, 0

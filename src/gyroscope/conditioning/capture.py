@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gyroscope.alone import listens
+from gyroscope.class_names import is_conv1d
 from gyroscope.conditioning import graph
 from gyroscope.conditioning.factors import Factor
 from gyroscope.conditioning.uses import Reader, Use, reader, tensors, unreadable
@@ -135,7 +136,7 @@ class Capture:
 
     def _put(self, module: nn.Module, position: int, name: str) -> None:
         layer = self.layers[position]
-        if not (isinstance(module, _CALLED) or _is_conv1d(module)):
+        if not (isinstance(module, _CALLED) or is_conv1d(module)):
             return
         how = reader(module, patches=self.patches)
         if isinstance(how, str):
@@ -266,7 +267,3 @@ def _own(module: nn.Module, by_parameter: dict[int, int], by_module: dict[int, l
         return by_module[id(module)]
     tied = by_parameter.get(id(getattr(module, "weight", None)))
     return [] if tied is None else [tied]
-
-
-def _is_conv1d(module: nn.Module) -> bool:
-    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from gyroscope.class_names import ancestry, wrapped_in
 from gyroscope.errors import ConditioningError, LayerError
-from gyroscope.layer import _ancestry, _wrapped, layers
+from gyroscope.layer import layers
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,11 @@ def parameters(model: nn.Module, *, only: str | Iterable[str] | None = None, wei
     """
     if not isinstance(model, nn.Module):
         raise ConditioningError(f"the model is a {type(model).__name__}; accepted is a torch.nn.Module.")
-    while wrapped := _wrapped(model):
+    while wrapped := wrapped_in(model):
         model = getattr(model, wrapped)
     named = dict(model.named_parameters())
     for name, parameter in named.items():
-        if is_lazy(parameter) or "DTensor" in _ancestry(parameter) or parameter.is_complex():
+        if is_lazy(parameter) or "DTensor" in ancestry(parameter) or parameter.is_complex():
             raise ConditioningError(
                 f"{name!r} is lazy, sharded or complex; give a model whose parameters are whole, real tensors."
             )

@@ -79,10 +79,7 @@ class Chronicle:
                 self._existing = Existing.at(self.about.path, self.about.layers)
             except GyroscopeError as error:
                 problem = error
-        if self.about.writes or self.about.shared:
-            (problem,) = agreed((problem,), self.about.shared)
-        if problem is not None:
-            raise problem
+        self._raise_together(problem)
 
     def prepare(self, tracks: Sequence[Track], details: Sequence[Detail], clock: Clock) -> None:
         """Take the weights as they are now for step 0; a new run is opened, so that what is wrong is said now."""
@@ -94,6 +91,10 @@ class Chronicle:
                 self._open(self._step_given or 0, file_of(1))
             except GyroscopeError as error:
                 problem = error
+        self._raise_together(problem)
+
+    def _raise_together(self, problem: GyroscopeError | None) -> None:
+        """Raise what went wrong on the rank that writes, on all ranks that take part."""
         if self.about.writes or self.about.shared:
             (problem,) = agreed((problem,), self.about.shared)
         if problem is not None:

@@ -1,0 +1,54 @@
+"""What a module is, by the names of its classes: they tell without importing what it comes from."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+from torch import nn
+
+_WRAPPED = {
+    "OptimizedModule": "_orig_mod",
+    "DataParallel": "module",
+    "DistributedDataParallel": "module",
+    "ActivationWrapper": "_checkpoint_wrapped_module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+}
+
+
+def ancestry(thing: object) -> tuple[str, ...]:
+    """The names of a thing's classes, its own first."""
+    kind: Any = type(thing)
+    return _names_of(kind)
+
+
+@lru_cache(maxsize=1024)
+def _names_of(kind: Any) -> tuple[str, ...]:
+    return tuple(cls.__name__ for cls in kind.__mro__)
+
+
+@lru_cache(maxsize=1024)
+def is_norm(module: Any) -> bool:
+    """Whether a class of modules normalizes, as its name or that of an ancestor says."""
+    return any(re.search(r"Norm([123]d)?$", cls) for cls in _names_of(module))
+
+
+def wrapped_in(module: nn.Module) -> str | None:
+    """The attribute behind which a known wrapper keeps the user's module; a user's own `module` is none."""
+    attributes = (_WRAPPED[cls] for cls in ancestry(module) if cls in _WRAPPED)
+    return next((attribute for attribute in attributes if attribute in module._modules), None)
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether this is transformers' `Conv1D`, a linear module with weight [in, out]."""
+    return "Conv1D" in ancestry(module) and hasattr(module, "nf")
+
+
+def snake(name: str) -> str:
+    """A class's name as it is written in a function's.
+
+    >>> snake("_WeightNorm")
+    'weight_norm'
+    """
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("_")).lower()
