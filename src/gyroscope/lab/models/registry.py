@@ -12,11 +12,15 @@ from torch import nn
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.models.digits_cnn import digits_cnn
 from gyroscope.lab.models.mlp import mlp
+from gyroscope.lab.models.rotation_cnns import c10_cnn1, c10_cnn1_light, tiny_cnn
 
 #: name -> (builder, what it is in one line); {fields} of a name are whole numbers, and arguments of the builder
 MODELS: dict[str, tuple[Callable[..., nn.Module], str]] = {
     "digits-cnn": (digits_cnn, "6 convolutions and a linear classifier for 8×8 grey images, 72,208 weights"),
     "mlp-{depth}x{width}": (mlp, "linear layers without biases and ReLUs for 12×12 grey images; batch_norm=True"),
+    "c10-cnn1": (c10_cnn1, "24 convolutions in 4 stages and a linear classifier, 4,307,296 weights"),
+    "c10-cnn1-light": (c10_cnn1_light, "12 convolutions in 4 stages and a linear classifier, 490,160 weights"),
+    "tiny-cnn": (tiny_cnn, "10 convolutions in 5 stages and a linear classifier for 64×64 images, 4,812,640 weights"),
 }
 
 
@@ -48,4 +52,4 @@ def _find(name: str) -> tuple[Callable[..., nn.Module], dict[str, int]]:
         match = re.fullmatch(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[1-9][0-9]*)", re.escape(known)), name)
         if match is not None:
             return builder, {field: int(value) for field, value in match.groupdict().items()}
-    raise LabError(f"no model is called {name!r}; there are: {', '.join(sorted(MODELS))}")
+    raise LabError(f"no model is called {name!r}; there are: {', '.join(MODELS)}")
