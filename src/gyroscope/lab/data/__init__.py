@@ -2,6 +2,7 @@
 
 from gyroscope.lab.data.digits import digits
 from gyroscope.lab.data.mnist import mnist
+from gyroscope.lab.data.source import Source
 from gyroscope.lab.data.split import Split
 
-__all__ = ["Split", "digits", "mnist"]
+__all__ = ["Source", "Split", "digits", "mnist"]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import torch
 
+from gyroscope.lab.data.folders import data_folder
 from gyroscope.lab.data.idx import read_idx
+from gyroscope.lab.data.official import Official
 from gyroscope.lab.data.split import Split
 from gyroscope.lab.errors import LabError
-
-#: The environment variable that names the folder of the datasets.
-DATA = "GYROSCOPE_DATA"
 
 CLASSES = 10
 SIDE = 28
@@ -34,21 +32,23 @@ def mnist(folder: Path | str | None = None) -> Split:
     Traceback (most recent call last):
     gyroscope.lab.errors.LabError: there is no folder no/such/folder to look for MNIST in; give one that exists
     """
-    root = _root(folder)
+    read = read_mnist(folder)
+    return Split(
+        x_train=read.x_train.float() / 255, y_train=read.y_train, x_test=read.x_test.float() / 255, y_test=read.y_test
+    )
+
+
+def read_mnist(folder: Path | str | None = None) -> Official:
+    """Return MNIST as it is published, with pixels from 0 to 255; see `mnist` for the files and the folder.
+
+    >>> read_mnist("no/such/folder")
+    Traceback (most recent call last):
+    gyroscope.lab.errors.LabError: there is no folder no/such/folder to look for MNIST in; give one that exists
+    """
+    root = data_folder(folder, "MNIST")
     x_train, y_train = _part(root, "train")
     x_test, y_test = _part(root, "t10k")
-    return Split(x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
-
-
-def _root(folder: Path | str | None) -> Path:
-    given = os.environ.get(DATA) if folder is None else folder
-    if not given:
-        raise LabError(f"where MNIST is was not said; give its folder, or set {DATA} to the folder of your datasets")
-    root = Path(given).expanduser()
-    if not root.is_dir():
-        named = f" ({DATA} names it)" if folder is None else ""
-        raise LabError(f"there is no folder {root}{named} to look for MNIST in; give one that exists")
-    return root
+    return Official("MNIST", x_train, y_train, x_test, y_test, classes=CLASSES)
 
 
 def _part(root: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,7 +59,7 @@ def _part(root: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
         raise LabError(f"{images} holds {len(x):,} images and {labels} {len(y):,} labels; they do not belong together")
     if int(y.max()) >= CLASSES:
         raise LabError(f"{labels} has a label {int(y.max())}; MNIST's are 0 to {CLASSES - 1}. Is it another dataset's?")
-    return x[:, None].float() / 255, y
+    return x[:, None], y
 
 
 def _find(root: Path, name: str) -> Path:

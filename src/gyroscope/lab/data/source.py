@@ -1,0 +1,90 @@
+"""Datasets by name, and which of their examples are used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from gyroscope.lab.data.digits import PER_CLASS, digits
+from gyroscope.lab.data.mnist import read_mnist
+from gyroscope.lab.data.official import Normalization, Official
+from gyroscope.lab.data.split import Split
+from gyroscope.lab.errors import LabError
+
+_READERS: dict[str, Callable[[Path | str | None], Official]] = {"mnist": read_mnist}
+
+#: What datasets are called.
+NAMES = ("digits", *_READERS)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dataset and a choice of its examples; equal sources load equal examples, whatever the random state.
+
+    The test set is always the published one, whole. Scikit-learn's digits, which need no files, have none: there the
+    training set is 20 a class, or `per_class`, held-out ones included, and the test set is all others.
+
+    Attributes:
+        name: of the dataset.
+        validation: the share of all training examples that is held out, at random; 0.1 in the papers on rotation.
+        normalization: "scalar" for one mean and one standard deviation of all training pixels, before any are held out
+            or left out; "channel" for one of each channel; "none" for pixels from 0 to 1.
+        per_class: how many of each class to train on, at random and none of them held out; None for all.
+        seed: of both choices.
+
+    >>> split = Source("digits").load()
+    >>> split.x_train.shape, split.classes
+    (torch.Size([200, 1, 8, 8]), 10)
+    >>> Source("minst")
+    Traceback (most recent call last):
+    gyroscope.lab.errors.LabError: no dataset is called 'minst'; there are: digits, mnist
+    """
+
+    name: str
+    validation: float = 0.0
+    normalization: Normalization = "scalar"
+    per_class: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.name not in NAMES:
+            raise LabError(f"no dataset is called {self.name!r}; there are: {', '.join(NAMES)}")
+        if not 0 <= self.validation < 1:
+            raise LabError(f"the share to hold out is {self.validation}; it can be 0 or more and less than 1")
+        if self.normalization not in get_args(Normalization):
+            accepted = ", ".join(map(repr, get_args(Normalization)))
+            raise LabError(f"normalization is {self.normalization!r}; it can be one of: {accepted}")
+        if self.per_class is not None and self.per_class < 1:
+            raise LabError(f"per_class is {self.per_class}; it can be 1 or more, or None for all")
+        if not 0 <= self.seed < 2**63:
+            raise LabError(f"the seed of a dataset is {self.seed}; it can be 0 to 2⁶³ − 1")
+
+    def load(self, folder: Path | str | None = None) -> Split:
+        """Return the examples, read from the files their publishers made; nothing is downloaded.
+
+        Args:
+            folder: where the files are; if not given, the folder that the environment variable GYROSCOPE_DATA names.
+
+        >>> split = Source("digits", validation=0.1).load()
+        >>> len(split.x_train), len(split.x_val)
+        (180, 20)
+        """
+        if self.name == "digits":
+            return self._digits()
+        return _READERS[self.name](folder).split(
+            validation=self.validation,
+            normalization=self.normalization,
+            per_class=self.per_class,
+            seed=self.seed,
+        )
+
+    def _digits(self) -> Split:
+        per_class = PER_CLASS if self.per_class is None else self.per_class
+        try:
+            return digits(
+                per_class=per_class, seed=self.seed, validation=self.validation, normalization=self.normalization
+            )
+        except ValueError as error:
+            raise LabError(str(error)) from error
