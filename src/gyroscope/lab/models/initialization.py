@@ -113,26 +113,29 @@ INITIALIZERS: dict[str, Initializer] = {
 
 
 def initialized(
-    build: Callable[[], Model], *, seed: int, initializer: Initializer, linear: Initializer | None = None
+    build: Callable[[], Model],
+    *,
+    generator: torch.Generator,
+    initializer: Initializer,
+    linear: Initializer | None = None,
 ) -> Model:
     """Return `build()` with the kernels of its convolutions and linear layers drawn anew and their biases zero.
 
-    Kernels are drawn in the order they are registered in, from a generator of `seed` alone; the caller's random state,
-    which PyTorch's own initialization draws from, is left alone.
+    Kernels are drawn from `generator` in the order they are registered in. The caller's random state, which PyTorch's
+    own initialization draws from, is left alone.
 
     Args:
         build: makes the model.
-        seed: of the weights.
+        generator: where the weights come from.
         initializer: of the kernels.
         linear: that of linear layers, where it is another.
 
-    >>> model = initialized(lambda: nn.Linear(3, 2), seed=0, initializer=he_uniform_)
+    >>> model = initialized(lambda: nn.Linear(3, 2), generator=torch.Generator(), initializer=he_uniform_)
     >>> model.bias.tolist()
     [0.0, 0.0]
     """
     with torch.random.fork_rng(devices=[]):
         model = build()
-    generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             draw_ = linear if linear is not None and isinstance(module, nn.Linear) else initializer

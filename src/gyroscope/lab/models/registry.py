@@ -12,6 +12,7 @@ from torch import nn
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.models.digits_cnn import digits_cnn
 from gyroscope.lab.models.mlp import mlp
+from gyroscope.lab.models.resnet import resnet
 from gyroscope.lab.models.rotation_cnns import c10_cnn1, c10_cnn1_light, tiny_cnn
 
 #: name -> (builder, what it is in one line); {fields} of a name are whole numbers, and arguments of the builder
@@ -21,6 +22,7 @@ MODELS: dict[str, tuple[Callable[..., nn.Module], str]] = {
     "c10-cnn1": (c10_cnn1, "24 convolutions in 4 stages and a linear classifier, 4,307,296 weights"),
     "c10-cnn1-light": (c10_cnn1_light, "12 convolutions in 4 stages and a linear classifier, 490,160 weights"),
     "tiny-cnn": (tiny_cnn, "10 convolutions in 5 stages and a linear classifier for 64×64 images, 4,812,640 weights"),
+    "resnet-{depth}": (resnet, "residual network of 6n + 2 layers; keras=True for the rotation papers' variant"),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 
 from gyroscope.lab.errors import LabError
@@ -35,7 +36,6 @@ def stages(
         eps: what batch normalization adds to the variance; Keras's default.
         momentum: the weight of a new batch in the running averages; Keras says 0.99 for 0.01.
 
-    >>> import torch
     >>> model = stages(0, widths=[4, 8], convolutions=2, channels=1, classes=3)
     >>> model(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 3])
@@ -45,7 +45,9 @@ def stages(
     if min(channels, classes) < 1:
         raise LabError(f"images have channels and a classifier classes; asked for: {channels} and {classes}")
     return initialized(
-        lambda: _build(widths, convolutions, channels, classes, eps, momentum), seed=seed, initializer=he_uniform_
+        lambda: _build(widths, convolutions, channels, classes, eps, momentum),
+        generator=torch.Generator().manual_seed(seed),
+        initializer=he_uniform_,
     )
 
 
