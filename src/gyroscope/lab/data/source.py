@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from gyroscope.lab.data.cifar import read_cifar10, read_cifar100
 from gyroscope.lab.data.digits import PER_CLASS, digits
 from gyroscope.lab.data.mnist import read_mnist
 from gyroscope.lab.data.official import Normalization, Official
 from gyroscope.lab.data.split import Split
 from gyroscope.lab.errors import LabError
 
-_READERS: dict[str, Callable[[Path | str | None], Official]] = {"mnist": read_mnist}
+_READERS: dict[str, Callable[[Path | str | None], Official]] = {
+    "mnist": read_mnist,
+    "cifar-10": read_cifar10,
+    "cifar-100": read_cifar100,
+}
 
 #: What datasets are called.
 NAMES = ("digits", *_READERS)
@@ -39,7 +44,7 @@ class Source:
     (torch.Size([200, 1, 8, 8]), 10)
     >>> Source("minst")
     Traceback (most recent call last):
-    gyroscope.lab.errors.LabError: no dataset is called 'minst'; there are: digits, mnist
+    gyroscope.lab.errors.LabError: no dataset is called 'minst'; there are: digits, mnist, cifar-10, cifar-100
     """
 
     name: str
