@@ -11,18 +11,29 @@ from torch import nn
 
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.models.digits_cnn import digits_cnn
+from gyroscope.lab.models.gpt import gpt
 from gyroscope.lab.models.mlp import mlp
-from gyroscope.lab.models.resnet import resnet
+from gyroscope.lab.models.preresnet import preresnet, preresnet_v1
+from gyroscope.lab.models.resnet import resnet, resnet_lastbn
 from gyroscope.lab.models.rotation_cnns import c10_cnn1, c10_cnn1_light, tiny_cnn
+from gyroscope.lab.models.vgg import c10_cnn2, vgg
+from gyroscope.lab.models.wrn import wrn
 
 #: name -> (builder, what it is in one line); {fields} of a name are whole numbers, and arguments of the builder
 MODELS: dict[str, tuple[Callable[..., nn.Module], str]] = {
     "digits-cnn": (digits_cnn, "6 convolutions and a linear classifier for 8×8 grey images, 72,208 weights"),
-    "mlp-{depth}x{width}": (mlp, "linear layers without biases and ReLUs for 12×12 grey images; batch_norm=True"),
+    "mlp-{depth}x{width}": (mlp, "linear layers and ReLUs, for 12×12 grey images unless said; batch_norm=True"),
     "c10-cnn1": (c10_cnn1, "24 convolutions in 4 stages and a linear classifier, 4,307,296 weights"),
     "c10-cnn1-light": (c10_cnn1_light, "12 convolutions in 4 stages and a linear classifier, 490,160 weights"),
-    "tiny-cnn": (tiny_cnn, "10 convolutions in 5 stages and a linear classifier for 64×64 images, 4,812,640 weights"),
+    "c10-cnn2": (c10_cnn2, "13 convolutions in 5 stages and 2 linear layers, 14,977,728 weights"),
+    "tiny-cnn": (tiny_cnn, "10 convolutions in 5 stages and a linear classifier, 4,812,640 weights with 200 classes"),
+    "vgg-{depth}": (vgg, "a ResNet without its shortcuts; batch_norm=True"),
     "resnet-{depth}": (resnet, "residual network of 6n + 2 layers; keras=True for the rotation papers' variant"),
+    "resnet-lastbn-{depth}": (resnet_lastbn, "ResNet with batch normalization before its classifier"),
+    "preresnet-{depth}": (preresnet, "residual network of 6n + 2 layers with pre-activation"),
+    "preresnet-v1-{depth}": (preresnet_v1, "PreResNet without the last batch normalization"),
+    "wrn-{depth}-{width}": (wrn, "wide residual network of 6n + 4 convolutions; 28-10 has 36,461,232 weights"),
+    "gpt-small": (gpt, "decoder-only transformer for characters: 4 blocks of width 128 and 4 heads, unless said"),
 }
 
 

@@ -1,14 +1,12 @@
-"""Residual networks for small images, as the conditioning paper and the rotation papers run them."""
+"""The blocks of residual networks, and the shortcuts around them."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-Norm = Callable[[int], nn.BatchNorm2d]
+from gyroscope.lab.models.building import Norm, conv3x3
 
 
 class SamePad(nn.Module):
@@ -30,8 +28,8 @@ class SamePad(nn.Module):
 class PaddedShortcut(nn.Module):
     """Shortcut A: every other pixel, and zeros for the channels there are not.
 
-    >>> PaddedShortcut(1, 2, stride=2)(torch.arange(4.0).view(1, 1, 2, 2)).flatten().tolist()
-    [0.0, 0.0]
+    >>> PaddedShortcut(1, 2, stride=2)(1 + torch.arange(4.0).view(1, 1, 2, 2)).flatten().tolist()
+    [1.0, 0.0]
     """
 
     def __init__(self, channels: int, width: int, *, stride: int) -> None:
@@ -50,7 +48,7 @@ class BasicBlock(nn.Module):
         channels: those of x.
         width: those of y.
         stride: of the first convolution: 2 halves the image.
-        norm: makes a batch normalization of so many channels.
+        norm: makes a normalization of so many channels.
         projection: whether a shortcut that changes the shape is a 1×1 convolution (its weight is registered, and used,
             after those of the block's own) or has no weights (`PaddedShortcut`).
         same: whether strided convolutions pad as TensorFlow does (`SamePad`).
@@ -70,23 +68,75 @@ class BasicBlock(nn.Module):
         same: bool = False,
     ) -> None:
         super().__init__()
-        self.pad: nn.Module = SamePad() if same and stride == 2 else nn.Identity()
-        padding = 0 if same and stride == 2 else 1
-        self.conv1 = nn.Conv2d(channels, width, kernel_size=3, stride=stride, padding=padding, bias=False)
+        pads = same and stride == 2
+        self.pad = SamePad() if pads else nn.Identity()
+        self.conv1 = conv3x3(channels, width, stride=stride, padding=0 if pads else 1)
         self.norm1 = norm(width)
         self.relu1 = nn.ReLU()
-        self.conv2 = nn.Conv2d(width, width, kernel_size=3, padding=1, bias=False)
+        self.conv2 = conv3x3(width, width)
         self.norm2 = norm(width)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or channels != width:
-            if projection:
-                self.shortcut = nn.Conv2d(channels, width, kernel_size=1, stride=stride, bias=False)
-            else:
-                self.shortcut = PaddedShortcut(channels, width, stride=stride)
+        self.shortcut = _shortcut(channels, width, stride, projection)
         self.relu2 = nn.ReLU()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return y."""
         y = self.relu1(self.norm1(self.conv1(self.pad(x))))
         y = self.norm2(self.conv2(y))
-        return self.relu2(y + self.shortcut(x))  # type: ignore[no-any-return]
+        out: torch.Tensor = self.relu2(y + self.shortcut(x))
+        return out
+
+
+class PreactBlock(nn.Module):
+    """y = W₂ ∗ ReLU(BN(W₁ ∗ p)) + s(x), p = ReLU(BN(x)); s(p) in place of s(x) where the shortcut is `shared`.
+
+    Args:
+        channels: those of x.
+        width: those of y.
+        stride: of the first convolution: 2 halves the image.
+        norm: makes a normalization of so many channels.
+        projection: whether a shortcut that changes the shape is a 1×1 convolution or has no weights, as in
+            `BasicBlock`.
+        shared: whether the shortcut, too, starts from p.
+        dropout: the share of activations left out before the second convolution, in training.
+
+    >>> PreactBlock(3, 4, stride=2, norm=nn.BatchNorm2d)(torch.zeros(2, 3, 8, 8)).shape
+    torch.Size([2, 4, 4, 4])
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        width: int,
+        *,
+        stride: int,
+        norm: Norm,
+        projection: bool = False,
+        shared: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.shared = shared
+        self.norm1 = norm(channels)
+        self.relu1 = nn.ReLU()
+        self.conv1 = conv3x3(channels, width, stride=stride)
+        self.norm2 = norm(width)
+        self.relu2 = nn.ReLU()
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.conv2 = conv3x3(width, width)
+        self.shortcut = _shortcut(channels, width, stride, projection)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return y."""
+        p = self.relu1(self.norm1(x))
+        y = self.relu2(self.norm2(self.conv1(p)))
+        y = self.conv2(self.dropout(y))
+        out: torch.Tensor = y + self.shortcut(p if self.shared else x)
+        return out
+
+
+def _shortcut(channels: int, width: int, stride: int, projection: bool) -> nn.Module:
+    if stride == 1 and channels == width:
+        return nn.Identity()
+    if projection:
+        return nn.Conv2d(channels, width, kernel_size=1, stride=stride, bias=False)
+    return PaddedShortcut(channels, width, stride=stride)

@@ -1,21 +1,29 @@
-"""ResNets of 6n + 2 layers for small images."""
+"""ResNets of 6n + 2 layers for small images: the conditioning paper's, LastBN among them, and the rotation papers'."""
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
 from gyroscope.lab.errors import LabError
+from gyroscope.lab.models.building import Norm, add_classifier, conv3x3, keras_norm, require_images
 from gyroscope.lab.models.initialization import he_normal_fan_out_, he_normal_truncated_, initialized, uniform_
-from gyroscope.lab.models.residual import BasicBlock, Norm
+from gyroscope.lab.models.residual import BasicBlock
 
 WIDTHS = (16, 32, 64)
 
 
 def resnet(
-    seed: int, *, depth: int, classes: int = 10, channels: int = 3, keras: bool = False, last_norm: bool = False
+    seed: int,
+    *,
+    depth: int,
+    classes: int = 10,
+    channels: int = 3,
+    keras: bool = False,
+    batch_norm: bool = True,
+    last_norm: bool = False,
 ) -> nn.Sequential:
     """Return a ResNet: conv-BN-ReLU, three stages of n = (depth − 2)/6 blocks of 16-32-64 channels, a classifier.
 
@@ -25,13 +33,14 @@ def resnet(
     U(±1/√fan_in) and its bias 0.
 
     Args:
-        seed: of the weights.
+        seed: of the weights; equal seeds give equal kernels with LastBN and without, normalized or not.
         depth: 6n + 2: the number of 3×3 convolutions and the classifier.
         classes: the number of outputs.
         channels: the number of channels of the images.
         keras: the rotation papers' variant instead: 1×1 convolutions where the shape changes (two layers more, each
             after its block's own), no gains, no biases, everything from Keras 2.1's `he_normal`, and TensorFlow's
             padding, epsilon and momentum.
+        batch_norm: whether there is any normalization.
         last_norm: normalize the averages over pixels as well (the conditioning paper's LastBN); gains start from
             U(0, 1), as in Torch 7.
 
@@ -41,17 +50,15 @@ def resnet(
     >>> sum(p.numel() for p in resnet(0, depth=32, classes=100, keras=True).parameters())
     470192
     """
-    if depth < 8 or (depth - 2) % 6 != 0:
-        near = max(1, round((depth - 2) / 6))
-        raise LabError(f"a ResNet has 6n + 2 layers: 8, 14, 20, …; {depth} is not of them, {6 * near + 2} is")
-    if min(channels, classes) < 1:
-        raise LabError(f"images have channels and a classifier classes; asked for: {channels} and {classes}")
-    if keras and last_norm:
-        raise LabError("keras=True and last_norm=True are of different papers; choose one")
+    blocks = blocks_per_stage(depth)
+    require_images(channels, classes)
+    if keras and (last_norm or not batch_norm):
+        raise LabError("keras=True is one network as it is; batch_norm=False and last_norm=True go without it")
     generator = torch.Generator().manual_seed(seed)
     convolutions, linear = (he_normal_truncated_, None) if keras else (he_normal_fan_out_, uniform_)
+    norm: Norm = keras_norm if keras else nn.BatchNorm2d if batch_norm else _unnormalized
     model = initialized(
-        lambda: _build((depth - 2) // 6, channels, classes, keras, last_norm),
+        lambda: _build(blocks, channels, classes, norm, keras, last_norm),
         generator=generator,
         initializer=convolutions,
         linear=linear,
@@ -62,22 +69,55 @@ def resnet(
     return model
 
 
-def _build(blocks: int, channels: int, classes: int, keras: bool, last_norm: bool) -> nn.Sequential:
-    norm: Norm = partial(nn.BatchNorm2d, eps=1e-3, momentum=0.01, affine=False) if keras else nn.BatchNorm2d
-    model = nn.Sequential()
-    width = WIDTHS[0]
-    model.add_module("conv", nn.Conv2d(channels, width, kernel_size=3, padding=1, bias=False))
-    model.add_module("norm", norm(width))
-    model.add_module("relu", nn.ReLU())
-    for stage, wider in enumerate(WIDTHS, start=1):
+def resnet_lastbn(seed: int, *, depth: int, classes: int = 10, channels: int = 3) -> nn.Sequential:
+    """Return `resnet` with batch normalization of the averages over pixels, before the classifier.
+
+    >>> [name for name, _ in resnet_lastbn(0, depth=8).named_children()][-4:]
+    ['average', 'flatten', 'last_norm', 'classifier']
+    """
+    return resnet(seed, depth=depth, classes=classes, channels=channels, last_norm=True)
+
+
+def blocks_per_stage(depth: int) -> int:
+    """Return n for a depth of 6n + 2.
+
+    >>> blocks_per_stage(110)
+    18
+    >>> blocks_per_stage(18)
+    Traceback (most recent call last):
+    gyroscope.lab.errors.LabError: a residual network has 6n + 2 layers: 8, 14, 20, …; not 18, but 20
+    """
+    blocks, left = divmod(depth - 2, 6)
+    if blocks < 1 or left:
+        near = 6 * max(1, round((depth - 2) / 6)) + 2
+        raise LabError(f"a residual network has 6n + 2 layers: 8, 14, 20, …; not {depth}, but {near}")
+    return blocks
+
+
+def shapes(blocks: int) -> Iterator[tuple[str, int, int, int]]:
+    """Yield the name, the input channels, the output channels and the stride of each block of the three stages.
+
+    >>> list(shapes(1))
+    [('stage1_block1', 16, 16, 1), ('stage2_block1', 16, 32, 2), ('stage3_block1', 32, 64, 2)]
+    """
+    channels = WIDTHS[0]
+    for stage, width in enumerate(WIDTHS, start=1):
         for block in range(1, blocks + 1):
-            stride = 2 if stage > 1 and block == 1 else 1
-            made = BasicBlock(width, wider, stride=stride, norm=norm, projection=keras, same=keras)
-            model.add_module(f"stage{stage}_block{block}", made)
-            width = wider
-    model.add_module("average", nn.AdaptiveAvgPool2d(1))
-    model.add_module("flatten", nn.Flatten())
-    if last_norm:
-        model.add_module("last_norm", nn.BatchNorm1d(width))
-    model.add_module("classifier", nn.Linear(width, classes, bias=not keras))
+            yield f"stage{stage}_block{block}", channels, width, 2 if stage > 1 and block == 1 else 1
+            channels = width
+
+
+def _build(blocks: int, channels: int, classes: int, norm: Norm, keras: bool, last_norm: bool) -> nn.Sequential:
+    model = nn.Sequential()
+    model.add_module("conv", conv3x3(channels, WIDTHS[0]))
+    model.add_module("norm", norm(WIDTHS[0]))
+    model.add_module("relu", nn.ReLU())
+    for name, narrow, wide, stride in shapes(blocks):
+        model.add_module(name, BasicBlock(narrow, wide, stride=stride, norm=norm, projection=keras, same=keras))
+    before = {"last_norm": nn.BatchNorm1d(WIDTHS[-1])} if last_norm else {}
+    add_classifier(model, WIDTHS[-1], classes, bias=not keras, before=before)
     return model
+
+
+def _unnormalized(_: int) -> nn.Module:
+    return nn.Identity()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from gyroscope.lab.errors import LabError
+from gyroscope.lab.models.building import add_classifier, conv3x3, require_images
 from gyroscope.lab.models.initialization import he_uniform_, initialized
 
 
@@ -23,9 +23,10 @@ def stages(
 ) -> nn.Sequential:
     """Return x_k = BN(ReLU(W_k ∗ x_{k−1})), stage by stage, then global average pooling and a linear classifier.
 
-    Convolutions are 3×3 and keep the size of the image; 2×2 maximum pooling halves it between stages. Batch
-    normalization comes after the ReLU and has neither gain nor bias, and no layer has a bias: every parameter is a
-    kernel. Kernels start he_uniform.
+    Convolutions are 3×3 and keep the size of the image; 2×2 maximum pooling halves it between stages (rounding up,
+    where Keras rounds down, so that images of any size will do; those of the papers halve evenly). Batch normalization
+    comes after the ReLU and has neither gain nor bias, and no layer has a bias: every parameter is a kernel. Kernels
+    start he_uniform.
 
     Args:
         seed: of the weights.
@@ -42,8 +43,7 @@ def stages(
     >>> [name for name, _ in model.named_children()][:7]
     ['conv1', 'relu1', 'norm1', 'conv2', 'relu2', 'norm2', 'pool2']
     """
-    if min(channels, classes) < 1:
-        raise LabError(f"images have channels and a classifier classes; asked for: {channels} and {classes}")
+    require_images(channels, classes)
     return initialized(
         lambda: _build(widths, convolutions, channels, classes, eps, momentum),
         generator=torch.Generator().manual_seed(seed),
@@ -59,13 +59,11 @@ def _build(
     for stage, width in enumerate(widths, start=1):
         for _ in range(convolutions):
             number += 1
-            model.add_module(f"conv{number}", nn.Conv2d(channels, width, kernel_size=3, padding=1, bias=False))
+            model.add_module(f"conv{number}", conv3x3(channels, width))
             model.add_module(f"relu{number}", nn.ReLU())
             model.add_module(f"norm{number}", nn.BatchNorm2d(width, eps, momentum, affine=False))
             channels = width
         if stage < len(widths):
-            model.add_module(f"pool{number}", nn.MaxPool2d(2))
-    model.add_module("average", nn.AdaptiveAvgPool2d(1))
-    model.add_module("flatten", nn.Flatten())
-    model.add_module("classifier", nn.Linear(channels, classes, bias=False))
+            model.add_module(f"pool{number}", nn.MaxPool2d(2, ceil_mode=True))
+    add_classifier(model, channels, classes, bias=False)
     return model
