@@ -1,34 +1,141 @@
-"""What a trial trains with."""
+"""What a trial trains with: an optimizer, and what controls it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
-from gyroscope.control import Layca
+from gyroscope.control import Layca, SGD_AMom, block_normalized, hyperball, lars, relative_update
+from gyroscope.lab.errors import LabError
+from gyroscope.layer import layers
+
+#: The optimizers by name, with the papers' constants.
+OPTIMIZERS: dict[str, tuple[Callable[..., Optimizer], dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {}),
+    "sgd-amom": (SGD_AMom, {}),
+    "adam": (torch.optim.Adam, {"betas": (0.9, 0.999), "eps": 1e-7}),
+    "adamw": (torch.optim.AdamW, {"betas": (0.9, 0.999), "eps": 1e-7}),
+    "rmsprop": (torch.optim.RMSprop, {"alpha": 0.9, "eps": 1e-7}),
+    "adagrad": (torch.optim.Adagrad, {"eps": 1e-7}),
+}
+#: What can be put around them by name.
+CONTROLS: dict[str, Callable[..., Layca]] = {
+    "layca": Layca,
+    "lars": lars,
+    "hyperball": hyperball,
+    "relative": relative_update,
+    "block": block_normalized,
+}
+#: Optimizers that a CUDA graph can hold, and what makes them fit for it: a rate that is read from the device.
+_CAPTURED: dict[str, dict[str, Any]] = {
+    "sgd": {"fused": True},
+    "adam": {"capturable": True},
+    "adamw": {"capturable": True},
+    "rmsprop": {"capturable": True},
+}
+_MOMENTUM = ("sgd", "sgd-amom", "rmsprop")
+
+Decayed = Literal["all", "convolutions"]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """An optimizer and its control, by name: SGD at `rate`, steered by Layca unless `alpha` is None.
+    """An optimizer and its control, by name.
 
-    Under Layca the rate is ρ, the tangent of the angle each layer turns by in a step, and `alpha`
-    prioritises the first layers (negative), the last layers (positive) or none (0).
+    Attributes:
+        name: what figures and tables call it.
+        rate: the learning rate; under a control, ρ.
+        optimizer: one of `OPTIMIZERS`.
+        control: one of `CONTROLS`, or None.
+        alpha: α of equation 1: which layers turn faster, the first (negative) or the last (positive).
+        weight_decay: λ of the gradient's term λw, or of AdamW's decay; twice the number that Keras calls l2.
+        momentum: of SGD; of SGD_AMom it is 0.9 unless given.
+        nesterov: whether that momentum is Nesterov's.
+        others: what a control does with biases and gains: nothing ("frozen"), as in the papers, or an "inner" step.
+        scale: what the initial weights of every layer are multiplied with.
+        only: train this layer alone, kernel and bias, counted from 0 in forward order.
+        records: keep the tangent of the angle that every layer turns by in every step, for others to copy.
+        copies: turn every layer by what it turned by under this recipe (the papers' AdaptCopy).
 
     >>> from gyroscope.lab import models
     >>> model = models.make("digits-cnn", seed=0)
-    >>> Recipe("SGD", rate=0.1).optimizer(model).param_groups[0]["lr"]
+    >>> Recipe("SGD", rate=0.1).make(model).param_groups[0]["lr"]
     0.1
+    >>> Recipe("Adam-Layca", rate=3**-5, optimizer="adam", control="layca").make(model).layers[0]
+    'conv1.weight'
     """
 
     name: str
     rate: float
-    alpha: float | None = None
+    optimizer: str = "sgd"
+    control: str | None = None
+    alpha: float = 0.0
     weight_decay: float = 0.0
+    momentum: float = 0.0
+    nesterov: bool = False
+    others: Literal["frozen", "inner"] = "frozen"
+    scale: float = 1.0
+    only: int | None = None
+    records: bool = False
+    copies: Recipe | None = None
 
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return the optimizer for `model`."""
-        sgd = torch.optim.SGD(model.parameters(), lr=self.rate, weight_decay=self.weight_decay)
-        return sgd if self.alpha is None else Layca(sgd, model, alpha=self.alpha)
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise LabError(f"no optimizer is called {self.optimizer!r}; there are: {', '.join(OPTIMIZERS)}")
+        if self.control is not None and self.control not in CONTROLS:
+            raise LabError(f"no control is called {self.control!r}; there are: {', '.join(CONTROLS)}, or none")
+        if self.alpha != 0.0 and self.control is None:
+            raise LabError(f"alpha is {self.alpha}, but there is no control that could apply it; give control='layca'")
+        if self.momentum and self.optimizer not in _MOMENTUM:
+            raise LabError(f"{self.optimizer} takes no momentum; these do: {', '.join(_MOMENTUM)}")
+        if self.copies is not None and (self.control != "layca" or not self.copies.records):
+            raise LabError("a recipe that copies needs control='layca', and records=True in the recipe that it copies")
+
+    def make(self, model: nn.Module, *, decayed: Decayed = "all", captured: bool = False) -> Optimizer:
+        """Return the optimizer for `model`.
+
+        Args:
+            model: whose parameters it steps.
+            decayed: which layers the weight decay is for: all, or convolutions but not linear layers.
+            captured: whether its steps are to be captured as a CUDA graph, so that the rate lies on the device.
+        """
+        kind, constants = OPTIMIZERS[self.optimizer]
+        options: dict[str, Any] = dict(constants)
+        rate: float | torch.Tensor = 1.0 if self.copies is not None else self.rate
+        if captured:
+            options |= _CAPTURED.get(self.optimizer, {}) if self.control is None else _inside(self.optimizer)
+            rate = torch.tensor(float(rate), device=next(model.parameters()).device)
+        if self.momentum:
+            options["momentum"] = self.momentum
+        if self.nesterov:
+            options["nesterov"] = True
+        optimizer = kind(self._groups(model, decayed), lr=rate, **options)
+        if self.control is None:
+            return optimizer
+        its = [layer for layer in layers(model) if layer.parameter.requires_grad]
+        return CONTROLS[self.control](optimizer, its, alpha=self.alpha, others=self.others)
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can hold its steps."""
+        return self.optimizer in _CAPTURED or (self.control is not None and self.optimizer == "sgd-amom")
+
+    def _groups(self, model: nn.Module, decayed: Decayed) -> list[dict[str, Any]]:
+        trained = [p for p in model.parameters() if p.requires_grad]
+        if decayed == "all" or not self.weight_decay:
+            return [{"params": trained, "weight_decay": self.weight_decay}]
+        convolutions = {id(layer.parameter) for layer in layers(model) if layer.kind.startswith("conv")}
+        chosen = [p for p in trained if id(p) in convolutions]
+        rest = [p for p in trained if id(p) not in convolutions]
+        groups = [{"params": chosen, "weight_decay": self.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+        return [group for group in groups if group["params"]]
+
+
+def _inside(optimizer: str) -> dict[str, Any]:
+    """What an optimizer inside a control needs: there the kernel of the control reads the rate."""
+    return {"capturable": True} if "capturable" in _CAPTURED.get(optimizer, {}) else {}

@@ -1,135 +1,317 @@
-"""One training run, from initialization to test accuracy, with its rotation curves."""
+"""One training, from initialization to test accuracy, measured and recorded on the way."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from math import ceil, isfinite
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
-from torch.optim.lr_scheduler import MultiStepLR
 
-from gyroscope.lab.data import Split
+from gyroscope.control import Layca
+from gyroscope.control.rates import Rates
+from gyroscope.lab import checkpoint
+from gyroscope.lab.data.split import Split
 from gyroscope.lab.errors import LabError
-from gyroscope.lab.rotation import rotation
-from gyroscope.layer import layers
+from gyroscope.lab.feed import Feed
+from gyroscope.lab.gauge import Gauge, Reading, correct
+from gyroscope.lab.result import Result
+from gyroscope.lab.tangents import Tangents
+from gyroscope.lab.trial import Trial
 from gyroscope.monitor import Monitor, watch
 
-
-@dataclass(frozen=True)
-class Schedule:
-    """How long to train, in batches of what size, and when the rate is divided by `factor`.
-
-    >>> Schedule(epochs=60).milestones
-    [48, 54]
-    """
-
-    epochs: int = 60
-    batch: int = 32
-    cuts: tuple[float, ...] = (0.8, 0.9)
-    factor: float = 5.0
-
-    @property
-    def milestones(self) -> list[int]:
-        """The epochs after which the rate is cut."""
-        return [round(cut * self.epochs) for cut in self.cuts]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a training run leaves: `rotation[t][l]` is layer l's cosine distance after t epochs.
-
-    >>> Result(0.5, 0.4, loss=[2.3], layers=["fc"], rotation=[[0.0], [0.1]]).final_rotation
-    [0.1]
-    """
-
-    train_accuracy: float
-    test_accuracy: float
-    loss: list[float]
-    layers: list[str]
-    rotation: list[list[float]]
-
-    @property
-    def final_rotation(self) -> list[float]:
-        """Each layer's rotation at the end."""
-        return self.rotation[-1]
-
-
-def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
-    """Return the share of `x` that `model`, put in evaluation mode, classifies as `y`.
-
-    >>> import torch
-    >>> accuracy(torch.nn.Identity(), torch.eye(4), torch.tensor([0, 1, 2, 0]))
-    0.75
-    """
-    model.eval()
-    with torch.no_grad():
-        return float((model(x).argmax(dim=1) == y).double().mean())
+#: The file of the rates that a training recorded.
+RATES = "rates.pt"
 
 
 def train(
-    model: nn.Module,
+    trial: Trial,
     split: Split,
-    optimizer: torch.optim.Optimizer,
     *,
-    seed: int,
-    schedule: Schedule = Schedule(),  # noqa: B008  (frozen)
-    record: Path | None = None,
+    folder: Path | None = None,
+    device: str = "cpu",
+    rates: Rates | None = None,
+    save_every: float = 30.0,
+    on_epoch: Callable[[Training], None] = lambda training: None,
 ) -> Result:
-    """Train `model` on cross-entropy; the same seed and thread count give the same result, bit for bit.
+    """Train, and return the result; on a CPU the same trial and thread count give the same, bit for bit.
 
-    The examples are shuffled every epoch and the last, smaller batch is kept. With `record`, what every layer does is
-    recorded in that folder at the end of every epoch.
+    Args:
+        trial: what is learned, with what, from which seed.
+        split: its data.
+        folder: where to record the run and to save, and to go on from what is there; None to keep nothing.
+        device: what to train on.
+        rates: for a recipe that copies: what to copy.
+        save_every: seconds between checkpoints, which are taken at the end of an epoch.
+        on_epoch: called at the end of every epoch.
 
-    >>> from gyroscope.lab import data, models
     >>> from gyroscope.lab.recipe import Recipe
-    >>> model = models.make("digits-cnn", seed=0)
-    >>> optimizer = Recipe("Layca", rate=3**-3, alpha=0.0).optimizer(model)
-    >>> result = train(model, data.digits(), optimizer, seed=0, schedule=Schedule(epochs=1))
+    >>> from gyroscope.lab.tasks import task
+    >>> digits = task("digits").lasting(1)
+    >>> result = train(Trial(digits, Recipe("Layca", 3**-3, control="layca")), digits.source.load())
     >>> len(result.rotation), len(result.layers)
     (2, 7)
     """
-    generator = torch.Generator().manual_seed(seed)
-    scheduler = MultiStepLR(optimizer, schedule.milestones, gamma=1 / schedule.factor)
-    weights = {layer.name: layer.parameter for layer in layers(model)}
-    initial = {name: weight.detach().clone() for name, weight in weights.items()}
-
-    def rotations() -> list[float]:
-        return [rotation(weight, initial[name]) for name, weight in weights.items()]
-
-    count = len(split.y_train)
-    curves, losses = [rotations()], []
-    with _recorded(model, optimizer, record, steps=ceil(count / schedule.batch)) as monitor:
-        for epoch in range(schedule.epochs):
-            model.train()
-            total = 0.0
-            for chosen in torch.split(torch.randperm(count, generator=generator), schedule.batch):
-                loss = F.cross_entropy(model(split.x_train[chosen]), split.y_train[chosen])
-                optimizer.zero_grad()
-                torch.autograd.backward(loss)
-                optimizer.step()
-                total += loss.item() * len(chosen)
-            scheduler.step()
-            if not isfinite(total):
-                raise LabError(f"training diverged: the loss is {total} in epoch {epoch + 1}; lower the rate")
-            losses.append(total / count)
-            curves.append(rotations())
-            if monitor is not None:
-                monitor.log(loss=losses[-1])
-        trained = accuracy(model, split.x_train, split.y_train)
-        tested = accuracy(model, split.x_test, split.y_test)
-        if monitor is not None:
-            monitor.log(train_accuracy=trained, test_accuracy=tested)
-    return Result(trained, tested, loss=losses, layers=list(weights), rotation=curves)
+    training = Training(trial, split, folder=folder, device=device, rates=rates, save_every=save_every)
+    try:
+        for _ in training.proceed(on_epoch):
+            pass
+        return training.finish()
+    finally:
+        training.close()
 
 
-def _recorded(
-    model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path | None, *, steps: int
-) -> AbstractContextManager[Monitor | None]:
-    """A monitor that measures once in so many steps, or nothing where there is no folder to record in."""
-    if folder is None:
-        return nullcontext()
-    return watch(model, optimizer, folder, every=steps, budget=None, detail_every=10 * steps)
+class Training:
+    """A trial under way.
+
+    `proceed` is the loop. It yields after every step, so that many trainings can take turns; what it reads at the end
+    of an epoch is asked for first and waited for while others have theirs.
+
+    Attributes:
+        epoch: how many epochs are over.
+        loss, accuracy, validation, rotation: as in `Result`.
+        ended: why it stops early, if it does.
+    """
+
+    def __init__(
+        self,
+        trial: Trial,
+        split: Split,
+        *,
+        folder: Path | None = None,
+        device: str | torch.device = "cpu",
+        rates: Rates | None = None,
+        save_every: float = 30.0,
+        captured: bool = False,
+    ) -> None:
+        self.trial, self.folder, self.device = trial, folder, torch.device(device)
+        self.split = split.to(self.device)
+        self.model = trial.network().to(self.device)
+        if self.device.type == "cuda" and self.split.x_train.dim() == 4:
+            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.forward: Callable[[Tensor], Tensor] = self.model
+        self.optimizer = trial.recipe.make(self.model, decayed=trial.task.decayed, captured=captured)
+        schedule = trial.schedule
+        self.feed = Feed(
+            self.split, batch=schedule.batch, augmentation=trial.task.augmentation, seed=trial.seed, device=self.device
+        )
+        self.steps = schedule.steps(len(split.y_train))
+        self.epoch = 0
+        self.ended: str | None = None
+        self.gauge = Gauge(self.model)
+        self.loss: list[float] = []
+        self.accuracy: list[float] = []
+        self.validation: list[float] = []
+        self._sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        self.rotation, self.norms = [[0.0] * len(self.gauge.names)], self._lengths()
+        self._best: tuple[float, int, dict[str, Tensor]] | None = None
+        self._began, self._before, self._saved = time.perf_counter(), 0.0, time.perf_counter()
+        self._save_every = save_every
+        self._tangents = self._table(rates, schedule.epochs * self.steps)
+        state = None if folder is None else checkpoint.load(folder, key=trial.key)
+        if state is not None:
+            self._load(state)
+        self.monitor = self._watched(state)
+
+    def _table(self, rates: Rates | None, steps: int) -> Tangents | None:
+        recipe = self.trial.recipe
+        if recipe.copies is not None:
+            if rates is None or not isinstance(self.optimizer, Layca):
+                raise LabError(f"{recipe.name} copies the rates of {recipe.copies.name}; give them: rates=...")
+            return Tangents.replay(self.optimizer, rates, self.device)
+        return Tangents.blank(self.model, steps, self.device) if recipe.records else None
+
+    def _watched(self, state: dict[str, Any] | None) -> Monitor | None:
+        if self.folder is None:
+            return None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        every = self.trial.every or self.steps
+        monitor = watch(
+            self.model, self.optimizer, self.folder, every=every, budget=None, detail_every=10 * every,
+            activations=self.device.type != "cuda", meta={"trial": self.trial.description},
+        )  # fmt: skip
+        if state is not None and state["monitor"] is not None:
+            monitor.load_state_dict(state["monitor"])
+        return monitor
+
+    def proceed(self, on_epoch: Callable[[Training], None] = lambda training: None) -> Iterator[None]:
+        """Train to the end, yielding after every step and while waiting."""
+        schedule = self.trial.schedule
+        while self.epoch < schedule.epochs and self.ended is None:
+            self.model.train()
+            self.feed.shuffle()
+            self._sums.zero_()
+            for step, count in enumerate(schedule.batches(len(self.split.y_train))):
+                if step == 0 or self.epoch < schedule.warmup:
+                    self._set_rate(schedule.multiplier(self.epoch, step / self.steps))
+                self.step(count)
+                yield
+            reading = self._read()
+            while not reading.ready:
+                yield
+            self._close_epoch(reading.numbers())
+            on_epoch(self)
+
+    def step(self, count: int) -> None:
+        """One step, on the next `count` examples."""
+        self.advance(count)
+
+    def advance(self, count: int) -> None:
+        """The work of a step for the device; nothing here waits for it, so a CUDA graph can hold it."""
+        x, y = self.feed.take(count)
+        with self._autocast():
+            outputs = self.forward(x)
+        loss = F.cross_entropy(outputs.float().flatten(0, -2), y.flatten())
+        self.optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        if self._tangents is None:
+            self.optimizer.step()
+        else:
+            self._tangents.step(self.optimizer)
+        right = (outputs.detach().argmax(dim=-1) == y).float().mean()
+        self._sums += count * torch.stack([loss.detach(), right]).double()
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.trial.precision != "bf16":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def _set_rate(self, multiplier: float) -> None:
+        recipe = self.trial.recipe
+        if recipe.copies is not None:  # what is copied has the schedule in it
+            return
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(recipe.rate * multiplier)
+            else:
+                group["lr"] = recipe.rate * multiplier
+
+    def _lengths(self) -> list[list[float]]:
+        return [self.gauge.read()[:, 1].tolist()]
+
+    def _evaluated(self, x: Tensor, y: Tensor) -> Tensor:
+        self.model.eval()
+        with self._autocast():
+            return correct(self.model, self.split, x, y) / y.numel()
+
+    def _read(self) -> Reading:
+        """Ask for what an epoch tells: loss, accuracy, validation accuracy, rotation and norm of every layer."""
+        seen = sum(self.trial.schedule.batches(len(self.split.y_train)))
+        values = [self._sums / seen, self.gauge.read().T.flatten()]
+        if self.split.x_val is not None and self.split.y_val is not None:
+            values.append(self._evaluated(self.split.x_val, self.split.y_val)[None])
+        return Reading(torch.cat(values))
+
+    def _close_epoch(self, numbers: list[float]) -> None:
+        n = len(self.gauge.names)
+        self.epoch += 1
+        self.loss.append(numbers[0])
+        self.accuracy.append(numbers[1])
+        self.rotation.append(numbers[2 : 2 + n])
+        self.norms[1:] = [numbers[2 + n : 2 + 2 * n]]
+        told = {"loss": numbers[0], "accuracy": numbers[1]}
+        if len(numbers) > 2 + 2 * n:
+            self.validation.append(numbers[-1])
+            told["validation_accuracy"] = numbers[-1]
+        if self.monitor is not None:
+            self.monitor.log(told)
+        if (
+            self.trial.task.tests == "best"
+            and self.validation
+            and (self._best is None or self.validation[-1] > self._best[0])
+        ):
+            weights = {name: value.clone() for name, value in self.model.state_dict().items()}
+            self._best = (self.validation[-1], self.epoch, weights)
+        self.ended = self._why_end()
+        if self.ended is not None and self.monitor is not None:
+            self.monitor.note(self.ended)
+        self._save_in_time()
+
+    def _why_end(self) -> str | None:
+        task, loss = self.trial.task, self.loss
+        if not isfinite(loss[-1]):
+            return f"diverged: the loss is {loss[-1]} in epoch {self.epoch}; lower the rate"
+        if task.stop_at is not None and loss[-1] <= task.stop_at:
+            return f"the loss has reached {task.stop_at:g} in epoch {self.epoch}"
+        if task.stop_at is not None and len(loss) >= 3 and len(set(loss[-3:])) == 1:
+            return f"the loss has not changed for three epochs, in epoch {self.epoch}"
+        if task.fails is not None and self.epoch == task.fails[0] + 1 and self.accuracy[-1] <= task.fails[1]:
+            return f"does not learn: the training accuracy is {self.accuracy[-1]:.3f} in epoch {self.epoch}"
+        return None
+
+    def finish(self) -> Result:
+        """Test, and return the result; it is kept in the folder."""
+        split, tested = self.split, self.epoch
+        if self._best is not None:
+            _, tested, weights = self._best
+            self.model.load_state_dict(weights)
+        trained = float(self._evaluated(split.x_train, split.y_train))
+        test = float(self._evaluated(split.x_test, split.y_test))
+        result = Result(
+            trained, test, loss=self.loss, layers=self.gauge.names, rotation=self.rotation, accuracy=self.accuracy,
+            validation=self.validation, norms=self.norms, tested=tested, ended=self.ended,
+            seconds=self._before + time.perf_counter() - self._began,
+        )  # fmt: skip
+        if self.monitor is not None and self.folder is not None:
+            self.monitor.log(train_accuracy=trained, test_accuracy=test)
+            self.close()
+            if self._tangents is not None and self.trial.recipe.records:
+                self._tangents.rates.save(self.folder / RATES)
+            result.write(self.folder / "result.json", self.trial.description)
+            (self.folder / checkpoint.FILE).unlink(missing_ok=True)
+        return result
+
+    def close(self) -> None:
+        """Finish the run, wherever training is."""
+        if self.monitor is not None:
+            self.monitor.close()
+
+    def _save_in_time(self) -> None:
+        if self.folder is not None and time.perf_counter() - self._saved >= self._save_every:
+            self.save()
+
+    def save(self) -> None:
+        """Save everything that the rest of the training depends on."""
+        assert self.folder is not None
+        best = None if self._best is None else [self._best[0], self._best[1], self._best[2]]
+        state = {
+            "key": self.trial.key,
+            "epoch": self.epoch,
+            "ended": self.ended,
+            "curves": [self.loss, self.accuracy, self.validation, self.rotation, self.norms],
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "initial": self.gauge.initial,
+            "best": best,
+            "order": self.feed.generator.get_state(),
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "tangents": None if self._tangents is None else self._tangents.state(),
+            "monitor": None if self.monitor is None else self.monitor.state_dict(),
+            "seconds": self._before + time.perf_counter() - self._began,
+        }
+        checkpoint.save(self.folder, state)
+        self._saved = time.perf_counter()
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.epoch, self.ended = state["epoch"], state["ended"]
+        self.loss, self.accuracy, self.validation, self.rotation, self.norms = state["curves"]
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for there, saved in zip(self.gauge.initial, state["initial"], strict=True):
+            there.copy_(saved)
+        if state["best"] is not None:
+            score, epoch, weights = state["best"]
+            self._best = (score, epoch, {name: value.to(self.device) for name, value in weights.items()})
+        self.feed.generator.set_state(state["order"])
+        torch.set_rng_state(state["random"])
+        if state["random_cuda"] is not None:
+            torch.cuda.set_rng_state(state["random_cuda"], self.device)
+        if self._tangents is not None:
+            self._tangents.load(state["tangents"])
+        self._before = state["seconds"]

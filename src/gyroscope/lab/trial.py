@@ -2,53 +2,104 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
-from gyroscope.lab import models
-from gyroscope.lab.data import Split
+from torch import nn
+
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.recipe import Recipe
-from gyroscope.lab.training import Result, Schedule, train
+from gyroscope.lab.schedule import Schedule
+from gyroscope.lab.task import Task
+from gyroscope.layer import layers
+
+Precision = Literal["float32", "tf32", "bf16"]
+
+# Changed when a training of the same description comes out differently, so that old results are not taken for new.
+_VERSION = 1
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A model trained by a recipe from a seed; the seed sets the initialization and the order.
+    """A task, a recipe and a seed: all that a result depends on.
 
-    With `record`, the training is recorded in that folder, under the trial's `slug`.
+    Attributes:
+        task: what is learned.
+        recipe: what trains it.
+        seed: of the initialization and of the order of the examples.
+        precision: what products are computed in: "float32", "tf32" (on GPUs that have it), or "bf16" by autocast.
+        every: measure every so many steps; None for once an epoch.
 
-    >>> from gyroscope.lab import data
-    >>> trial = Trial(Recipe("SGD", rate=0.1), seed=2, schedule=Schedule(epochs=1))
-    >>> trial.run(data.digits()).rotation[0]
-    [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    >>> from gyroscope.lab.tasks import task
+    >>> trial = Trial(task("digits"), Recipe("Layca 3^-3, alpha +0.6", 3**-3, control="layca", alpha=0.6), seed=1)
+    >>> trial.slug
+    'layca-3^-3-alpha+0.6-seed-1-91e72ce5'
     """
 
+    task: Task
     recipe: Recipe
-    seed: int
-    model: str = "digits-cnn"
-    schedule: Schedule = field(default_factory=Schedule)
-    record: Path | None = None
+    seed: int = 0
+    precision: Precision = "float32"
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise LabError(f"the seed of a trial is {self.seed}; it can be 0 or more")
+        if self.every is not None and self.every < 1:
+            raise LabError(
+                f"a trial is measured every {self.every} steps; it can be 1 or more, or None for once an epoch"
+            )
+
+    @property
+    def schedule(self) -> Schedule:
+        """The task's schedule."""
+        return self.task.schedule
+
+    @property
+    def key(self) -> str:
+        """A fingerprint of everything the result depends on but names: equal keys, equal results."""
+        description = self.description
+        description["task"].pop("name")
+        _nameless(description["recipe"])
+        text = json.dumps([_VERSION, description], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The trial as what JSON can hold."""
+        described: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return described
 
     @property
     def slug(self) -> str:
-        """A name for files.
+        """A name for files."""
+        name = re.sub(r"[ ,/]+", "-", self.recipe.name.lower()).replace("-+-", "-").replace("-+", "+")
+        return f"{name}-seed-{self.seed}-{self.key[:8]}"
 
-        >>> Trial(Recipe("Layca 3^-3, alpha +0.6", rate=3**-3), seed=1).slug
-        'layca-3^-3-alpha+0.6-seed-1'
-        """
-        return (
-            f"{re.sub(r'[ ,]+', '-', self.recipe.name.lower()).replace('-+-', '-').replace('-+', '+')}-seed-{self.seed}"
-        )
+    @property
+    def source(self) -> Trial | None:
+        """The trial whose rates this one copies, if it copies any."""
+        return None if self.recipe.copies is None else replace(self, recipe=self.recipe.copies)
 
-    def run(self, split: Split) -> Result:
-        """Train and return the result; whatever goes wrong says which trial it happened in."""
-        try:
-            model = models.make(self.model, seed=self.seed)
-            optimizer = self.recipe.optimizer(model)
-            folder = None if self.record is None else self.record / self.slug
-            return train(model, split, optimizer, seed=self.seed, schedule=self.schedule, record=folder)
-        except Exception as error:
-            reason = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
-            raise LabError(f"{self.recipe.name}, seed {self.seed}: {reason}") from error
+    def network(self) -> nn.Module:
+        """The network as it starts: initialized from the seed, scaled, and frozen but for what is trained."""
+        model = self.task.network(self.seed)
+        its = layers(model)
+        if self.recipe.scale != 1.0:
+            for layer in its:
+                layer.parameter.data.mul_(self.recipe.scale)
+        if self.recipe.only is not None:
+            if not -len(its) <= self.recipe.only < len(its):
+                raise LabError(f"only layer {self.recipe.only} is to be trained; {self.task.model} has {len(its)}")
+            model.requires_grad_(False)
+            its[self.recipe.only].module.requires_grad_(True)
+        return model
+
+
+def _nameless(recipe: dict[str, Any]) -> None:
+    recipe.pop("name")
+    if recipe["copies"] is not None:
+        _nameless(recipe["copies"])

@@ -4,45 +4,53 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 
-from gyroscope.lab.data import Split
+from gyroscope.lab.archive import Archive
 from gyroscope.lab.errors import LabError
-from gyroscope.lab.training import Result
+from gyroscope.lab.result import Result
+from gyroscope.lab.run_one import Note, run_one
 from gyroscope.lab.trial import Trial
 
 
 def run_in_workers(
-    trials: Sequence[Trial], split: Split, *, jobs: int, on_done: Callable[[Trial], None]
-) -> list[Result]:
-    """Return the result of each trial, in order; see `gyroscope.lab.engine.run_trials`.
+    trials: Sequence[Trial],
+    archive: Archive,
+    *,
+    jobs: int,
+    data: Path | None,
+    on_note: Callable[[Note], None],
+    on_done: Callable[[Trial, Result], None],
+) -> None:
+    """Train all of `trials`, `jobs` at a time; see `gyroscope.lab.engine.run_trials`.
 
-    >>> from gyroscope.lab import data
-    >>> run_in_workers([], data.digits(), jobs=1, on_done=print)
-    []
+    A trial that copies the rates of another begins when that one has ended.
     """
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
-    with (
-        _on_disk(split) as path,
-        ProcessPoolExecutor(jobs, context, initializer=_start, initargs=(path,)) as pool,
-    ):
+    receiving, sending = context.Pipe(duplex=False)
+    with ProcessPoolExecutor(jobs, context, initializer=_start, initargs=(sending,)) as pool:
         try:
-            with _children_ignore_interrupts():
-                futures = {pool.submit(_run, trial): trial for trial in trials}
-            for future in as_completed(futures):
-                future.result()
-                on_done(futures[future])
+            waiting, futures = list(trials), dict[Future[Result], Trial]()
+            while waiting or futures:
+                ready = [t for t in waiting if t.source is None or archive.result(t.source) is not None]
+                with _children_ignore_interrupts():
+                    futures |= {pool.submit(run_one, trial, archive, data, _tell): trial for trial in ready}
+                waiting = [t for t in waiting if t not in ready]
+                done, _ = wait(futures, timeout=0.2, return_when=FIRST_COMPLETED)
+                while receiving.poll():
+                    on_note(receiving.recv())
+                for future in done:
+                    on_done(futures.pop(future), future.result())
         except BaseException as error:
             for worker in set(multiprocessing.active_children()) - others:
                 worker.terminate()
@@ -50,17 +58,9 @@ def run_in_workers(
             if isinstance(error, BrokenProcessPool):
                 raise LabError("a worker process was killed, or ran out of memory; try one job") from error
             raise
-        return [future.result() for future in futures]
-
-
-@contextmanager
-def _on_disk(split: Split) -> Iterator[Path]:
-    # As an argument of the workers it would go through a pipe, and starting one would wait until the
-    # one before has imported torch and reads; as shared memory it would not fit in some containers.
-    with TemporaryDirectory(prefix="gyroscope-") as folder:
-        path = Path(folder, "split.pickle")
-        path.write_bytes(pickle.dumps(split))
-        yield path
+        finally:
+            sending.close()
+            receiving.close()
 
 
 @contextmanager
@@ -77,12 +77,12 @@ def _children_ignore_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
-_split: Split
+_sending: Connection
 
 
-def _start(path: Path) -> None:
-    global _split
-    _split = pickle.loads(path.read_bytes())
+def _start(sending: Connection) -> None:
+    global _sending
+    _sending = sending
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -95,5 +95,6 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _run(trial: Trial) -> Result:
-    return trial.run(_split)
+def _tell(note: Note) -> None:
+    # Short messages are written to a pipe whole, so workers need not take turns.
+    _sending.send(note)

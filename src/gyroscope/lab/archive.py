@@ -1,0 +1,90 @@
+"""Where results are kept, so that no trial is run twice."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from gyroscope.control.rates import Rates
+from gyroscope.errors import StoreError
+from gyroscope.lab.errors import LabError
+from gyroscope.lab.result import Result
+from gyroscope.lab.training import RATES
+from gyroscope.lab.trial import Trial
+from gyroscope.store.lock import Lock
+
+
+class Archive:
+    """A folder of trials: each has a folder of its own, with its run, its result, and while it lasts its checkpoint.
+
+    A trial is found by its key, so the same training under another name is the same trial, and a changed one is not.
+
+    >>> import tempfile
+    >>> from gyroscope.lab.recipe import Recipe
+    >>> from gyroscope.lab.tasks import task
+    >>> from gyroscope.lab.training import train
+    >>> digits = task("digits").lasting(1)
+    >>> trial = Trial(digits, Recipe("SGD", 0.1))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     archive = Archive(folder)
+    ...     before = archive.result(trial)
+    ...     result = train(trial, digits.source.load(), folder=archive.folder(trial))
+    ...     before is None, archive.result(trial) == result
+    (True, True)
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.root = Path(folder)
+
+    def folder(self, trial: Trial) -> Path:
+        """The folder of a trial, whatever name it was run under."""
+        own = self.root / trial.task.name / trial.slug
+        if own.exists():
+            return own
+        return next(iter(sorted(self.root.glob(f"*/*-{trial.key[:8]}"))), own)
+
+    def result(self, trial: Trial) -> Result | None:
+        """The result of a trial, None while there is none."""
+        path = self.folder(trial) / "result.json"
+        try:
+            content = json.loads(path.read_text())
+            return Result.from_json(content["result"], path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LabError(f"{path} cannot be read ({error}); delete it to run the trial again") from error
+
+    def missing(self, trials: Sequence[Trial]) -> list[Trial]:
+        """The trials without a result, each once, and each after the one whose rates it copies."""
+        wanted: dict[str, Trial] = {}
+        for trial in trials:
+            for one in (trial.source, trial):
+                if one is not None:
+                    wanted.setdefault(one.key, one)
+        return [trial for trial in wanted.values() if self.result(trial) is None]
+
+    def rates(self, trial: Trial) -> Rates | None:
+        """What a trial that copies is to copy; None for others."""
+        if trial.source is None:
+            return None
+        return Rates.load(self.folder(trial.source) / RATES)
+
+    @contextmanager
+    def claimed(self, trial: Trial, *, on_wait: Callable[[], None] = lambda: None) -> Iterator[Path]:
+        """A trial's folder, held alone: whoever else wants to run the trial waits, and then finds its result."""
+        claim = self.root / ".claims" / trial.key[:16]
+        claim.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                lock = Lock(claim)
+                break
+            except StoreError:
+                on_wait()
+                time.sleep(0.5)
+        try:
+            yield self.folder(trial)
+        finally:
+            lock.release()

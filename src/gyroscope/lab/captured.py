@@ -1,0 +1,68 @@
+"""Whole training steps as CUDA graphs: the host asks for a step with one call, however many kernels it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gyroscope.lab.errors import LabError
+from gyroscope.lab.training import Training
+
+# Steps of a size that are taken one by one before a graph of them is made: libraries choose their algorithms in the
+# first, and optimizers make their state.
+_BEFORE = 3
+
+
+class Captured(Training):
+    """A training on a GPU whose steps are graphs: one for each size of batch.
+
+    The steps before a graph is made are steps of the training as any other, and making one takes none. Each training
+    captures and replays on a stream of its own: cuBLAS has a workspace for every stream, and graphs that were captured
+    on the same one, replayed side by side, write over each other's.
+
+    Args:
+        compiled: whether the network is compiled first, which fuses what lies between its convolutions.
+    """
+
+    def __init__(self, *arguments: Any, compiled: bool = False, **options: Any) -> None:
+        super().__init__(*arguments, captured=True, **options)
+        if self.device.type != "cuda":
+            raise LabError(f"steps are captured on CUDA devices; this training is on {self.device}")
+        if not self.trial.recipe.capturable:
+            raise LabError(f"{self.trial.recipe.optimizer} cannot be captured; train it step by step")
+        if compiled:
+            self.forward = torch.compile(self.model)
+        self.stream = torch.cuda.current_stream(self.device)
+        if self.stream == torch.cuda.default_stream(self.device):
+            raise LabError("a captured training needs a stream of its own; make it within torch.cuda.stream(...)")
+        self._taken: dict[int, int] = {}
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, list[Tensor | None]]] = {}
+        self._parameters = list(self.model.parameters())
+        self._last: int | None = None
+
+    def step(self, count: int) -> None:
+        """One step: replayed, or one of the first."""
+        if count not in self._graphs:
+            if self._taken.get(count, 0) < (_BEFORE if not self._graphs else 1) or not self.feed.resident:
+                self._taken[count] = self._taken.get(count, 0) + 1
+                self._last = None
+                self.advance(count)
+                return
+            self._capture(count)
+        graph, gradients = self._graphs[count]
+        if self._last != count:  # a monitor looks for the gradients of the last step where every optimizer does
+            for parameter, gradient in zip(self._parameters, gradients, strict=True):
+                parameter.grad = gradient
+            self._last = count
+        graph.replay()
+        if self.monitor is not None:
+            self.monitor.measure()
+
+    def _capture(self, count: int) -> None:
+        graph = torch.cuda.CUDAGraph()
+        pool = next((other.pool() for other, _ in self._graphs.values()), None)
+        with torch.cuda.graph(graph, pool=pool, stream=self.stream):
+            self.advance(count)
+        self._graphs[count] = graph, [parameter.grad for parameter in self._parameters]

@@ -1,0 +1,142 @@
+"""Many trials at once on one GPU: each on a stream of its own, its steps captured as CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+
+from gyroscope.lab.archive import Archive
+from gyroscope.lab.captured import Captured
+from gyroscope.lab.data.split import Split
+from gyroscope.lab.errors import LabError
+from gyroscope.lab.result import Result
+from gyroscope.lab.training import Training
+from gyroscope.lab.trial import Trial
+
+
+@dataclass
+class _Seat:
+    """A trial that is being trained."""
+
+    trial: Trial
+    training: Training
+    turns: Iterator[None]
+    stream: torch.cuda.Stream
+    claim: ExitStack
+
+
+def run_population(
+    trials: Sequence[Trial],
+    load: Callable[[Trial], Split],
+    archive: Archive,
+    *,
+    at_once: int = 8,
+    device: str = "cuda",
+    compiled: bool = True,
+    on_epoch: Callable[[Training], None] = lambda training: None,
+    on_done: Callable[[Trial, Result], None] = lambda trial, result: None,
+) -> None:
+    """Train all of `trials`, up to `at_once` side by side, and keep their results in `archive`.
+
+    Small networks leave most of a large GPU idle: a step is hundreds of kernels that fill a few of its processors each.
+    Trials that share it take turns; none waits for another, and none changes another's result.
+
+    Args:
+        trials: what to train; one that copies another's rates comes after that one.
+        load: gives a trial's data, on the CPU. What is loaded once is shared by all.
+        archive: where results go.
+        at_once: how many share the device.
+        device: the GPU.
+        compiled: compile the networks, which takes half a minute for each kind and makes their steps a fifth faster.
+        on_epoch: called as each training ends an epoch.
+        on_done: called as each ends.
+
+    Raises:
+        LabError: some trials failed; all others were finished, and their results kept, before this is raised.
+    """
+    if not torch.cuda.is_available():
+        raise LabError("a population shares a GPU, and there is none; use the engine 'workers' on a CPU")
+    torch.backends.cudnn.benchmark = True
+    splits: dict[str, Split] = {}
+    waiting, seats, failed = list(trials), list[_Seat](), list[tuple[Trial, Exception]]()
+
+    def split_of(trial: Trial) -> Split:
+        name = repr(trial.task.source)
+        if name not in splits:
+            splits[name] = load(trial).to(device)
+        return splits[name]
+
+    try:
+        while waiting or seats:
+            while waiting and len(seats) < at_once and (trial := _next(waiting, archive, seats)) is not None:
+                try:
+                    seats.append(_seat(trial, split_of(trial), archive, device, compiled, on_epoch))
+                except Exception as error:
+                    failed.append((trial, error))
+            if waiting and not seats:
+                failed += [(trial, LabError("the trial whose rates it copies failed")) for trial in waiting]
+                waiting.clear()
+            for seat in list(seats):
+                try:
+                    with torch.cuda.stream(seat.stream):
+                        if _turn(seat):
+                            continue
+                        result = seat.training.finish()
+                    on_done(seat.trial, result)
+                except Exception as error:
+                    failed.append((seat.trial, error))
+                seats.remove(seat)
+                _leave(seat)
+    finally:
+        for seat in seats:
+            _leave(seat)
+    if failed:
+        said = "; ".join(f"{t.recipe.name}, seed {t.seed}: {type(e).__name__}: {e}" for t, e in failed)
+        raise LabError(f"{len(failed)} of {len(trials)} trials failed: {said}") from failed[0][1]
+
+
+def _next(waiting: list[Trial], archive: Archive, seats: list[_Seat]) -> Trial | None:
+    """The first trial that can begin; one that copies another's rates waits for that one."""
+    for trial in waiting:
+        if trial.source is None or archive.result(trial.source) is not None:
+            waiting.remove(trial)
+            return trial
+    return None
+
+
+def _seat(
+    trial: Trial, split: Split, archive: Archive, device: str, compiled: bool, on_epoch: Callable[[Training], None]
+) -> _Seat:
+    with ExitStack() as claim:
+        folder = claim.enter_context(archive.claimed(trial))
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            rates = archive.rates(trial)
+            if trial.precision != "float32":
+                torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+            training = (
+                Captured(trial, split, folder=folder, device=device, rates=rates, compiled=compiled)
+                if trial.recipe.capturable
+                else Training(trial, split, folder=folder, device=device, rates=rates)
+            )
+        return _Seat(trial, training, training.proceed(on_epoch), stream, claim.pop_all())
+    raise AssertionError("unreachable")
+
+
+def _turn(seat: _Seat) -> bool:
+    """Let a training have its turn; whether it goes on."""
+    try:
+        next(seat.turns)
+    except StopIteration:
+        return False
+    return True
+
+
+def _leave(seat: _Seat) -> None:
+    with torch.cuda.stream(seat.stream):
+        seat.training.close()
+    seat.claim.close()

@@ -1,0 +1,83 @@
+"""How long a training lasts, and how its rate changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+
+from gyroscope.lab.errors import LabError
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Epochs, batches, and the rate over time: divided by `factor` at each of the `cuts`, after a linear warm-up.
+
+    Attributes:
+        epochs: how often every example is seen.
+        batch: examples a step. The last batch of an epoch is smaller, where they do not divide evenly.
+        cuts: when the rate is divided, as shares of all epochs.
+        factor: by how much.
+        warmup: over so many epochs the rate climbs linearly, step by step, from a tenth; 0 for none.
+        drop_last: leave the smaller batch at the end of an epoch out.
+
+    >>> schedule = Schedule(epochs=100, cuts=(0.8, 0.9, 0.97))
+    >>> schedule.milestones, [round(schedule.multiplier(epoch), 3) for epoch in (0, 79, 80, 90, 97)]
+    ([80, 90, 97], [1.0, 1.0, 0.2, 0.04, 0.008])
+    """
+
+    epochs: int = 60
+    batch: int = 32
+    cuts: tuple[float, ...] = (0.8, 0.9)
+    factor: float = 5.0
+    warmup: float = 0.0
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch < 1:
+            raise LabError(f"a schedule of {self.epochs} epochs in batches of {self.batch}; both can be 1 or more")
+        if not all(0 <= cut <= 1 for cut in self.cuts):
+            raise LabError(f"the rate is cut at {self.cuts}; cuts are shares of all epochs, from 0 to 1")
+        if not self.factor > 0 or not self.warmup >= 0:
+            raise LabError(f"factor is {self.factor} and warmup {self.warmup}; above 0, and 0 or more, are accepted")
+
+    @property
+    def milestones(self) -> list[int]:
+        """The epochs, counted from 0, at whose start the rate is cut."""
+        return [round(cut * self.epochs) for cut in self.cuts]
+
+    def multiplier(self, epoch: int, within: float = 0.0) -> float:
+        """What the rate is multiplied with in epoch `epoch`, counted from 0, of which the share `within` is over."""
+        cut: float = self.factor ** -sum(epoch >= milestone for milestone in self.milestones)
+        over = epoch + within
+        if over >= self.warmup:
+            return cut
+        share = over / self.warmup
+        return cut * (share + 0.1 * (1.0 - share))
+
+    def batches(self, examples: int) -> Iterator[int]:
+        """The sizes of an epoch's batches.
+
+        >>> list(Schedule(batch=128).batches(300))
+        [128, 128, 44]
+        """
+        whole, rest = divmod(examples, self.batch)
+        yield from [self.batch] * whole
+        if rest and not (self.drop_last and whole):
+            yield rest
+
+    def steps(self, examples: int) -> int:
+        """The number of steps of an epoch.
+
+        >>> Schedule(batch=128).steps(45_000)
+        352
+        """
+        return max(1, examples // self.batch) if self.drop_last else ceil(examples / self.batch)
+
+    def lasting(self, epochs: int) -> Schedule:
+        """The same schedule over another number of epochs: cuts keep their shares, and so does a warm-up.
+
+        >>> Schedule(epochs=100, cuts=(0.8, 0.9)).lasting(10).milestones
+        [8, 9]
+        """
+        return replace(self, epochs=epochs, warmup=self.warmup * epochs / self.epochs)

@@ -1,0 +1,77 @@
+"""By how much every layer turns in every step: a table on the device, written while training, or followed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gyroscope.control import Layca
+from gyroscope.control.rates import Rates, tangent
+from gyroscope.lab.errors import LabError
+from gyroscope.layer import layers
+from gyroscope.vectors import dots
+
+
+class Tangents:
+    """tan θ of every layer at every step, [steps, layers]: recorded, or replayed by a Layca.
+
+    Which step it is is counted on the device, so that a CUDA graph can hold a recorded or replayed step; this is what
+    `gyroscope.control.rates.record` and `replay` do in a loop of single steps.
+    """
+
+    def __init__(self, names: tuple[str, ...], table: Tensor, weights: list[Tensor], replays: bool) -> None:
+        self._names, self._table, self._weights, self._replays = names, table, weights, replays
+        self._at = torch.zeros(1, dtype=torch.int64, device=table.device)
+
+    @classmethod
+    def blank(cls, model: nn.Module, steps: int, device: torch.device) -> Tangents:
+        """A table to record `steps` steps in."""
+        its = layers(model)
+        table = torch.zeros(steps, len(its), dtype=torch.float64, device=device)
+        return cls(tuple(layer.name for layer in its), table, [layer.parameter for layer in its], replays=False)
+
+    @classmethod
+    def replay(cls, optimizer: Layca, rates: Rates, device: torch.device) -> Tangents:
+        """A table to be followed by `optimizer`, whose rates are 1."""
+        if tuple(rates.layers) != optimizer.layers:
+            raise LabError(f"the rates are of the layers {list(rates.layers)}, the model has {list(optimizer.layers)}")
+        if not bool(torch.isfinite(rates.tangents).all()):
+            raise LabError("the rates to copy are not finite: the training that they were recorded in diverged")
+        return cls(tuple(rates.layers), rates.tangents.to(device), [], replays=True)
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Take the optimizer's step, recorded or with the rates of the table."""
+        if self._replays:
+            assert isinstance(optimizer, Layca)
+            optimizer.multipliers = self._table.index_select(0, self._at).squeeze(0)
+            optimizer.step()
+        else:
+            before = [weight.detach().clone() for weight in self._weights]
+            optimizer.step()
+            self._note(before)
+        self._at += 1
+
+    @torch.no_grad()
+    def _note(self, before: list[Tensor]) -> None:
+        # From the displacement: differences of nearby numbers are exact, while 1 − cos θ of a small angle is not.
+        moved = list(torch._foreach_sub([weight.detach() for weight in self._weights], before))
+        products = dots({"ww": (before, before), "wd": (before, moved), "dd": (moved, moved)})
+        self._table.index_copy_(0, self._at, tangent(products)[None])
+
+    @property
+    def rates(self) -> Rates:
+        """What has been recorded so far (waits for the device)."""
+        return Rates(self._names, self._table[: int(self._at)].cpu())
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"at": int(self._at), "table": None if self._replays else self._table[: int(self._at)].cpu()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self._at.fill_(state["at"])
+        if state["table"] is not None:
+            self._table[: state["at"]] = state["table"].to(self._table.device)

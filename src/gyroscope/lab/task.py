@@ -1,0 +1,59 @@
+"""What is learned: data, a network, a schedule, and which weights are tested in the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from torch import nn
+
+from gyroscope.lab import models
+from gyroscope.lab.data.augment import Augmentation
+from gyroscope.lab.data.source import Source
+from gyroscope.lab.recipe import Decayed
+from gyroscope.lab.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Task:
+    """Data, a network and a schedule, by name; the rest is how the papers' authors ran it.
+
+    Attributes:
+        name: what the task is called.
+        source: the data.
+        model: the network, by its name in `gyroscope.lab.models`.
+        options: what else that model is told, as pairs.
+        schedule: how long, in which batches, and when the rate is cut.
+        augmentation: how training images are shifted and mirrored, if they are.
+        decayed: which layers a weight decay is for.
+        tests: the weights that are tested: the "last", or those of the epoch with the "best" validation accuracy.
+        stop_at: stop when the training loss of an epoch is not above this.
+        fails: (epoch, accuracy): stop if in this epoch, counted from 0, the training accuracy is not above that.
+
+    >>> task = Task("digits", Source("digits"), "digits-cnn")
+    >>> task.network(seed=0)[0].weight.shape
+    torch.Size([16, 1, 3, 3])
+    """
+
+    name: str
+    source: Source
+    model: str
+    options: tuple[tuple[str, Any], ...] = ()
+    schedule: Schedule = field(default_factory=Schedule)
+    augmentation: Augmentation | None = None
+    decayed: Decayed = "all"
+    tests: Literal["last", "best"] = "last"
+    stop_at: float | None = None
+    fails: tuple[int, float] | None = None
+
+    def network(self, seed: int) -> nn.Module:
+        """The network as it starts from `seed`."""
+        return models.make(self.model, seed=seed, **dict(self.options))
+
+    def lasting(self, epochs: int) -> Task:
+        """The same task over another number of epochs.
+
+        >>> Task("digits", Source("digits"), "digits-cnn").lasting(5).schedule.epochs
+        5
+        """
+        return replace(self, schedule=self.schedule.lasting(epochs))
