@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from gyroscope.control.rates import Rates
 from gyroscope.errors import StoreError
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.result import Result
-from gyroscope.lab.training import RATES
+from gyroscope.lab.training import RATES, WEIGHTS
 from gyroscope.lab.trial import Trial
 from gyroscope.store.lock import Lock
 
@@ -71,6 +74,17 @@ class Archive:
         if trial.source is None:
             return None
         return Rates.load(self.folder(trial.source) / RATES)
+
+    def weights(self, trial: Trial) -> dict[str, dict[str, Tensor]]:
+        """What a trial with `keeps` kept: the weights of its layers at the start ("initial"), and all as "tested"."""
+        path = self.folder(trial) / WEIGHTS
+        try:
+            found: dict[str, dict[str, Tensor]] = torch.load(path, map_location="cpu", weights_only=True)
+            return found
+        except FileNotFoundError:
+            raise LabError(f"{path} is not there; run the trial with keeps=True") from None
+        except Exception as error:
+            raise LabError(f"{path} cannot be read ({error}); delete its folder to run the trial again") from error
 
     @contextmanager
     def claimed(self, trial: Trial, *, on_wait: Callable[[], None] = lambda: None) -> Iterator[Path]:

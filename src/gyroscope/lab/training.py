@@ -25,8 +25,8 @@ from gyroscope.lab.tangents import Tangents
 from gyroscope.lab.trial import Trial
 from gyroscope.monitor import Monitor, watch
 
-#: The file of the rates that a training recorded.
-RATES = "rates.pt"
+#: The files of the rates that a training recorded, and of the weights that it kept.
+RATES, WEIGHTS = "rates.pt", "weights.pt"
 
 
 def train(
@@ -262,6 +262,9 @@ class Training:
             self.close()
             if self._tangents is not None and self.trial.recipe.records:
                 self._tangents.rates.save(self.folder / RATES)
+            if self.trial.keeps:
+                initial = dict(zip(self.gauge.names, self.gauge.initial, strict=True))
+                torch.save({"initial": initial, "tested": self.model.state_dict()}, self.folder / WEIGHTS)
             result.write(self.folder / "result.json", self.trial.description)
             (self.folder / checkpoint.FILE).unlink(missing_ok=True)
         return result

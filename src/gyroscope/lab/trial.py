@@ -32,6 +32,7 @@ class Trial:
         seed: of the initialization and of the order of the examples.
         precision: what products are computed in: "float32", "tf32" (on GPUs that have it), or "bf16" by autocast.
         every: measure every so many steps; None for once an epoch.
+        keeps: keep the weights too, as they were at the start and as they were tested.
 
     >>> from gyroscope.lab.tasks import task
     >>> trial = Trial(task("digits"), Recipe("Layca 3^-3, alpha +0.6", 3**-3, control="layca", alpha=0.6), seed=1)
@@ -44,6 +45,7 @@ class Trial:
     seed: int = 0
     precision: Precision = "float32"
     every: int | None = None
+    keeps: bool = False
 
     def __post_init__(self) -> None:
         if self.seed < 0:

@@ -1,0 +1,122 @@
+"""What a study works with: tasks at its scale, and somebody who runs trials and remembers their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+
+from gyroscope.lab.archive import Archive
+from gyroscope.lab.engine import Engine, run_trials
+from gyroscope.lab.errors import LabError
+from gyroscope.lab.result import Result
+from gyroscope.lab.run_one import Note
+from gyroscope.lab.task import Task
+from gyroscope.lab.tasks import task
+from gyroscope.lab.trial import Precision, Trial
+
+Scale = Literal["smoke", "small", "full"]
+
+#: The scales: seconds on a CPU, minutes on a CPU, the paper's own protocol on a GPU.
+SCALES: tuple[Scale, ...] = get_args(Scale)
+
+# What stands in for a paper's task where its data or a GPU is not at hand, by the kind of its network.
+_STAND_INS = {
+    "c10-resnet110": "digits-resnet",
+    "mnist-mlp": "digits-mlp",
+    "mnist-one-layer": "digits-one-layer",
+}
+# A smoke test has this share of the epochs.
+_SMOKE = 0.25
+
+
+@dataclass(frozen=True)
+class Lab:
+    """The laboratory at one scale.
+
+    At the scales "smoke" and "small" the embedded digits stand in for the papers' data, with small networks of the same
+    kind; "smoke" trains a quarter as long, from one seed.
+
+    Attributes:
+        archive: where results are kept.
+        scale: "smoke", "small" or "full".
+        data: the folder of the datasets.
+        engine: who runs trials; see `gyroscope.lab.engine.run_trials`.
+        jobs: how many at a time.
+        only: the tasks to take of those that a study has; all, unless given.
+        precision: of the trials; bf16 on a GPU and float32 on a CPU, unless given.
+        on_note: called as each training ends an epoch.
+        on_begin: called with the trials that are about to be run.
+        on_done: called as each ends.
+    """
+
+    archive: Archive
+    scale: Scale = "smoke"
+    data: Path | str | None = None
+    engine: Engine = "auto"
+    jobs: int | None = None
+    only: tuple[str, ...] = ()
+    precision: Precision | None = None
+    on_note: Callable[[Note], None] = lambda note: None
+    on_begin: Callable[[Sequence[Trial]], None] = lambda trials: None
+    on_done: Callable[[Trial, Result], None] = lambda trial, result: None
+
+    def __post_init__(self) -> None:
+        if self.scale not in SCALES:
+            raise LabError(f"scale is {self.scale!r}; it can be {', '.join(map(repr, SCALES))}")
+        for name in self.only:
+            task(name)
+
+    @property
+    def seeds(self) -> range:
+        """One seed, but for the small scale, whose networks are too small for one to tell."""
+        return range(3 if self.scale == "small" else 1)
+
+    def task(self, name: str) -> Task:
+        """The task, or what stands in for it at this scale.
+
+        >>> Lab(Archive("runs"), "full").task("c10-cnn1").name, Lab(Archive("runs")).task("c10-cnn1").name
+        ('c10-cnn1', 'digits')
+        """
+        asked = task(name)
+        if self.scale == "full":
+            return asked
+        stand_in = task(_STAND_INS.get(name, "digits"))
+        if self.scale == "small":
+            return stand_in
+        return stand_in.lasting(max(1, round(_SMOKE * stand_in.schedule.epochs)))
+
+    def tasks(self, names: Sequence[str]) -> list[Task]:
+        """Those of the tasks that were asked for; where one stands in for all of them, that one.
+
+        >>> [one.name for one in Lab(Archive("runs")).tasks(["c10-cnn1", "c100-resnet"])]
+        ['digits']
+        """
+        chosen = [name for name in names if not self.only or name in self.only]
+        if not chosen:
+            raise LabError(f"of the tasks {', '.join(self.only)} this study has none; it has {', '.join(names)}")
+        return list({one.name: one for one in map(self.task, chosen)}.values())
+
+    def trial(self, trial: Trial) -> Trial:
+        """The trial in the precision of this laboratory."""
+        precision: Precision = self.precision or ("bf16" if torch.cuda.is_available() else "float32")
+        return replace(trial, precision=precision)
+
+    def run(self, trials: Sequence[Trial]) -> list[Result]:
+        """Return the result of each trial, in order; those that are known are not run again."""
+        mine = [self.trial(trial) for trial in trials]
+        missing = self.archive.missing(mine)
+        if missing:
+            self.on_begin(missing)
+        return run_trials(
+            mine,
+            self.archive,
+            engine=self.engine,
+            jobs=self.jobs,
+            data=self.data,
+            on_note=self.on_note,
+            on_done=self.on_done,
+        )

@@ -1,0 +1,171 @@
+"""What a study is: trials, and what comes of them beside the paper's numbers."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import gyroscope
+from gyroscope.lab.laboratory import Lab
+from gyroscope.lab.trial import Trial
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: its columns, and rows of numbers, words or None for what there is not.
+
+    >>> print(Table("Accuracy", ("rate", "here", "paper"), (("3^-3", 88.35, 88.45), ("3^-2", 81.0, None))).markdown())
+    | rate | here | paper |
+    |---|---|---|
+    | 3^-3 | 88.35 | 88.45 |
+    | 3^-2 | 81.00 | – |
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+    def markdown(self) -> str:
+        """The table as Markdown."""
+        lines = [self.columns, tuple("---" for _ in self.columns), *self.rows]
+        cells = [" | ".join(map(as_text, line)) for line in lines]
+        return "\n".join(f"|{line.replace(' | ', '|')}|" if i == 1 else f"| {line} |" for i, line in enumerate(cells))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing the paper says, and what came out here.
+
+    Attributes:
+        says: what the paper says, in words.
+        paper: its number, or what it shows.
+        here: ours.
+        holds: whether it came out as it says; None where this scale cannot tell.
+
+    >>> Finding("the best rate is 3^-3", paper="88.45 %", here="88.35 %", holds=True).verdict
+    'shown'
+    """
+
+    says: str
+    paper: str
+    here: str
+    holds: bool | None
+
+    @property
+    def verdict(self) -> str:
+        """In a word or two."""
+        return "undecided at this scale" if self.holds is None else "shown" if self.holds else "not shown"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of a study.
+
+    Attributes:
+        figures: by name; the main one is called "figure".
+        tables: with the paper's numbers beside ours.
+        findings: what the paper says, and whether it came out.
+        numbers: whatever else is worth keeping, as what JSON can hold.
+    """
+
+    figures: dict[str, Figure] = field(default_factory=dict)
+    tables: tuple[Table, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A figure or table of a paper, made again.
+
+    Attributes:
+        name: the paper and the figure, as in "rotation/fig1".
+        title: what the paper shows there.
+        trials: what has to be trained, at the laboratory's scale; more may follow from the results.
+        conclude: makes the report, once these trials are done.
+    """
+
+    name: str
+    title: str
+    trials: Callable[[Lab], Sequence[Trial]]
+    conclude: Callable[[Lab], Report]
+
+    def run(self, lab: Lab) -> Report:
+        """Train what is not known yet, and conclude."""
+        lab.run(self.trials(lab))
+        return self.conclude(lab)
+
+    def save(self, lab: Lab, report: Report, out: Path | str) -> list[Path]:
+        """Write the figures (png, svg), the tables (README.md) and all numbers (result.json) to `out`/`name`."""
+        from gyroscope.figures.save import save
+
+        folder = Path(out, self.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        written = [path for name, figure in report.figures.items() for path in save(figure, folder / name)]
+        numbers = folder / "result.json"
+        numbers.write_text(json.dumps(self.as_json(lab, report), indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+        page = folder / "README.md"
+        page.write_text(self.page(lab, report))
+        return [*written, page, numbers]
+
+    def as_json(self, lab: Lab, report: Report) -> dict[str, Any]:
+        """Every number, and what it was made with."""
+        return {
+            "study": self.name,
+            "title": self.title,
+            "scale": lab.scale,
+            "gyroscope": gyroscope.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+            "findings": [{**asdict(finding), "verdict": finding.verdict} for finding in report.findings],
+            "tables": [clean(asdict(table)) for table in report.tables],
+            "numbers": clean(report.numbers),
+        }
+
+    def page(self, lab: Lab, report: Report) -> str:
+        """The report as a Markdown page."""
+        parts = [f"# {self.name}\n\n{self.title}\n\nScale: {lab.scale}. Every number is in `result.json`."]
+        if report.findings:
+            columns = ("the paper says", "paper", "here", "")
+            rows = tuple((one.says, one.paper, one.here, one.verdict) for one in report.findings)
+            parts.append("## Findings\n\n" + Table("Findings", columns, rows).markdown())
+        parts += [f"## {table.title}\n\n{table.markdown()}" for table in report.tables]
+        parts += [f"![{name}]({name}.png)" for name in report.figures]
+        return "\n\n".join(parts) + "\n"
+
+
+def as_text(value: Any) -> str:
+    """A cell of a table.
+
+    >>> as_text(None), as_text(0.5), as_text(3), as_text("a|b"), as_text(float("nan"))
+    ('–', '0.50', '3', 'a/b', '–')
+    """
+    if value is None or (isinstance(value, float) and not isfinite(value)):
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.2f}" if abs(value) >= 0.01 or value == 0 else f"{value:.2g}"
+    return str(value).replace("|", "/")
+
+
+def clean(value: Any) -> Any:
+    """The same with None for what is not finite, as strict JSON wants it.
+
+    >>> clean({"a": [1.0, float("inf")]})
+    {'a': [1.0, None]}
+    """
+    if isinstance(value, dict):
+        return {str(key): clean(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(one) for one in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
