@@ -9,6 +9,8 @@ from typing import get_args
 
 from gyroscope.lab.data.cifar import read_cifar10, read_cifar100
 from gyroscope.lab.data.digits import PER_CLASS, digits
+from gyroscope.lab.data.image_cache import Progress
+from gyroscope.lab.data.image_folder import read_imagenet, read_tiny_imagenet
 from gyroscope.lab.data.mnist import read_mnist
 from gyroscope.lab.data.official import Normalization, Official
 from gyroscope.lab.data.split import Split
@@ -19,9 +21,14 @@ _READERS: dict[str, Callable[[Path | str | None], Official]] = {
     "cifar-10": read_cifar10,
     "cifar-100": read_cifar100,
 }
+# Photographs in folders, and the side they have unless another is asked for.
+_PHOTOGRAPHS: dict[str, tuple[Callable[..., Official], int]] = {
+    "tiny-imagenet": (read_tiny_imagenet, 64),
+    "imagenet": (read_imagenet, 224),
+}
 
 #: What datasets are called.
-NAMES = ("digits", *_READERS)
+NAMES = ("digits", *_READERS, *_PHOTOGRAPHS)
 
 
 @dataclass(frozen=True)
@@ -38,13 +45,14 @@ class Source:
             or left out; "channel" for one of each channel; "none" for pixels from 0 to 1.
         per_class: how many of each class to train on, at random and none of them held out; None for all.
         seed: of both choices.
+        side: of the images of Tiny ImageNet and ImageNet; None for the 64 and 224 pixels that are customary.
 
     >>> split = Source("digits").load()
     >>> split.x_train.shape, split.classes
     (torch.Size([200, 1, 8, 8]), 10)
     >>> Source("minst")
     Traceback (most recent call last):
-    gyroscope.lab.errors.LabError: no dataset is called 'minst'; there are: digits, mnist, cifar-10, cifar-100
+    gyroscope.lab.errors.LabError: no dataset is called 'minst'; there are: digits, mnist, cifar-10, cifar-100, ...
     """
 
     name: str
@@ -52,6 +60,7 @@ class Source:
     normalization: Normalization = "scalar"
     per_class: int | None = None
     seed: int = 0
+    side: int | None = None
 
     def __post_init__(self) -> None:
         if self.name not in NAMES:
@@ -65,12 +74,18 @@ class Source:
             raise LabError(f"per_class is {self.per_class}; it can be 1 or more, or None for all")
         if not 0 <= self.seed < 2**63:
             raise LabError(f"the seed of a dataset is {self.seed}; it can be 0 to 2⁶³ − 1")
+        if self.side is not None and (self.name not in _PHOTOGRAPHS or self.side < 1):
+            names = ", ".join(_PHOTOGRAPHS)
+            raise LabError(f"the side of {self.name} is {self.side}; it can be 1 or more for {names}, else None")
 
-    def load(self, folder: Path | str | None = None) -> Split:
+    def load(self, folder: Path | str | None = None, *, on_progress: Progress | None = None) -> Split:
         """Return the examples, read from the files their publishers made; nothing is downloaded.
+
+        Photographs are decoded the first time, on all cores, and kept; see `gyroscope.lab.data.image_cache`.
 
         Args:
             folder: where the files are; if not given, the folder that the environment variable GYROSCOPE_DATA names.
+            on_progress: called with how many photographs are decoded and how many there are, if any have to be.
 
         >>> split = Source("digits", validation=0.1).load()
         >>> len(split.x_train), len(split.x_val)
@@ -78,12 +93,18 @@ class Source:
         """
         if self.name == "digits":
             return self._digits()
-        return _READERS[self.name](folder).split(
+        return self._read(folder, on_progress).split(
             validation=self.validation,
             normalization=self.normalization,
             per_class=self.per_class,
             seed=self.seed,
         )
+
+    def _read(self, folder: Path | str | None, on_progress: Progress | None) -> Official:
+        if self.name in _PHOTOGRAPHS:
+            read, side = _PHOTOGRAPHS[self.name]
+            return read(folder, side=self.side or side, on_progress=on_progress)
+        return _READERS[self.name](folder)
 
     def _digits(self) -> Split:
         per_class = PER_CLASS if self.per_class is None else self.per_class
