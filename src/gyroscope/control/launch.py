@@ -106,6 +106,10 @@ class Launch:
             self.pointers = self._captured_copy(pointers)
             return
         self.pointers = to_device(pointers, self.device)
+        self._provide()
+
+    def _provide(self) -> None:
+        """Have a pinned copy ready for the next graph, in which memory cannot be pinned."""
         if self._spare is None and self.device.type == "cuda":
             self._spare = torch.empty_like(self.pointers, device="cpu", pin_memory=True)
 
@@ -127,6 +131,8 @@ class Launch:
         """Take one step; with `zero`, leave the second list (a buffer of displacements) zeroed."""
         if is_capturing():
             _captured.add(self)
+        else:
+            self._provide()  # a graph may have taken it, and tensors may lie where they lay before
         if isinstance(lr, Tensor) and lr.device.type == "cpu" != self.device.type:
             lr = lr.item()  # at hand, and a kernel could not reach it
         key = (rule, hyper.nesterov, hyper.maximize, hyper.decoupled, law, zero, id(ledger), self.aligned)

@@ -33,7 +33,7 @@ class Captured(Training):
         if not self.trial.recipe.capturable:
             raise LabError(f"{self.trial.recipe.optimizer} cannot be captured; train it step by step")
         if compiled:
-            self.forward = torch.compile(self.model)
+            self._compile()
         self.stream = torch.cuda.current_stream(self.device)
         if self.stream == torch.cuda.default_stream(self.device):
             raise LabError("a captured training needs a stream of its own; make it within torch.cuda.stream(...)")
@@ -41,6 +41,16 @@ class Captured(Training):
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, list[Tensor | None]]] = {}
         self._parameters = list(self.model.parameters())
         self._last: int | None = None
+
+    def _compile(self) -> None:
+        """Compile for whole batches alone: for the smaller one at the end of an epoch it would be done again."""
+        whole, compiled = self.trial.schedule.batch, torch.compile(self.model, dynamic=False)
+
+        def forward(x: Tensor) -> Tensor:
+            outputs: Tensor = compiled(x) if len(x) == whole else self.model(x)
+            return outputs
+
+        self.forward = forward
 
     def step(self, count: int) -> None:
         """One step: replayed, or one of the first."""

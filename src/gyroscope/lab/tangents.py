@@ -24,6 +24,9 @@ class Tangents:
 
     def __init__(self, names: tuple[str, ...], table: Tensor, weights: list[Tensor], replays: bool) -> None:
         self._names, self._table, self._weights, self._replays = names, table, weights, replays
+        # Always at the same addresses, which a graph's kernels are given in tables.
+        self._before = [weight.detach().clone() for weight in weights]
+        self._moved = [torch.zeros_like(weight) for weight in self._before]
         self._at = torch.zeros(1, dtype=torch.int64, device=table.device)
 
     @classmethod
@@ -49,15 +52,17 @@ class Tangents:
             optimizer.multipliers = self._table.index_select(0, self._at).squeeze(0)
             optimizer.step()
         else:
-            before = [weight.detach().clone() for weight in self._weights]
+            torch._foreach_copy_(self._before, [weight.detach() for weight in self._weights])
             optimizer.step()
-            self._note(before)
+            self._note()
         self._at += 1
 
     @torch.no_grad()
-    def _note(self, before: list[Tensor]) -> None:
+    def _note(self) -> None:
         # From the displacement: differences of nearby numbers are exact, while 1 − cos θ of a small angle is not.
-        moved = list(torch._foreach_sub([weight.detach() for weight in self._weights], before))
+        before, moved = self._before, self._moved
+        torch._foreach_copy_(moved, [weight.detach() for weight in self._weights])
+        torch._foreach_sub_(moved, before)
         products = dots({"ww": (before, before), "wd": (before, moved), "dd": (moved, moved)})
         self._table.index_copy_(0, self._at, tangent(products)[None])
 

@@ -84,7 +84,13 @@ TASKS: dict[str, Task] = {
             "mnist-mlp",
             Source("mnist", per_class=1000),
             "mlp-2x784",
-            options=(("batch_norm", True), ("affine", True), ("biases", True), ("init", "glorot_uniform"), ("inputs", 784)),
+            options=(
+                ("batch_norm", True),
+                ("affine", True),
+                ("biases", True),
+                ("init", "glorot_uniform"),
+                ("inputs", 784),
+            ),
             schedule=Schedule(epochs=100, batch=2048, cuts=(0.95,)),
         ),
         Task(
@@ -105,7 +111,13 @@ TASKS: dict[str, Task] = {
             "digits-mlp",
             _DIGITS.source,
             "mlp-2x64",
-            options=(("batch_norm", True), ("affine", True), ("biases", True), ("init", "glorot_uniform"), ("inputs", 64)),
+            options=(
+                ("batch_norm", True),
+                ("affine", True),
+                ("biases", True),
+                ("init", "glorot_uniform"),
+                ("inputs", 64),
+            ),
             schedule=Schedule(epochs=100, batch=200, cuts=(0.95,)),
         ),
         Task(

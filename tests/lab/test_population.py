@@ -1,0 +1,146 @@
+"""Trials that share a GPU give what each gives alone. Needs a GPU, but for what a machine without one is told."""
+
+import numpy as np
+import pytest
+import torch
+
+import gyroscope
+from gyroscope.lab.archive import Archive
+from gyroscope.lab.engine import run_trials
+from gyroscope.lab.errors import LabError
+from gyroscope.lab.population import run_population
+from gyroscope.lab.recipe import Recipe
+from gyroscope.lab.tasks import task
+from gyroscope.lab.training import train
+from gyroscope.lab.trial import Trial
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+DIGITS = task("digits").lasting(6)
+SPLIT = DIGITS.source.load()
+RMSPROP = Recipe("RMSprop", 3.0**-6, optimizer="rmsprop", records=True)
+RECIPES = (
+    Recipe("Layca", 3.0**-3, control="layca"),
+    Recipe("SGD", 3.0**-1),
+    Recipe("SGD + L2", 3.0**-1, weight_decay=5e-3),
+    Recipe("Adam-Layca", 3.0**-5, optimizer="adam", control="layca"),
+    Recipe("LARS", 3.0**-3, control="lars", scale=0.25),
+    Recipe("Adagrad", 3.0**-4, optimizer="adagrad"),
+    RMSPROP,
+    Recipe("AdaptCopy", 1.0, control="layca", copies=RMSPROP),
+)
+TRIALS = [Trial(DIGITS, recipe, seed) for recipe in RECIPES for seed in (0, 1)]
+
+
+def population(trials, folder, **options):
+    archive = Archive(folder)
+    run_population(trials, lambda trial: SPLIT, archive, **options)
+    return archive, [archive.result(trial) for trial in trials]
+
+
+@pytest.fixture
+def exact():
+    """Algorithms that add up in the same order every time, so that equal trainings are equal."""
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    yield
+    torch.backends.cudnn.deterministic = before
+
+
+def close(a, b):
+    """As far apart as the noise of a GPU takes two trainings of the same trial in a few epochs."""
+    assert np.array(a.rotation[1]) == pytest.approx(np.array(b.rotation[1]), rel=0.02, abs=1e-5)
+    assert a.loss == pytest.approx(b.loss, rel=0.25, abs=0.02)
+    assert a.test_accuracy == pytest.approx(b.test_accuracy, abs=0.04)
+
+
+@needs_gpu
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_population_gives_what_each_trial_gives_alone_step_by_step(tmp_path, exact, compiled):
+    archive, results = population(TRIALS, tmp_path, at_once=5, compiled=compiled)
+    for trial, result in zip(TRIALS, results, strict=True):
+        rates = archive.rates(trial)
+        close(result, train(trial, SPLIT, device="cuda", rates=rates))
+        close(result, train(trial, SPLIT, device="cpu", rates=rates))
+
+
+@needs_gpu
+def test_trials_do_not_disturb_each_other(tmp_path, exact):
+    """Graphs captured on one stream and replayed side by side race; each has its own, so all results are the same."""
+    _, together = population(TRIALS[:12], tmp_path / "together", at_once=12, compiled=False)
+    _, alone = population(TRIALS[:12], tmp_path / "alone", at_once=1, compiled=False)
+    for a, b in zip(together, alone, strict=True):
+        assert a.loss == pytest.approx(b.loss, rel=1e-3, abs=1e-5)
+
+
+@needs_gpu
+def test_the_run_of_a_captured_training_holds_every_epoch(tmp_path):
+    archive, [result] = population(TRIALS[:1], tmp_path)
+    with gyroscope.load(archive.folder(TRIALS[0])) as run:
+        assert run.steps.tolist() == [0, *range(7, 43, 7)]
+        assert run.series("rotation") == pytest.approx(np.array(result.rotation), rel=1e-3, abs=1e-7)
+        assert run.scalars["loss"].values.tolist() == pytest.approx(result.loss)
+        rate = run.series("rate")[-1]
+        assert np.isfinite(rate).all()
+
+
+@needs_gpu
+def test_gradients_of_replayed_steps_are_those_the_monitor_records(tmp_path, exact):
+    trial = Trial(DIGITS, RECIPES[1], seed=3, every=1)
+    archive, _ = population([trial], tmp_path / "a", compiled=False)
+    train(trial, SPLIT, device="cuda", folder=tmp_path / "b")
+    with gyroscope.load(archive.folder(trial)) as graph, gyroscope.load(tmp_path / "b") as eager:
+        ours, theirs = graph.series("gradient_norm"), eager.series("gradient_norm")
+        assert ours.shape == theirs.shape
+        assert ours[1:20] == pytest.approx(theirs[1:20], rel=0.05)
+
+
+@needs_gpu
+def test_warm_up_and_cuts_reach_captured_steps(tmp_path):
+    from dataclasses import replace
+
+    warm = replace(DIGITS, schedule=replace(DIGITS.schedule, warmup=2.0))
+    trial = Trial(warm, RECIPES[0], every=1)
+    archive, _ = population([trial], tmp_path, compiled=False)
+    with gyroscope.load(archive.folder(trial)) as run:
+        turned = np.tan(run.series("rate")[1:, 0])
+    steps = [warm.schedule.multiplier(epoch, step / 7) for epoch in range(6) for step in range(7)]
+    known = np.isfinite(turned)
+    assert turned[known] == pytest.approx(3.0**-3 * np.array(steps)[known], rel=1e-3)
+
+
+@needs_gpu
+def test_a_failing_trial_does_not_take_the_others_along(tmp_path):
+    bad = Trial(DIGITS, Recipe("nowhere", 0.1, only=99))
+    with pytest.raises(LabError, match=r"1 of 3 trials failed: nowhere, seed 0: LabError: only layer 99"):
+        run_population([TRIALS[0], bad, TRIALS[1]], lambda trial: SPLIT, Archive(tmp_path), compiled=False)
+    assert Archive(tmp_path).result(TRIALS[0]) is not None
+    assert Archive(tmp_path).result(TRIALS[1]) is not None
+
+
+@needs_gpu
+def test_an_interrupted_population_goes_on(tmp_path):
+    seen = []
+
+    def interrupt(training):
+        training.save()
+        seen.append(training.epoch)
+        if training.epoch == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_population(TRIALS[:1], lambda trial: SPLIT, Archive(tmp_path), compiled=False, on_epoch=interrupt)
+    epochs = []
+    run_population(
+        TRIALS[:1], lambda trial: SPLIT, Archive(tmp_path), compiled=False, on_epoch=lambda t: epochs.append(t.epoch)
+    )
+    assert epochs == [4, 5, 6]
+    result = Archive(tmp_path).result(TRIALS[0])
+    assert len(result.rotation) == 7
+    close(result, train(TRIALS[0], SPLIT, device="cuda"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+def test_without_a_gpu_a_population_says_what_to_use(tmp_path):
+    with pytest.raises(LabError, match="there is none; use the engine 'workers'"):
+        run_trials(TRIALS[:1], Archive(tmp_path), engine="population")
