@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from torch import nn
@@ -37,7 +37,7 @@ class Trial:
     >>> from gyroscope.lab.tasks import task
     >>> trial = Trial(task("digits"), Recipe("Layca 3^-3, alpha +0.6", 3**-3, control="layca", alpha=0.6), seed=1)
     >>> trial.slug
-    'layca-3^-3-alpha+0.6-seed-1-91e72ce5'
+    'layca-3^-3-alpha+0.6-seed-1-4371c04d'
     """
 
     task: Task
@@ -63,10 +63,7 @@ class Trial:
     @property
     def key(self) -> str:
         """A fingerprint of everything the result depends on but names: equal keys, equal results."""
-        description = self.description
-        description["task"].pop("name")
-        _nameless(description["recipe"])
-        text = json.dumps([_VERSION, description], sort_keys=True)
+        text = json.dumps([_VERSION, _told(self)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
@@ -101,7 +98,18 @@ class Trial:
         return model
 
 
-def _nameless(recipe: dict[str, Any]) -> None:
-    recipe.pop("name")
-    if recipe["copies"] is not None:
-        _nameless(recipe["copies"])
+def _told(value: Any) -> Any:
+    """What sets a trial apart: all that is not as it is by default, so that an option added later changes no key."""
+    if isinstance(value, Task | Recipe):
+        return {key: told for key, told in _fields(value).items() if key != "name"}
+    if is_dataclass(value):
+        return _fields(value)
+    return [_told(one) for one in value] if isinstance(value, tuple) else value
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {
+        one.name: _told(getattr(value, one.name))
+        for one in fields(value)
+        if one.default is MISSING or getattr(value, one.name) != one.default
+    }
