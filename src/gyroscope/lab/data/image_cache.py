@@ -27,6 +27,8 @@ _IMAGES, _INDEX = "images.npy", "index.json"
 # What the files of a cache mean; one of another number is made anew.
 _VERSION = 1
 _MOST = 256
+# As long as fewer take, a process takes to start.
+_FEW = 1000
 _PATIENCE = 0.5
 
 
@@ -73,7 +75,7 @@ def cached_images(
         cache: the folder to keep them in.
         side: of the images returned.
         short: what the shorter side is made before their middle is kept.
-        workers: how many processes decode; one for each core if not given.
+        workers: how many processes decode; if not given, one for each core, and none beside this one for few images.
         on_progress: called with how many are decoded and how many there are, if any have to be.
 
     >>> import tempfile
@@ -92,7 +94,7 @@ def cached_images(
         with _alone(cache):
             found = _read(cache, wanted)  # another process may have built it meanwhile
             if found is None:
-                _build(root, wanted, cache, workers or _cores(), on_progress or (lambda done, total: None))
+                _build(root, wanted, cache, workers or _workers(listing), on_progress or (lambda done, total: None))
                 found = _read(cache, wanted)
     if found is None:
         raise LabError(f"the images in {cache} changed while they were read; is another program writing there?")
@@ -182,6 +184,10 @@ def _not_writable(cache: Path, error: OSError) -> NoReturn:
     raise LabError(
         f"{cache} cannot be written: {error.strerror or error}; set GYROSCOPE_CACHE to a folder for decoded images"
     ) from error
+
+
+def _workers(listing: Listing) -> int:
+    return 1 if len(listing.files) < _FEW else _cores()
 
 
 def _cores() -> int:
