@@ -30,6 +30,11 @@ def test_each_convolution_is_followed_by_relu_then_plain_batch_normalization():
     assert kinds == block * 2 + pool + block * 2 + pool + block * 2 + head
 
 
+def test_its_averages_follow_a_tenth_of_the_way_at_each_step():
+    norms = [module for module in models.make("digits-cnn", seed=0) if isinstance(module, nn.BatchNorm2d)]
+    assert {(norm.eps, norm.momentum, norm.affine) for norm in norms} == {(1e-5, 0.1, False)}
+
+
 def test_features_are_8_then_4_then_2_pixels_wide():
     model, sizes = models.make("digits-cnn", seed=0), []
     for module in model:
@@ -219,6 +224,7 @@ def test_the_mnist_network_of_the_rotation_paper():
     options = {"batch_norm": True, "affine": True, "eps": 1e-3, "momentum": 0.01}
     model = models.make("mlp-2x784", seed=0, **MLP, **options)
     assert len(gyroscope.layers(model)) == 2
+    assert model.norm1.momentum == 0.01
     assert sum(parameter.numel() for parameter in model.parameters()) == 784 * 784 + 3 * 784 + 7850
     for linear in (model.linear1, model.linear2):
         bound = sqrt(6 / sum(linear.weight.shape))
