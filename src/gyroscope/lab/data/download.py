@@ -199,7 +199,7 @@ class _RefusedError(Exception):
     """Not to be had from there."""
 
 
-_PAGE = "a web page came instead of the file; does the network want you to log in?"
+_PAGE = "a web page came instead of the file, as from a network that wants you to log in"
 _VERSION = ("ETag", "Last-Modified")
 _BROKEN = (TimeoutError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
@@ -305,7 +305,7 @@ class _Transfer:
         except URLError as error:
             if isinstance(error.reason, _BROKEN):
                 raise self._broken(error.reason) from error
-            raise _RefusedError(f"the server cannot be reached ({error.reason}); is there a network?") from error
+            raise _RefusedError(f"the server cannot be reached, as without a network ({error.reason})") from error
         except (OSError, HTTPException) as error:
             raise self._broken(error) from error
 
