@@ -1,4 +1,4 @@
-"""Datasets, as tensors that fit in memory."""
+"""Datasets, as tensors: read from the files they are published as, divided, and normalized as they are used."""
 
 from gyroscope.lab.data.digits import digits
 from gyroscope.lab.data.mnist import mnist

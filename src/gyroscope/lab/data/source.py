@@ -14,6 +14,7 @@ from gyroscope.lab.data.image_folder import read_imagenet, read_tiny_imagenet
 from gyroscope.lab.data.mnist import read_mnist
 from gyroscope.lab.data.official import Normalization, Official
 from gyroscope.lab.data.split import Split
+from gyroscope.lab.data.text import read_shakespeare
 from gyroscope.lab.errors import LabError
 
 _READERS: dict[str, Callable[[Path | str | None], Official]] = {
@@ -28,7 +29,7 @@ _PHOTOGRAPHS: dict[str, tuple[Callable[..., Official], int]] = {
 }
 
 #: What datasets are called.
-NAMES = ("digits", *_READERS, *_PHOTOGRAPHS)
+NAMES = ("digits", *_READERS, *_PHOTOGRAPHS, "shakespeare")
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Source:
         per_class: how many of each class to train on, at random and none of them held out; None for all.
         seed: of both choices.
         side: of the images of Tiny ImageNet and ImageNet; None for the 64 and 224 pixels that are customary.
+        context: how many characters of a text a network sees at a time; its examples are pieces of that length, the
+            first nine tenths of them to train on, and it has no classes to choose from and no pixels to normalize.
 
     >>> split = Source("digits").load()
     >>> split.x_train.shape, split.classes
@@ -61,6 +64,7 @@ class Source:
     per_class: int | None = None
     seed: int = 0
     side: int | None = None
+    context: int = 128
 
     def __post_init__(self) -> None:
         if self.name not in NAMES:
@@ -77,6 +81,10 @@ class Source:
         if self.side is not None and (self.name not in _PHOTOGRAPHS or self.side < 1):
             names = ", ".join(_PHOTOGRAPHS)
             raise LabError(f"the side of {self.name} is {self.side}; it can be 1 or more for {names}, else None")
+        if self.context < 1:
+            raise LabError(f"the context is {self.context} characters; it can be 1 or more")
+        if self.name == "shakespeare" and self.per_class is not None:
+            raise LabError(f"per_class is {self.per_class}; a text has no classes to choose from: leave it None")
 
     def load(self, folder: Path | str | None = None, *, on_progress: Progress | None = None) -> Split:
         """Return the examples, read from the files their publishers made; nothing is downloaded.
@@ -93,6 +101,9 @@ class Source:
         """
         if self.name == "digits":
             return self._digits()
+        if self.name == "shakespeare":
+            text = read_shakespeare(folder)
+            return text.split(context=self.context, validation=self.validation, seed=self.seed)
         return self._read(folder, on_progress).split(
             validation=self.validation,
             normalization=self.normalization,
