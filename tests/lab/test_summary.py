@@ -3,8 +3,8 @@ from math import isnan
 import pytest
 
 from gyroscope.lab.recipe import Recipe
+from gyroscope.lab.result import Result
 from gyroscope.lab.summary import Summary, in_words, rank_correlation, summarise
-from gyroscope.lab.training import Result
 
 
 def summary(name, test, rotation, train=1.0):
@@ -31,6 +31,12 @@ def test_a_summary_averages_over_seeds_and_keeps_layers_apart():
     assert got.test_std == pytest.approx(0.05 * 2**0.5)
     assert got.final_rotation == pytest.approx([0.2, 0.6])
     assert got.mean_rotation == pytest.approx(0.4)
+    assert got.test == "85.0 ± 7.1"
+
+
+def test_one_seed_has_no_spread():
+    got = summarise(Recipe("SGD", rate=0.1), [result(0.8, [0.1, 0.5])])
+    assert (got.test_std, got.test) == (None, "80.0")
 
 
 RISING, FALLING, MIXED = [0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1], [0.2, 0.4, 0.1, 0.3]

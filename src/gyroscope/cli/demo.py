@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import tempfile
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
-from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
+from gyroscope.cli.fail import FAILED, INTERRUPTED, fail
+from gyroscope.cli.writable import at_least_one, make_folder
 from gyroscope.errors import GyroscopeError
 
 if TYPE_CHECKING:
     from gyroscope.lab.demo import Demo
-    from gyroscope.lab.recipe import Recipe
-    from gyroscope.lab.summary import Summary
+    from gyroscope.lab.trial import Trial
+
+_OUT = Path("demo")
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the figure and the numbers.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the page, the figure, the numbers and the runs.")] = _OUT,
     seeds: Annotated[
         int | None, typer.Option(help="Runs of each configuration.", show_default="3, or 1 with --quick")
     ] = None,
@@ -33,46 +33,33 @@ def demo(
     jobs: Annotated[
         int | None, typer.Option(help="Worker processes.", show_default="one for each CPU, at most 8")
     ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Train anew what was trained before.")] = False,
 ) -> None:
     """Train a small network in ten ways and see how far its layers rotate.
 
     Trains a seven-layer network on 200 digits under Layca at several rates and under plain SGD,
-    prints a table, and writes rotation.png, rotation.svg and demo.json. Every training is recorded as a run of
-    its own. Takes about a minute on two cores.
+    prints a table, and writes index.html, rotation.png, rotation.svg and demo.json. Every training is recorded as a run
+    of its own. Takes about a minute on two cores.
+
+    What is interrupted goes on where it stopped, and what is known is not trained again.
     """
-    if seeds is None:
-        seeds = 1 if quick else 3
-    if seeds < 1:
-        fail(f"--seeds is {seeds}; it must be 1 or more", code=BAD_ARGUMENT)
-    if jobs is None:
-        jobs = min(os.cpu_count() or 1, 8)
-    if jobs < 1:
-        fail(f"--jobs is {jobs}; it must be 1 or more", code=BAD_ARGUMENT)
-    _prepare(out)
+    at_least_one(seeds, "--seeds")
+    at_least_one(jobs, "--jobs")
+    count = seeds or (1 if quick else 3)
+    make_folder(out, "--out")
+    asked = [f"--out {quote(str(out))}"] if out != _OUT else []
+    asked += ["--quick"] if quick else []
+    asked += [f"--seeds {seeds}"] if seeds is not None else []
+    command = " ".join(["gyroscope demo", *asked])
     try:
         _load()
-        measured = _train(seeds, quick, jobs, out / "runs")
-        (out / "demo.json").write_text(json.dumps(measured.as_json(), indent=1) + "\n")
-        written = _draw(measured, out)
+        measured, trials = _train(out / "runs", count, quick, jobs or min(os.cpu_count() or 1, 8), again)
+        written = _write(measured, out, command)
     except KeyboardInterrupt:
-        fail("interrupted", code=INTERRUPTED)
+        fail(f"interrupted; to go on: {command}", code=INTERRUPTED)
     except (GyroscopeError, OSError) as error:
         fail(str(error), code=FAILED)
-    _report(measured, [*written, out / "demo.json"])
-    runs = out / "runs"
-    typer.echo(f"Each training is a run: gyroscope runs {runs}; gyroscope show {runs / 'sgd-seed-0'}")
-
-
-def _prepare(out: Path) -> None:
-    # Writing a file is the only test that holds for every file system and user; done before training.
-    if out.exists() and not out.is_dir():
-        fail(f"--out {out} is a file; give a folder", code=BAD_ARGUMENT)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            pass
-    except OSError as error:
-        fail(f"--out {out} cannot be written: {error.strerror}", code=BAD_ARGUMENT)
+    _report(measured, written, out, command, trials)
 
 
 def _load() -> None:
@@ -82,46 +69,57 @@ def _load() -> None:
     import gyroscope.lab.demo  # noqa: F401
 
 
-def _train(seeds: int, quick: bool, jobs: int, record: Path) -> Demo:
+def _train(runs: Path, seeds: int, quick: bool, jobs: int, again: bool) -> tuple[Demo, list[Trial]]:
+    from gyroscope.cli.lab_progress import LabProgress
     from gyroscope.lab import demo as lab
+    from gyroscope.lab.archive import Archive
+    from gyroscope.lab.forget import forget
+    from gyroscope.lab.laboratory import Lab
 
-    recipes = lab.QUICK_RECIPES if quick else lab.RECIPES
-    schedule = lab.QUICK_SCHEDULE if quick else lab.SCHEDULE
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("training", total=len(recipes) * seeds)
-        return lab.run(
-            seeds=range(seeds),
-            recipes=recipes,
-            schedule=schedule,
+    recipes, task = (lab.QUICK_RECIPES, lab.QUICK_TASK) if quick else (lab.RECIPES, lab.TASK)
+    with LabProgress() as progress:
+        # On a CPU whatever there is, so that everybody sees the same numbers.
+        laboratory = Lab(
+            Archive(runs),
+            engine="workers" if jobs > 1 else "serial",
             jobs=jobs,
-            record=record,
-            on_done=lambda trial: progress.advance(task),
+            precision="float32",
+            on_begin=progress.on_begin,
+            on_note=progress.on_note,
+            on_done=progress.on_done,
         )
+        trials = lab.trials(laboratory, seeds=range(seeds), recipes=recipes, task=task)
+        if again:
+            forget(laboratory.archive, trials)
+        return lab.run(laboratory, seeds=range(seeds), recipes=recipes, task=task), trials
 
 
-def _draw(measured: Demo, out: Path) -> list[Path]:
+def _write(measured: Demo, out: Path, command: str) -> list[Path]:
+    import numpy as np
+
     from gyroscope.figures import Panel, rotation_panels, save
+    from gyroscope.lab.page import page
+    from gyroscope.lab.studies.cells import title
 
     panels = [
         Panel(
-            title=_figure_title(summary.recipe),
+            title=title(summary.recipe),
             curves=np.mean([result.rotation for result in results], axis=0),
-            note=f"test {_accuracy(summary)}",
+            note=f"test {summary.test} %",
         )
         for summary, results in zip(measured.summaries, measured.results, strict=True)
     ]
     runs = "1 seed" if len(measured.seeds) == 1 else f"mean of {len(measured.seeds)} seeds"
-    title = f"How far each layer rotates from its initialization ({runs})"
-    return save(rotation_panels(panels, title=title), out / "rotation")
+    heading = f"How far each layer rotates from its initialization ({runs})"
+    figures = save(rotation_panels(panels, title=heading), out / "rotation")
+    numbers, index = out / "demo.json", out / "index.html"
+    numbers.write_text(json.dumps({**measured.as_json(), "command": command}, indent=1, allow_nan=False) + "\n")
+    index.write_text(page(measured, (out / "rotation.svg").read_bytes(), command=command), encoding="utf-8")
+    return [index, *figures, numbers]
 
 
-def _figure_title(recipe: Recipe) -> str:
-    title = re.sub(r"(\d)\^(-?\d)", r"$\1^{\2}$", recipe.name)
-    return re.sub(r"alpha (\S+)", r"$\\alpha = \1$", title)
-
-
-def _report(measured: Demo, written: list[Path]) -> None:
+def _report(measured: Demo, written: list[Path], out: Path, command: str, trials: list[Trial]) -> None:
+    from gyroscope.lab.archive import Archive
     from gyroscope.lab.summary import in_words
 
     table = Table(title="Seven layers, 200 training digits, 1,597 test digits")
@@ -132,19 +130,22 @@ def _report(measured: Demo, written: list[Path]) -> None:
         table.add_column(column, justify="right")
     for summary in measured.summaries:
         final = summary.final_rotation
-        table.add_row(
+        cells = (
             summary.recipe.name,
             f"{100 * summary.train_accuracy:.1f}",
-            _accuracy(summary).removesuffix(" %"),
+            summary.test,
             *(f"{rotation:.3f}" for rotation in (min(final), summary.mean_rotation, max(final))),
         )
+        table.add_row(*map(Text, cells))
     console = Console()
     console.print(table)
     console.print(in_words(measured.summaries), highlight=False)
-    paths = ", ".join(map(str, written))
-    console.print(f"Trained in {measured.seconds:.0f} s. Wrote {paths}", highlight=False, soft_wrap=True)
-
-
-def _accuracy(summary: Summary) -> str:
-    spread = "" if summary.test_std is None else f" ± {100 * summary.test_std:.1f}"
-    return f"{100 * summary.test_accuracy:.1f}{spread} %"
+    kept = len(trials) - measured.trained
+    if kept:
+        typer.echo(
+            f"{kept} of {len(trials)} trainings were known, and their results kept. To train anew: {command} --again"
+        )
+    took = f"Trained in {measured.seconds:.0f} s. " if measured.trained else ""
+    typer.echo(f"{took}Wrote {', '.join(map(str, written))}. Open {written[0]} in a browser.")
+    last = Archive(out / "runs").folder(trials[-1])
+    typer.echo(f"Each training is a run: gyroscope runs {out / 'runs'}; gyroscope show {last}")

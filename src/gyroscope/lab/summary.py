@@ -9,7 +9,7 @@ from math import isnan, nan
 import numpy as np
 
 from gyroscope.lab.recipe import Recipe
-from gyroscope.lab.training import Result
+from gyroscope.lab.result import Result
 
 #: A network counts as having learned its training set from here.
 LEARNED = 0.995
@@ -37,6 +37,16 @@ class Summary:
     def mean_rotation(self) -> float:
         """The mean over layers."""
         return float(np.mean(self.final_rotation))
+
+    @property
+    def test(self) -> str:
+        """The test accuracy as tables print it, with its standard deviation over seeds where there are some.
+
+        >>> Summary(Recipe("SGD", rate=0.1), 1.0, 0.967, 0.004, [0.1]).test
+        '96.7 ± 0.4'
+        """
+        spread = "" if self.test_std is None else f" ± {100 * self.test_std:.1f}"
+        return f"{100 * self.test_accuracy:.1f}{spread}"
 
 
 def summarise(recipe: Recipe, results: Sequence[Result]) -> Summary:

@@ -1,0 +1,143 @@
+"""How far the trials of the laboratory are: bars in a terminal, a line a trial elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from math import isnan
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Column
+
+from gyroscope.cli.time_left import Whole, clock
+
+if TYPE_CHECKING:
+    from gyroscope.lab.result import Result
+    from gyroscope.lab.run_one import Note
+    from gyroscope.lab.trial import Trial
+
+# A training of no known pace counts as if an epoch took so many seconds.
+_UNKNOWN = 0.1
+
+
+class LabProgress:
+    """Shows what a laboratory does: give its methods to `Lab` as `on_begin`, `on_note` and `on_done`.
+
+    In a terminal there is a bar for each training that is under way, with its loss, training accuracy, mean rotation
+    and time left, and one for all of them. Elsewhere there is a line for each training that has ended. All of it goes
+    to standard error.
+
+    >>> from gyroscope.lab.archive import Archive
+    >>> from gyroscope.lab.laboratory import Lab
+    >>> with LabProgress() as progress:
+    ...     lab = Lab(Archive("runs"), **progress.hooks)
+    """
+
+    def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.console = Console(stderr=True) if console is None else console
+        self._clock = clock
+        self._whole = Whole(began=clock())
+        self._progress = Progress(
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+            BarColumn(bar_width=12),
+            TextColumn("{task.fields[said]}", table_column=Column(no_wrap=True, justify="right")),
+            console=self.console,
+            expand=True,
+            transient=True,
+        )
+        self._bars: dict[str, TaskID] = {}
+        self._all: TaskID | None = None
+
+    @property
+    def hooks(self) -> dict[str, Any]:
+        """What `Lab` takes."""
+        return {"on_begin": self.on_begin, "on_note": self.on_note, "on_done": self.on_done}
+
+    def __enter__(self) -> LabProgress:
+        if self.console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.console.is_terminal:
+            self._progress.stop()
+
+    def on_begin(self, trials: Sequence[Trial]) -> None:
+        """These trials are about to be run, and no others are."""
+        from gyroscope.lab.cost import PACES
+
+        for key in list(self._bars):
+            self._progress.remove_task(self._bars.pop(key))
+        self._whole = Whole(began=self._clock())
+        for trial in trials:
+            pace, epochs = PACES.get(trial.task.name), trial.schedule.epochs
+            self._whole.add(trial.key, weight=epochs * (pace.seconds if pace else _UNKNOWN), epochs=epochs)
+        self._update()
+
+    def on_note(self, note: Note) -> None:
+        """A training has ended an epoch."""
+        now = self._clock()
+        self._whole.note(note.key, note.epoch, now=now)
+        running = self._whole.open.get(note.key)
+        if running is None or not self.console.is_terminal:
+            return
+        if note.key not in self._bars:
+            self._bars[note.key] = self._progress.add_task(note.name, total=note.epochs, said="")
+        said = (
+            f"{note.epoch}/{note.epochs}  loss {_short(note.loss)}  acc {100 * note.accuracy:.1f} %  "
+            f"rot {note.rotation:.3f}  {clock(running.left(now))} left"
+        )
+        self._progress.update(self._bars[note.key], completed=note.epoch, said=said)
+        self._update()
+
+    def on_done(self, trial: Trial, result: Result) -> None:
+        """A training has ended."""
+        self._whole.finish(trial.key)
+        if self.console.is_terminal:
+            if trial.key in self._bars:
+                self._progress.remove_task(self._bars.pop(trial.key))
+            self._update()
+        else:
+            place = f"{self._whole.done}/{self._whole.trials}"
+            self.console.print(f"{place} {described(trial, result)}", highlight=False, markup=False, soft_wrap=True)
+
+    def _update(self) -> None:
+        if not self.console.is_terminal or not self._whole.trials:
+            return
+        if self._all is None:
+            self._all = self._progress.add_task("", total=1.0, said="")
+        whole = self._whole
+        trainings = "training" if whole.trials == 1 else "trainings"
+        self._progress.update(
+            self._all,
+            description=f"{whole.done} of {whole.trials} {trainings}",
+            completed=whole.share,
+            said=f"{clock(whole.left(self._clock()))} left",
+        )
+
+
+def described(trial: Trial, result: Result) -> str:
+    """A training that has ended, in one line.
+
+    >>> from gyroscope.lab.recipe import Recipe
+    >>> from gyroscope.lab.result import Result
+    >>> from gyroscope.lab.tasks import task
+    >>> from gyroscope.lab.trial import Trial
+    >>> result = Result(1.0, 0.9, loss=[0.25], layers=["fc"], rotation=[[0.0], [0.1]], seconds=3.21)
+    >>> described(Trial(task("digits"), Recipe("SGD", 0.1)), result)
+    'digits: SGD, seed 0: train 100.0 %, test 90.0 %, loss 0.25, mean rotation 0.100, 3.2 s'
+    """
+    turned = sum(result.final_rotation) / len(result.final_rotation)
+    ended = f"; {result.ended}" if result.ended else ""
+    return (
+        f"{trial.task.name}: {trial.recipe.name}, seed {trial.seed}: train {100 * result.train_accuracy:.1f} %, "
+        f"test {100 * result.test_accuracy:.1f} %, loss {_short(result.loss[-1])}, mean rotation {turned:.3f}, "
+        f"{result.seconds:.1f} s{ended}"
+    )
+
+
+def _short(value: float) -> str:
+    return "nan" if isnan(value) else f"{value:.3g}"
