@@ -38,6 +38,19 @@ def lie_at(tensors: list[Tensor], addresses: list[int]) -> bool:
     return list(map(_address, tensors)) == addresses
 
 
+def _lie_alike(parameter: Tensor, gradient: Tensor) -> bool:
+    """Whether two tensors of a shape lie in memory in the same order; a stride over a single element says nothing.
+
+    >>> x = torch.zeros(4, 1, 3, 3)
+    >>> _lie_alike(x, x.to(memory_format=torch.channels_last)), _lie_alike(x, x.transpose(2, 3))
+    (True, False)
+    """
+    if parameter.stride() == gradient.stride():
+        return True
+    strides = zip(parameter.shape, parameter.stride(), gradient.stride(), strict=True)
+    return all(size == 1 or own == other for size, own, other in strides)
+
+
 @cache
 def _positions(n: int) -> list[int]:
     return list(range(n))
@@ -153,12 +166,14 @@ class Fast:
         with_gradient = [j for j, p in enumerate(self._every) if p.grad is not None]
         self._active = None if len(with_gradient) == len(self._every) else with_gradient
         self._at = list(map(_address, params))
-        self._strides = list(map(_strides, params))
         self._steps = None
         given = grads
+        alike = [_lie_alike(p, g) for p, g in zip(params, given, strict=True)]
+        # What gradients must have to be taken as they are; those that lie otherwise are copied in every step.
+        self._strides = [_strides(g if same else p) for p, g, same in zip(params, given, alike, strict=True)]
         grads = [
-            g if g.stride() == s else torch.empty_like(p, dtype=g.dtype).copy_(g)
-            for p, g, s in zip(params, grads, self._strides, strict=True)
+            g if same else torch.empty_like(p, dtype=g.dtype).copy_(g)
+            for p, g, same in zip(params, given, alike, strict=True)
         ]
         # Copies live until the next step, because the table knows addresses alone; and no gradient lies at one.
         self._copies = [c for c, g in zip(grads, given, strict=True) if c is not g]
