@@ -422,12 +422,28 @@ def test_a_server_that_cannot_be_reached_is_left_at_once(tmp_path, monkeypatch):
         download(File("file.bin", 1, None, ("http://127.0.0.1/",)), tmp_path / "file.bin", patience=QUICK)
 
 
-def test_what_is_there_stays_until_what_replaces_it_is_whole(tmp_path, serve):
+@pytest.mark.parametrize("error", [TimeoutError("timed out"), ConnectionResetError(104, "reset")], ids=["slow", "reset"])
+def test_a_connection_that_breaks_before_it_is_made_is_tried_again(tmp_path, monkeypatch, error):
+    tried = []
+
+    def breaks(*_, **__):
+        tried.append(1)
+        raise error
+
+    monkeypatch.setattr(socket, "getaddrinfo", breaks)
+    says = r"(nothing came for 5 s|the connection broke \(.*reset\)); tried 4 times"
+    with pytest.raises(LabError, match=says):
+        download(File("file.bin", 1, None, ("http://127.0.0.1/",)), tmp_path / "file.bin", patience=QUICK)
+    assert len(tried) == 4
+
+
+def test_what_is_there_stays_until_what_replaces_it_is_whole_and_renamed(tmp_path, serve):
     path, seen = tmp_path / "file.bin", []
     path.write_bytes(b"old")
-    watcher = Watcher(on_bytes=lambda *_: seen.append(path.read_bytes()))
+    part = tmp_path / "file.bin.part"
+    watcher = Watcher(on_bytes=lambda *_: seen.append((path.read_bytes(), part.stat().st_ino)))
     download(known(serve(gives())), path, watcher=watcher, patience=QUICK)
-    assert set(seen) == {b"old"}
+    assert set(seen) == {(b"old", path.stat().st_ino)}
     assert path.read_bytes() == CONTENT
 
 
