@@ -6,6 +6,7 @@ import pytest
 from gyroscope.lab.data.catalogue import DATASETS, Dataset, File, Piece, check, dataset, find, missing, wrong
 from gyroscope.lab.data.cifar_files import CIFAR_10, CIFAR_100
 from gyroscope.lab.data.mnist import read_mnist
+from gyroscope.lab.data.source import NAMES as SOURCES
 from gyroscope.lab.errors import LabError
 from lab.made import NAMES, write
 
@@ -50,6 +51,10 @@ def test_names_are_unique_and_those_by_hand_say_how():
     for known in DATASETS:
         assert bool(known.by_hand) == any(piece.download is None for piece in known.pieces)
         assert known.note
+
+
+def test_every_source_but_the_digits_which_need_no_files_can_be_asked_for_and_every_dataset_is_read():
+    assert {known.source for known in DATASETS} == set(SOURCES) - {"digits"}
 
 
 @pytest.mark.parametrize(
