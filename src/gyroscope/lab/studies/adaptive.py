@@ -224,9 +224,7 @@ def _panels(rows: list[list[tuple[Column, Cell]]], found: dict[Pair, Cell], head
         panels.append(Panel(f"{column.task.name}\n{title(cell.recipe)}", cell.rotation, note=note))
     figure = rotation_panels(panels, columns=max(map(len, rows)), title=heading)
     if len(rows) == 1:  # too low for the whole label
-        figure.supylabel(
-            "rotation (cosine distance\nto initialization)", fontsize=10, ha="center", multialignment="center"
-        )
+        figure.supylabel("rotation (cosine distance)", fontsize=10)
     return figure
 
 
