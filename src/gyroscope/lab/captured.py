@@ -73,6 +73,7 @@ class Captured(Training):
     def _capture(self, count: int) -> None:
         graph = torch.cuda.CUDAGraph()
         pool = next((other.pool() for other, _ in self._graphs.values()), None)
-        with torch.cuda.graph(graph, pool=pool, stream=self.stream):
+        # The monitors' threads go on asking the device whether their copies have arrived.
+        with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
             self.advance(count)
         self._graphs[count] = graph, [parameter.grad for parameter in self._parameters]

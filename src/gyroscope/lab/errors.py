@@ -11,5 +11,5 @@ class LabError(GyroscopeError):
     >>> from gyroscope.lab import models
     >>> models.make("digit-cnn", seed=0)
     Traceback (most recent call last):
-    gyroscope.lab.errors.LabError: no model is called 'digit-cnn'; there are: digits-cnn, mlp-{depth}x{width}
+    gyroscope.lab.errors.LabError: no model is called 'digit-cnn'; there are: digits-cnn, mlp-{depth}x{width}, ...
     """
