@@ -279,6 +279,16 @@ def test_a_build_that_is_killed_is_none_and_the_next_one_is_whole(folder, decode
     assert sorted(path.name for path in cache.iterdir()) == ["images.npy", "index.json", "run.lock"]
 
 
+def test_a_script_without_a_guard_is_told_so_and_does_not_wait_for_itself(folder):
+    script = folder / "unguarded.py"
+    script.write_text(f"from gyroscope.lab.data.image_folder import *\nread_tiny_imagenet({str(folder)!r}, workers=2)")
+    ended = subprocess.run([sys.executable, script], stderr=subprocess.PIPE, check=False)
+    assert ended.returncode == 1
+    said = ended.stderr.decode().splitlines()[-1]
+    assert said.startswith("gyroscope.lab.errors.LabError: a process that decodes images ended")
+    assert 'outside of `if __name__ == "__main__":`' in said
+
+
 CHILDREN = """
 import multiprocessing, os, signal, sys
 from gyroscope.lab.data.image_folder import read_tiny_imagenet

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
 import time
@@ -91,6 +92,7 @@ def cached_images(
     wanted = {"version": _VERSION, "side": side, "short": short, **asdict(listing)}
     found = _read(cache, wanted)
     if found is None:
+        _check_not_starting()
         with _alone(cache):
             found = _read(cache, wanted)  # another process may have built it meanwhile
             if found is None:
@@ -192,6 +194,13 @@ def _workers(listing: Listing) -> int:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check_not_starting() -> None:
+    # A process that starts runs the main script up to its guard. Without one it would come here, and wait for the lock
+    # of the process that waits for it. The attribute is what multiprocessing itself looks at when it refuses this.
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise LabError('images are decoded by several processes: load them within `if __name__ == "__main__":`')
 
 
 @contextmanager
