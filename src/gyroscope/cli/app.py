@@ -7,12 +7,16 @@ from typing import Annotated
 import typer
 
 import gyroscope
+from gyroscope.cli.compare import compare
+from gyroscope.cli.data import data_app
 from gyroscope.cli.demo import demo
 from gyroscope.cli.export import export
 from gyroscope.cli.plot import plot
+from gyroscope.cli.reproduce import reproduce
 from gyroscope.cli.runs import runs
 from gyroscope.cli.sample import sample
 from gyroscope.cli.show import show
+from gyroscope.cli.train import TrainCommand, train
 
 _PURPOSE = "Measure, explain and steer how each layer of a neural network trains."
 
@@ -24,7 +28,11 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for command in (demo, runs, show, plot, export, sample):
+app.command()(demo)
+app.command()(reproduce)
+app.command(cls=TrainCommand)(train)
+app.add_typer(data_app)
+for command in (compare, runs, show, plot, export, sample):
     app.command()(command)
 
 

@@ -84,9 +84,7 @@ def _train(runs: Path, seeds: int, quick: bool, jobs: int, again: bool) -> tuple
             engine="workers" if jobs > 1 else "serial",
             jobs=jobs,
             precision="float32",
-            on_begin=progress.on_begin,
-            on_note=progress.on_note,
-            on_done=progress.on_done,
+            **progress.hooks,
         )
         trials = lab.trials(laboratory, seeds=range(seeds), recipes=recipes, task=task)
         if again:

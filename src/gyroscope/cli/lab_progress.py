@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 # A training of no known pace counts as if an epoch took so many seconds.
 _UNKNOWN = 0.1
+# Up to here there is room for names, but not for bars.
+_WIDE = 100
+_FIELDS = ("epoch", "loss", "accuracy", "rotation", "left")
 
 
 class LabProgress:
@@ -40,12 +43,14 @@ class LabProgress:
         self.console = Console(stderr=True) if console is None else console
         self._clock = clock
         self._whole = Whole(began=clock())
+        narrow = self.console.width < _WIDE
+        name = Column(no_wrap=True, overflow="ellipsis", ratio=1) if narrow else Column(no_wrap=True)
         self._progress = Progress(
-            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
-            BarColumn(bar_width=12),
-            TextColumn("{task.fields[said]}", table_column=Column(no_wrap=True, justify="right")),
+            TextColumn("{task.description}", table_column=name, markup=False),
+            *(() if narrow else (BarColumn(bar_width=20),)),
+            *(TextColumn(f"{{task.fields[{field}]}}", justify="right") for field in _FIELDS),
             console=self.console,
-            expand=True,
+            expand=narrow,
             transient=True,
         )
         self._bars: dict[str, TaskID] = {}
@@ -67,14 +72,14 @@ class LabProgress:
 
     def on_begin(self, trials: Sequence[Trial]) -> None:
         """These trials are about to be run, and no others are."""
-        from gyroscope.lab.cost import PACES
+        from gyroscope.lab.cost import pace
 
         for key in list(self._bars):
             self._progress.remove_task(self._bars.pop(key))
         self._whole = Whole(began=self._clock())
         for trial in trials:
-            pace, epochs = PACES.get(trial.task.name), trial.schedule.epochs
-            self._whole.add(trial.key, weight=epochs * (pace.seconds if pace else _UNKNOWN), epochs=epochs)
+            known, epochs = pace(trial.task), trial.schedule.epochs
+            self._whole.add(trial.key, weight=epochs * (known.seconds if known else _UNKNOWN), epochs=epochs)
         self._update()
 
     def on_note(self, note: Note) -> None:
@@ -85,12 +90,16 @@ class LabProgress:
         if running is None or not self.console.is_terminal:
             return
         if note.key not in self._bars:
-            self._bars[note.key] = self._progress.add_task(note.name, total=note.epochs, said="")
-        said = (
-            f"{note.epoch}/{note.epochs}  loss {_short(note.loss)}  acc {100 * note.accuracy:.1f} %  "
-            f"rot {note.rotation:.3f}  {clock(running.left(now))} left"
+            self._bars[note.key] = self._add(note.name, total=note.epochs)
+        self._progress.update(
+            self._bars[note.key],
+            completed=note.epoch,
+            epoch=f"{note.epoch}/{note.epochs}",
+            loss=_short(note.loss),
+            accuracy=f"{100 * note.accuracy:.1f}",
+            rotation=f"{note.rotation:.3f}",
+            left=f"{clock(running.left(now))} left",
         )
-        self._progress.update(self._bars[note.key], completed=note.epoch, said=said)
         self._update()
 
     def on_done(self, trial: Trial, result: Result) -> None:
@@ -108,15 +117,21 @@ class LabProgress:
         if not self.console.is_terminal or not self._whole.trials:
             return
         if self._all is None:
-            self._all = self._progress.add_task("", total=1.0, said="")
+            # Its other columns are what those below are called.
+            self._all = self._add("", total=1.0)
+            self._progress.update(self._all, epoch="epoch", loss="loss", accuracy="acc %", rotation="rotation")
         whole = self._whole
         trainings = "training" if whole.trials == 1 else "trainings"
         self._progress.update(
             self._all,
             description=f"{whole.done} of {whole.trials} {trainings}",
             completed=whole.share,
-            said=f"{clock(whole.left(self._clock()))} left",
+            left=f"{clock(whole.left(self._clock()))} left",
         )
+
+    def _add(self, name: str, *, total: float) -> TaskID:
+        blank: dict[str, Any] = dict.fromkeys(_FIELDS, "")
+        return self._progress.add_task(name, total=total, **blank)
 
 
 def described(trial: Trial, result: Result) -> str:

@@ -1,0 +1,184 @@
+"""`gyroscope reproduce`: the papers' figures and tables, made again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
+from gyroscope.cli.writable import at_least_one, make_folder
+from gyroscope.errors import GyroscopeError
+
+if TYPE_CHECKING:
+    from gyroscope.lab.laboratory import Lab
+    from gyroscope.lab.studies.study import Study
+
+
+class Scale(StrEnum):
+    """How large."""
+
+    smoke = "smoke"
+    small = "small"
+    full = "full"
+
+
+class Engine(StrEnum):
+    """Who trains."""
+
+    auto = "auto"
+    serial = "serial"
+    workers = "workers"
+    population = "population"
+    ray = "ray"
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[list|NAME...]",
+            help="Studies, by name or pattern, such as 'rotation/*', or all.",
+            show_default="list",
+        ),
+    ] = None,
+    scale: Annotated[
+        Scale, typer.Option(help="smoke: seconds, small: minutes on a CPU; full: the paper's protocol, on a GPU.")
+    ] = Scale.small,
+    data: Annotated[Path, typer.Option(envvar="GYROSCOPE_DATA", help="Folder of the datasets.")] = Path("data"),
+    out: Annotated[Path, typer.Option(help="Folder for figures, tables and numbers.")] = Path("results"),
+    runs: Annotated[Path, typer.Option(help="Folder where trainings are kept, for all studies.")] = Path("runs/lab"),
+    engine: Annotated[Engine, typer.Option(help="Who trains; see below.")] = Engine.auto,
+    jobs: Annotated[
+        int | None, typer.Option(help="How many trainings at a time.", show_default="one for each CPU, at most 8")
+    ] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only this task of the papers; may be repeated.", show_default="all"),
+    ] = None,
+) -> None:
+    """Make figures and tables of the papers again, and put their numbers beside ours.
+
+    Without a name, or with **list**, the studies are listed: what the paper shows, how many trainings that takes and
+    how long, and whether results are in.
+
+    At the scales **smoke** and **small** the embedded digits stand in for the papers' data. At **full**, everything is
+    as the authors ran it; see gyroscope data for the datasets.
+
+    Trainings are kept: studies share them, what was interrupted goes on where it stopped, and what is known is not
+    trained again. They run one after the other (**serial**), in processes (**workers**), side by side on a GPU
+    (**population**) or on a cluster (**ray**); **auto** takes a GPU if there is one.
+
+    For example: gyroscope reproduce rotation/fig1 --scale small
+    """
+    at_least_one(jobs, "--jobs")
+    try:
+        _load()
+        from gyroscope.lab.archive import Archive
+        from gyroscope.lab.laboratory import Lab
+
+        laboratory = Lab(Archive(runs), scale.value, data=data, engine=engine.value, jobs=jobs, only=tuple(task or ()))
+        if not names or names == ["list"]:
+            _list(laboratory, out)
+            return
+        chosen = _with_tasks(laboratory, choose(names))
+    except GyroscopeError as error:
+        fail(str(error), code=BAD_ARGUMENT)
+    make_folder(out, "--out")
+    make_folder(runs, "--runs")
+    _require_data(laboratory, chosen, data)
+    failed = [study.name for study in chosen if not _run(laboratory, study, out)]
+    if failed:
+        fail(f"{len(failed)} of {len(chosen)} studies failed: {', '.join(failed)}", code=FAILED)
+
+
+def choose(names: Sequence[str]) -> list[Study]:
+    """Return the studies whose names are given or match a pattern, each once; all of them for "all".
+
+    >>> [study.name for study in choose(["rotation/fig1", "rotation/fig[1]"])]
+    ['rotation/fig1']
+    """
+    from gyroscope.lab.errors import LabError
+    from gyroscope.lab.studies.catalogue import studies
+
+    known = studies()
+    found: dict[str, Study] = {}
+    for given in names:
+        matching = [name for name in known if given in ("all", name) or fnmatchcase(name, given)]
+        if not matching:
+            close = get_close_matches(given, known, n=1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise LabError(f"no study is called {given!r}; {hint}gyroscope reproduce list shows them all")
+        found |= {name: known[name] for name in matching}
+    return [known[name] for name in known if name in found]
+
+
+def _load() -> None:
+    # Not at the top, so that --help does not wait; all at once, so that what is missing is noticed before training.
+    import gyroscope.figures
+    import gyroscope.lab  # noqa: F401
+
+
+def _list(lab: Lab, out: Path) -> None:
+    from gyroscope.cli.study_tables import print_list
+    from gyroscope.lab.studies.catalogue import studies
+
+    print_list(list(studies().values()), lab, out)
+
+
+def _with_tasks(lab: Lab, chosen: list[Study]) -> list[Study]:
+    """Those studies that have one of the tasks that were asked for."""
+    from gyroscope.lab.errors import LabError
+
+    kept = []
+    for study in chosen:
+        try:
+            study.trials(lab)
+            kept.append(study)
+        except LabError as error:
+            if not lab.only:
+                raise
+            problem = error
+    if not kept:
+        raise problem
+    left_out = [study.name for study in chosen if study not in kept]
+    if left_out:
+        typer.echo(f"Left out, for they have no task {' or '.join(lab.only)}: {', '.join(left_out)}", err=True)
+    return kept
+
+
+def _require_data(lab: Lab, chosen: list[Study], data: Path) -> None:
+    from gyroscope.cli.missing_data import require_data
+
+    trials = lab.archive.missing([lab.trial(trial) for study in chosen for trial in study.trials(lab)])
+    several = f"{len(chosen)} studies" if len(chosen) > 1 else chosen[0].name
+    require_data(trials, data, what=f"{several} at scale {lab.scale}")
+
+
+def _run(lab: Lab, study: Study, out: Path) -> bool:
+    """Run a study, print what came of it and write it down; whether that went well."""
+    from gyroscope.cli.lab_progress import LabProgress
+    from gyroscope.cli.study_tables import print_report
+
+    try:
+        with LabProgress() as progress:
+            shown = replace(
+                lab,
+                **progress.hooks,
+            )
+            report = study.run(shown)
+        written = study.save(lab, report, out)
+    except KeyboardInterrupt:
+        fail("interrupted; the same command goes on where it stopped", code=INTERRUPTED)
+    except (GyroscopeError, OSError) as error:
+        typer.echo(f"gyroscope: {study.name}: {error}", err=True)
+        return False
+    print_report(study, report, lab)
+    typer.echo(f"Wrote {', '.join(map(str, written))}\n")
+    return True

@@ -1,0 +1,108 @@
+"""Studies in the terminal: the list of them, and what came of one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gyroscope.errors import GyroscopeError
+from gyroscope.lab.cost import PACES, cost
+from gyroscope.lab.laboratory import SCALES, Lab
+from gyroscope.lab.studies.study import Report, Study, as_text
+
+# A pipe or a file has no width; this holds every column.
+_UNBOUNDED = 170
+_STYLES = {"shown": "green", "not shown": "red"}
+
+
+def print_list(studies: Sequence[Study], lab: Lab, out: Path) -> None:
+    """Print the studies, what they take at each scale, and whether their results are in `out`.
+
+    >>> from gyroscope.lab.archive import Archive
+    >>> from gyroscope.lab.studies.alpha_and_rate import STUDIES
+    >>> print_list(STUDIES[:1], Lab(Archive("runs")), Path("results"))
+    ┏...
+    """
+    table = Table()
+    table.add_column("study", no_wrap=True)
+    table.add_column("what the paper shows", overflow="fold")
+    for scale in SCALES:
+        table.add_column(scale, justify="right", no_wrap=True)
+    table.add_column("results", no_wrap=True)
+    for study in studies:
+        costs = [_cost(study, replace(lab, scale=scale)) for scale in SCALES]
+        table.add_row(*map(Text, (study.name, study.title, *costs, results_in(out, study.name))))
+    console = _console()
+    console.print(table)
+    guessed = ", ".join(name for name, pace in PACES.items() if not pace.measured)
+    console.print(
+        "Trainings, and how long they take: smoke and small on one core of a CPU, full on an H200. Studies share "
+        f"trainings, and each is run once; some studies go on with more, as their first results tell. ≈ is an estimate "
+        f"from the sizes of networks, where no time was measured ({guessed}).",
+        highlight=False,
+    )
+
+
+def results_in(out: Path, name: str) -> str:
+    """At which scale the results of a study are in `out`, in a word or two.
+
+    >>> results_in(Path("nowhere"), "rotation/fig1")
+    '–'
+    """
+    path = out / name / "result.json"
+    try:
+        return str(json.loads(path.read_text())["scale"])
+    except FileNotFoundError:
+        return "–"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "unreadable"
+
+
+def print_report(study: Study, report: Report, lab: Lab) -> None:
+    """Print what came of a study: its findings, then its tables.
+
+    >>> from gyroscope.lab.archive import Archive
+    >>> print_report(Study("a/fig1", "Figure 1", list, list), Report(), Lab(Archive("runs")))
+    a/fig1: Figure 1 (scale smoke)
+    """
+    console = _console()
+    console.print(Text(f"{study.name}: {study.title} (scale {lab.scale})", style="bold"))
+    if report.findings:
+        table = Table(title="Findings", title_justify="left")
+        for column in ("the paper says", "paper", "here", ""):
+            table.add_column(column, overflow="fold")
+        for one in report.findings:
+            verdict = Text(one.verdict, style=_STYLES.get(one.verdict, "yellow"))
+            table.add_row(Text(one.says), Text(one.paper), Text(one.here), verdict)
+        console.print(table)
+    for given in report.tables:
+        table = Table(title=Text(given.title), title_justify="left")
+        for place, column in enumerate(given.columns):
+            table.add_column(Text(column), justify="right" if _numeric(given.rows, place) else "left", overflow="fold")
+        for row in given.rows:
+            table.add_row(*(Text(as_text(value)) for value in row))
+        console.print(table)
+
+
+def _numeric(rows: Sequence[Sequence[Any]], place: int) -> bool:
+    return all(value is None or isinstance(value, int | float) for value in (row[place] for row in rows))
+
+
+def _cost(study: Study, lab: Lab) -> str:
+    try:
+        whole = cost(study.trials(lab))
+    except GyroscopeError:
+        return "–"
+    return f"{whole.trials}: {whole.words}" if whole.trials else "none"
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=_UNBOUNDED)
