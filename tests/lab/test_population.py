@@ -57,11 +57,11 @@ def close(a, b):
 @needs_gpu
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_population_gives_what_each_trial_gives_alone_step_by_step(tmp_path, exact, compiled):
-    archive, results = population(TRIALS, tmp_path, at_once=5, compiled=compiled)
-    for trial, result in zip(TRIALS, results, strict=True):
-        rates = archive.rates(trial)
-        close(result, train(trial, SPLIT, device="cuda", rates=rates))
-        close(result, train(trial, SPLIT, device="cpu", rates=rates))
+    trials = TRIALS if compiled else TRIALS[::2]
+    archive, results = population(trials, tmp_path, at_once=5, compiled=compiled)
+    for trial, result in zip(trials, results, strict=True):
+        close(result, train(trial, SPLIT, device="cuda", rates=archive.rates(trial)))
+    close(results[0], train(trials[0], SPLIT, device="cpu"))
 
 
 @needs_gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,6 +16,10 @@ from gyroscope.lab.errors import LabError
 from gyroscope.lab.result import Result
 from gyroscope.lab.training import Training
 from gyroscope.lab.trial import Trial
+
+
+# Half a minute of compiling is a fifth of this many trainings of C10-CNN1.
+_WORTH_COMPILING = 4
 
 
 @dataclass
@@ -35,7 +40,7 @@ def run_population(
     *,
     at_once: int = 8,
     device: str = "cuda",
-    compiled: bool = True,
+    compiled: bool | None = None,
     on_epoch: Callable[[Training], None] = lambda training: None,
     on_done: Callable[[Trial, Result], None] = lambda trial, result: None,
 ) -> None:
@@ -50,7 +55,8 @@ def run_population(
         archive: where results go.
         at_once: how many share the device.
         device: the GPU.
-        compiled: compile the networks, which takes half a minute for each kind and makes their steps a fifth faster.
+        compiled: compile the networks, which takes half a minute for each kind and makes their steps a fifth faster;
+            None for those of which there are enough to make up for it.
         on_epoch: called as each training ends an epoch.
         on_done: called as each ends.
 
@@ -61,6 +67,7 @@ def run_population(
         raise LabError("a population shares a GPU, and there is none; use the engine 'workers' on a CPU")
     torch.backends.cudnn.benchmark = True
     splits: dict[str, Split] = {}
+    kinds = Counter(map(_kind, trials))
     waiting, seats, failed = list(trials), list[_Seat](), list[tuple[Trial, Exception]]()
 
     def split_of(trial: Trial) -> Split:
@@ -72,8 +79,9 @@ def run_population(
     try:
         while waiting or seats:
             while waiting and len(seats) < at_once and (trial := _next(waiting, archive, seats)) is not None:
+                wanted = compiled if compiled is not None else kinds[_kind(trial)] >= _WORTH_COMPILING
                 try:
-                    seats.append(_seat(trial, split_of(trial), archive, device, compiled, on_epoch))
+                    seats.append(_seat(trial, split_of(trial), archive, device, wanted, on_epoch))
                 except Exception as error:
                     failed.append((trial, error))
             if waiting and not seats:
@@ -96,6 +104,11 @@ def run_population(
     if failed:
         said = "; ".join(f"{t.recipe.name}, seed {t.seed}: {type(e).__name__}: {e}" for t, e in failed)
         raise LabError(f"{len(failed)} of {len(trials)} trials failed: {said}") from failed[0][1]
+
+
+def _kind(trial: Trial) -> tuple[object, ...]:
+    """Trials of a kind run the same compiled network."""
+    return trial.task.model, trial.task.options, trial.schedule.batch, trial.precision
 
 
 def _next(waiting: list[Trial], archive: Archive, seats: list[_Seat]) -> Trial | None:

@@ -75,7 +75,9 @@ class Trial:
     @property
     def slug(self) -> str:
         """A name for files."""
-        name = re.sub(r"[ ,/]+", "-", self.recipe.name.lower()).replace("-+-", "-").replace("-+", "+")
+        name = (
+            re.sub(r"[ ,/]+", "-", self.recipe.name.lower()).replace("-+-", "-").replace("-+", "+").replace("--", "-")
+        )
         return f"{name}-seed-{self.seed}-{self.key[:8]}"
 
     @property
