@@ -17,7 +17,6 @@ from gyroscope.lab.result import Result
 from gyroscope.lab.training import Training
 from gyroscope.lab.trial import Trial
 
-
 # Half a minute of compiling is a fifth of this many trainings of C10-CNN1.
 _WORTH_COMPILING = 4
 
