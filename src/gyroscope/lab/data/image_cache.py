@@ -125,7 +125,6 @@ def _read(cache: Path, wanted: dict[str, Any]) -> tuple[torch.Tensor, torch.Tens
 def _build(root: Path, wanted: dict[str, Any], cache: Path, workers: int, on_progress: Progress) -> None:
     part, note = cache / f"{_IMAGES}.part", cache / f"{_INDEX}.part"
     try:
-        (cache / _INDEX).unlink(missing_ok=True)
         counts = _decode_into(part, root, wanted, workers, on_progress)
         _settle(part, cache / _IMAGES)
         index = wanted | {"images": _identity(cache / _IMAGES), "counts": counts.tolist()}
