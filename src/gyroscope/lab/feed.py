@@ -21,15 +21,24 @@ class Feed:
         augmentation: how images are shifted and mirrored.
         seed: of the order, and of the augmentation.
         device: where batches are wanted.
+        share: (r, R) to take the r-th of R near-equal parts of every batch; together they are the batch.
     """
 
     def __init__(
-        self, split: Split, *, batch: int, augmentation: Augmentation | None, seed: int, device: torch.device
+        self,
+        split: Split,
+        *,
+        batch: int,
+        augmentation: Augmentation | None,
+        seed: int,
+        device: torch.device,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         self._split = split
         self._batch = batch
         self._augmentation = augmentation
+        self._share = share
         count = len(split.y_train)
         self._order = torch.zeros(count, dtype=torch.int64, device=device)
         self._moves = None if augmentation is None else torch.zeros(count, 3, dtype=torch.int8, device=device)
@@ -50,8 +59,9 @@ class Feed:
         self._at.zero_()
 
     def take(self, count: int) -> tuple[Tensor, Tensor]:
-        """The next `count` inputs, as a network takes them, and their labels."""
-        where = self._at + self._offsets[:count]
+        """The next `count` inputs, as a network takes them, and their labels; or this feed's share of them."""
+        part, parts = self._share
+        where = self._at + self._offsets[part * count // parts : (part + 1) * count // parts]
         chosen = self._order[where]
         x, y = self._split.x_train, self._split.y_train
         taken = x[chosen] if self.resident else x[chosen.to(x.device)].to(chosen.device)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 
 from gyroscope.control import Layca
@@ -28,6 +29,8 @@ from gyroscope.monitor import Monitor, watch
 #: The files of the rates that a training recorded, and of the weights that it kept.
 RATES, WEIGHTS = "rates.pt", "weights.pt"
 
+Parallel = Literal["ddp", "fsdp"]
+
 
 def train(
     trial: Trial,
@@ -38,8 +41,11 @@ def train(
     rates: Rates | None = None,
     save_every: float = 30.0,
     on_epoch: Callable[[Training], None] = lambda training: None,
+    parallel: Parallel = "ddp",
 ) -> Result:
     """Train, and return the result; on a CPU the same trial and thread count give the same, bit for bit.
+
+    The ranks of a process group call it together, and divide every batch: see `gyroscope.lab.spread`.
 
     Args:
         trial: what is learned, with what, from which seed.
@@ -49,6 +55,7 @@ def train(
         rates: for a recipe that copies: what to copy.
         save_every: seconds between checkpoints, which are taken at the end of an epoch.
         on_epoch: called at the end of every epoch.
+        parallel: how ranks share the work: each with all weights ("ddp"), or with a part of them ("fsdp").
 
     >>> from gyroscope.lab.recipe import Recipe
     >>> from gyroscope.lab.tasks import task
@@ -57,7 +64,10 @@ def train(
     >>> len(result.rotation), len(result.layers)
     (2, 7)
     """
-    training = Training(trial, split, folder=folder, device=device, rates=rates, save_every=save_every)
+    from gyroscope.lab.spread import Spread, in_a_group  # itself made of Training
+
+    kind: Callable[..., Training] = partial(Spread, parallel=parallel) if in_a_group() else Training
+    training = kind(trial, split, folder=folder, device=device, rates=rates, save_every=save_every)
     try:
         for _ in training.proceed(on_epoch):
             pass
@@ -76,7 +86,10 @@ class Training:
         epoch: how many epochs are over.
         loss, accuracy, validation, rotation: as in `Result`.
         ended: why it stops early, if it does.
+        rank, ranks: which of how many processes this is; see `gyroscope.lab.spread`.
     """
+
+    rank, ranks = 0, 1
 
     def __init__(
         self,
@@ -91,15 +104,14 @@ class Training:
     ) -> None:
         self.trial, self.folder, self.device = trial, folder, torch.device(device)
         self.split = split.to(self.device)
-        self.model = trial.network().to(self.device)
-        if self.device.type == "cuda" and self.split.x_train.dim() == 4:
-            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = self._placed(trial.network())
         self.forward: Callable[[Tensor], Tensor] = self.model
         self.optimizer = trial.recipe.make(self.model, decayed=trial.task.decayed, captured=captured)
         schedule = trial.schedule
         self.feed = Feed(
-            self.split, batch=schedule.batch, augmentation=trial.task.augmentation, seed=trial.seed, device=self.device
-        )
+            self.split, batch=schedule.batch, augmentation=trial.task.augmentation, seed=trial.seed, device=self.device,
+            share=(self.rank, self.ranks),
+        )  # fmt: skip
         self.steps = schedule.steps(len(split.y_train))
         self.epoch = 0
         self.ended: str | None = None
@@ -113,10 +125,19 @@ class Training:
         self._began, self._before, self._saved = time.perf_counter(), 0.0, time.perf_counter()
         self._save_every = save_every
         self._tangents = self._table(rates, schedule.epochs * self.steps)
-        state = None if folder is None else checkpoint.load(folder, key=trial.key)
+        state = None if folder is None else self._found(folder)
         if state is not None:
             self._load(state)
         self.monitor = self._watched(state)
+
+    def _placed(self, model: nn.Module) -> nn.Module:
+        model = model.to(self.device)
+        if self.device.type == "cuda" and self.split.x_train.dim() == 4:
+            return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+        return model
+
+    def _found(self, folder: Path) -> dict[str, Any] | None:
+        return checkpoint.load(folder, key=self.trial.key)
 
     def _table(self, rates: Rates | None, steps: int) -> Tangents | None:
         recipe = self.trial.recipe
@@ -129,7 +150,8 @@ class Training:
     def _watched(self, state: dict[str, Any] | None) -> Monitor | None:
         if self.folder is None:
             return None
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.rank == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
         every = self.trial.every or self.steps
         monitor = watch(
             self.model, self.optimizer, self.folder, every=every, budget=None, detail_every=10 * every,
@@ -168,13 +190,14 @@ class Training:
             outputs = self.forward(x)
         loss = F.cross_entropy(outputs.float().flatten(0, -2), y.flatten())
         self.optimizer.zero_grad()
-        torch.autograd.backward(loss)
+        # The gradients of ranks are averaged, which is right as it is for shares of equal size.
+        torch.autograd.backward(loss if self.ranks == 1 else loss * (self.ranks * len(y) / count))
         if self._tangents is None:
             self.optimizer.step()
         else:
             self._tangents.step(self.optimizer)
         right = (outputs.detach().argmax(dim=-1) == y).float().mean()
-        self._sums += count * torch.stack([loss.detach(), right]).double()
+        self._sums += len(y) * torch.stack([loss.detach(), right]).double()
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.trial.precision != "bf16":
@@ -260,14 +283,20 @@ class Training:
         if self.monitor is not None and self.folder is not None:
             self.monitor.log(train_accuracy=trained, test_accuracy=test)
             self.close()
-            if self._tangents is not None and self.trial.recipe.records:
-                self._tangents.rates.save(self.folder / RATES)
-            if self.trial.keeps:
-                initial = dict(zip(self.gauge.names, self.gauge.initial, strict=True))
-                torch.save({"initial": initial, "tested": self.model.state_dict()}, self.folder / WEIGHTS)
-            result.write(self.folder / "result.json", self.trial.description)
-            (self.folder / checkpoint.FILE).unlink(missing_ok=True)
+            self._keep(self.folder, result)
         return result
+
+    def _keep(self, folder: Path, result: Result) -> None:
+        if self._tangents is not None and self.trial.recipe.records:
+            self._tangents.rates.save(folder / RATES)
+        if self.trial.keeps:
+            torch.save(self._weights(), folder / WEIGHTS)
+        result.write(folder / "result.json", self.trial.description)
+        (folder / checkpoint.FILE).unlink(missing_ok=True)
+
+    def _weights(self) -> dict[str, dict[str, Any]]:
+        initial = dict(zip(self.gauge.names, self.gauge.initial, strict=True))
+        return {"initial": initial, "tested": self.model.state_dict()}
 
     def close(self) -> None:
         """Finish the run, wherever training is."""
@@ -281,8 +310,11 @@ class Training:
     def save(self) -> None:
         """Save everything that the rest of the training depends on."""
         assert self.folder is not None
-        best = None if self._best is None else [self._best[0], self._best[1], self._best[2]]
-        state = {
+        checkpoint.save(self.folder, self._state())
+        self._saved = time.perf_counter()
+
+    def _state(self) -> dict[str, Any]:
+        return {
             "key": self.trial.key,
             "epoch": self.epoch,
             "ended": self.ended,
@@ -290,7 +322,7 @@ class Training:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "initial": self.gauge.initial,
-            "best": best,
+            "best": None if self._best is None else list(self._best),
             "order": self.feed.generator.get_state(),
             "random": torch.get_rng_state(),
             "random_cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
@@ -298,8 +330,6 @@ class Training:
             "monitor": None if self.monitor is None else self.monitor.state_dict(),
             "seconds": self._before + time.perf_counter() - self._began,
         }
-        checkpoint.save(self.folder, state)
-        self._saved = time.perf_counter()
 
     def _load(self, state: dict[str, Any]) -> None:
         self.epoch, self.ended = state["epoch"], state["ended"]
