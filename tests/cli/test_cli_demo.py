@@ -158,7 +158,7 @@ def test_only_what_is_missing_is_trained(tmp_path):
     arguments = ["demo", "--quick", "--jobs", "1", "--out", str(tmp_path)]
     run(app, arguments)
     more = run(app, [*arguments, "--seeds", "2"])
-    assert "1 of 2 trainings were known" in more.stdout
+    assert "1 of 2 trainings were known: results are kept." in more.stdout
     [line] = more.stderr.splitlines()
     assert line.startswith("1/1 digits: Layca 3^-5, seed 1: train ")
 

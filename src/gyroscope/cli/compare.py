@@ -100,9 +100,10 @@ def _find(given: list[Path], problems: list[StoreError], stack: ExitStack) -> li
 
     found: dict[Path, Run] = {}
     for path in given:
+        told = len(problems)
         try:
             inside = [store.load(path)] if _is_run(path) else store.runs(path, broken=problems)
-            if not inside and not problems:
+            if not inside and len(problems) == told:
                 problems.append(StoreError(f"there are no runs in {path}; gyroscope runs {path.parent} looks further"))
             for run in inside:
                 stack.callback(run.close)

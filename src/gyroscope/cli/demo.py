@@ -140,9 +140,8 @@ def _report(measured: Demo, written: list[Path], out: Path, command: str, trials
     console.print(in_words(measured.summaries), highlight=False)
     kept = len(trials) - measured.trained
     if kept:
-        typer.echo(
-            f"{kept} of {len(trials)} trainings were known, and their results kept. To train anew: {command} --again"
-        )
+        known = "All" if kept == len(trials) else f"{kept} of"
+        typer.echo(f"{known} {len(trials)} trainings were known: results are kept. To train anew: {command} --again")
     took = f"Trained in {measured.seconds:.0f} s. " if measured.trained else ""
     typer.echo(f"{took}Wrote {', '.join(map(str, written))}. Open {written[0]} in a browser.")
     last = Archive(out / "runs").folder(trials[-1])

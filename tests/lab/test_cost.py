@@ -1,0 +1,51 @@
+from dataclasses import replace
+
+import pytest
+
+from gyroscope.lab.cost import PACES, cost, pace
+from gyroscope.lab.recipe import Recipe
+from gyroscope.lab.studies.recipes import adapt_copy
+from gyroscope.lab.tasks import TASKS, task
+from gyroscope.lab.trial import Trial
+
+SGD = Recipe("SGD", 0.1)
+
+
+def test_every_task_has_a_pace():
+    assert all(pace(known) is not None for known in TASKS.values())
+
+
+def test_the_paces_that_were_not_measured_follow_from_two_that_were():
+    # Operations a training epoch in 10¹², layers, and steps an epoch.
+    sizes = {
+        "c10-cnn1": (55.0, 25, 352),
+        "c100-resnet": (18.7, 34, 352),
+        "c10-cnn1-light": (6.17, 13, 352),
+        "tiny-cnn": (144.7, 11, 704),
+        "c10-cnn2": (84.6, 15, 351),
+        "c100-wrn": (1416.0, 29, 351),
+        "c10-resnet110": (68.4, 112, 351),
+    }
+    for name, (operations, layers, steps) in sizes.items():
+        assert PACES[name].seconds == pytest.approx(27.5e-6 * layers * steps + 3.8e-3 * operations, rel=0.05), name
+
+
+def test_a_cost_is_the_sum_over_epochs_of_all_tasks():
+    both = [Trial(task("c10-cnn1"), SGD), Trial(task("c100-resnet").lasting(10), SGD)]
+    assert cost(both) == (2, pytest.approx(100 * 0.45 + 10 * 0.40), True)
+
+
+def test_what_a_trial_copies_is_paid_for_once():
+    longer, copying = adapt_copy(task("c10-cnn1"))
+    copied = Trial(longer, copying.copies)
+    assert cost([Trial(longer, copying), copied]).trials == 2
+
+
+def test_one_task_that_was_not_measured_makes_an_estimate_of_the_sum():
+    assert cost([Trial(task("c10-cnn1"), SGD), Trial(task("tiny-cnn"), SGD)]).words.startswith("≈ ")
+
+
+def test_a_task_like_none_that_is_known_has_no_cost():
+    new = replace(task("digits"), name="new", model="mlp-3x64")
+    assert cost([Trial(new, SGD)]) == (1, None, True)
+    assert cost([Trial(new, SGD)]).words == "?"
