@@ -36,8 +36,9 @@ NAMES = ("digits", *_READERS, *_PHOTOGRAPHS, "shakespeare")
 class Source:
     """A dataset and a choice of its examples; equal sources load equal examples, whatever the random state.
 
-    The test set is always the published one, whole. Scikit-learn's digits, which need no files, have none: there the
-    training set is 20 a class, or `per_class`, held-out ones included, and the test set is all others.
+    The test set is always the published one, whole. A text has none: it is the last tenth. Nor have scikit-learn's
+    digits, which need no files: there the training set is 20 a class, or `per_class`, held-out ones included, and the
+    test set is all others.
 
     Attributes:
         name: of the dataset.
@@ -47,8 +48,8 @@ class Source:
         per_class: how many of each class to train on, at random and none of them held out; None for all.
         seed: of both choices.
         side: of the images of Tiny ImageNet and ImageNet; None for the 64 and 224 pixels that are customary.
-        context: how many characters of a text a network sees at a time; its examples are pieces of that length, the
-            first nine tenths of them to train on, and it has no classes to choose from and no pixels to normalize.
+        context: how many characters of a text a network sees at a time; its examples are pieces of that length,
+            and it has no classes to choose from and no pixels to normalize.
 
     >>> split = Source("digits").load()
     >>> split.x_train.shape, split.classes
