@@ -13,6 +13,7 @@ from gyroscope.control.rates import Rates, tangent
 from gyroscope.lab.errors import LabError
 from gyroscope.layer import layers
 from gyroscope.vectors import dots
+from gyroscope.vectors.sharded import local
 
 
 class Tangents:
@@ -52,17 +53,20 @@ class Tangents:
             optimizer.multipliers = self._table.index_select(0, self._at).squeeze(0)
             optimizer.step()
         else:
-            torch._foreach_copy_(self._before, [weight.detach() for weight in self._weights])
+            torch._foreach_copy_(local(self._before), self._now())
             optimizer.step()
             self._note()
         self._at += 1
+
+    def _now(self) -> list[Tensor]:
+        return local([weight.detach() for weight in self._weights])
 
     @torch.no_grad()
     def _note(self) -> None:
         # From the displacement: differences of nearby numbers are exact, while 1 − cos θ of a small angle is not.
         before, moved = self._before, self._moved
-        torch._foreach_copy_(moved, [weight.detach() for weight in self._weights])
-        torch._foreach_sub_(moved, before)
+        torch._foreach_copy_(local(moved), self._now())
+        torch._foreach_sub_(local(moved), local(before))
         products = dots({"ww": (before, before), "wd": (before, moved), "dd": (moved, moved)})
         self._table.index_copy_(0, self._at, tangent(products)[None])
 
