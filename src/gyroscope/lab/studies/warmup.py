@@ -39,7 +39,7 @@ def warmups(lab: Lab) -> list[Trial]:
 
     >>> from gyroscope.lab.archive import Archive
     >>> [(trial.recipe.name, trial.schedule.warmup) for trial in warmups(Lab(Archive("runs"), "full"))][2:]
-    [('SGD + L2', 10), ('SGD + L2', 15), ('Layca 3^-3', 0.0)]
+    [('SGD + L2', 10.0), ('SGD + L2', 15.0), ('Layca 3^-3', 0.0)]
     """
     [task] = lab.tasks(["c10-resnet110"])
     smoke = lab.scale == "smoke"
@@ -47,7 +47,7 @@ def warmups(lab: Lab) -> list[Trial]:
         task = replace(task, model=_SMOKE_MODEL)
     trials = []
     for epochs in _SMOKE_WARMUPS if smoke else WARMUPS:
-        slow, recipe = sgd_decayed(replace(task, schedule=replace(task.schedule, warmup=epochs)))
+        slow, recipe = sgd_decayed(replace(task, schedule=replace(task.schedule, warmup=float(epochs))))
         trials += over_seeds(slow, [recipe], lab.seeds)
     return trials + over_seeds(task, [layca(-3)], lab.seeds)
 
@@ -127,7 +127,8 @@ def _told(lab: Lab, cell: Cell) -> tuple[float, float] | None:
 
 def _largest(cell: Cell) -> float:
     """The furthest that the layers turned on average in one of the first epochs."""
-    return float(np.abs(np.diff(cell.rotation[: SHOWN + 1].mean(axis=1))).max())
+    turn = np.abs(np.diff(cell.rotation[: SHOWN + 1], axis=0)).mean(axis=1)
+    return float(np.nan_to_num(turn).max())
 
 
 def turns(result: Result) -> tuple[list[float], list[float]]:
