@@ -189,7 +189,7 @@ def test_missing_data_says_what_where_and_how_to_get_it(here):
     result = run("c10-cnn1", "--data", "datasets")
     assert result.exit_code == 1
     assert "the task c10-cnn1 cannot be trained without cifar-10" in result.stderr
-    assert f"Looked in {here / 'datasets'}." in result.stderr
+    assert f"Looked in {here / 'datasets'}: there is no such folder." in result.stderr
     assert "gyroscope data get cifar-10 --to datasets" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
@@ -205,7 +205,7 @@ def test_data_that_is_damaged_is_told_of_by_its_reader(here):
 def test_the_folder_of_datasets_can_be_an_environment_variable(here, monkeypatch):
     monkeypatch.setenv("GYROSCOPE_DATA", str(here / "elsewhere"))
     result = run("mnist-mlp")
-    assert f"Looked in {here / 'elsewhere'}." in result.stderr
+    assert f"Looked in {here / 'elsewhere'}: " in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,20 +23,41 @@ def require_data(trials: Sequence[Trial], folder: Path, *, what: str) -> None:
     >>> from gyroscope.lab.trial import Trial
     >>> require_data([Trial(task("digits"), Recipe("SGD", 0.1))], Path("nowhere"), what="the task digits")
     """
-    from gyroscope.lab.data.catalogue import DATASETS
-
     sources = {trial.task.source.name: trial.task.source for trial in trials}
     lacking = {name: why for name, source in sources.items() if (why := _problem(source, folder)) is not None}
     if not lacking:
         return
+    place = folder.expanduser().absolute()
+    found = "; ".join(lacking.values()) if place.is_dir() else "there is no such folder"
+    needs = f"{what} cannot be trained without {', '.join(lacking)}"
+    fail(f"{needs}. Looked in {place}: {found}. {to_get(list(lacking), folder)}", code=FAILED)
+
+
+def to_get(names: Sequence[str], folder: Path) -> str:
+    """Return what to do to get datasets.
+
+    >>> to_get(["mnist", "cifar-10"], Path("data"))
+    'To fetch what is missing: gyroscope data get mnist cifar-10 --to data'
+    """
+    from gyroscope.lab.data.catalogue import DATASETS
+
     by_hand = {known.name: known.by_hand for known in DATASETS if known.by_hand}
-    fetched = [name for name in lacking if name not in by_hand]
-    lines = [f"{what} cannot be trained without {', '.join(lacking)}: {'; '.join(lacking.values())}."]
-    if fetched:
-        lines.append(f"Looked in {folder.expanduser().absolute()}.")
-        lines.append(f"To fetch what is missing: gyroscope data get {' '.join(fetched)} --to {folder}")
-    lines += [f"For {name}, {by_hand[name]}." for name in lacking if name in by_hand]
-    fail(" ".join(lines), code=FAILED)
+    fetched = [name for name in names if name not in by_hand]
+    said = [f"To fetch what is missing: gyroscope data get {' '.join(fetched)} --to {folder}"] if fetched else []
+    return ". ".join([*said, *(f"For {name}, {by_hand[name]}" for name in names if name in by_hand)])
+
+
+def named_in(message: str) -> list[str]:
+    """Return the datasets that an error speaks of.
+
+    >>> named_in("there is no folder data to look for CIFAR-100 in"), named_in("the loss is nan")
+    (['cifar-100'], [])
+    """
+    from gyroscope.lab.data.catalogue import DATASETS
+
+    titles = {known.title: known.name for known in DATASETS} | {"CIFAR-10": "cifar-10", "CIFAR-100": "cifar-100"}
+    pattern = "|".join(re.escape(title) for title in sorted(titles, key=len, reverse=True))
+    return list(dict.fromkeys(titles[found] for found in re.findall(rf"\b({pattern})\b", message)))
 
 
 def _problem(source: Source, folder: Path) -> str | None:

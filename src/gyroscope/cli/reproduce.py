@@ -164,6 +164,7 @@ def _require_data(lab: Lab, chosen: list[Study], data: Path) -> None:
 def _run(lab: Lab, study: Study, out: Path) -> bool:
     """Run a study, print what came of it and write it down; whether that went well."""
     from gyroscope.cli.lab_progress import LabProgress
+    from gyroscope.cli.missing_data import named_in, to_get
     from gyroscope.cli.study_tables import print_report
 
     try:
@@ -177,7 +178,9 @@ def _run(lab: Lab, study: Study, out: Path) -> bool:
     except KeyboardInterrupt:
         fail("interrupted; the same command goes on where it stopped", code=INTERRUPTED)
     except (GyroscopeError, OSError) as error:
-        typer.echo(f"gyroscope: {study.name}: {error}", err=True)
+        lacking = named_in(str(error))
+        more = f". {to_get(lacking, Path(lab.data or 'data'))}" if lacking else ""
+        typer.echo(f"gyroscope: {study.name}: {error}{more}", err=True)
         return False
     print_report(study, report, lab)
     typer.echo(f"Wrote {', '.join(map(str, written))}\n")

@@ -16,9 +16,12 @@ from gyroscope.errors import GyroscopeError
 from gyroscope.lab.cost import PACES, cost
 from gyroscope.lab.laboratory import SCALES, Lab
 from gyroscope.lab.studies.study import Report, Study, as_text
+from gyroscope.lab.trial import Trial
 
 # A pipe or a file has no width; this holds every column.
 _UNBOUNDED = 170
+# From here names and titles have columns of their own.
+_WIDE = 130
 _STYLES = {"shown": "green", "not shown": "red"}
 
 
@@ -30,22 +33,28 @@ def print_list(studies: Sequence[Study], lab: Lab, out: Path) -> None:
     >>> print_list(STUDIES[:1], Lab(Archive("runs")), Path("results"))
     ┏...
     """
-    table = Table()
-    table.add_column("study", no_wrap=True)
-    table.add_column("what the paper shows", overflow="fold")
+    console = _console()
+    narrow = console.width < _WIDE
+    table = Table(show_lines=narrow)
+    for column in ("study",) if narrow else ("study", "what the paper shows"):
+        table.add_column(column, overflow="fold", no_wrap=column == "study" and not narrow)
     for scale in SCALES:
         table.add_column(scale, justify="right", no_wrap=True)
     table.add_column("results", no_wrap=True)
+    labs, between = [replace(lab, scale=scale) for scale in SCALES], "\n" if narrow else " "
     for study in studies:
-        costs = [_cost(study, replace(lab, scale=scale)) for scale in SCALES]
-        table.add_row(*map(Text, (study.name, study.title, *costs, results_in(out, study.name))))
-    console = _console()
+        costs = [_cost([study], one, between) for one in labs]
+        words = (f"{study.name}\n{study.title}",) if narrow else (study.name, study.title)
+        table.add_row(*map(Text, (*words, *costs, results_in(out, study.name))))
+    table.add_section()
+    all_of_them = [_cost(studies, one, between) for one in labs]
+    table.add_row(*("all",) if narrow else ("all", ""), *map(Text, all_of_them), "")
     console.print(table)
     guessed = ", ".join(name for name, pace in PACES.items() if not pace.measured)
     console.print(
         "Trainings, and how long they take: smoke and small on one core of a CPU, full on an H200. Studies share "
-        f"trainings, and each is run once; some studies go on with more, as their first results tell. ≈ is an estimate "
-        f"from the sizes of networks, where no time was measured ({guessed}).",
+        "trainings, and each is run once; some studies go on with more, as their first results tell. none: something "
+        f"is measured, nothing trained. ≈ is an estimate, where no time was measured ({guessed}).",
         highlight=False,
     )
 
@@ -95,12 +104,16 @@ def _numeric(rows: Sequence[Sequence[Any]], place: int) -> bool:
     return all(value is None or isinstance(value, int | float) for value in (row[place] for row in rows))
 
 
-def _cost(study: Study, lab: Lab) -> str:
-    try:
-        whole = cost(study.trials(lab))
-    except GyroscopeError:
-        return "–"
-    return f"{whole.trials}: {whole.words}" if whole.trials else "none"
+def _cost(studies: Sequence[Study], lab: Lab, between: str) -> str:
+    trials: list[Trial] = []
+    for study in studies:
+        try:
+            trials += study.trials(lab)
+        except GyroscopeError:  # it has none of the tasks that were asked for
+            if len(studies) == 1:
+                return "–"
+    whole = cost(trials)
+    return f"{whole.trials}:{between}{whole.words}" if whole.trials else "none"
 
 
 def _console() -> Console:
