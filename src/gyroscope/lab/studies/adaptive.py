@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.studies import paper
 from gyroscope.lab.studies.adaptive_columns import Column, Pair, cells_of, columns, trials_of
@@ -215,14 +217,18 @@ def _par(column: Column, method: Cell, controlled: Cell, decayed: Cell) -> Findi
 
 
 def _panels(rows: list[list[tuple[Column, Cell]]], found: dict[Pair, Cell], heading: str) -> Figure:
+    """Rotation curves: over epochs, or over the share of a training where these last for different numbers of them."""
     from gyroscope.figures import Panel, rotation_panels
 
+    shown = [one for row in rows for one in row]
+    in_epochs = len({len(cell.rotation) for _, cell in shown}) == 1
     panels = []
-    for column, cell in (one for row in rows for one in row):
-        reference = found[column.best].test
-        note = f"{cell.test:.2f} %\n({cell.test - reference:+.2f})"
-        panels.append(Panel(f"{column.task.name}\n{title(cell.recipe)}", cell.rotation, note=note))
-    figure = rotation_panels(panels, columns=max(map(len, rows)), title=heading)
+    for column, cell in shown:
+        accuracy = f"{cell.test:.2f} % ({cell.test - found[column.best].test:+.2f})"
+        x = None if in_epochs else np.linspace(0, 100, len(cell.rotation))
+        panels.append(Panel(f"{column.task.name}\n{title(cell.recipe)}\n{accuracy}", cell.rotation, x))
+    xlabel = "epoch" if in_epochs else "share of the training (%)"
+    figure = rotation_panels(panels, columns=max(map(len, rows)), title=heading, xlabel=xlabel)
     if len(rows) == 1:  # too low for the whole label
         figure.supylabel("rotation (cosine distance)", fontsize=10)
     return figure
