@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import torch
 
 from gyroscope.lab.errors import LabError
+from gyroscope.monitor import Monitor
 
 FILE = "checkpoint.pt"
 
@@ -23,11 +27,14 @@ def save(folder: Path, state: dict[str, Any]) -> None:
     3
     """
     new = folder / f"{FILE}.new"
-    with new.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(folder / FILE)
+    try:
+        with new.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(folder / FILE)
+    except (OSError, RuntimeError) as error:  # torch says the latter of a disk that is full
+        raise LabError(f"{new} cannot be written ({error}); the checkpoint before it, if any, is kept") from error
 
 
 def load(folder: Path, *, key: str) -> dict[str, Any] | None:
@@ -36,6 +43,10 @@ def load(folder: Path, *, key: str) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
+        with ZipFile(path) as file:
+            damaged = file.testzip()  # torch.load does not look at the checksums
+        if damaged is not None:
+            raise ValueError(f"{damaged} in it is damaged")
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         found = state["key"]
     except Exception as error:
@@ -45,3 +56,31 @@ def load(folder: Path, *, key: str) -> dict[str, Any] | None:
     if found != key:
         raise LabError(f"{path} belongs to another trial; delete it to train from the start")
     return state
+
+
+def recorded(monitor: Monitor) -> None:
+    """Return when the run of a monitor is on disk: what it lacks, a training that goes on from here would not add."""
+    try:
+        monitor.flush()
+        if monitor.error is not None:
+            raise monitor.error
+    except Exception as error:
+        raise LabError(f"the run in {monitor.path} cannot be recorded ({type(error).__name__}: {error})") from error
+
+
+@contextmanager
+def resumed(folder: Path) -> Iterator[None]:
+    """Say which checkpoint it is that a training cannot go on from, as one that was written by another version.
+
+    >>> with resumed(Path("runs/a")):
+    ...     {}["epoch"]
+    Traceback (most recent call last):
+    gyroscope.lab.errors.LabError: runs/a/checkpoint.pt cannot be gone on from (KeyError: 'epoch'); delete it to ...
+    """
+    try:
+        yield
+    except Exception as error:
+        raise LabError(
+            f"{folder / FILE} cannot be gone on from ({type(error).__name__}: {error}); delete it to train from the "
+            "start"
+        ) from error

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from math import inf
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -41,6 +42,7 @@ _CAPTURED: dict[str, dict[str, Any]] = {
 _MOMENTUM = ("sgd", "sgd-amom", "rmsprop")
 
 Decayed = Literal["all", "convolutions"]
+Others = Literal["frozen", "inner"]
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Recipe:
     weight_decay: float = 0.0
     momentum: float = 0.0
     nesterov: bool = False
-    others: Literal["frozen", "inner"] = "frozen"
+    others: Others = "frozen"
     scale: float = 1.0
     only: int | None = None
     records: bool = False
@@ -89,12 +91,29 @@ class Recipe:
             raise LabError(f"no optimizer is called {self.optimizer!r}; there are: {', '.join(OPTIMIZERS)}")
         if self.control is not None and self.control not in CONTROLS:
             raise LabError(f"no control is called {self.control!r}; there are: {', '.join(CONTROLS)}, or none")
+        if not 0 <= self.rate < inf or not 0 <= self.weight_decay < inf or not 0 < self.scale < inf:
+            given = f"rate is {self.rate}, weight_decay {self.weight_decay} and scale {self.scale}"
+            raise LabError(f"{given}; finite numbers are accepted, 0 or more, but for a scale above 0")
+        if not -1 <= self.alpha <= 1:
+            raise LabError(f"alpha is {self.alpha}; it can be -1 (only the first layer turns) to 1 (only the last)")
         if self.alpha != 0.0 and self.control is None:
             raise LabError(f"alpha is {self.alpha}, but there is no control that could apply it; give control='layca'")
-        if self.momentum and self.optimizer not in _MOMENTUM:
-            raise LabError(f"{self.optimizer} takes no momentum; these do: {', '.join(_MOMENTUM)}")
+        self._check_momentum()
+        if self.others not in get_args(Others):
+            raise LabError(f"others is {self.others!r}; it can be {' or '.join(map(repr, get_args(Others)))}")
         if self.copies is not None and (self.control != "layca" or not self.copies.records):
             raise LabError("a recipe that copies needs control='layca', and records=True in the recipe that it copies")
+        if self.copies is not None and (self.alpha != 0.0 or self.others != "frozen"):
+            # The rate is 1 then, which is not meant for biases; and the copied rates take the place of alpha's.
+            raise LabError("a recipe that copies turns layers as recorded and nothing else; leave alpha and others out")
+
+    def _check_momentum(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise LabError(f"momentum is {self.momentum}; it can be 0 to below 1")
+        if self.momentum and self.optimizer not in _MOMENTUM:
+            raise LabError(f"{self.optimizer} takes no momentum; these do: {', '.join(_MOMENTUM)}")
+        if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
+            raise LabError("nesterov=True says how the momentum of sgd is applied; give that, optimizer='sgd'")
 
     def make(self, model: nn.Module, *, decayed: Decayed = "all", captured: bool = False) -> Optimizer:
         """Return the optimizer for `model`.
@@ -120,6 +139,24 @@ class Recipe:
         its = [layer for layer in layers(model) if layer.parameter.requires_grad]
         return CONTROLS[self.control](optimizer, its, alpha=self.alpha, others=self.others)
 
+    def set_rate(self, optimizer: Optimizer, multiplier: float) -> None:
+        """Set the rate of what `make` returned to this recipe's, times `multiplier`.
+
+        Not where it copies: what is copied has the schedule in it.
+
+        >>> optimizer = Recipe("SGD", rate=0.5).make(nn.Linear(2, 2))
+        >>> Recipe("SGD", rate=0.5).set_rate(optimizer, 0.1)
+        >>> optimizer.param_groups[0]["lr"]
+        0.05
+        """
+        if self.copies is not None:
+            return
+        for group in optimizer.param_groups:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(self.rate * multiplier)
+            else:
+                group["lr"] = self.rate * multiplier
+
     @property
     def capturable(self) -> bool:
         """Whether a CUDA graph can hold its steps."""
@@ -139,3 +176,16 @@ class Recipe:
 def _inside(optimizer: str) -> dict[str, Any]:
     """What an optimizer inside a control needs: there the kernel of the control reads the rate."""
     return {"capturable": True} if "capturable" in _CAPTURED.get(optimizer, {}) else {}
+
+
+def with_options_of(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """A state to load into `optimizer` with the options that this one has, not those it was saved with.
+
+    The recipe gives both the same, but for where the rate lies: captured steps read it from the device.
+
+    >>> saved = Recipe("SGD", rate=0.5).make(nn.Linear(2, 2)).state_dict()
+    >>> with_options_of(Recipe("SGD", rate=0.1).make(nn.Linear(2, 2)), saved)["param_groups"][0]["lr"]
+    0.1
+    """
+    pairs = zip(state["param_groups"], optimizer.param_groups, strict=True)
+    return state | {"param_groups": [own | {"params": group["params"]} for group, own in pairs]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 
 from gyroscope.lab.errors import LabError
 
@@ -34,11 +34,13 @@ class Schedule:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch < 1:
-            raise LabError(f"a schedule of {self.epochs} epochs in batches of {self.batch}; both can be 1 or more")
+        if not all(type(count) is int and count >= 1 for count in (self.epochs, self.batch)):
+            raise LabError(
+                f"a schedule of {self.epochs} epochs in batches of {self.batch}; both are whole numbers, 1 or more"
+            )
         if not all(0 <= cut <= 1 for cut in self.cuts):
             raise LabError(f"the rate is cut at {self.cuts}; cuts are shares of all epochs, from 0 to 1")
-        if not self.factor > 0 or not self.warmup >= 0:
+        if not 0 < self.factor < inf or not 0 <= self.warmup < inf:
             raise LabError(f"factor is {self.factor} and warmup {self.warmup}; above 0, and 0 or more, are accepted")
 
     @property

@@ -38,8 +38,10 @@ class Tangents:
         return cls(tuple(layer.name for layer in its), table, [layer.parameter for layer in its], replays=False)
 
     @classmethod
-    def replay(cls, optimizer: Layca, rates: Rates, device: torch.device) -> Tangents:
-        """A table to be followed by `optimizer`, whose rates are 1."""
+    def replay(cls, optimizer: Layca, rates: Rates, device: torch.device, *, steps: int = 1) -> Tangents:
+        """A table to be followed by `optimizer`, whose rates are 1, in epochs of so many steps."""
+        if not len(rates.tangents) or len(rates.tangents) % steps:
+            raise LabError(f"the rates to copy are of {len(rates.tangents)} steps; epochs have {steps} here")
         if tuple(rates.layers) != optimizer.layers:
             raise LabError(f"the rates are of the layers {list(rates.layers)}, the model has {list(optimizer.layers)}")
         if not bool(torch.isfinite(rates.tangents).all()):
@@ -73,11 +75,15 @@ class Tangents:
     @property
     def rates(self) -> Rates:
         """What has been recorded so far (waits for the device)."""
-        return Rates(self._names, self._table[: int(self._at)].cpu())
+        return Rates(self._names, self._so_far())
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"at": int(self._at), "table": None if self._replays else self._table[: int(self._at)].cpu()}
+        return {"at": int(self._at), "table": None if self._replays else self._so_far()}
+
+    def _so_far(self) -> Tensor:
+        # A copy: a file of a part of a tensor would hold all of it.
+        return self._table[: int(self._at)].clone().cpu()
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""

@@ -10,6 +10,8 @@ from torch import nn
 from gyroscope.lab import models
 from gyroscope.lab.data.augment import Augmentation
 from gyroscope.lab.data.source import Source
+from gyroscope.lab.data.split import Split
+from gyroscope.lab.errors import LabError
 from gyroscope.lab.recipe import Decayed
 from gyroscope.lab.schedule import Schedule
 
@@ -45,6 +47,22 @@ class Task:
     tests: Literal["last", "best"] = "last"
     stop_at: float | None = None
     fails: tuple[int, float] | None = None
+
+    def check(self, split: Split) -> None:
+        """Refuse data that this task cannot be learned from.
+
+        >>> task = Task("digits", Source("digits"), "digits-cnn", tests="best")
+        >>> task.check(Source("digits").load())
+        Traceback (most recent call last):
+        gyroscope.lab.errors.LabError: digits tests the weights of the best validation accuracy, but no examples are ...
+        """
+        if not len(split.y_train):
+            raise LabError(f"{self.name} has no examples to train on")
+        if self.tests == "best" and split.x_val is None:
+            raise LabError(
+                f"{self.name} tests the weights of the best validation accuracy, but no examples are held out; hold "
+                "some out (validation=0.1), or test the last weights: tests='last'"
+            )
 
     def network(self, seed: int) -> nn.Module:
         """The network as it starts from `seed`."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,9 +17,12 @@ from gyroscope.control import Layca
 from gyroscope.control.rates import Rates
 from gyroscope.lab import checkpoint
 from gyroscope.lab.data.split import Split
+from gyroscope.lab.ends import why_end
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.feed import Feed
 from gyroscope.lab.gauge import Gauge, Reading, correct
+from gyroscope.lab.own import Own
+from gyroscope.lab.recipe import with_options_of
 from gyroscope.lab.result import Result
 from gyroscope.lab.tangents import Tangents
 from gyroscope.lab.trial import Trial
@@ -36,7 +38,7 @@ def train(
     trial: Trial,
     split: Split,
     *,
-    folder: Path | None = None,
+    folder: Path | str | None = None,
     device: str = "cpu",
     rates: Rates | None = None,
     save_every: float = 30.0,
@@ -96,13 +98,15 @@ class Training:
         trial: Trial,
         split: Split,
         *,
-        folder: Path | None = None,
+        folder: Path | str | None = None,
         device: str | torch.device = "cpu",
         rates: Rates | None = None,
         save_every: float = 30.0,
         captured: bool = False,
     ) -> None:
-        self.trial, self.folder, self.device = trial, folder, torch.device(device)
+        trial.task.check(split)
+        self.trial, self.device = trial, torch.device(device)
+        self.folder = None if folder is None else Path(folder)
         self.split = split.to(self.device)
         self.model = self._placed(trial.network())
         self.forward: Callable[[Tensor], Tensor] = self.model
@@ -115,19 +119,22 @@ class Training:
         self.steps = schedule.steps(len(split.y_train))
         self.epoch = 0
         self.ended: str | None = None
+        self._own = Own(self.device, seed=trial.seed, rank=self.rank, tf32=trial.precision != "float32")
         self.gauge = Gauge(self.model)
         self.loss: list[float] = []
         self.accuracy: list[float] = []
         self.validation: list[float] = []
         self._sums = torch.zeros(2, dtype=torch.float64, device=self.device)
-        self.rotation, self.norms = [[0.0] * len(self.gauge.names)], self._lengths()
+        self.rotation, self.norms = [[0.0] * len(self.gauge.names)], [self.gauge.read()[:, 1].tolist()]
         self._best: tuple[float, int, dict[str, Tensor]] | None = None
         self._began, self._before, self._saved = time.perf_counter(), 0.0, time.perf_counter()
         self._save_every = save_every
+        self._copied: int | None = None
         self._tangents = self._table(rates, schedule.epochs * self.steps)
-        state = None if folder is None else self._found(folder)
-        if state is not None:
-            self._load(state)
+        state = None if self.folder is None else self._found(self.folder)
+        if state is not None and self.folder is not None:
+            with checkpoint.resumed(self.folder):
+                self._load(state)
         self.monitor = self._watched(state)
 
     def _placed(self, model: nn.Module) -> nn.Module:
@@ -144,7 +151,8 @@ class Training:
         if recipe.copies is not None:
             if rates is None or not isinstance(self.optimizer, Layca):
                 raise LabError(f"{recipe.name} copies the rates of {recipe.copies.name}; give them: rates=...")
-            return Tangents.replay(self.optimizer, rates, self.device)
+            self._copied = len(rates.tangents) // self.steps
+            return Tangents.replay(self.optimizer, rates, self.device, steps=self.steps)
         return Tangents.blank(self.model, steps, self.device) if recipe.records else None
 
     def _watched(self, state: dict[str, Any] | None) -> Monitor | None:
@@ -157,8 +165,13 @@ class Training:
             self.model, self.optimizer, self.folder, every=every, budget=None, detail_every=10 * every,
             activations=self.device.type != "cuda", meta={"trial": self.trial.description},
         )  # fmt: skip
-        if state is not None and state["monitor"] is not None:
-            monitor.load_state_dict(state["monitor"])
+        try:
+            if state is not None:
+                with checkpoint.resumed(self.folder):
+                    monitor.load_state_dict(state["monitor"])
+        except BaseException:
+            monitor.close()
+            raise
         return monitor
 
     def proceed(self, on_epoch: Callable[[Training], None] = lambda training: None) -> Iterator[None]:
@@ -170,10 +183,12 @@ class Training:
             self._sums.zero_()
             for step, count in enumerate(schedule.batches(len(self.split.y_train))):
                 if step == 0 or self.epoch < schedule.warmup:
-                    self._set_rate(schedule.multiplier(self.epoch, step / self.steps))
-                self.step(count)
+                    self.trial.recipe.set_rate(self.optimizer, schedule.multiplier(self.epoch, step / self.steps))
+                with self._own.turn():
+                    self.step(count)
                 yield
-            reading = self._read()
+            with self._own.turn():
+                reading = self._read()
             while not reading.ready:
                 yield
             self._close_epoch(reading.numbers())
@@ -204,19 +219,6 @@ class Training:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
-    def _set_rate(self, multiplier: float) -> None:
-        recipe = self.trial.recipe
-        if recipe.copies is not None:  # what is copied has the schedule in it
-            return
-        for group in self.optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(recipe.rate * multiplier)
-            else:
-                group["lr"] = recipe.rate * multiplier
-
-    def _lengths(self) -> list[list[float]]:
-        return [self.gauge.read()[:, 1].tolist()]
-
     def _evaluated(self, x: Tensor, y: Tensor) -> Tensor:
         self.model.eval()
         with self._autocast():
@@ -243,38 +245,35 @@ class Training:
             told["validation_accuracy"] = numbers[-1]
         if self.monitor is not None:
             self.monitor.log(told)
-        if (
-            self.trial.task.tests == "best"
-            and self.validation
-            and (self._best is None or self.validation[-1] > self._best[0])
-        ):
-            weights = {name: value.clone() for name, value in self.model.state_dict().items()}
-            self._best = (self.validation[-1], self.epoch, weights)
-        self.ended = self._why_end()
+        if self.trial.task.tests == "best" and (self._best is None or self.validation[-1] > self._best[0]):
+            self._best = (self.validation[-1], self.epoch, self._copy())
+        self.ended = why_end(self.trial.task, loss=self.loss, accuracy=self.accuracy, copied=self._copied)
         if self.ended is not None and self.monitor is not None:
             self.monitor.note(self.ended)
         self._save_in_time()
 
-    def _why_end(self) -> str | None:
-        task, loss = self.trial.task, self.loss
-        if not isfinite(loss[-1]):
-            return f"diverged: the loss is {loss[-1]} in epoch {self.epoch}; lower the rate"
-        if task.stop_at is not None and loss[-1] <= task.stop_at:
-            return f"the loss has reached {task.stop_at:g} in epoch {self.epoch}"
-        if task.stop_at is not None and len(loss) >= 3 and len(set(loss[-3:])) == 1:
-            return f"the loss has not changed for three epochs, in epoch {self.epoch}"
-        if task.fails is not None and self.epoch == task.fails[0] + 1 and self.accuracy[-1] <= task.fails[1]:
-            return f"does not learn: the training accuracy is {self.accuracy[-1]:.3f} in epoch {self.epoch}"
-        return None
+    def _copy(self) -> dict[str, Tensor]:
+        return {name: value.clone() for name, value in self.model.state_dict().items()}
+
+    @contextmanager
+    def _tested(self) -> Iterator[int]:
+        """The weights that are to be tested, in place of the last ones; gives their epoch."""
+        if self._best is None:
+            yield self.epoch
+            return
+        last = self._copy()
+        self.model.load_state_dict(self._best[2])
+        try:
+            yield self._best[1]
+        finally:
+            self.model.load_state_dict(last)
 
     def finish(self) -> Result:
         """Test, and return the result; it is kept in the folder."""
-        split, tested = self.split, self.epoch
-        if self._best is not None:
-            _, tested, weights = self._best
-            self.model.load_state_dict(weights)
-        trained = float(self._evaluated(split.x_train, split.y_train))
-        test = float(self._evaluated(split.x_test, split.y_test))
+        split = self.split
+        with self._tested() as tested, self._own.turn():
+            trained = float(self._evaluated(split.x_train, split.y_train))
+            test = float(self._evaluated(split.x_test, split.y_test))
         result = Result(
             trained, test, loss=self.loss, layers=self.gauge.names, rotation=self.rotation, accuracy=self.accuracy,
             validation=self.validation, norms=self.norms, tested=tested, ended=self.ended,
@@ -283,7 +282,9 @@ class Training:
         if self.monitor is not None and self.folder is not None:
             self.monitor.log(train_accuracy=trained, test_accuracy=test)
             self.close()
-            self._keep(self.folder, result)
+            checkpoint.recorded(self.monitor)
+            with self._tested():
+                self._keep(self.folder, result)
         return result
 
     def _keep(self, folder: Path, result: Result) -> None:
@@ -310,6 +311,8 @@ class Training:
     def save(self) -> None:
         """Save everything that the rest of the training depends on."""
         assert self.folder is not None
+        if self.monitor is not None:
+            checkpoint.recorded(self.monitor)
         checkpoint.save(self.folder, self._state())
         self._saved = time.perf_counter()
 
@@ -324,8 +327,7 @@ class Training:
             "initial": self.gauge.initial,
             "best": None if self._best is None else list(self._best),
             "order": self.feed.generator.get_state(),
-            "random": torch.get_rng_state(),
-            "random_cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            **self._own.state(),
             "tangents": None if self._tangents is None else self._tangents.state(),
             "monitor": None if self.monitor is None else self.monitor.state_dict(),
             "seconds": self._before + time.perf_counter() - self._began,
@@ -335,16 +337,14 @@ class Training:
         self.epoch, self.ended = state["epoch"], state["ended"]
         self.loss, self.accuracy, self.validation, self.rotation, self.norms = state["curves"]
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(with_options_of(self.optimizer, state["optimizer"]))
         for there, saved in zip(self.gauge.initial, state["initial"], strict=True):
             there.copy_(saved)
         if state["best"] is not None:
             score, epoch, weights = state["best"]
             self._best = (score, epoch, {name: value.to(self.device) for name, value in weights.items()})
         self.feed.generator.set_state(state["order"])
-        torch.set_rng_state(state["random"])
-        if state["random_cuda"] is not None:
-            torch.cuda.set_rng_state(state["random_cuda"], self.device)
+        self._own.load(state)
         if self._tangents is not None:
             self._tangents.load(state["tangents"])
         self._before = state["seconds"]
