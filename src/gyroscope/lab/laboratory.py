@@ -48,6 +48,7 @@ class Lab:
         jobs: how many at a time.
         only: the tasks to take of those that a study has; all, unless given.
         precision: of the trials; bf16 on a GPU and float32 on a CPU, unless given.
+        known: conclude from what the archive holds, and train nothing.
         on_note: called as each training ends an epoch.
         on_begin: called with the trials that are about to be run.
         on_done: called as each ends.
@@ -60,6 +61,7 @@ class Lab:
     jobs: int | None = None
     only: tuple[str, ...] = ()
     precision: Precision | None = None
+    known: bool = False
     on_note: Callable[[Note], None] = lambda note: None
     on_begin: Callable[[Sequence[Trial]], None] = lambda trials: None
     on_done: Callable[[Trial, Result], None] = lambda trial, result: None
@@ -105,12 +107,25 @@ class Lab:
         precision: Precision = self.precision or ("bf16" if torch.cuda.is_available() else "float32")
         return replace(trial, precision=precision)
 
+    def held(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Those of the trials that a study is to conclude from: all, or with `known` those that have a result."""
+        return [one for one in trials if not self.known or self.archive.result(self.trial(one)) is not None]
+
     def run(self, trials: Sequence[Trial]) -> list[Result]:
         """Return the result of each trial, in order; those that are known are not run again."""
         mine = [self.trial(trial) for trial in trials]
         missing = self.archive.missing(mine)
+        if self.known:  # what a known trial was copied from is not asked for
+            missing = [trial for trial in mine if self.archive.result(trial) is None]
+        if missing and self.known:
+            raise LabError(
+                f"{len(missing)} of {len(mine)} trainings are not in {self.archive.root}, such as {missing[0].slug}, and "
+                "what is shown cannot do without; let them be trained (leave --known out)"
+            )
         if missing:
             self.on_begin(missing)
+        if self.known:
+            return [result for trial in mine if (result := self.archive.result(trial)) is not None]
         return run_trials(
             mine,
             self.archive,

@@ -92,8 +92,8 @@ def table2(lab: Lab) -> Report:
     rows = _rows(lab, columns(lab))
     found = []
     for row in rows:
-        told = paper.TRAIN_LAYCA.get(row[0].task.name, (None,) * len(row))
-        lines = tuple((cell.recipe.name, cell.train, number) for cell, number in zip(row, told, strict=True))
+        told = dict(zip(COLUMNS, paper.TRAIN_LAYCA.get(row[0].task.name, ()), strict=False))
+        lines = tuple((cell.recipe.name, cell.train, told.get(cell.recipe)) for cell in row)
         found.append(Table(row[0].task.name, ("configuration", "train % here", "paper"), lines))
     learned = [cell for row in rows for cell in row if cell.learned]
     all_of = f"{len(learned)} of {sum(map(len, rows))}"
@@ -132,6 +132,8 @@ def _accuracies(row: list[Cell]) -> Table:
 
 def _findings(row: list[Cell]) -> list[Finding]:
     name = row[0].task.name
+    if len(row) < len(COLUMNS):
+        return []
     first, last, slow, _, best = row
     worst = min(row, key=lambda cell: cell.test)
     return [

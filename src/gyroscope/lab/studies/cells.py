@@ -112,7 +112,8 @@ class Cell:
 def cells(lab: Lab, trials: Sequence[Trial]) -> list[Cell]:
     """Run the trials that are not known yet, and put those that differ in their seed alone together, in order."""
     found: dict[tuple[Task, Recipe], list[Result]] = {}
-    for trial, result in zip(trials, lab.run(trials), strict=True):
+    held = lab.held(trials)
+    for trial, result in zip(held, lab.run(held), strict=True):
         found.setdefault((trial.task, trial.recipe), []).append(result)
     return [Cell(task, recipe, tuple(results)) for (task, recipe), results in found.items()]
 

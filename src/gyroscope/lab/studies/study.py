@@ -102,7 +102,7 @@ class Study:
 
     def run(self, lab: Lab) -> Report:
         """Train what is not known yet, and conclude."""
-        lab.run(self.trials(lab))
+        lab.run(lab.held(self.trials(lab)))
         return self.conclude(lab)
 
     def save(self, lab: Lab, report: Report, out: Path | str) -> list[Path]:
