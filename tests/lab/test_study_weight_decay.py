@@ -142,6 +142,11 @@ def test_the_speed_figure_has_a_column_a_task_without_decay_above_with(tmp_path)
     assert ["L2" in title for title in titles] == [False] * 5 + [True] * 5
 
 
+def test_tables_of_training_accuracies_have_that_of_the_last_epoch_beside_the_papers(tmp_path):
+    lab = MadeLab(Archive(tmp_path), "full", make=lambda trial: made(trial, train=0.9, accuracy=[0.1, 0.4], epochs=2))
+    assert [row[1:] for row in TABLE4.run(lab).tables[0].rows] == [(40.0, 100.0, 90.0)] * 5
+
+
 @pytest.mark.parametrize("study", [TABLE4, SPEED3], ids=["table 4", "speed table 3"])
 def test_tables_of_training_accuracies_have_those_of_the_archive(lab, study):
     results = [raw(lab, trial) for trial in study.trials(lab) if not trial.recipe.control]
