@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+import torch
 
 import two_ranks
-from lab.lab_ranks import CLAIMS, rank
+from gyroscope.lab import ranks
+from gyroscope.lab.archive import Archive
+from gyroscope.lab.errors import LabError
+from gyroscope.lab.recipe import Recipe
+from gyroscope.lab.run_one import run_one
+from gyroscope.lab.tasks import task
+from gyroscope.lab.trial import Trial
+from lab.lab_ranks import CLAIMS, assert_same, rank
 
 
 @pytest.fixture(scope="module")
@@ -16,3 +29,66 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], str]:
 @pytest.mark.parametrize("claim", [claim.__name__ for claim in CLAIMS])
 def test_two_ranks_agree_that(claim: str, outcome: tuple[list[str], str]) -> None:
     two_ranks.assert_held(claim, CLAIMS, outcome)
+
+
+ONE_LAYER = ["digits-one-layer", "--epochs", "2", "--rate", "0.03"]
+
+
+def trained(archive: Path) -> None:
+    """The archive holds what `ONE_LAYER` asks for, and it is what one process gives."""
+    trial = Trial(task("digits-one-layer").lasting(2), Recipe("Layca", 0.03, control="layca"))
+    result = Archive(archive).result(trial)
+    assert result is not None
+    assert_same(result, run_one(trial, Archive(archive.with_name("alone"))))
+
+
+def test_the_command_trains_on_the_processes_that_torchrun_starts(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    asked = ["-m", "gyroscope.lab.ranks", *ONE_LAYER, "--parallel", "fsdp", "--archive", str(tmp_path / "archive")]
+    found = subprocess.run([*torchrun, *asked], capture_output=True, text=True, timeout=300, check=False)
+    assert found.returncode == 0, found.stderr
+    first, second = found.stdout.splitlines()
+    assert first.startswith("digits-one-layer, layca 0.03, on 2 processes: train ")
+    assert second.startswith(f"The run is {tmp_path / 'archive'}")
+    trained(tmp_path / "archive")
+
+
+def test_a_group_of_one_trains_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", port), ("WORLD_SIZE", 1), ("RANK", 0)):
+        monkeypatch.setenv(name, str(value))
+    ranks.main([*ONE_LAYER, "--device", "cpu", "--archive", str(tmp_path / "archive")])
+    assert "on 1 processes: train" in capsys.readouterr().out
+    assert not torch.distributed.is_initialized()
+    trained(tmp_path / "archive")
+
+
+def test_a_command_that_torchrun_did_not_start_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(SystemExit) as end:
+        ranks.main(["digits", "--device", "cpu"])
+    assert end.value.code == 2
+    assert "start with torchrun --nproc-per-node 2" in capsys.readouterr().err
+
+
+def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", str(torch.cuda.device_count()))
+    with (
+        pytest.raises(LabError, match=r"has no GPU of its own; torch sees \d+: start as many"),
+        ranks.process_group(cuda=True),
+    ):
+        pass
+
+
+def test_torchrun_is_known_by_what_it_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert ranks.started_by_torchrun()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert not ranks.started_by_torchrun()

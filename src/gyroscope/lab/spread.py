@@ -61,6 +61,8 @@ class Spread(Training):
 
     Two things are not the same. Batch normalization takes the statistics of a rank's share, not of the batch, and those
     of rank 0 are evaluated and kept. Dropout leaves out other activations on every rank, and others than one process.
+    A trial's key knows nothing of ranks, so keep the results of such networks in an archive of their own; every run
+    notes on how many it was trained.
 
     Args:
         parallel: "ddp": every rank has all weights, and gradients are averaged (`DistributedDataParallel`); "fsdp":
@@ -84,6 +86,8 @@ class Spread(Training):
         if parallel == "ddp":
             index = [self.device] if self.device.type == "cuda" else None
             self.forward = nn.parallel.DistributedDataParallel(self.model, device_ids=index)
+        if self.monitor is not None:
+            self.monitor.note(f"divided among {self.ranks} processes ({parallel})")
         # Every process begins with the same random numbers, and ranks would leave out the same activations.
         if self.rank > 0:
             torch.manual_seed((trial.seed * 1_000_003 + self.epoch) * 1_000_003 + self.rank)
