@@ -119,8 +119,8 @@ class Lab:
             missing = [trial for trial in mine if self.archive.result(trial) is None]
         if missing and self.known:
             raise LabError(
-                f"{len(missing)} of {len(mine)} trainings are not in {self.archive.root}, such as {missing[0].slug}, and "
-                "what is shown cannot do without; let them be trained (leave --known out)"
+                f"{len(missing)} of {len(mine)} trainings are not in {self.archive.root}, such as {missing[0].slug}, "
+                "and the study cannot do without; let them be trained (leave --known out)"
             )
         if missing:
             self.on_begin(missing)

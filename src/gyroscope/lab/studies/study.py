@@ -128,14 +128,22 @@ class Study:
             "torch": torch.__version__,
             "python": platform.python_version(),
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+            "not_trained": self.not_trained(lab),
             "findings": [{**asdict(finding), "verdict": finding.verdict} for finding in report.findings],
             "tables": [clean(asdict(table)) for table in report.tables],
             "numbers": clean(report.numbers),
         }
 
+    def not_trained(self, lab: Lab) -> list[str]:
+        """What the paper has and a laboratory that shows what is known has not: names of tasks and recipes."""
+        held = lab.held(trials := self.trials(lab))
+        return [f"{one.task.name}: {one.recipe.name}" for one in trials if one not in held]
+
     def page(self, lab: Lab, report: Report) -> str:
         """The report as a Markdown page."""
         parts = [f"# {self.name}\n\n{self.title}\n\nScale: {lab.scale}. Every number is in `result.json`."]
+        if missing := self.not_trained(lab):
+            parts.append(f"Shown in part: {len(missing)} trainings are not there yet ({'; '.join(missing)}).")
         if report.findings:
             columns = ("the paper says", "paper", "here", "")
             rows = tuple((one.says, one.paper, one.here, one.verdict) for one in report.findings)
