@@ -186,6 +186,54 @@ def conditioning(name: str) -> list[str]:
     return [*rows, "", *table("peak memory, in gradients", held), "", below]
 
 
+def population() -> list[str]:
+    """Seconds that a training of C10-CNN1 takes, by how its steps are run and how many share the GPU."""
+    result = load("population_cuda")
+    found, e = result["c10-cnn1"], result["environment"]
+    sizes = sorted({one["trials"] for one in found.values()})
+    ways = list(dict.fromkeys(name.split(", ")[0] for name in found))
+    head = "| seconds for 100 epochs of C10-CNN1, trainings at once: | " + " | ".join(map(str, sizes)) + " |"
+    rows = [f"{e['gpu']}; torch {e['torch']}. `{result['command']}`", "", head, "|---" * (len(sizes) + 1) + "|"]
+    for way in ways:
+        cells = [found.get(f"{way}, {size}") for size in sizes]
+        rows.append(
+            f"| {way} | " + " | ".join("" if c is None else f"{c['seconds_per_run']:.1f}" for c in cells) + " |"
+        )
+    if "c10-resnet110" in result:
+        steps = {name: one["step_ms"] for name, one in result["c10-resnet110"].items()}
+        rows += ["", "ResNet-110, milliseconds a step: " + ", ".join(f"{k} {v:.2f}" for k, v in steps.items()) + "."]
+    if "note" in result:
+        rows += ["", f"({result['note']})"]
+    return rows
+
+
+RESULTS = HERE.parent / "results"
+
+
+def trained(task: str) -> list[str]:
+    """Every training of a task at full scale that is kept, beside the paper's test accuracy."""
+    from gyroscope.lab.studies.paper import told
+
+    rows = [
+        "| | test % here | paper | difference | train % | epochs | mean rotation |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    found = [json.loads(path.read_text()) for path in sorted((RESULTS / "runs" / task).glob("*/result.json"))]
+    for one in sorted(found, key=lambda one: _order(one["trial"]["recipe"])):
+        name, result = one["trial"]["recipe"]["name"], one["result"]
+        test, paper = 100 * result["test_accuracy"], told(task, name)
+        beside = ["", ""] if paper is None else [f"{paper:.2f}", f"{test - paper:+.2f}"]
+        turned = sum(result["rotation"][-1]) / len(result["layers"])
+        cells = [name, f"{test:.2f}", *beside, f"{100 * result['train_accuracy']:.2f}", str(len(result["loss"]))]
+        rows.append("| " + " | ".join([*cells, f"{turned:.2f}"]) + " |")
+    return rows
+
+
+def _order(recipe: dict[str, Any]) -> tuple[bool, bool, str, float, float]:
+    plain = recipe["optimizer"] == "sgd"
+    return (recipe["control"] != "layca", not plain, recipe["name"].split()[0], recipe["alpha"], recipe["rate"])
+
+
 def demo() -> list[str]:
     """The demo's table, with the rotations of all layers."""
     result = load("demo_cpu")
@@ -212,8 +260,9 @@ def pages() -> dict[str, dict[str, list[str]]]:
             "measuring h200": measuring("monitor_cost_cuda"),
             "measuring cpu": measuring("monitor_cost_cpu"),
             **{table: conditioning(name) for table, name in measured.items()},
+            "population": population(),
         },
-        "results.md": {"demo": demo()},
+        "results.md": {"demo": demo(), "c10-cnn1": trained("c10-cnn1")},
     }
 
 

@@ -87,3 +87,28 @@ def absolute(task: str, difference: float | None) -> float | None:
     88.15
     """
     return None if difference is None or task not in REFERENCE else REFERENCE[task] + difference
+
+
+def told(task: str, recipe: str) -> float | None:
+    """The paper's test accuracy for a recipe by its name, None where it has none.
+
+    >>> told("c10-cnn1", "Layca 3^-4"), told("c10-cnn1", "Layca 3^-3, alpha +0.6"), told("c10-cnn1", "LARS 3^-3")
+    (86.04, 68.67, 88.51)
+    >>> [round(told("c10-cnn1", name), 2) for name in ("SGD 3^-1", "SGD + L2", "RMSprop", "RMSprop-Layca 3^-3")]
+    [79.68, 88.15, 84.87, 88.25]
+    """
+    kind, _, rest = recipe.partition(" ")
+    if "alpha" in rest:
+        return by_alpha(task, float(rest.split()[-1]))
+    if recipe == "SGD + L2":
+        return absolute(task, WEIGHT_DECAY.get(task))
+    if kind == "LARS":
+        return LARS.get(task)
+    power = rest.removeprefix("3^")
+    if kind == "Layca":
+        return by_rate(task, int(power)) if power.lstrip("-").isdigit() else None
+    if kind == "SGD":
+        return absolute(task, SGD_RATES.get(task, {}).get(int(power)))
+    if kind.endswith("-Layca"):
+        return absolute(task, ADAPTIVE_LAYCA.get(task))
+    return absolute(task, ADAPTIVE.get(task)) if kind in ("RMSprop", "Adam", "Adagrad") else None
