@@ -77,6 +77,12 @@ def follow(trial: Trial, split: Split, *, every: int, samples: int, device: str 
         every: epochs from one measurement to the next.
         samples: how many test examples to look at, the first ones.
         device: what to train on.
+
+    >>> from gyroscope.lab.recipe import Recipe
+    >>> from gyroscope.lab.tasks import task
+    >>> digits = task("digits-one-layer").lasting(2)
+    >>> follow(Trial(digits, Recipe("SGD", 1.0, only=0)), digits.source.load(), every=1, samples=50).epochs
+    [0, 1, 2]
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
