@@ -256,15 +256,9 @@ def _draw(found: Sequence[Tuned]) -> Figure:
             if there:
                 ax.plot(list(there), list(there.values()), "s--", color="0.6", markersize=4, label="paper")
                 ax.legend(fontsize=8)
-        for alpha, test in tests.items():
-            label = f"$3^{{{one.power(alpha):g}}}$"
-            left.annotate(label, (alpha, test), textcoords="offset points", xytext=(0, 6), ha="center", fontsize=8)
-        # Both, since the axis is one: room for what stands above the points.
-        left.margins(y=0.2)
-        right.margins(y=0.2)
         right.set_xscale("log", base=3)
         left.set_ylabel(f"{name}\ntest accuracy (%)", fontsize=9)
-        left.set_xlabel("α, its best ρ(0) at each point", fontsize=9)
+        left.set_xlabel("α, at its best ρ(0)", fontsize=9)
         right.set_xlabel("ρ(0) at α = 0", fontsize=9)
     return figure
 
