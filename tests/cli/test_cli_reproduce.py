@@ -247,3 +247,8 @@ def test_numbers_are_printed_and_what_there_is_not_is_a_dash(monkeypatch):
         ["a", "1.50"],
         ["b", "–"],
     ]
+
+
+@pytest.mark.parametrize("command", [["data", "get"], ["data", "list"], ["train"], ["compare"], ["show"], ["demo"]])
+def test_the_commands_that_messages_name_are_there(command):
+    assert CliRunner().invoke(app, [*command, "--help"]).exit_code == 0
