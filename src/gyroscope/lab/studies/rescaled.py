@@ -16,13 +16,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.studies.cells import Cell, cells
 from gyroscope.lab.studies.recipes import layca, over_seeds, sgd
 from gyroscope.lab.studies.study import Finding, Report, Study, Table
+from gyroscope.lab.studies.tuned_rates import validation
 from gyroscope.lab.task import Task
 from gyroscope.lab.trial import Trial
 
@@ -108,18 +107,22 @@ def figure7(lab: Lab) -> Report:
 
 
 def best(line: Mapping[int, Cell]) -> int:
-    """The power of the best rate, by accuracy on validation data; of equals, the lowest."""
-    return max(sorted(line), key=lambda power: _validation(line[power]))
+    """The power of the best rate, by accuracy on validation data; of equals, the lowest.
+
+    >>> from gyroscope.lab.result import Result
+    >>> from gyroscope.lab.tasks import task
+    >>> tests = {-3: 0.90, -2: 0.95}
+    >>> made = {power: Result(1.0, test, loss=[], layers=[], rotation=[[]]) for power, test in tests.items()}
+    >>> best({power: Cell(task("digits"), layca(power), (result,)) for power, result in made.items()})
+    -2
+    """
+    return max(sorted(line), key=lambda power: validation(line[power]))
 
 
 def regret(lines: Mapping[int, Mapping[int, Cell]]) -> float:
     """What it costs at most, in points of test accuracy, to take the best rate of one f for another."""
     bests = {factor: best(line) for factor, line in lines.items()}
     return max(line[bests[f]].test - line[power].test for f, line in lines.items() for power in bests.values())
-
-
-def _validation(cell: Cell) -> float:
-    return float(np.mean([result.best_validation for result in cell.results]))
 
 
 def _table(task: Task, lines: Lines) -> Table:

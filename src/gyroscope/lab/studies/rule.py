@@ -149,7 +149,15 @@ def correlations(row: Row) -> Correlations:
 
 
 def least(cell: Cell) -> float:
-    """The final rotation of the least rotated layer."""
+    """The final rotation of the least rotated layer.
+
+    >>> from gyroscope.lab.recipe import Recipe
+    >>> from gyroscope.lab.result import Result
+    >>> from gyroscope.lab.tasks import task
+    >>> result = Result(1.0, 0.9, loss=[0.1], layers=["a", "b"], rotation=[[0.0, 0.0], [0.4, 0.2]])
+    >>> least(Cell(task("digits"), Recipe("SGD", 0.1), (result,)))
+    0.2
+    """
     return float(np.min(cell.final_rotation))
 
 

@@ -74,12 +74,22 @@ class Tuned:
 
 
 def alphas(lab: Lab) -> tuple[float, ...]:
-    """The α of figure 2a; below full scale fewer of them."""
+    """The α of figure 2a; below full scale fewer of them.
+
+    >>> from gyroscope.lab.archive import Archive
+    >>> len(alphas(Lab(Archive("runs"), "full"))), alphas(Lab(Archive("runs")))
+    (13, (-0.6, 0.0, 0.6))
+    """
     return {"smoke": (-0.6, 0.0, 0.6), "small": (-0.8, -0.6, -0.3, 0.0, 0.3, 0.6, 0.8), "full": ALPHAS}[lab.scale]
 
 
 def powers(lab: Lab) -> tuple[int, ...]:
-    """The log₃ ρ(0) of figure 2a at α = 0."""
+    """The log₃ ρ(0) of figure 2a at α = 0.
+
+    >>> from gyroscope.lab.archive import Archive
+    >>> powers(Lab(Archive("runs"), "full"))
+    (-7, -6, -5, -4, -3, -2, -1, 0)
+    """
     return (-7, -5, -4, -3, -2) if lab.scale == "smoke" else POWERS
 
 
@@ -110,7 +120,14 @@ def tuned(lab: Lab) -> list[Tuned]:
 
 
 def validation(cell: Cell) -> float:
-    """What chooses: the best validation accuracy, in percent, the mean over seeds; none is below 0."""
+    """What chooses: the best validation accuracy, in percent, the mean over seeds; 0 where that is no number.
+
+    >>> from gyroscope.lab.result import Result
+    >>> from gyroscope.lab.tasks import task
+    >>> result = Result(1.0, 0.5, loss=[0.1], layers=["a"], rotation=[[0.0], [0.2]], validation=[0.75, 0.625])
+    >>> validation(Cell(task("digits"), layca(-3), (result,)))
+    75.0
+    """
     value = float(np.mean([100 * result.best_validation for result in cell.results]))
     return 0.0 if isnan(value) else value
 
