@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from gyroscope.control.rates import Rates
-from gyroscope.errors import StoreError
+from gyroscope.errors import ControlError, StoreError
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.result import Result
 from gyroscope.lab.training import RATES, WEIGHTS
-from gyroscope.lab.trial import Trial
-from gyroscope.store.lock import Lock
+from gyroscope.lab.trial import Trial, describes, file_name
+from gyroscope.store.lock import Lock, is_held
 
 
 class Archive:
@@ -44,7 +44,7 @@ class Archive:
 
     def folder(self, trial: Trial) -> Path:
         """The folder of a trial, whatever name it was run under."""
-        own = self.root / trial.task.name / trial.slug
+        own = self.root / file_name(trial.task.name) / trial.slug
         if own.exists():
             return own
         return next(iter(sorted(self.root.glob(f"*/*-{trial.key[:8]}"))), own)
@@ -54,26 +54,33 @@ class Archive:
         path = self.folder(trial) / "result.json"
         try:
             content = json.loads(path.read_text())
-            return Result.from_json(content["result"], path)
+            described, result = content["trial"], Result.from_json(content["result"], path)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise LabError(f"{path} cannot be read ({error}); delete it to run the trial again") from error
+        except (OSError, ValueError, KeyError, TypeError, LabError) as error:
+            said = str(error) if isinstance(error, LabError) else f"{path} cannot be read ({error})"
+            raise LabError(f"{said}; delete it to run the trial again") from error
+        if not describes(described, trial):
+            raise LabError(f"{path} holds the result of another trial; move it elsewhere to run this one")
+        return result
 
     def missing(self, trials: Sequence[Trial]) -> list[Trial]:
         """The trials without a result, each once, and each after the one whose rates it copies."""
         wanted: dict[str, Trial] = {}
         for trial in trials:
-            for one in (trial.source, trial):
-                if one is not None:
-                    wanted.setdefault(one.key, one)
-        return [trial for trial in wanted.values() if self.result(trial) is None]
+            if trial.key not in wanted and self.result(trial) is None:
+                wanted |= {one.key: one for one in trial.lineage[:-1] if self.result(one) is None} | {trial.key: trial}
+        return list(wanted.values())
 
     def rates(self, trial: Trial) -> Rates | None:
         """What a trial that copies is to copy; None for others."""
         if trial.source is None:
             return None
-        return Rates.load(self.folder(trial.source) / RATES)
+        where = self.folder(trial.source)
+        try:
+            return Rates.load(where / RATES)
+        except ControlError as error:
+            raise LabError(f"{error} Delete {where} to run {trial.source.recipe.name} again") from error
 
     def weights(self, trial: Trial) -> dict[str, dict[str, Tensor]]:
         """What a trial with `keeps` kept: the weights of its layers at the start ("initial"), and all as "tested"."""
@@ -89,16 +96,25 @@ class Archive:
     @contextmanager
     def claimed(self, trial: Trial, *, on_wait: Callable[[], None] = lambda: None) -> Iterator[Path]:
         """A trial's folder, held alone: whoever else wants to run the trial waits, and then finds its result."""
+        while True:
+            with self.claimed_if_free(trial) as folder:
+                if folder is not None:
+                    yield folder
+                    return
+            on_wait()
+            time.sleep(0.5)
+
+    @contextmanager
+    def claimed_if_free(self, trial: Trial) -> Iterator[Path | None]:
+        """The same for those who cannot wait, because they hold others: None if somebody else holds it."""
         claim = self.root / ".claims" / trial.key[:16]
         claim.mkdir(parents=True, exist_ok=True)
-        while True:
-            try:
-                lock = Lock(claim)
-                break
-            except StoreError:
-                on_wait()
-                time.sleep(0.5)
         try:
-            yield self.folder(trial)
+            lock = None if is_held(claim) else Lock(claim)
+        except StoreError:
+            lock = None
+        try:
+            yield None if lock is None else self.folder(trial)
         finally:
-            lock.release()
+            if lock is not None:
+                lock.release()

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gyroscope.lab.data.split import Split
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.training import Training
+from gyroscope.lab.trial import Trial
 
 # Steps of a size that are taken one by one before a graph of them is made: libraries choose their algorithms in the
 # first, and optimizers make their state.
@@ -26,17 +28,19 @@ class Captured(Training):
         compiled: whether the network is compiled first, which fuses what lies between its convolutions.
     """
 
-    def __init__(self, *arguments: Any, compiled: bool = False, **options: Any) -> None:
-        super().__init__(*arguments, captured=True, **options)
-        if self.device.type != "cuda":
-            raise LabError(f"steps are captured on CUDA devices; this training is on {self.device}")
-        if not self.trial.recipe.capturable:
-            raise LabError(f"{self.trial.recipe.optimizer} cannot be captured; train it step by step")
+    def __init__(
+        self, trial: Trial, split: Split, *, device: str = "cuda", compiled: bool = False, **options: Any
+    ) -> None:
+        if torch.device(device).type != "cuda":
+            raise LabError(f"steps are captured on CUDA devices; this training is on {device}")
+        if not trial.recipe.capturable:
+            raise LabError(f"{trial.recipe.optimizer} cannot be captured; train it step by step")
+        self.stream = torch.cuda.current_stream(device)
+        if self.stream == torch.cuda.default_stream(device):
+            raise LabError("a captured training needs a stream of its own; make it within torch.cuda.stream(...)")
+        super().__init__(trial, split, device=device, captured=True, **options)
         if compiled:
             self._compile()
-        self.stream = torch.cuda.current_stream(self.device)
-        if self.stream == torch.cuda.default_stream(self.device):
-            raise LabError("a captured training needs a stream of its own; make it within torch.cuda.stream(...)")
         self._taken: dict[int, int] = {}
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, list[Tensor | None]]] = {}
         self._parameters = list(self.model.parameters())

@@ -58,6 +58,7 @@ def run_trials(
         raise LabError(f"no engine is called {engine!r}; there are: {', '.join(get_args(Engine))}")
     if jobs is not None and jobs < 1:
         raise LabError(f"{jobs} jobs at a time; 1 or more are accepted")
+    trials = list(trials)
     missing = archive.missing(trials)
     folder = None if data is None else Path(data)
     many = jobs if jobs is not None else min(os.cpu_count() or 1, AT_ONCE)

@@ -36,7 +36,10 @@ class Own:
 
     def __init__(self, device: torch.device, *, seed: int, rank: int = 0, tf32: bool = False) -> None:
         self._seed, self._rank, self._tf32 = seed, rank, tf32
-        self._gpu = torch.Generator(device) if device.type == "cuda" else None
+        self._gpu: torch.Generator | None = None
+        if device.type == "cuda":
+            self._index = torch.cuda.current_device() if device.index is None else device.index
+            self._gpu = torch.Generator(torch.device("cuda", self._index))
         self._begin(epoch=0)
 
     def _begin(self, *, epoch: int) -> None:
@@ -65,7 +68,7 @@ class Own:
             return
         products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
         tf32 = products.allow_tf32, convolutions.allow_tf32
-        shared = torch.cuda.default_generators[self._gpu.device.index]
+        shared = torch.cuda.default_generators[self._index]
         before = shared.graphsafe_get_state()
         # Its state itself, not a copy: captured steps count on in it.
         shared.graphsafe_set_state(self._gpu)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -19,6 +20,8 @@ from gyroscope.lab.trial import Trial
 
 # Half a minute of compiling is a fifth of this many trainings of C10-CNN1.
 _WORTH_COMPILING = 4
+# Seconds until it is looked again whether another process has finished a trial.
+_LOOK_EVERY = 2.0
 
 
 @dataclass
@@ -67,7 +70,8 @@ def run_population(
     torch.backends.cudnn.benchmark = True
     splits: dict[str, Split] = {}
     kinds = Counter(map(_kind, trials))
-    waiting, seats, failed = list(trials), list[_Seat](), list[tuple[Trial, Exception]]()
+    waiting, elsewhere, seats = list(trials), list[Trial](), list[_Seat]()
+    failed: list[tuple[Trial, Exception]] = []
 
     def split_of(trial: Trial) -> Split:
         name = repr(trial.task.source)
@@ -75,17 +79,26 @@ def run_population(
             splits[name] = load(trial).to(device)
         return splits[name]
 
+    again = 0.0
     try:
-        while waiting or seats:
-            while waiting and len(seats) < at_once and (trial := _next(waiting, archive, seats)) is not None:
+        while waiting or elsewhere or seats:
+            while waiting and len(seats) < at_once and (trial := _next(waiting, archive)) is not None:
                 wanted = compiled if compiled is not None else kinds[_kind(trial)] >= _WORTH_COMPILING
                 try:
-                    seats.append(_seat(trial, split_of(trial), archive, device, wanted, on_epoch))
+                    seat = _seat(trial, split_of(trial), archive, device, wanted, on_epoch)
                 except Exception as error:
                     failed.append((trial, error))
-            if waiting and not seats:
+                else:
+                    elsewhere += [trial] if seat is None else []
+                    seats += [] if seat is None else [seat]
+            if waiting and not seats and not elsewhere:
                 failed += [(trial, LabError("the trial whose rates it copies failed")) for trial in waiting]
                 waiting.clear()
+            if elsewhere and len(seats) < at_once and time.monotonic() >= again:
+                again = time.monotonic() + _LOOK_EVERY
+                waiting[:0], elsewhere = _still_missing(elsewhere, archive, on_done), []
+            if elsewhere and not seats:
+                time.sleep(_LOOK_EVERY / 4)
             for seat in list(seats):
                 try:
                     with torch.cuda.stream(seat.stream):
@@ -110,7 +123,19 @@ def _kind(trial: Trial) -> tuple[object, ...]:
     return trial.task.model, trial.task.options, trial.schedule.batch, trial.precision
 
 
-def _next(waiting: list[Trial], archive: Archive, seats: list[_Seat]) -> Trial | None:
+def _still_missing(trials: Sequence[Trial], archive: Archive, on_done: Callable[[Trial, Result], None]) -> list[Trial]:
+    """Those of the trials that others held which these have not finished."""
+    missing = []
+    for trial in trials:
+        result = archive.result(trial)
+        if result is None:
+            missing.append(trial)
+        else:
+            on_done(trial, result)
+    return missing
+
+
+def _next(waiting: list[Trial], archive: Archive) -> Trial | None:
     """The first trial that can begin; one that copies another's rates waits for that one."""
     for trial in waiting:
         if trial.source is None or archive.result(trial.source) is not None:
@@ -121,15 +146,15 @@ def _next(waiting: list[Trial], archive: Archive, seats: list[_Seat]) -> Trial |
 
 def _seat(
     trial: Trial, split: Split, archive: Archive, device: str, compiled: bool, on_epoch: Callable[[Training], None]
-) -> _Seat:
+) -> _Seat | None:
+    """A seat for a trial; None if another process trains it, or has: to wait while holding others may be for ever."""
     with ExitStack() as claim:
-        folder = claim.enter_context(archive.claimed(trial))
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
+        folder = claim.enter_context(archive.claimed_if_free(trial))
+        if folder is None or archive.result(trial) is not None:
+            return None
+        stream = _stream(device)
         with torch.cuda.stream(stream):
             rates = archive.rates(trial)
-            if trial.precision != "float32":
-                torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
             training = (
                 Captured(trial, split, folder=folder, device=device, rates=rates, compiled=compiled)
                 if trial.recipe.capturable
@@ -137,6 +162,12 @@ def _seat(
             )
         return _Seat(trial, training, training.proceed(on_epoch), stream, claim.pop_all())
     raise AssertionError("unreachable")
+
+
+def _stream(device: str) -> torch.cuda.Stream:
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    return stream
 
 
 def _turn(seat: _Seat) -> bool:

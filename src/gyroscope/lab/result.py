@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite
@@ -72,7 +73,10 @@ class Result:
         try:
             known = {key: _number(value) for key, value in values.items() if key in cls.__dataclass_fields__}
             known["ended"] = values.get("ended")
-            return cls(**known)
+            found = cls(**known)
+            rows = [found.loss, found.accuracy, found.validation, *found.rotation, *found.norms]
+            _ = [sum(row, start=found.train_accuracy + found.test_accuracy) for row in rows]  # refuses what is none
+            return found
         except (TypeError, ValueError, AttributeError) as error:
             raise LabError(f"{where} does not hold the result of a trial: {error}") from error
 
@@ -80,7 +84,10 @@ class Result:
         """Write the result to a file that is there whole or not at all, beside the trial's description."""
         new = path.with_suffix(".new")
         text = json.dumps({"trial": trial, "result": self.as_json()}, allow_nan=False)
-        new.write_text(text + "\n")
+        with new.open("w") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         new.replace(path)
 
 

@@ -76,13 +76,17 @@ def run_one(
     [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     """
     try:
+        known = archive.result(trial)
+        if known is not None:
+            return known
+        split = loaded(trial.task.source, data)  # before anything is written
         with archive.claimed(trial) as folder:
             known = archive.result(trial)
             if known is not None:
                 return known
             return train(
                 trial,
-                loaded(trial.task.source, data),
+                split,
                 folder=folder,
                 device=device,
                 rates=archive.rates(trial),

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import nn
 
@@ -20,6 +20,8 @@ Precision = Literal["float32", "tf32", "bf16"]
 
 # Changed when a training of the same description comes out differently, so that old results are not taken for new.
 _VERSION = 1
+# Of a name, so many letters are taken for a file's; systems allow 255 bytes, and some letters have four.
+_LONGEST = 50
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,20 @@ class Trial:
     keeps: bool = False
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise LabError(f"the seed of a trial is {self.seed}; it can be 0 or more")
+        if type(self.seed) is not int or not 0 <= self.seed < 2**32:  # torch would leave the other bits out
+            raise LabError(f"the seed of a trial is {self.seed!r}; it can be a whole number from 0 to 2³² − 1")
+        if self.precision not in get_args(Precision):
+            accepted = ", ".join(map(repr, get_args(Precision)))
+            raise LabError(f"the precision of a trial is {self.precision!r}; it can be {accepted}")
         if self.every is not None and self.every < 1:
             raise LabError(
                 f"a trial is measured every {self.every} steps; it can be 1 or more, or None for once an epoch"
             )
+        try:
+            json.dumps(asdict(self), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            said = f"{self.recipe.name} on {self.task.name} cannot be kept as JSON: {error}"
+            raise LabError(f"{said}; options and numbers can be text, truth values and finite numbers") from error
 
     @property
     def schedule(self) -> Schedule:
@@ -75,15 +85,18 @@ class Trial:
     @property
     def slug(self) -> str:
         """A name for files."""
-        name = (
-            re.sub(r"[ ,/]+", "-", self.recipe.name.lower()).replace("-+-", "-").replace("-+", "+").replace("--", "-")
-        )
+        name = file_name(self.recipe.name.lower()).replace("-+-", "-").replace("-+", "+").replace("--", "-")
         return f"{name}-seed-{self.seed}-{self.key[:8]}"
 
     @property
     def source(self) -> Trial | None:
         """The trial whose rates this one copies, if it copies any."""
         return None if self.recipe.copies is None else replace(self, recipe=self.recipe.copies)
+
+    @property
+    def lineage(self) -> list[Trial]:
+        """This trial, after all that it needs: what it copies, what that copies, and so on."""
+        return [self] if self.source is None else [*self.source.lineage, self]
 
     def network(self) -> nn.Module:
         """The network as it starts: initialized from the seed, scaled, and frozen but for what is trained."""
@@ -100,18 +113,48 @@ class Trial:
         return model
 
 
-def _told(value: Any) -> Any:
+def file_name(name: str) -> str:
+    """What something is called, as the name of a file within a folder.
+
+    >>> file_name("Layca 3^-3, alpha +0.6"), file_name("../mine: 50 %")
+    ('Layca-3^-3-alpha-+0.6', 'mine-50')
+    """
+    return re.sub(r"[^\w.+^=-]+", "-", name)[:_LONGEST].strip("-.") or "unnamed"
+
+
+def describes(description: Any, trial: Trial) -> bool:
+    """Whether a description is one of `trial`, under whatever names; options it does not know were added later.
+
+    >>> from gyroscope.lab.tasks import task
+    >>> trial = Trial(task("digits"), Recipe("SGD", 0.1))
+    >>> describes(trial.description, trial), describes(trial.description, replace(trial, seed=1))
+    (True, False)
+    """
+    return _agrees(description, trial.description)
+
+
+def _agrees(there: Any, own: Any, named: str = "") -> bool:
+    if not isinstance(own, dict) or not isinstance(there, dict):
+        return bool(there == own)
+    nameless = named in ("task", "recipe", "copies")
+    common = [key for key in own if key in there and not (nameless and key == "name")]
+    return bool(common) and all(_agrees(there[key], own[key], key) for key in common)
+
+
+def _told(value: Any, kind: str = "") -> Any:
     """What sets a trial apart: all that is not as it is by default, so that an option added later changes no key."""
     if isinstance(value, Task | Recipe):
         return {key: told for key, told in _fields(value).items() if key != "name"}
     if is_dataclass(value):
         return _fields(value)
-    return [_told(one) for one in value] if isinstance(value, tuple) else value
+    if type(value) is int and "float" in kind and "int" not in kind:
+        return float(value)  # 1 is 1.0 there
+    return [_told(one, kind) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _fields(value: Any) -> dict[str, Any]:
     return {
-        one.name: _told(getattr(value, one.name))
+        one.name: _told(getattr(value, one.name), str(one.type))
         for one in fields(value)
         if one.default is MISSING or getattr(value, one.name) != one.default
     }

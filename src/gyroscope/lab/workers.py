@@ -43,9 +43,13 @@ def run_in_workers(
             waiting, futures = list(trials), dict[Future[Result], Trial]()
             while waiting or futures:
                 ready = [t for t in waiting if t.source is None or archive.result(t.source) is not None]
-                with _children_ignore_interrupts():
-                    futures |= {pool.submit(run_one, trial, archive, data, _tell): trial for trial in ready}
-                waiting = [t for t in waiting if t not in ready]
+                if ready:  # an interrupt that comes meanwhile is lost, so not every time
+                    with _children_ignore_interrupts():
+                        futures |= {pool.submit(run_one, trial, archive, data, _tell): trial for trial in ready}
+                    waiting = [t for t in waiting if t not in ready]
+                elif not futures:
+                    said = ", ".join(trial.recipe.name for trial in waiting)
+                    raise LabError(f"{said}: what is to be copied is neither known nor among the trials to run")
                 done, _ = wait(futures, timeout=0.2, return_when=FIRST_COMPLETED)
                 while receiving.poll():
                     on_note(receiving.recv())
