@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 
 from gyroscope.lab import models
+from gyroscope.lab.archive import Archive
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.result import Result
 from gyroscope.lab.trial import Trial
@@ -50,3 +51,13 @@ def raw(lab, trial):
 
 def percent(numbers):
     return 100 * numbers["test_accuracy"], 100 * numbers["train_accuracy"]
+
+
+def knowing(lab, folder, trials):
+    """A laboratory that knows the results of these trials alone, and trains nothing."""
+    for trial in trials:
+        content = {"trial": lab.trial(trial).description, "result": raw(lab, trial)}
+        here = Archive(folder).folder(lab.trial(trial))
+        here.mkdir(parents=True)
+        (here / "result.json").write_text(json.dumps(content))
+    return Lab(Archive(folder), lab.scale, known=True)

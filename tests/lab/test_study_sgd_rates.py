@@ -8,10 +8,11 @@ from torch import nn
 
 import gyroscope
 from gyroscope.lab.archive import Archive
+from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.studies.first_steps import ABRUPT, view
 from gyroscope.lab.studies.sgd_rates import STUDIES
-from lab.made_lab import MadeLab, made, percent, raw
+from lab.made_lab import MadeLab, knowing, made, percent, raw
 
 FIG2, FIG10, TABLE3 = STUDIES
 # epochs, epochs at which the rate is cut, by how much
@@ -234,3 +235,15 @@ def test_saving_writes_the_figure_the_page_and_all_numbers(lab, tmp_path, study)
     kept = json.loads((tmp_path / study.name / "result.json").read_text())
     assert kept["findings"][0]["here"] == report.findings[0].here
     assert report.tables[0].title in (tmp_path / study.name / "README.md").read_text()
+
+
+def test_of_what_is_known_in_part_there_are_figures_and_tables_but_no_findings(lab, tmp_path):
+    _, fast, _, best = FIG2.trials(lab)
+    known = knowing(lab, tmp_path / "some", [fast, best])
+    assert [row[0] for row in FIG2.run(known).tables[0].rows] == ["SGD 3^-1", "Layca 3^-3"]
+    assert FIG2.run(known).findings == ()
+    assert [row[0] for row in TABLE3.run(known).tables[0].rows] == ["SGD 3^-1"]
+    assert TABLE3.run(known).findings[0].holds is None
+    for study in STUDIES:
+        with pytest.raises(LabError, match="known"):
+            study.run(knowing(lab, tmp_path / "none", []))

@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 
 from gyroscope.lab.archive import Archive
+from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.studies.recipes import sgd_decayed
 from gyroscope.lab.studies.warmup import STUDIES, turns
 from gyroscope.lab.tasks import task
 from gyroscope.lab.trial import Trial
-from lab.made_lab import MadeLab, made, percent, raw
+from lab.made_lab import MadeLab, knowing, made, percent, raw
 
 FIG4, TABLE5 = STUDIES
 
@@ -152,3 +153,13 @@ def test_saving_writes_the_figure_the_page_and_all_numbers(lab, tmp_path, study)
     assert names == {"README.md", "result.json"} | drawn
     kept = json.loads((tmp_path / study.name / "result.json").read_text())
     assert [cell["warmup"] for cell in kept["numbers"]["cells"]] == [0, 5, None]
+
+
+def test_of_what_is_known_in_part_there_are_figures_and_tables_but_no_findings(lab, tmp_path):
+    known = knowing(lab, tmp_path / "some", FIG4.trials(lab)[1:])
+    for study in STUDIES:
+        report = study.run(known)
+        assert [row[0] for row in report.tables[0].rows] == ["SGD + L2, 5 epochs", "Layca 3^-3, none"]
+        assert report.findings == ()
+    with pytest.raises(LabError, match="known"):
+        FIG4.run(knowing(lab, tmp_path / "none", []))

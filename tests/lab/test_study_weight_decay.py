@@ -5,9 +5,10 @@ import pytest
 from torch import nn
 
 from gyroscope.lab.archive import Archive
+from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.studies.weight_decay import STUDIES
-from lab.made_lab import MadeLab, made, percent, raw
+from lab.made_lab import MadeLab, knowing, made, percent, raw
 
 FIG3, TABLE4, SPEED4, SPEED3 = STUDIES
 IDS = ["figure 3", "table 4", "speed figure 4", "speed table 3"]
@@ -164,3 +165,13 @@ def test_saving_writes_the_figure_the_page_and_all_numbers(lab, tmp_path, study)
     assert names == {"README.md", "result.json"} | drawn
     kept = json.loads((tmp_path / study.name / "result.json").read_text())
     assert len(kept["numbers"]["cells"]) == len(study.trials(lab))
+
+
+def test_of_what_is_known_in_part_only_what_belongs_together_is_shown(lab, tmp_path):
+    plain, decayed, best = SPEED4.trials(lab)
+    without_plain = knowing(lab, tmp_path / "some", [decayed, best])
+    assert len(FIG3.run(without_plain).tables[0].rows) == 1
+    with pytest.raises(LabError, match="known"):
+        SPEED4.run(without_plain)
+    with pytest.raises(LabError, match="known"):
+        FIG3.run(knowing(lab, tmp_path / "no reference", [plain, decayed]))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from gyroscope.lab.errors import LabError
 from gyroscope.lab.studies.cells import Cell
 from gyroscope.lab.studies.recipes import layca
 
@@ -17,10 +18,13 @@ FAR = 0.5
 
 #: The cells of a task, and that of the best of Layca.
 Row = tuple[list[Cell], Cell]
+T = TypeVar("T")
 
 
 def beside_layca(found: Sequence[Cell]) -> list[Row]:
     """Task by task: the cells of other recipes, in order, and that of the best of Layca.
+
+    Of a laboratory that shows what is known, tasks that lack either are left out.
 
     >>> from gyroscope.lab.recipe import Recipe
     >>> from gyroscope.lab.tasks import task
@@ -32,9 +36,21 @@ def beside_layca(found: Sequence[Cell]) -> list[Row]:
     best = {cell.task.name: cell for cell in found if cell.recipe == BEST_LAYCA}
     others: dict[str, list[Cell]] = {name: [] for name in best}
     for cell in found:
-        if cell.recipe != BEST_LAYCA:
+        if cell.recipe != BEST_LAYCA and cell.task.name in best:
             others[cell.task.name].append(cell)
-    return [(its, best[name]) for name, its in others.items()]
+    return [(its, best[name]) for name, its in others.items() if its]
+
+
+def some(rows: Sequence[T]) -> Sequence[T]:
+    """The rows, if there are any: where nothing of a study is known there is nothing to show.
+
+    >>> some([])
+    Traceback (most recent call last):
+    gyroscope.lab.errors.LabError: none of the trainings that are shown together are known; let them be trained
+    """
+    if not rows:
+        raise LabError("none of the trainings that are shown together are known; let them be trained")
+    return rows
 
 
 def in_training(cell: Cell) -> float:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import gyroscope
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.studies import paper
+from gyroscope.lab.studies.beside_layca import some
 from gyroscope.lab.studies.panels import Curve, Storeys, draw_storeys
 from gyroscope.lab.studies.recipes import sgd
 from gyroscope.lab.studies.study import Finding, Report, Table
@@ -95,7 +96,7 @@ def _gain(steps: npt.NDArray[np.int64], values: npt.NDArray[np.float64], step: i
 
 def figure10(lab: Lab) -> Report:
     """Rotation and training accuracy step by step."""
-    trials = first_epoch(lab)
+    trials = some(lab.held(first_epoch(lab)))
     lab.run(trials)
     views: dict[str, View] = {}
     for trial in trials:

@@ -15,7 +15,7 @@ import numpy as np
 
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.studies import paper
-from gyroscope.lab.studies.beside_layca import BEST_LAYCA, beside_layca, in_training, noted
+from gyroscope.lab.studies.beside_layca import BEST_LAYCA, beside_layca, in_training, noted, some
 from gyroscope.lab.studies.cells import Cell, cells
 from gyroscope.lab.studies.panels import by_task
 from gyroscope.lab.studies.recipes import lars, over_seeds
@@ -60,7 +60,7 @@ def both(lab: Lab) -> list[Trial]:
 
 def figure(lab: Lab) -> Report:
     """Rotation curves and test accuracies of LARS, above those of Layca."""
-    rows = [(row[0], reference) for row, reference in beside_layca(cells(lab, both(lab)))]
+    rows = [(row[0], reference) for row, reference in some(beside_layca(cells(lab, both(lab))))]
     lines = []
     for cell, reference in rows:
         name = cell.task.name

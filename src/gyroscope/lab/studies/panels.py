@@ -52,6 +52,8 @@ def by_task(rows: Sequence[Sequence[Cell]], *, heading: str, note: Callable[[Cel
 def fitted(figure: Figure, curves: Sequence[npt.NDArray[np.float64]]) -> Figure:
     """Let the panels of a figure of rotation curves, whose axes are one, hold the longest and the highest of them.
 
+    Notes are put where the curves are not.
+
     >>> from gyroscope.figures import Panel, rotation_panels
     >>> long, short = np.zeros((101, 2)), np.zeros((11, 2))
     >>> figure = rotation_panels([Panel("long", long), Panel("short", short)])
@@ -64,8 +66,11 @@ def fitted(figure: Figure, curves: Sequence[npt.NDArray[np.float64]]) -> Figure:
     first = figure.axes[0]
     span(first, np.arange(max(len(curve) for curve in curves)))
     first.set_ylim(limits(look_of("rotation"), np.concatenate([curve.ravel() for curve in curves])))
-    for text in (text for ax in figure.axes for text in ax.texts):
-        text.set_bbox(_PAPER)
+    for ax, curve in zip(figure.axes, curves, strict=False):
+        for text in ax.texts:
+            text.set_bbox(_PAPER)
+            if np.nanmean(curve[len(curve) // 2 :]) > 0.5 * first.get_ylim()[1]:  # where curves are high, notes are low
+                text.set(position=(0.96, 0.05), horizontalalignment="right", verticalalignment="bottom")
     heading = figure.get_suptitle()
     wide, high = figure.get_size_inches()
     figure.suptitle(fill(heading, round(_TO_AN_INCH * wide)), fontsize=11)
