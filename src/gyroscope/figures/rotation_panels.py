@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+import numpy as np
 import numpy.typing as npt
+from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 
@@ -49,17 +51,27 @@ def rotation_panels(
     for index, (ax, panel) in enumerate(zip(axes, panels, strict=False)):
         rotation_curves(panel.curves, panel.x, ax=ax, xlabel="", ylabel="")
         ax.set_title(panel.title, fontsize=9)
-        ax.text(0.05, 0.94, panel.note, transform=ax.transAxes, va="top", fontsize=9)
+        _note(ax, panel)
         # Sharing leaves epochs under the last row only, which may be incomplete.
         ax.tick_params(labelbottom=index + columns >= len(panels))
     for ax in axes[len(panels) :]:
         ax.remove()
 
     figure.supxlabel(xlabel, fontsize=10)
-    figure.supylabel("rotation (cosine distance to initialization)", fontsize=10)
+    whole = " to initialization" if rows > 1 else ""  # a single row is too low for it
+    figure.supylabel(f"rotation (cosine distance{whole})", fontsize=10)
     if title is not None:
         figure.suptitle(title, fontsize=11)
     mappable = ScalarMappable(cmap=DEPTH)
     bar = figure.colorbar(mappable, ax=axes[: len(panels)], aspect=40, pad=0.01, label="layer: first → last")
     bar.set_ticks([])
     return figure
+
+
+def _note(ax: Axes, panel: Panel) -> None:
+    """Write where the curves are not: below where they are high, above where they are low, and legibly over both."""
+    curves = np.asarray(panel.curves, dtype=float)
+    high = bool(np.nanmean(curves[len(curves) // 2 :]) > 0.5) if np.isfinite(curves).any() else False
+    x, y, ha, va = (0.96, 0.05, "right", "bottom") if high else (0.05, 0.95, "left", "top")
+    paper = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1.0}
+    ax.text(x, y, panel.note, transform=ax.transAxes, ha=ha, va=va, fontsize=9, bbox=paper)
