@@ -34,6 +34,8 @@ FIGURE1 = (74.47, 75.98, 74.93, 73.12, 70.61, 68.27, 65.65, 63.08, 60.46, 57.52)
 FEEDBACK_TEST = 71.88
 # Layers that are frozen do not change: a run needs no measurement of every step.
 _EVERY = 100
+# Of the silhouettes a table shows so many; all are among the report's numbers.
+_ROWS = 6
 
 
 @dataclass(frozen=True)
@@ -204,12 +206,12 @@ def _course(lab: Lab) -> Course:
 
 
 def _learns(found: Outcome) -> Finding:
-    least = float(found.train.min())
+    reached = int((found.train >= 100).sum())
     return Finding(
         "any layer alone is enough to learn the training set",
         "100 %",
-        f"{least:.0f} % or more in all {found.train.size} trainings",
-        least >= 100,
+        f"100 % in {reached} of {found.train.size} trainings",
+        reached == found.train.size,
     )
 
 
@@ -275,9 +277,9 @@ def _initializations(lab: Lab, glorot: Outcome, orthogonal: Outcome) -> Table:
 
 
 def _silhouettes(lab: Lab, course: Course) -> Table:
+    places = sorted({round(place) for place in np.linspace(0, len(course.epochs) - 1, _ROWS)})
     rows: list[tuple[object, ...]] = [
-        (f"silhouette after epoch {epoch}", value, None)
-        for epoch, value in zip(course.epochs, course.silhouettes, strict=True)
+        (f"silhouette after epoch {course.epochs[place]}", course.silhouettes[place], None) for place in places
     ]
     told = FEEDBACK_TEST if lab.scale == "full" else None
     rows.append(("test accuracy at the end, %", 100 * course.result.test_accuracy, told))
