@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
+from textwrap import fill
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,12 @@ from matplotlib.figure import Figure
 
 from gyroscope.errors import FigureError
 from gyroscope.figures.depth import DEPTH
+from gyroscope.figures.lines import span
+from gyroscope.figures.looks import limits, look_of
 from gyroscope.figures.rotation_curves import rotation_curves
+
+# Characters of a heading to an inch.
+_TO_AN_INCH = 11
 
 
 @dataclass(frozen=True)
@@ -56,12 +62,17 @@ def rotation_panels(
         ax.tick_params(labelbottom=index + columns >= len(panels))
     for ax in axes[len(panels) :]:
         ax.remove()
+    # Axes are shared, and what is drawn last would set them for all.
+    drawn = [np.asarray(panel.curves, dtype=float) for panel in panels]
+    times = [np.arange(len(c)) if p.x is None else np.asarray(p.x) for c, p in zip(drawn, panels, strict=True)]
+    span(axes[0], np.concatenate(times))
+    axes[0].set_ylim(limits(look_of("rotation"), np.concatenate([curves.ravel() for curves in drawn])))
 
     figure.supxlabel(xlabel, fontsize=10)
     whole = " to initialization" if rows > 1 else ""  # a single row is too low for it
     figure.supylabel(f"rotation (cosine distance{whole})", fontsize=10)
     if title is not None:
-        figure.suptitle(title, fontsize=11)
+        figure.suptitle(fill(title, round(_TO_AN_INCH * figure.get_figwidth())), fontsize=11)
     mappable = ScalarMappable(cmap=DEPTH)
     bar = figure.colorbar(mappable, ax=axes[: len(panels)], aspect=40, pad=0.01, label="layer: first → last")
     bar.set_ticks([])

@@ -184,8 +184,11 @@ class Training:
             for step, count in enumerate(schedule.batches(len(self.split.y_train))):
                 if step == 0 or self.epoch < schedule.warmup:
                     self.trial.recipe.set_rate(self.optimizer, schedule.multiplier(self.epoch, step / self.steps))
+                before = self._sums.clone() if self.trial.every == 1 else None
                 with self._own.turn():
                     self.step(count)
+                if before is not None:
+                    self._log_batch(count, before)
                 yield
             with self._own.turn():
                 reading = self._read()
@@ -197,6 +200,13 @@ class Training:
     def step(self, count: int) -> None:
         """One step, on the next `count` examples."""
         self.advance(count)
+
+    def _log_batch(self, count: int, before: Tensor) -> None:
+        """Where every step is measured, record each batch's loss and accuracy too; of several ranks, its share's."""
+        share = (self.rank + 1) * count // self.ranks - self.rank * count // self.ranks
+        if self.monitor is not None and share:
+            loss, accuracy = (self._sums - before) / share
+            self.monitor.log(batch_loss=loss, batch_accuracy=accuracy)
 
     def advance(self, count: int) -> None:
         """The work of a step for the device; nothing here waits for it, so a CUDA graph can hold it."""

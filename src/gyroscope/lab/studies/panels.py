@@ -46,37 +46,7 @@ def by_task(rows: Sequence[Sequence[Cell]], *, heading: str, note: Callable[[Cel
         Panel(f"{cell.task.name}\n{title(cell.recipe)}", cell.rotation, note=note(cell)) for row in rows for cell in row
     ]
     columns = len(rows[0]) if len(rows[0]) > 1 else len(panels)
-    return fitted(rotation_panels(panels, columns=columns, title=heading), [cell.rotation for r in rows for cell in r])
-
-
-def fitted(figure: Figure, curves: Sequence[npt.NDArray[np.float64]]) -> Figure:
-    """Let the panels of a figure of rotation curves, whose axes are one, hold the longest and the highest of them.
-
-    Notes are put where the curves are not.
-
-    >>> from gyroscope.figures import Panel, rotation_panels
-    >>> long, short = np.zeros((101, 2)), np.zeros((11, 2))
-    >>> figure = rotation_panels([Panel("long", long), Panel("short", short)])
-    >>> [float(end) for end in fitted(figure, [long, short]).axes[0].get_xlim()]
-    [0.0, 100.0]
-    """
-    from gyroscope.figures.lines import span
-    from gyroscope.figures.looks import limits, look_of
-
-    first = figure.axes[0]
-    span(first, np.arange(max(len(curve) for curve in curves)))
-    first.set_ylim(limits(look_of("rotation"), np.concatenate([curve.ravel() for curve in curves])))
-    for ax, curve in zip(figure.axes, curves, strict=False):
-        for text in ax.texts:
-            text.set_bbox(_PAPER)
-            if np.nanmean(curve[len(curve) // 2 :]) > 0.5 * first.get_ylim()[1]:  # where curves are high, notes are low
-                text.set(position=(0.96, 0.05), horizontalalignment="right", verticalalignment="bottom")
-    heading = figure.get_suptitle()
-    wide, high = figure.get_size_inches()
-    figure.suptitle(fill(heading, round(_TO_AN_INCH * wide)), fontsize=11)
-    if high < 3.5:  # too low for the whole label
-        figure.supylabel("rotation (cosine distance)", fontsize=10)
-    return figure
+    return rotation_panels(panels, columns=columns, title=heading)
 
 
 def draw_storeys(storeys: Sequence[Storeys], *, heading: str, xlabel: str) -> Figure:

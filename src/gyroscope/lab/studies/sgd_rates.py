@@ -19,7 +19,6 @@ from gyroscope.lab.studies import paper
 from gyroscope.lab.studies.beside_layca import BEST_LAYCA, FAR, beside_layca, in_training, noted, numbers, some
 from gyroscope.lab.studies.cells import Cell, cells, grid
 from gyroscope.lab.studies.first_steps import figure10, first_epoch
-from gyroscope.lab.studies.panels import fitted
 from gyroscope.lab.studies.recipes import over_seeds, sgd
 from gyroscope.lab.studies.study import Finding, Report, Study, Table
 from gyroscope.lab.task import Task
@@ -71,7 +70,7 @@ def figure2(lab: Lab) -> Report:
     heading = "Layer rotation under SGD, and test accuracy: Δη is to Layca's at $3^{-3}$"
     figure = grid([row for row, _ in rows], heading=heading, note=noted(rows))
     return Report(
-        {"figure": fitted(figure, [cell.rotation for row, _ in rows for cell in row])},
+        {"figure": figure},
         tuple(_accuracies(*row) for row in rows),
         tuple(finding for row, best in rows for finding in _findings(lab, row, best)),
         numbers(rows),

@@ -20,7 +20,6 @@ from gyroscope.lab.studies import paper
 from gyroscope.lab.studies.alpha_and_rate import ALPHAS, POWERS, SWEPT
 from gyroscope.lab.studies.beside_layca import in_training
 from gyroscope.lab.studies.cells import Cell, cells, grid
-from gyroscope.lab.studies.panels import fitted
 from gyroscope.lab.studies.rate_search import START, Place, best, search
 from gyroscope.lab.studies.recipes import layca, over_seeds
 from gyroscope.lab.studies.study import Finding, Report, Study, Table
@@ -143,7 +142,7 @@ def figure2(lab: Lab) -> Report:
     rows = [one.columns for one in found]
     curves = grid(rows, heading="Layer rotation at tuned rates, and test accuracy", note=note)
     return Report(
-        {"figure": _draw(found), "curves": fitted(curves, [cell.rotation for row in rows for cell in row])},
+        {"figure": _draw(found), "curves": curves},
         tuple(table for one in found for table in (_by_alpha(one), _by_rate(one))),
         tuple(finding for one in found for finding in _findings(one)),
         _numbers(found),
