@@ -1,0 +1,52 @@
+"""Being connected to a Ray cluster, for a while."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from gyroscope.lab.errors import LabError
+
+
+def imported() -> Any:
+    """Ray, or an error that says how to install it.
+
+    >>> imported().__name__
+    'ray'
+    """
+    try:
+        return import_module("ray")
+    except ImportError:
+        raise LabError("the engine 'ray' needs Ray, which is not installed: pip install 'gyroscope[ray]'") from None
+
+
+@contextmanager
+def connected(ray: Any) -> Iterator[None]:
+    """A cluster to work on; one that is started here is stopped at the end."""
+    if ray.is_initialized():
+        yield
+        return
+    in_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM)
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False}
+    try:
+        try:
+            ray.init(**quiet)
+        except ConnectionError as error:
+            if os.environ.get("RAY_ADDRESS"):
+                raise LabError(
+                    f"no Ray cluster answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']} ({error}); start it, or unset "
+                    "RAY_ADDRESS to use this machine alone"
+                ) from error
+            ray.init(address="local", **quiet)  # one that `ray start` started here is gone without a word
+        yield
+    finally:
+        ray.shutdown()
+        if in_main:  # Ray has set its own
+            signal.signal(signal.SIGTERM, handler)
