@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from gyroscope.errors import StoreError
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.errors import LabError
-from gyroscope.lab.trial import Trial
+from gyroscope.lab.trial import Trial, describes
 from gyroscope.store import load
 from gyroscope.store.schema import FILE
 
@@ -35,7 +34,7 @@ class OneFolder(Archive):
         super().__init__(folder)
         self.trial = trial
         there = self._there()
-        if there is not None and _nameless(there) != _nameless(trial.description):
+        if there is not None and not describes(there, trial):
             raise LabError(f"{self.root} holds another training ({_described(there)}); give another folder")
 
     def folder(self, trial: Trial) -> Path:
@@ -56,14 +55,6 @@ class OneFolder(Archive):
         except (OSError, ValueError, KeyError, TypeError, StoreError) as error:
             said = f"it holds no training of the laboratory ({type(error).__name__}: {error})"
             raise LabError(f"{self.root} cannot be gone on with: {said}; give another folder") from error
-
-
-def _nameless(description: dict[str, Any]) -> dict[str, Any]:
-    """What the result depends on: everything but names."""
-    rest = deepcopy(description)
-    rest.get("task", {}).pop("name", None)
-    rest.get("recipe", {}).pop("name", None)
-    return rest
 
 
 def _described(description: dict[str, Any]) -> str:
