@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -252,3 +253,16 @@ def test_numbers_are_printed_and_what_there_is_not_is_a_dash(monkeypatch):
 @pytest.mark.parametrize("command", [["data", "get"], ["data", "list"], ["train"], ["compare"], ["show"], ["demo"]])
 def test_the_commands_that_messages_name_are_there(command):
     assert CliRunner().invoke(app, [*command, "--help"]).exit_code == 0
+
+
+def test_what_is_known_is_shown_without_training_or_data(tmp_path):
+    """The trainings in results/runs are kept as they came out; what is made of them needs no GPU and no images."""
+    kept = Path(__file__).parents[2] / "results" / "runs"
+    arguments = ["reproduce", "rotation/fig1", "rotation/fig7", "--scale", "full", "--task", "c10-cnn1", "--known"]
+    places = ["--runs", str(kept), "--out", str(tmp_path), "--data", str(tmp_path / "none")]
+    shown = CliRunner().invoke(app, [*arguments, "--precision", "bf16", *places])
+    assert "88.38" in shown.output
+    page = json.loads((tmp_path / "rotation" / "fig1" / "result.json").read_text())
+    assert page["not_trained"] == []
+    assert len(page["numbers"]["cells"]) == 5
+    assert not (tmp_path / "none").exists()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gyroscope.cli.choices import Engine, Precision, Scale
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
 from gyroscope.cli.writable import at_least_one, make_folder
 from gyroscope.errors import GyroscopeError
@@ -19,24 +19,6 @@ from gyroscope.errors import GyroscopeError
 if TYPE_CHECKING:
     from gyroscope.lab.laboratory import Lab
     from gyroscope.lab.studies.study import Study
-
-
-class Scale(StrEnum):
-    """How large."""
-
-    smoke = "smoke"
-    small = "small"
-    full = "full"
-
-
-class Engine(StrEnum):
-    """Who trains."""
-
-    auto = "auto"
-    serial = "serial"
-    workers = "workers"
-    population = "population"
-    ray = "ray"
 
 
 def reproduce(
@@ -62,6 +44,12 @@ def reproduce(
         list[str] | None,
         typer.Option(metavar="NAME", help="Only this task of the papers; may be repeated.", show_default="all"),
     ] = None,
+    precision: Annotated[
+        Precision | None, typer.Option(help="What is computed in.", show_default="bf16 on a GPU, float32 on a CPU")
+    ] = None,
+    known: Annotated[
+        bool, typer.Option("--known", help="Train nothing: show what the trainings that are kept tell.")
+    ] = False,
 ) -> None:
     """Make figures and tables of the papers again, and put their numbers beside ours.
 
@@ -83,7 +71,10 @@ def reproduce(
         from gyroscope.lab.archive import Archive
         from gyroscope.lab.laboratory import Lab
 
-        laboratory = Lab(Archive(runs), scale.value, data=data, engine=engine.value, jobs=jobs, only=tuple(task or ()))
+        laboratory = Lab(
+            Archive(runs), scale.value, data=data, engine=engine.value, jobs=jobs, only=tuple(task or ()), known=known,
+            precision=None if precision is None else precision.value,
+        )  # fmt: skip
         if not names or names == ["list"]:
             _list(laboratory, out)
             return
@@ -91,8 +82,9 @@ def reproduce(
     except GyroscopeError as error:
         fail(str(error), code=BAD_ARGUMENT)
     make_folder(out, "--out")
-    make_folder(runs, "--runs")
-    _require_data(laboratory, chosen, data)
+    if not known:
+        make_folder(runs, "--runs")
+        _require_data(laboratory, chosen, data)
     failed = [study.name for study in chosen if not _run(laboratory, study, out)]
     if failed:
         fail(f"{len(failed)} of {len(chosen)} studies failed: {', '.join(failed)}", code=FAILED)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from enum import StrEnum
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from gyroscope.cli.choices import Device, Precision
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
 from gyroscope.cli.writable import at_least_one, make_folder
 from gyroscope.errors import GyroscopeError
@@ -24,22 +24,6 @@ if TYPE_CHECKING:
 
 _RUNS = Path("runs/lab")
 _TITLES = {"sgd": "SGD", "sgd-amom": "SGD_AMom", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "lars": "LARS"}
-
-
-class Precision(StrEnum):
-    """What products are computed in."""
-
-    float32 = "float32"
-    tf32 = "tf32"
-    bf16 = "bf16"
-
-
-class Device(StrEnum):
-    """What to train on."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
 
 
 class TrainCommand(TyperCommand):
