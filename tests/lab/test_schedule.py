@@ -63,6 +63,14 @@ def test_another_number_of_epochs_keeps_the_shares_of_cuts_and_of_warming_up():
     assert (schedule.epochs, schedule.milestones, schedule.warmup) == (20, [6, 12, 16], 1.0)
 
 
+def test_a_share_of_few_epochs_is_never_cut_off_before_the_first():
+    """Or a training of one epoch would have none at its own rate."""
+    for epochs in (1, 2, 3):
+        schedule = Schedule(epochs=epochs, cuts=(0.1, 0.4, 0.9))
+        assert schedule.multiplier(0) == 1.0
+        assert schedule.multiplier(epochs) == pytest.approx(5.0**-3)
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

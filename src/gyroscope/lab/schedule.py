@@ -45,8 +45,12 @@ class Schedule:
 
     @property
     def milestones(self) -> list[int]:
-        """The epochs, counted from 0, at whose start the rate is cut."""
-        return [round(cut * self.epochs) for cut in self.cuts]
+        """The epochs, counted from 0, at whose start the rate is cut: the first only by cuts at 0.
+
+        >>> Schedule(epochs=1, cuts=(0.4, 0.68, 0.88)).milestones
+        [1, 1, 1]
+        """
+        return [max(round(cut * self.epochs), int(cut > 0)) for cut in self.cuts]
 
     def multiplier(self, epoch: int, within: float = 0.0) -> float:
         """What the rate is multiplied with in epoch `epoch`, counted from 0, of which the share `within` is over."""
