@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import gyroscope
+from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.trial import Trial
 
@@ -103,7 +104,14 @@ class Study:
     def run(self, lab: Lab) -> Report:
         """Train what is not known yet, and conclude."""
         lab.run(lab.held(self.trials(lab)))
-        return self.conclude(lab)
+        try:
+            return self.conclude(lab)
+        except (LookupError, ValueError, LabError) as error:
+            missing = self.not_trained(lab)
+            if not missing:
+                raise
+            said = f"{len(missing)} trainings are not there, such as {missing[0]}"
+            raise LabError(f"{self.name} cannot be shown in part: {said}") from error
 
     def save(self, lab: Lab, report: Report, out: Path | str) -> list[Path]:
         """Write the figures (png, svg), the tables (README.md) and all numbers (result.json) to `out`/`name`."""
@@ -127,7 +135,7 @@ class Study:
             "gyroscope": gyroscope.__version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
-            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+            "concluded_on": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
             "not_trained": self.not_trained(lab),
             "findings": [{**asdict(finding), "verdict": finding.verdict} for finding in report.findings],
             "tables": [clean(asdict(table)) for table in report.tables],
