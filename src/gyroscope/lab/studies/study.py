@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,10 @@ from gyroscope.lab.trial import Trial
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+# Characters of a heading to an inch.
+_TO_AN_INCH = 11
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,8 @@ class Study:
 
         folder = Path(out, self.name)
         folder.mkdir(parents=True, exist_ok=True)
+        for figure in report.figures.values():
+            _fit_heading(figure)
         written = [path for name, figure in report.figures.items() for path in save(figure, folder / name)]
         numbers = folder / "result.json"
         numbers.write_text(json.dumps(self.as_json(lab, report), indent=1, allow_nan=False, ensure_ascii=False) + "\n")
@@ -159,6 +166,13 @@ class Study:
         parts += [f"## {table.title}\n\n{table.markdown()}" for table in report.tables]
         parts += [f"![{name}]({name}.png)" for name in report.figures]
         return "\n\n".join(parts) + "\n"
+
+
+def _fit_heading(figure: Figure) -> None:
+    """Break a heading that is wider than its figure, as that of a single task may be."""
+    heading = figure.get_suptitle()
+    if heading:
+        figure.suptitle(fill(heading, round(_TO_AN_INCH * figure.get_figwidth())), fontsize=11)
 
 
 def as_text(value: Any) -> str:
