@@ -64,12 +64,12 @@ class Cell:
     def rotation(self) -> npt.NDArray[np.float64]:
         """Rotation curves [epochs + 1, layers]: the mean over seeds, as far as all of them went."""
         epochs = min(len(result.rotation) for result in self.results)
-        return np.mean([result.rotation[:epochs] for result in self.results], axis=0)
+        return np.asarray(np.mean([result.rotation[:epochs] for result in self.results], axis=0))
 
     @property
     def final_rotation(self) -> npt.NDArray[np.float64]:
         """Each layer's rotation at the end, the mean over seeds."""
-        return np.mean([result.final_rotation for result in self.results], axis=0)
+        return np.asarray(np.mean([result.final_rotation for result in self.results], axis=0))
 
     @property
     def mean_rotation(self) -> float:
@@ -80,7 +80,7 @@ class Cell:
     def loss(self) -> npt.NDArray[np.float64]:
         """The training loss of each epoch, the mean over seeds."""
         epochs = min(len(result.loss) for result in self.results)
-        return np.mean([result.loss[:epochs] for result in self.results], axis=0)
+        return np.asarray(np.mean([result.loss[:epochs] for result in self.results], axis=0))
 
     def numbers(self) -> dict[str, Any]:
         """What is kept of it as JSON."""
