@@ -19,7 +19,7 @@ from gyroscope.errors import GyroscopeError
 if TYPE_CHECKING:
     from gyroscope.lab.archive import Archive
     from gyroscope.lab.result import Result
-    from gyroscope.lab.trial import Precision as _Precision
+    from gyroscope.lab.task import Precision as _Precision
     from gyroscope.lab.trial import Trial
 
 _RUNS = Path("runs/lab")
@@ -95,7 +95,8 @@ def train(
         chosen = known(task) if epochs is None else known(task).lasting(epochs)
         if batch is not None:
             chosen = replace(chosen, schedule=replace(chosen.schedule, batch=batch))
-        exact: _Precision = precision.value if precision is not None else "bf16" if on_gpu else "float32"
+        suited: _Precision = chosen.precision or ("bf16" if on_gpu else "float32")
+        exact: _Precision = precision.value if precision is not None else suited
         trial = Trial(chosen, recipe, seed, precision=exact, every=every)
         archive = _archive(run, trial)
     except GyroscopeError as error:

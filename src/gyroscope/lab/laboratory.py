@@ -14,9 +14,9 @@ from gyroscope.lab.engine import Engine, run_trials
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.result import Result
 from gyroscope.lab.run_one import Note
-from gyroscope.lab.task import Task
+from gyroscope.lab.task import Precision, Task
 from gyroscope.lab.tasks import task
-from gyroscope.lab.trial import Precision, Trial
+from gyroscope.lab.trial import Trial
 
 Scale = Literal["smoke", "small", "full"]
 
@@ -47,7 +47,7 @@ class Lab:
         engine: who runs trials; see `gyroscope.lab.engine.run_trials`.
         jobs: how many at a time.
         only: the tasks to take of those that a study has; all, unless given.
-        precision: of the trials; bf16 on a GPU and float32 on a CPU, unless given.
+        precision: of the trials; unless given the task's, or bf16 on a GPU and float32 on a CPU.
         known: conclude from what the archive holds, and train nothing.
         on_note: called as each training ends an epoch.
         on_begin: called with the trials that are about to be run.
@@ -104,8 +104,8 @@ class Lab:
 
     def trial(self, trial: Trial) -> Trial:
         """The trial in the precision of this laboratory."""
-        precision: Precision = self.precision or ("bf16" if torch.cuda.is_available() else "float32")
-        return replace(trial, precision=precision)
+        suited: Precision = "bf16" if torch.cuda.is_available() else "float32"
+        return replace(trial, precision=self.precision or trial.task.precision or suited)
 
     def held(self, trials: Sequence[Trial]) -> list[Trial]:
         """Those of the trials that a study is to conclude from: all, or with `known` those that have a result."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ from importlib import import_module
 from typing import Any
 
 from gyroscope.lab.errors import LabError
+
+# Seconds for a cluster to accept a connection.
+_KNOCK_WITHIN = 10.0
 
 
 def imported() -> Any:
@@ -32,17 +36,19 @@ def connected(ray: Any) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    address = os.environ.get("RAY_ADDRESS", "")
     in_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False}
     try:
         try:
+            _knock(address)
             ray.init(**quiet)
-        except ConnectionError as error:
-            if os.environ.get("RAY_ADDRESS"):
+        except OSError as error:
+            if address:
                 raise LabError(
-                    f"no Ray cluster answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']} ({error}); start it, or unset "
-                    "RAY_ADDRESS to use this machine alone"
+                    f"no Ray cluster answers at RAY_ADDRESS={address} ({error}); start it, or unset RAY_ADDRESS to use "
+                    "this machine alone"
                 ) from error
             ray.init(address="local", **quiet)  # one that `ray start` started here is gone without a word
         yield
@@ -50,3 +56,10 @@ def connected(ray: Any) -> Iterator[None]:
         ray.shutdown()
         if in_main:  # Ray has set its own
             signal.signal(signal.SIGTERM, handler)
+
+
+def _knock(address: str) -> None:
+    """Raise an OSError where nobody listens, which Ray would find out after minutes."""
+    host, found, port = address.removeprefix("ray://").rpartition(":")
+    if found and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_WITHIN).close()

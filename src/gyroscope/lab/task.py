@@ -15,6 +15,8 @@ from gyroscope.lab.errors import LabError
 from gyroscope.lab.recipe import Decayed
 from gyroscope.lab.schedule import Schedule
 
+Precision = Literal["float32", "tf32", "bf16"]
+
 
 @dataclass(frozen=True)
 class Task:
@@ -31,6 +33,7 @@ class Task:
         tests: the weights that are tested: the "last", or those of the epoch with the "best" validation accuracy.
         stop_at: stop when the training loss of an epoch is not above this.
         fails: (epoch, accuracy): stop if in this epoch, counted from 0, the training accuracy is not above that.
+        precision: what to compute in; None for what suits the device.
 
     >>> task = Task("digits", Source("digits"), "digits-cnn")
     >>> task.network(seed=0)[0].weight.shape
@@ -47,6 +50,7 @@ class Task:
     tests: Literal["last", "best"] = "last"
     stop_at: float | None = None
     fails: tuple[int, float] | None = None
+    precision: Precision | None = None
 
     def check(self, split: Split) -> None:
         """Refuse data that this task cannot be learned from.

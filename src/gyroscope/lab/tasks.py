@@ -87,11 +87,14 @@ TASKS: dict[str, Task] = {
             options=(
                 ("batch_norm", True),
                 ("affine", True),
+                ("eps", 1e-3),
+                ("momentum", 0.01),
                 ("biases", True),
                 ("init", "glorot_uniform"),
                 ("inputs", 784),
             ),
             schedule=Schedule(epochs=100, batch=2048, cuts=(0.95,)),
+            precision="float32",
         ),
         Task(
             "mnist-one-layer",
@@ -99,6 +102,7 @@ TASKS: dict[str, Task] = {
             "mlp-11x784",
             options=(("biases", True), ("init", "glorot_uniform"), ("inputs", 784)),
             schedule=Schedule(epochs=4000, batch=128, cuts=()),
+            precision="float32",
         ),
         _DIGITS,
         Task(

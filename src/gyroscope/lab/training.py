@@ -160,10 +160,10 @@ class Training:
             return None
         if self.rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
-        every = self.trial.every or self.steps
+        every, on_gpu = self.trial.every or self.steps, self.device.type == "cuda"
         monitor = watch(
-            self.model, self.optimizer, self.folder, every=every, budget=None, detail_every=10 * every,
-            activations=self.device.type != "cuda", meta={"trial": self.trial.description},
+            self.model, self.optimizer, self.folder, every=every, budget=None, activations=not on_gpu,
+            detail_every=every * (1 if on_gpu else 10), meta={"trial": self.trial.description},
         )  # fmt: skip
         try:
             if state is not None:

@@ -6,17 +6,15 @@ import hashlib
 import json
 import re
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from torch import nn
 
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.schedule import Schedule
-from gyroscope.lab.task import Task
+from gyroscope.lab.task import Precision, Task
 from gyroscope.layer import layers
-
-Precision = Literal["float32", "tf32", "bf16"]
 
 # Changed when a training of the same description comes out differently, so that old results are not taken for new.
 _VERSION = 1
@@ -143,8 +141,8 @@ def _agrees(there: Any, own: Any, named: str = "") -> bool:
 
 def _told(value: Any, kind: str = "") -> Any:
     """What sets a trial apart: all that is not as it is by default, so that an option added later changes no key."""
-    if isinstance(value, Task | Recipe):
-        return {key: told for key, told in _fields(value).items() if key != "name"}
+    if isinstance(value, Task | Recipe):  # what a task would be computed in is not what the trial is
+        return {key: told for key, told in _fields(value).items() if key not in ("name", "precision")}
     if is_dataclass(value):
         return _fields(value)
     if type(value) is int and "float" in kind and "int" not in kind:
