@@ -46,7 +46,7 @@ class Plan:
 #: By scale. A place of the coarser grids is a factor 9, and so is f.
 PLANS = {
     "smoke": Plan((0, 2), {LAYCA: (-5, -3, -1), BLOCK: (-3, -1, 1), SGD: (-1, 1)}),
-    "small": Plan((-2, 0, 2), {LAYCA: (-7, -5, -3, -1), BLOCK: (-5, -3, -1, 1), SGD: (-5, -3, -1, 1, 3)}),
+    "small": Plan((-2, 0, 2), {LAYCA: (-7, -5, -3, -1), BLOCK: (-5, -3, -1, 1, 3), SGD: (-5, -3, -1, 1, 3)}),
     "full": Plan((-1, 0, 1), dict.fromkeys((LAYCA, BLOCK, SGD), tuple(range(-7, 3)))),
 }
 
