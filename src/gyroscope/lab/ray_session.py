@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from gyroscope.lab.errors import LabError
@@ -42,13 +43,13 @@ def connected(ray: Any) -> Iterator[None]:
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False}
     try:
         try:
-            _knock(address)
+            _knock(address or _noted())
             ray.init(**quiet)
         except OSError as error:
             if address:
                 raise LabError(
-                    f"no Ray cluster answers at RAY_ADDRESS={address} ({error}); start it, or unset RAY_ADDRESS to use "
-                    "this machine alone"
+                    f"no Ray cluster answers at RAY_ADDRESS={address} ({error}); start it, set RAY_AUTH_MODE=token if "
+                    "it asks for one, or unset RAY_ADDRESS to use this machine alone"
                 ) from error
             ray.init(address="local", **quiet)  # one that `ray start` started here is gone without a word
         yield
@@ -56,6 +57,15 @@ def connected(ray: Any) -> Iterator[None]:
         ray.shutdown()
         if in_main:  # Ray has set its own
             signal.signal(signal.SIGTERM, handler)
+
+
+def _noted() -> str:
+    """The address of the cluster that `ray start` last started on this machine; it may be gone."""
+    place = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    try:
+        return Path(place, "ray", "ray_current_cluster").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _knock(address: str) -> None:
