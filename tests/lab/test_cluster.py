@@ -214,15 +214,18 @@ def test_an_instance_of_its_own_is_quiet_and_leaves_nothing_running_after_an_int
     def left():
         return [one for one in Path("/proc").glob("[0-9]*/environ") if mark.encode() in _content(one)]
 
-    with subprocess.Popen(
+    driver = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(tmp_path)], env=environment, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as driver:  # fmt: skip
-        assert driver.stdout is not None
-        assert driver.stdout.readline() == "done\n"
-        assert len(left()) > 2  # the driver, and what Ray has started
-        os.killpg(driver.pid, signal.SIGINT)  # as a terminal does, to every process
-        said, error = driver.communicate(timeout=120)
+    )  # fmt: skip
+    with driver:
+        try:
+            assert driver.stdout.readline() == "done\n"
+            assert len(left()) > 2  # the driver, and what Ray has started
+            os.killpg(driver.pid, signal.SIGINT)  # as a terminal does, to every process
+            said, error = driver.communicate(timeout=120)
+        finally:
+            driver.kill()
     assert (driver.returncode, said, error) == (0, "interrupted\n", "")
     wait_until(lambda: left() == [])
     assert Archive(tmp_path).result(TRIALS[2]) is not None
