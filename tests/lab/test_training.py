@@ -12,16 +12,14 @@ import gyroscope
 from gyroscope.lab.data.augment import Augmentation
 from gyroscope.lab.data.source import Source
 from gyroscope.lab.data.split import Split
-from gyroscope.lab.data.text import Text
 from gyroscope.lab.ends import why_end
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.result import Result
-from gyroscope.lab.task import Task
 from gyroscope.lab.tasks import task
 from gyroscope.lab.training import WEIGHTS, Training, train
 from gyroscope.lab.trial import Trial
-from lab.trainings import DROPOUT, HELD, StoppedError, equal_tensors, recorded, stepped, stopping
+from lab.trainings import DROPOUT, HELD, TEXT, WRITES, StoppedError, equal_tensors, recorded, stepped, stopping
 
 DIGITS = task("digits")
 SPLIT = DIGITS.source.load()
@@ -367,10 +365,6 @@ def test_a_result_that_cannot_be_written_leaves_the_checkpoint(tmp_path):
 
 # Other data and other precisions.
 
-TEXT = Text("made", "abcdefgh", torch.randint(0, 8, (700,), generator=torch.Generator().manual_seed(1)).sort()[0])
-OPTIONS = (("vocab", 8), ("context", 10), ("width", 8), ("depth", 1), ("heads", 2), ("dropout", 0.1))
-WRITES = Task("text", DIGITS.source, "gpt-small", options=OPTIONS, schedule=replace(DIGITS.schedule, epochs=2))
-
 
 def test_a_text_is_learned_character_by_character():
     split = TEXT.split(context=10, validation=0.1)
@@ -389,7 +383,7 @@ def test_a_text_is_learned_character_by_character():
 
 def test_the_loss_of_a_text_is_the_mean_over_characters():
     split, still = TEXT.split(context=10), Recipe("still", 0.0)
-    plain = replace(WRITES, options=(*OPTIONS[:-1], ("dropout", 0.0))).lasting(1)
+    plain = replace(WRITES, options=(*WRITES.options[:-1], ("dropout", 0.0))).lasting(1)
     result = train(Trial(plain, still), split)
     logits = plain.network(0)(split.x_train)
     expected = -logits.log_softmax(-1).gather(-1, split.y_train[..., None]).mean().item()

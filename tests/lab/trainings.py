@@ -7,14 +7,21 @@ import torch
 
 import gyroscope
 from gyroscope.lab.data.source import Source
+from gyroscope.lab.data.text import Text
+from gyroscope.lab.task import Task
 from gyroscope.lab.tasks import task
 from gyroscope.lab.training import Training, train
 
 # 90 digits to train on and 10 to validate on: batches of 32, 32 and 26.
 HELD = replace(task("digits").lasting(3), source=Source("digits", validation=0.1, per_class=10), tests="best")
 HELD = replace(HELD, schedule=replace(HELD.schedule, cuts=(0.4,)))
-# A network that drops activations at random, on images that are shifted and mirrored at random.
+# A network that drops activations at random.
 DROPOUT = replace(HELD, name="wrn", model="wrn-10-1", options=(("channels", 1),))
+
+# 63 pieces of ten characters of eight kinds, which are easy to guess; and a transformer that drops some at random.
+TEXT = Text("made", "abcdefgh", torch.randint(0, 8, (700,), generator=torch.Generator().manual_seed(1)).sort()[0])
+OPTIONS = (("vocab", 8), ("context", 10), ("width", 8), ("depth", 1), ("heads", 2), ("dropout", 0.1))
+WRITES = Task("text", HELD.source, "gpt-small", options=OPTIONS, schedule=replace(HELD.schedule, epochs=2))
 
 
 class StoppedError(Exception):
