@@ -234,8 +234,6 @@ class _Crew:
 def _train(job: _Job, rates: bytes | None, queue: Any) -> _Outcome:
     """Run a trial on a worker."""
     torch.set_num_threads(1)
-    if job.device != "cpu" and job.trial.precision != "float32":
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     data = job.data if job.data is not None and job.data.is_dir() else None
     told: list[Any] = []
 

@@ -79,24 +79,24 @@ def run_on_ranks(
         parallel: "ddp", or "fsdp" for networks that do not fit in the memory of one GPU.
         device: the device of this rank.
     """
+    known = from_first(lambda: archive.result(trial))
+    if known is not None:
+        return known
     if trial.source is not None:
         run_on_ranks(trial.source, archive, data, tell, parallel=parallel, device=device)
     first = dist.get_rank() == 0
     try:
+        split = loaded(trial.task.source, data)  # before anything is written
         with ExitStack() as claim:
-            folder, known, rates = from_first(
-                lambda: (claim.enter_context(archive.claimed(trial)), archive.result(trial), archive.rates(trial))
-            )
+            folder, known = from_first(lambda: (claim.enter_context(archive.claimed(trial)), archive.result(trial)))
             if known is not None:
                 return known
-            if trial.precision != "float32" and device != "cpu":
-                torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
             return train(
                 trial,
-                loaded(trial.task.source, data),
+                split,
                 folder=folder,
                 device=device,
-                rates=rates,
+                rates=from_first(lambda: archive.rates(trial)),
                 on_epoch=lambda training: tell(Note.of(training)) if first else None,
                 parallel=parallel,
             )

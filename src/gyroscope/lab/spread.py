@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -88,9 +87,6 @@ class Spread(Training):
             self.forward = nn.parallel.DistributedDataParallel(self.model, device_ids=index)
         if self.monitor is not None:
             self.monitor.note(f"divided among {self.ranks} processes ({parallel})")
-        # Every process begins with the same random numbers, and ranks would leave out the same activations.
-        if self.rank > 0:
-            torch.manual_seed((trial.seed * 1_000_003 + self.epoch) * 1_000_003 + self.rank)
 
     def _placed(self, model: nn.Module) -> nn.Module:
         model = super()._placed(model)
