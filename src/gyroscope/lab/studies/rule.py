@@ -95,7 +95,11 @@ def conclude(lab: Lab) -> Report:
     """Rank correlations task by task, with every configuration and whether it counted."""
     known = {(cell.task, cell.recipe): cell for cell in cells(lab, trials(lab))}
     rows: dict[str, Row] = {
-        task.name: [(one, known[one.task, one.recipe]) for one in configurations(lab, task)]
+        task.name: [
+            (one, known[one.task, one.recipe])
+            for one in configurations(lab, task)
+            if not lab.known or (one.task, one.recipe) in known
+        ]
         for task in lab.tasks(paper.TASKS)
     }
     found = {name: correlations(row) for name, row in rows.items()}
