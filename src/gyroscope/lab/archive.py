@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from gyroscope.control.rates import Rates
 from gyroscope.errors import ControlError, StoreError
+from gyroscope.lab import checkpoint
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.result import Result
 from gyroscope.lab.training import RATES, WEIGHTS
@@ -86,12 +86,12 @@ class Archive:
         """What a trial with `keeps` kept: the weights of its layers at the start ("initial"), and all as "tested"."""
         path = self.folder(trial) / WEIGHTS
         try:
-            found: dict[str, dict[str, Tensor]] = torch.load(path, map_location="cpu", weights_only=True)
-            return found
+            return checkpoint.read(path)
         except FileNotFoundError:
             raise LabError(f"{path} is not there; run the trial with keeps=True") from None
         except Exception as error:
-            raise LabError(f"{path} cannot be read ({error}); delete its folder to run the trial again") from error
+            said = f"{path} cannot be read ({type(error).__name__}: {error})"
+            raise LabError(f"{said}; delete its folder to run the trial again") from error
 
     @contextmanager
     def claimed(self, trial: Trial, *, on_wait: Callable[[], None] = lambda: None) -> Iterator[Path]:
