@@ -239,8 +239,9 @@ def _findings(one: Tuned) -> list[Finding]:
         Finding(
             f"{name}: rates should be as high as training allows",
             "up to 30 points",
-            f"{fastest.recipe.name}: {fastest.test - slowest.test:+.1f} points over {slowest.recipe.name}",
-            # Of the highest rates that learn the last may be just too high.
+            f"best at {fastest.recipe.name}, {fastest.test - slowest.test:+.1f} points over {slowest.recipe.name}; "
+            f"the highest that learns is {rates[-1].recipe.name}",
+            # The highest that learns may be just too high: grids are coarse.
             fastest.test > slowest.test and fastest in rates[-2:],
         ),
         Finding(
