@@ -120,32 +120,37 @@ def test_on_digits_first_layers_matter_more_high_rates_are_best_and_zero_is_even
     assert tests == sorted(tests)
 
 
-def test_layers_turn_most_evenly_at_alpha_zero(lab, report):
-    chosen = [report.numbers["digits"]["chosen"][alpha] for alpha in ("-0.6", "0.6")]
-    finals = [
-        raw(lab, float(power[2:]), alpha)["rotation"][-1]
-        for power, alpha in [*zip(chosen, (-0.6, 0.6), strict=True), ("3^-3", 0.0)]
-    ]
-    *uneven, even = [np.std(final) / np.mean(final) for final in finals]
-    assert even < min(uneven)
+@pytest.fixture(scope="module")
+def columns(report):
+    """The five columns of figure 2b, as powers of 3 and alphas."""
+    chosen = report.numbers["digits"]["chosen"]
+    tuned = [(float(chosen[f"{alpha:g}"][2:]), alpha) for alpha in (-0.6, 0.6, 0.0)]
+    return [*tuned[:2], (-5, 0.0), (-4, 0.0), tuned[2]]
+
+
+def test_layers_turn_most_evenly_at_alpha_zero(lab, report, columns):
+    finals = [raw(lab, *place)["rotation"][-1] for place in columns]
+    first, last, _, _, even = [np.std(final) / np.mean(final) for final in finals]
+    assert even < min(first, last)
     assert f"{even:.0%} of their mean" in report.findings[-1].here
 
 
-def test_the_figures_show_the_chosen_rates_and_the_five_columns(lab, report):
+def test_the_figures_show_the_chosen_rates_and_the_five_columns(lab, report, columns):
     left, right = report.figures["figure"].axes
     assert list(left.get_lines()[0].get_ydata()) == pytest.approx([row[3] for row in report.tables[0].rows])
     assert list(right.get_lines()[0].get_xdata()) == [3.0**power for power in (-7, -5, -4, -3, -2)]
-    titles = [ax.get_title() for ax in report.figures["curves"].axes[:5]]
-    assert [r"\alpha = -0.6" in titles[0], r"\alpha = +0.6" in titles[1]] == [True, True]
-    assert titles[2:] == [f"Layca $3^{{-{power}}}$" for power in (5, 4, 3)]
+    panels = report.figures["curves"].axes[:5]
+    assert [r"\alpha" in ax.get_title() for ax in panels] == [True, True, False, False, False]
+    for ax, (power, alpha) in zip(panels, columns, strict=True):
+        assert f"$3^{{{power:g}}}$" in ax.get_title()
+        drawn = np.array([line.get_ydata() for line in ax.get_lines()[:7]]).T
+        np.testing.assert_allclose(drawn, raw(lab, power, alpha)["rotation"])
 
 
-def test_the_training_accuracies_are_those_of_the_last_epoch(lab, report):
+def test_the_training_accuracies_are_those_of_the_last_epoch(lab, columns):
     found = TABLE2.run(lab)
     [table] = found.tables
-    chosen = [report.numbers["digits"]["chosen"][alpha] for alpha in ("-0.6", "0.6")]
-    places = [*zip(chosen, (-0.6, 0.6), strict=True), ("3^-5", 0.0), ("3^-4", 0.0), ("3^-3", 0.0)]
-    results = [raw(lab, float(power[2:]), alpha) for power, alpha in places]
+    results = [raw(lab, *place) for place in columns]
     assert [row[1] for row in table.rows] == pytest.approx([100 * result["accuracy"][-1] for result in results])
     assert [row[2] for row in table.rows] == [None] * 5
     assert found.findings[0].holds == (min(result["accuracy"][-1] for result in results) >= 0.97)
