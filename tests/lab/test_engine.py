@@ -1,70 +1,286 @@
 import multiprocessing
 import os
+import signal
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from gyroscope.lab import data
+import gyroscope
+from gyroscope.lab import engine, population
+from gyroscope.lab.archive import Archive
+from gyroscope.lab.captured import Captured
 from gyroscope.lab.engine import run_trials
 from gyroscope.lab.errors import LabError
+from gyroscope.lab.population import run_population
 from gyroscope.lab.recipe import Recipe
-from gyroscope.lab.training import Schedule
+from gyroscope.lab.tasks import task
+from gyroscope.lab.training import train
 from gyroscope.lab.trial import Trial
+from gyroscope.lab.workers import run_in_workers
+from lab.trainings import HELD
 
-RECIPES = (Recipe("Layca", rate=3.0**-3, alpha=0.6), Recipe("SGD", rate=3.0**-1))
-TRIALS = [Trial(recipe, seed, schedule=Schedule(epochs=1)) for recipe in RECIPES for seed in (0, 1)]
-LONG = Schedule(epochs=100_000)
+QUICK = replace(HELD, model="mlp-2x8", options=(("inputs", 64),)).lasting(1)
+SPLIT = QUICK.source.load()
+RECIPES = (Recipe("Layca", 3.0**-3, control="layca", alpha=0.6), Recipe("SGD", 3.0**-1))
+RECORDED = Recipe("RMSprop", 0.01, optimizer="rmsprop", records=True)
+COPY = Trial(QUICK, Recipe("copy", 1.0, control="layca", copies=RECORDED))
+TRIALS = [Trial(QUICK, recipe, seed) for recipe in RECIPES for seed in (0, 1)]
+ENDLESS = Trial(QUICK.lasting(1_000_000), RECIPES[1])
+UNKNOWN = Trial(replace(QUICK, model="resnet"), RECIPES[1], seed=7)
 
 
-@pytest.fixture(scope="module")
-def split():
-    return data.digits()
-
-
+@dataclass(frozen=True)
 class Dying(Trial):
     """A trial whose process is killed, as the system does when memory runs out."""
 
-    def run(self, split):
-        os._exit(9)
+    def network(self):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_results_do_not_depend_on_the_number_of_jobs(split):
-    done = []
-    parallel = run_trials(TRIALS, split, jobs=2, on_done=done.append)
-    assert len(done) == 4
-    assert set(done) == set(TRIALS)
-    assert parallel == run_trials(TRIALS, split, jobs=1)
+def test_results_depend_neither_on_the_engine_nor_on_the_number_of_jobs(tmp_path):
+    """Nor on the order in which trials are done: one waits for what it copies."""
+    trials = [COPY, *TRIALS]
+    done, notes = [], []
+    parallel = run_trials(
+        trials,
+        Archive(tmp_path / "parallel"),
+        engine="workers",
+        jobs=2,
+        on_note=notes.append,
+        on_done=lambda trial, result: done.append((trial, result)),
+    )
+    assert {trial.key for trial, _ in done} == {trial.key for trial in [COPY.source, *trials]}
+    assert len(done) == 6
+    assert sorted(note.name for note in notes) == sorted(
+        f"digits: {trial.recipe.name}, seed {trial.seed}" for trial in [COPY.source, *trials]
+    )
+    serial = run_trials(trials, Archive(tmp_path / "serial"), engine="serial")
+    assert parallel == serial
+    assert [dict(done)[trial] for trial in trials] == serial
+    for trial, result in zip(TRIALS, serial[1:], strict=True):
+        assert result == train(trial, SPLIT)
+    assert multiprocessing.active_children() == []
 
 
-def test_a_serial_run_reports_in_order_and_gives_the_threads_back(split):
-    threads, done = torch.get_num_threads(), []
+def test_a_serial_run_reports_in_order_and_gives_the_threads_back(tmp_path):
+    threads, done, seen = torch.get_num_threads(), [], []
     torch.set_num_threads(2)
     try:
-        run_trials(TRIALS[:2], split, on_done=done.append)
+        run_trials(
+            TRIALS[:2],
+            Archive(tmp_path),
+            engine="serial",
+            on_note=lambda note: seen.append((note.epoch, note.epochs, torch.get_num_threads())),
+            on_done=lambda trial, result: done.append(trial),
+        )
+        assert torch.get_num_threads() == 2
+        with pytest.raises(LabError):
+            run_trials([UNKNOWN], Archive(tmp_path), engine="serial")
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
     assert done == TRIALS[:2]
+    assert seen == [(1, 1, 1), (1, 1, 1)]
 
 
-def test_a_failing_worker_ends_the_run_and_names_its_trial(split):
-    endless = Trial(RECIPES[1], seed=0, schedule=LONG)
-    unknown = Trial(RECIPES[1], seed=7, model="resnet")
+def test_results_come_in_the_order_of_the_trials_and_known_ones_are_not_run(tmp_path):
+    archive = Archive(tmp_path)
+    first = run_trials(TRIALS, archive, engine="serial")
+    done = []
+    again = run_trials((trial for trial in reversed(TRIALS)), archive, on_done=lambda trial, result: done.append(trial))
+    assert again == first[::-1]
+    assert done == []
+
+
+def test_a_failing_worker_ends_the_run_and_names_its_trial(tmp_path):
     with pytest.raises(LabError, match=r"^SGD, seed 7: no model is called 'resnet'"):
-        run_trials([endless, unknown], split, jobs=2)
+        run_trials([ENDLESS, UNKNOWN], Archive(tmp_path), engine="workers", jobs=2)
     assert multiprocessing.active_children() == []
 
 
-def test_a_worker_that_dies_is_reported(split):
-    with pytest.raises(LabError, match="a worker process was killed"):
-        run_trials([Dying(RECIPES[1], seed=0), Dying(RECIPES[1], seed=1)], split, jobs=2)
+def test_a_worker_that_dies_is_reported_and_its_trial_can_be_run_again(tmp_path):
+    dying = Dying(QUICK, RECIPES[1])
+    with pytest.raises(LabError, match="a worker process was killed, or ran out of memory; try one job"):
+        run_trials([dying], Archive(tmp_path), engine="workers", jobs=1)
+    assert multiprocessing.active_children() == []
+    alive = Trial(QUICK, RECIPES[1])
+    assert alive.key == dying.key
+    assert run_trials([alive], Archive(tmp_path), engine="serial") == [train(alive, SPLIT)]
 
 
-def test_an_interrupt_ends_the_workers(split):
-    def interrupt(trial):
-        raise KeyboardInterrupt
+def test_an_interrupt_ends_the_workers_and_leaves_a_run_that_can_be_gone_on_with(tmp_path):
+    def interrupt(note):
+        if note.epoch == 3:
+            raise KeyboardInterrupt
 
-    endless = Trial(RECIPES[1], seed=0, schedule=LONG)
+    handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        run_trials([TRIALS[0], endless, endless], split, jobs=2, on_done=interrupt)
+        run_trials([ENDLESS], Archive(tmp_path), engine="workers", jobs=1, on_note=interrupt)
     assert multiprocessing.active_children() == []
+    assert signal.getsignal(signal.SIGINT) is handler
+    with Archive(tmp_path).claimed_if_free(ENDLESS) as folder:
+        assert folder is not None
+        with gyroscope.load(folder) as run:
+            assert run.layers == ("linear1.weight", "linear2.weight")
+
+
+def test_workers_that_wait_for_what_nobody_runs_say_so(tmp_path):
+    with pytest.raises(LabError, match="copy: what is to be copied is neither known nor among the trials to run"):
+        run_in_workers([COPY], Archive(tmp_path), jobs=1, data=None, on_note=print, on_done=print)
+
+
+# What is refused before anything is written.
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"engine": "gpu"}, "no engine is called 'gpu'; there are: auto, serial, workers, population, ray"),
+        ({"jobs": 0}, "0 jobs at a time; 1 or more are accepted"),
+        ({"jobs": -2}, "-2 jobs at a time"),
+    ],
+    ids=["engine", "no jobs", "fewer than no jobs"],
+)
+def test_what_cannot_be_done_is_refused_before_anything_is_written(tmp_path, given, says):
+    with pytest.raises(LabError, match=says):
+        run_trials(TRIALS, Archive(tmp_path / "archive"), **given)
+    assert not (tmp_path / "archive").exists()
+
+
+@pytest.mark.parametrize("folder", [None, "no/such/folder", "."])
+def test_a_task_without_its_data_is_refused_before_anything_is_written(tmp_path, monkeypatch, folder):
+    monkeypatch.delenv("GYROSCOPE_DATA", raising=False)
+    data = None if folder is None else tmp_path / folder
+    with pytest.raises(LabError, match=r"(?s)^SGD, seed 0: .*(cifar|CIFAR)"):
+        run_trials([Trial(task("c10-cnn1"), RECIPES[1])], Archive(tmp_path / "archive"), data=data, engine="serial")
+    assert not (tmp_path / "archive").exists()
+
+
+def test_no_trials_have_no_results_and_nothing_is_written(tmp_path):
+    """As of studies that train nothing."""
+    assert run_trials([], Archive(tmp_path / "archive")) == []
+    assert not (tmp_path / "archive").exists()
+
+
+def test_a_result_that_vanishes_meanwhile_is_said(tmp_path):
+    archive = Archive(tmp_path)
+
+    def remove(trial, result):
+        (archive.folder(trial) / "result.json").unlink()
+
+    with pytest.raises(LabError, match=rf"the results of {TRIALS[0].slug.replace('^', '.')} are not in {tmp_path}"):
+        run_trials(TRIALS[:1], archive, engine="serial", on_done=remove)
+
+
+def test_captured_steps_are_refused_where_they_cannot_be_before_anything_is_written(tmp_path):
+    with pytest.raises(LabError, match="steps are captured on CUDA devices; this training is on cpu"):
+        Captured(TRIALS[0], SPLIT, folder=tmp_path / "run", device="cpu")
+    with pytest.raises(LabError, match="adagrad cannot be captured; train it step by step"):
+        Captured(Trial(QUICK, Recipe("", 0.1, optimizer="adagrad")), SPLIT, folder=tmp_path / "run", device="cuda")
+    assert not (tmp_path / "run").exists()
+
+
+# Populations beside other processes; on a CPU, step by step, and with no streams.
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    cuda = SimpleNamespace(is_available=lambda: True, stream=torch.cuda.stream)
+    backends = SimpleNamespace(cudnn=SimpleNamespace(benchmark=False))
+    monkeypatch.setattr(population, "torch", SimpleNamespace(cuda=cuda, backends=backends))
+    monkeypatch.setattr(population, "_stream", lambda device: None)
+    monkeypatch.setattr(population, "_LOOK_EVERY", 0.01)
+
+
+ADAGRAD = [Trial(QUICK, Recipe("Adagrad", 0.01, optimizer="adagrad"), seed) for seed in range(3)]
+
+
+def populate(trials, archive, **options):
+    run_population(trials, lambda trial: SPLIT, archive, device="cpu", **options)
+
+
+def test_a_population_gives_what_each_trial_gives_alone(tmp_path, on_cpu):
+    archive = Archive(tmp_path)
+    populate(ADAGRAD, archive, at_once=2)
+    assert [archive.result(trial) for trial in ADAGRAD] == [train(trial, SPLIT) for trial in ADAGRAD]
+
+
+@contextmanager
+def held_elsewhere(archive, trial, meanwhile):
+    """Another process that trains a trial, and ends with its result once it was asked for."""
+    asked, finished = threading.Event(), threading.Event()
+
+    def hold():
+        with archive.claimed(trial) as folder:
+            asked.set()
+            finished.wait(60)
+            meanwhile(folder)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    asked.wait(60)
+    try:
+        yield finished.set
+    finally:
+        finished.set()
+        thread.join()
+
+
+def test_a_population_does_not_wait_for_a_trial_of_another_process_while_it_has_others(tmp_path, on_cpu):
+    """Two that waited for each other's trials would wait for ever; and what the other has trained is not trained."""
+    archive, result, done = Archive(tmp_path), train(ADAGRAD[0], SPLIT), []
+
+    def finish(folder):
+        folder.mkdir(parents=True)
+        result.write(folder / "result.json", ADAGRAD[0].description)
+
+    with held_elsewhere(archive, ADAGRAD[0], finish) as let_finish:
+
+        def note(trial, result):
+            done.append(trial)
+            if len(done) == 2:
+                let_finish()
+
+        populate(ADAGRAD, archive, at_once=2, on_done=note)
+    assert done == [ADAGRAD[1], ADAGRAD[2], ADAGRAD[0]]
+    assert [path.name for path in archive.folder(ADAGRAD[0]).iterdir()] == ["result.json"]
+
+
+def test_a_population_trains_what_another_process_gave_up(tmp_path, on_cpu):
+    archive, done = Archive(tmp_path), []
+    with held_elsewhere(archive, ADAGRAD[0], lambda folder: None) as let_go:
+
+        def note(trial, result):
+            done.append(trial)
+            let_go()
+
+        populate(ADAGRAD[:2], archive, at_once=2, on_done=note)
+    assert done == [ADAGRAD[1], ADAGRAD[0]]
+    assert archive.result(ADAGRAD[0]) == train(ADAGRAD[0], SPLIT)
+
+
+def test_a_failing_trial_of_a_population_does_not_take_others_along_but_what_copies_it(tmp_path, on_cpu):
+    archive = Archive(tmp_path)
+    adagrad = Recipe("Adagrad", 0.01, optimizer="adagrad", records=True, only=9)
+    copy = Trial(QUICK, Recipe("copy", 1.0, control="layca", optimizer="adagrad", copies=adagrad))
+    with pytest.raises(LabError, match=r"(?s)^2 of 3 trials failed: .*only layer 9.*the trial whose rates it copies"):
+        populate([copy.source, copy, ADAGRAD[0]], archive)
+    assert archive.result(ADAGRAD[0]) is not None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+@pytest.mark.parametrize(("jobs", "count", "workers"), [(1, 2, []), (4, 1, []), (4, 3, [3]), (2, 4, [2])])
+def test_without_a_gpu_several_trials_with_several_jobs_run_in_workers(tmp_path, monkeypatch, jobs, count, workers):
+    chosen = []
+
+    def pretend(trials, archive, *, jobs, data, on_note, on_done):
+        chosen.append(jobs)
+        engine._run_serially(trials, archive, data, on_note, on_done)
+
+    monkeypatch.setattr("gyroscope.lab.workers.run_in_workers", pretend)
+    assert len(run_trials(TRIALS[:count], Archive(tmp_path), jobs=jobs)) == count
+    assert chosen == workers
