@@ -107,7 +107,9 @@ def test_every_field_that_a_trial_has_is_looked_at_here():
 def test_what_a_task_would_be_computed_in_is_not_what_its_trial_is():
     asked = replace(SGD, task=replace(SGD.task, precision="bf16"))
     assert asked.key == SGD.key
+    assert describes(asked.description, SGD)
     assert replace(asked, precision="bf16").key != SGD.key
+    assert not describes(replace(asked, precision="bf16").description, SGD)
 
 
 @pytest.mark.parametrize(("kind", "name"), CHANGES, ids=lambda value: getattr(value, "__name__", value))

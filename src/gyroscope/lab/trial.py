@@ -18,6 +18,8 @@ from gyroscope.layer import layers
 
 # Changed when a training of the same description comes out differently, so that old results are not taken for new.
 _VERSION = 1
+# What results do not depend on: what tasks and recipes are called, and a task's precision, as that of the trial counts.
+_UNHEEDED = ("name", "precision")
 # Of a name, so many letters are taken for a file's; systems allow 255 bytes, and some letters have four.
 _LONGEST = 50
 
@@ -135,14 +137,14 @@ def _agrees(there: Any, own: Any, named: str = "") -> bool:
     if not isinstance(own, dict) or not isinstance(there, dict):
         return bool(there == own)
     nameless = named in ("task", "recipe", "copies")
-    common = [key for key in own if key in there and not (nameless and key == "name")]
+    common = [key for key in own if key in there and not (nameless and key in _UNHEEDED)]
     return bool(common) and all(_agrees(there[key], own[key], key) for key in common)
 
 
 def _told(value: Any, kind: str = "") -> Any:
     """What sets a trial apart: all that is not as it is by default, so that an option added later changes no key."""
     if isinstance(value, Task | Recipe):  # what a task would be computed in is not what the trial is
-        return {key: told for key, told in _fields(value).items() if key not in ("name", "precision")}
+        return {key: told for key, told in _fields(value).items() if key not in _UNHEEDED}
     if is_dataclass(value):
         return _fields(value)
     if type(value) is int and "float" in kind and "int" not in kind:
