@@ -25,7 +25,7 @@ from lab.trainings import DROPOUT
 ADAM = Recipe("Adam-Layca", 0.01, optimizer="adam", control="layca", records=True)
 MOVED = replace(DROPOUT, augmentation=Augmentation(shift=1))
 TRIAL = Trial(MOVED.lasting(4), ADAM, seed=3, keeps=True, every=1)
-KILLS = 8
+KILLS = 6
 
 
 def attempt(folder, seconds):

@@ -74,7 +74,8 @@ def test_the_precision_is_the_laboratorys_or_the_tasks_or_what_suits_the_machine
     exact = replace(TRIALS[0], task=replace(QUICK, precision="tf32"))
     for gpu, suited in ((False, "float32"), (True, "bf16")):
         monkeypatch.setattr(module.torch.cuda, "is_available", lambda gpu=gpu: gpu)
-        assert lab(tmp_path).trial(TRIALS[0]) == replace(TRIALS[0], precision=suited)
+        assert lab(tmp_path, engine="auto").trial(TRIALS[0]) == replace(TRIALS[0], precision=suited)
+        assert lab(tmp_path, engine="workers").trial(TRIALS[0]) == replace(TRIALS[0], precision="float32")
         assert lab(tmp_path).trial(exact) == replace(exact, precision="tf32")
         for trial in (TRIALS[0], exact):
             other = "bf16" if suited == "float32" else "float32"
