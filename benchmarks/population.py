@@ -54,9 +54,7 @@ class Population:
             trial = Trial(long, RECIPES[i % 2], seed=i, precision="bf16")
             stream = torch.cuda.Stream()
             with torch.cuda.stream(stream):
-                made = WAYS[way](
-                    trial, split, device="cuda", folder=folder / f"{way}-{name}-{size}-{i}", save_every=1e9
-                )
+                made = WAYS[way](trial, split, device="cuda", folder=folder / f"{way}-{name}-{size}-{i}")
             self.seats.append((made, made.proceed(), stream))
 
     def epoch(self) -> float:

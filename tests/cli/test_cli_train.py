@@ -227,3 +227,9 @@ def test_the_help_names_every_task_optimizer_and_control():
     text = " ".join(run("--help").stdout.split())
     for names in (TASKS, OPTIMIZERS, [*CONTROLS, "none"]):
         assert f"{', '.join(names)}." in text
+
+
+def test_one_process_is_told_how_to_start_several():
+    shown = run("digits", "--parallel", "fsdp")
+    assert shown.exit_code == 2
+    assert "torchrun --nproc-per-node 2 -m gyroscope.cli train digits --parallel fsdp" in " ".join(shown.output.split())

@@ -31,6 +31,13 @@ class Precision(StrEnum):
     bf16 = "bf16"
 
 
+class Parallel(StrEnum):
+    """How processes share a training."""
+
+    ddp = "ddp"
+    fsdp = "fsdp"
+
+
 class Device(StrEnum):
     """What to train on."""
 

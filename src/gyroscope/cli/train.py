@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from gyroscope.cli.choices import Device, Precision
+from gyroscope.cli.choices import Device, Parallel, Precision
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
 from gyroscope.cli.writable import at_least_one, make_folder
 from gyroscope.errors import GyroscopeError
@@ -63,6 +63,10 @@ def train(
         Path | None, typer.Option(help="Folder of the run.", show_default=f"one of its own in {_RUNS}")
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Train anew what was trained before.")] = False,
+    parallel: Annotated[
+        Parallel | None,
+        typer.Option(help="Under torchrun: each process has all weights (ddp) or a part (fsdp).", show_default="ddp"),
+    ] = None,
 ) -> None:
     """Train one of the laboratory's tasks, and record the run.
 
@@ -71,6 +75,8 @@ def train(
     numbers.
 
     For example: gyroscope train digits --control none --rate 3^-1 --weight-decay 5e-3
+
+    On several processes: torchrun --nproc-per-node 2 -m gyroscope.cli train digits-mlp
     """
     for value, option in ((epochs, "--epochs"), (batch, "--batch"), (every, "--every")):
         at_least_one(value, option)
@@ -101,7 +107,15 @@ def train(
         archive = _archive(run, trial)
     except GyroscopeError as error:
         fail(str(error), code=BAD_ARGUMENT)
-    _show(trial, *_trained(trial, archive, on_gpu, data, again), archive.folder(trial))
+    from gyroscope.lab.ranks import started_by_torchrun
+
+    if started_by_torchrun():
+        _on_ranks(trial, archive, on_gpu, data, Parallel.ddp if parallel is None else parallel)
+    elif parallel is not None:
+        command = f"torchrun --nproc-per-node 2 -m gyroscope.cli train {task} --parallel {parallel.value}"
+        fail(f"--parallel is for several processes, and this is one; start them with {command}", code=BAD_ARGUMENT)
+    else:
+        _show(trial, *_trained(trial, archive, on_gpu, data, again), archive.folder(trial))
 
 
 def parse_rate(text: str) -> float:
@@ -165,6 +179,22 @@ def _archive(run: Path | None, trial: Trial) -> Archive:
 
     make_folder(_RUNS if run is None else run, "--run")
     return Archive(_RUNS) if run is None else OneFolder(run, trial)
+
+
+def _on_ranks(trial: Trial, archive: Archive, on_gpu: bool, data: Path, parallel: Parallel) -> None:
+    """Train on the processes that torchrun started; the first says what came of it."""
+    from torch import distributed
+
+    from gyroscope.lab.ranks import process_group, run_on_ranks
+
+    try:
+        with process_group(cuda=on_gpu) as place:
+            known = archive.result(trial) is not None
+            result = run_on_ranks(trial, archive, data, parallel=parallel.value, device=place)
+            if distributed.get_rank() == 0:
+                _show(trial, result, known, archive.folder(trial))
+    except (GyroscopeError, OSError) as error:
+        fail(str(error), code=FAILED)
 
 
 def _trained(trial: Trial, archive: Archive, on_gpu: bool, data: Path, again: bool) -> tuple[Result, bool]:

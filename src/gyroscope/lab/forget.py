@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.trial import Trial
@@ -27,5 +28,25 @@ def forget(archive: Archive, trials: Sequence[Trial]) -> None:
     for trial in trials:
         # Claimed, so that nobody's folder is taken away while they train.
         with archive.claimed(trial) as folder:
-            if folder.exists():
-                shutil.rmtree(folder)
+            for path in _own(folder):
+                path.unlink(missing_ok=True)
+            with suppress(OSError):  # somebody else's files are in it
+                folder.rmdir()
+
+
+# What a trial leaves in its folder.
+_OWN = (
+    "run.sqlite*",
+    "run.lock",
+    "reference*.pt*",
+    "checkpoint.pt*",
+    "result.json",
+    "result.new",
+    "rates.pt",
+    "weights.pt",
+)
+
+
+def _own(folder: Path) -> Iterator[Path]:
+    for pattern in _OWN:
+        yield from folder.glob(pattern)

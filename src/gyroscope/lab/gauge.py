@@ -70,6 +70,7 @@ class Gauge:
         norm, start = products.sqrt().unbind(1)
         distance = dots({"dd": (moved, moved)}).squeeze(1)
         rotation = (distance - (norm - start).square()).clamp(min=0.0) / (2.0 * norm * start)
+        rotation = rotation.clamp(max=2.0)  # where one length is lost beside the other, rounding is all there is
         rotation = torch.where(norm * start > 0, rotation, torch.nan)  # of rounding alone, divided by 0
         return torch.stack([rotation, norm], dim=1)
 

@@ -104,7 +104,8 @@ class Lab:
 
     def trial(self, trial: Trial) -> Trial:
         """The trial in the precision of this laboratory."""
-        suited: Precision = "bf16" if torch.cuda.is_available() else "float32"
+        on_gpu = self.engine in ("auto", "population") and torch.cuda.is_available()
+        suited: Precision = "bf16" if on_gpu else "float32"
         return replace(trial, precision=self.precision or trial.task.precision or suited)
 
     def held(self, trials: Sequence[Trial]) -> list[Trial]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 import torch
@@ -67,11 +67,11 @@ def run_population(
     """
     if not torch.cuda.is_available():
         raise LabError("a population shares a GPU, and there is none; use the engine 'workers' on a CPU")
-    torch.backends.cudnn.benchmark = True
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
     splits: dict[str, Split] = {}
     kinds = Counter(map(_kind, trials))
     waiting, elsewhere, seats = list(trials), list[Trial](), list[_Seat]()
-    failed: list[tuple[Trial, Exception]] = []
+    failed: list[tuple[Trial, str]] = []
 
     def split_of(trial: Trial) -> Split:
         name = repr(trial.task.source)
@@ -79,24 +79,26 @@ def run_population(
             splits[name] = load(trial).to(device)
         return splits[name]
 
-    again = 0.0
+    look, again = True, 0.0
     try:
         while waiting or elsewhere or seats:
-            while waiting and len(seats) < at_once and (trial := _next(waiting, archive)) is not None:
+            # What is on disk is looked at when something may have changed there, not between steps.
+            while look and waiting and len(seats) < at_once and (trial := _next(waiting, archive, failed)) is not None:
                 wanted = compiled if compiled is not None else kinds[_kind(trial)] >= _WORTH_COMPILING
                 try:
                     seat = _seat(trial, split_of(trial), archive, device, wanted, on_epoch)
                 except Exception as error:
-                    failed.append((trial, error))
+                    failed.append((trial, _in_words(error)))
                 else:
                     elsewhere += [trial] if seat is None else []
                     seats += [] if seat is None else [seat]
+            look = False
             if waiting and not seats and not elsewhere:
-                failed += [(trial, LabError("the trial whose rates it copies failed")) for trial in waiting]
+                failed += [(trial, "LabError: the trial whose rates it copies failed") for trial in waiting]
                 waiting.clear()
             if elsewhere and len(seats) < at_once and time.monotonic() >= again:
-                again = time.monotonic() + _LOOK_EVERY
-                waiting[:0], elsewhere = _still_missing(elsewhere, archive, on_done), []
+                look, again = True, time.monotonic() + _LOOK_EVERY
+                waiting[:0], elsewhere = _still_missing(elsewhere, archive, on_done, failed), []
             if elsewhere and not seats:
                 time.sleep(_LOOK_EVERY / 4)
             for seat in list(seats):
@@ -107,15 +109,25 @@ def run_population(
                         result = seat.training.finish()
                     on_done(seat.trial, result)
                 except Exception as error:
-                    failed.append((seat.trial, error))
+                    failed.append((seat.trial, _in_words(error)))
                 seats.remove(seat)
+                look = True
                 _leave(seat)
+            if seats and all(seat.training.waiting for seat in seats):
+                time.sleep(1e-4)  # rather than ask without a pause, which other threads would feel
     finally:
+        torch.backends.cudnn.benchmark = before
         for seat in seats:
-            _leave(seat)
+            with suppress(Exception):  # each is left, whatever became of the others
+                _leave(seat)
     if failed:
-        said = "; ".join(f"{t.recipe.name}, seed {t.seed}: {type(e).__name__}: {e}" for t, e in failed)
-        raise LabError(f"{len(failed)} of {len(trials)} trials failed: {said}") from failed[0][1]
+        said = "; ".join(f"{trial.recipe.name}, seed {trial.seed}: {why}" for trial, why in failed)
+        raise LabError(f"{len(failed)} of {len(trials)} trials failed: {said}")
+
+
+def _in_words(error: Exception) -> str:
+    """What went wrong; not the error itself, which holds on to the training it was raised in, and so to its memory."""
+    return f"{type(error).__name__}: {error}"
 
 
 def _kind(trial: Trial) -> tuple[object, ...]:
@@ -123,11 +135,20 @@ def _kind(trial: Trial) -> tuple[object, ...]:
     return trial.task.model, trial.task.options, trial.schedule.batch, trial.precision
 
 
-def _still_missing(trials: Sequence[Trial], archive: Archive, on_done: Callable[[Trial, Result], None]) -> list[Trial]:
+def _still_missing(
+    trials: Sequence[Trial],
+    archive: Archive,
+    on_done: Callable[[Trial, Result], None],
+    failed: list[tuple[Trial, str]],
+) -> list[Trial]:
     """Those of the trials that others held which these have not finished."""
     missing = []
     for trial in trials:
-        result = archive.result(trial)
+        try:
+            result = archive.result(trial)
+        except LabError as error:
+            failed.append((trial, _in_words(error)))
+            continue
         if result is None:
             missing.append(trial)
         else:
@@ -135,10 +156,16 @@ def _still_missing(trials: Sequence[Trial], archive: Archive, on_done: Callable[
     return missing
 
 
-def _next(waiting: list[Trial], archive: Archive) -> Trial | None:
+def _next(waiting: list[Trial], archive: Archive, failed: list[tuple[Trial, str]]) -> Trial | None:
     """The first trial that can begin; one that copies another's rates waits for that one."""
-    for trial in waiting:
-        if trial.source is None or archive.result(trial.source) is not None:
+    for trial in list(waiting):
+        try:
+            ready = trial.source is None or archive.result(trial.source) is not None
+        except LabError as error:
+            waiting.remove(trial)
+            failed.append((trial, _in_words(error)))
+            continue
+        if ready:
             waiting.remove(trial)
             return trial
     return None
@@ -166,7 +193,7 @@ def _seat(
 
 def _stream(device: str) -> torch.cuda.Stream:
     stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
+    stream.wait_stream(torch.cuda.current_stream(stream.device))
     return stream
 
 

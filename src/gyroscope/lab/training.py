@@ -88,6 +88,7 @@ class Training:
         epoch: how many epochs are over.
         loss, accuracy, validation, rotation: as in `Result`.
         ended: why it stops early, if it does.
+        waiting: whether it waits for what an epoch tells.
         rank, ranks: which of how many processes this is; see `gyroscope.lab.spread`.
     """
 
@@ -119,6 +120,7 @@ class Training:
         self.steps = schedule.steps(len(split.y_train))
         self.epoch = 0
         self.ended: str | None = None
+        self.waiting = False
         self._own = Own(self.device, seed=trial.seed, rank=self.rank, tf32=trial.precision != "float32")
         self.gauge = Gauge(self.model)
         self.loss: list[float] = []
@@ -192,8 +194,10 @@ class Training:
                 yield
             with self._own.turn():
                 reading = self._read()
+            self.waiting = True
             while not reading.ready:
                 yield
+            self.waiting = False
             self._close_epoch(reading.numbers())
             on_epoch(self)
 

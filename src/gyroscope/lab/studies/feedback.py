@@ -10,13 +10,16 @@ is 1 where classes have nothing in common, 0 where they lie on each other.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 
 from gyroscope.lab.data.split import Split
+from gyroscope.lab.errors import LabError
 from gyroscope.lab.result import Result
 from gyroscope.lab.training import Training
 from gyroscope.lab.trial import Trial
@@ -35,6 +38,23 @@ class Course:
     epochs: list[int]
     silhouettes: list[float]
     result: Result
+
+    def write(self, path: Path) -> None:
+        """Keep it in a file that is there whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_suffix(".new")
+        content = {"epochs": self.epochs, "silhouettes": self.silhouettes, "result": self.result.as_json()}
+        new.write_text(json.dumps(content, allow_nan=False) + "\n")
+        new.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> Course:
+        """Read what `write` kept."""
+        try:
+            content = json.loads(path.read_text())
+            return cls(content["epochs"], content["silhouettes"], Result.from_json(content["result"], path))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LabError(f"{path} cannot be read ({error}); delete it to measure again") from error
 
 
 def feedback(model: nn.Sequential, place: int, x: Tensor, y: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.run_one import loaded
@@ -200,9 +201,16 @@ def _course(lab: Lab) -> Course:
     """The training of the first layer alone, at a rate of 1."""
     plan = PLANS[lab.scale]
     trial = lab.trial(Trial(task_of(lab).lasting(plan.feedback_epochs), trained(1.0, 0)))
+    kept = lab.archive.root / "feedback" / f"{trial.key[:16]}-{plan.feedback_every}-{plan.samples}.json"
+    if kept.exists():
+        return Course.read(kept)
+    if lab.known:
+        raise LabError(f"the feedback of the first layer is not in {kept}; let it be measured (leave --known out)")
     split = loaded(trial.task.source, None if lab.data is None else Path(lab.data))
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return follow(trial, split, every=plan.feedback_every, samples=plan.samples, device=device)
+    course = follow(trial, split, every=plan.feedback_every, samples=plan.samples, device=device)
+    course.write(kept)
+    return course
 
 
 def _learns(found: Outcome) -> Finding:

@@ -108,7 +108,7 @@ def told(task: str, recipe: str) -> float | None:
     if kind == "Layca":
         return by_rate(task, int(power)) if power.lstrip("-").isdigit() else None
     if kind == "SGD":
-        return absolute(task, SGD_RATES.get(task, {}).get(int(power)))
+        return absolute(task, SGD_RATES.get(task, {}).get(int(power))) if power.lstrip("-").isdigit() else None
     if kind.endswith("-Layca"):
         return absolute(task, ADAPTIVE_LAYCA.get(task))
     return absolute(task, ADAPTIVE.get(task)) if kind in ("RMSprop", "Adam", "Adagrad") else None

@@ -105,7 +105,7 @@ def conclude(lab: Lab) -> Report:
     found = {name: correlations(row) for name, row in rows.items()}
     findings = [finding for name, row in rows.items() for finding in _findings(lab, name, row, found[name])]
     if len(found) > 1:
-        findings.append(_everywhere(found))
+        findings.append(_everywhere(lab, found))
     return Report(
         {"figure": _draw(rows, found)},
         (_summary(found), *(_table(name, row) for name, row in rows.items())),
@@ -215,7 +215,7 @@ def _findings(lab: Lab, name: str, row: Row, found: Correlations) -> list[Findin
             f"{name}: the larger the layer rotations, the better the generalisation ({words[which]}, {main})",
             "in words",
             _said(found[main, which], len(row)),
-            _holds(found[main, which]),
+            _holds(found[main, which], whole=_is_whole(lab)),
         )
         for which in words
     ]
@@ -235,14 +235,15 @@ def _findings(lab: Lab, name: str, row: Row, found: Correlations) -> list[Findin
     return findings
 
 
-def _everywhere(found: Mapping[str, Correlations]) -> Finding:
+def _everywhere(lab: Lab, found: Mapping[str, Correlations]) -> Finding:
     main = next(iter(THRESHOLDS))
     values = {name: its[main, "mean"] for name, its in found.items()}
+    held = [_holds(one, whole=_is_whole(lab)) for one in values.values()]
     return Finding(
         "the rule applies across the tasks",
         "all five",
         ", ".join(f"{name}: τ = {one.kendall:+.2f}" for name, one in values.items()),
-        None if any(_holds(one) is None for one in values.values()) else all(_holds(one) for one in values.values()),
+        None if any(one is None for one in held) else all(held),
     )
 
 
@@ -251,11 +252,18 @@ def _said(one: Correlation, of: int) -> str:
     return f"{kendall}, Spearman's ρ = {one.spearman:+.2f} (p = {one.spearman_p:.1g}), {one.count} of {of} count"
 
 
-def _holds(one: Correlation) -> bool | None:
-    """Whether larger goes with better; None where the orders agree no better than chance might."""
-    if one.count < FEWEST or not one.kendall_p < P:
+def _is_whole(lab: Lab) -> bool:
+    return lab.scale == "full" and not lab.known
+
+
+def _holds(one: Correlation, *, whole: bool) -> bool | None:
+    """Whether larger goes with better: not where the orders agree no better than chance might.
+
+    That is undecided where there are few, or not the `whole` of what the paper trains.
+    """
+    if one.count < FEWEST or (not whole and not one.kendall_p < P):
         return None
-    return one.kendall > 0
+    return one.kendall > 0 and one.kendall_p < P
 
 
 def _draw(rows: Mapping[str, Row], found: Mapping[str, Correlations]) -> Figure:

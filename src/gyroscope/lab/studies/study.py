@@ -115,8 +115,10 @@ class Study:
             missing = self.not_trained(lab)
             if not missing:
                 raise
-            said = f"{len(missing)} trainings are not there, such as {missing[0]}"
-            raise LabError(f"{self.name} cannot be shown in part: {said}") from error
+            said = f"{len(missing)} trainings are not in {lab.archive.root}, such as {missing[0]}"
+            raise LabError(
+                f"it cannot be shown in part: {said} in {lab.trial(self.trials(lab)[0]).precision}"
+            ) from error
 
     def save(self, lab: Lab, report: Report, out: Path | str) -> list[Path]:
         """Write the figures (png, svg), the tables (README.md) and all numbers (result.json) to `out`/`name`."""
