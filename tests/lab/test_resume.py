@@ -320,6 +320,7 @@ def test_a_checkpoint_of_captured_steps_is_gone_on_from_step_by_step(tmp_path):
     captured.close()
     alone = Training(Trial(its, recipe), SPLIT, folder=tmp_path)
     assert alone.epoch == 1
+    assert type(alone.optimizer.param_groups[0]["lr"]) is float
     for _ in alone.proceed():
         assert alone.optimizer.param_groups[0]["lr"] == pytest.approx(3.0**-3 / (5 if alone.epoch == 2 else 1))
     assert alone.finish().loss == pytest.approx(train(Trial(its, recipe), SPLIT).loss, rel=1e-5)
