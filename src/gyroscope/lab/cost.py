@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from gyroscope.lab.task import Task
@@ -70,7 +70,7 @@ def cost(trials: Sequence[Trial]) -> Cost:
     >>> cost([Trial(task("c10-cnn1"), Recipe("SGD", 0.1), seed) for seed in (0, 1, 1)])
     Cost(trials=2, seconds=90.0, measured=True)
     """
-    each = {trial.key: trial for one in trials for trial in _with_copied(one)}.values()
+    each = {trial.key: trial for one in trials for trial in one.lineage}.values()
     paces = [(pace(trial.task), trial.schedule.epochs) for trial in each]
     known = [(one, epochs) for one, epochs in paces if one is not None]
     seconds = sum(one.seconds * epochs for one, epochs in known) if len(known) == len(paces) else None
@@ -88,13 +88,6 @@ def pace(task: Task) -> Pace | None:
         return PACES[task.name]
     alike = (known for known in TASKS.values() if (known.source.name, known.model) == (task.source.name, task.model))
     return next((PACES[known.name] for known in alike if known.name in PACES), None)
-
-
-def _with_copied(trial: Trial) -> Iterator[Trial]:
-    """A trial, the one that it copies, the one that this copies, and so on."""
-    yield trial
-    if trial.source is not None:
-        yield from _with_copied(trial.source)
 
 
 def lasting(seconds: float) -> str:

@@ -174,23 +174,10 @@ def tilt(cell: Cell) -> float:
     return (late - early) / (late + early) if late + early else 0.0
 
 
-def unevenness(cell: Cell) -> float:
-    """How much rotation differs between layers: its standard deviation over its mean.
-
-    >>> from gyroscope.lab.result import Result
-    >>> from gyroscope.lab.studies.recipes import layca
-    >>> from gyroscope.lab.tasks import task
-    >>> result = Result(1.0, 0.9, loss=[0.1], layers=["a", "b"], rotation=[[0.2, 0.6]])
-    >>> round(unevenness(Cell(task("digits"), layca(-3), (result,))), 2)
-    0.5
-    """
-    return float(cell.final_rotation.std() / cell.mean_rotation) if cell.mean_rotation else 0.0
-
-
 def _line(column: Column, cell: Cell, told: float | None) -> tuple[object, ...]:
     difference = None if told is None else cell.test - told
     return (column.task.name, cell.recipe.name, cell.test, told, difference, cell.train, cell.mean_rotation,
-            unevenness(cell), tilt(cell))  # fmt: skip
+            cell.unevenness, tilt(cell))  # fmt: skip
 
 
 def _table(name: str, lines: list[tuple[object, ...]]) -> Table:
@@ -216,8 +203,8 @@ def _worse(column: Column, method: Cell, best: Cell, differences: dict[str, floa
         Finding(
             f"{column.name} turns layers less evenly",
             "small and/or non-uniform rotations",
-            f"unevenness {unevenness(method):.2f} against {unevenness(best):.2f}",
-            unevenness(method) > unevenness(best),
+            f"unevenness {method.unevenness:.2f} against {best.unevenness:.2f}",
+            method.unevenness > best.unevenness,
         ),
     ]
 

@@ -31,8 +31,8 @@ class Cell:
     >>> from gyroscope.lab.tasks import task
     >>> result = Result(1.0, 0.884, loss=[0.1], layers=["a", "b"], rotation=[[0.0, 0.0], [0.2, 0.4]])
     >>> cell = Cell(task("digits"), Recipe("SGD", 0.1), (result, result))
-    >>> cell.test, cell.train, round(cell.mean_rotation, 2), cell.learned
-    (88.4, 100.0, 0.3, True)
+    >>> cell.test, cell.train, round(cell.mean_rotation, 2), round(cell.unevenness, 2), cell.learned
+    (88.4, 100.0, 0.3, 0.33, True)
     """
 
     task: Task
@@ -75,6 +75,11 @@ class Cell:
     def mean_rotation(self) -> float:
         """The mean of that over layers."""
         return float(np.mean(self.final_rotation))
+
+    @property
+    def unevenness(self) -> float:
+        """How much rotation differs between layers: its standard deviation as a share of its mean."""
+        return float(self.final_rotation.std() / self.mean_rotation) if self.mean_rotation else 0.0
 
     @property
     def loss(self) -> npt.NDArray[np.float64]:

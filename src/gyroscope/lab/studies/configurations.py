@@ -9,12 +9,11 @@ from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.studies import paper
 from gyroscope.lab.studies.alpha_and_rate import COLUMNS, SWEPT, paper_accuracy, recipes_of_sweep
 from gyroscope.lab.studies.recipes import adaptive, adaptive_layca, lars, sgd, sgd_decayed
+from gyroscope.lab.studies.sgd_rates import POWERS
 from gyroscope.lab.task import Task
 
 #: The kinds of configurations.
 KINDS = ("Layca, ρ(0)", "Layca, α", "LARS", "SGD", "SGD + L2", "adaptive", "adaptive + Layca")
-#: Powers of 3 that the rates of SGD are (figure 2 of the rotation paper).
-SGD_POWERS = (-4, -3, -2, -1, 0)
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ def configurations(lab: Lab, task: Task) -> list[Configuration]:
         Configuration("Layca, α" if recipe.alpha else "Layca, ρ(0)", task, recipe, paper_accuracy(task, recipe))
         for recipe in dict.fromkeys(swept)
     ]
-    for power in (-4, -1, 0) if lab.scale == "smoke" else SGD_POWERS:
+    for power in (-4, -1, 0) if lab.scale == "smoke" else POWERS:
         told = paper.absolute(name, paper.SGD_RATES.get(name, {}).get(power))
         found.append(Configuration("SGD", task, sgd(task, power), told))
     told = paper.absolute(name, paper.WEIGHT_DECAY.get(name))

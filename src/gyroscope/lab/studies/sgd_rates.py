@@ -11,8 +11,6 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.studies import paper
@@ -125,7 +123,7 @@ def _findings(lab: Lab, row: list[Cell], reference: Cell) -> list[Finding]:
     best, slowest, fastest = row[place], row[0], row[-1]
     climbs = all(a.test <= b.test + 0.5 for a, b in pairwise(row[: place + 1]))
     short = reference.mean_rotation < FAR
-    uneven, even = _unevenness(best), _unevenness(reference)
+    uneven, even = best.unevenness, reference.unevenness
     return [
         Finding(
             f"{name}: the higher the rate, the further layers rotate and the better it is, up to a tipping point",
@@ -159,11 +157,6 @@ def _findings(lab: Lab, row: list[Cell], reference: Cell) -> list[Finding]:
             None if short else uneven > even,
         ),
     ]
-
-
-def _unevenness(cell: Cell) -> float:
-    """The standard deviation of the layers' final rotations, as a share of their mean."""
-    return float(np.std(cell.final_rotation) / np.mean(cell.final_rotation))
 
 
 STUDIES = (

@@ -223,7 +223,7 @@ def _findings(one: Tuned) -> list[Finding]:
     uniform, first, last = one.chosen(0.0), one.chosen(-0.6), one.chosen(0.6)
     rates = [cell for cell in one.by_rate.values() if cell.learned] or list(one.by_rate.values())
     fastest, slowest = max(rates, key=lambda cell: cell.test), rates[0]
-    even, uneven = _unevenness(one.columns[-1]), min(_unevenness(cell) for cell in one.columns[:2])
+    even, uneven = one.columns[-1].unevenness, min(cell.unevenness for cell in one.columns[:2])
     return [
         Finding(
             f"{name}: rates should be uniform, also when ρ(0) is tuned: prioritising either end costs accuracy",
@@ -252,11 +252,6 @@ def _findings(one: Tuned) -> list[Finding]:
             even < uneven,
         ),
     ]
-
-
-def _unevenness(cell: Cell) -> float:
-    """The standard deviation of the layers' final rotations, as a share of their mean."""
-    return float(np.std(cell.final_rotation) / np.mean(cell.final_rotation))
 
 
 def _draw(found: Sequence[Tuned]) -> Figure:
