@@ -138,3 +138,12 @@ def test_examples_that_lie_elsewhere_are_looked_up_there_and_moved():
     expected = here.take(4)
     assert np.array_equal(x.as_subclass(torch.Tensor), expected[0])
     assert np.array_equal(y.as_subclass(torch.Tensor), expected[1])
+
+
+def test_passes_follow_each_other_each_in_an_order_of_its_own():
+    split = Split(torch.arange(6.0), torch.arange(6), torch.zeros(1), torch.zeros(1))
+    feed = Feed(split, batch=4, augmentation=None, seed=3, device=CPU, passes=2)
+    feed.shuffle()
+    taken = torch.cat([feed.take(4)[1] for _ in range(3)])
+    generator = torch.Generator().manual_seed(3)
+    assert taken.tolist() == [*torch.randperm(6, generator=generator), *torch.randperm(6, generator=generator)]

@@ -78,6 +78,7 @@ def test_a_share_of_few_epochs_is_never_cut_off_before_the_first():
         ({"epochs": 2.5}, r"a schedule of 2\.5 epochs"),
         ({"batch": 0}, "in batches of 0"),
         ({"batch": -1}, "in batches of -1"),
+        ({"passes": 0}, "0 passes each; these are whole numbers"),
         ({"cuts": (0.5, 80)}, r"the rate is cut at \(0\.5, 80\); cuts are shares"),
         ({"cuts": (nan,)}, "the rate is cut at"),
         ({"factor": 0.0}, r"factor is 0\.0"),

@@ -61,6 +61,7 @@ OTHERS = {
         "factor": {"factor": 2.0},
         "warmup": {"warmup": 1.0},
         "drop_last": {"drop_last": True},
+        "passes": {"passes": 2},
     },
     Source: {
         "name": {"name": "mnist"},

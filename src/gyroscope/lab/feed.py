@@ -21,6 +21,7 @@ class Feed:
         augmentation: how images are shifted and mirrored.
         seed: of the order, and of the augmentation.
         device: where batches are wanted.
+        passes: how often an epoch takes every example, in a new order each time.
         share: (r, R) to take the r-th of R near-equal parts of every batch; together they are the batch.
     """
 
@@ -32,6 +33,7 @@ class Feed:
         augmentation: Augmentation | None,
         seed: int,
         device: torch.device,
+        passes: int = 1,
         share: tuple[int, int] = (0, 1),
     ) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -39,7 +41,8 @@ class Feed:
         self._batch = batch
         self._augmentation = augmentation
         self._share = share
-        count = len(split.y_train)
+        self._passes = passes
+        count = passes * len(split.y_train)
         self._order = torch.zeros(count, dtype=torch.int64, device=device)
         self._moves = None if augmentation is None else torch.zeros(count, 3, dtype=torch.int8, device=device)
         self._at = torch.zeros(1, dtype=torch.int64, device=device)
@@ -53,7 +56,9 @@ class Feed:
     def shuffle(self) -> None:
         """Begin an epoch."""
         count = len(self._order)
-        _fill(self._order, torch.randperm(count, generator=self.generator))
+        each = count // self._passes
+        orders = [torch.randperm(each, generator=self.generator) for _ in range(self._passes)]
+        _fill(self._order, torch.cat(orders))
         if self._augmentation is not None and self._moves is not None:
             _fill(self._moves, self._augmentation.draw(count, self._batch, self.generator))
         self._at.zero_()

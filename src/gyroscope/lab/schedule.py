@@ -14,12 +14,13 @@ class Schedule:
     """Epochs, batches, and the rate over time: divided by `factor` at each of the `cuts`, after a linear warm-up.
 
     Attributes:
-        epochs: how often every example is seen.
+        epochs: how often every example is seen, `passes` times over.
         batch: examples a step. The last batch of an epoch is smaller, where they do not divide evenly.
         cuts: when the rate is divided, as shares of all epochs.
         factor: by how much.
         warmup: over so many epochs the rate climbs linearly, step by step, from a tenth; 0 for none.
         drop_last: leave the smaller batch at the end of an epoch out.
+        passes: how often an epoch takes every example; few examples need not be looked at after every pass.
 
     >>> schedule = Schedule(epochs=100, cuts=(0.8, 0.9, 0.97))
     >>> schedule.milestones, [round(schedule.multiplier(epoch), 3) for epoch in (0, 79, 80, 90, 97)]
@@ -32,11 +33,13 @@ class Schedule:
     factor: float = 5.0
     warmup: float = 0.0
     drop_last: bool = False
+    passes: int = 1
 
     def __post_init__(self) -> None:
-        if not all(type(count) is int and count >= 1 for count in (self.epochs, self.batch)):
+        if not all(type(count) is int and count >= 1 for count in (self.epochs, self.batch, self.passes)):
             raise LabError(
-                f"a schedule of {self.epochs} epochs in batches of {self.batch}; both are whole numbers, 1 or more"
+                f"a schedule of {self.epochs} epochs in batches of {self.batch}, {self.passes} passes each; these are "
+                "whole numbers, 1 or more"
             )
         if not all(0 <= cut <= 1 for cut in self.cuts):
             raise LabError(f"the rate is cut at {self.cuts}; cuts are shares of all epochs, from 0 to 1")
@@ -62,12 +65,12 @@ class Schedule:
         return cut * (share + 0.1 * (1.0 - share))
 
     def batches(self, examples: int) -> Iterator[int]:
-        """The sizes of an epoch's batches.
+        """The sizes of an epoch's batches, of so many examples; passes follow each other without a break.
 
-        >>> list(Schedule(batch=128).batches(300))
-        [128, 128, 44]
+        >>> list(Schedule(batch=128).batches(300)), list(Schedule(batch=128, passes=2).batches(100))
+        ([128, 128, 44], [128, 72])
         """
-        whole, rest = divmod(examples, self.batch)
+        whole, rest = divmod(examples * self.passes, self.batch)
         yield from [self.batch] * whole
         if rest and not (self.drop_last and whole):
             yield rest
@@ -78,7 +81,8 @@ class Schedule:
         >>> Schedule(batch=128).steps(45_000)
         352
         """
-        return max(1, examples // self.batch) if self.drop_last else ceil(examples / self.batch)
+        taken = examples * self.passes
+        return max(1, taken // self.batch) if self.drop_last else ceil(taken / self.batch)
 
     def lasting(self, epochs: int) -> Schedule:
         """The same schedule over another number of epochs: cuts keep their shares, and so does a warm-up.

@@ -115,7 +115,7 @@ class Training:
         schedule = trial.schedule
         self.feed = Feed(
             self.split, batch=schedule.batch, augmentation=trial.task.augmentation, seed=trial.seed, device=self.device,
-            share=(self.rank, self.ranks),
+            passes=schedule.passes, share=(self.rank, self.ranks),
         )  # fmt: skip
         self.steps = schedule.steps(len(split.y_train))
         self.epoch = 0

@@ -21,6 +21,7 @@ from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.run_one import loaded
+from gyroscope.lab.schedule import Schedule
 from gyroscope.lab.studies.feedback import Course, follow
 from gyroscope.lab.studies.study import Finding, Report, Study, Table
 from gyroscope.lab.task import Task
@@ -41,7 +42,7 @@ _ROWS = 6
 
 @dataclass(frozen=True)
 class Plan:
-    """What a scale trains: which layers, how often, at what rate, for how long; and the same of the feedback."""
+    """What a scale trains: which layers, how often, at what rate, for how many passes; and the same of the feedback."""
 
     layers: tuple[int, ...]
     repetitions: int
@@ -54,6 +55,8 @@ class Plan:
 
 # The digits' perceptron has five hidden layers of 128 units: one layer of 64 units could not learn even its examples.
 _STAND_IN = "mlp-6x128"
+# Ten of each class, all of them in every step; and how many steps are taken between two looks.
+_EXAMPLES, _PASSES = 100, 50
 PLANS = {
     "smoke": Plan((0, 4), 2, rate=3.0, epochs=300, feedback_epochs=50, feedback_every=10, samples=400),
     "small": Plan((0, 1, 2, 3, 4), 5, rate=3.0, epochs=600, feedback_epochs=200, feedback_every=10, samples=1000),
@@ -66,10 +69,13 @@ def task_of(lab: Lab, *, init: str = "glorot_uniform", repetition: int = 0) -> T
 
     >>> from gyroscope.lab.archive import Archive
     >>> task = task_of(Lab(Archive("runs"), "full"), repetition=3)
-    >>> task.model, task.source.seed, task.schedule.epochs
+    >>> task.model, task.source.seed, task.schedule.epochs * task.schedule.passes
     ('mlp-11x784', 3, 4000)
     """
-    task = lab.task("mnist-one-layer").lasting(PLANS[lab.scale].epochs)
+    task = lab.task("mnist-one-layer")
+    # A step is a pass: looking at the training after each would take longer than the training.
+    schedule = Schedule(PLANS[lab.scale].epochs // _PASSES, batch=_EXAMPLES, cuts=(), passes=_PASSES)
+    task = replace(task, schedule=schedule)
     if lab.scale != "full":
         task = replace(task, model=_STAND_IN)
     options = tuple((dict(task.options) | {"init": init}).items())
@@ -200,7 +206,9 @@ def figure8(lab: Lab) -> Report:
 def _course(lab: Lab) -> Course:
     """The training of the first layer alone, at a rate of 1."""
     plan = PLANS[lab.scale]
-    trial = lab.trial(Trial(task_of(lab).lasting(plan.feedback_epochs), trained(1.0, 0)))
+    task = task_of(lab)
+    each = replace(task.schedule, epochs=plan.feedback_epochs, passes=1)
+    trial = lab.trial(Trial(replace(task, schedule=each), trained(1.0, 0)))
     kept = lab.archive.root / "feedback" / f"{trial.key[:16]}-{plan.feedback_every}-{plan.samples}.json"
     if kept.exists():
         return Course.read(kept)
