@@ -49,7 +49,7 @@ def exact():
 
 def close(a, b):
     """As far apart as the noise of a GPU takes two trainings of the same trial in a few epochs."""
-    assert np.array(a.rotation[1]) == pytest.approx(np.array(b.rotation[1]), rel=0.02, abs=1e-5)
+    assert np.array(a.rotation[1]) == pytest.approx(np.array(b.rotation[1]), rel=0.05, abs=1e-5)
     assert a.loss == pytest.approx(b.loss, rel=0.25, abs=0.02)
     assert a.test_accuracy == pytest.approx(b.test_accuracy, abs=0.04)
 

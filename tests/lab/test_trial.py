@@ -233,3 +233,8 @@ def test_seeds_beyond_32_bits_would_repeat_others():
     """Why they are refused."""
     draws = [torch.rand(8, generator=torch.Generator().manual_seed(seed)) for seed in (5, 2**32 + 5)]
     assert torch.equal(*draws)
+
+
+def test_the_key_does_not_know_the_sign_of_zero():
+    one, other = (Trial(task("digits"), Recipe("Layca", 0.1, control="layca", alpha=alpha)) for alpha in (0.0, -0.0))
+    assert one.key == other.key

@@ -149,6 +149,8 @@ def _told(value: Any, kind: str = "") -> Any:
         return _fields(value)
     if type(value) is int and "float" in kind and "int" not in kind:
         return float(value)  # 1 is 1.0 there
+    if isinstance(value, float):
+        return value + 0.0  # and −0 is 0
     return [_told(one, kind) for one in value] if isinstance(value, list | tuple) else value
 
 
