@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
+import signal
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -65,7 +67,7 @@ def run_on_ray(
     """
     ray = imported()
     failed: list[str] = []
-    with connected(ray), _marked(archive) as mark:
+    with connected(ray), _marked(archive) as mark, _interrupts() as heed:
         crew = _Crew(ray, archive, mark, _folder(data), gpus=gpus, retries=retries)
         waiting, running = list(trials), dict[Any, Trial]()
         try:
@@ -76,7 +78,7 @@ def run_on_ray(
                 if not running:
                     failed += [f"{_name(t)}: the trial whose rates it copies failed" for t in waiting]
                     break
-                failed += _ended(crew, archive, running, on_note, on_done)
+                failed += _ended(crew, archive, running, on_note, on_done, heed)
         except BaseException:
             crew.dismiss(running)
             raise
@@ -92,10 +94,12 @@ def _ended(
     running: dict[Any, Trial],
     on_note: Callable[[Note], None],
     on_done: Callable[[Trial, Result], None],
+    heed: Callable[[], None] = lambda: None,
 ) -> list[str]:
     """Wait until some trials have ended; returns which of them failed, and why."""
     done, failed = list[Any](), list[str]()
     while not done:
+        heed()
         done = crew.wait(running)
         for note in crew.notes():
             on_note(note)
@@ -132,6 +136,31 @@ def _name(trial: Trial) -> str:
 def _folder(data: Path | None) -> Path | None:
     found = data or os.environ.get(DATA)
     return Path(found).resolve() if found else None
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], None]]:
+    """Give what raises an interrupt that came and was lost: within Ray's callbacks an exception goes no further."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
+        yield lambda: None
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: Any) -> None:
+        came.append(number)
+        if callable(before):
+            before(number, frame)
+
+    def heed() -> None:
+        if came:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield heed
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
