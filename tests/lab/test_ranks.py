@@ -32,49 +32,44 @@ def test_two_ranks_agree_that(claim: str, outcome: tuple[list[str], str]) -> Non
 
 
 ONE_LAYER = ["digits-one-layer", "--epochs", "2", "--rate", "0.03"]
+TRIAL = Trial(task("digits-one-layer").lasting(2), Recipe("Layca", 0.03, control="layca"))
 
 
 def trained(archive: Path) -> None:
     """The archive holds what `ONE_LAYER` asks for, and it is what one process gives."""
-    trial = Trial(task("digits-one-layer").lasting(2), Recipe("Layca", 0.03, control="layca"))
-    result = Archive(archive).result(trial)
+    result = Archive(archive).result(TRIAL)
     assert result is not None
-    assert_same(result, run_one(trial, Archive(archive.with_name("alone"))))
+    assert_same(result, run_one(TRIAL, Archive(archive.with_name("alone"))))
 
 
 def test_the_command_trains_on_the_processes_that_torchrun_starts(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    asked = ["-m", "gyroscope.lab.ranks", *ONE_LAYER, "--parallel", "fsdp", "--archive", str(tmp_path / "archive")]
-    found = subprocess.run([*torchrun, *asked], capture_output=True, text=True, timeout=300, check=False)
+    asked = ["-m", "gyroscope.cli", "train", *ONE_LAYER, "--parallel", "fsdp", "--device", "cpu"]
+    found = subprocess.run([*torchrun, *asked], capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
     assert found.returncode == 0, found.stderr
-    first, second = found.stdout.splitlines()
-    assert first.startswith("digits-one-layer, layca 0.03, on 2 processes: train ")
-    assert second.startswith(f"The run is {tmp_path / 'archive'}")
-    trained(tmp_path / "archive")
+    first, second, third, *_, last = found.stdout.splitlines()  # of the first rank alone
+    assert (first, second) == ("On 2 processes (fsdp):", "digits-one-layer: Layca 0.03, seed 0")
+    assert third.startswith("train ")
+    assert last.startswith("The run is runs/lab/digits-one-layer/")
+    trained(tmp_path / "runs" / "lab")
 
 
-def test_a_group_of_one_trains_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_group_of_one_trains_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", port), ("WORLD_SIZE", 1), ("RANK", 0)):
         monkeypatch.setenv(name, str(value))
-    ranks.main([*ONE_LAYER, "--device", "cpu", "--archive", str(tmp_path / "archive")])
-    assert "on 1 processes: train" in capsys.readouterr().out
+    with ranks.process_group() as device:
+        ranks.run_on_ranks(TRIAL, Archive(tmp_path / "archive"), device=device)
     assert not torch.distributed.is_initialized()
     trained(tmp_path / "archive")
 
 
-def test_a_command_that_torchrun_did_not_start_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_group_that_torchrun_did_not_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with pytest.raises(SystemExit) as end:
-        ranks.main(["digits", "--device", "cpu"])
-    assert end.value.code == 2
-    assert "start with torchrun --nproc-per-node 2" in capsys.readouterr().err
+    with pytest.raises(LabError, match="start with torchrun --nproc-per-node 2"), ranks.process_group():
+        pass
 
 
 def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,6 +192,7 @@ def _on_ranks(trial: Trial, archive: Archive, on_gpu: bool, data: Path, parallel
             known = archive.result(trial) is not None
             result = run_on_ranks(trial, archive, data, parallel=parallel.value, device=place)
             if distributed.get_rank() == 0:
+                typer.echo(f"On {distributed.get_world_size()} processes ({parallel.value}):")
                 _show(trial, result, known, archive.folder(trial))
     except (GyroscopeError, OSError) as error:
         fail(str(error), code=FAILED)

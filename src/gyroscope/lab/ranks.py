@@ -1,24 +1,20 @@
-"""One trial on several processes that torchrun started: `torchrun --nproc-per-node 2 -m gyroscope.lab.ranks digits`."""
+"""One trial on several processes: `torchrun --nproc-per-node 2 -m gyroscope.cli train digits-mlp`."""
 
 from __future__ import annotations
 
-import argparse
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import get_args
 
 import torch
 import torch.distributed as dist
 
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.errors import LabError
-from gyroscope.lab.recipe import CONTROLS, OPTIMIZERS, Recipe
 from gyroscope.lab.result import Result
-from gyroscope.lab.run_one import Note, loaded
+from gyroscope.lab.run_one import Note, in_trial, loaded
 from gyroscope.lab.spread import from_first
-from gyroscope.lab.tasks import task
 from gyroscope.lab.training import Parallel, train
 from gyroscope.lab.trial import Trial
 
@@ -46,7 +42,7 @@ def process_group(*, cuda: bool = False) -> Iterator[str]:
             "many (torchrun --nproc-per-node), or train on CPUs"
         )
     if "MASTER_ADDR" not in os.environ:
-        raise LabError("no process group can be made: start with torchrun --nproc-per-node 2 -m gyroscope.lab.ranks")
+        raise LabError("no process group can be made: start with torchrun --nproc-per-node 2 -m gyroscope.cli train")
     device = f"cuda:{local}" if cuda else "cpu"
     if cuda:
         torch.cuda.set_device(device)
@@ -101,39 +97,4 @@ def run_on_ranks(
                 parallel=parallel,
             )
     except Exception as error:
-        reason = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
-        raise LabError(f"{trial.recipe.name}, seed {trial.seed}: {reason}") from error
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Train a task on the processes that torchrun started; rank 0 says what comes of it."""
-    parser = argparse.ArgumentParser(prog="gyroscope.lab.ranks", description=__doc__)
-    parser.add_argument("task", help="what to learn, by its name in gyroscope.lab.tasks")
-    parser.add_argument("--parallel", choices=get_args(Parallel), default="ddp", help="replicas, or shards")
-    parser.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="sgd")
-    parser.add_argument("--control", choices=(*CONTROLS, "none"), default="layca")
-    parser.add_argument("--rate", type=float, default=3.0**-3)
-    parser.add_argument("--epochs", type=int, help="the task's, unless given")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--data", type=Path, help="folder of the datasets; GYROSCOPE_DATA, unless given")
-    parser.add_argument("--archive", type=Path, default=Path("runs/lab"), help="folder of the results")
-    given = parser.parse_args(arguments)
-    try:
-        control = None if given.control == "none" else given.control
-        recipe = Recipe(f"{control or given.optimizer} {given.rate:g}", given.rate, given.optimizer, control)
-        chosen = task(given.task) if given.epochs is None else task(given.task).lasting(given.epochs)
-        trial = Trial(chosen, recipe, given.seed, precision="float32" if given.device == "cpu" else "bf16")
-        archive = Archive(given.archive)
-        with process_group(cuda=given.device == "cuda") as device:
-            result = run_on_ranks(trial, archive, given.data, parallel=given.parallel, device=device)
-            if dist.get_rank() == 0:
-                said = f"train {100 * result.train_accuracy:.2f} %, test {100 * result.test_accuracy:.2f} %"
-                print(f"{chosen.name}, {recipe.name}, on {dist.get_world_size()} processes: {said}")
-                print(f"The run is {archive.folder(trial)}")
-    except LabError as error:
-        parser.exit(2, f"{parser.prog}: {error}\n")
-
-
-if __name__ == "__main__":
-    main()
+        raise in_trial(trial, error) from error

@@ -58,6 +58,18 @@ def loaded(source: Source, data: Path | None) -> Split:
     return source.load(data)
 
 
+def in_trial(trial: Trial, error: Exception) -> LabError:
+    """What went wrong, with the trial that it went wrong in.
+
+    >>> from gyroscope.lab.recipe import Recipe
+    >>> from gyroscope.lab.tasks import task
+    >>> in_trial(Trial(task("digits"), Recipe("SGD", 0.1)), KeyError("x"))
+    LabError("SGD, seed 0: KeyError: 'x'")
+    """
+    reason = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
+    return LabError(f"{trial.recipe.name}, seed {trial.seed}: {reason}")
+
+
 def run_one(
     trial: Trial,
     archive: Archive,
@@ -93,5 +105,4 @@ def run_one(
                 on_epoch=lambda training: tell(Note.of(training)),
             )
     except Exception as error:
-        reason = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
-        raise LabError(f"{trial.recipe.name}, seed {trial.seed}: {reason}") from error
+        raise in_trial(trial, error) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ import torch
 
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.errors import LabError
+from gyroscope.lab.orphans import end_with_parent
 from gyroscope.lab.result import Result
 from gyroscope.lab.run_one import Note, run_one
 from gyroscope.lab.trial import Trial
@@ -88,15 +88,7 @@ def _start(sending: Connection) -> None:
     global _sending
     _sending = sending
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    # A parent that is killed outright cannot tell its workers, who would wait for work for ever.
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+    end_with_parent()
 
 
 def _tell(note: Note) -> None:

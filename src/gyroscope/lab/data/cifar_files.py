@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from gyroscope.lab.data.streams import to_the_end
 from gyroscope.lab.errors import LabError
 
 # The largest of them has 155 million bytes; a larger one is damaged, and is not read into memory.
@@ -134,8 +135,7 @@ def _in_archive(path: Path, edition: Edition) -> Iterator[tuple[str, str, bytes]
                     assert content is not None
                     wanted.remove(file)
                     yield file.removesuffix(".bin"), where, content.read()
-            while stream.read(2**20):
-                pass  # to the checksum at the very end, which is compared when it is read
+            to_the_end(stream)
     except (EOFError, tarfile.TarError) as error:
         raise LabError(f"{path} is truncated or no archive ({error}); fetch it again") from error
     except (gzip.BadGzipFile, zlib.error) as error:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
-import threading
 import warnings
 from collections.abc import Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -20,6 +18,7 @@ import torch
 from gyroscope.errors import MissingExtraError
 from gyroscope.lab.data.moments import histogram
 from gyroscope.lab.errors import LabError
+from gyroscope.lab.orphans import end_with_parent
 
 # One of ImageNet's files is a PNG by another name.
 _FORMATS = ("JPEG", "PNG")
@@ -128,12 +127,4 @@ def _decode_batch(batch: Batch) -> torch.Tensor:
 def _start() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent alone decides
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    # A parent that is killed outright cannot tell its workers, who would decode to the end.
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+    end_with_parent()

@@ -20,6 +20,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from gyroscope.lab.data.catalogue import Dataset, File, check_parts, find, missing, wrong
+from gyroscope.lab.data.streams import to_the_end
 from gyroscope.lab.errors import LabError
 
 _BLOCK = 1 << 18
@@ -152,8 +153,8 @@ def unpack(archive: Path, folder: Path) -> None:
 def _untar(archive: Path, fresh: str) -> None:
     with tarfile.open(archive) as tar:
         tar.extractall(fresh, filter="data")
-        while tar.fileobj and tar.fileobj.read(_BLOCK):
-            pass  # to the checksum at the very end, which is compared when it is read
+        if tar.fileobj is not None:
+            to_the_end(tar.fileobj)
 
 
 def _unzip(archive: Path, fresh: str) -> None:
