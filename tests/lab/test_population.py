@@ -47,9 +47,13 @@ def exact():
     torch.backends.cudnn.deterministic = before
 
 
-def close(a, b, *, rotation=0.05):
-    """As far apart as the noise of a GPU takes two trainings of the same trial; it grows with every step."""
-    assert np.array(a.rotation[1]) == pytest.approx(np.array(b.rotation[1]), rel=rotation, abs=1e-5)
+def close(a, b):
+    """As far apart as the noise of a GPU takes two trainings of the same trial; it grows with every step.
+
+    Of two runs of one program one may have units of the first layer above zero, where an image is blank, and the other
+    below: rounding decides for all blank patches together.
+    """
+    assert np.array(a.rotation[1]) == pytest.approx(np.array(b.rotation[1]), rel=0.25, abs=1e-5)
     assert a.loss[:2] == pytest.approx(b.loss[:2], rel=0.1)
     assert a.loss == pytest.approx(b.loss, abs=0.1)
     assert a.test_accuracy == pytest.approx(b.test_accuracy, abs=0.04)
@@ -61,10 +65,7 @@ def test_a_population_gives_what_each_trial_gives_alone_step_by_step(tmp_path, e
     trials = TRIALS if compiled else TRIALS[::2]
     archive, results = population(trials, tmp_path, at_once=5, compiled=compiled)
     for trial, result in zip(trials, results, strict=True):
-        # First steps of adaptive methods are signs of gradients, and noise turns those of gradients near zero.
-        adaptive = trial.recipe.optimizer != "sgd" or trial.recipe.copies is not None
-        alone = train(trial, SPLIT, device="cuda", rates=archive.rates(trial))
-        close(result, alone, rotation=0.25 if adaptive else 0.05)
+        close(result, train(trial, SPLIT, device="cuda", rates=archive.rates(trial)))
     close(results[0], train(trials[0], SPLIT, device="cpu"))
 
 
