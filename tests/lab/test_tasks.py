@@ -22,6 +22,8 @@ SCHEDULES = {
     "c10-cnn2": (250, [100, 170, 220], 5.0, 128, 351, 45_000),
     "c100-wrn": (250, [100, 170, 220], 5.0, 128, 351, 45_000),
     "c10-resnet110": (200, [60, 120, 160], 5.0, 128, 351, 45_000),
+    "c10-deep": (160, [79, 119], 10.0, 128, 390, 50_000),
+    "c100-deep": (160, [79, 119], 10.0, 128, 390, 50_000),
     "mnist-mlp": (100, [95], 5.0, 2048, 5, 10_000),
     "mnist-one-layer": (4000, [], 5.0, 128, 1, 100),
 }
@@ -33,6 +35,7 @@ NETWORKS = {
     "tiny-cnn": (11, 4_812_640),
     "c10-cnn2": (15, 14_977_728),
     "c10-resnet110": (112, 1_722_416),
+    "c10-deep": (56, 855_770),
     "mnist-mlp": (2, 784 * 784 + 784 + 2 * 784 + 784 * 10 + 10),
     "mnist-one-layer": (11, 10 * (784 * 784 + 784) + 784 * 10 + 10),
 }
@@ -55,19 +58,26 @@ def test_networks_have_the_layers_and_weights_that_the_authors_had(name):
     assert (len(layers(model)), sum(parameter.numel() for parameter in model.parameters())) == NETWORKS[name]
 
 
-def test_a_tenth_is_held_out_but_for_mnist_and_one_mean_and_deviation_normalizes():
+def test_a_tenth_is_held_out_in_the_rotation_papers_but_for_mnist():
     for name in PAPERS:
         source = task(name).source
-        assert source.validation == (0.0 if name.startswith("mnist") else 0.1)
-        assert source.normalization == "scalar"
+        deep = name in ("c10-deep", "c100-deep")  # the conditioning paper's
+        assert source.validation == (0.0 if name.startswith("mnist") or deep else 0.1)
+        assert source.normalization == ("channel" if deep else "scalar")
     assert task("mnist-mlp").source.per_class == 1000
     assert task("mnist-one-layer").source.per_class == 10
 
 
 def test_images_are_augmented_where_the_authors_did():
-    assert {name for name in TASKS if task(name).augmentation is not None} == {"c10-cnn2", "c100-wrn", "c10-resnet110"}
+    augmented = {name for name in TASKS if task(name).augmentation is not None}
+    assert augmented == {"c10-cnn2", "c100-wrn", "c10-resnet110", "c10-deep", "c100-deep"}
     # Continuous shifts of up to an eighth of 32 pixels, to the nearest pixel, mirrored at the edge as Keras calls it.
     assert task("c10-cnn2").augmentation == Augmentation(4, True, "image", "symmetric", "nearest", False)
+
+
+def test_one_offset_a_batch_and_half_of_it_mirrored_in_the_conditioning_paper():
+    assert task("c10-deep").augmentation == Augmentation(4, True, "batch", "reflect", "uniform", True)
+    assert task("c10-deep").schedule.restarts
 
 
 def test_decay_spares_the_last_layer_of_residual_networks_alone():
@@ -88,6 +98,8 @@ def test_trainings_stop_early_where_the_authors_stopped_them():
         "c10-cnn2": (None, None),
         "c100-wrn": (None, None),
         "c10-resnet110": (None, (60, 0.2)),
+        "c10-deep": (None, None),
+        "c100-deep": (None, None),
         "mnist-mlp": (None, None),
         "mnist-one-layer": (None, None),
     }

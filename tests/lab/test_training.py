@@ -373,7 +373,7 @@ def test_a_text_is_learned_character_by_character():
     result = training.finish()
     assert result.loss[1] < result.loss[0]
     model = WRITES.network(0)
-    _, _, best = training._best
+    _, _, best = training.best
     model.load_state_dict(best)
     model.eval()
     guesses = model(split.x_test).argmax(-1)

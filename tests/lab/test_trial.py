@@ -28,6 +28,8 @@ OTHERS = {
         "precision": {"precision": "bf16"},
         "every": {"every": 1},
         "keeps": {"keeps": True},
+        "conditions": {"conditions": 5},
+        "follows": {"follows": True},
     },
     Task: {
         "source": {"source": Source("digits", seed=1)},
@@ -51,6 +53,7 @@ OTHERS = {
         "others": {"others": "inner", "control": "layca"},
         "scale": {"scale": 0.25},
         "only": {"only": 0},
+        "frozen": {"frozen": (1,)},
         "records": {"records": True},
         "copies": {"copies": RECORDED, "control": "layca"},
     },
@@ -62,6 +65,7 @@ OTHERS = {
         "warmup": {"warmup": 1.0},
         "drop_last": {"drop_last": True},
         "passes": {"passes": 2},
+        "restarts": {"restarts": True},
     },
     Source: {
         "name": {"name": "mnist"},

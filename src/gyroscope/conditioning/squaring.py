@@ -6,6 +6,8 @@ matrices on a GPU that is what counts.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -37,11 +39,17 @@ def top(stack: Tensor) -> Tensor:
             traces.append(_trace(power))
             power = power.div_(traces[-1][:, None, None])
     logarithms = torch.stack(traces).log()
+    found = torch.einsum("kb,k->b", logarithms, _shares(stack.dtype, stack.device)).exp()
+    return torch.where(traces[0] == 0, 0.0, found)
+
+
+@cache
+def _shares(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """How much each trace counts. Kept: a CUDA graph cannot hold the copy to its device."""
     shares = [2.0**-k for k in range(0, _SQUARINGS, _EVERY)] + [2.0**-_SQUARINGS]
     # What the last trace adds is ln(tr A^2n)/2n − ln(tr A^n)/n; taken twice, it leaves ln(tr A^2n/tr A^n)/n.
     shares[-1] *= 2
-    found = torch.einsum("kb,k->b", logarithms, torch.tensor(shares).to(stack)).exp()
-    return torch.where(traces[0] == 0, 0.0, found)
+    return torch.tensor(shares, dtype=dtype, device=device)
 
 
 def _trace(stack: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ class Pace(NamedTuple):
 PACES: dict[str, Pace] = {
     "digits": Pace(0.045, measured=True),
     "digits-resnet": Pace(0.13, measured=False),
+    "digits-deep": Pace(0.13, measured=False),
     "digits-mlp": Pace(0.003, measured=False),
     "digits-one-layer": Pace(0.0045, measured=False),
     "c10-cnn1": Pace(0.45, measured=True),
@@ -32,6 +33,8 @@ PACES: dict[str, Pace] = {
     "c10-cnn2": Pace(0.47, measured=False),
     "c100-wrn": Pace(5.6, measured=False),
     "c10-resnet110": Pace(1.3, measured=False),
+    "c10-deep": Pace(1.4, measured=False),
+    "c100-deep": Pace(1.4, measured=False),
     "mnist-mlp": Pace(0.01, measured=False),
     "mnist-one-layer": Pace(0.005, measured=False),
 }

@@ -26,6 +26,8 @@ SCALES: tuple[Scale, ...] = get_args(Scale)
 # What stands in for a paper's task where its data or a GPU is not at hand, by the kind of its network.
 _STAND_INS = {
     "c10-resnet110": "digits-resnet",
+    "c10-deep": "digits-deep",
+    "c100-deep": "digits-deep",
     "mnist-mlp": "digits-mlp",
     "mnist-one-layer": "digits-one-layer",
 }

@@ -184,7 +184,7 @@ def _seat(
             rates = archive.rates(trial)
             training = (
                 Captured(trial, split, folder=folder, device=device, rates=rates, compiled=compiled)
-                if trial.recipe.capturable
+                if trial.recipe.capturable and trial.conditions is None  # hooks see nothing of replayed steps
                 else Training(trial, split, folder=folder, device=device, rates=rates)
             )
         return _Seat(trial, training, training.proceed(on_epoch), stream, claim.pop_all())

@@ -61,6 +61,7 @@ class Recipe:
         others: what a control does with biases and gains: nothing ("frozen"), as in the papers, or an "inner" step.
         scale: what the initial weights of every layer are multiplied with.
         only: train this layer alone, kernel and bias, counted from 0 in forward order.
+        frozen: do not train the weights of these layers, counted likewise.
         records: keep the tangent of the angle that every layer turns by in every step, for others to copy.
         copies: turn every layer by what it turned by under this recipe (the papers' AdaptCopy).
 
@@ -83,6 +84,7 @@ class Recipe:
     others: Others = "frozen"
     scale: float = 1.0
     only: int | None = None
+    frozen: tuple[int, ...] = ()
     records: bool = False
     copies: Recipe | None = None
 
@@ -156,6 +158,22 @@ class Recipe:
                 group["lr"].fill_(self.rate * multiplier)
             else:
                 group["lr"] = self.rate * multiplier
+
+    @staticmethod
+    def forget_momentum(optimizer: Optimizer) -> None:
+        """Let what `make` returned begin anew with its momentum, as if no step had been taken; rates are kept.
+
+        >>> weight = nn.Parameter(torch.ones(1))
+        >>> recipe = Recipe("SGD", rate=0.1, momentum=0.9)
+        >>> optimizer = recipe.make(nn.ParameterList([weight]))
+        >>> weight.sum().backward(); optimizer.step()
+        >>> recipe.forget_momentum(optimizer); optimizer.state[weight]["momentum_buffer"]
+        tensor([0.])
+        """
+        for state in optimizer.state.values():
+            for name in ("momentum_buffer", "exp_avg"):
+                if state.get(name) is not None:
+                    state[name].zero_()
 
     @property
     def capturable(self) -> bool:

@@ -21,6 +21,7 @@ class Schedule:
         warmup: over so many epochs the rate climbs linearly, step by step, from a tenth; 0 for none.
         drop_last: leave the smaller batch at the end of an epoch out.
         passes: how often an epoch takes every example; few examples need not be looked at after every pass.
+        restarts: whether the optimizer's momentum is forgotten at every cut.
 
     >>> schedule = Schedule(epochs=100, cuts=(0.8, 0.9, 0.97))
     >>> schedule.milestones, [round(schedule.multiplier(epoch), 3) for epoch in (0, 79, 80, 90, 97)]
@@ -34,6 +35,7 @@ class Schedule:
     warmup: float = 0.0
     drop_last: bool = False
     passes: int = 1
+    restarts: bool = False
 
     def __post_init__(self) -> None:
         if not all(type(count) is int and count >= 1 for count in (self.epochs, self.batch, self.passes)):

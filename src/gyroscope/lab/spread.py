@@ -72,6 +72,8 @@ class Spread(Training):
     def __init__(self, trial: Trial, split: Split, *, parallel: Parallel = "ddp", **options: Any) -> None:
         if parallel not in get_args(Parallel):
             raise LabError(f"parallel is {parallel!r}; it can be {' or '.join(map(repr, get_args(Parallel)))}")
+        if trial.follows:
+            raise LabError("the last layer is followed by one process; train this trial without torchrun")
         self.rank, self.ranks, self.parallel = dist.get_rank(), dist.get_world_size(), parallel
         examples = len(split.y_train)
         smallest = min(trial.schedule.batches(examples))

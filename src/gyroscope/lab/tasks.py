@@ -13,6 +13,9 @@ from gyroscope.lab.task import Task
 _CIFAR_10 = Source("cifar-10", validation=0.1)
 _CIFAR_100 = Source("cifar-100", validation=0.1)
 _DIGITS = Task("digits", Source("digits"), "digits-cnn")
+# The conditioning paper's: rates are cut at the start of the 80th and of the 120th epoch.
+_VERY_DEEP = Schedule(epochs=160, batch=128, cuts=(79 / 160, 119 / 160), factor=10.0, drop_last=True, restarts=True)
+_ALIKE = Augmentation(per="batch", fill="reflect", rounding="uniform", half=True)
 
 #: The tasks by name.
 TASKS: dict[str, Task] = {
@@ -104,7 +107,29 @@ TASKS: dict[str, Task] = {
             schedule=Schedule(epochs=4000, batch=128, cuts=()),
             precision="float32",
         ),
+        Task(
+            "c10-deep",
+            Source("cifar-10", normalization="channel"),
+            "resnet-56",
+            schedule=_VERY_DEEP,
+            augmentation=_ALIKE,
+        ),
+        Task(
+            "c100-deep",
+            Source("cifar-100", normalization="channel"),
+            "resnet-56",
+            options=(("classes", 100),),
+            schedule=_VERY_DEEP,
+            augmentation=_ALIKE,
+        ),
         _DIGITS,
+        Task(
+            "digits-deep",
+            _DIGITS.source,
+            "resnet-20",
+            options=(("channels", 1),),
+            schedule=Schedule(epochs=60, batch=32, cuts=(0.5, 0.75), factor=10.0, drop_last=True, restarts=True),
+        ),
         Task(
             "digits-resnet",
             _DIGITS.source,

@@ -15,14 +15,14 @@ from torch.nn import functional as F  # noqa: N812  (the name torch's own docume
 
 from gyroscope.control import Layca
 from gyroscope.control.rates import Rates
-from gyroscope.lab import checkpoint
+from gyroscope.lab import checkpoint, saved
 from gyroscope.lab.data.split import Split
 from gyroscope.lab.ends import why_end
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.feed import Feed
 from gyroscope.lab.gauge import Gauge, Reading, correct
+from gyroscope.lab.last_layer import LastLayer
 from gyroscope.lab.own import Own
-from gyroscope.lab.recipe import with_options_of
 from gyroscope.lab.result import Result
 from gyroscope.lab.tangents import Tangents
 from gyroscope.lab.trial import Trial
@@ -90,6 +90,8 @@ class Training:
         ended: why it stops early, if it does.
         waiting: whether it waits for what an epoch tells.
         rank, ranks: which of how many processes this is; see `gyroscope.lab.spread`.
+        own, tangents, last, best: its random numbers, rates, last layer's course and best weights so far.
+        began, before: when this process began, and seconds that others had spent on it.
     """
 
     rank, ranks = 0, 1
@@ -121,18 +123,19 @@ class Training:
         self.epoch = 0
         self.ended: str | None = None
         self.waiting = False
-        self._own = Own(self.device, seed=trial.seed, rank=self.rank, tf32=trial.precision != "float32")
+        self.own = Own(self.device, seed=trial.seed, rank=self.rank, tf32=trial.precision != "float32")
         self.gauge = Gauge(self.model)
         self.loss: list[float] = []
         self.accuracy: list[float] = []
         self.validation: list[float] = []
         self._sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         self.rotation, self.norms = [[0.0] * len(self.gauge.names)], [self.gauge.read()[:, 1].tolist()]
-        self._best: tuple[float, int, dict[str, Tensor]] | None = None
-        self._began, self._before, self._saved = time.perf_counter(), 0.0, time.perf_counter()
+        self.best: tuple[float, int, dict[str, Tensor]] | None = None
+        self.began, self.before, self._saved = time.perf_counter(), 0.0, time.perf_counter()
         self._save_every = save_every
         self._copied: int | None = None
-        self._tangents = self._table(rates, schedule.epochs * self.steps)
+        self.tangents = self._table(rates, schedule.epochs * self.steps)
+        self.last = LastLayer(self.model, schedule.epochs * self.steps, self.device) if trial.follows else None
         state = None if self.folder is None else self._found(self.folder)
         if state is not None and self.folder is not None:
             with checkpoint.resumed(self.folder):
@@ -163,9 +166,11 @@ class Training:
         if self.rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
         every, on_gpu = self.trial.every or self.steps, self.device.type == "cuda"
+        conditions = self.trial.conditions
         monitor = watch(
-            self.model, self.optimizer, self.folder, every=every, budget=None, activations=not on_gpu,
-            detail_every=every * (1 if on_gpu else 10), meta={"trial": self.trial.description},
+            self.model, self.optimizer, self.folder, every=every, budget=None, conditioning=conditions,
+            activations=not on_gpu or conditions is not None,
+            detail_every=conditions or every * (1 if on_gpu else 10), meta={"trial": self.trial.description},
         )  # fmt: skip
         try:
             if state is not None:
@@ -184,15 +189,17 @@ class Training:
             self.feed.shuffle()
             self._sums.zero_()
             for step, count in enumerate(schedule.batches(len(self.split.y_train))):
+                if step == 0 and schedule.restarts and self.epoch in schedule.milestones:
+                    self.trial.recipe.forget_momentum(self.optimizer)
                 if step == 0 or self.epoch < schedule.warmup:
                     self.trial.recipe.set_rate(self.optimizer, schedule.multiplier(self.epoch, step / self.steps))
                 before = self._sums.clone() if self.trial.every == 1 else None
-                with self._own.turn():
+                with self.own.turn():
                     self.step(count)
                 if before is not None:
                     self._log_batch(count, before)
                 yield
-            with self._own.turn():
+            with self.own.turn():
                 reading = self._read()
             self.waiting = True
             while not reading.ready:
@@ -221,10 +228,12 @@ class Training:
         self.optimizer.zero_grad()
         # The gradients of ranks are averaged, which is right as it is for shares of equal size.
         torch.autograd.backward(loss if self.ranks == 1 else loss * (self.ranks * len(y) / count))
-        if self._tangents is None:
+        if self.last is not None:
+            self.last.note(outputs, y, loss)
+        if self.tangents is None:
             self.optimizer.step()
         else:
-            self._tangents.step(self.optimizer)
+            self.tangents.step(self.optimizer)
         right = (outputs.detach().argmax(dim=-1) == y).float().mean()
         self._sums += len(y) * torch.stack([loss.detach(), right]).double()
 
@@ -259,8 +268,8 @@ class Training:
             told["validation_accuracy"] = numbers[-1]
         if self.monitor is not None:
             self.monitor.log(told)
-        if self.trial.task.tests == "best" and (self._best is None or self.validation[-1] > self._best[0]):
-            self._best = (self.validation[-1], self.epoch, self._copy())
+        if self.trial.task.tests == "best" and (self.best is None or self.validation[-1] > self.best[0]):
+            self.best = (self.validation[-1], self.epoch, self._copy())
         self.ended = why_end(self.trial.task, loss=self.loss, accuracy=self.accuracy, copied=self._copied)
         if self.ended is not None and self.monitor is not None:
             self.monitor.note(self.ended)
@@ -272,26 +281,26 @@ class Training:
     @contextmanager
     def _tested(self) -> Iterator[int]:
         """The weights that are to be tested, in place of the last ones; gives their epoch."""
-        if self._best is None:
+        if self.best is None:
             yield self.epoch
             return
         last = self._copy()
-        self.model.load_state_dict(self._best[2])
+        self.model.load_state_dict(self.best[2])
         try:
-            yield self._best[1]
+            yield self.best[1]
         finally:
             self.model.load_state_dict(last)
 
     def finish(self) -> Result:
         """Test, and return the result; it is kept in the folder."""
         split = self.split
-        with self._tested() as tested, self._own.turn():
+        with self._tested() as tested, self.own.turn():
             trained = float(self._evaluated(split.x_train, split.y_train))
             test = float(self._evaluated(split.x_test, split.y_test))
         result = Result(
             trained, test, loss=self.loss, layers=self.gauge.names, rotation=self.rotation, accuracy=self.accuracy,
             validation=self.validation, norms=self.norms, tested=tested, ended=self.ended,
-            seconds=self._before + time.perf_counter() - self._began,
+            seconds=self.before + time.perf_counter() - self.began,
         )  # fmt: skip
         if self.monitor is not None and self.folder is not None:
             self.monitor.log(train_accuracy=trained, test_accuracy=test)
@@ -302,8 +311,10 @@ class Training:
         return result
 
     def _keep(self, folder: Path, result: Result) -> None:
-        if self._tangents is not None and self.trial.recipe.records:
-            self._tangents.rates.save(folder / RATES)
+        if self.tangents is not None and self.trial.recipe.records:
+            self.tangents.rates.save(folder / RATES)
+        if self.last is not None:
+            self.last.write(folder)
         if self.trial.keeps:
             torch.save(self._weights(), folder / WEIGHTS)
         result.write(folder / "result.json", self.trial.description)
@@ -331,34 +342,7 @@ class Training:
         self._saved = time.perf_counter()
 
     def _state(self) -> dict[str, Any]:
-        return {
-            "key": self.trial.key,
-            "epoch": self.epoch,
-            "ended": self.ended,
-            "curves": [self.loss, self.accuracy, self.validation, self.rotation, self.norms],
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "initial": self.gauge.initial,
-            "best": None if self._best is None else list(self._best),
-            "order": self.feed.generator.get_state(),
-            **self._own.state(),
-            "tangents": None if self._tangents is None else self._tangents.state(),
-            "monitor": None if self.monitor is None else self.monitor.state_dict(),
-            "seconds": self._before + time.perf_counter() - self._began,
-        }
+        return saved.state(self)
 
     def _load(self, state: dict[str, Any]) -> None:
-        self.epoch, self.ended = state["epoch"], state["ended"]
-        self.loss, self.accuracy, self.validation, self.rotation, self.norms = state["curves"]
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(with_options_of(self.optimizer, state["optimizer"]))
-        for there, saved in zip(self.gauge.initial, state["initial"], strict=True):
-            there.copy_(saved)
-        if state["best"] is not None:
-            score, epoch, weights = state["best"]
-            self._best = (score, epoch, {name: value.to(self.device) for name, value in weights.items()})
-        self.feed.generator.set_state(state["order"])
-        self._own.load(state)
-        if self._tangents is not None:
-            self._tangents.load(state["tangents"])
-        self._before = state["seconds"]
+        saved.load(self, state)

@@ -35,6 +35,8 @@ class Trial:
         precision: what products are computed in: "float32", "tf32" (on GPUs that have it), or "bf16" by autocast.
         every: measure every so many steps; None for once an epoch.
         keeps: keep the weights too, as they were at the start and as they were tested.
+        conditions: every so many steps, measure how well each layer is conditioned too; None for never.
+        follows: follow the last layer at every step; see `gyroscope.lab.last_layer`.
 
     >>> from gyroscope.lab.tasks import task
     >>> trial = Trial(task("digits"), Recipe("Layca 3^-3, alpha +0.6", 3**-3, control="layca", alpha=0.6), seed=1)
@@ -48,6 +50,8 @@ class Trial:
     precision: Precision = "float32"
     every: int | None = None
     keeps: bool = False
+    conditions: int | None = None
+    follows: bool = False
 
     def __post_init__(self) -> None:
         if type(self.seed) is not int or not 0 <= self.seed < 2**32:  # torch would leave the other bits out
@@ -59,6 +63,8 @@ class Trial:
             raise LabError(
                 f"a trial is measured every {self.every} steps; it can be 1 or more, or None for once an epoch"
             )
+        if self.conditions is not None and self.conditions < 1:
+            raise LabError(f"layers are analysed every {self.conditions} steps; it can be 1 or more, or None for never")
         try:
             json.dumps(asdict(self), allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -110,6 +116,10 @@ class Trial:
                 raise LabError(f"only layer {self.recipe.only} is to be trained; {self.task.model} has {len(its)}")
             model.requires_grad_(False)
             its[self.recipe.only].module.requires_grad_(True)
+        for index in self.recipe.frozen:
+            if not -len(its) <= index < len(its):
+                raise LabError(f"layer {index} is to be frozen; {self.task.model} has {len(its)}")
+            its[index].parameter.requires_grad_(False)
         return model
 
 
