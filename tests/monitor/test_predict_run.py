@@ -231,7 +231,12 @@ def test_every_kind_of_prediction_has_its_sentence():
 
 
 def test_the_module_itself_imports_numpy_alone():
-    names = ["gyroscope.monitor.theory", "gyroscope.monitor.law", "gyroscope.monitor.predict"]
+    names = [
+        "gyroscope.monitor.theory",
+        "gyroscope.dynamics.law",
+        "gyroscope.dynamics.effective_rate",
+        "gyroscope.monitor.predict",
+    ]
     code = (
         "import sys, importlib\n"
         "import gyroscope.errors, gyroscope.store.record\n"

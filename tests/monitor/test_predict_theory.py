@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.errors import MonitorError
 from gyroscope.monitor.predict import decay_law, effective_lr, equilibrium, scale_invariant
 from oracles.equilibrium import slide, walk
@@ -192,7 +193,7 @@ def test_too_few_measurements_give_no_law(e):
 
 
 def test_series_of_different_lengths_are_refused():
-    with pytest.raises(MonitorError, match="two series of one length"):
+    with pytest.raises(DynamicsError, match="two series of one length"):
         decay_law([1, 2, 3], [0.1, 0.2])
 
 

@@ -10,9 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gyroscope.dynamics.effective_rate import effective_lr
+from gyroscope.dynamics.law import Floats, Kind, Law, decay_law
 from gyroscope.errors import MonitorError
-from gyroscope.monitor.law import Law, decay_law
-from gyroscope.monitor.theory import Equilibrium, Floats, Kind, Memory, effective_lr, equilibrium, scale_invariant
+from gyroscope.monitor.theory import Equilibrium, Memory, equilibrium, scale_invariant
 from gyroscope.store.record import LayerInfo
 
 __all__ = [

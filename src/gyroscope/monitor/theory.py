@@ -12,15 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, log, nan, sqrt
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from gyroscope.dynamics.law import Kind
 from gyroscope.errors import MonitorError
-
-Floats = npt.NDArray[np.float64]
-Kind = Literal["sgd", "adamw"]
 
 _UNSIZED = 10_000  # elements of a layer whose size is not given
 
@@ -62,20 +60,6 @@ def scale_invariant(
         enough = len(seen) >= max(1, steps)
         found.append(bool(np.median(seen) < tol / sqrt(max(1, n))) if enough else None)
     return found
-
-
-def effective_lr(lr: npt.ArrayLike, weight_norm: npt.ArrayLike, *, momentum: float = 0.0) -> Floats:
-    """The effective learning rate η/‖w‖², and η/((1−β)‖w‖²) with momentum β (section 4.3); NaN where ‖w‖ is zero.
-
-    It is the rate at which the direction w/‖w‖ of a scale-invariant layer is trained, whatever its norm.
-
-    >>> effective_lr(0.1, [1.0, 2.0]).tolist()
-    [0.1, 0.025]
-    """
-    _check_share("momentum", momentum)
-    rate, norm = np.asarray(lr, dtype=np.float64), np.asarray(weight_norm, dtype=np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.where(norm > 0, rate / ((1.0 - momentum) * norm * norm), nan), dtype=np.float64)
 
 
 class Equilibrium(NamedTuple):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from math import inf, nan
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.errors import MonitorError
-from gyroscope.monitor.theory import Floats, Kind
+from gyroscope.dynamics.errors import DynamicsError
+
+Floats = npt.NDArray[np.float64]
+Kind = Literal["sgd", "adamw"]
 
 _STILL = 4e-6  # a series of float32 numbers that varies by no more than rounding does
 
@@ -44,7 +46,7 @@ def decay_law(
         steps: the steps [S] of the measurements; k counts from the first.
         effective_lr: η/‖w‖² at these steps; NaN where not known.
         lr: η at these steps, or one number; without it, it is taken not to change.
-        shrinkage: d = ηλ at these steps, or one number (ηλ/(1−β) with momentum; see `Memory.shrinkage`).
+        shrinkage: d = ηλ at these steps, or one number (ηλ/(1−β) with momentum).
         kind: "sgd" or "adamw".
 
     Returns:
@@ -57,10 +59,10 @@ def decay_law(
     (25.0, 0.1, 1.0)
     """
     if kind not in ("sgd", "adamw"):
-        raise MonitorError(f"kind is {kind!r}; accepted are 'sgd' (also with momentum) and 'adamw'.")
+        raise DynamicsError(f"kind is {kind!r}; accepted are 'sgd' (also with momentum) and 'adamw'.")
     k, e = np.asarray(steps, dtype=np.float64), np.asarray(effective_lr, dtype=np.float64)
     if k.ndim != 1 or k.shape != e.shape:
-        raise MonitorError(
+        raise DynamicsError(
             f"steps has shape {k.shape} and effective_lr {e.shape}; accepted are two series of one length."
         )
     rate = _filled(np.ones_like(e) if lr is None else np.broadcast_to(np.asarray(lr, dtype=np.float64), e.shape))
