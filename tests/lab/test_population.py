@@ -1,5 +1,7 @@
 """Trials that share a GPU give what each gives alone. Needs a GPU, but for what a machine without one is told."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ import gyroscope
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.engine import run_trials
 from gyroscope.lab.errors import LabError
+from gyroscope.lab.last_layer import followed
 from gyroscope.lab.population import run_population
 from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.tasks import task
@@ -70,6 +73,22 @@ def test_a_population_gives_what_each_trial_gives_alone_step_by_step(tmp_path, e
 
 
 @needs_gpu
+def test_residual_blocks_compiled_one_by_one_give_what_the_network_gives(tmp_path, exact):
+    deep = replace(task("digits-deep").lasting(3), model="resnet-20")
+    trials = [Trial(deep, Recipe("SGD", 0.1, momentum=0.9, nesterov=True, weight_decay=1e-4), seed) for seed in (0, 1)]
+    trials.append(replace(trials[0], follows=True))
+    archive, results = population(trials, tmp_path, at_once=3)
+    for trial, result in zip(trials, results, strict=True):
+        alone = train(trial, SPLIT, device="cuda")
+        assert result.loss[0] == pytest.approx(alone.loss[0], rel=0.02)
+        assert result.loss == pytest.approx(alone.loss, rel=0.3, abs=0.05)
+    course = followed(archive.folder(trials[2]))
+    steps = deep.schedule.steps(len(SPLIT.y_train))
+    assert course.loss.reshape(3, steps).mean(axis=1) == pytest.approx(results[2].loss)
+    assert (course.lambda_m > 0).all()
+
+
+@needs_gpu
 def test_trials_do_not_disturb_each_other(tmp_path, exact):
     """Graphs captured on one stream and replayed side by side race; each has its own, so all results are the same."""
     _, together = population(TRIALS[:12], tmp_path / "together", at_once=12, compiled=False)
@@ -102,8 +121,6 @@ def test_gradients_of_replayed_steps_are_those_the_monitor_records(tmp_path, exa
 
 @needs_gpu
 def test_warm_up_and_cuts_reach_captured_steps(tmp_path):
-    from dataclasses import replace
-
     warm = replace(DIGITS, schedule=replace(DIGITS.schedule, warmup=2.0))
     trial = Trial(warm, RECIPES[0], every=1)
     archive, _ = population([trial], tmp_path, compiled=False)

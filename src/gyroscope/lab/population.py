@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -20,6 +20,9 @@ from gyroscope.lab.trial import Trial
 
 # Half a minute of compiling is a fifth of this many trainings of C10-CNN1.
 _WORTH_COMPILING = 4
+# Steps that a trial may have asked for that are not done yet: enough to keep the device busy, and few enough that large
+# networks, whose steps last long, do not make small ones wait for room in the queue.
+_AHEAD = 3
 # Seconds until it is looked again whether another process has finished a trial.
 _LOOK_EVERY = 2.0
 
@@ -33,6 +36,14 @@ class _Seat:
     turns: Iterator[None]
     stream: torch.cuda.Stream
     claim: ExitStack
+    asked: deque[torch.cuda.Event] = field(default_factory=deque)
+
+    @property
+    def busy(self) -> bool:
+        """Whether enough of its steps are still to be done."""
+        while self.asked and self.asked[0].query():
+            self.asked.popleft()
+        return len(self.asked) >= _AHEAD
 
 
 def run_population(
@@ -58,7 +69,8 @@ def run_population(
         at_once: how many share the device.
         device: the GPU.
         compiled: compile the networks, which takes half a minute for each kind and makes their steps a fifth faster;
-            None for those of which there are enough to make up for it.
+            None for those of which there are enough to make up for it. Residual blocks are compiled by themselves,
+            which takes seconds, unless this is False.
         on_epoch: called as each training ends an epoch.
         on_done: called as each ends.
 
@@ -84,7 +96,7 @@ def run_population(
         while waiting or elsewhere or seats:
             # What is on disk is looked at when something may have changed there, not between steps.
             while look and waiting and len(seats) < at_once and (trial := _next(waiting, archive, failed)) is not None:
-                wanted = compiled if compiled is not None else kinds[_kind(trial)] >= _WORTH_COMPILING
+                wanted = compiled if compiled is not None else (kinds[_kind(trial)] >= _WORTH_COMPILING or None)
                 try:
                     seat = _seat(trial, split_of(trial), archive, device, wanted, on_epoch)
                 except Exception as error:
@@ -101,7 +113,7 @@ def run_population(
                 waiting[:0], elsewhere = _still_missing(elsewhere, archive, on_done, failed), []
             if elsewhere and not seats:
                 time.sleep(_LOOK_EVERY / 4)
-            for seat in list(seats):
+            for seat in [seat for seat in seats if not seat.busy]:
                 try:
                     with torch.cuda.stream(seat.stream):
                         if _turn(seat):
@@ -113,7 +125,7 @@ def run_population(
                 seats.remove(seat)
                 look = True
                 _leave(seat)
-            if seats and all(seat.training.waiting for seat in seats):
+            if seats and all(seat.training.waiting or seat.busy for seat in seats):
                 time.sleep(1e-4)  # rather than ask without a pause, which other threads would feel
     finally:
         torch.backends.cudnn.benchmark = before
@@ -172,7 +184,12 @@ def _next(waiting: list[Trial], archive: Archive, failed: list[tuple[Trial, str]
 
 
 def _seat(
-    trial: Trial, split: Split, archive: Archive, device: str, compiled: bool, on_epoch: Callable[[Training], None]
+    trial: Trial,
+    split: Split,
+    archive: Archive,
+    device: str,
+    compiled: bool | None,
+    on_epoch: Callable[[Training], None],
 ) -> _Seat | None:
     """A seat for a trial; None if another process trains it, or has: to wait while holding others may be for ever."""
     with ExitStack() as claim:
@@ -203,6 +220,7 @@ def _turn(seat: _Seat) -> bool:
         next(seat.turns)
     except StopIteration:
         return False
+    seat.asked.append(seat.stream.record_event())
     return True
 
 
