@@ -235,6 +235,7 @@ def test_the_module_itself_imports_numpy_alone():
         "gyroscope.monitor.theory",
         "gyroscope.dynamics.law",
         "gyroscope.dynamics.effective_rate",
+        "gyroscope.dynamics.equilibrium",
         "gyroscope.monitor.predict",
     ]
     code = (

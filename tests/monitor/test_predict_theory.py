@@ -91,7 +91,7 @@ def test_the_norm_is_not_known_without_the_gradient():
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(options, says):
-    with pytest.raises(MonitorError, match=says):
+    with pytest.raises(DynamicsError, match=says):
         equilibrium(**options)
 
 

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gyroscope.dynamics.effective_rate import effective_lr
+from gyroscope.dynamics.equilibrium import Equilibrium, Memory, equilibrium
 from gyroscope.dynamics.law import Floats, Kind, Law, decay_law
 from gyroscope.errors import MonitorError
-from gyroscope.monitor.theory import Equilibrium, Memory, equilibrium, scale_invariant
+from gyroscope.monitor.theory import scale_invariant
 from gyroscope.store.record import LayerInfo
 
 __all__ = [

@@ -10,14 +10,11 @@ Pythagoras, until weight decay takes away as much as they add.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import inf, isfinite, log, nan, sqrt
-from typing import Any, NamedTuple
+from math import sqrt
 
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.dynamics.law import Kind
 from gyroscope.errors import MonitorError
 
 _UNSIZED = 10_000  # elements of a layer whose size is not given
@@ -60,114 +57,3 @@ def scale_invariant(
         enough = len(seen) >= max(1, steps)
         found.append(bool(np.median(seen) < tol / sqrt(max(1, n))) if enough else None)
     return found
-
-
-class Equilibrium(NamedTuple):
-    """Where weight decay takes a scale-invariant layer: angle a step, norm, and steps to halve the distance to it."""
-
-    rate: float
-    norm: float
-    half_life: float
-
-
-@dataclass(frozen=True)
-class Memory:
-    """An optimizer's momentum: its step is −η Σ_j c_j ∇_{k−j}, and its weight decay may go through it too.
-
-    Attributes:
-        total: Σ c_j; a gradient moves the weights by η times as much in the end.
-        square: Σ c_j²; the square of a step's length, where successive gradients are unrelated.
-        coupled: whether weight decay is added to the gradient (SGD), and not to the step (AdamW).
-    """
-
-    total: float
-    square: float
-    coupled: bool
-
-    @classmethod
-    def of(cls, kind: Kind, momentum: float = 0.0, *, dampening: float = 0.0, nesterov: bool = False) -> Memory:
-        """The memory of torch's SGD or AdamW (`momentum` is then β₁).
-
-        >>> Memory.of("sgd", 0.5).total
-        2.0
-        """
-        if kind not in ("sgd", "adamw"):
-            raise MonitorError(f"kind is {kind!r}; accepted are 'sgd' (also with momentum) and 'adamw'.")
-        _check_share("momentum", momentum)
-        _check_share("dampening", dampening)
-        if kind == "adamw":
-            return cls(1.0, (1 - momentum) / (1 + momentum), coupled=False)
-        take, square = 1 - dampening if momentum else 1.0, 1 / (1 - momentum**2)  # torch dampens momentum alone
-        if nesterov and momentum:
-            square = (1 + momentum) ** 2 + momentum**4 * square
-        return cls(take / (1 - momentum), take**2 * square, coupled=True)
-
-    def shrinkage(self, lr: Any, decay: Any) -> Any:
-        """The share d of themselves that the weights lose in a step, by weight decay alone."""
-        return lr * decay * (self.total if self.coupled else 1.0)
-
-
-def equilibrium(
-    lr: float,
-    decay: float,
-    *,
-    momentum: float = 0.0,
-    kind: Kind = "sgd",
-    dampening: float = 0.0,
-    nesterov: bool = False,
-    gradient: float | None = None,
-) -> Equilibrium:
-    """The state in which weight decay takes away as much norm as the steps add (equations 23 to 25, and beyond).
-
-    With steps −η Σ_j c_j ∇_{k−j} and a share d of the weights lost in a step, for small d:
-
-        SGD:    ‖w‖⁴ ← (1 − 4d)‖w‖⁴ + 2η²(Σc)²g̃²        AdamW:  ‖w‖² ← (1 − 2d)‖w‖² + η²n
-        rate = √(2d Σc²)/Σc,    ‖w‖⁴ = η²(Σc)²g̃²/(2d)   or   ‖w‖² = η²n/(2d),    half-life ln 2/(4d)   or   ln 2/(2d)
-
-    | | Σc | Σc² | d | rate |
-    |---|---|---|---|---|
-    | SGD | 1 | 1 | ηλ | √(2ηλ) |
-    | momentum β | 1/(1−β) | 1/(1−β²) | ηλ/(1−β) | √(2ηλ/(1+β)) |
-    | AdamW, β₁ | 1 | (1−β₁)/(1+β₁) | ηλ | √(2ηλ(1−β₁)/(1+β₁)) |
-
-    That gradients are orthogonal to w is all that the rate of SGD depends on, with momentum or without: successive
-    gradients may agree or not. (Without momentum the angle is arccos(1−ηλ) exactly.) The norm, and Nesterov's rate,
-    take successive gradients to be unrelated. For AdamW the gradient divided by √v is taken to be orthogonal to w too,
-    with n = number of elements as its squared norm, and the half-life to be longer than the memory 1/(1−β₂) of v.
-
-    Args:
-        lr: η.
-        decay: λ, as given to the optimizer.
-        momentum: β of SGD, β₁ of AdamW.
-        kind: "sgd" or "adamw".
-        dampening: SGD's.
-        nesterov: SGD's.
-        gradient: g̃ = ‖∇‖‖w‖ for SGD, √n for AdamW; without it the norm is NaN.
-
-    Returns:
-        rate: the angle by which the layer turns in a step, in radians.
-        norm: ‖w‖ there.
-        half_life: steps after which ‖w‖⁴ (AdamW: ‖w‖²) has gone half of the way to it.
-
-    >>> at = equilibrium(0.1, 5e-4, gradient=1.0)
-    >>> round(at.rate, 4), round(at.norm, 3), round(at.half_life)
-    (0.01, 3.162, 3466)
-    """
-    for name, value in (("lr", lr), ("decay", decay)):
-        if not (isfinite(value) and value >= 0):
-            raise MonitorError(f"{name} is {value}; accepted are finite numbers from 0.")
-    memory = Memory.of(kind, momentum, dampening=dampening, nesterov=nesterov)
-    shrinkage = float(memory.shrinkage(lr, decay))
-    if shrinkage == 0:
-        return Equilibrium(0.0, nan if gradient is None else inf, inf)
-    rate = sqrt(2 * shrinkage * memory.square) / memory.total
-    norm = nan
-    if gradient is not None:
-        square = (lr * memory.total * gradient) ** 2 / (2 * shrinkage)
-        norm = square ** (0.25 if kind == "sgd" else 0.5)
-    return Equilibrium(rate, norm, log(2) / ((4 if kind == "sgd" else 2) * shrinkage))
-
-
-def _check_share(name: str, value: float) -> None:
-    if not 0.0 <= value < 1.0:
-        raise MonitorError(f"{name} is {value}; accepted are values from 0 to below 1.")
