@@ -41,7 +41,7 @@ class _Seat:
     @property
     def busy(self) -> bool:
         """Whether enough of its steps are still to be done."""
-        while self.asked and self.asked[0].query():
+        while self.asked and self.asked[0].query():  # type: ignore[no-untyped-call]
             self.asked.popleft()
         return len(self.asked) >= _AHEAD
 

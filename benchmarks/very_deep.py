@@ -1,0 +1,156 @@
+"""What a step of a very deep residual network costs on a GPU, and what watching all of its layers adds.
+
+    python benchmarks/very_deep.py
+
+Milliseconds a step of ResNet-110 and ResNet-1202 on 128 images of 32×32, bf16: kernel by kernel (eager), with their
+blocks compiled, as a CUDA graph, and as a graph of compiled blocks; the graphs also with the monitor measuring every
+layer at every step. The contenders take turns: some steps of each in every round. The images are noise, on which the
+cost does not depend. And the memory that one step takes, with activations kept and with blocks recomputed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from gyroscope.lab.captured import Captured, compile_blocks
+from gyroscope.lab.data.split import Split
+from gyroscope.lab.recipe import Recipe
+from gyroscope.lab.tasks import task
+from gyroscope.lab.training import Training
+from gyroscope.lab.trial import Trial
+from timing import environment, write
+
+RECIPE = Recipe("SGD", 0.1, momentum=0.9, nesterov=True, weight_decay=1e-4)
+BATCH = 128
+
+
+class Way(NamedTuple):
+    """How steps are taken."""
+
+    name: str
+    graph: bool = False
+    compiled: bool = False
+    watched: bool = False
+
+
+WAYS = (
+    Way("eager"),
+    Way("compiled", compiled=True),
+    Way("graph", graph=True),
+    Way("graph, watched", graph=True, watched=True),
+    Way("compiled graph", graph=True, compiled=True),
+    Way("compiled graph, watched", graph=True, compiled=True, watched=True),
+)
+
+
+def noise(steps: int) -> Split:
+    """Images for an epoch of so many steps."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (BATCH * steps, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    y = torch.randint(0, 10, (len(x),), generator=generator)
+    return Split(x, y, x[:100], y[:100], mean=torch.full((3,), 120.7), std=torch.full((3,), 64.2))
+
+
+class Contender:
+    """A training that goes on, an epoch of `steps` steps at a time."""
+
+    def __init__(self, way: Way, depth: int, split: Split, folder: Path | None, **options: Any) -> None:
+        its = task("c10-deep").lasting(10_000)
+        its = replace(its, model=f"resnet-{depth}", options=tuple(options.items()))
+        trial = Trial(its, RECIPE, precision="bf16", every=1 if way.watched else None)
+        self.stream = torch.cuda.Stream()
+        given: dict[str, Any] = {"device": "cuda", "folder": folder if way.watched else None}
+        with torch.cuda.stream(self.stream):
+            if way.graph:
+                self.training: Training = Captured(trial, split, compiled=None if way.compiled else False, **given)
+            else:
+                self.training = Training(trial, split, **given)
+                if way.compiled:
+                    compile_blocks(self.training.model)
+            self._turns: Iterator[None] = self.training.proceed()
+
+    def epoch(self) -> float:
+        """Seconds of the next epoch."""
+        torch.cuda.synchronize()
+        start, goal = time.perf_counter(), self.training.epoch + 1
+        with torch.cuda.stream(self.stream):
+            while self.training.epoch < goal:
+                next(self._turns)
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """End it."""
+        with torch.cuda.stream(self.stream):
+            self.training.close()
+
+
+def paces(depth: int, steps: int, rounds: int) -> dict[str, Any]:
+    """Milliseconds a step of every contender."""
+    split = noise(steps).to("cuda")
+    with tempfile.TemporaryDirectory() as folder:
+        made = {way.name: Contender(way, depth, split, Path(folder) / way.name) for way in WAYS}
+        for contender in made.values():  # compiles, and makes the graphs
+            contender.epoch()
+        times: dict[str, list[float]] = {name: [] for name in made}
+        for _ in range(rounds):
+            for name, contender in made.items():
+                times[name].append(1e3 * contender.epoch() / steps)
+        for contender in made.values():
+            contender.close()
+    found: dict[str, Any] = {
+        name: {"steps_ms": each, "median_ms": statistics.median(each)} for name, each in times.items()
+    }
+    for name in ("graph", "compiled graph"):
+        pairs = zip(times[f"{name}, watched"], times[name], strict=True)
+        found[f"{name}, watched"]["more"] = statistics.median(watched / bare - 1 for watched, bare in pairs)
+    for name, values in found.items():
+        print(f"ResNet-{depth}, {name}: {values['median_ms']:.2f} ms a step {values.get('more', '')}", flush=True)
+    return found
+
+
+def memory(depth: int) -> dict[str, float]:
+    """GiB that a step takes at most, kernel by kernel."""
+    found = {}
+    for name, options in (("kept", {}), ("recomputed", {"checkpointed": True})):
+        torch.cuda.empty_cache()
+        contender = Contender(Way("eager"), depth, noise(2).to("cuda"), None, **options)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        contender.epoch()
+        found[name] = (torch.cuda.max_memory_allocated() - before) / 2**30
+        print(f"ResNet-{depth}, activations {name}: {found[name]:.2f} GiB", flush=True)
+        contender.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--depths", type=int, nargs="+", default=[110, 1202])
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    options = parser.parse_args()
+    torch.backends.cudnn.benchmark = True
+    found: dict[str, Any] = {
+        "environment": environment(torch.device("cuda")),
+        "command": "python benchmarks/very_deep.py",
+        "batch": BATCH,
+    }
+    for depth in options.depths:
+        steps = max(5, 2400 // depth)
+        found[f"resnet-{depth}"] = {"steps": steps, "ways": paces(depth, steps, options.rounds)}
+        found[f"resnet-{depth}"]["memory_gib"] = memory(depth)
+        write(options.out / "very_deep_cuda.json", found)
+
+
+if __name__ == "__main__":
+    main()
