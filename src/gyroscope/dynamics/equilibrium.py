@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from math import inf, isfinite, log, nan, sqrt
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.law import Kind
+from gyroscope.dynamics.law import Floats, Kind
 
 
 class Equilibrium(NamedTuple):
@@ -114,6 +117,61 @@ def equilibrium(
         square = (lr * memory.total * gradient) ** 2 / (2 * shrinkage)
         norm = square ** (0.25 if kind == "sgd" else 0.5)
     return Equilibrium(rate, norm, log(2) / ((4 if kind == "sgd" else 2) * shrinkage))
+
+
+def approach(at: Equilibrium, steps: npt.ArrayLike, *, start: float, kind: Kind = "sgd") -> Floats:
+    """‖w‖ after so many steps, on the way from `start` to an equilibrium.
+
+    With p = 4 for SGD and 2 for AdamW, ‖w_k‖^p = ‖w_∞‖^p + (‖w_0‖^p − ‖w_∞‖^p) 2^(−k/h), h the half-life. The angle a
+    step goes with it: for SGD it is rate · (‖w_∞‖/‖w_k‖)², for AdamW rate · ‖w_∞‖/‖w_k‖, once momentum and second
+    moments have settled, which takes 1/(1−β) steps of its own.
+
+    Args:
+        at: what `equilibrium` returned, given `gradient`.
+        steps: k, one or many.
+        start: ‖w_0‖.
+        kind: "sgd" or "adamw", as given to `equilibrium`.
+
+    >>> at = equilibrium(0.1, 5e-4, gradient=1.0)
+    >>> approach(at, [0, at.half_life, 1e6], start=1.0).round(3)
+    array([1.   , 2.666, 3.162])
+    """
+    y = _distance(at, start, kind)
+    return np.asarray(
+        at.norm * (1 + y * 2.0 ** (-np.asarray(steps, dtype=np.float64) / at.half_life)) ** (1 / _power(kind))
+    )
+
+
+def steps_until(at: Equilibrium, *, start: float, within: float = 0.05, kind: Kind = "sgd") -> float:
+    """The time to equilibrium: after how many steps ‖w‖ is within a share of its value there, coming from `start`.
+
+    >>> at = equilibrium(0.1, 5e-4, gradient=1.0)
+    >>> round(steps_until(at, start=1.0))
+    8373
+    >>> steps_until(at, start=3.1)
+    0.0
+    """
+    if not 0 < within < 1:
+        raise DynamicsError(f"within is {within}; accepted are shares between 0 and 1.")
+    y, near = _distance(at, start, kind), abs((1 + (within if start > at.norm else -within)) ** _power(kind) - 1)
+    return at.half_life * log(abs(y) / near) / log(2) if abs(y) > near else 0.0
+
+
+def _distance(at: Equilibrium, start: float, kind: Kind) -> float:
+    """(‖w_0‖^p − ‖w_∞‖^p)/‖w_∞‖^p."""
+    if not (isfinite(start) and start > 0):
+        raise DynamicsError(f"start is {start}; accepted are finite norms above 0.")
+    if not isfinite(at.half_life):
+        raise DynamicsError("The equilibrium does not apply because nothing decays: αλ is 0, and the norm only grows.")
+    if not isfinite(at.norm):
+        raise DynamicsError("The norm at equilibrium is not known; give `gradient` to equilibrium().")
+    return float((start / at.norm) ** _power(kind) - 1)
+
+
+def _power(kind: Kind) -> int:
+    if kind not in ("sgd", "adamw"):
+        raise DynamicsError(f"kind is {kind!r}; accepted are 'sgd' (also with momentum) and 'adamw'.")
+    return 4 if kind == "sgd" else 2
 
 
 def _check_share(name: str, value: float) -> None:
