@@ -6,6 +6,7 @@ from gyroscope import conditioning, control, errors, monitor, store, vectors
 from gyroscope.conditioning import Conditioning, condition
 from gyroscope.control import Graft, Layca, SGD_AMom
 from gyroscope.errors import GyroscopeError
+from gyroscope.last_norm import last_norm
 from gyroscope.layer import Layer, layers
 from gyroscope.monitor import Monitor, watch
 from gyroscope.store import Run, load, runs
@@ -27,6 +28,7 @@ __all__ = [
     "errors",
     "figures",
     "integrations",
+    "last_norm",
     "layers",
     "load",
     "monitor",
