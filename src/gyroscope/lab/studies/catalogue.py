@@ -25,6 +25,9 @@ _MODULES = (
     "tuned_rates",
     "rescaled",
     "conditioning_figures",
+    "weight_domination",
+    "gradient_explosion",
+    "trained_convolutions",
 )
 
 

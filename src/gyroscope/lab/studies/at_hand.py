@@ -1,0 +1,50 @@
+"""The images of the conditioning paper where they are at hand, and scikit-learn's digits otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gyroscope.lab.data.catalogue import DATASETS, missing
+from gyroscope.lab.data.source import Source
+from gyroscope.lab.laboratory import Lab
+
+DIGITS = Source("digits")
+# Pixels and channels of an image.
+_PIXELS = {"digits": 64, "mnist": 784, "cifar-10": 3072}
+_CHANNELS = {"digits": 1, "mnist": 1, "cifar-10": 3}
+
+
+def at_hand(lab: Lab, wanted: Source) -> Source:
+    """`wanted` at full scale, and at the small one if its files are in the laboratory's folder; else the digits.
+
+    >>> from gyroscope.lab.archive import Archive
+    >>> [at_hand(Lab(Archive("runs"), scale), Source("mnist")).name for scale in ("smoke", "small", "full")]
+    ['digits', 'digits', 'mnist']
+    """
+    if lab.scale == "full" or (lab.scale == "small" and _is_there(wanted.name, lab.data)):
+        return wanted
+    return DIGITS
+
+
+def pixels(source: Source) -> tuple[tuple[str, Any], ...]:
+    """What a perceptron is told about the images.
+
+    >>> pixels(Source("mnist"))
+    (('inputs', 784),)
+    """
+    return (("inputs", _PIXELS[source.name]),)
+
+
+def channels(source: Source) -> tuple[tuple[str, Any], ...]:
+    """What a convolutional network is told about the images.
+
+    >>> channels(Source("cifar-10"))
+    (('channels', 3),)
+    """
+    return (("channels", _CHANNELS[source.name]),)
+
+
+def _is_there(name: str, folder: Path | str | None) -> bool:
+    forms = [known for known in DATASETS if known.source == name]
+    return folder is not None and any(not missing(known, Path(folder).expanduser()) for known in forms)
