@@ -1,0 +1,189 @@
+"""Layers as matrices: W and b as one [W b] that multiplies activations with a homogeneous coordinate, ā = (a, 1).
+
+A linear layer is s = [W b] ā for every row of its input. A convolution is that too, for every patch it sees: a is the
+patch at an output position, in the order of `torch.nn.functional.unfold`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
+
+from gyroscope.class_names import ancestry
+from gyroscope.conditioning.patches import patch_gram
+from gyroscope.dynamics.errors import DynamicsError
+
+_SHORT = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A layer whose gradient can be preconditioned.
+
+    Attributes:
+        name: of the module in its model.
+        module: a linear layer or a convolution without groups.
+        biased: whether a bias is trained with the weights, so that activations have a homogeneous coordinate.
+    """
+
+    name: str
+    module: nn.Linear | nn.Conv2d
+    biased: bool
+
+    @property
+    def inputs(self) -> int:
+        """The size of a, without the homogeneous coordinate."""
+        return self.module.weight[0].numel()
+
+    @property
+    def outputs(self) -> int:
+        """The size of s."""
+        return self.module.weight.shape[0]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """b, if it is trained."""
+        return self.module.bias if self.biased else None
+
+    def gradient(self) -> Tensor | None:
+        """[∇W ∇b] of shape [outputs, inputs + biased], in float32 or better; None where there is none."""
+        weight, bias = self.module.weight, self.bias
+        if weight.grad is None:
+            return None
+        g = _at_least_float32(weight.grad).flatten(1)
+        if bias is None:
+            return g
+        of_bias = g.new_zeros(len(g)) if bias.grad is None else bias.grad.to(g.dtype)
+        return torch.cat([g, of_bias.unsqueeze(1)], dim=1)
+
+    def write(self, direction: Tensor) -> None:
+        """Have a matrix like `gradient` for the gradients of the parameters; those there were are not changed."""
+        weight, bias = self.module.weight, self.bias
+        weight.grad = direction[:, : self.inputs].reshape(weight.shape).to(weight.dtype)
+        if bias is not None and bias.grad is not None:
+            bias.grad = direction[:, -1].to(bias.dtype, copy=True)
+
+    def parameters(self) -> list[Tensor]:
+        """W, and b if it is trained."""
+        return [self.module.weight] if self.bias is None else [self.module.weight, self.bias]
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """E[a] and the variances of the coordinates of a, each [inputs], over all rows or patches of an input.
+
+        >>> Place("", nn.Linear(2, 1), True).moments(torch.tensor([[1.0, 0.0], [3.0, 0.0]]))
+        (tensor([2., 0.]), tensor([1., 0.]))
+        """
+        x = _at_least_float32(x)
+        if isinstance(self.module, nn.Linear):
+            variance, mean = torch.var_mean(x.reshape(-1, x.shape[-1]), dim=0, correction=0)
+            return mean, variance
+        x = x if x.dim() == 4 else x.unsqueeze(0)
+        # Centred by channels, for the digits of the variance; padded zeros are then c too low, where f < 1.
+        c = x.mean((0, 2, 3), keepdim=True)
+        z = x - c
+        first, second = self._patch_mean(z.mean(0)), self._patch_mean(z.square().mean(0))
+        f = self._patch_mean(torch.ones_like(z[0]))
+        c = c.flatten().repeat_interleave(self.inputs // len(c.flatten()))
+        variance = second - first.square() + 2 * c * (1 - f) * first + c.square() * f * (1 - f)
+        return first + c * f, variance.clamp_min_(0)
+
+    def second_moment(self, x: Tensor) -> Tensor:
+        """E[ā āᵀ] over all rows or patches of an input, with or without the homogeneous coordinate.
+
+        >>> Place("", nn.Linear(1, 1), True).second_moment(torch.tensor([[1.0], [3.0]]))
+        tensor([[5., 2.],
+                [2., 1.]])
+        """
+        x = _at_least_float32(x)
+        if isinstance(self.module, nn.Linear):
+            rows = x.reshape(-1, x.shape[-1])
+            inner, mean = rows.T @ rows / len(rows), rows.mean(0)
+        else:
+            x = x if x.dim() == 4 else x.unsqueeze(0)
+            at = self.module
+            padding: Any = at.padding
+            gram = patch_gram(
+                x, kernel_size=at.kernel_size, stride=at.stride, padding=padding, dilation=at.dilation,
+                padding_mode=at.padding_mode, dtype=x.dtype,
+            )  # fmt: skip
+            mean = self._patch_mean(x.mean(0))
+            inner = gram / (len(x) * self._patches(x[0]).shape[-1])
+        if not self.biased:
+            return inner
+        whole = inner.new_ones(self.inputs + 1, self.inputs + 1)
+        whole[:-1, :-1], whole[:-1, -1], whole[-1, :-1] = inner, mean, mean
+        return whole
+
+    def rows(self, g: Tensor) -> Tensor:
+        """What comes out of the layer, or the gradient there, as [rows, outputs]."""
+        g = _at_least_float32(g)
+        if isinstance(self.module, nn.Conv2d):
+            g = g.movedim(-3, -1)
+        return g.reshape(-1, g.shape[-1])
+
+    def _patch_mean(self, image: Tensor) -> Tensor:
+        """The mean patch of one image [C, H, W]; of a mean image, that of all: patches are linear in it."""
+        return self._patches(image).mean(-1)
+
+    def _patches(self, image: Tensor) -> Tensor:
+        assert isinstance(self.module, nn.Conv2d)
+        around = self.module._reversed_padding_repeated_twice
+        mode = "constant" if self.module.padding_mode == "zeros" else self.module.padding_mode
+        image = functional.pad(image.unsqueeze(0), around, mode=mode) if any(around) else image.unsqueeze(0)
+        at = self.module
+        return functional.unfold(image, at.kernel_size, dilation=at.dilation, stride=at.stride)[0]
+
+
+def places(model: nn.Module) -> tuple[tuple[Place, ...], dict[str, str]]:
+    """The layers of a model that can be preconditioned, and why other modules with trained parameters cannot.
+
+    >>> found, others = places(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2), nn.Linear(2, 2, bias=False)))
+    >>> [(place.name, place.biased) for place in found]
+    [('0', True), ('2', False)]
+    >>> others
+    {'1': 'a LayerNorm is no linear layer and no convolution'}
+    """
+    if not isinstance(model, nn.Module):
+        raise DynamicsError(f"The model is a {type(model).__name__}; accepted is a torch.nn.Module.")
+    found: list[Place] = []
+    others: dict[str, str] = {}
+    owners: defaultdict[int, list[str]] = defaultdict(list)
+    for name, module in model.named_modules():
+        for p in module.parameters(recurse=False):
+            owners[id(p)].append(name)
+    for name, module in model.named_modules():
+        own = list(module.parameters(recurse=False))
+        if not any(p.requires_grad for p in own):
+            continue
+        shares = next((one for p in own for one in owners[id(p)] if one != name), None)
+        why = _unsupported(module) or (None if shares is None else f"it shares parameters with {shares or 'the model'}")
+        if why is None and isinstance(module, nn.Linear | nn.Conv2d):
+            found.append(Place(name, module, module.bias is not None and module.bias.requires_grad))
+        else:
+            others[name] = str(why)
+    return tuple(found), others
+
+
+def _unsupported(module: nn.Module) -> str | None:
+    kind = type(module).__name__
+    if not isinstance(module, nn.Linear | nn.Conv2d):
+        return f"a {kind} is no linear layer and no convolution"
+    if isinstance(module, nn.Conv2d) and module.groups > 1:
+        return f"a convolution with {module.groups} groups is as many layers"
+    if is_parametrized(module) or "weight" not in module._parameters:
+        return "its weights are computed from other parameters"
+    weight = module.weight
+    if is_lazy(weight) or "DTensor" in ancestry(weight) or not weight.is_floating_point():
+        return "its weights are lazy, sharded or not real numbers"
+    return None if weight.requires_grad else "its weights are frozen"
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.detach().float() if x.dtype in _SHORT else x.detach()

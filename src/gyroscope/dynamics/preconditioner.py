@@ -1,0 +1,223 @@
+"""A torch optimizer around another that gives it preconditioned gradients, C⁻¹ ∇J for ∇J, layer by layer.
+
+The inner optimizer's rule is then that of the new coordinates up to C: momentum and adaptive steps are of
+preconditioned gradients, weight decay is not preconditioned (equation 27 of Grosse's chapter 5). Gradients are the
+training loop's own again after the step.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo
+from torch.optim import LBFGS, Optimizer
+
+from gyroscope.conditioning.labels import Loss
+from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
+from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.observer import Labels, Observer, Statistics
+from gyroscope.dynamics.places import Place, places
+from gyroscope.vectors.chunks import is_capturing
+
+
+class Running(Statistics, Protocol):
+    """Statistics with running averages."""
+
+    def fold(self) -> None:
+        """Take what was told since the last time into the averages."""
+
+    def known(self, index: int) -> bool:
+        """Whether there is any of this layer."""
+
+    def state(self, index: int) -> dict[str, Any]:
+        """What is known of a layer, by name."""
+
+    def load(self, index: int, state: dict[str, Any]) -> None:
+        """Go on from that; an empty state forgets the layer."""
+
+    def shapes(self, index: int) -> dict[str, tuple[int, ...]]:
+        """The shapes that the tensors of a layer's state have, by name."""
+
+
+R = TypeVar("R", bound=Running)
+
+
+class Preconditioner(Wrapper, Generic[R]):
+    """Base of the preconditioners: watches the model, and steps the inner optimizer on preconditioned gradients.
+
+    Args:
+        optimizer: the inner optimizer.
+        model: the model that is trained, which is called as a whole.
+        statistics: makes the running averages for its layers.
+        loss, labels, seed: where gradients at the layers' outputs come from.
+        every: steps between two looks at the model.
+    """
+
+    #: What the names of its states begin with, in a saved state.
+    prefix = ""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module,
+        statistics: Callable[[Sequence[Place]], R],
+        *,
+        loss: Loss | None,
+        labels: Labels,
+        every: int,
+        seed: int,
+    ) -> None:
+        if not isinstance(optimizer, Optimizer) or isinstance(optimizer, LBFGS):
+            raise DynamicsError(
+                f"The optimizer is a {type(optimizer).__name__}; accepted is a torch.optim.Optimizer that steps from "
+                "one gradient, such as torch.optim.SGD(model.parameters(), lr=0.1)."
+            )
+        check_count("every", every)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            ranks = torch.distributed.get_world_size()
+            if ranks > 1:
+                raise DynamicsError(
+                    f"Statistics are of one process, and {ranks} ranks would drift apart: train in one."
+                )
+        found, self.unsupported = places(model)
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for place in found:
+            if not all(id(p) in held for p in place.parameters()):
+                self.unsupported[place.name] = "the optimizer does not hold its parameters"
+        self._places = tuple(place for place in found if place.name not in self.unsupported)
+        if not self._places:
+            raise DynamicsError(
+                f"The model has no layers to precondition: {self.unsupported or 'nothing in it is trained'}. Accepted "
+                "are nn.Linear and nn.Conv2d without groups whose parameters the optimizer holds."
+            )
+        super().__init__(optimizer)
+        self.every = every
+        self._statistics: R = statistics(self._places)
+        self._observer = Observer(model, self._places, self._statistics, loss=loss, labels=labels, seed=seed)
+        self._steps = 0
+        self._missed: set[int] = set()
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names of the modules whose gradients are preconditioned; `unsupported` has the others, with reasons."""
+        return tuple(place.name for place in self._places)
+
+    def close(self) -> None:
+        """Stop watching the model. What is known so far goes on to precondition."""
+        self._observer.detach()
+
+    @abstractmethod
+    def _directions(self, gradients: dict[int, Tensor]) -> dict[int, Tensor]:
+        """C⁻¹ G of layers."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step the inner optimizer on preconditioned gradients.
+
+        Args:
+            closure: evaluates the model again and returns the loss.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if torch.compiler.is_compiling():
+            self._uncompiled()
+        else:
+            self._step()
+        return loss
+
+    @_disable_dynamo  # gradients are exchanged
+    def _uncompiled(self) -> None:
+        self._step()
+
+    def _step(self) -> None:
+        if is_capturing():
+            raise DynamicsError("A preconditioned step cannot be captured in a CUDA graph: take it outside of one.")
+        self._statistics.fold()
+        gradients = {i: g for i, place in enumerate(self._places) if (g := place.gradient()) is not None}
+        self._warn([i for i in gradients if not self._statistics.known(i)])
+        directions = self._directions({i: g for i, g in gradients.items() if self._statistics.known(i)})
+        own = [(p, p.grad) for i in directions for p in self._places[i].parameters()]
+        try:
+            for i, direction in directions.items():
+                self._places[i].write(direction)
+            self.inner.step()
+        finally:
+            for p, grad in own:
+                p.grad = grad
+        self._steps += 1
+        self._observer.looks = self._steps % self.every == 0
+
+    def _warn(self, unknown: list[int]) -> None:
+        names = [self._places[i].name for i in unknown if i not in self._missed]
+        self._missed.update(unknown)
+        if names:
+            warnings.warn(
+                f"Nothing is known of the layers {', '.join(names)}, so their gradients are taken as they are: no "
+                "pass of the model was seen to call them. Call the model as a whole, not compiled, and the layers as "
+                "modules.",
+                stacklevel=4,
+            )
+
+    def _save(self) -> dict[str, Any]:
+        saved = self.inner.state_dict()
+        state = dict(saved["state"])
+        for i, key in self._keys(saved).items():
+            # In a copy: a state that is not empty is taken by torch's optimizers for one they have set up.
+            if self._statistics.known(i):
+                own = {**self._statistics.state(i), "steps": self._steps, "generator": self._observer.state()}
+                state[key] = {**state.get(key, {}), **{self.prefix + name: value for name, value in own.items()}}
+        return {**saved, "state": state}
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
+        check_state(self.inner, state_dict)
+        mine: dict[int, dict[str, Any]] = {}
+        for i, key in self._keys(state_dict).items():
+            given = state_dict["state"].get(key, {})
+            mine[i] = {k.removeprefix(self.prefix): v for k, v in given.items() if k.startswith(self.prefix)}
+            for name, shape in self._statistics.shapes(i).items():
+                if mine[i] and (name not in mine[i] or tuple(mine[i][name].shape) != shape):
+                    found = list(mine[i][name].shape) if name in mine[i] else "missing"
+                    raise DynamicsError(
+                        f"The state's {self.prefix + name!r} of {self._places[i].name!r} is {found}, and {list(shape)} "
+                        "here: it belongs to another model, or to another preconditioner."
+                    )
+        rest = {
+            key: {k: v for k, v in own.items() if not k.startswith(self.prefix)}
+            for key, own in state_dict["state"].items()
+        }
+        load_uncast(self.inner, {**state_dict, "state": rest})
+        for i, own in mine.items():
+            steps, drawn = own.pop("steps", 0), own.pop("generator", None)
+            self._statistics.load(i, own)
+            if own:
+                self._steps = int(steps)
+                self._observer.load(drawn)
+        self._observer.looks = self._steps % self.every == 0
+
+    def _keys(self, state_dict: dict[str, Any]) -> dict[int, Any]:
+        """What the weight of each layer is called in a state."""
+        of = {
+            id(p): key
+            for mine, saved in zip(self.inner.param_groups, state_dict["param_groups"], strict=True)
+            for p, key in zip(mine["params"], saved["params"], strict=True)
+        }
+        return {i: of[id(place.module.weight)] for i, place in enumerate(self._places)}
+
+
+def check_count(name: str, given: Any) -> None:
+    """Refuse what is no number of steps."""
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise DynamicsError(f"{name} is {given!r}; accepted is a number of steps from 1.")
+
+
+def check_number(name: str, given: Any, *, below: float) -> None:
+    """Refuse what is no number from 0."""
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < below:
+        raise DynamicsError(f"{name} is {given!r}; accepted is a finite number from 0, below {below:g}.")
