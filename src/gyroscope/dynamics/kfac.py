@@ -1,0 +1,114 @@
+"""K-FAC: the natural gradient with a Kronecker-factored curvature for each layer, around any optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import get_args
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gyroscope.conditioning.labels import Loss
+from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.kfac_factors import Factors, Tikhonov
+from gyroscope.dynamics.observer import Labels
+from gyroscope.dynamics.places import Place
+from gyroscope.dynamics.preconditioner import Preconditioner, check_count, check_number
+
+
+class KFAC(Preconditioner[Factors]):
+    """Gives an optimizer natural gradients with a Kronecker-factored curvature of each layer.
+
+    The step of a layer's [W b] is along the P with (A ⊗ S + damping) vec(P) = vec(∇J), where A = E[ā āᵀ] is the second
+    moment of its activations and S = E[Ds Dsᵀ] that of the gradients at its output (equations 5 and 26 of Grosse's
+    chapter 5). Undamped, a step changes the network's function in the same way whatever affine maps the activations
+    and pre-activations are looked at through (section 3.2); so it is also immune to the implicit decay of learning
+    rates in scale-invariant networks (section 4.3).
+
+    Convolutions are layers on patches, all positions alike (KFC). Other modules are passed through with their
+    gradients as they are, and are listed in `unsupported`. Averages are weighted by max(1/t, 1 − decay) at their t-th
+    update. Where labels are "true", gradients may not be scaled (`GradScaler`) or accumulated over several backward
+    passes. `Layca(KFAC(...))` takes the direction and controls the angle itself.
+
+    Args:
+        optimizer: the inner optimizer.
+        model: the model that is trained; it is called as a whole.
+        loss: the loss, whose labels are drawn; not needed where labels are "true".
+        labels: "sampled" for S under labels drawn from the model's predictions (the Fisher matrix), which takes
+            another backward pass where it is measured; a function (output, generator) → targets that draws them;
+            "true" for the gradients of the training loop (the empirical Fisher matrix), a mean over the samples.
+        damping: λ.
+        tikhonov: "factored" for (A + π√λ I) ⊗ (S + √λ/π I) with π² the ratio of the mean eigenvalues of A and S;
+            "exact" for A ⊗ S + λ I.
+        decay: of the running averages.
+        every: steps between two measurements of the factors.
+        decompose_every: steps between two decompositions of them.
+        clip: the most η² ⟨P, ∇J⟩ may be over all layers, about twice the Kullback-Leibler divergence of a step of
+            length η; longer steps are shortened. None for no bound.
+        seed: of the generator that draws labels.
+
+    Example:
+        Least squares with a linear layer is solved in one step.
+
+        >>> x = torch.randn(32, 3, dtype=torch.float64)
+        >>> y = x @ torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64) + 4
+        >>> model = nn.Linear(3, 1, dtype=torch.float64)
+        >>> half = lambda output, target: (output - target).square().sum(1) / 2
+        >>> unit = lambda output, generator: output.detach() + 1           # (Ds)² = 1, its expectation
+        >>> optimizer = KFAC(torch.optim.SGD(model.parameters(), lr=1.0), model, half, labels=unit, damping=0.0)
+        >>> half(model(x), y).mean().backward(); optimizer.step()
+        >>> model.weight.detach().round(decimals=6), model.bias.detach().round(decimals=6)
+        (tensor([[1., 2., 3.]], dtype=torch.float64), tensor([4.], dtype=torch.float64))
+
+    Reference:
+        Martens and Grosse, Optimizing neural networks with Kronecker-factored approximate curvature; Grosse and
+        Martens, A Kronecker-factored approximate Fisher matrix for convolution layers.
+    """
+
+    prefix = "kfac_"
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module,
+        loss: Loss | None = None,
+        *,
+        labels: Labels = "sampled",
+        damping: float = 1e-3,
+        tikhonov: Tikhonov = "factored",
+        decay: float = 0.95,
+        every: int = 1,
+        decompose_every: int = 10,
+        clip: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        check_number("damping", damping, below=float("inf"))
+        check_number("decay", decay, below=1.0)
+        check_count("decompose_every", decompose_every)
+        if clip is not None:
+            check_number("clip", clip, below=float("inf"))
+        if tikhonov not in get_args(Tikhonov):
+            raise DynamicsError(f"tikhonov is {tikhonov!r}; accepted are {', '.join(map(repr, get_args(Tikhonov)))}.")
+        self.damping, self.tikhonov, self.clip = damping, tikhonov, clip
+        self.decompose_every = decompose_every
+
+        def factors(found: Sequence[Place]) -> Factors:
+            return Factors(found, decay)
+
+        super().__init__(optimizer, model, factors, loss=loss, labels=labels, every=every, seed=seed)
+
+    def _directions(self, gradients: dict[int, Tensor]) -> dict[int, Tensor]:
+        known = self._statistics
+        if self._steps % self.decompose_every == 0 or any(i not in known.eigen for i in gradients):
+            known.decompose()
+        found = {i: known.eigen[i].solve(G, self.damping, self.tikhonov) for i, G in gradients.items()}
+        if self.clip is None or not found:
+            return found
+        rates = {id(p): group["lr"] for group in self.param_groups for p in group["params"]}
+        total = torch.stack(
+            [rates[id(self._places[i].module.weight)] ** 2 * (P * gradients[i]).sum() for i, P in found.items()]
+        ).sum()
+        shorter = (self.clip / total).sqrt().clamp_max(1.0)
+        shorter = torch.where(total > 0, shorter, 1.0)
+        return {i: P * shorter.to(P.dtype) for i, P in found.items()}
