@@ -19,6 +19,7 @@ from torch import Tensor
 from gyroscope.monitor.clock import Clock
 from gyroscope.monitor.detail import Detail
 from gyroscope.monitor.measured import Measured, arriving, products_of
+from gyroscope.monitor.naming import Naming
 from gyroscope.monitor.products import Products
 from gyroscope.monitor.quantities import Quantity, compute
 from gyroscope.monitor.resume import Saved, write_all
@@ -87,6 +88,8 @@ class Recorder:
         infos: dict[str, QuantityInfo] = {one.info.name: one.info for one in quantities}
         for detail in details:
             infos |= detail.infos
+        spectral = [detail.conditioned is not None for detail in details]
+        self._naming = Naming(path, layers, spectral, resumes=step > 0)
         self.writer = Writer(path, layers, infos, meta=meta, step=step, sinks=sinks, on_tick=self._look_for_signal)
 
     def start(self) -> None:
@@ -153,10 +156,14 @@ class Recorder:
                 _LOG.warning("%s: %s", self.path, text)
                 yield Event(steps[-1], "error", text)
         yield Rows(part, at, values)
-        for step, (_, detail) in zip(steps, kept, strict=True):
+        analysed: dict[int, Values] = {}
+        for i, (_, detail) in enumerate(kept):
             if detail:
                 found = self._details[part].resolve(detail)
-                yield Rows(part, np.array([step]), {name: value[None] for name, value in found.items()})
+                yield Rows(part, np.array([steps[i]]), {name: value[None] for name, value in found.items()})
+                if "domination" in found:
+                    analysed[i] = found["domination"]
+        yield from self._naming.events(part, steps, products, analysed)
 
     def _look_for_signal(self) -> None:
         """A file in the run's folder asks a running job for detail; it may hold the number of steps."""

@@ -1,0 +1,257 @@
+"""Weight domination: which layers hardly move because their weight is large beside its gradient, and since when.
+
+Definition 1 of the conditioning paper says that layer k is dominated by its weight where
+
+    σmax(∂L/∂W_k) ≪ σmax(W_k).
+
+The ratio falls in every layer as a training converges, so being small is not enough to be harmful. What harms is a
+layer that stands still while others move: under batch normalization a weight that has grown α-fold has a gradient of
+1/α (theorem 2), and moves by 1/α² of itself; a layer whose input has shrunk fares alike. A layer is named where
+
+1. its ratio is below `threshold`: Definition 1, with ≪ made a number;
+2. its ratio is below `share` of the network's median: others are not in the same state;
+3. its update is below `share` of the median too, each beside its weight. An optimizer whose steps heed the norm of
+   the weight (Layca, LARS) moves a layer however small its gradient: there nothing is wrong.
+
+It is named when this has held for `patience` measurements in a row, and is free again when one of the three bounds has
+been exceeded three times over for as many: what hovers about a bound is named once.
+
+The bounds leave room on both sides. In sound trainings of perceptrons, residual networks and a transformer, with SGD
+and Adam, no layer stayed below 0.2 of the median in both 2. and 3.; a layer scaled by 30 under batch normalization is
+at 0.001, the lower quarter of a 100-layer perceptron after its first step at 0.03 to 10⁻⁵. With Adam, whose updates do
+not shrink with the gradient, a layer scaled by α is at 1/α in 3., and named from about 40 on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gyroscope.errors import MonitorError
+from gyroscope.store import Run
+from gyroscope.store.record import LayerInfo
+
+THRESHOLD, SHARE, PATIENCE = 0.01, 0.03, 3
+# By how much a bound must be exceeded for a layer to be free again.
+_FREE = 3.0
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Domination:
+    """A time in which a layer is dominated by its weight.
+
+    Attributes:
+        layer: the layer's name.
+        since: the first step at which it was.
+        until: the step at which it was free again; None where it was not.
+        ratio: of the gradient to the weight, when there was no doubt any more.
+        typical: the median of this ratio over the network's layers, at the same step.
+        spectral: whether the ratio is σmax(∂L/∂W)/σmax(W), from an analysis of the conditioning, or ‖∂L/∂W‖/‖W‖.
+
+    >>> print(Domination("2.weight", 3, None, 2.3e-7, 0.06))
+    2.weight is dominated by its weight since step 3: its gradient has 2.3e-07 of the weight's norm, 0.06 in the median
+    layer, so it hardly moves. Try a smaller weight (under a normalization nothing else changes) or gyroscope.Layca.
+    """
+
+    layer: str
+    since: int
+    until: int | None
+    ratio: float
+    typical: float
+    spectral: bool = False
+
+    def __str__(self) -> str:
+        norm = "spectral norm" if self.spectral else "norm"
+        ratio = f"its gradient {{}} {self.ratio:.2g} of the weight's {norm}, {self.typical:.2g} in the median layer"
+        if self.until is not None:
+            when = f"was dominated by its weight from step {self.since:,} to {self.until:,}"
+            return f"{self.layer} {when}: {ratio.format('had')}."
+        return (
+            f"{self.layer} is dominated by its weight since step {self.since:,}: {ratio.format('has')}, so it hardly "
+            "moves. Try a smaller weight (under a normalization nothing else changes) or gyroscope.Layca."
+        )
+
+
+def dominated(
+    run: Run, *, threshold: float = THRESHOLD, share: float = SHARE, patience: int = PATIENCE
+) -> list[Domination]:
+    """The layers of a run that were dominated by their weights, each as often as it was, in the order of steps.
+
+    Where the run holds `domination`, from `watch(conditioning=...)`, that is the ratio; else ‖∂L/∂W‖/‖W‖, from
+    `gradient_norm` and `weight_norm`, which every measured step has. Gradients have few large singular values and
+    weights many, so the latter is some times smaller, in all layers alike. Embeddings are left out, since most of their
+    rows have no gradient; layers of one optimizer are compared with each other.
+
+    Args:
+        run: from `gyroscope.load`.
+        threshold: below which a ratio may be called small.
+        share: of the median, below which a layer stands still while others move.
+        patience: for how many measurements.
+
+    Raises:
+        MonitorError: the run does not hold what is needed.
+
+    >>> import tempfile, torch, gyroscope
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 2)
+    ... )
+    >>> _ = model[0].weight.data.mul_(300)
+    >>> optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.eye(4).repeat(4, 1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with gyroscope.watch(model, optimizer, folder) as monitor:
+    ...         for _ in range(5):
+    ...             optimizer.zero_grad(); model(x)[:, 0].exp().mean().backward(); optimizer.step()
+    ...     with gyroscope.load(folder) as run:
+    ...         [(one.layer, one.since, one.until) for one in dominated(run)]
+    [('0.weight', 1, None)]
+    """
+    if not threshold > 0 or not 0 < share < 1 or patience < 1:
+        raise MonitorError(
+            f"threshold={threshold!r}, share={share!r} and patience={patience!r} were given; accepted are a threshold "
+            "above 0, a share between 0 and 1, and a patience of 1 or more."
+        )
+    found = [one.found for one in seen(run, known_steps(run), threshold=threshold, share=share, patience=patience)]
+    place = {layer.name: i for i, layer in enumerate(run.layer_table)}
+    return sorted((one for part in found for one in part), key=lambda one: (one.since, place[one.layer]))
+
+
+class Episodes:
+    """Follows the layers of one optimizer from measurement to measurement.
+
+    Attributes:
+        found: all that was found so far, each when it began.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerInfo],
+        *,
+        spectral: bool,
+        threshold: float = THRESHOLD,
+        share: float = SHARE,
+        patience: int = PATIENCE,
+    ) -> None:
+        self.found: list[Domination] = []
+        self.spectral = spectral
+        self._names = [layer.name for layer in layers]
+        self._left_out = np.array([layer.kind == "embedding" for layer in layers], dtype=bool)
+        self._bounds, self._patience = (threshold, share), patience
+        # For how many measurements a layer has been where it is not reckoned to be, and since which step.
+        self._count = np.zeros(len(layers), dtype=np.int64)
+        self._first = np.zeros(len(layers), dtype=np.int64)
+        self._open = np.full(len(layers), -1)  # where in `found` its domination is that goes on
+        self._busy = False  # whether any layer is counted or dominated
+
+    def see(self, steps: Sequence[int], ratio: npt.ArrayLike, update: npt.ArrayLike) -> list[tuple[int, Domination]]:
+        """Look at measurements, and return the dominations that they leave no more doubt of, each with the step.
+
+        Args:
+            steps: when they were made [S].
+            ratio: of gradient to weight [S, L].
+            update: ‖Δw‖/‖w‖ [S, L]; NaN where it is not known, which speaks neither for nor against.
+        """
+        r, u = (np.array(given, dtype=np.float64) for given in (ratio, update))
+        r[:, self._left_out] = np.nan
+        u[:, self._left_out] = np.nan
+        r[~np.isfinite(r)] = np.nan
+        middle, pace = _median(r), _median(u)
+        threshold, share = self._bounds
+        at_most = np.minimum(threshold, share * middle)[:, None]
+        slow = share * pace[:, None]
+        low = (r < at_most) & ~(u >= slow)
+        if not low.any() and not self._busy:  # as a rule
+            return []
+        free = (r >= _FREE * at_most) | ((u >= _FREE * slow) & ~np.isnan(r))
+        begun = []
+        for i, step in enumerate(steps):
+            begun += self._one(int(step), low[i], free[i], ~np.isnan(r[i]), r[i], float(middle[i]))
+        self._busy = bool((self._open >= 0).any() or self._count.any())
+        return begun
+
+    def go_on(self, earlier: Episodes) -> None:
+        """Take over which layers are dominated."""
+        self.found, self._open, self._busy = list(earlier.found), earlier._open.copy(), True
+
+    def _one(
+        self,
+        step: int,
+        low: npt.NDArray[np.bool_],
+        free: npt.NDArray[np.bool_],
+        known: npt.NDArray[np.bool_],
+        ratio: Array,
+        middle: float,
+    ) -> list[tuple[int, Domination]]:
+        changing = np.where(self._open >= 0, free, low)
+        self._first = np.where(changing & (self._count == 0), step, self._first)
+        # What is not known at this step leaves things as they are.
+        self._count = np.where(changing, self._count + 1, np.where(known, 0, self._count))
+        begun = []
+        for i in np.flatnonzero(changing & (self._count >= self._patience)):
+            since, self._count[i] = int(self._first[i]), 0
+            if self._open[i] >= 0:
+                self.found[self._open[i]] = replace(self.found[self._open[i]], until=since)
+                self._open[i] = -1
+            else:
+                one = Domination(self._names[i], since, None, float(ratio[i]), middle, self.spectral)
+                self._open[i] = len(self.found)
+                self.found.append(one)
+                begun.append((step, one))
+        return begun
+
+
+def norms_ratio(gradient: npt.ArrayLike, weight: npt.ArrayLike) -> Array:
+    """‖∂L/∂W‖/‖W‖ from norms as a run holds them, in float32; infinite or NaN for a weight of zero.
+
+    >>> norms_ratio([1.0, 1.0], [4.0, 0.0]).tolist()
+    [0.25, inf]
+    """
+    with np.errstate(all="ignore"):
+        g, w = (np.asarray(given, dtype=np.float32).astype(np.float64) for given in (gradient, weight))
+        found: Array = g / w
+    return found
+
+
+def known_steps(run: Run) -> npt.NDArray[np.int64]:
+    """The steps at which the ratio is known, or else an error that says what to record."""
+    if "domination" in run.quantities:
+        return run.where("domination")
+    missing = [name for name in ("gradient_norm", "weight_norm") if name not in run.quantities]
+    if missing:
+        raise MonitorError(
+            f"This run holds no {' and no '.join(missing)}, and no domination: record these quantities, as "
+            "gyroscope.watch does unless told otherwise, or the conditioning of layers, with watch(conditioning=...)."
+        )
+    return run.steps
+
+
+def seen(run: Run, steps: npt.NDArray[np.int64], **bounds: Any) -> Iterator[Episodes]:
+    """What a run says at some steps, for each of its parts."""
+    spectral, table = "domination" in run.quantities, run.layer_table
+
+    def held(name: str) -> Array:
+        return run.series(name, steps=steps).astype(np.float64)
+
+    ratio = held("domination") if spectral else norms_ratio(held("gradient_norm"), held("weight_norm"))
+    update = held("update_ratio") if "update_ratio" in run.quantities else np.full(ratio.shape, np.nan)
+    for part in range(1 + max((layer.part for layer in table), default=0)):
+        members = [i for i, layer in enumerate(table) if layer.part == part]
+        if not members:
+            continue
+        episodes = Episodes([table[i] for i in members], spectral=spectral, **bounds)
+        episodes.see(steps.tolist(), ratio[:, members], update[:, members])
+        yield episodes
+
+
+def _median(values: Array) -> Array:
+    """Of each row's known values; NaN where there are none. (NumPy's own warns of these, and takes long.)"""
+    known = np.sort(values, axis=1)  # NaN come last
+    count = (~np.isnan(values)).sum(axis=1)
+    rows = np.arange(len(values))
+    middle: Array = (known[rows, np.maximum(count - 1, 0) // 2] + known[rows, count // 2]) / 2
+    return np.where(count > 0, middle, np.nan)
