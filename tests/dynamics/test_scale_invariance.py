@@ -1,0 +1,256 @@
+"""The detector of scale invariance on networks of which it is known, and on models that are hard to measure."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.nn.utils.parametrizations import weight_norm
+from torch.utils.checkpoint import checkpoint
+
+from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.invariance import TOLERANCE, invariance
+from gyroscope.layer import layers
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def batch(n: int = 24, d: int = 6, classes: int = 3) -> tuple[Tensor, Tensor]:
+    return torch.randn(n, d), torch.arange(n) % classes
+
+
+def net(norm: nn.Module | None = None, first: nn.Module | None = None) -> nn.Sequential:
+    parts = [first or nn.Linear(6, 8, bias=False), norm or nn.Identity(), nn.ReLU(), nn.Linear(8, 3)]
+    return nn.Sequential(*parts)
+
+
+def verdicts(model: nn.Module, given=None, loss=F.cross_entropy, **options) -> dict[str, str]:
+    found = invariance(model, loss, batch() if given is None else given, **options)
+    return {row["layer"]: row["scale_invariant"] for row in found.rows()}
+
+
+NORMS = {
+    "none": (None, "no"),
+    "batch": (nn.BatchNorm1d(8), "unit"),
+    "batch with the ε of Keras": (nn.BatchNorm1d(8, eps=1e-3), "unit"),
+    "batch in evaluation": (nn.BatchNorm1d(8).eval(), "no"),
+    "layer": (nn.LayerNorm(8), "tensor"),
+    "root mean square": (nn.RMSNorm(8, eps=1e-6), "tensor"),
+    "group": (nn.GroupNorm(2, 8), "tensor"),
+}
+
+
+@pytest.mark.parametrize(("norm", "expected"), NORMS.values(), ids=NORMS)
+def test_what_follows_a_layer_decides_whether_its_scale_matters(norm, expected):
+    assert verdicts(net(norm)) == {"0.weight": expected, "3.weight": "no"}
+
+
+def test_weight_normalization_makes_the_direction_scale_invariant_a_unit():
+    assert verdicts(net(first=weight_norm(nn.Linear(6, 8)))) == {"0.weight": "unit", "3.weight": "no"}
+
+
+def test_convolutions_are_judged_by_their_filters():
+    model = nn.Sequential(
+        nn.Conv1d(2, 4, 3), nn.InstanceNorm1d(4), nn.Tanh(), nn.ConvTranspose1d(4, 6, 3), nn.BatchNorm1d(6), nn.Tanh(),
+        nn.ConvTranspose1d(6, 6, 3, groups=2), nn.BatchNorm1d(6), nn.Flatten(), nn.Linear(72, 3),
+    )  # fmt: skip
+    found = invariance(model, F.cross_entropy, (torch.randn(8, 2, 10), torch.arange(8) % 3))
+    assert [e.scale_invariant for e in found.entries] == ["unit", "unit", "tensor", "no"]
+    assert [e.units for e in found.entries] == [4, 6, 0, 3]  # one in groups has its units along two dimensions
+
+
+@pytest.mark.parametrize("points", [1, 4])
+def test_a_loss_that_normalizes_makes_the_last_layer_invariant(points):
+    def cosine(output: Tensor, target: Tensor) -> Tensor:
+        return 1 - F.cosine_similarity(output, F.one_hot(target, 3).to(output), dim=1)
+
+    model = nn.Sequential(nn.Linear(6, 3, bias=False))
+    assert verdicts(model, loss=cosine, points=points) == {"0.weight": "tensor"}
+
+
+def test_the_cosines_are_those_of_a_literal_loop():
+    model, (x, y) = net(nn.BatchNorm1d(8)), batch()
+    found = invariance(model, F.cross_entropy, (x, y))
+    wide = copy.deepcopy(model).double()
+    F.cross_entropy(wide(x.double()), y).backward()
+    for entry, linear in zip(found.entries, (wide[0], wide[3]), strict=True):
+        w, g = linear.weight.detach().numpy(), linear.weight.grad.numpy()
+        units = [w[j] @ g[j] / np.linalg.norm(w[j]) / np.linalg.norm(g[j]) for j in range(len(w))]
+        assert entry.cosine_unit == pytest.approx(max(map(abs, units)), rel=1e-9)
+        assert entry.cosine_tensor == pytest.approx((w * g).sum() / np.linalg.norm(w) / np.linalg.norm(g), rel=1e-9)
+        assert entry.gradient_norm == pytest.approx(np.linalg.norm(g), rel=1e-12)
+
+
+def test_what_is_left_by_epsilon_is_measured_and_grows_with_it():
+    off = [invariance(net(nn.BatchNorm1d(8, eps=eps)), F.cross_entropy, batch()) for eps in (1e-300, 1e-5, 1e-3, 10.0)]
+    numbers = [found["0.weight"].deviation_unit for found in off]
+    assert numbers[0] < 1e-12 < numbers[1] < numbers[2] < TOLERANCE < numbers[3]
+
+
+def test_a_layer_at_the_optimum_of_its_scale_is_not_taken_for_invariant():
+    # Least squares at its minimum over γ in γw: ⟨w, ∇⟩ is zero there, and nowhere else.
+    x, model = torch.randn(20, 5, dtype=torch.float64), nn.Linear(5, 2, bias=False).double()
+    y = torch.randn(20, 2, dtype=torch.float64)
+    with torch.no_grad():
+        out = model(x)
+        model.weight *= (out * y).sum() / out.square().sum()
+    assert verdicts(model, (x, y), F.mse_loss, points=1) == {"weight": "tensor"}
+    assert verdicts(model, (x, y), F.mse_loss) == {"weight": "no"}
+
+
+class Odd(nn.Module):
+    """Tied, frozen, unused, dead and zero weights, dropout, statistics, and a checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 6, sparse=True)
+        self.first = nn.Linear(6, 6, bias=False)
+        self.norm = nn.BatchNorm1d(6)
+        self.tied = nn.Linear(6, 6, bias=False)
+        self.tied.weight = self.first.weight
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.second = nn.BatchNorm1d(6)
+        self.drop = nn.Dropout(0.3)
+        self.unused = nn.Linear(6, 6)
+        self.dead = nn.Linear(6, 6)
+        self.zero = nn.Linear(6, 6)
+        nn.init.zeros_(self.zero.weight)
+        self.thin = nn.Linear(1, 6)
+        self.third = nn.BatchNorm1d(6)
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.norm(self.tied(self.norm(self.first(self.embedding(tokens)))))
+        x = self.drop(torch.tanh(self.second(checkpoint(self.frozen, x, use_reentrant=False))))
+        x = x + 0 * self.dead(x) + self.zero(x) + self.third(self.thin(x[:, :1]))
+        return self.last(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_every_layer_of_an_odd_model_gets_its_answer_in_any_precision(dtype):
+    model = Odd().to(dtype)
+    assert verdicts(model, (torch.arange(32) % 7, torch.arange(32) % 3)) == {
+        "embedding.weight": "tensor",  # the batch norm after it takes out its scale, but not a token's
+        "first.weight": "unit",
+        "frozen.weight": "unit",
+        "unused.weight": "undecided: no gradient",
+        "dead.weight": "undecided: no gradient",
+        "zero.weight": "undecided: the weight is zero",
+        "thin.weight": "undecided: one weight a unit",
+        "last.weight": "no",
+    }
+
+
+def test_a_measured_model_is_left_as_found():
+    model = Odd()
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 2.0) if parameter.requires_grad else None
+    state, before = copy.deepcopy(model.state_dict()), {n: (p, p.grad) for n, p in model.named_parameters()}
+    grads = {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
+    flags = [(m.training, p.requires_grad) for m in model.modules() for p in m.parameters()]
+    random_states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
+    with torch.no_grad():
+        invariance(model, F.cross_entropy, (torch.arange(32) % 7, torch.arange(32) % 3))
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    for name, parameter in model.named_parameters():
+        held, gradient = before[name]
+        assert parameter is held
+        assert parameter.grad is gradient
+        assert gradient is None or torch.equal(gradient, grads[name])
+    assert flags == [(m.training, p.requires_grad) for m in model.modules() for p in m.parameters()]
+    assert torch.equal(torch.get_rng_state(), random_states[0])
+    assert random.getstate() == random_states[1]
+    assert (np.random.get_state()[1] == random_states[2]).all()  # noqa: NPY002
+
+
+def test_the_model_is_left_as_found_when_its_pass_fails():
+    model = net(nn.BatchNorm1d(8))
+    state = copy.deepcopy(model.state_dict())
+    with pytest.raises(DynamicsError, match=r"forward pass in torch.float64 failed with RuntimeError"):
+        invariance(model, F.cross_entropy, (torch.randn(4, 7), torch.arange(4) % 3))
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert model[0].weight.dtype == torch.float32
+
+
+def test_units_without_a_gradient_are_counted_and_do_not_decide():
+    model = net(nn.BatchNorm1d(8))
+    with torch.no_grad():
+        model[3].weight[:, 2:4] = 0
+    found = invariance(model, F.cross_entropy, batch(), points=1)["0.weight"]
+    assert (found.scale_invariant, found.silent_units, found.units) == ("unit", 2, 8)
+
+
+def test_its_own_precision_is_used_where_asked_and_gives_the_same_verdicts():
+    seen = []
+    model = net(nn.BatchNorm1d(8))
+    model[3].register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+    assert verdicts(model) == verdicts(model, dtype=None) == {"0.weight": "unit", "3.weight": "no"}
+    assert set(seen) == {torch.float64, torch.float32}
+
+
+def test_inputs_losses_and_layers_come_in_many_forms():
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net(nn.BatchNorm1d(8))
+
+        def forward(self, *, x: Tensor) -> dict[str, Tensor]:
+            return {"logits": self.net(x)}
+
+    x, y = batch()
+    model = torch.compile(Named(), backend="eager")
+
+    def loss(out: dict[str, Tensor], target: Tensor) -> Tensor:
+        return F.cross_entropy(out["logits"], target, reduction="none")
+
+    found = invariance(model, loss, ({"x": x}, y), layers="net.0*")
+    assert found.invariant == ("net.0.weight",)
+    assert invariance(model, loss, ({"x": x}, y), layers=layers(model)[1:]).layers == ("net.3.weight",)
+    weighted = nn.CrossEntropyLoss(weight=torch.ones(3))
+    assert invariance(model._orig_mod.net, weighted, (x, y)).invariant == ("0.weight",)
+
+
+def test_a_printed_result_is_a_table_with_a_line_a_layer():
+    found = invariance(net(nn.LayerNorm(8)), F.cross_entropy, batch())
+    head, *lines = str(found).splitlines()
+    assert head.split()[:2] == ["layer", "scale-invariant"]
+    assert [line.split("  ")[0] for line in lines] == list(found) == ["0.weight", "3.weight"]
+    assert "as a whole" in lines[0]
+    assert found.to_pandas().loc["3.weight", "scale_invariant"] == "no"
+    assert "3.weight" in found
+    assert len(found) == 2
+    with pytest.raises(DynamicsError, match=r"no layer '4.weight'; there are 0.weight, 3.weight"):
+        found["4.weight"]
+
+
+def nothing(output: Tensor, target: Tensor) -> Tensor:
+    return output.detach().sum()
+
+
+BAD = {
+    "no model": (lambda m, b: invariance("net", F.cross_entropy, b), "a str"),
+    "no loss": (lambda m, b: invariance(m, 3, b), "a int"),
+    "no pair": (lambda m, b: invariance(m, F.cross_entropy, b[0]), "one pair"),
+    "no gradient": (lambda m, b: invariance(m, nothing, b), "does not depend"),
+    "no number": (lambda m, b: invariance(m, lambda o, t: o.argmax(), b), "accepted is a real tensor"),
+    "not finite": (lambda m, b: invariance(m, lambda o, t: o.sum() / 0, b), "say nothing"),
+    "no tolerance": (lambda m, b: invariance(m, F.cross_entropy, b, tolerance=0), "above 0"),
+    "no points": (lambda m, b: invariance(m, F.cross_entropy, b, points=0), "from 1"),
+    "no type": (lambda m, b: invariance(m, F.cross_entropy, b, dtype=torch.int64), "floating-point"),
+    "no layers": (lambda m, b: invariance(m, F.cross_entropy, b, layers=[]), "an empty list"),
+    "another's layers": (lambda m, b: invariance(m, F.cross_entropy, b, layers=layers(nn.Linear(2, 2))), "no layer of"),
+}
+
+
+@pytest.mark.parametrize(("asked", "says"), BAD.values(), ids=BAD)
+def test_what_cannot_be_measured_is_refused_in_words(asked, says):
+    with pytest.raises(DynamicsError, match=says):
+        asked(net(), batch())
