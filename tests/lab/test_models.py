@@ -71,6 +71,8 @@ EXAMPLES = {
     "resnet-lastbn-{depth}": "resnet-lastbn-8",
     "preresnet-{depth}": "preresnet-8",
     "preresnet-v1-{depth}": "preresnet-v1-8",
+    "imagenet-resnet-{depth}": "imagenet-resnet-18",
+    "imagenet-resnet-lastbn-{depth}": "imagenet-resnet-lastbn-18",
     "wrn-{depth}-{width}": "wrn-10-1",
     "gpt-small": "gpt-small",
 }

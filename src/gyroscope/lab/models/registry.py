@@ -12,6 +12,7 @@ from torch import nn
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.models.digits_cnn import digits_cnn
 from gyroscope.lab.models.gpt import gpt
+from gyroscope.lab.models.imagenet_resnet import imagenet_resnet, imagenet_resnet_lastbn
 from gyroscope.lab.models.mlp import mlp
 from gyroscope.lab.models.preresnet import preresnet, preresnet_v1
 from gyroscope.lab.models.resnet import resnet, resnet_lastbn
@@ -32,6 +33,11 @@ MODELS: dict[str, tuple[Callable[..., nn.Module], str]] = {
     "resnet-lastbn-{depth}": (resnet_lastbn, "ResNet with batch normalization before its classifier"),
     "preresnet-{depth}": (preresnet, "residual network of 6n + 2 layers with pre-activation"),
     "preresnet-v1-{depth}": (preresnet_v1, "PreResNet without the last batch normalization"),
+    "imagenet-resnet-{depth}": (imagenet_resnet, "residual network of 18, 34, 50, 101 or 152 layers for ImageNet"),
+    "imagenet-resnet-lastbn-{depth}": (
+        imagenet_resnet_lastbn,
+        "the same with batch normalization before its classifier",
+    ),
     "wrn-{depth}-{width}": (wrn, "wide residual network of 6n + 4 convolutions; 28-10 has 36,461,232 weights"),
     "gpt-small": (gpt, "decoder-only transformer for characters: 4 blocks of width 128 and 4 heads, unless said"),
 }

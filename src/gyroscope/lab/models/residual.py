@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from gyroscope.lab.models.building import Norm, conv3x3
+from gyroscope.lab.models.recomputed import recomputed
 
 
 class SamePad(nn.Module):
@@ -41,7 +42,21 @@ class PaddedShortcut(nn.Module):
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.missing))
 
 
-class BasicBlock(nn.Module):
+class Block(nn.Module):
+    """y = compute(x), or the same with the insides computed again in the backward pass where it is `checkpointed`."""
+
+    checkpointed = False
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        """Return y."""
+        raise NotImplementedError
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return y."""
+        return recomputed(self, self.compute, x) if self.checkpointed else self.compute(x)
+
+
+class BasicBlock(Block):
     """y = ReLU(BN(W₂ ∗ ReLU(BN(W₁ ∗ x))) + s(x)), with s the identity or a shortcut that changes the shape.
 
     Args:
@@ -78,7 +93,7 @@ class BasicBlock(nn.Module):
         self.shortcut = _shortcut(channels, width, stride, projection)
         self.relu2 = nn.ReLU()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Return y."""
         y = self.relu1(self.norm1(self.conv1(self.pad(x))))
         y = self.norm2(self.conv2(y))
@@ -86,7 +101,7 @@ class BasicBlock(nn.Module):
         return out
 
 
-class PreactBlock(nn.Module):
+class PreactBlock(Block):
     """y = W₂ ∗ ReLU(BN(W₁ ∗ p)) + s(x), p = ReLU(BN(x)); s(p) in place of s(x) where the shortcut is `shared`.
 
     Args:
@@ -125,13 +140,25 @@ class PreactBlock(nn.Module):
         self.conv2 = conv3x3(width, width)
         self.shortcut = _shortcut(channels, width, stride, projection)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Return y."""
         p = self.relu1(self.norm1(x))
         y = self.relu2(self.norm2(self.conv1(p)))
         y = self.conv2(self.dropout(y))
         out: torch.Tensor = y + self.shortcut(p if self.shared else x)
         return out
+
+
+def normalized_shortcut(channels: int, width: int, *, stride: int) -> nn.Module:
+    """Return shortcut B: the identity or, where the shape changes, a 1×1 convolution and batch normalization.
+
+    >>> normalized_shortcut(3, 3, stride=1)
+    Identity()
+    >>> [type(module).__name__ for module in normalized_shortcut(3, 4, stride=2)]
+    ['Conv2d', 'BatchNorm2d']
+    """
+    shortcut = _shortcut(channels, width, stride, projection=True)
+    return nn.Sequential(shortcut, nn.BatchNorm2d(width)) if isinstance(shortcut, nn.Conv2d) else shortcut
 
 
 def _shortcut(channels: int, width: int, stride: int, projection: bool) -> nn.Module:

@@ -24,6 +24,8 @@ def resnet(
     keras: bool = False,
     batch_norm: bool = True,
     last_norm: bool = False,
+    classifier_bias: bool = True,
+    checkpointed: bool = False,
 ) -> nn.Sequential:
     """Return a ResNet: conv-BN-ReLU, three stages of n = (depth − 2)/6 blocks of 16-32-64 channels, a classifier.
 
@@ -43,6 +45,9 @@ def resnet(
         batch_norm: whether there is any normalization.
         last_norm: normalize the averages over pixels as well (the conditioning paper's LastBN); gains start from
             U(0, 1), as in Torch 7.
+        classifier_bias: whether the classifier has a bias; that of `keras` has none.
+        checkpointed: whether blocks keep their inputs alone and compute the rest again in the backward pass: less
+            memory, more work, the same numbers.
 
     >>> model = resnet(0, depth=8)
     >>> model(torch.zeros(2, 3, 32, 32)).shape
@@ -58,7 +63,7 @@ def resnet(
     convolutions, linear = (he_normal_truncated_, None) if keras else (he_normal_fan_out_, uniform_)
     norm: Norm = keras_norm if keras else nn.BatchNorm2d if batch_norm else _unnormalized
     model = initialized(
-        lambda: _build(blocks, channels, classes, norm, keras, last_norm),
+        lambda: _build(blocks, channels, classes, norm, keras, last_norm, classifier_bias and not keras, checkpointed),
         generator=generator,
         initializer=convolutions,
         linear=linear,
@@ -69,13 +74,24 @@ def resnet(
     return model
 
 
-def resnet_lastbn(seed: int, *, depth: int, classes: int = 10, channels: int = 3) -> nn.Sequential:
+def resnet_lastbn(
+    seed: int,
+    *,
+    depth: int,
+    classes: int = 10,
+    channels: int = 3,
+    classifier_bias: bool = True,
+    checkpointed: bool = False,
+) -> nn.Sequential:
     """Return `resnet` with batch normalization of the averages over pixels, before the classifier.
 
     >>> [name for name, _ in resnet_lastbn(0, depth=8).named_children()][-4:]
     ['average', 'flatten', 'last_norm', 'classifier']
     """
-    return resnet(seed, depth=depth, classes=classes, channels=channels, last_norm=True)
+    return resnet(
+        seed, depth=depth, classes=classes, channels=channels, last_norm=True, classifier_bias=classifier_bias,
+        checkpointed=checkpointed,
+    )  # fmt: skip
 
 
 def blocks_per_stage(depth: int) -> int:
@@ -107,15 +123,26 @@ def shapes(blocks: int) -> Iterator[tuple[str, int, int, int]]:
             channels = width
 
 
-def _build(blocks: int, channels: int, classes: int, norm: Norm, keras: bool, last_norm: bool) -> nn.Sequential:
+def _build(
+    blocks: int,
+    channels: int,
+    classes: int,
+    norm: Norm,
+    keras: bool,
+    last_norm: bool,
+    bias: bool,
+    checkpointed: bool,
+) -> nn.Sequential:
     model = nn.Sequential()
     model.add_module("conv", conv3x3(channels, WIDTHS[0]))
     model.add_module("norm", norm(WIDTHS[0]))
     model.add_module("relu", nn.ReLU())
     for name, narrow, wide, stride in shapes(blocks):
-        model.add_module(name, BasicBlock(narrow, wide, stride=stride, norm=norm, projection=keras, same=keras))
+        block = BasicBlock(narrow, wide, stride=stride, norm=norm, projection=keras, same=keras)
+        block.checkpointed = checkpointed
+        model.add_module(name, block)
     before = {"last_norm": nn.BatchNorm1d(WIDTHS[-1])} if last_norm else {}
-    add_classifier(model, WIDTHS[-1], classes, bias=not keras, before=before)
+    add_classifier(model, WIDTHS[-1], classes, bias=bias, before=before)
     return model
 
 

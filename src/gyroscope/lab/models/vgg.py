@@ -41,7 +41,14 @@ def c10_cnn2(seed: int, *, classes: int = 10, channels: int = 3, dropout: bool =
 
 
 def vgg(
-    seed: int, *, depth: int, classes: int = 10, channels: int = 3, batch_norm: bool = False, affine: bool = True
+    seed: int,
+    *,
+    depth: int,
+    classes: int = 10,
+    channels: int = 3,
+    batch_norm: bool = False,
+    affine: bool = True,
+    classifier_bias: bool = True,
 ) -> nn.Sequential:
     """Return a ResNet without its shortcuts: x_k = ReLU(BN(W_k ∗ x_{k−1})) in three stages, then a linear classifier.
 
@@ -56,6 +63,7 @@ def vgg(
         channels: the number of channels of the images.
         batch_norm: whether to normalize each convolution's outputs over the batch, before the ReLU.
         affine: whether that has a gain and a bias.
+        classifier_bias: whether the classifier has a bias.
 
     >>> vgg(0, depth=20, batch_norm=True)(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
@@ -64,7 +72,7 @@ def vgg(
         raise LabError(f"a network of this style has 5 layers or more (one, one a stage, a classifier); not {depth}")
     require_images(channels, classes)
     return initialized(
-        lambda: _vgg(depth, channels, classes, batch_norm, affine),
+        lambda: _vgg(depth, channels, classes, batch_norm, affine, classifier_bias),
         generator=torch.Generator().manual_seed(seed),
         initializer=he_normal_fan_out_,
         linear=uniform_,
@@ -98,7 +106,7 @@ def _c10_cnn2(channels: int, classes: int, dropout: bool) -> nn.Sequential:
     return model
 
 
-def _vgg(depth: int, channels: int, classes: int, batch_norm: bool, affine: bool) -> nn.Sequential:
+def _vgg(depth: int, channels: int, classes: int, batch_norm: bool, affine: bool, bias: bool) -> nn.Sequential:
     model = nn.Sequential()
     number = 0
     for stage, width in enumerate(WIDTHS):
@@ -112,5 +120,5 @@ def _vgg(depth: int, channels: int, classes: int, batch_norm: bool, affine: bool
                 model.add_module(f"norm{number}", nn.BatchNorm2d(width, affine=affine))
             model.add_module(f"relu{number}", nn.ReLU())
             channels = width
-    add_classifier(model, channels, classes, bias=True)
+    add_classifier(model, channels, classes, bias=bias)
     return model
