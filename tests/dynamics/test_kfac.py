@@ -1,0 +1,238 @@
+"""K-FAC's steps against Kronecker products formed literally."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from gyroscope.conditioning.fisher import fisher
+from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.kfac import KFAC
+from gyroscope.dynamics.kfac_factors import eigen_of
+
+
+def double(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def sgd(net, lr=1.0, **options):
+    return torch.optim.SGD(net.parameters(), lr=lr, **options)
+
+
+def flat(layer):
+    """[W b], or W, as a matrix."""
+    W = layer.weight.detach().flatten(1)
+    return W.clone() if layer.bias is None else torch.cat([W, layer.bias.detach().unsqueeze(1)], 1)
+
+
+def flat_gradient(layer):
+    W = layer.weight.grad.flatten(1)
+    return W.clone() if layer.bias is None else torch.cat([W, layer.bias.grad.unsqueeze(1)], 1)
+
+
+def literal(A, S, G, damping, tikhonov):
+    """The direction by inverting a matrix of all parameters."""
+    eye_a, eye_s = (torch.eye(len(one), dtype=torch.float64) for one in (A, S))
+    if tikhonov == "exact":
+        curvature = torch.kron(A, S) + damping * torch.eye(len(A) * len(S), dtype=torch.float64)
+    else:
+        pi = ((A.trace() / len(A)) / (S.trace() / len(S))) ** 0.5
+        curvature = torch.kron(A + pi * damping**0.5 * eye_a, S + damping**0.5 / pi * eye_s)
+    vec = G.T.reshape(-1)  # columns after one another, as in A ⊗ S
+    return torch.linalg.solve(curvature, vec).reshape(G.shape[1], G.shape[0]).T
+
+
+def sample_gradients(net, layer, x, y, loss):
+    """Ds at the output of a layer, one sample at a time: a list of [positions, outputs]."""
+    found = []
+    for one, target in zip(x, y, strict=True):
+        outputs = []
+        handle = layer.register_forward_hook(lambda *given, seen=outputs: seen.append(given[2]))
+        value = loss(net(one.unsqueeze(0)), target.unsqueeze(0))
+        handle.remove()
+        g = torch.autograd.grad(value, outputs[0])[0]
+        g = g.movedim(1, -1) if isinstance(layer, nn.Conv2d) else g
+        found.append(g.reshape(-1, g.shape[-1]))
+    return found
+
+
+def activations(layer, inputs):
+    """ā at every position of every sample: [rows, inputs + 1]."""
+    if isinstance(layer, nn.Conv2d):
+        patches = F.unfold(inputs, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+        rows = patches.transpose(1, 2).reshape(-1, patches.shape[1])
+    else:
+        rows = inputs.reshape(-1, inputs.shape[-1])
+    return rows if layer.bias is None else torch.cat([rows, torch.ones(len(rows), 1, dtype=rows.dtype)], 1)
+
+
+NETS = {
+    "linear": (lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), (9, 3)),
+    "no bias": (lambda: nn.Sequential(nn.Linear(3, 4, bias=False), nn.Tanh(), nn.Linear(4, 2)), (9, 3)),
+    "tokens": (lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(8, 2)), (6, 2, 3)),
+    "conv": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 2, stride=2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(12, 2)),
+        (5, 2, 3, 2),
+    ),
+    "dilated": (
+        lambda: nn.Sequential(nn.Conv2d(2, 2, (1, 2), dilation=2, bias=False), nn.Flatten(), nn.Linear(6, 2)),
+        (5, 2, 3, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("tikhonov", ["factored", "exact"])
+@pytest.mark.parametrize("kind", NETS)
+def test_a_step_is_the_inverse_of_the_damped_kronecker_product_times_the_gradient(kind, tikhonov):
+    torch.manual_seed(0)
+    make, shape = NETS[kind]
+    net, x, y = make().double(), double(*shape), torch.arange(shape[0]) % 2
+    layer, last = net[0], net[-1]
+    net[1].inplace = False  # so that autograd shows the gradients in front of it
+    Ds = {one: sample_gradients(net, one, x, y, F.cross_entropy) for one in (layer, last)}
+    net[1].inplace = kind == "tokens"
+    with torch.no_grad():
+        inputs = {layer: x, last: net[:-1](x)}
+    optimizer = KFAC(sgd(net), net, labels="true", damping=0.3, tikhonov=tikhonov)
+    before = {one: flat(one) for one in (layer, last)}
+    F.cross_entropy(net(x), y).backward()
+    optimizer.step()
+    for one in (layer, last):
+        a = activations(one, inputs[one])
+        A = a.T @ a / len(a)
+        # (1/N) Σ over samples and positions: T · E[Ds Dsᵀ], the positions' number with S.
+        S = sum(g.T @ g for g in Ds[one]) / len(Ds[one])
+        P = literal(A, S, flat_gradient(one), 0.3, tikhonov)
+        torch.testing.assert_close(before[one] - flat(one), P, rtol=1e-9, atol=1e-12)
+
+
+def exact_noise(output, generator):
+    """Labels of a squared error's model with the second moment of their noise exactly σ²I, σ² = D/2."""
+    n, d = output.shape
+    noise = (d / 2 * d) ** 0.5 * torch.eye(d, dtype=output.dtype).repeat(n // d, 1)
+    return output.detach() + noise
+
+
+def test_a_step_on_a_linear_least_squares_layer_is_the_exact_natural_gradient():
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(3, 2)).double()
+    x, y = double(12, 3) + 2, double(12, 2, seed=1)
+    exact = fisher(net, F.mse_loss, (x, y))
+    optimizer = KFAC(sgd(net), net, F.mse_loss, labels=exact_noise, damping=0.0)
+    before = torch.cat([p.detach().flatten().clone() for p in net.parameters()])
+    F.mse_loss(net(x), y).backward()
+    gradient = torch.cat([p.grad.flatten() for p in net.parameters()])
+    optimizer.step()
+    after = torch.cat([p.detach().flatten() for p in net.parameters()])
+    torch.testing.assert_close(before - after, torch.linalg.solve(exact.matrix, gradient), rtol=1e-9, atol=1e-12)
+
+
+def test_least_squares_is_solved_in_one_step():
+    net = nn.Linear(3, 2).double()
+    x, y = double(12, 3), double(12, 2, seed=1)
+    optimizer = KFAC(sgd(net), net, F.mse_loss, labels=exact_noise, damping=0.0)
+    F.mse_loss(net(x), y).backward()
+    optimizer.step()
+    solution = torch.linalg.lstsq(torch.cat([x, torch.ones(12, 1, dtype=x.dtype)], 1), y).solution.T
+    torch.testing.assert_close(flat(net), solution, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_sampled_labels_give_the_fisher_matrix_and_not_the_empirical_one(tokens):
+    """Softmax regression at W = 0: S = (I − 11ᵀ/c)/c, whatever the true labels; at every position of a sequence."""
+
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(2, 3)
+
+        def forward(self, x):
+            return self.head(x).movedim(-1, 1)
+
+    net = Tokens()
+    for p in net.parameters():
+        nn.init.zeros_(p)
+    x = torch.randn(*((1000, 4) if tokens else (4000,)), 2)
+    optimizer = KFAC(sgd(net), net, F.cross_entropy)
+    F.cross_entropy(net(x), torch.zeros(x.shape[:-1], dtype=torch.int64)).backward()
+    optimizer.step()
+    S = optimizer._statistics.S[0].value
+    torch.testing.assert_close(S, (torch.eye(3) - 1 / 3) / 3, rtol=0, atol=0.01)
+
+
+def test_averages_and_decompositions_follow_a_literal_loop():
+    torch.manual_seed(2)
+    net = nn.Linear(3, 2).double()
+    batches = [(double(8, 3, seed=s), double(8, 2, seed=10 + s)) for s in range(7)]
+    twin = copy.deepcopy(net)
+    optimizer = KFAC(sgd(net, 0.1), net, labels="true", damping=0.1, decay=0.6, every=2, decompose_every=3)
+    A = S = eigen = None
+    t = 0
+    for step, (x, y) in enumerate(batches):
+        optimizer.zero_grad()
+        F.mse_loss(net(x), y).backward()
+        optimizer.step()
+        twin.zero_grad()
+        output = twin(x)
+        output.retain_grad()
+        F.mse_loss(output, y).backward()
+        if step % 2 == 0:
+            t += 1
+            w = max(1 / t, 0.4)
+            a, g = activations(twin, x), output.grad * len(x)
+            A = a.T @ a / 8 if A is None else (1 - w) * A + w * a.T @ a / 8
+            S = g.T @ g / 8 if S is None else (1 - w) * S + w * g.T @ g / 8
+        if step % 3 == 0:
+            eigen = eigen_of(A, S)
+        P = eigen.solve(flat_gradient(twin), 0.1)
+        with torch.no_grad():
+            twin.weight -= 0.1 * P[:, :-1]
+            twin.bias -= 0.1 * P[:, -1]
+    torch.testing.assert_close(flat(net), flat(twin), rtol=1e-10, atol=1e-12)
+
+
+def test_clipping_bounds_the_squared_length_in_the_metric_and_leaves_short_steps_alone():
+    torch.manual_seed(3)
+    start = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    x, y = double(9, 3), double(9, 2, seed=1)
+    moved = {}
+    for clip in (None, 1e-4, 1e6):
+        net = copy.deepcopy(start)
+        optimizer = KFAC(sgd(net, 0.5), net, labels="true", damping=0.1, clip=clip)
+        F.mse_loss(net(x), y).backward()
+        optimizer.step()
+        moved[clip] = sum(
+            float(0.5 * ((flat(a) - flat(b)) * flat_gradient(b)).sum()) for a, b in ((start[i], net[i]) for i in (0, 2))
+        )
+    assert moved[None] > 1e-3
+    # At a step shortened by k both the length and the product are k times less: k ⟨P, ∇J⟩ η² with k² η² ⟨P, ∇J⟩ = clip.
+    assert moved[1e-4] == pytest.approx((1e-4 * moved[None]) ** 0.5, rel=1e-9)
+    assert moved[1e6] == pytest.approx(moved[None], rel=1e-12)
+
+
+def test_undamped_directions_that_the_curvature_does_not_see_are_left_alone():
+    eigen = eigen_of(torch.diag(torch.tensor([2.0, 0.0])), torch.diag(torch.tensor([1.0, 0.0])))
+    P = eigen.solve(torch.ones(2, 2), 0.0)
+    torch.testing.assert_close(P, torch.tensor([[0.5, 0.0], [0.0, 0.0]]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"damping": -1.0}, "damping is -1.0"),
+        ({"decay": 1.0}, "decay is 1.0"),
+        ({"every": 0}, "every is 0"),
+        ({"decompose_every": 1.5}, "decompose_every is 1.5"),
+        ({"tikhonov": "other"}, "tikhonov is 'other'"),
+        ({"clip": float("nan")}, "clip is nan"),
+        ({"labels": "sampled"}, "loss is None"),
+        ({"labels": "other"}, "labels is 'other'"),
+        ({"labels": "sampled", "loss": F.l1_loss}, "l1_loss"),
+    ],
+)
+def test_bad_options_are_refused_by_name(options, message):
+    net = nn.Linear(2, 2)
+    with pytest.raises(DynamicsError, match=message):
+        KFAC(sgd(net), net, **{"labels": "true", **options})
