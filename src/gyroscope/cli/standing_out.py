@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
 
+from gyroscope.errors import MonitorError
+from gyroscope.monitor import dominated, stalled
 from gyroscope.store import Run
 
 #: A layer that has rotated less than this is still about where it started: 2.6 degrees.
@@ -53,7 +56,8 @@ def in_words(run: Run) -> str:
     if not len(known):
         return "The rotation of no layer is known: are all weights finite, and none of them zero?"
     first = _rotated(run, rotation, known)
-    second = _no_gradient(run) or _unknown(run, rotation) or _still(run, rotation) or _neurons(run)
+    second = _stalled(run) or _no_gradient(run) or _unknown(run, rotation)
+    second = second or _dominated(run) or _still(run, rotation) or _neurons(run)
     return f"{first} {second or _spread(rotation[known])}".strip()
 
 
@@ -68,6 +72,24 @@ def _rotated(run: Run, rotation: Values, known: npt.NDArray[np.int64]) -> str:
         f"At step {step:,} the layers have rotated by {rotation[least]:.3g} ({run.layers[least]}) "
         f"to {rotation[most]:.3g} ({run.layers[most]}), {rotation[known].mean():.3g} on average."
     )
+
+
+def _stalled(run: Run) -> str:
+    with suppress(MonitorError):  # what shows it was not recorded
+        found = stalled(run)
+        return str(found) if found is not None and found.until is None else ""
+    return ""
+
+
+def _dominated(run: Run) -> str:
+    with suppress(MonitorError):
+        now = [one for one in dominated(run) if one.until is None]
+        if len(now) == 1:
+            return str(now[0])
+        which = np.isin(run.layers, [one.layer for one in now])
+        since = f"since step {min((one.since for one in now), default=0):,}"
+        return _said(run, which, "", f"are dominated by their weights, the first {since}: they hardly move")
+    return ""
 
 
 def _no_gradient(run: Run) -> str:

@@ -50,8 +50,8 @@ class Stall:
 
     >>> print(Stall("fc.weight", 15, None, 2.3, 2.303, (1047.0, 0.012), (1.8, 28.0)))
     The network guesses since step 15: its loss is 2.3, that of guessing 2.3. λmax of fc.weight's input fell from
-    1.05e+03 to 0.012 while the norm of its weight grew from 1.8 to 28, so its outputs say nothing and it hardly moves. Normalize
-    the input of this layer (gyroscope.last_norm), or start with a smaller learning rate.
+    1.05e+03 to 0.012 while the norm of its weight grew from 1.8 to 28, so its outputs say nothing and it hardly moves.
+    Normalize the input of this layer (gyroscope.last_norm), or start with a smaller learning rate.
     """
 
     layer: str
