@@ -33,10 +33,12 @@ def recomputed(block: nn.Module, compute: Callable[[Tensor], Tensor], x: Tensor)
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return compute(x)
 
-    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _Again(block)
+    modules = list(block.modules())
 
-    drops = any(isinstance(module, nn.Dropout) and module.training and module.p > 0 for module in block.modules())
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), _Again(modules)
+
+    drops = any(isinstance(module, nn.Dropout) and module.training and module.p > 0 for module in modules)
     y: Tensor = checkpoint(compute, x, use_reentrant=False, preserve_rng_state=drops, context_fn=contexts)
     return y
 
@@ -44,8 +46,8 @@ def recomputed(block: nn.Module, compute: Callable[[Tensor], Tensor], x: Tensor)
 class _Again(AbstractContextManager[None]):
     """The second time, and every further one: modes as when this was made, averages that nobody reads."""
 
-    def __init__(self, block: nn.Module) -> None:
-        self._modes = [(module, module.training) for module in block.modules()]
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self._modes = [(module, module.training) for module in modules]
 
     def __enter__(self) -> None:
         self._found = [(module, module.training, dict(module._buffers)) for module, _ in self._modes]
