@@ -28,6 +28,9 @@ _MODULES = (
     "weight_domination",
     "gradient_explosion",
     "trained_convolutions",
+    "very_deep",
+    "depth_table",
+    "imagenet_lastbn",
 )
 
 
