@@ -25,6 +25,7 @@ _MODULES = (
     "tuned_rates",
     "rescaled",
     "conditioning_figures",
+    "trained_perceptrons",
     "weight_domination",
     "gradient_explosion",
     "trained_convolutions",
