@@ -129,11 +129,8 @@ def stall(
     if int(classes) != classes or classes < 2:
         raise MonitorError(f"classes is {classes!r}; accepted is their number, 2 or more.")
     x, w, known = _filled(x), _filled(w), np.isfinite(y)
-    at, y, x, w = at[known], y[known], x[known], w[known]
-    if not np.isfinite(w).any():
-        return None
-    guessing, first = log(classes), float(w[np.isfinite(w)][0])
-    peak = np.fmax.accumulate(x)
+    guessing, first, peak = log(classes), float(next(iter(w[np.isfinite(w)]), np.nan)), np.fmax.accumulate(x)
+    at, y, x, w, peak = at[known], y[known], x[known], w[known], peak[known]  # a loss is not known at step 0
     stalled = (np.abs(_smooth(y) - guessing) <= margin * guessing) & (x <= fallen * peak) & (w >= grown * first)
     stretches = _stretches(stalled, patience)
     if not stretches:
@@ -229,6 +226,8 @@ def _stretches(holds: npt.NDArray[np.bool_], patience: int) -> list[tuple[int, i
 
 def _smooth(values: Array) -> Array:
     """The median of each value and the two before and after it, as far as there are any: spikes are no escape."""
+    if not len(values):
+        return values
     around = np.lib.stride_tricks.sliding_window_view(np.pad(values, 2, constant_values=np.nan), 5)
-    found: Array = np.nanmedian(around, axis=1) if len(values) else values
+    found: Array = np.nanmedian(around, axis=1)
     return found

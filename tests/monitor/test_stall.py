@@ -1,0 +1,221 @@
+"""A deep network that guesses because its last layer cannot move is known by its loss and that layer's series."""
+
+from __future__ import annotations
+
+from math import log
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import gyroscope
+from gyroscope.cli.standing_out import in_words
+from gyroscope.errors import MonitorError
+from gyroscope.monitor.stall import stall, stalled
+from gyroscope.store import LayerInfo, QuantityInfo, Rows, Scalars, Writer
+from monitor.predict_runs import clusters
+
+LN10 = log(10)
+
+# Figure 6: a large input at first, a loss that rises, a weight that grows; then a small input, and guessing.
+LOSS = np.array([3.0, 6.0, 40.0, 30.0, 9.0, 4.0] + 20 * [LN10] + 10 * [1.5])
+INPUT = np.array([500.0, 800.0, 1000.0, 600.0, 90.0, 5.0] + 20 * [0.01] + 10 * [200.0])
+NORM = np.array([2.0, 3.0, 5.0, 7.0, 8.0, 9.0] + 20 * [10.0] + 10 * [10.0])
+
+
+def test_a_stall_is_found_with_all_its_numbers():
+    found = stall(LOSS[:26], INPUT[:26], NORM[:26], classes=10, steps=100 + 10 * np.arange(26))
+    assert found is not None
+    assert (found.since, found.until) == (160, None)
+    assert (found.loss, found.guessing) == (LN10, LN10)
+    assert (found.lambda_x, found.weight_norm) == ((1000.0, 0.01), (2.0, 10.0))
+    assert str(found).startswith("The network guesses since step 160: its loss is 2.3, that of guessing 2.3. ")
+    assert "fell from 1e+03 to 0.01 while the norm of its weight grew from 2 to 10" in str(found)
+    assert "gyroscope.last_norm" in str(found)
+
+
+def test_a_network_that_escapes_has_stalled_until_then():
+    found = stall(LOSS, INPUT, NORM, classes=10)
+    assert found is not None
+    assert (found.since, found.until) == (6, 26)
+    assert str(found).startswith("The network guessed from step 6 to 26: its loss was 2.3")
+
+
+@pytest.mark.parametrize(
+    ("loss", "inputs", "norm"),
+    [
+        (LOSS, np.full(36, 500.0), NORM),
+        (LOSS, INPUT, np.full(36, 2.0)),
+        (0.9 * LOSS, INPUT, NORM),
+        (1.1 * LOSS, INPUT, NORM),
+        (LOSS, np.sort(INPUT), NORM),
+    ],
+    ids=["input as before", "weight as before", "it learns", "worse than guessing", "an input that only grows"],
+)
+def test_none_of_the_three_signs_may_be_missing(loss, inputs, norm):
+    assert stall(loss, inputs, norm, classes=10) is None
+
+
+def test_a_network_that_has_not_begun_to_learn_has_not_stalled():
+    assert stall(np.full(50, LN10), np.full(50, 7.0), np.full(50, 2.0), classes=10) is None
+
+
+def test_the_number_of_classes_says_what_guessing_is():
+    assert stall(LOSS[:26], INPUT[:26], NORM[:26], classes=100) is None
+    found = stall(LOSS[:26] + log(10), INPUT[:26], NORM[:26], classes=100)
+    assert found is not None
+    assert found.guessing == log(100)
+
+
+def test_spikes_are_no_escape_and_passing_by_is_no_stall():
+    spiky = LOSS[:26].copy()
+    spiky[[10, 11, 17]] = 50.0
+    found = stall(spiky, INPUT[:26], NORM[:26], classes=10)
+    assert found is not None
+    assert (found.since, found.until) == (6, None)
+    brief = np.concatenate([LOSS[:9], np.full(17, 1.0)])
+    assert stall(brief, INPUT[:26], NORM[:26], classes=10) is None
+
+
+def test_what_is_measured_seldom_counts_until_it_is_measured_again():
+    seldom = np.arange(36) % 6 != 0
+    found = stall(LOSS, np.where(seldom, np.nan, INPUT), np.where(seldom, np.nan, NORM), classes=10)
+    assert found is not None
+    assert (found.since, found.until) == (6, 26)
+    assert found.lambda_x == (500.0, 0.01)
+
+
+def test_losses_that_are_not_known_are_left_out():
+    unknown = np.arange(36) % 2 == 1
+    found = stall(np.where(unknown, np.nan, LOSS), INPUT, NORM, classes=10)
+    assert found is not None
+    assert (found.since, found.until) == (6, 26)
+
+
+def test_nothing_known_is_no_stall():
+    nan = np.full(9, np.nan)
+    assert stall(nan, nan, nan, classes=10) is None
+    assert stall(np.full(9, LN10), nan, nan, classes=10) is None
+    assert stall([], [], [], classes=10) is None
+
+
+@pytest.mark.parametrize("classes", [1, 0, 2.5])
+def test_classes_are_counted(classes):
+    with pytest.raises(MonitorError, match="2 or more"):
+        stall(LOSS, INPUT, NORM, classes=classes)
+
+
+def test_series_of_different_lengths_are_refused():
+    with pytest.raises(MonitorError, match=r"\(36,\), \(35,\), \(36,\) and \(36,\)"):
+        stall(LOSS, INPUT[1:], NORM, classes=10)
+
+
+class Block(nn.Module):
+    """x ← ReLU(x + BN(V ReLU(BN(W x))))."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        parts = [nn.Linear(width, width, bias=False), nn.BatchNorm1d(width), nn.ReLU()]
+        self.branch = nn.Sequential(*parts, nn.Linear(width, width, bias=False), nn.BatchNorm1d(width))
+
+    def forward(self, x):
+        return nn.functional.relu(x + self.branch(x))
+
+
+def residual(*, last_norm: bool = False, width: int = 16, blocks: int = 10, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    last = [nn.BatchNorm1d(width)] if last_norm else []
+    first = [nn.Linear(32, width, bias=False), nn.BatchNorm1d(width), nn.ReLU()]
+    return nn.Sequential(*first, *(Block(width) for _ in range(blocks)), *last, nn.Linear(width, 10))
+
+
+def kicked(model: nn.Sequential, path, *, steps: int = 60, **options):
+    """Train with three steps that are far too long, then with sensible ones."""
+    x, y = clusters(1024, (32,))
+    draw = torch.Generator().manual_seed(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=3.0, momentum=0.9)
+    options = {"conditioning": 2, "layers": f"{len(model) - 1}.weight", "activations": False} | options
+    with gyroscope.watch(model, optimizer, path, **options) as monitor:
+        for i in range(steps):
+            optimizer.param_groups[0]["lr"] = 3.0 if i < 3 else 0.05
+            pick = torch.randint(len(x), (128,), generator=draw)
+            loss = nn.functional.cross_entropy(model(x[pick]), y[pick])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            monitor.log(loss=loss)
+    return gyroscope.load(path)
+
+
+def test_a_residual_network_kicked_by_long_steps_stalls_and_says_so(tmp_path):
+    model = residual()
+    before = model[-1].weight.norm().item()
+    with kicked(model, tmp_path) as run:
+        found = stalled(run)
+        assert found is not None
+        assert (found.layer, found.until) == ("13.weight", None)
+        assert found.loss == pytest.approx(LN10, rel=0.05)
+        assert run.scalars["loss"].values[:10].max() > 2 * LN10  # it has been elsewhere
+        largest, small = found.lambda_x
+        assert largest == np.nanmax(run.series("lambda_x"))
+        assert small < 0.01 * largest
+        assert found.weight_norm == pytest.approx((before, model[-1].weight.norm().item()), rel=1e-5)
+        assert str(found) in in_words(run)
+
+
+def test_the_same_network_with_its_last_input_normalized_does_not_stall(tmp_path):
+    with kicked(residual(last_norm=True), tmp_path) as run:
+        assert stalled(run) is None
+        assert "guesses" not in in_words(run)
+
+
+def recorded(path, *names: str):
+    """A run of three layers with figure 6 in the second, and the loss under names: at every step, at every ninth."""
+    infos = {name: QuantityInfo(name, "1", name) for name in ("lambda_x", "weight_norm")}
+    layers = [
+        LayerInfo("conv", "conv", (8, 3, 3, 3)),
+        LayerInfo("fc", "linear", (10, 8)),
+        LayerInfo("x", "other", (2, 2)),
+    ]
+    nan = np.full(36, np.nan)
+    with Writer(path, layers, infos) as writer:
+        for name, column in (("lambda_x", INPUT), ("weight_norm", NORM)):
+            writer.put(
+                Rows(0, np.arange(36), {name: np.stack([1 + 0 * column, column, nan], axis=1).astype(np.float32)})
+            )
+        for i, name in enumerate(names):
+            for step in range(0, 36, 1 + 8 * i):
+                writer.put(Scalars(step, {name: float(LOSS[step])}))
+    return gyroscope.load(path)
+
+
+def test_layer_classes_and_loss_are_found_unless_given(tmp_path):
+    with recorded(tmp_path, "batch_loss", "loss") as run:
+        found = stalled(run)
+        assert found is not None
+        assert (found.layer, found.since, found.until, found.guessing) == ("fc", 6, 26, LN10)
+        assert found == stalled(run, loss="batch_loss", layer="fc", classes=10)
+        assert stalled(run, loss="loss") is None  # four losses, and one of them of guessing
+        assert stalled(run, layer="conv", classes=10) is None
+        assert stalled(run, classes=1000) is None
+
+
+def test_what_is_missing_is_said_with_how_to_record_it(tmp_path):
+    model = residual(blocks=1)
+    quantities = ["rotation"]
+    with kicked(model, tmp_path, steps=2, conditioning=None, quantities=quantities) as run:
+        run.scalars.clear()
+        with pytest.raises(MonitorError) as caught:
+            stalled(run)
+        assert "stall" not in in_words(run)
+    for said in ("lambda_x (watch(conditioning=10)", "weight_norm (watch records it", "loss (monitor.log(loss=loss)"):
+        assert said in str(caught.value)
+
+
+def test_a_layer_or_loss_that_is_not_there_is_named(tmp_path):
+    with kicked(residual(blocks=1), tmp_path, steps=2) as run:
+        with pytest.raises(MonitorError, match=r"no layer 'head' in this run; its last ones are 4\.weight"):
+            stalled(run, layer="head")
+        with pytest.raises(MonitorError, match=r"does not hold error \(monitor\.log"):
+            stalled(run, loss="error")
