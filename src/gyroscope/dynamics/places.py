@@ -148,7 +148,7 @@ def places(model: nn.Module) -> tuple[tuple[Place, ...], dict[str, str]]:
     >>> [(place.name, place.biased) for place in found]
     [('0', True), ('2', False)]
     >>> others
-    {'1': 'a LayerNorm is no linear layer and no convolution'}
+    {'1': 'LayerNorm is neither a linear layer nor a convolution'}
     """
     if not isinstance(model, nn.Module):
         raise DynamicsError(f"The model is a {type(model).__name__}; accepted is a torch.nn.Module.")
@@ -174,7 +174,7 @@ def places(model: nn.Module) -> tuple[tuple[Place, ...], dict[str, str]]:
 def _unsupported(module: nn.Module) -> str | None:
     kind = type(module).__name__
     if not isinstance(module, nn.Linear | nn.Conv2d):
-        return f"a {kind} is no linear layer and no convolution"
+        return f"{kind} is neither a linear layer nor a convolution"
     if isinstance(module, nn.Conv2d) and module.groups > 1:
         return f"a convolution with {module.groups} groups is as many layers"
     if is_parametrized(module) or "weight" not in module._parameters:

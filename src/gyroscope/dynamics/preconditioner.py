@@ -18,7 +18,8 @@ from torch._compile import _disable_dynamo
 from torch.optim import LBFGS, Optimizer
 
 from gyroscope.conditioning.labels import Loss
-from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
+from gyroscope.control.torch_contract import check_state, load_uncast
+from gyroscope.dynamics.around import Around
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.observer import Labels, Observer, Statistics
 from gyroscope.dynamics.places import Place, places
@@ -47,7 +48,7 @@ class Running(Statistics, Protocol):
 R = TypeVar("R", bound=Running)
 
 
-class Preconditioner(Wrapper, Generic[R]):
+class Preconditioner(Around, Generic[R]):
     """Base of the preconditioners: watches the model, and steps the inner optimizer on preconditioned gradients.
 
     Args:
