@@ -1,0 +1,180 @@
+"""The three Fisher matrices beside exact ones and beside drawn batches, and the batch size that sets the step."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from gyroscope.conditioning.fisher import fisher
+from gyroscope.dynamics.adaptive import rmsprop
+from gyroscope.dynamics.empirical_fisher import (
+    batch_law,
+    fisher_diagonal,
+    measured_second_moment,
+    per_example_gradients,
+    second_moment,
+    step_gain,
+)
+from gyroscope.dynamics.errors import DynamicsError
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def network() -> tuple[nn.Sequential, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    return model, noise(10, 3), torch.arange(10) % 3
+
+
+@pytest.fixture(scope="module")
+def gradients() -> torch.Tensor:
+    """With elements of much noise, of little, and of none."""
+    return noise(60, 5) * torch.tensor([1.0, 1.0, 0.1, 0.01, 0.0], dtype=torch.float64) + torch.tensor(
+        [0.0, 0.1, 0.3, 1.0, 2.0], dtype=torch.float64
+    )
+
+
+def test_the_true_fisher_diagonal_is_that_of_the_exact_matrix():
+    model, x, t = network()
+    exact = fisher(model, cross_entropy, (x, t)).matrix.diagonal()
+    torch.testing.assert_close(fisher_diagonal(model, x, chunk=4), exact)
+
+
+def test_the_fisher_diagonal_of_a_gaussian_is_that_of_squared_jacobians():
+    model, x, _ = network()
+    square = 0.0
+    for one in x:
+        for z in model(one):
+            row = torch.autograd.grad(z, model.parameters(), retain_graph=True)
+            square = square + torch.cat([g.flatten() for g in row]).square()
+    torch.testing.assert_close(fisher_diagonal(model, x, likelihood="gaussian"), square / 10)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_rows_are_the_gradients_of_single_examples(reduction, chunk):
+    model, x, t = network()
+    rows = per_example_gradients(model, partial(cross_entropy, reduction=reduction), x, t, chunk=chunk)
+    for i in range(10):
+        one = torch.autograd.grad(cross_entropy(model(x[i : i + 1]), t[i : i + 1]), model.parameters())
+        torch.testing.assert_close(rows[i], torch.cat([g.flatten() for g in one]))
+
+
+def test_the_empirical_fisher_is_the_exact_second_moment_matrix_of_the_data():
+    model, x, t = network()
+    rows = per_example_gradients(model, cross_entropy, x, t)
+    exact = fisher(model, cross_entropy, (x, t), labels="true").matrix
+    torch.testing.assert_close(second_moment(rows, full=True), exact)
+    torch.testing.assert_close(second_moment(rows), exact.diagonal())
+    # And it is not the true one: gradients of the data do not look like those of the model.
+    assert (second_moment(rows) / fisher_diagonal(model, x)).log().abs().max() > 0.2
+
+
+def test_labels_drawn_from_the_model_make_the_empirical_fisher_the_true_one():
+    model, x, _ = network()
+    many = x.repeat(400, 1)
+    drawn = torch.multinomial(model(many).softmax(1), 1, generator=torch.Generator().manual_seed(0))[:, 0]
+    found = second_moment(per_example_gradients(model, cross_entropy, many, drawn))
+    torch.testing.assert_close(found, fisher_diagonal(model, x), rtol=0.15, atol=1e-3)
+
+
+def test_frozen_parameters_have_no_gradient_and_still_count():
+    model, x, t = network()
+    whole = per_example_gradients(model, cross_entropy, x, t)
+    model[0].requires_grad_(False)
+    torch.testing.assert_close(per_example_gradients(model, cross_entropy, x, t), whole[:, -15:])
+    assert fisher_diagonal(model, x).shape == (15,)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("full", [False, True])
+def test_the_second_moment_of_batches_is_the_mean_over_all_of_them(size, full):
+    from itertools import combinations, product
+
+    g = noise(4, 3)
+    for replacement, every in ((True, product(range(4), repeat=size)), (False, combinations(range(4), size))):
+        means = torch.stack([g[list(batch)].mean(0) for batch in every])
+        literal = means.T @ means / len(means)
+        found = second_moment(g, batch_size=size, replacement=replacement, full=full)
+        torch.testing.assert_close(found, literal if full else literal.diagonal())
+
+
+def test_the_full_batch_has_no_noise_left(gradients):
+    mean = gradients.mean(0)
+    torch.testing.assert_close(second_moment(gradients, batch_size=60, replacement=False), mean.square())
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_drawn_batches_have_the_second_moment_that_is_said(gradients, replacement):
+    found = measured_second_moment(gradients, batch_size=8, draws=8000, replacement=replacement)
+    expected = second_moment(gradients, batch_size=8, replacement=replacement)
+    torch.testing.assert_close(found, expected, rtol=0.06, atol=0)
+
+
+def test_noise_falls_as_one_over_the_batch_size_when_measured():
+    g = noise(500, 20) + 0.05
+    law = batch_law(g, [1, 2, 8, 32, 128], draws=1500)
+    assert law.exponent == pytest.approx(-1.0, abs=0.03)
+    assert law.measured == pytest.approx(law.predicted, rel=0.05)
+    assert list(law.noise) == sorted(law.noise, reverse=True)
+    share = 1 / 128 / (1 / 128 + 0.05**2)
+    assert law.noise[-1] == pytest.approx(share, abs=0.1)
+
+
+def test_rmsprop_remembers_the_second_moment_of_its_batches(gradients):
+    draw = torch.Generator().manual_seed(3)
+    for size in (4, 32):
+        w, state = torch.zeros(5, dtype=torch.float64), None
+        for _ in range(3000):
+            g = gradients[torch.randint(0, 60, (size,), generator=draw)].mean(0)
+            w, state = rmsprop(w, g, state, lr=0.0, beta=0.998)
+        torch.testing.assert_close(state.square, second_moment(gradients, batch_size=size), rtol=0.2, atol=0)
+
+
+def test_larger_batches_make_larger_steps_by_up_to_the_root_of_their_ratio(gradients):
+    gain = step_gain(gradients, 4, 64)
+    assert gain.most == 4.0
+    assert gain.each[-1] == pytest.approx(1.0)
+    assert ((gain.each >= 1) & (gain.each <= 4)).all()
+    only_noise = step_gain(gradients - gradients.mean(0), 4, 64)
+    assert only_noise.each[:4].tolist() == pytest.approx([4.0] * 4)
+    assert only_noise.median == pytest.approx(4.0)
+    assert torch.isnan(step_gain(torch.zeros(3, 2), 1, 2).each).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: second_moment(torch.ones(3)), r"accepted is \[examples, parameters\]"),
+        (lambda: second_moment(torch.ones(3, 2), batch_size=0), "batch_size is 0"),
+        (lambda: second_moment(torch.ones(3, 2), batch_size=4, replacement=False), "to 3, the number of examples"),
+        (lambda: measured_second_moment(torch.ones(3, 2), batch_size=1, draws=0), "draws is 0"),
+        (lambda: batch_law(torch.ones(3, 2), [4]), "at least two"),
+        (lambda: batch_law(torch.ones(3, 2), [1, 2], draws=2), "does not apply because the gradients of all examples"),
+        (lambda: step_gain(torch.ones(3, 2), 8, 4), "give the smaller one first"),
+        (lambda: fisher_diagonal(nn.Linear(2, 2), torch.ones(1, 2), likelihood="poisson"), "likelihood is 'poisson'"),
+        (lambda: fisher_diagonal(nn.Linear(2, 2), torch.ones(0, 2)), "No inputs"),
+        (lambda: fisher_diagonal(nn.ReLU(), torch.ones(1, 2)), "No parameter requires a gradient"),
+        (lambda: fisher_diagonal(nn.BatchNorm1d(2), torch.ones(3, 2)), "put the model into eval mode"),
+        (
+            lambda: per_example_gradients(nn.Linear(2, 2), cross_entropy, torch.ones(3, 2), torch.ones(2)),
+            "3 inputs and 2 targets",
+        ),
+    ],
+)
+def test_what_has_no_second_moment_is_refused(call, says):
+    with pytest.raises(DynamicsError, match=says):
+        call()
+
+
+def test_numbers_come_as_arrays():
+    law = batch_law(noise(20, 2), [1, 4], draws=50)
+    assert law.batch_sizes.dtype == np.int64
+    assert law.measured.shape == law.predicted.shape == law.noise.shape == (2,)
