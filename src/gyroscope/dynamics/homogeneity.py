@@ -73,7 +73,7 @@ def euler(function: Function, x: Tensor, degree: float = 0.0) -> float:
     0.0
     """
     slope = float((x.detach() * gradient(function, x)).sum())
-    return slope - degree * float(function(x.detach())) if degree else slope
+    return slope - degree * float(function(x.detach()).detach()) if degree else slope
 
 
 def gradient_homogeneity(function: Function, x: Tensor, *, factor: float = 2.0) -> Homogeneity:
