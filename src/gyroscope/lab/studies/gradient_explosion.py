@@ -120,6 +120,8 @@ class Course:
         (1.0, 1.0)
         """
         values = np.log10(self.curvature[0, 1:-1])
+        if not np.ptp(values):
+            return 0.0, 0.0
         depth = np.arange(len(values))
         rise = float(np.polyfit(depth, values, 1)[0])
         return round(-rise, 12), round(float(np.corrcoef(depth, values)[0, 1] ** 2), 12)

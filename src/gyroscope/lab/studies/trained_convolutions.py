@@ -46,7 +46,7 @@ class Plan:
     apart: int
 
 
-PLANS = {"smoke": Plan(8, 10, 5), "small": Plan(20, 60, 10), "full": Plan(20, 160, 10)}
+PLANS = {"smoke": Plan(8, 6, 3), "small": Plan(20, 60, 10), "full": Plan(20, 160, 10)}
 
 
 def task_of(lab: Lab, style: str, *, normalized: bool) -> Task:
@@ -88,7 +88,7 @@ class Network:
         rate: that it was trained at.
         result: of the training.
         layers: their names.
-        steps: at which layers were analysed.
+        steps: at which layers were analysed: the last of the first epoch, and of every so many of those that follow.
         kappa: by factor, "x" or "g", and by p: κ_p [steps, layers]; infinite where λ_p is 0, NaN where λmax is.
     """
 
@@ -162,7 +162,7 @@ def _kappas(task: Task, networks: list[Network]) -> Table:
     rows = []
     for factor, symbol in _FACTORS.items():
         for p in P:
-            for place, when in ((0, "first step"), (-1, "last analysis")):
+            for place, when in ((0, "first epoch"), (-1, "last epoch")):
                 middles = [_middle(one.kappa[factor][p][place]) for one in networks]
                 rows.append((symbol, f"{percent(p)} %", when, *(_text(middle) for middle in middles), None))
     names = [one.name for one in networks]

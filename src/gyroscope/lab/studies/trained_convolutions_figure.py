@@ -20,11 +20,11 @@ _COLOURS: dict[str, Colour] = {"BN": (0.12, 0.47, 0.71, 1.0), "Plain": (0.84, 0.
 _MARKERS = {"BN": "o", "Plain": "s"}
 _GREY: Colour = (0.25, 0.25, 0.25, 1.0)
 # Places among the analyses of a training.
-_WHEN: tuple[tuple[int, Dash, str], ...] = ((0, ":", "first step"), (-1, "-", "end of training"))
+_WHEN: tuple[tuple[int, Dash, str], ...] = ((0, ":", "end of the first epoch"), (-1, "-", "of the last"))
 
 
 def draw(networks: Sequence[Network], others: Sequence[Network], *, shares: Sequence[float], heading: str) -> Figure:
-    """Draw κ_p(Σx) (a) and κ_p(Σ∇h) (b) by layer, dotted at the first step and solid in the end, and the loss (c).
+    """Draw κ_p(Σx) (a) and κ_p(Σ∇h) (b) by layer, dotted after one epoch and solid in the end, and the loss (c).
 
     Of `others`, such as networks at rates that do not suit them, there is the loss alone.
     """
