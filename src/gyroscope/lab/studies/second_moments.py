@@ -15,9 +15,8 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-from gyroscope.lab.errors import LabError
+from gyroscope.dynamics.moment_variance import Percentiles, share_between, spans
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.studies.study import Finding, Report, Study, Table
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: [layers, 3]: the 10th, 50th and 90th percentile.
-Percentiles = npt.NDArray[np.float64]
-
 #: The epochs that the papers show.
 EPOCHS = (1, 10, 50)
 # The papers do not say which rate; this is the nearest to Adam's own of 10⁻³ on their grid, and the best one for its
@@ -38,8 +34,6 @@ EPOCHS = (1, 10, 50)
 _POWERS = {"c10-cnn1": -6}
 _OTHERWISE = -5
 _NAMES = ("moment_p10", "moment_p50", "moment_p90")
-# Of a normal distribution the 10th and the 90th percentile are so many standard deviations apart.
-_APART = 2.5631
 
 
 @dataclass(frozen=True)
@@ -75,41 +69,6 @@ def of_paper() -> dict[int, Percentiles]:
     """
     content = json.loads(files("gyroscope.lab.studies").joinpath("adam_moments.json").read_text())
     return {int(epoch): np.array(rows) for epoch, rows in content["epochs"].items()}
-
-
-def share_between(percentiles: Percentiles) -> float:
-    """The share of the variance of log v that lies between layers, B / (B + W).
-
-    B is the variance over layers of the median m_l of log v, and W the mean over layers of the variance s_l² within,
-    which the percentiles tell if log v is normal there: s_l = (log p90 − log p10) / 2.5631. Layers count alike.
-
-    >>> share_between(np.array([[1.0, 10.0, 100.0], [1.0, 10.0, 100.0]]))
-    0.0
-    >>> share_between(np.array([[1.0, 1.0, 1.0], [5.0, 5.0, 5.0]]))
-    1.0
-    """
-    logs = np.log(_positive(percentiles))
-    between = float(logs[:, 1].var())
-    within = float((((logs[:, 2] - logs[:, 0]) / _APART) ** 2).mean())
-    return between / (between + within) if between + within > 0 else float("nan")
-
-
-def spans(percentiles: Percentiles) -> tuple[float, float]:
-    """Between layers the largest median over the smallest; within them p90 / p10, in the middle layer.
-
-    >>> spans(np.array([[1.0, 2.0, 4.0], [10.0, 20.0, 40.0], [100.0, 200.0, 400.0]]))
-    (100.0, 4.0)
-    """
-    known = _positive(percentiles)
-    return float(known[:, 1].max() / known[:, 1].min()), float(np.median(known[:, 2] / known[:, 0]))
-
-
-def _positive(percentiles: Percentiles) -> Percentiles:
-    """The layers of which at least nine in ten elements have had a gradient."""
-    known: Percentiles = percentiles[(percentiles > 0).all(axis=1)]
-    if not len(known):
-        raise LabError("no layer has second moments above zero in nine of ten elements; was the network trained?")
-    return known
 
 
 def recorded(lab: Lab, trial: Trial) -> list[Moments]:
