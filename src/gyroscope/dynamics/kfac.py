@@ -13,7 +13,7 @@ from gyroscope.conditioning.labels import Loss
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.kfac_factors import Factors, Tikhonov
 from gyroscope.dynamics.observer import Labels
-from gyroscope.dynamics.places import Place
+from gyroscope.dynamics.places import Parts, Place, joined, split
 from gyroscope.dynamics.preconditioner import Preconditioner, check_count, check_number
 
 
@@ -98,17 +98,21 @@ class KFAC(Preconditioner[Factors]):
 
         super().__init__(optimizer, model, factors, loss=loss, labels=labels, every=every, seed=seed)
 
-    def _directions(self, gradients: dict[int, Tensor]) -> dict[int, Tensor]:
+    def _directions(self, gradients: dict[int, Parts]) -> dict[int, Parts]:
         known = self._statistics
         if self._steps % self.decompose_every == 0 or any(i not in known.eigen for i in gradients):
             known.decompose()
-        found = {i: known.eigen[i].solve(G, self.damping, self.tikhonov) for i, G in gradients.items()}
-        if self.clip is None or not found:
-            return found
+        G = {i: joined(gradient) for i, gradient in gradients.items()}
+        # Factors of activations in float32 stay so beside weights in float64.
+        P = {i: known.eigen[i].solve(g.to(known.eigen[i].a.dtype), self.damping, self.tikhonov) for i, g in G.items()}
+        if self.clip is not None and P:
+            shorter = self._shorter(G, P, self.clip)
+            P = {i: p * shorter.to(p) for i, p in P.items()}
+        return {i: split(p, self._places[i].biased) for i, p in P.items()}
+
+    def _shorter(self, G: dict[int, Tensor], P: dict[int, Tensor], clip: float) -> Tensor:
+        """The factor on all directions that keeps η² ⟨P, ∇J⟩ at `clip` or below."""
         rates = {id(p): group["lr"] for group in self.param_groups for p in group["params"]}
-        total = torch.stack(
-            [rates[id(self._places[i].module.weight)] ** 2 * (P * gradients[i]).sum() for i, P in found.items()]
-        ).sum()
-        shorter = (self.clip / total).sqrt().clamp_max(1.0)
-        shorter = torch.where(total > 0, shorter, 1.0)
-        return {i: P * shorter.to(P.dtype) for i, P in found.items()}
+        parts = [rates[id(self._places[i].module.weight)] ** 2 * (p * G[i]).sum() for i, p in P.items()]
+        total = torch.stack([part.to(parts[0]) for part in parts]).sum()
+        return torch.where(total > clip, (clip / total).sqrt(), 1.0)

@@ -10,7 +10,7 @@ image, of a sequence) has T A ⊗ E[Ds Dsᵀ] with both means over samples and p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -30,6 +30,7 @@ class Eigen:
     U: Tensor
     s: Tensor
     V: Tensor
+    _inverses: dict[float, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     def solve(self, G: Tensor, damping: float, tikhonov: Tikhonov = "factored") -> Tensor:
         """The P that a damped curvature takes to the gradient G, [outputs, inputs + 1].
@@ -45,17 +46,23 @@ class Eigen:
         >>> eigen.solve(torch.tensor([[8.0, 8.0]]), 4.0, "exact").round(decimals=4)
         tensor([[0.6667, 1.0000]])
         """
-        a, s = self.a.to(G.dtype), self.s.to(G.dtype)
-        U, V = self.U.to(G.dtype), self.V.to(G.dtype)
-        if damping == 0:
-            inverse = torch.outer(_reciprocal(s), _reciprocal(a))
-        elif tikhonov == "exact":
-            inverse = 1 / (torch.outer(s, a) + damping)
-        else:
-            pi = (a.mean() / s.mean()).sqrt()
+        if damping > 0 and tikhonov == "exact":
+            scale = 1 / (torch.outer(self.s, self.a) + damping)
+            return self.V @ ((self.V.T @ G @ self.U) * scale) @ self.U.T
+        if damping not in self._inverses:
+            self._inverses.clear()
+            self._inverses[damping] = self._inverted(damping)
+        A, S = self._inverses[damping]
+        return S @ G @ A
+
+    def _inverted(self, damping: float) -> tuple[Tensor, Tensor]:
+        """(A + π√λ I)⁻¹ and (S + √λ/π I)⁻¹."""
+        a, s = _reciprocal(self.a), _reciprocal(self.s)
+        if damping > 0:
+            pi = (self.a.mean() / self.s.mean()).sqrt()
             pi = torch.where(torch.isfinite(pi) & (pi > 0), pi, 1.0)
-            inverse = torch.outer(1 / (s + damping**0.5 / pi), 1 / (a + damping**0.5 * pi))
-        return V @ ((V.T @ G @ U) * inverse) @ U.T
+            a, s = 1 / (self.a + damping**0.5 * pi), 1 / (self.s + damping**0.5 / pi)
+        return (self.U * a) @ self.U.T, (self.V * s) @ self.V.T
 
 
 def eigen_of(A: Tensor, S: Tensor) -> Eigen:

@@ -20,6 +20,8 @@ from gyroscope.class_names import ancestry
 from gyroscope.conditioning.patches import patch_gram
 from gyroscope.dynamics.errors import DynamicsError
 
+Parts = tuple[Tensor, Tensor | None]
+
 _SHORT = (torch.bfloat16, torch.float16)
 
 
@@ -52,23 +54,22 @@ class Place:
         """b, if it is trained."""
         return self.module.bias if self.biased else None
 
-    def gradient(self) -> Tensor | None:
-        """[∇W ∇b] of shape [outputs, inputs + biased], in float32 or better; None where there is none."""
+    def gradient(self) -> Parts | None:
+        """∇W as [outputs, inputs] and ∇b, in float32 or better; None where there is none."""
         weight, bias = self.module.weight, self.bias
         if weight.grad is None:
             return None
-        g = _at_least_float32(weight.grad).flatten(1)
+        of_weight = _at_least_float32(weight.grad).flatten(1)
         if bias is None:
-            return g
-        of_bias = g.new_zeros(len(g)) if bias.grad is None else bias.grad.to(g.dtype)
-        return torch.cat([g, of_bias.unsqueeze(1)], dim=1)
+            return of_weight, None
+        return of_weight, of_weight.new_zeros(len(weight)) if bias.grad is None else bias.grad.to(of_weight.dtype)
 
-    def write(self, direction: Tensor) -> None:
-        """Have a matrix like `gradient` for the gradients of the parameters; those there were are not changed."""
-        weight, bias = self.module.weight, self.bias
-        weight.grad = direction[:, : self.inputs].reshape(weight.shape).to(weight.dtype)
-        if bias is not None and bias.grad is not None:
-            bias.grad = direction[:, -1].to(bias.dtype, copy=True)
+    def write(self, direction: Parts) -> None:
+        """Have other matrices for the gradients of the parameters; those there were are not changed."""
+        (of_weight, of_bias), weight, bias = direction, self.module.weight, self.bias
+        weight.grad = of_weight.reshape(weight.shape).to(weight.dtype)
+        if bias is not None and bias.grad is not None and of_bias is not None:
+            bias.grad = of_bias.to(bias.dtype)
 
     def parameters(self) -> list[Tensor]:
         """W, and b if it is trained."""
@@ -139,6 +140,25 @@ class Place:
         image = functional.pad(image.unsqueeze(0), around, mode=mode) if any(around) else image.unsqueeze(0)
         at = self.module
         return functional.unfold(image, at.kernel_size, dilation=at.dilation, stride=at.stride)[0]
+
+
+def joined(parts: Parts) -> Tensor:
+    """[W b] as one matrix.
+
+    >>> joined((torch.tensor([[1.0, 2.0]]), torch.tensor([3.0])))
+    tensor([[1., 2., 3.]])
+    """
+    W, b = parts
+    return W if b is None else torch.cat([W, b.unsqueeze(1)], dim=1)
+
+
+def split(matrix: Tensor, biased: bool) -> Parts:
+    """[W b] as W and b.
+
+    >>> split(torch.tensor([[1.0, 2.0, 3.0]]), True)
+    (tensor([[1., 2.]]), tensor([3.]))
+    """
+    return (matrix[:, :-1], matrix[:, -1].contiguous()) if biased else (matrix, None)
 
 
 def places(model: nn.Module) -> tuple[tuple[Place, ...], dict[str, str]]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._compile import _disable_dynamo
 from torch.optim import LBFGS, Optimizer
 
@@ -22,7 +22,7 @@ from gyroscope.control.torch_contract import check_state, load_uncast
 from gyroscope.dynamics.around import Around
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.observer import Labels, Observer, Statistics
-from gyroscope.dynamics.places import Place, places
+from gyroscope.dynamics.places import Parts, Place, places
 from gyroscope.vectors.chunks import is_capturing
 
 
@@ -113,8 +113,8 @@ class Preconditioner(Around, Generic[R]):
         self._observer.detach()
 
     @abstractmethod
-    def _directions(self, gradients: dict[int, Tensor]) -> dict[int, Tensor]:
-        """C⁻¹ G of layers."""
+    def _directions(self, gradients: dict[int, Parts]) -> dict[int, Parts]:
+        """C⁻¹ ∇J of layers."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -12,13 +12,13 @@ from torch.optim import Optimizer
 from gyroscope.conditioning.labels import Loss
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.observer import Labels
-from gyroscope.dynamics.places import Place
+from gyroscope.dynamics.places import Parts, Place
 from gyroscope.dynamics.preconditioner import Preconditioner, check_number
 from gyroscope.dynamics.running import Average, Spread
 
 
-def quasi_diagonal(G: Tensor, mean: Tensor, variance: Tensor, *, biased: bool = True) -> Tensor:
-    """R Rᵀ applied to the gradient [∇W ∇b] of a layer s = W a + b (equation 10 of Grosse's chapter 5).
+def quasi_diagonal(gradient: Parts, mean: Tensor, variance: Tensor) -> Parts:
+    """R Rᵀ applied to the gradient of a layer s = W a + b (equation 10 of Grosse's chapter 5).
 
     Gradient descent on W̃ = W Σ^(1/2) and b̃ = b + W m (equation 9) is, on W and b, descent along
 
@@ -28,22 +28,24 @@ def quasi_diagonal(G: Tensor, mean: Tensor, variance: Tensor, *, biased: bool = 
     that of the block of the weights, (Σ + mmᵀ) ⊗ I. A coordinate whose variance is 0 is left where it is.
 
     Args:
-        G: [∇W ∇b] as [outputs, inputs + 1]; ∇W alone as [outputs, inputs] if not `biased`.
+        gradient: ∇W as [outputs, inputs], and ∇b, or None if there is no bias.
         mean: m, [inputs].
         variance: the diagonal of Σ, [inputs].
-        biased: whether there is a bias.
 
-    >>> quasi_diagonal(torch.tensor([[8.0, 2.0]]), torch.tensor([3.0]), torch.tensor([4.0]))
-    tensor([[0.5000, 0.5000]])
+    Returns:
+        P_W and P_b.
+
+    >>> quasi_diagonal((torch.tensor([[8.0]]), torch.tensor([2.0])), torch.tensor([3.0]), torch.tensor([4.0]))
+    (tensor([[0.5000]]), tensor([0.5000]))
     """
+    W, b = gradient
     precision = torch.where(variance > 0, 1 / variance, 0.0)
-    if biased:
-        of_bias = G[:, -1:]
-        of_weight = (G[:, :-1] - of_bias * mean) * precision
-        return torch.cat([of_weight, of_bias - (of_weight @ mean).unsqueeze(1)], dim=1)
+    if b is not None:
+        P = torch.addr(W, b, mean, alpha=-1).mul_(precision)
+        return P, b - P @ mean
     # Sherman and Morrison's formula.
     scaled = precision * mean
-    return G * precision - torch.outer(G @ scaled / (1 + mean @ scaled), scaled)
+    return torch.addr(W * precision, W @ scaled / (1 + mean @ scaled), scaled, alpha=-1), None
 
 
 class QuasiDiagonal(Preconditioner["Moments"]):
@@ -113,16 +115,18 @@ class QuasiDiagonal(Preconditioner["Moments"]):
             loss=loss, labels="true" if labels is None else labels, every=every, seed=seed,
         )  # fmt: skip
 
-    def _directions(self, gradients: dict[int, Tensor]) -> dict[int, Tensor]:
+    def _directions(self, gradients: dict[int, Parts]) -> dict[int, Parts]:
         found = {}
-        for i, G in gradients.items():
+        for i, gradient in gradients.items():
+            kind = gradient[0].dtype
             activations, slopes = self._statistics.activations[i], self._statistics.slopes[i]
             variance = activations.variance + self.damping * activations.variance.mean()
-            P = quasi_diagonal(G, activations.mean.to(G.dtype), variance.to(G.dtype), biased=self._places[i].biased)
+            W, b = quasi_diagonal(gradient, activations.mean.to(kind), variance.to(kind))
             if self._statistics.scales:
-                S = slopes.value + self.damping * slopes.value.mean()
-                P = torch.where(S > 0, 1 / S, 0.0).to(P.dtype).unsqueeze(1) * P
-            found[i] = P
+                S = (slopes.value + self.damping * slopes.value.mean()).to(kind)
+                precision = torch.where(S > 0, 1 / S, 0.0)
+                W, b = W.mul_(precision.unsqueeze(1)), None if b is None else b * precision
+            found[i] = W, b
         return found
 
 
