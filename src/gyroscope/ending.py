@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -73,17 +75,16 @@ def ending(model: nn.Module, layers: Sequence[Layer], sample: object) -> Ending:
 
 
 class _Follow(TorchFunctionMode):
-    """Keep, for every activation, the layers it comes from, and for every layer those that come before it."""
+    """Keep, for every activation, the layers it comes from, directly and by way of others.
+
+    Sets of layers are bits of whole numbers: thousands of residual layers end up in the same ones.
+    """
 
     def __init__(self, weights: Sequence[Tensor], inputs: Iterable[Tensor]) -> None:
         super().__init__()
-        self.activations: Any = WeakTensorKeyDictionary()
-        self.weights: Any = WeakTensorKeyDictionary()
-        self.before: list[frozenset[int]] = [frozenset() for _ in weights]
-        for tensor in inputs:
-            self.activations[tensor] = frozenset()
-        for position, weight in enumerate(weights):
-            self.weights[weight] = frozenset([position])
+        self.weights: Any = WeakTensorKeyDictionary({weight: 1 << i for i, weight in enumerate(weights)})
+        self.activations: Any = WeakTensorKeyDictionary(dict.fromkeys(inputs, (0, 0)))
+        self.before = [0] * len(weights)
 
     def __torch_function__(
         self,
@@ -94,16 +95,15 @@ class _Follow(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         given = tensors((args, kwargs or {}))
-        made = [given[0]] if func is Tensor.__setitem__ else tensors(result)
-        # The sets are looked up before they are written: an operation in place makes what it was given.
+        made = given[:1] if func is Tensor.__setitem__ else tensors(result)
         came = [self.activations[tensor] for tensor in given if tensor in self.activations]
-        used = frozenset().union(*(self.weights[tensor] for tensor in given if tensor in self.weights))
+        used = reduce(or_, (self.weights[tensor] for tensor in given if tensor in self.weights), 0)
         if came:
-            sources = frozenset().union(*came)
-            for position in used:
-                self.before[position] |= sources.union(*(self.before[source] for source in sources))
+            direct, all_before = (reduce(or_, bits) for bits in zip(*came, strict=True))
+            for position in _positions(used):
+                self.before[position] |= all_before
             for tensor in made:
-                self.activations[tensor] = used or sources
+                self.activations[tensor] = (used or direct, all_before | used)
         elif used:
             for tensor in made:
                 self.weights[tensor] = used
@@ -111,12 +111,16 @@ class _Follow(TorchFunctionMode):
 
     def last(self, outputs: Iterable[Tensor]) -> tuple[int, ...]:
         """The layers that the outputs come from, without those that feed another of them."""
-        found = frozenset().union(*(self.activations.get(tensor, frozenset()) for tensor in outputs))
+        found = _positions(reduce(or_, (self.activations.get(tensor, (0, 0))[0] for tensor in outputs), 0))
         # Layers in a loop come before each other, and before themselves.
-        return tuple(p for p in sorted(found) if not any(self._feeds(p, q) and not self._feeds(q, p) for q in found))
+        return tuple(p for p in found if not any(self._feeds(p, q) and not self._feeds(q, p) for q in found))
 
     def _feeds(self, one: int, other: int) -> bool:
-        return one in self.before[other]
+        return bool(self.before[other] >> one & 1)
+
+
+def _positions(bits: int) -> list[int]:
+    return [position for position in range(bits.bit_length()) if bits >> position & 1]
 
 
 class _Inputs:
@@ -125,8 +129,8 @@ class _Inputs:
     def __init__(self, model: nn.Module, layers: Sequence[Layer]) -> None:
         self.calls = [0] * len(layers)
         self.normalized: list[str | None] = [None] * len(layers)
-        # Held until the end of the pass, so that no other tensor comes to lie where one of these did.
-        self._given: list[tuple[Tensor, int, str]] = []
+        # By where they lie; held until the end of the pass, so that no other tensor comes to lie there.
+        self._given: dict[int, tuple[Tensor, int, str]] = {}
         modules: list[tuple[str, nn.Module, Any]] = [(name, one, type(one)) for name, one in model.named_modules()]
         self._handles = [one.register_forward_hook(self._gave(name)) for name, one, kind in modules if is_norm(kind)]
         for position, layer in enumerate(layers):
@@ -142,7 +146,8 @@ class _Inputs:
 
     def _gave(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            self._given += [(tensor, tensor._version, name) for tensor in tensors(output)[:1]]
+            for tensor in tensors(output)[:1]:
+                self._given[tensor.untyped_storage().data_ptr()] = tensor, tensor._version, name
 
         return hook
 
@@ -150,11 +155,10 @@ class _Inputs:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             self.calls[position] += 1
             for x in tensors((args, kwargs))[:1]:
-                place = x.untyped_storage().data_ptr()
-                for tensor, version, name in self._given:
-                    # A ReLU in place leaves the memory and changes the version.
-                    if tensor.untyped_storage().data_ptr() == place and x._version == version:
-                        self.normalized[position] = name
+                _, version, name = self._given.get(x.untyped_storage().data_ptr(), (x, None, None))
+                # A ReLU in place leaves the memory and changes the version.
+                if x._version == version:
+                    self.normalized[position] = name
 
         return hook
 

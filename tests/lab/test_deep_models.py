@@ -367,7 +367,8 @@ def test_perceptrons_of_any_depth_are_their_formula(depth: int, normalized: bool
         torch.testing.assert_close(outputs[k], expected, rtol=1e-10, atol=1e-14 if normalized else 0)
 
 
-@pytest.mark.parametrize(("depth", "normalized"), [(5, False), (5, True), (20, False), (20, True), (100, True)])
+@pytest.mark.parametrize("normalized", [False, True], ids=["plain", "normalized"])
+@pytest.mark.parametrize("depth", [5, 20])
 def test_perceptrons_learn_from_a_step(depth: int, normalized: bool) -> None:
     model, (x, y) = perceptron(depth, normalized), examples()
     before = F.cross_entropy(model(x), y)
@@ -375,7 +376,7 @@ def test_perceptrons_learn_from_a_step(depth: int, normalized: bool) -> None:
     with torch.no_grad():
         square = sum(parameter.grad.square().sum() for parameter in model.parameters())
         for parameter in model.parameters():
-            parameter -= 1e-9 * parameter.grad / square.sqrt()
+            parameter -= 1e-5 * parameter.grad / square.sqrt()
         assert F.cross_entropy(model(x), y) < before
 
 
