@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from gyroscope.lab.data.catalogue import DATASETS, missing
+from gyroscope.lab.data.digits import PER_CLASS
 from gyroscope.lab.data.source import Source
 from gyroscope.lab.laboratory import Lab
 
 DIGITS = Source("digits")
-# Pixels and channels of an image.
+_CLASSES = 10
+# Examples that are published to train on, and pixels and channels of each.
+_EXAMPLES = {"digits": _CLASSES * PER_CLASS, "mnist": 60_000, "cifar-10": 50_000}
 _PIXELS = {"digits": 64, "mnist": 784, "cifar-10": 3072}
 _CHANNELS = {"digits": 1, "mnist": 1, "cifar-10": 3}
 
@@ -25,6 +28,15 @@ def at_hand(lab: Lab, wanted: Source) -> Source:
     if lab.scale == "full" or (lab.scale == "small" and _is_there(wanted.name, lab.data)):
         return wanted
     return DIGITS
+
+
+def examples(source: Source) -> int:
+    """How many examples there are to train on.
+
+    >>> examples(Source("mnist")), examples(Source("mnist", per_class=100)), examples(Source("digits"))
+    (60000, 1000, 200)
+    """
+    return _EXAMPLES[source.name] if source.per_class is None else _CLASSES * source.per_class
 
 
 def pixels(source: Source) -> tuple[tuple[str, Any], ...]:

@@ -19,7 +19,7 @@ from gyroscope.lab.data.source import Source
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.schedule import Schedule
-from gyroscope.lab.studies.at_hand import at_hand, channels, pixels
+from gyroscope.lab.studies.at_hand import at_hand, channels, examples, pixels
 from gyroscope.lab.studies.gradient_explosion_figure import draw
 from gyroscope.lab.studies.recorded import recorded
 from gyroscope.lab.studies.study import Finding, Report, Study, Table
@@ -64,8 +64,8 @@ def _source(name: str) -> Source:
 
 def _task(source: Source, model: str, shape: tuple[tuple[str, Any], ...]) -> Task:
     schedule = Schedule(epochs=1, batch=_BATCHES[source.name], cuts=(), drop_last=True)
-    if source.name == "digits":  # 200 of them, again and again
-        schedule = replace(schedule, passes=ITERATIONS * schedule.batch // 200)
+    if source.name == "digits":  # which are few: again and again
+        schedule = replace(schedule, passes=ITERATIONS * schedule.batch // examples(source))
     options = (("batch_norm", True), *shape)
     return Task(f"{source.name}-{model}", source, model, options=options, schedule=schedule, precision="float32")
 

@@ -21,7 +21,7 @@ from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.result import Result
-from gyroscope.lab.studies.at_hand import channels
+from gyroscope.lab.studies.at_hand import channels, examples
 from gyroscope.lab.studies.recorded import recorded
 from gyroscope.lab.studies.study import Finding, Report, Study, Table
 from gyroscope.lab.studies.trained_convolutions_figure import draw
@@ -74,8 +74,8 @@ def trials(lab: Lab, style: str) -> list[Trial]:
     for name, rate in (("BN", RATE), ("Plain", RATE), ("Plain", RATE / 10)):
         task = task_of(lab, style, normalized=name == "BN")
         recipe = Recipe(f"{name}, SGD {rate:g}", rate, momentum=0.9, nesterov=True)
-        examples = 200 if task.source.name == "digits" else 50_000
-        found.append(Trial(task, recipe, conditions=PLANS[lab.scale].apart * task.schedule.steps(examples)))
+        steps = task.schedule.steps(examples(task.source))
+        found.append(Trial(task, recipe, conditions=PLANS[lab.scale].apart * steps))
     return found
 
 

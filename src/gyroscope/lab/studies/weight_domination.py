@@ -18,7 +18,7 @@ from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.schedule import Schedule
-from gyroscope.lab.studies.at_hand import at_hand, channels, pixels
+from gyroscope.lab.studies.at_hand import at_hand, channels, examples, pixels
 from gyroscope.lab.studies.cells import Cell, cells
 from gyroscope.lab.studies.study import Finding, Report, Study, Table
 from gyroscope.lab.studies.weight_domination_figure import draw
@@ -82,13 +82,12 @@ def perceptron(lab: Lab) -> Task:
     """
     plan = PERCEPTRONS[lab.scale]
     source = at_hand(lab, Source("mnist", per_class=plan.per_class))
-    examples = 200 if source.name == "digits" else 10 * plan.per_class if plan.per_class else 60_000
     return Task(
         f"{source.name}-{plan.model}",
         source,
         plan.model,
         options=(("batch_norm", True), *pixels(source)),
-        schedule=Schedule(plan.epochs, batch=examples, cuts=(), passes=plan.passes),
+        schedule=Schedule(plan.epochs, batch=examples(source), cuts=(), passes=plan.passes),
         precision="float32",
     )
 
