@@ -17,13 +17,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gyroscope.dynamics.moment_variance import KEYS
 from gyroscope.errors import MonitorError
 from gyroscope.monitor.sample import spread
 from gyroscope.store.record import QuantityInfo
 from gyroscope.vectors.layout import is_dense, memory_view
 from gyroscope.vectors.sharded import is_sharded
 
-KEYS = ("exp_avg_sq", "square_avg", "sum")  # Adam and its kin; RMSprop and Adadelta; Adagrad
 NAMES = ("moment_p10", "moment_p50", "moment_p90")
 INFO = {
     name: QuantityInfo(name, "gradient²", f"{which} of the second moments v that the optimizer keeps for the layer")
