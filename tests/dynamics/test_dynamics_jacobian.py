@@ -14,9 +14,9 @@ from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.jacobian import (
     estimated_jacobian_norm,
     gauss_newton_norm,
-    homogeneity,
     jacobian_norm,
     kfac_norm,
+    weight_degree,
 )
 
 
@@ -68,7 +68,7 @@ def test_the_norm_of_a_bias_free_relu_network_is_the_squared_depth_times_that_of
     jacobians = torch.stack([torch.autograd.functional.jacobian(model, one) for one in x])
     along = torch.einsum("noi,ni->no", jacobians, x).square().sum(1).mean()
     torch.testing.assert_close(gauss_newton_norm(model, x), depth**2 * along)
-    assert homogeneity(model, x)[0] == pytest.approx(depth)
+    assert weight_degree(model, x)[0] == pytest.approx(depth)
 
 
 @pytest.mark.parametrize("sigma", [1.0, 0.3])
@@ -109,7 +109,7 @@ def test_on_inputs_that_are_white_as_a_whole_alone_relu_networks_come_only_near_
 
 
 def test_biases_break_the_proportion():
-    assert homogeneity(net(4, 6, 3, bias=True), noise(20, 4))[1] > 0.01
+    assert weight_degree(net(4, 6, 3, bias=True), noise(20, 4))[1] > 0.01
 
 
 def test_under_k_fac_a_linear_network_has_the_depth_times_the_norm_of_its_outputs():
@@ -186,4 +186,4 @@ def test_what_has_no_jacobian_of_one_sample_is_refused(call, says):
 def test_outputs_that_are_all_zero_have_no_degree():
     model = net(3, 2)
     with pytest.raises(DynamicsError, match="All outputs are zero"):
-        homogeneity(model, torch.zeros(4, 3, dtype=torch.float64))
+        weight_degree(model, torch.zeros(4, 3, dtype=torch.float64))

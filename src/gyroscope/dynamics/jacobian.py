@@ -134,7 +134,7 @@ def kfac_norm(weight: Tensor, A: Tensor, S: Tensor) -> Tensor:
     return ((S @ weight @ A) * weight).sum()
 
 
-def homogeneity(model: nn.Module, inputs: Tensor) -> tuple[float, float]:
+def weight_degree(model: nn.Module, inputs: Tensor) -> tuple[float, float]:
     """The degree k for which J_w w is nearest to k z (Euler's theorem, equation 16), and how far off it is.
 
     Bias-free networks of L layers with ReLUs have degree L exactly. The second number is ‖J_w w − k z‖/‖J_w w‖: where
@@ -142,7 +142,7 @@ def homogeneity(model: nn.Module, inputs: Tensor) -> tuple[float, float]:
 
     >>> _ = torch.manual_seed(0)
     >>> net = nn.Sequential(nn.Linear(3, 8, bias=False), nn.ReLU(), nn.Linear(8, 2, bias=False)).double()
-    >>> degree, off = homogeneity(net, torch.randn(5, 3, dtype=torch.float64))
+    >>> degree, off = weight_degree(net, torch.randn(5, 3, dtype=torch.float64))
     >>> round(degree, 9), off < 1e-12
     (2.0, True)
     """
