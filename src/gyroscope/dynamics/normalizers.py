@@ -133,7 +133,7 @@ class _Mix(nn.Module):
     def __init__(self, size: int, dim: int, seed: int) -> None:
         super().__init__()
         draw = torch.Generator().manual_seed(seed)
-        self.linear = nn.utils.skip_init(nn.Linear, size, size, bias=False)  # which would draw from torch's own numbers
+        self.linear = nn.Linear(size, size, bias=False, device="meta")  # so that none of torch's own numbers are drawn
         self.linear.weight = nn.Parameter(torch.randn(size, size, generator=draw) / size**0.5)
         self.dim = dim
 
