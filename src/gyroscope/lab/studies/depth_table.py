@@ -27,7 +27,7 @@ SEEDS: dict[str, tuple[int, ...]] = {"smoke": (1,), "small": (1, 2), "full": (1,
 #: Means and standard deviations by network.
 Told = dict[Network, tuple[float, float]]
 # A smoke test is to end, not to learn.
-_SMOKE_EPOCHS = 3
+_SMOKE_EPOCHS = 2
 
 
 def curves(lab: Lab) -> list[Trial]:

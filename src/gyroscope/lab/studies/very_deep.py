@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: The depths that are compared; figures 7 and 9 have the deepest.
 DEPTHS: dict[str, tuple[int, ...]] = {"smoke": (8, 14, 20), "small": (20, 32, 56, 110), "full": (56, 110, 230, 1202)}
 #: How many epochs are followed.
-EPOCHS = {"smoke": 5, "small": 20, "full": 6}
+EPOCHS = {"smoke": 3, "small": 20, "full": 6}
 SEED = 1
 #: What the paper says of each architecture.
 PAPER = {

@@ -1,0 +1,182 @@
+import json
+import shutil
+from dataclasses import replace
+from math import isnan, log
+from statistics import median
+
+import numpy as np
+import pytest
+import torch
+
+from gyroscope.lab.archive import Archive
+from gyroscope.lab.errors import LabError
+from gyroscope.lab.laboratory import Lab
+from gyroscope.lab.last_layer import FILE, Followed
+from gyroscope.lab.result import Result
+from gyroscope.lab.studies.by_depth import Network
+from gyroscope.lab.studies.very_deep import STUDIES
+from gyroscope.lab.studies.very_deep_course import Course, smoothed
+from gyroscope.lab.studies.very_deep_findings import of_depths, of_last_norm, of_preactivation
+from lab.made_lab import knowing
+
+FIG6, FIG7, FIG9 = STUDIES
+NAMES = ["figure 6", "figure 7", "figure 9"]
+STEPS = 600
+
+
+@pytest.fixture
+def full(tmp_path):
+    return Lab(Archive(tmp_path), "full")
+
+
+def course(architecture="ResNet", depth=1202, *, stuck=300, large=900.0):
+    """A loss that rises, stays at ln 10 for so many steps from the 100th on, and falls; x is large, then small."""
+    loss = np.where(np.arange(STEPS) < 100, np.linspace(3.0, 40.0, STEPS), 1.0)
+    loss[100 : 100 + stuck] = log(10)
+    x = np.full(STEPS, large)
+    x[100 : 100 + stuck] = large / 1e4
+    w = np.linspace(2.0, 20.0, STEPS)
+    blank = np.ones(STEPS)
+    followed = Followed(loss, blank, x, blank, large * blank, w if stuck else blank, blank)
+    return Course(Network(architecture, depth), followed, Result(0.5, 0.4, [1.0], ["fc"], [[0.0]]))
+
+
+def test_at_full_scale_the_first_2340_steps_are_followed_as_the_authors_trained(full):
+    models = [[trial.task.model for trial in study.trials(full)] for study in STUDIES]
+    assert models == [
+        ["resnet-56", "resnet-110", "resnet-230", "resnet-1202"],
+        ["resnet-1202", "resnet-lastbn-1202"],
+        ["resnet-1202", "preresnet-1202", "preresnet-v1-1202"],
+    ]
+    for trial in (trial for study in STUDIES for trial in study.trials(full)):
+        task, recipe, schedule = trial.task, trial.recipe, trial.schedule
+        assert (trial.follows, trial.seed) == (True, 1)
+        assert (schedule.batch, schedule.epochs * schedule.steps(50_000), schedule.milestones) == (128, 2340, [])
+        assert (recipe.rate, recipe.momentum, recipe.nesterov, recipe.weight_decay) == (0.1, 0.9, True, 1e-4)
+        assert (task.source.name, task.source.validation, task.decayed) == ("cifar-10", 0.0, "all")
+        assert dict(task.options) == {"classifier_bias": False}
+    assert FIG6.trials(full)[-1].key == FIG7.trials(full)[0].key == FIG9.trials(full)[0].key
+
+
+def test_the_layer_that_is_followed_has_no_bias(lab):
+    for trial in (trial for study in STUDIES for trial in study.trials(lab)):
+        last = list(trial.network().modules())[-1]
+        assert isinstance(last, torch.nn.Linear)
+        assert last.bias is None
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=NAMES)
+def test_the_table_has_the_numbers_that_were_followed(lab, study):
+    [table] = study.run(lab).tables
+    for row, trial in zip(table.rows, study.trials(lab), strict=True):
+        kept = np.load(lab.archive.folder(lab.trial(trial)) / FILE)
+        loss, x, w = (kept[name].tolist() for name in ("loss", "lambda_x", "weight_norm"))
+        assert len(loss) == trial.schedule.epochs * trial.schedule.steps(200)
+        assert row[2] == 0  # too shallow to be stuck
+        assert row[3:6] == pytest.approx((x[0], max(x), min(x)))
+        assert row[6:9] == pytest.approx((max(kept["lambda_m"]), w[0], max(w)))
+        assert row[9:] == pytest.approx((loss[0], max(loss), median(loss[-13:])))
+
+
+def test_on_digits_deeper_networks_have_larger_inputs_and_normalized_ones_do_not(lab):
+    assert [finding.holds for finding in FIG6.run(lab).findings[:3]] == [True] * 3
+    assert [finding.holds for finding in FIG7.run(lab).findings] == [None, True, True, None]
+    assert [finding.holds for finding in FIG9.run(lab).findings] == [None, None, True, None]
+
+
+def test_smoothing_takes_the_median_around_each_step():
+    values = np.random.default_rng(0).normal(size=40)
+    values[7] = np.nan
+    for step, found in enumerate(smoothed(values, 5)):
+        around = [value for value in values[max(0, step - 2) : step + 3] if not isnan(value)]
+        assert isnan(found) if step == 7 else found == pytest.approx(median(around))
+
+
+def test_steps_at_the_loss_of_a_guess_are_counted():
+    for stuck in (30, 300, STEPS - 100):
+        one = course(stuck=stuck)
+        assert (one.stuck, one.stall.since) == (stuck, 101)
+        assert one.before == (pytest.approx(median(one.followed.loss[:13])), one.followed.loss[99])
+    assert course(stuck=20).stall is None  # just passing by
+
+
+def test_a_network_that_guesses_without_a_small_input_has_not_begun_to_learn():
+    one = course(stuck=300)
+    followed = replace(one.followed, lambda_x=np.full(STEPS, 10.0))
+    assert replace(one, followed=followed).stall is None
+
+
+def test_courses_like_the_papers_show_what_it_says():
+    depths = [course(depth=depth, large=10.0 * depth, stuck=depth // 3) for depth in (110, 230, 1202)]
+    rising = [
+        replace(one, followed=replace(one.followed, loss=one.followed.loss + bump(n), weight_norm=grown(n)))
+        for n, one in enumerate(depths)
+    ]
+    assert [finding.holds for finding in of_depths(rising, full=True)] == [True] * 7
+    steady = course("ResNet_LastBN", stuck=0, large=5.0)
+    steady = replace(steady, followed=replace(steady.followed, loss=np.linspace(3.0, 0.5, STEPS)))
+    assert [finding.holds for finding in of_last_norm([course(), steady], full=True)] == [True] * 4
+    normal = replace(steady, network=Network("PreResNet", 1202))
+    without = course("PreResNet_v1", stuck=100)
+    assert [finding.holds for finding in of_preactivation([course(), normal, without], full=True)] == [True] * 4
+
+
+def bump(height):
+    """One step with a larger loss."""
+    return np.where(np.arange(STEPS) == 50, 10.0 * height, 0.0)
+
+
+def grown(by):
+    return np.linspace(2.0, 20.0 + by, STEPS)
+
+
+def test_courses_unlike_the_papers_are_said_to_be_so_at_full_scale_and_undecided_below():
+    same = [course(depth=depth, stuck=0) for depth in (56, 110)]
+    assert [finding.holds for finding in of_depths(same, full=True)] == [False] * 6
+    assert [finding.holds for finding in of_depths(same, full=False)] == [False] * 3 + [None] * 3
+    assert [finding.holds for finding in of_depths(same[:1], full=True)] == [None] * 4 + [False]
+    plain, stuck = course(stuck=0), course("ResNet_LastBN", large=1000.0)
+    assert [finding.holds for finding in of_last_norm([plain, stuck], full=True)] == [False] * 4
+    assert of_last_norm([plain], full=True) == of_preactivation([plain, stuck], full=True) == []
+
+
+def test_the_report_tells_when_and_how_a_network_was_stuck():
+    told = of_depths([course()], full=True)[-1].here
+    assert "for 300 of 600 steps, from step 101, at a loss of 2.3" in told
+    assert "λmax(Σx) fell from 900 to 0.09" in told
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=NAMES)
+def test_the_figure_has_four_panels_with_logarithmic_axes_and_a_curve_of_each_network(lab, study):
+    axes = study.run(lab).figures["figure"].axes
+    assert [ax.get_title()[:3] for ax in axes] == ["(a)", "(b)", "(c)", "(d)"]
+    trials = study.trials(lab)
+    for quantity, ax in zip(("loss", "lambda_x", "lambda_m", "weight_norm"), axes, strict=True):
+        assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+        for line, trial in zip(ax.lines, trials, strict=False):
+            kept = np.load(lab.archive.folder(lab.trial(trial)) / FILE)[quantity]
+            assert line.get_ydata().tolist() == kept.tolist()
+            assert line.get_xdata().tolist() == list(range(1, len(kept) + 1))
+    assert axes[0].lines[-1].get_ydata() == [log(10)] * 2
+
+
+def test_saving_writes_the_figure_the_page_and_curves_over_steps(lab, tmp_path):
+    names = {path.name for path in FIG6.save(lab, FIG6.run(lab), tmp_path)}
+    assert names == {"figure.png", "figure.svg", "README.md", "result.json"}
+    kept = json.loads((tmp_path / "conditioning/fig6/result.json").read_text())["numbers"]["courses"]
+    assert [one["network"] for one in kept] == ["resnet-8", "resnet-14", "resnet-20"]
+    whole = np.load(lab.archive.folder(lab.trial(FIG6.trials(lab)[2])) / FILE)["lambda_x"]
+    at = np.array(kept[2]["at"])
+    assert kept[2]["lambda_x"] == pytest.approx(whole[at - 1].tolist(), rel=1e-4)
+
+
+def test_of_what_is_known_the_networks_whose_course_was_kept_are_shown(lab, tmp_path):
+    trials = FIG6.trials(lab)[:2]
+    known = knowing(lab, tmp_path, trials)
+    with pytest.raises(LabError, match="known"):
+        FIG6.run(known)
+    first = lab.trial(trials[0])
+    shutil.copy(lab.archive.folder(first) / FILE, known.archive.folder(first))
+    report = FIG6.run(known)
+    assert [row[0] for row in report.tables[0].rows] == ["ResNet, 8 layers"]
+    assert report.findings[0].holds is None
