@@ -116,8 +116,10 @@ def test_layca_turns_by_its_angle_towards_the_preconditioned_gradient():
     rho = 0.1
     net, plain = make_net().double(), make_net().double()
     x, y = data(0)[0].double(), data(0)[1]
-    control = Layca(KFAC(torch.optim.SGD(net.parameters(), lr=rho), net, labels="true", damping=0.1), net)
-    free = KFAC(torch.optim.SGD(plain.parameters(), lr=1.0), plain, labels="true", damping=0.1)
+    given = {"labels": "true", "damping": 0.1, "biases": False}
+    control = Layca(KFAC(torch.optim.SGD(net.parameters(), lr=rho), net, **given), net, others_lr=0.3)
+    free = KFAC(torch.optim.SGD(plain.parameters(), lr=1.0), plain, **given)
+    bias = net[4].bias.detach().clone()
     w = {i: net[i].weight.detach().clone() for i in (0, 4)}
     for one, optimizer in ((net, control), (plain, free)):
         F.cross_entropy(one(x), y).backward()
@@ -129,6 +131,27 @@ def test_layca_turns_by_its_angle_towards_the_preconditioned_gradient():
         torch.testing.assert_close(net[i].weight.detach(), turned * w[i].norm() / turned.norm())
         cosine = torch.cosine_similarity(net[i].weight.detach().flatten(), w[i].flatten(), dim=0)
         assert math.tan(math.acos(cosine)) == pytest.approx(rho, rel=1e-6)
+    torch.testing.assert_close(net[4].bias.detach(), bias - 0.3 * net[4].bias.grad)
+
+
+@pytest.mark.parametrize("kind", ["kfac", "quasi-diagonal"])
+def test_weights_alone_are_preconditioned_as_if_the_bias_were_frozen_and_the_bias_steps_on_its_gradient(kind):
+    x = 2 + torch.randn(20, 3, dtype=torch.float64)
+    found = []
+    for frozen in (False, True):
+        torch.manual_seed(0)
+        net = nn.Linear(3, 2).double()
+        net.bias.requires_grad_(not frozen)
+        inner = torch.optim.SGD(net.parameters(), lr=0.5)
+        given = {"labels": "true", "biases": frozen}
+        optimizer = KFAC(inner, net, **given) if kind == "kfac" else QuasiDiagonal(inner, net, **given)
+        before = net.bias.detach().clone()
+        net(x).square().mean().backward()
+        optimizer.step()
+        found.append(net.weight.detach())
+        if not frozen:
+            torch.testing.assert_close(net.bias.detach(), before - 0.5 * net.bias.grad)
+    torch.testing.assert_close(*found)
 
 
 class Odd(nn.Module):

@@ -29,7 +29,7 @@ class KFAC(Preconditioner[Factors]):
     Convolutions are layers on patches, all positions alike (KFC). Other modules are passed through with their
     gradients as they are, and are listed in `unsupported`. Averages are weighted by max(1/t, 1 − decay) at their t-th
     update. Where labels are "true", gradients may not be scaled (`GradScaler`) or accumulated over several backward
-    passes. `Layca(KFAC(...))` takes the direction and controls the angle itself.
+    passes. `Layca(KFAC(..., biases=False))` takes the direction of the weights and sets the angle itself.
 
     Args:
         optimizer: the inner optimizer.
@@ -38,6 +38,8 @@ class KFAC(Preconditioner[Factors]):
         labels: "sampled" for S under labels drawn from the model's predictions (the Fisher matrix), which takes
             another backward pass where it is measured; a function (output, generator) → targets that draws them;
             "true" for the gradients of the training loop (the empirical Fisher matrix), a mean over the samples.
+        biases: whether biases are preconditioned with the weights, as one [W b]. They make up for each other, so both
+            go together: False under a controller such as `Layca`, which sets the length of the weights' step alone.
         damping: λ.
         tikhonov: "factored" for (A + π√λ I) ⊗ (S + √λ/π I) with π² the ratio of the mean eigenvalues of A and S;
             "exact" for A ⊗ S + λ I.
@@ -75,6 +77,7 @@ class KFAC(Preconditioner[Factors]):
         loss: Loss | None = None,
         *,
         labels: Labels = "sampled",
+        biases: bool = True,
         damping: float = 1e-3,
         tikhonov: Tikhonov = "factored",
         decay: float = 0.95,
@@ -96,7 +99,7 @@ class KFAC(Preconditioner[Factors]):
         def factors(found: Sequence[Place]) -> Factors:
             return Factors(found, decay)
 
-        super().__init__(optimizer, model, factors, loss=loss, labels=labels, every=every, seed=seed)
+        super().__init__(optimizer, model, factors, loss=loss, labels=labels, biases=biases, every=every, seed=seed)
 
     def _directions(self, gradients: dict[int, Parts]) -> dict[int, Parts]:
         known = self._statistics

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -56,6 +57,7 @@ class Preconditioner(Around, Generic[R]):
         model: the model that is trained, which is called as a whole.
         statistics: makes the running averages for its layers.
         loss, labels, seed: where gradients at the layers' outputs come from.
+        biases: whether biases are preconditioned, together with the weights; otherwise their gradients stay.
         every: steps between two looks at the model.
     """
 
@@ -70,6 +72,7 @@ class Preconditioner(Around, Generic[R]):
         *,
         loss: Loss | None,
         labels: Labels,
+        biases: bool,
         every: int,
         seed: int,
     ) -> None:
@@ -86,6 +89,8 @@ class Preconditioner(Around, Generic[R]):
                     f"Statistics are of one process, and {ranks} ranks would drift apart: train in one."
                 )
         found, self.unsupported = places(model)
+        if not biases:
+            found = tuple(replace(place, biased=False) for place in found)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for place in found:
             if not all(id(p) in held for p in place.parameters()):

@@ -61,7 +61,8 @@ class QuasiDiagonal(Preconditioner["Moments"]):
     pre-activations; without labels, of single activations.
 
     Statistics are weighted by max(1/t, 1 − decay) at their t-th update. Layers other than `nn.Linear` and `nn.Conv2d`
-    are passed through, and listed in `unsupported`. Gradients may not be scaled (`GradScaler`) or accumulated over
+    are passed through, and listed in `unsupported`. Learning rates are of coordinates with unit variance: where
+    activations are small they are lower than without. Gradients may not be scaled (`GradScaler`) or accumulated over
     several backward passes where labels are "true".
 
     Args:
@@ -71,6 +72,9 @@ class QuasiDiagonal(Preconditioner["Moments"]):
         labels: None for equation 10 as it is; "sampled" for S under labels drawn from the model (Fisher), which takes
             a backward pass more where it is measured; a function (output, generator) → targets that draws them; "true"
             for those of the training loop (empirical Fisher).
+        biases: whether biases are preconditioned with the weights. A bias makes up for the weights' step where the
+            activations' mean is, so both go together: False under a controller such as `Layca`, which sets the length
+            of the weights' step alone.
         damping: what is added to variances and to the S_jj, as a share of their mean over the layer. It keeps
             activations that hardly vary from large steps; 0 is exact.
         decay: of the running averages.
@@ -97,7 +101,8 @@ class QuasiDiagonal(Preconditioner["Moments"]):
         loss: Loss | None = None,
         *,
         labels: Labels | None = None,
-        damping: float = 1e-2,
+        biases: bool = True,
+        damping: float = 0.1,
         decay: float = 0.95,
         every: int = 1,
         seed: int = 0,
@@ -112,7 +117,7 @@ class QuasiDiagonal(Preconditioner["Moments"]):
         self.damping = damping
         super().__init__(
             optimizer, model, lambda found: Moments(found, decay, labels is not None),
-            loss=loss, labels="true" if labels is None else labels, every=every, seed=seed,
+            loss=loss, labels="true" if labels is None else labels, biases=biases, every=every, seed=seed,
         )  # fmt: skip
 
     def _directions(self, gradients: dict[int, Parts]) -> dict[int, Parts]:
