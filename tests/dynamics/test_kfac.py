@@ -193,6 +193,58 @@ def test_averages_and_decompositions_follow_a_literal_loop():
     torch.testing.assert_close(flat(net), flat(twin), rtol=1e-10, atol=1e-12)
 
 
+class Twice(nn.Module):
+    """One layer, used two times in a pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.layer(torch.tanh(self.layer(x)))
+
+
+def test_a_layer_that_is_used_twice_has_both_uses_in_its_factors():
+    torch.manual_seed(4)
+    net, x, y = Twice().double(), double(7, 3), double(7, 3, seed=1)
+    twin = copy.deepcopy(net)
+    optimizer = KFAC(sgd(net), net, labels="true", damping=0.1)
+    F.mse_loss(net(x), y).backward()
+    optimizer.step()
+    first = twin.layer(x)
+    hidden = torch.tanh(first)
+    second = twin.layer(hidden)
+    Ds = [g * 7 for g in torch.autograd.grad(F.mse_loss(second, y), (first, second))]
+    a = torch.cat([activations(twin.layer, one.detach()) for one in (x, hidden)])
+    torch.testing.assert_close(optimizer._statistics.A[0].value, a.T @ a / 14)
+    torch.testing.assert_close(optimizer._statistics.S[0].value, sum(g.T @ g for g in Ds) / 7)
+
+
+def test_drawn_labels_of_accumulated_passes_are_those_of_one_pass_over_all():
+    torch.manual_seed(5)
+    start = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    x = double(12, 3)
+    found = []
+    for parts in (1, 3):
+        net = copy.deepcopy(start)
+        optimizer = KFAC(sgd(net), net, F.mse_loss, labels=exact_noise)
+        for part in x.chunk(parts):
+            (net(part).square().mean() / parts).backward()
+        optimizer.step()
+        found.append(torch.cat([flat(net[0]).flatten(), flat(net[2]).flatten()]))
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_a_layer_with_factors_too_large_is_listed_and_passed_through():
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, bias=False))
+    optimizer = KFAC(sgd(net), net, labels="true", largest=4)
+    assert optimizer.layers == ("0", "1")
+    net[0] = nn.Linear(4, 4)
+    optimizer = KFAC(sgd(net), net, labels="true", largest=4)
+    assert optimizer.layers == ("1",)
+    assert optimizer.unsupported == {"0": "a factor would have 5 rows, and largest is 4"}
+
+
 def test_clipping_bounds_the_squared_length_in_the_metric_and_leaves_short_steps_alone():
     torch.manual_seed(3)
     start = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
@@ -227,6 +279,7 @@ def test_undamped_directions_that_the_curvature_does_not_see_are_left_alone():
         ({"decompose_every": 1.5}, "decompose_every is 1.5"),
         ({"tikhonov": "other"}, "tikhonov is 'other'"),
         ({"clip": float("nan")}, "clip is nan"),
+        ({"largest": 0}, "largest is 0"),
         ({"labels": "sampled"}, "loss is None"),
         ({"labels": "other"}, "labels is 'other'"),
         ({"labels": "sampled", "loss": F.l1_loss}, "l1_loss"),

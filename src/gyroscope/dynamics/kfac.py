@@ -48,6 +48,7 @@ class KFAC(Preconditioner[Factors]):
         decompose_every: steps between two decompositions of them.
         clip: the most η² ⟨P, ∇J⟩ may be over all layers, about twice the Kullback-Leibler divergence of a step of
             length η; longer steps are shortened. None for no bound.
+        largest: the most rows of a factor; a layer with more inputs or outputs is passed through, and listed.
         seed: of the generator that draws labels.
 
     Example:
@@ -84,22 +85,28 @@ class KFAC(Preconditioner[Factors]):
         every: int = 1,
         decompose_every: int = 10,
         clip: float | None = None,
+        largest: int = 8192,
         seed: int = 0,
     ) -> None:
         check_number("damping", damping, below=float("inf"))
         check_number("decay", decay, below=1.0)
         check_count("decompose_every", decompose_every)
+        check_count("largest", largest)
         if clip is not None:
             check_number("clip", clip, below=float("inf"))
         if tikhonov not in get_args(Tikhonov):
             raise DynamicsError(f"tikhonov is {tikhonov!r}; accepted are {', '.join(map(repr, get_args(Tikhonov)))}.")
         self.damping, self.tikhonov, self.clip = damping, tikhonov, clip
-        self.decompose_every = decompose_every
+        self.decompose_every, self.largest = decompose_every, largest
 
         def factors(found: Sequence[Place]) -> Factors:
             return Factors(found, decay)
 
         super().__init__(optimizer, model, factors, loss=loss, labels=labels, biases=biases, every=every, seed=seed)
+
+    def _refuses(self, place: Place) -> str | None:
+        rows = max(place.inputs + place.biased, place.outputs)
+        return None if rows <= self.largest else f"a factor would have {rows:,} rows, and largest is {self.largest:,}"
 
     def _directions(self, gradients: dict[int, Parts]) -> dict[int, Parts]:
         known = self._statistics

@@ -95,6 +95,8 @@ class Preconditioner(Around, Generic[R]):
         for place in found:
             if not all(id(p) in held for p in place.parameters()):
                 self.unsupported[place.name] = "the optimizer does not hold its parameters"
+            elif (why := self._refuses(place)) is not None:
+                self.unsupported[place.name] = why
         self._places = tuple(place for place in found if place.name not in self.unsupported)
         if not self._places:
             raise DynamicsError(
@@ -116,6 +118,10 @@ class Preconditioner(Around, Generic[R]):
     def close(self) -> None:
         """Stop watching the model. What is known so far goes on to precondition."""
         self._observer.detach()
+
+    def _refuses(self, place: Place) -> str | None:
+        """Why a layer is passed through, if so."""
+        return None
 
     @abstractmethod
     def _directions(self, gradients: dict[int, Parts]) -> dict[int, Parts]:
@@ -218,9 +224,9 @@ class Preconditioner(Around, Generic[R]):
 
 
 def check_count(name: str, given: Any) -> None:
-    """Refuse what is no number of steps."""
+    """Refuse what is no count."""
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise DynamicsError(f"{name} is {given!r}; accepted is a number of steps from 1.")
+        raise DynamicsError(f"{name} is {given!r}; accepted is a whole number from 1.")
 
 
 def check_number(name: str, given: Any, *, below: float) -> None:
