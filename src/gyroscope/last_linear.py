@@ -89,7 +89,7 @@ def _linear(found: Sequence[Layer]) -> list[str]:
 def _last_registered(model: nn.Module, found: Sequence[Layer]) -> Layer:
     # Nothing is embedded at the end: embeddings registered there are used before.
     ends = [layer for layer in found if layer.kind != "embedding"][-1:]
-    _require_linear(found, ends, "registered last")
+    _require_linear(found, ends, "registered last", "give a `sample`, or the name")
     last, *holders = reversed(around(model, ends[0]))
     if holders and isinstance(holders[0], nn.ModuleList | nn.ModuleDict):
         width = features(ends[0])
@@ -108,11 +108,11 @@ def _last_used(found: Sequence[Layer], seen: Ending) -> Layer:
     if len(ends) > 1:
         names = ", ".join(repr(layer.name) for layer in ends)
         raise LayerError(f"the outputs come from {len(ends)} layers side by side: {names}. Name the one: layer=...")
-    _require_linear(found, ends, "that the outputs come from")
+    _require_linear(found, ends, "that the outputs come from", "give the name")
     return ends[0]
 
 
-def _require_linear(found: Sequence[Layer], ends: Sequence[Layer], how: str) -> None:
+def _require_linear(found: Sequence[Layer], ends: Sequence[Layer], how: str, what_to_do: str) -> None:
     linear = _linear(found)
     if not linear:
         kinds = ", ".join(sorted({layer.kind for layer in found}))
@@ -120,7 +120,7 @@ def _require_linear(found: Sequence[Layer], ends: Sequence[Layer], how: str) -> 
     if not ends or ends[0].kind != "linear":
         what = f"the layer {how}, {ends[0].name!r}, is of kind {ends[0].kind!r}" if ends else "none could be followed"
         raise LayerError(
-            f"the model does not seem to end with a linear layer: {what}. If it does, give a `sample`, or the name: "
+            f"the model does not seem to end with a linear layer: {what}. If it does, {what_to_do}: "
             f"layer={linear[-1]!r}."
         )
 

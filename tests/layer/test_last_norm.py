@@ -295,10 +295,12 @@ def test_a_model_without_a_linear_layer() -> None:
 
 def test_a_model_that_ends_with_another_kind_of_layer() -> None:
     coder = nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (6, 1)), nn.ConvTranspose1d(6, 3, 4))
-    for sample, how in ((None, "registered last"), (torch.zeros(2, 4), "that the outputs come from")):
-        said = refused(coder, sample)
-        assert f"the layer {how}, '2.weight', is of kind 'conv_transpose'" in said
-        assert said.endswith("give a `sample`, or the name: layer='0.weight'.")
+    said = refused(coder)
+    assert "the layer registered last, '2.weight', is of kind 'conv_transpose'" in said
+    assert said.endswith("give a `sample`, or the name: layer='0.weight'.")
+    said = refused(coder, torch.zeros(2, 4))
+    assert "the layer that the outputs come from, '2.weight', is of kind 'conv_transpose'" in said
+    assert said.endswith("give the name: layer='0.weight'.")
     assert gyroscope.last_norm(coder, layer="0.weight").features == 4
 
 
