@@ -129,6 +129,15 @@ def test_the_table_has_each_network_at_its_best_rate(lab, reports, study, plans)
         assert ratio == pytest.approx(best / whole)
 
 
+def test_a_second_table_has_every_rate_where_there_are_several(lab, reports):
+    by_rate = {(trial.recipe.name[:5], trial.recipe.rate): raw(lab, trial)["loss"][-1] for trial in FIG4.trials(lab)}
+    _, table = reports["conditioning/fig4"].tables
+    assert table.columns == ("updates", "at 0.1", "at 0.5")
+    for code, *losses in table.rows:
+        assert losses == pytest.approx([by_rate[code, 0.1], by_rate[code, 0.5]])
+    assert len(reports["conditioning/a11"].tables) == 1
+
+
 @pytest.mark.parametrize("name", [study.name for study in STUDIES])
 def test_blocked_networks_still_learn_but_end_worse(reports, name):
     assert [finding.holds for finding in reports[name].findings] == [True, True]

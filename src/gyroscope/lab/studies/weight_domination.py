@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 
-import numpy as np
-
 from gyroscope.lab.data.source import Source
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
@@ -20,8 +18,9 @@ from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.schedule import Schedule
 from gyroscope.lab.studies.at_hand import at_hand, channels, examples, pixels
 from gyroscope.lab.studies.cells import Cell, cells
-from gyroscope.lab.studies.study import Finding, Report, Study, Table
+from gyroscope.lab.studies.study import Report, Study
 from gyroscope.lab.studies.weight_domination_figure import draw
+from gyroscope.lab.studies.weight_domination_tables import at_best_rate, by_rate, findings
 from gyroscope.lab.task import Task
 from gyroscope.lab.trial import Trial
 
@@ -50,7 +49,7 @@ class Plan:
 #: Figure 4: full gradient descent and the best of four rates, as for the networks of the paper's figure 3.
 PERCEPTRONS = {
     "smoke": Plan("mlp-5x32", _SOME, (0.1, 0.5), epochs=15, passes=2),
-    "small": Plan("mlp-5x256", _FIVE, (0.1, 1.0), epochs=60, passes=2, per_class=100),
+    "small": Plan("mlp-5x256", _FIVE, (0.1, 0.5, 1.0), epochs=60, passes=2, per_class=100),
     "full": Plan("mlp-5x256", _FIVE, (0.05, 0.1, 0.5, 1.0), epochs=200, passes=5),
 }
 #: Figure A11: 15 convolutions and a classifier. SGD as for the paper's other networks on CIFAR-10, without decay.
@@ -156,61 +155,12 @@ def conclude(lab: Lab, by_code: dict[str, list[Trial]], *, heading: str, of_step
     task = found[whole].task
     return Report(
         {"figure": draw(found, task, heading=f"{heading} ({task.name})", of_steps=of_steps)},
-        (_table(found, task, whole),),
-        _findings(found, whole),
+        (at_best_rate(found, task, whole), *by_rate(every, task)),
+        findings(found, whole),
         {code: [{"rate": one.recipe.rate, "best": one is found[code], "frozen": list(one.recipe.frozen),
                  "final_loss": float(one.loss[-1])} | one.numbers() for one in its]
          for code, its in every.items()},
     )  # fmt: skip
-
-
-def _table(found: dict[str, Cell], task: Task, whole: str) -> Table:
-    rows = [
-        (
-            code,
-            _says(cell.recipe.frozen),
-            f"{cell.recipe.rate:g}",
-            float(cell.loss[-1]),
-            None,
-            float(cell.loss[-1] / found[whole].loss[-1]),
-            cell.train,
-            cell.test,
-        )
-        for code, cell in found.items()
-    ]
-    columns = ("updates", "blocked", "rate", "training loss", "paper", f"times that of {whole}", "train %", "test %")
-    return Table(f"{task.name}: at the end, with the rate of the lowest training loss", columns, tuple(rows))
-
-
-def _says(frozen: tuple[int, ...]) -> str:
-    numbers = [layer + 1 for layer in frozen]
-    if not numbers:
-        return "none"
-    if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"layers {numbers[0]} to {numbers[-1]}"
-    return f"layer {', '.join(map(str, numbers))}"
-
-
-def _findings(found: dict[str, Cell], whole: str) -> tuple[Finding, ...]:
-    others = [cell for code, cell in found.items() if code != whole]
-    first, last = np.array([[cell.loss[0], cell.loss[-1]] for cell in others]).T
-    falls = int((last < first).sum())
-    ratios = last / found[whole].loss[-1]
-    worse = int((ratios > 1).sum())
-    return (
-        Finding(
-            "with weight domination in certain layers the loss can still decrease",
-            "it does",
-            f"in {falls} of {len(others)}, from {first.mean():.2f} to {last.min():.2g} … {last.max():.2g}",
-            falls == len(others),
-        ),
-        Finding(
-            "but performance is degenerated",
-            "a higher training loss",
-            f"of {worse} of {len(others)}, {ratios.min():.2f} to {ratios.max():.1f} times that without",
-            worse == len(others),
-        ),
-    )
 
 
 def _flat(grid: Callable[[Lab], dict[str, list[Trial]]]) -> Callable[[Lab], list[Trial]]:

@@ -1,0 +1,73 @@
+"""The tables and findings of figures 4 and A11: training losses by what is blocked, and by rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from gyroscope.lab.studies.cells import Cell
+from gyroscope.lab.studies.study import Finding, Table
+from gyroscope.lab.task import Task
+
+
+def at_best_rate(found: Mapping[str, Cell], task: Task, whole: str) -> Table:
+    """Each network at its best rate, beside the one that nothing is blocked in, `whole`."""
+    rows = [
+        (
+            code,
+            _says(cell.recipe.frozen),
+            f"{cell.recipe.rate:g}",
+            float(cell.loss[-1]),
+            None,
+            float(cell.loss[-1] / found[whole].loss[-1]),
+            cell.train,
+            cell.test,
+        )
+        for code, cell in found.items()
+    ]
+    columns = ("updates", "blocked", "rate", "training loss", "paper", f"times that of {whole}", "train %", "test %")
+    return Table(f"{task.name}: at the end, with the rate of the lowest training loss", columns, tuple(rows))
+
+
+def by_rate(every: Mapping[str, Sequence[Cell]], task: Task) -> list[Table]:
+    """The same at every rate, where there are several: a rate that suits one network may be too high for another."""
+    rates = sorted({one.recipe.rate for its in every.values() for one in its})
+    if len(rates) < 2:
+        return []
+    losses = {code: {one.recipe.rate: float(one.loss[-1]) for one in its} for code, its in every.items()}
+    rows = tuple((code, *(its.get(rate) for rate in rates)) for code, its in losses.items())
+    columns = ("updates", *(f"at {rate:g}" for rate in rates))
+    return [Table(f"{task.name}: training loss at the end, by rate", columns, rows)]
+
+
+def _says(frozen: tuple[int, ...]) -> str:
+    numbers = [layer + 1 for layer in frozen]
+    if not numbers:
+        return "none"
+    if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"layers {numbers[0]} to {numbers[-1]}"
+    return f"layer {', '.join(map(str, numbers))}"
+
+
+def findings(found: Mapping[str, Cell], whole: str) -> tuple[Finding, ...]:
+    """What the paper says of networks whose layers are in part blocked."""
+    others = [cell for code, cell in found.items() if code != whole]
+    first, last = np.array([[cell.loss[0], cell.loss[-1]] for cell in others]).T
+    falls = int((last < first).sum())
+    ratios = last / found[whole].loss[-1]
+    worse = int((ratios > 1).sum())
+    return (
+        Finding(
+            "with weight domination in certain layers the loss can still decrease",
+            "it does",
+            f"in {falls} of {len(others)}, from {first.mean():.2f} to {last.min():.2g} … {last.max():.2g}",
+            falls == len(others),
+        ),
+        Finding(
+            "but performance is degenerated",
+            "a higher training loss",
+            f"of {worse} of {len(others)}, {ratios.min():.2f} to {ratios.max():.1f} times that without",
+            worse == len(others),
+        ),
+    )
