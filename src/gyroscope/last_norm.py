@@ -121,7 +121,8 @@ def _made(layer: Layer, kind: Kind, gain: Gain, seed: int) -> nn.Module:
     norm: nn.Module = make(features(layer), device=weight.device, dtype=weight.dtype)
     if gain == "uniform":
         # Drawn on the CPU in float32, so that it is the same wherever the layer lies.
-        drawn = torch.rand(features(layer), generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+        generator = torch.Generator("cpu").manual_seed(seed)
+        drawn = torch.rand(features(layer), generator=generator, dtype=torch.float32, device="cpu")
         norm.load_state_dict({"weight": drawn}, strict=False)
     return norm.train(layer.module.training)
 
