@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import inf, isfinite
 
 from gyroscope.lab.data.source import Source
 from gyroscope.lab.errors import LabError
@@ -20,7 +19,7 @@ from gyroscope.lab.studies.at_hand import at_hand, channels, examples, pixels
 from gyroscope.lab.studies.cells import Cell, cells
 from gyroscope.lab.studies.study import Report, Study
 from gyroscope.lab.studies.weight_domination_figure import draw
-from gyroscope.lab.studies.weight_domination_tables import at_best_rate, by_rate, findings
+from gyroscope.lab.studies.weight_domination_tables import at_best_rate, by_rate, final, findings
 from gyroscope.lab.task import Task
 from gyroscope.lab.trial import Trial
 
@@ -137,12 +136,7 @@ def convolutional_trials(lab: Lab) -> dict[str, list[Trial]]:
 
 def best(its: list[Cell]) -> Cell:
     """The cell of the rate with the lowest training loss in the end; a loss that is no number is the worst."""
-    return min(its, key=_final)
-
-
-def _final(cell: Cell) -> float:
-    value = float(cell.loss[-1])
-    return value if isfinite(value) else inf
+    return min(its, key=final)
 
 
 def conclude(lab: Lab, by_code: dict[str, list[Trial]], *, heading: str, of_steps: bool) -> Report:
@@ -156,7 +150,7 @@ def conclude(lab: Lab, by_code: dict[str, list[Trial]], *, heading: str, of_step
     return Report(
         {"figure": draw(found, task, heading=f"{heading} ({task.name})", of_steps=of_steps)},
         (at_best_rate(found, task, whole), *by_rate(every, task)),
-        findings(found, whole),
+        findings(found, every, whole),
         {code: [{"rate": one.recipe.rate, "best": one is found[code], "frozen": list(one.recipe.frozen),
                  "final_loss": float(one.loss[-1])} | one.numbers() for one in its]
          for code, its in every.items()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf, isfinite
 
 import numpy as np
 
@@ -18,7 +19,7 @@ def at_best_rate(found: Mapping[str, Cell], task: Task, whole: str) -> Table:
             code,
             _says(cell.recipe.frozen),
             f"{cell.recipe.rate:g}",
-            float(cell.loss[-1]),
+            f"{cell.loss[-1]:.3g}",
             None,
             float(cell.loss[-1] / found[whole].loss[-1]),
             cell.train,
@@ -35,7 +36,7 @@ def by_rate(every: Mapping[str, Sequence[Cell]], task: Task) -> list[Table]:
     rates = sorted({one.recipe.rate for its in every.values() for one in its})
     if len(rates) < 2:
         return []
-    losses = {code: {one.recipe.rate: float(one.loss[-1]) for one in its} for code, its in every.items()}
+    losses = {code: {one.recipe.rate: f"{one.loss[-1]:.3g}" for one in its} for code, its in every.items()}
     rows = tuple((code, *(its.get(rate) for rate in rates)) for code, its in losses.items())
     columns = ("updates", *(f"at {rate:g}" for rate in rates))
     return [Table(f"{task.name}: training loss at the end, by rate", columns, rows)]
@@ -50,7 +51,7 @@ def _says(frozen: tuple[int, ...]) -> str:
     return f"layer {', '.join(map(str, numbers))}"
 
 
-def findings(found: Mapping[str, Cell], whole: str) -> tuple[Finding, ...]:
+def findings(found: Mapping[str, Cell], every: Mapping[str, Sequence[Cell]], whole: str) -> tuple[Finding, ...]:
     """What the paper says of networks whose layers are in part blocked."""
     others = [cell for code, cell in found.items() if code != whole]
     first, last = np.array([[cell.loss[0], cell.loss[-1]] for cell in others]).T
@@ -67,7 +68,26 @@ def findings(found: Mapping[str, Cell], whole: str) -> tuple[Finding, ...]:
         Finding(
             "but performance is degenerated",
             "a higher training loss",
-            f"of {worse} of {len(others)}, {ratios.min():.2f} to {ratios.max():.1f} times that without",
+            f"of {worse} of {len(others)}, {ratios.min():.2f} to {ratios.max():.1f} times that without"
+            + _at_equal_rates(every, whole),
             worse == len(others),
         ),
     )
+
+
+def _at_equal_rates(every: Mapping[str, Sequence[Cell]], whole: str) -> str:
+    """How many end worse at the same rate, where there are several; it is the best ones that decide."""
+    losses = {code: {one.recipe.rate: final(one) for one in its} for code, its in every.items()}
+    if len(losses[whole]) < 2:
+        return ""
+    told = []
+    for rate, reached in sorted(losses[whole].items()):
+        others = [its[rate] for code, its in losses.items() if code != whole and rate in its]
+        told.append(f"{sum(loss > reached for loss in others)} at {rate:g}")
+    return f"; at equal rates, of {', '.join(told)}"
+
+
+def final(cell: Cell) -> float:
+    """The loss in the end; infinite where it is no number any more."""
+    value = float(cell.loss[-1])
+    return value if isfinite(value) else inf
