@@ -75,7 +75,7 @@ def test_condition_numbers_are_those_of_channels_over_positions_as_training_has_
 
     layers(model)[place].module.register_forward_hook(keep)
     kept = reports["conditioning/a8"].numbers["networks"]["BN 0.1"]
-    assert kept["steps"] == [6, 18, 36]
+    assert kept["steps"] == [6, 30, 60]
     feed.shuffle()
     for _ in range(6):
         optimizer.zero_grad()
@@ -157,3 +157,10 @@ def test_at_full_scale_it_is_told_whether_a_plain_network_converges_at_the_full_
     found = _findings(FULL, [network("BN", [1.0]), slow], [slow, fast])
     assert found[-1].holds is holds
     assert _findings(replace(FULL, scale="small"), [network("BN", [1.0]), slow], [slow, fast])[-1].holds is None
+
+
+def test_a_plain_network_that_only_guesses_is_no_comparison_for_conditioning_but_one_for_the_loss():
+    for loss, holds in ((2.3, None), (0.5, True)):
+        plain = network("Plain", [2.0], loss=loss)
+        found = _findings(FULL, [network("BN", [1.0], loss=0.1), plain], [plain])
+        assert [finding.holds for finding in found[:5]] == [holds] * 4 + [True]

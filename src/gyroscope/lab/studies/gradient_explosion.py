@@ -34,7 +34,7 @@ ITERATIONS = 8
 # A network of fewer layers needs larger steps for its first one to matter.
 RATES = {"smoke": 1.0, "small": 0.1, "full": 0.1}
 _MODELS = {"smoke": ("mlp-50x32", "vgg-38"), "small": ("mlp-100x256", "vgg-110"), "full": ("mlp-100x256", "vgg-110")}
-_BATCHES = {"mnist": 1024, "cifar-10": 128, "digits": 100}
+_BATCHES = {"mnist": 1024, "cifar-10": 128, "digits": 50}
 # The least share of the variance of log λmax(F_k) that a straight line has to explain to be called exponential.
 _STRAIGHT = 0.8
 # "≪" of definition 1, in a number.
