@@ -32,10 +32,16 @@ _LETTERS = "abcdefghij"
 
 @dataclass(frozen=True)
 class About:
-    """What a figure's heading says, and what its losses are drawn over."""
+    """The paper's name of a figure; the network, its data and what trains it; and what losses are drawn over."""
 
-    heading: str
+    label: str
+    setting: str
     epoch: str
+
+    @property
+    def heading(self) -> str:
+        """The heading of the figure."""
+        return f"Figure {self.label}: {self.setting}"
 
 
 def magnitudes(courses: Courses, about: About) -> Figure:
@@ -93,7 +99,7 @@ def units(courses: Courses, about: About) -> Figure:
                 at = np.arange(1, one.units[name].shape[1] + 1)
                 ax.plot(at, one.units[name][place], dash, color=_COLOURS[one.kind.name], linewidth=1.3,
                         marker=_MARKERS[one.kind.name], markersize=3)  # fmt: skip
-        finish(ax, xlabel="layer", ylabel=f"{name} neurons", title=f"({_LETTERS[column]}) {name} neurons by layer")
+        finish(ax, xlabel="layer", ylabel=f"{name} neurons", title=f"({_LETTERS[column]}) {name} neurons, He start")
         _whole(ax)
         ax = axes[1, column]
         for one in its:
@@ -102,7 +108,7 @@ def units(courses: Courses, about: About) -> Figure:
                 draw_lines(ax, one.looks, one.units[name], depth=depth)
                 ax.set_ylim(0, 1.08 * max(1.0, float(one.units[name].max())))
                 span(ax, one.looks)
-        title = f"({_LETTERS[2 + column]}) {name} neurons of Plain"
+        title = f"({_LETTERS[2 + column]}) {name} neurons of Plain, He start"
         finish(ax, xlabel="iteration", ylabel=f"{name} neurons", title=title)
     layers = its[0].units["dying"].shape[1]
     depth_bar(list(axes[1]), layers)
@@ -145,7 +151,7 @@ def _rows(courses: Courses) -> list[list[Course]]:
 def _grid(rows: int, columns: int, about: About) -> tuple[Figure, np.ndarray[tuple[int, ...], np.dtype[np.object_]]]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(3.3 * columns + 0.4, 2.7 * rows + 1.0), layout="constrained")
+    figure = Figure(figsize=(3.4 * columns + 0.6, 2.7 * rows + 1.0), layout="constrained")
     figure.suptitle(about.heading, fontsize=11)
     return figure, np.asarray(figure.subplots(rows, columns, squeeze=False))
 
@@ -191,6 +197,7 @@ def _losses(ax: Axes, its: Sequence[Course], about: About, title: str) -> None:
     edged(ax, [np.log(10), *(loss for one in its for loss in one.result.loss)])
     ax.legend(fontsize=8, frameon=False, loc="lower left")
     finish(ax, xlabel=about.epoch, title=title)
+    _whole(ax)
 
 
 def _whole(ax: Axes) -> None:

@@ -10,20 +10,22 @@ import numpy as np
 
 from gyroscope.conditioning.result import percent
 from gyroscope.lab.studies.perceptron_courses import FACTORS, Course, Kind, Values, a_layer
+from gyroscope.lab.studies.perceptron_panels import About
 from gyroscope.lab.studies.study import Table
 
 Courses = Mapping[Kind, Course]
 
 
-def losses(courses: Courses) -> Table:
+def losses(courses: Courses, about: About) -> Table:
     """The last training loss of every learning rate, the best of which is shown elsewhere; the paper prints none."""
+    lasted = max(len(one.result.loss) for one in courses.values())
     rates = sorted({rate for one in courses.values() for rate in one.tried})
     columns = ("initialization", "network", *(f"rate {rate:g}" for rate in rates), "best", "paper")
     rows = tuple(
         (kind.start, kind.name, *(_loss(one.tried.get(rate)) for rate in rates), f"{one.rate:g}", None)
         for kind, one in courses.items()
     )
-    return Table("Training loss in the end", columns, rows)
+    return Table(f"Training loss after {lasted} {about.epoch}s: {about.setting}", columns, rows)
 
 
 def _loss(value: float | None) -> str | None:
