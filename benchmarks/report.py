@@ -207,11 +207,34 @@ def population() -> list[str]:
     return rows
 
 
+def very_deep() -> list[str]:
+    """Milliseconds a step of very deep networks, by how it is run, and what watching them adds."""
+    result = load("very_deep_cuda")
+    e, depths = result["environment"], [name for name in result if name.startswith("resnet-")]
+    ways = result[depths[0]]["ways"]
+    head = f"| milliseconds a step of {result['batch']} images | " + " | ".join(
+        d.replace("resnet", "ResNet") for d in depths
+    )
+    rows = [f"{e['gpu']}; torch {e['torch']}. `{result['command']}`", "", head + " |", "|---" * (len(depths) + 1) + "|"]
+    for way in ways:
+        cells = []
+        for depth in depths:
+            one = result[depth]["ways"][way]
+            more = f" ({100 * one['more']:+.1f} %)" if "more" in one else ""
+            cells.append(f"{one['median_ms']:.2f}{more}")
+        rows.append(f"| {way} | " + " | ".join(cells) + " |")
+    for kind in ("kept", "recomputed"):
+        cells = [f"{result[depth]['memory_gib'][kind]:.2f}" for depth in depths]
+        rows.append(f"| GiB of a step, activations {kind} | " + " | ".join(cells) + " |")
+    return [*rows, "", f"({result['note']})"] if "note" in result else rows
+
+
 RESULTS = HERE.parent / "results"
 
 
 def trained(task: str) -> list[str]:
     """Every training of a task at full scale that is kept, beside the paper's test accuracy."""
+    from gyroscope.lab.result import Result
     from gyroscope.lab.studies.paper import told
 
     rows = [
@@ -224,7 +247,8 @@ def trained(task: str) -> list[str]:
         test, paper = 100 * result["test_accuracy"], told(task, name)
         beside = ["", ""] if paper is None else [f"{paper:.2f}", f"{test - paper:+.2f}"]
         turned = sum(result["rotation"][-1]) / len(result["layers"])
-        cells = [name, f"{test:.2f}", *beside, f"{100 * result['train_accuracy']:.2f}", str(len(result["loss"]))]
+        learned = Result.from_json(result).learned
+        cells = [name, f"{test:.2f}", *beside, f"{100 * learned:.2f}", str(len(result["loss"]))]
         rows.append("| " + " | ".join([*cells, f"{turned:.2f}"]) + " |")
     return rows
 
@@ -261,8 +285,9 @@ def pages() -> dict[str, dict[str, list[str]]]:
             "measuring cpu": measuring("monitor_cost_cpu"),
             **{table: conditioning(name) for table, name in measured.items()},
             "population": population(),
+            "very deep": very_deep(),
         },
-        "results.md": {"demo": demo(), "c10-cnn1": trained("c10-cnn1")},
+        "results.md": {"demo": demo(), "c10-cnn1": trained("c10-cnn1"), "c100-resnet": trained("c100-resnet")},
     }
 
 

@@ -52,6 +52,15 @@ class Result:
         return self.rotation[-1]
 
     @property
+    def learned(self) -> float:
+        """How much of the training set was learned in the end; the tested weights may be those of an earlier epoch.
+
+        >>> Result(0.81, 0.59, loss=[1.0, 0.1], layers=[], rotation=[], accuracy=[0.81, 0.997], tested=1).learned
+        0.997
+        """
+        return self.accuracy[-1] if self.accuracy and 0 < self.tested < len(self.loss) else self.train_accuracy
+
+    @property
     def diverged(self) -> bool:
         """Whether the loss was no number any more."""
         return self.ended is not None and self.ended.startswith("diverged")

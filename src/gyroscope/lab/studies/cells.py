@@ -52,8 +52,8 @@ class Cell:
 
     @property
     def train(self) -> float:
-        """Mean training accuracy of the tested weights, in percent."""
-        return float(np.mean([100 * result.train_accuracy for result in self.results]))
+        """Mean training accuracy in the end, in percent: that of the last epoch where earlier weights were tested."""
+        return float(np.mean([100 * result.learned for result in self.results]))
 
     @property
     def learned(self) -> bool:

@@ -242,12 +242,18 @@ def _everywhere(lab: Lab, found: Mapping[str, Correlations]) -> Finding:
     return Finding(
         "the rule applies across the tasks",
         "all five",
-        ", ".join(f"{name}: τ = {one.kendall:+.2f}" for name, one in values.items()),
+        ", ".join(f"{name}: {_tau(one)}" for name, one in values.items()),
         None if any(one is None for one in held) else all(held),
     )
 
 
+def _tau(one: Correlation) -> str:
+    return f"τ = {one.kendall:+.2f}" if isfinite(one.kendall) else "too few count"
+
+
 def _said(one: Correlation, of: int) -> str:
+    if not isfinite(one.kendall):
+        return f"{one.count} of {of} count, too few to order"
     kendall = f"Kendall's τ = {one.kendall:+.2f} (p = {one.kendall_p:.1g})"
     return f"{kendall}, Spearman's ρ = {one.spearman:+.2f} (p = {one.spearman_p:.1g}), {one.count} of {of} count"
 
