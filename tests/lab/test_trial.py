@@ -50,6 +50,7 @@ OTHERS = {
         "weight_decay": {"weight_decay": 1e-3},
         "momentum": {"momentum": 0.9},
         "nesterov": {"nesterov": True, "momentum": 0.9},
+        "eps": {"eps": 1e-8, "optimizer": "adam"},
         "others": {"others": "inner", "control": "layca"},
         "scale": {"scale": 0.25},
         "only": {"only": 0},

@@ -58,6 +58,7 @@ class Recipe:
         weight_decay: λ of the gradient's term λw, or of AdamW's decay; twice the number that Keras calls l2.
         momentum: of SGD; of SGD_AMom it is 0.9 unless given.
         nesterov: whether that momentum is Nesterov's.
+        eps: ε of an adaptive method; None for Keras's 1e-7, which the papers on layer rotation had.
         others: what a control does with biases and gains: nothing ("frozen"), as in the papers, or an "inner" step.
         scale: what the initial weights of every layer are multiplied with.
         only: train this layer alone, kernel and bias, counted from 0 in forward order.
@@ -81,6 +82,7 @@ class Recipe:
     weight_decay: float = 0.0
     momentum: float = 0.0
     nesterov: bool = False
+    eps: float | None = None
     others: Others = "frozen"
     scale: float = 1.0
     only: int | None = None
@@ -101,6 +103,9 @@ class Recipe:
         if self.alpha != 0.0 and self.control is None:
             raise LabError(f"alpha is {self.alpha}, but there is no control that could apply it; give control='layca'")
         self._check_momentum()
+        if self.eps is not None and (not 0 <= self.eps < inf or "eps" not in OPTIMIZERS[self.optimizer][1]):
+            those = ", ".join(name for name, (_, constants) in OPTIMIZERS.items() if "eps" in constants)
+            raise LabError(f"eps is {self.eps} for {self.optimizer}; it can be 0 or more, for: {those}")
         if self.others not in get_args(Others):
             raise LabError(f"others is {self.others!r}; it can be {' or '.join(map(repr, get_args(Others)))}")
         if self.copies is not None and (self.control != "layca" or not self.copies.records):
@@ -135,6 +140,8 @@ class Recipe:
             options["momentum"] = self.momentum
         if self.nesterov:
             options["nesterov"] = True
+        if self.eps is not None:
+            options["eps"] = self.eps
         optimizer = kind(self._groups(model, decayed), lr=rate, **options)
         if self.control is None:
             return optimizer

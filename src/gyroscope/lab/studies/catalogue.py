@@ -62,6 +62,6 @@ def study(name: str) -> Study:
 
 def _place(study: Study) -> tuple[str, int, int, str]:
     paper, _, figure = study.name.partition("/")
-    kind = 0 if figure.startswith("fig") else 1
+    kind = ("fig", "a", "table").index(next((k for k in ("fig", "table", "a") if figure.startswith(k)), "table"))
     digits = "".join(filter(str.isdigit, figure))
     return (paper, kind, int(digits) if digits else 99, figure)
