@@ -20,9 +20,11 @@ from gyroscope.lab.trial import Trial
 
 # Half a minute of compiling is a fifth of this many trainings of C10-CNN1.
 _WORTH_COMPILING = 4
-# Steps that a trial may have asked for that are not done yet: enough to keep the device busy, and few enough that large
-# networks, whose steps last long, do not make small ones wait for room in the queue.
+# Steps that a trial may have asked for that are not done yet: enough to keep the device busy.
 _AHEAD = 3
+# Of steps that last longer than this, one: to ask for a large graph again while it runs makes the host wait for it, and
+# with the host all others.
+_LONG = 0.02
 # Seconds until it is looked again whether another process has finished a trial.
 _LOOK_EVERY = 2.0
 
@@ -37,13 +39,19 @@ class _Seat:
     stream: torch.cuda.Stream
     claim: ExitStack
     asked: deque[torch.cuda.Event] = field(default_factory=deque)
+    looked: float = 0.0
+    lasts: float = 0.0
 
     @property
     def busy(self) -> bool:
         """Whether enough of its steps are still to be done."""
+        now, done = time.monotonic(), 0
         while self.asked and self.asked[0].query():  # type: ignore[no-untyped-call]
             self.asked.popleft()
-        return len(self.asked) >= _AHEAD
+            done += 1
+        if done:
+            self.looked, self.lasts = now, (now - self.looked) / done
+        return len(self.asked) >= (1 if self.lasts > _LONG else _AHEAD)
 
 
 def run_population(
