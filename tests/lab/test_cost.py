@@ -45,7 +45,12 @@ def test_one_task_that_was_not_measured_makes_an_estimate_of_the_sum():
     assert cost([Trial(task("c10-cnn1"), SGD), Trial(task("tiny-cnn"), SGD)]).words.startswith("≈ ")
 
 
-def test_a_task_like_none_that_is_known_has_no_cost():
-    new = replace(task("digits"), name="new", model="mlp-3x64")
+def test_a_task_like_none_that_is_known_costs_what_its_layers_and_steps_do():
+    new = replace(task("digits").lasting(10), name="new", model="mlp-3x64")
+    assert cost([Trial(new, SGD)]) == (1, pytest.approx(10 * 3 * 7 * 8e-4), False)
+
+
+def test_one_whose_size_its_name_does_not_say_has_no_cost():
+    new = replace(task("tiny-cnn"), name="new", model="c10-cnn2")
     assert cost([Trial(new, SGD)]) == (1, None, True)
     assert cost([Trial(new, SGD)]).words == "?"
