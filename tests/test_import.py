@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 HEAVY = {"torch._dynamo", "torch.distributed.tensor", "triton", "matplotlib", "sklearn", "scipy", "typer", "rich"}
+THEORY = {f"gyroscope.dynamics.{name}" for name in ("invariance", "jacobian", "kfac", "normalizers", "outliers")}
 
 
 def test_importing_loads_nothing_heavy():
@@ -12,3 +13,4 @@ def test_importing_loads_nothing_heavy():
     loaded = set(done.stdout.split())
     assert "gyroscope.control.layca" in loaded
     assert sorted(loaded & HEAVY) == []
+    assert sorted(loaded & THEORY) == []

@@ -1,8 +1,8 @@
 """Gyroscope measures, explains and steers how each layer of a neural network trains."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gyroscope import conditioning, control, errors, monitor, store, vectors
+from gyroscope import conditioning, control, dynamics, errors, monitor, store, vectors
 from gyroscope.conditioning import Conditioning, condition
 from gyroscope.control import Graft, Layca, SGD_AMom
 from gyroscope.errors import GyroscopeError
@@ -10,6 +10,9 @@ from gyroscope.last_norm import last_norm
 from gyroscope.layer import Layer, layers
 from gyroscope.monitor import Monitor, watch
 from gyroscope.store import Run, load, runs
+
+if TYPE_CHECKING:
+    from gyroscope.dynamics import invariance
 
 __version__ = "0.1.0"
 
@@ -25,9 +28,11 @@ __all__ = [
     "condition",
     "conditioning",
     "control",
+    "dynamics",
     "errors",
     "figures",
     "integrations",
+    "invariance",
     "last_norm",
     "layers",
     "load",
@@ -40,9 +45,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Rooms that need more than torch and numpy are loaded when they are first used."""
+    """Rooms that need more than torch and numpy are loaded when they are first used, and so is the theory."""
     if name in ("figures", "integrations"):
         from importlib import import_module
 
         return import_module(f"gyroscope.{name}")
+    if name == "invariance":
+        return dynamics.invariance
     raise AttributeError(f"module 'gyroscope' has no attribute {name!r}")

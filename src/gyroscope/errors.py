@@ -42,3 +42,7 @@ class MissingExtraError(GyroscopeError, ImportError):
 
 class ConditioningError(GyroscopeError):
     """A conditioning analysis was asked of a model, a loss, a batch or a network size it cannot treat."""
+
+
+class DynamicsError(GyroscopeError):
+    """A function of the theory was given a model, a batch, a series or a number it has nothing to say about."""

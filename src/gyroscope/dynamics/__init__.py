@@ -1,1 +1,165 @@
-"""The theory of training made runnable: normalization, effective learning rates, preconditioning, weight decay."""
+"""The theory of training made runnable: normalization, effective learning rates, preconditioning, weight decay.
+
+After Grosse's chapter on adaptive gradient methods, normalization and weight decay; docs/dynamics.md goes through it.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from gyroscope.errors import DynamicsError
+
+if TYPE_CHECKING:
+    from gyroscope.dynamics import adaptive, damping, decay, deep_linear, homogeneity, least_squares
+    from gyroscope.dynamics.affine import Affine, standardizing
+    from gyroscope.dynamics.batch_norm import BatchCenter, batch_center_paths, batch_norm_paths
+    from gyroscope.dynamics.decay_schedule import figure7, fixed_point, norm_squares, rate_at_rest
+    from gyroscope.dynamics.deep_linear import balanced_factors, schatten
+    from gyroscope.dynamics.effective_rate import (
+        decay_time,
+        effective_lr,
+        figure6,
+        fit_norms,
+        implicit_decay,
+        norm_growth,
+    )
+    from gyroscope.dynamics.empirical_fisher import (
+        batch_law,
+        fisher_diagonal,
+        per_example_gradients,
+        second_moment,
+        step_gain,
+    )
+    from gyroscope.dynamics.equilibrium import Equilibrium, equilibrium
+    from gyroscope.dynamics.exponential import ExponentialRates, exponential_rates, undo_decay
+    from gyroscope.dynamics.invariance import invariance
+    from gyroscope.dynamics.invariance_result import Invariance
+    from gyroscope.dynamics.jacobian import estimated_jacobian_norm, gauss_newton_norm, jacobian_norm
+    from gyroscope.dynamics.kfac import KFAC
+    from gyroscope.dynamics.knockout import Knockout, knock_out, restore
+    from gyroscope.dynamics.law import Law, decay_law
+    from gyroscope.dynamics.least_squares import figure2
+    from gyroscope.dynamics.moment_variance import optimizer_shares, recorded_shares, variance_shares
+    from gyroscope.dynamics.normalizers import comparison, properties
+    from gyroscope.dynamics.outliers import Outliers, outliers
+    from gyroscope.dynamics.quasi_diagonal import QuasiDiagonal
+    from gyroscope.dynamics.random_walk import random_walk
+    from gyroscope.dynamics.renormalize import keep_norms, renormalize_
+    from gyroscope.dynamics.reparameterize import reparameterize
+
+__all__ = [
+    "KFAC",
+    "Affine",
+    "BatchCenter",
+    "DynamicsError",
+    "Equilibrium",
+    "ExponentialRates",
+    "Invariance",
+    "Knockout",
+    "Law",
+    "Outliers",
+    "QuasiDiagonal",
+    "adaptive",
+    "balanced_factors",
+    "batch_center_paths",
+    "batch_law",
+    "batch_norm_paths",
+    "comparison",
+    "damping",
+    "decay",
+    "decay_law",
+    "decay_time",
+    "deep_linear",
+    "effective_lr",
+    "equilibrium",
+    "estimated_jacobian_norm",
+    "exponential_rates",
+    "figure2",
+    "figure6",
+    "figure7",
+    "fisher_diagonal",
+    "fit_norms",
+    "fixed_point",
+    "gauss_newton_norm",
+    "homogeneity",
+    "implicit_decay",
+    "invariance",
+    "jacobian_norm",
+    "keep_norms",
+    "knock_out",
+    "least_squares",
+    "norm_growth",
+    "norm_squares",
+    "optimizer_shares",
+    "outliers",
+    "per_example_gradients",
+    "properties",
+    "random_walk",
+    "rate_at_rest",
+    "recorded_shares",
+    "renormalize_",
+    "reparameterize",
+    "restore",
+    "schatten",
+    "second_moment",
+    "standardizing",
+    "step_gain",
+    "undo_decay",
+    "variance_shares",
+]
+
+#: Where each name comes from, loaded when it is first used: most of them need torch.func or whole passes of a model,
+#: and a monitor, which is loaded with gyroscope itself, needs two of these files.
+_MODULES = {
+    "affine": "Affine standardizing",
+    "batch_norm": "BatchCenter batch_center_paths batch_norm_paths",
+    "decay_schedule": "figure7 fixed_point norm_squares rate_at_rest",
+    "deep_linear": "balanced_factors schatten",
+    "effective_rate": "decay_time effective_lr figure6 fit_norms implicit_decay norm_growth",
+    "empirical_fisher": "batch_law fisher_diagonal per_example_gradients second_moment step_gain",
+    "equilibrium": "Equilibrium equilibrium",
+    "exponential": "ExponentialRates exponential_rates undo_decay",
+    "invariance": "invariance",
+    "invariance_result": "Invariance",
+    "jacobian": "estimated_jacobian_norm gauss_newton_norm jacobian_norm",
+    "kfac": "KFAC",
+    "knockout": "Knockout knock_out restore",
+    "law": "Law decay_law",
+    "least_squares": "figure2",
+    "moment_variance": "optimizer_shares recorded_shares variance_shares",
+    "normalizers": "comparison properties",
+    "outliers": "Outliers outliers",
+    "quasi_diagonal": "QuasiDiagonal",
+    "random_walk": "random_walk",
+    "renormalize": "keep_norms renormalize_",
+    "reparameterize": "reparameterize",
+}
+_WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+
+class _Room(ModuleType):
+    """This package. `invariance` and others are functions in files of the same name: the function is what is public."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # What Python does when a file of a package is first imported, whoever imports it.
+        if not (name in _WHERE and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Room
+
+
+if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistake
+
+    def __getattr__(name: str) -> Any:
+        if name in _WHERE:
+            found = globals()[name] = getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+            return found
+        if name in __all__:
+            return import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -154,7 +154,7 @@ def check_share(lr: float, decay: float) -> float:
     0.5
     >>> check_share(0.5, 2.0)
     Traceback (most recent call last):
-    gyroscope.dynamics.errors.DynamicsError: Weight decay does not apply because αλ is 1 (α = 0.5, λ = 2): ...
+    gyroscope.errors.DynamicsError: Weight decay does not apply because αλ is 1 (α = 0.5, λ = 2): ...
     """
     _check("lr", lr)
     _check("decay", decay)
