@@ -30,6 +30,7 @@ __all__ = [
     "control",
     "dynamics",
     "errors",
+    "explain",
     "figures",
     "integrations",
     "invariance",
@@ -52,4 +53,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f"gyroscope.{name}")
     if name == "invariance":
         return dynamics.invariance
+    if name == "explain":
+        from gyroscope.dynamics.explain import explain
+
+        return explain
     raise AttributeError(f"module 'gyroscope' has no attribute {name!r}")

@@ -1,0 +1,112 @@
+"""`gyroscope explain`: what a run's layers did and why, in words with the equations behind them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, fail
+from gyroscope.errors import GyroscopeError
+
+if TYPE_CHECKING:
+    from gyroscope.dynamics.explain_result import Explanation
+
+# A pipe or a file has no width; this holds every column.
+_UNBOUNDED = 150
+_WORDS = 110
+# Which columns a narrow terminal goes without, the first first: the words have them all.
+_YIELD = ("norm's part", "α", "k₀", "predicted", "rate", "effective α")
+_STYLES = {"yes": "green", "no": "yellow", "undecided": "magenta", "does not apply": "dim"}
+
+
+def explain(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="The folder of a run, as it was given to gyroscope.watch.", show_default=False
+        ),
+    ],
+    layer: Annotated[str, typer.Option(metavar="GLOB", help="Only the layers whose name matches.")] = "*",
+    as_json: Annotated[bool, typer.Option("--json", help="Print rows and statements as JSON.")] = False,
+) -> None:
+    """Explain a run: which layers are scale-invariant, and what became of their learning rates.
+
+    Of each layer: whether its norm matters to the loss; **α**, the learning rate it was given, and **effective α**, the
+    one it felt, with **norm's part** in the change; **k₀** of its decay as 1/√(1 + k/k₀); the **rate** at which it
+    turns, in radians a step, beside the one **predicted** where weight decay and steps balance; and how weight decay
+    can be acting on it. What a run does not show is not claimed: it says what is missing.
+
+    For example: gyroscope explain runs/first --layer 'conv*'
+    """
+    from fnmatch import fnmatchcase
+
+    from gyroscope.dynamics.explain import explain as explained
+    from gyroscope.store import load
+
+    try:
+        with load(run) as opened:
+            if not any(fnmatchcase(name, layer) for name in opened.layers):
+                named = f"one of them is {opened.layers[0]}" if opened.layers else "there are none"
+                fail(f"--layer {layer} matches none of the {len(opened.layers):,} layers; {named}", code=BAD_ARGUMENT)
+            found = explained(opened, layers=layer)
+    except GyroscopeError as error:
+        fail(str(error), code=FAILED)
+    if as_json:
+        typer.echo(json.dumps(_plain(found), ensure_ascii=False, indent=2, allow_nan=False))
+        return
+    console = Console()
+    console = console if console.is_terminal else Console(width=_UNBOUNDED)
+    console.print(_page(found, console.width))
+
+
+def _plain(found: Explanation) -> dict[str, object]:
+    from dataclasses import asdict
+
+    return {"run": found.run, "rows": found.rows(), "statements": [asdict(one) for one in found.statements]}
+
+
+def _table(found: Explanation, width: int) -> Table:
+    from gyroscope.dynamics.explain_result import HEADS, cells
+
+    columns = dict(zip(HEADS, zip(*map(cells, found.entries), strict=True), strict=True))
+    for head in _YIELD:
+        if sum(max(map(len, (name, *column))) + 3 for name, column in columns.items()) > width:
+            del columns[head]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for head in columns:
+        table.add_column(head, justify="left" if head in (*HEADS[:2], HEADS[-1]) else "right", overflow="fold")
+    for *most, last in zip(*columns.values(), strict=True):
+        table.add_row(*map(Text, most), Text(last, style=_STYLES[last]))
+    return table
+
+
+def _page(found: Explanation, width: int) -> RenderableType:
+    from gyroscope.dynamics.explain_result import headline, title
+
+    parts: list[RenderableType] = [Text(headline(found)), _table(found, width)]
+    for alike in found.sorts():
+        parts.append(Text(title(alike), style="bold"))
+        parts += [_statement(words) for words in alike[0].words()]
+        parts.append(Text())
+    return Group(*parts[:-1])
+
+
+def _statement(words: str) -> RenderableType:
+    """Its topic and verdict stand out; indented, and no wider than is read with ease."""
+    text = Text(words)
+    topic, _, rest = words.partition(": ")
+    verdict = next((v for v in _STYLES if rest.startswith(v)), "does not apply")
+    text.stylize("italic", 0, len(topic))
+    text.stylize(_STYLES[verdict], len(topic) + 2, len(topic) + 2 + len(verdict))
+    column = Table.grid()
+    column.add_column(max_width=_WORDS)
+    column.add_row(text)
+    return Padding(column, (0, 0, 0, 2), expand=False)

@@ -1,0 +1,146 @@
+"""Statements of section 5: does weight decay hold the layer at an equilibrium, and by which mechanism can it act."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import numpy as np
+
+from gyroscope.dynamics.explain_evidence import Evidence
+from gyroscope.dynamics.explain_grounds import after, divided, stopped
+from gyroscope.dynamics.explain_measure import ENOUGH, Balance, balance
+from gyroscope.dynamics.explain_statement import Statement, Verdict, number, record, sentence
+
+# The share of the weights lost in a step up to which the theory, of small shares, is taken to hold.
+_SMALL = 0.1
+
+
+def equilibrium_statement(layer: Evidence, invariant: bool | None) -> tuple[Statement, Balance | None]:
+    """Whether weight decay takes as much norm as the steps add, and the layer turns at the rate that follows."""
+
+    def said(
+        verdict: Verdict, words: str, found: Balance | None = None, source: str = "equations 23 to 25"
+    ) -> tuple[Statement, Balance | None]:
+        return Statement(layer.info.name, "equilibrium", verdict, words, source), found
+
+    reason = stopped(layer, invariant)
+    if reason is not None:
+        return said(*reason)
+    lacks = layer.missing("lr", "weight_decay", "weight_norm")
+    if not {"rate", "update_ratio"} & layer.recorded:
+        lacks.append("rate")
+    if lacks:
+        return said("undecided", sentence(record(lacks)))
+    if not layer.decayed:
+        return said("does not apply", "because weight decay is zero: nothing stops the growth of the norm.")
+    if not layer.optimizer.decays:
+        return said("undecided", sentence(divided(layer)))
+    share = _share(layer)
+    if share >= 1:
+        words = f"because αλ is {number(share)}: a step would take all of the weights, and αλ must be below 1."
+        return said("does not apply", words, source="equation 22")
+    found = balance(layer)
+    if found is None:
+        return said("undecided", _too_few(layer))
+    if found.shrinkage > _SMALL:
+        words = f"Decay takes {number(found.shrinkage)} of the weights in a step; the theory is of small shares."
+        return said("undecided", words)
+    carried = "" if layer.optimizer.kind == "sgd" else ", carried over to steps of constant length"
+    return said(*_judged(layer, found), found, f"equations 23 to 25{carried}")
+
+
+def _share(layer: Evidence) -> float:
+    """αλ in the last stretch with weight decay."""
+    pulled = np.flatnonzero((layer.lr > 0) & (layer.decay > 0))
+    return float(layer.lr[pulled[-1]] * layer.decay[pulled[-1]]) if len(pulled) else 0.0
+
+
+def _too_few(layer: Evidence) -> str:
+    longest = max((int(layer.steps[s.stop - 1] - layer.steps[s.start]) for s in layer.stretches), default=0)
+    words = (
+        f"In no stretch of constant learning rate and weight decay{after(layer)} is there enough: its later half has "
+        f"to have {ENOUGH} single steps measured"
+    )
+    if layer.optimizer.settles:
+        words += f", after the {layer.optimizer.settles:,} that {layer.optimizer.name} takes to settle"
+    return f"{words}; the longest lasts {longest:,} steps. Record more often, longer, or at a rate that stays."
+
+
+def _judged(layer: Evidence, found: Balance) -> tuple[Verdict, str]:
+    at = found.predicted
+    formula = _formula(layer)
+    where = f"steps {found.first:,} to {found.last:,}, at α = {number(found.lr)} and λ = {number(found.decay)}"
+    rates = (
+        f"it turns by {number(found.rate)} rad a step (±{100 * found.error:.0f} %), predicted {number(at.rate)} = "
+        f"{formula}"
+    )
+    norms = f", at a norm of {number(found.norm)}"
+    norms += f", predicted {number(at.norm)}" if isfinite(at.norm) else ""
+    if found.verdict == "noisy":
+        return "undecided", f"Over {where}, {rates}: too noisy to tell. Record more steps."
+    if found.verdict == "there":
+        return "yes", f"Steps and decay balance: over {where}, {rates}{norms}.{_took(found)}"
+    if found.verdict == "elsewhere":
+        why = "something other than decay and steps holds it"
+        if layer.optimizer.tolerance > 0.1:
+            why = "the prediction takes successive gradients for unrelated, and the step for orthogonal to the weights"
+        return "no", f"Over {where}, {rates}{norms}: the norm rests, but not at the predicted rate: {why}."
+    moves = f"the norm still {'grows' if found.verdict == 'growing' else 'shrinks'}, by {number(abs(found.drift))} of "
+    moves += f"itself a step where decay alone takes {number(found.shrinkage)}"
+    left = f" About {number(found.left)} more steps get it there." if isfinite(found.left) and found.left > 0 else ""
+    return "no", f"Not yet, or not any more: over {where}, {moves}; {rates}{norms}.{left}"
+
+
+def _took(found: Balance) -> str:
+    until = f"; getting there from step {found.began:,} takes {number(found.until)}" if isfinite(found.until) else ""
+    return f" Half of a way to it takes {number(found.predicted.half_life)} steps{until}."
+
+
+def _formula(layer: Evidence) -> str:
+    rule = layer.optimizer
+    beta = rule.options.get("momentum", 0.0)
+    if rule.kind == "adamw":
+        return "√(2αλ(1−β₁)/(1+β₁))" if beta else "√(2αλ)"
+    plain = not rule.options.get("nesterov") and not rule.options.get("dampening")
+    return "√(2αλ)" if not beta else "√(2αλ/(1+β))" if plain else "√(2dΣc²)/Σc"
+
+
+def decay_statement(layer: Evidence, invariant: bool | None) -> tuple[Statement, tuple[str, ...]]:
+    """By which of the three mechanisms weight decay can act on the layer."""
+    name, rule = layer.info.name, layer.optimizer
+
+    def said(verdict: Verdict, words: str, source: str, *which: str) -> tuple[Statement, tuple[str, ...]]:
+        return Statement(name, "weight decay", verdict, words, source), which
+
+    if layer.missing("weight_decay"):
+        return said("undecided", sentence(record(["weight_decay"])), "section 5")
+    if rule.family == "controlled":
+        words = f"because {rule.name} takes the direction of the inner optimizer alone: the norm does not decay."
+        return said("does not apply", words, "section 5")
+    if not layer.decayed:
+        return said("does not apply", "because weight decay is zero.", "equation 22")
+    if invariant is None:
+        words = "Which mechanism can act depends on whether the layer is scale-invariant, and that is undecided."
+        return said("undecided", words, "section 5")
+    if not invariant:
+        norm = f"C = {rule.penalty}" if rule.penalty else "a C that depends on the optimizer"
+        words = (
+            f"It can act as a regularizer: it penalizes ‖w‖²_C with {norm}. With the Gauss-Newton matrix for C, as "
+            "nearly under K-FAC, that is the norm of the network's Jacobian; gyroscope.dynamics.jacobian_norm measures "
+            "it. Effective learning rate and damping are ruled out: both are of layers whose norm does not matter."
+        )
+        return said("yes", words, "section 5.3, equation 27", "regularization")
+    ruled = "As a regularizer it cannot act: the loss is the same whatever the norm"
+    if rule.family == "second order":
+        words = (
+            "It can act by way of the damping: curvature goes as 1/‖w‖², and decay keeps the norm from growing until "
+            f"the damping is all that is left of it. The effective learning rate is ruled out. {ruled}."
+        )
+        return said("yes", words, "section 5.2, equation 26", "damping")
+    if rule.family == "unknown":
+        words = f"Effective learning rate or damping, by whether {rule.name} preconditions by the curvature. {ruled}."
+        return said("undecided", words, "section 5")
+    words = (
+        f"It can act by way of the effective learning rate, which it keeps from falling. {ruled}; nothing is damped."
+    )
+    return said("yes", words, "section 5.1", "effective learning rate")

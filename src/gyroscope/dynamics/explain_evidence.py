@@ -1,0 +1,140 @@
+"""What a run holds of one layer: its series, its optimizer, and the stretches in which nothing was turned by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gyroscope.dynamics.explain_optimizer import Optimizer, optimizer_of
+from gyroscope.dynamics.law import Floats
+from gyroscope.store import LayerInfo, Run
+
+SERIES = (
+    "invariance", "lr", "weight_decay", "weight_norm", "gradient_norm", "rate", "update_ratio", "effective_lr",
+)  # fmt: skip
+# Learning rates are recorded in float32, and schedulers compute the same one in several ways.
+_SAME = 1e-6
+_HELD = 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """One layer of a run, at the steps at which its optimizer was measured; NaN where a number is not known.
+
+    Attributes:
+        info: its name, kind and shape.
+        optimizer: what steps it.
+        recorded: which of the series the run has.
+        steps: k, [S].
+        cosine: ⟨w,∇⟩/(‖w‖‖∇‖), [S].
+        lr, decay: α and λ, [S].
+        norm, gradient: ‖w‖ after the step and ‖∇‖, [S].
+        angle: by how much it turned in the one step, in radians, [S].
+        resumed: the step at which the run was last gone on with, or None. Which optimizer went before is not recorded.
+    """
+
+    info: LayerInfo
+    optimizer: Optimizer
+    recorded: frozenset[str]
+    steps: npt.NDArray[np.int64]
+    cosine: Floats
+    lr: Floats
+    decay: Floats
+    norm: Floats
+    gradient: Floats
+    angle: Floats
+    resumed: int | None
+
+    @cached_property
+    def since(self) -> int:
+        """The first measurement that the recorded optimizer answers for."""
+        return 0 if self.resumed is None else int(np.searchsorted(self.steps, self.resumed))
+
+    @cached_property
+    def decayed(self) -> bool:
+        """Whether weight decay acted at any step since the run was last gone on with."""
+        return bool((self.decay[self.since :] > 0).any())
+
+    @cached_property
+    def held(self) -> bool:
+        """Whether its norm was the same at all steps."""
+        norm = self.norm[np.isfinite(self.norm)]
+        return len(norm) > 1 and float(np.ptp(norm)) <= _HELD * float(norm.mean())
+
+    @cached_property
+    def stretches(self) -> list[slice]:
+        """Successive measurements with one learning rate, above 0, and one weight decay."""
+        if not len(self.steps):
+            return []
+        lr, decay = self.lr[self.since :], self.decay[self.since :]
+        with np.errstate(invalid="ignore"):
+            same = [np.abs(np.diff(one)) <= _SAME * np.abs(one[1:]) for one in (lr, np.nan_to_num(decay))]
+        cuts = self.since + 1 + np.flatnonzero(~(same[0] & same[1]))
+        edges = [self.since, *cuts.tolist(), len(self.steps)]
+        return [slice(a, b) for a, b in pairwise(edges) if b > a and self.lr[a] > 0]
+
+    def missing(self, *names: str) -> list[str]:
+        """Which of these series the run lacks."""
+        return [name for name in names if name not in self.recorded]
+
+
+def evidence(run: Run, chosen: Sequence[int]) -> list[Evidence]:
+    """What a run holds of its layers at some positions.
+
+    >>> import tempfile
+    >>> from gyroscope.store.example import write_example
+    >>> with tempfile.TemporaryDirectory() as folder, write_example(folder) as run:
+    ...     (found,) = evidence(run, [1])
+    >>> found.info.name, found.missing("rate", "weight_norm"), found.steps.tolist()
+    ('conv2.weight', ['weight_norm'], [10, 20, 30, 40])
+    """
+    recorded = frozenset(SERIES) & frozenset(run.quantities)
+    series = {name: run.series(name).astype(np.float64) for name in recorded}
+    nothing = np.full((len(run.steps), len(run.layers)), np.nan)
+    given = run.meta.get("optimizers", ())
+    resumed = resumed_at(run)
+    found = []
+    for i in chosen:
+        info = run.layer_table[i]
+        columns = {name: series.get(name, nothing)[:, i] for name in SERIES}
+        there = np.any([np.isfinite(columns[name]) for name in SERIES], axis=0)
+        columns = {name: column[there] for name, column in columns.items()}
+        known: Mapping[str, Any] = given[info.part] if info.part < len(given) else {}
+        found.append(
+            Evidence(
+                info=info,
+                optimizer=optimizer_of(known, steered=not np.isfinite(columns["effective_lr"]).any()),
+                recorded=recorded,
+                steps=run.steps[there],
+                cosine=columns["invariance"],
+                lr=columns["lr"],
+                decay=columns["weight_decay"],
+                norm=columns["weight_norm"],
+                gradient=columns["gradient_norm"],
+                angle=_angle(run.steps[there], columns["rate"], columns["update_ratio"]),
+                resumed=resumed,
+            )
+        )
+    return found
+
+
+def resumed_at(run: Run) -> int | None:
+    """The step at which a run was last gone on with; None where it never was, or from the beginning."""
+    return (run.attempts[-1].start_step or None) if len(run.attempts) > 1 else None
+
+
+def _angle(steps: npt.NDArray[np.int64], rate: Floats, ratio: Floats) -> Floats:
+    """The angle of single steps: as it was measured where the step before was measured too.
+
+    Else from the length of the step: by 2 arcsin(½‖Δw‖/‖w‖) a step turns that leaves the norm as it is.
+    """
+    single = np.diff(steps, prepend=steps[:1] - 2) == 1
+    with np.errstate(invalid="ignore"):
+        chord = 2 * np.arcsin(np.clip(ratio / 2, 0.0, 1.0))
+    return np.asarray(np.where(single & np.isfinite(rate), rate, chord))

@@ -1,0 +1,200 @@
+"""What a layer's series say by themselves: is its scale without effect, how does its norm go, how fast does it turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite, nan, prod, sqrt
+from typing import Literal
+
+import numpy as np
+
+from gyroscope.dynamics.equilibrium import Equilibrium, equilibrium, steps_until
+from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.explain_evidence import Evidence
+from gyroscope.dynamics.law import Floats, Law, decay_law
+
+#: √n|cos| of nine in ten steps below this: the gradient is orthogonal to the weights.
+INVARIANT = 0.1
+#: A median of √n|cos| above this: it is not. The median of |z| for a gradient that has nothing to do with w is 0.67.
+RELATED = 0.4
+#: Measured steps without which nothing is said.
+ENOUGH = 10
+
+_BATCHES = 5
+
+
+@dataclass(frozen=True)
+class Orthogonality:
+    """How far gradients were from orthogonal to the weights, over the measured steps.
+
+    Attributes:
+        found: True, False, or None where that is not decided.
+        median, most: the median and the ninth decile of √n|⟨w,∇⟩|/(‖w‖‖∇‖), n the number of elements.
+        count: at how many steps it was measured.
+    """
+
+    found: bool | None
+    median: float
+    most: float
+    count: int
+
+
+def orthogonality(cosine: Floats, size: int) -> Orthogonality:
+    """Judge Euler's theorem (equation 16 with k = 0) by the cosines of a layer of `size` elements.
+
+    It holds at every step or at none, so nine in ten have to be small: a layer that is not scale-invariant has a small
+    cosine by chance at a step, or while its cosine crosses zero. For a gradient that has nothing to do with w, √n·cos
+    is about normal: nine of ten such are below 0.1 in size with a probability of 10⁻⁹.
+
+    >>> orthogonality(np.full(20, 2.0**-20), 64)
+    Orthogonality(found=True, median=7.62939453125e-06, most=7.62939453125e-06, count=20)
+    >>> orthogonality(np.linspace(-0.3, 0.3, 20), 100).found is False
+    True
+    """
+    seen = sqrt(max(1, size)) * np.abs(cosine[np.isfinite(cosine)])
+    if not len(seen):
+        return Orthogonality(None, nan, nan, 0)
+    median, most = (float(value) for value in np.quantile(seen, [0.5, 0.9]))
+    found: bool | None = None
+    if len(seen) >= ENOUGH:
+        found = True if most < INVARIANT else False if median > RELATED else None
+    return Orthogonality(found, median, most, len(seen))
+
+
+def orthogonality_of(layer: Evidence) -> Orthogonality:
+    """The same of a layer of a run."""
+    return orthogonality(layer.cosine, prod(layer.info.shape))
+
+
+def fitted(layer: Evidence) -> Law:
+    """The law of section 4.3 fitted since the run was last gone on with; NaN where the optimizer has none."""
+    part = slice(layer.since, None)
+    lr, norm, kind = layer.lr[part], layer.norm[part], layer.optimizer.kind
+    steps = layer.steps[part]
+    moving = np.flatnonzero(np.isfinite(norm) & np.isfinite(lr))
+    if kind is None or len(moving) < ENOUGH or not (lr > 0).any():
+        return Law(nan, nan, nan, np.full(len(steps), nan))
+    lost = layer.optimizer.memory.shrinkage(lr, np.nan_to_num(layer.decay[part]))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return decay_law(steps[moving], (lr / norm**2)[moving], lr=lr[moving], shrinkage=lost[moving], kind=kind)
+
+
+@dataclass(frozen=True)
+class Balance:
+    """A stretch of constant learning rate and weight decay: what theory has a layer do there, and what it did.
+
+    Attributes:
+        first, last: the steps that were looked at: the later half of the stretch.
+        began: the step that the stretch began with.
+        lr, decay: α and λ there.
+        shrinkage: d, the share of the weights that decay takes in a step.
+        predicted: where that leads.
+        rate: the root mean square of the angles of single steps.
+        error: the standard error of `rate` as a share of it.
+        norm: the root mean square of ‖w‖.
+        drift: by how much ln‖w‖ changed in a step.
+        until: steps from the beginning of the stretch to within 5 % of the predicted norm.
+        left: the same from its end.
+        count: how many angles were measured.
+        tolerance: how far `rate` may be from the predicted one, as a share of it.
+    """
+
+    first: int
+    last: int
+    began: int
+    lr: float
+    decay: float
+    shrinkage: float
+    predicted: Equilibrium
+    rate: float
+    error: float
+    norm: float
+    drift: float
+    until: float
+    left: float
+    count: int
+    tolerance: float
+
+    @property
+    def verdict(self) -> Literal["noisy", "there", "growing", "shrinking", "elsewhere"]:
+        """Whether it rests there: the rate within `tolerance` of the predicted one, and decay balanced to within 20 %.
+
+        For SGD the two say the same by Pythagoras: growth over decay is (rate/predicted)².
+        """
+        off, change = self.rate / self.predicted.rate - 1, self.drift / self.shrinkage
+        if self.error > 0.1:
+            return "noisy"
+        if abs(change) > 0.2:
+            return "growing" if change > 0 else "shrinking"
+        return "there" if abs(off) <= self.tolerance else "elsewhere"
+
+
+def balance(layer: Evidence) -> Balance | None:
+    """The last stretch of constant learning rate and decay above 0 that was measured at enough steps, or None."""
+    for stretch in reversed(layer.stretches):
+        if layer.decay[stretch.start] > 0:
+            found = _balance(layer, stretch)
+            if found is not None:
+                return found
+    return None
+
+
+def _balance(layer: Evidence, stretch: slice) -> Balance | None:
+    rule, steps = layer.optimizer, layer.steps
+    assert rule.kind is not None
+    began, end = int(steps[stretch.start]), int(steps[stretch.stop - 1])
+    later = np.arange(stretch.start, stretch.stop)
+    later = later[steps[later] > max((began + end) / 2, began + rule.settles)]
+    angles, norms = layer.angle[later], layer.norm[later]
+    angles, there, known = angles[np.isfinite(angles)], steps[later][np.isfinite(norms)], norms[np.isfinite(norms)]
+    if len(angles) < ENOUGH or len(known) < ENOUGH or there[-1] <= there[0]:
+        return None
+    lr, decay = float(layer.lr[stretch.start]), float(layer.decay[stretch.start])
+    pull = _pull(layer, later)
+    at = equilibrium(lr, decay, kind=rule.kind, gradient=pull, **rule.options)
+    quarter = max(1, len(known) // 4)
+    change = float(np.log(known[-quarter:]).mean() - np.log(known[:quarter]).mean())
+    rate = sqrt(float(np.square(angles).mean()))
+    start = layer.norm[stretch]
+    return Balance(
+        first=int(there[0]),
+        last=int(there[-1]),
+        began=began,
+        lr=lr,
+        decay=decay,
+        shrinkage=float(rule.memory.shrinkage(lr, decay)),
+        predicted=at,
+        rate=rate,
+        error=_error(np.square(angles)) / 2,
+        norm=sqrt(float(np.square(known).mean())),
+        drift=change / float(there[-quarter:].mean() - there[:quarter].mean()),
+        until=_until(at, float(start[np.isfinite(start)][0]), layer),
+        left=_until(at, float(known[-1]), layer),
+        count=len(angles),
+        tolerance=rule.tolerance,
+    )
+
+
+def _pull(layer: Evidence, later: np.ndarray) -> float | None:
+    """g̃ = ‖∇‖‖w‖ for SGD, √n for AdamW: what the norm at equilibrium is made of."""
+    if layer.optimizer.kind == "adamw":
+        return sqrt(prod(layer.info.shape))
+    turns = layer.gradient[later] * layer.norm[later]
+    seen = turns[np.isfinite(turns)]
+    return sqrt(float(np.square(seen).mean())) if len(seen) else None
+
+
+def _error(squares: Floats) -> float:
+    """The standard error of a mean as a share of it, from the means of consecutive batches: steps are not unrelated."""
+    means = np.array([part.mean() for part in np.array_split(squares, _BATCHES)])
+    mean = float(squares.mean())
+    return float(means.std(ddof=1)) / sqrt(_BATCHES) / mean if mean > 0 else nan
+
+
+def _until(at: Equilibrium, start: float, layer: Evidence) -> float:
+    if not (isfinite(at.norm) and at.norm > 0 and isfinite(start) and start > 0):
+        return nan
+    try:
+        return steps_until(at, start=start, kind=layer.optimizer.kind or "sgd")
+    except DynamicsError:
+        return nan
