@@ -32,6 +32,8 @@ _MODULES = (
     "very_deep",
     "depth_table",
     "imagenet_lastbn",
+    "dynamics_least_squares",
+    "dynamics_schedules",
 )
 
 
