@@ -36,9 +36,30 @@ def test_the_readme_has_examples():
 
 def test_the_architecture_names_every_file_of_its_inner_rooms():
     page = (ROOT / "docs" / "architecture.md").read_text()
-    rooms = ("vectors", "control", "monitor", "conditioning", "store")
+    rooms = ("vectors", "control", "monitor", "conditioning", "dynamics", "store")
     files = [f.name for room in rooms for f in (ROOT / "src/gyroscope" / room).glob("*.py")]
     assert [name for name in files if name != "__init__.py" and name not in page] == []
+
+
+def test_the_architecture_names_no_file_that_is_gone():
+    named = set(re.findall(r"\b\w+\.py\b", (ROOT / "docs" / "architecture.md").read_text()))
+    assert sorted(named - {f.name for f in (ROOT / "src").rglob("*.py")}) == []
+
+
+def test_every_document_is_listed_in_the_readme():
+    listed = re.findall(r"\]\(docs/(\w+\.md)\)", (ROOT / "README.md").read_text())
+    assert sorted({f.name for f in (ROOT / "docs").glob("*.md")} - set(listed)) == []
+
+
+def test_the_table_of_normalizers_says_what_is_measured():
+    from gyroscope.dynamics import comparison
+
+    page = (ROOT / "docs" / "dynamics.md").read_text()
+    table = re.search(r"<!-- normalizers -->\n(.*?)<!-- end normalizers -->", page, re.DOTALL).group(1)
+    words = {"unit": "a unit", "tensor": "as a whole", True: "yes", False: "no"}
+    columns = ("normalizer", "scale_invariant", "centring", "stochastic")
+    measured = [[words.get(row[column], row[column]) for column in columns] for row in comparison()]
+    assert [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]] == measured
 
 
 def test_the_tables_say_what_was_measured():
