@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 HEAVY = {"torch._dynamo", "torch.distributed.tensor", "triton", "matplotlib", "sklearn", "scipy", "typer", "rich"}
-THEORY = {f"gyroscope.dynamics.{name}" for name in ("invariance", "jacobian", "kfac", "normalizers", "outliers")}
+THEORY = {f"gyroscope.dynamics.{name}" for name in ("explain", "invariance", "kfac", "normalizers", "outliers")}
 
 
 def test_importing_loads_nothing_heavy():

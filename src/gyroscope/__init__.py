@@ -12,7 +12,7 @@ from gyroscope.monitor import Monitor, watch
 from gyroscope.store import Run, load, runs
 
 if TYPE_CHECKING:
-    from gyroscope.dynamics import invariance
+    from gyroscope.dynamics import explain, invariance
 
 __version__ = "0.1.0"
 
@@ -51,10 +51,6 @@ def __getattr__(name: str) -> Any:
         from importlib import import_module
 
         return import_module(f"gyroscope.{name}")
-    if name == "invariance":
-        return dynamics.invariance
-    if name == "explain":
-        from gyroscope.dynamics.explain import explain
-
-        return explain
+    if name in ("explain", "invariance"):
+        return getattr(dynamics, name)
     raise AttributeError(f"module 'gyroscope' has no attribute {name!r}")

@@ -30,7 +30,7 @@ def test_a_type_checker_sees_the_names_that_are_loaded_and_no_others():
         assert getattr(dynamics, name) is (there if file == "gyroscope.dynamics" else vars(there)[name])
 
 
-@pytest.mark.parametrize("name", ["equilibrium", "invariance", "outliers", "random_walk", "reparameterize"])
+@pytest.mark.parametrize("name", ["equilibrium", "explain", "invariance", "outliers", "random_walk", "reparameterize"])
 def test_a_function_is_not_hidden_by_the_import_of_its_file(name, monkeypatch):
     monkeypatch.delitem(sys.modules, f"gyroscope.dynamics.{name}", raising=False)
     vars(dynamics).pop(name, None)
@@ -53,5 +53,6 @@ def test_a_name_that_is_not_there_is_refused_as_of_any_module():
 def test_the_theory_is_at_hand_from_the_library_itself():
     assert gyroscope.dynamics is dynamics
     assert gyroscope.invariance is dynamics.invariance
+    assert gyroscope.explain is dynamics.explain
     assert gyroscope.errors.DynamicsError is dynamics.DynamicsError
     assert issubclass(dynamics.DynamicsError, gyroscope.GyroscopeError)

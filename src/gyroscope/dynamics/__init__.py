@@ -32,6 +32,8 @@ if TYPE_CHECKING:
         step_gain,
     )
     from gyroscope.dynamics.equilibrium import Equilibrium, equilibrium
+    from gyroscope.dynamics.explain import explain
+    from gyroscope.dynamics.explain_result import Explanation
     from gyroscope.dynamics.exponential import ExponentialRates, exponential_rates, undo_decay
     from gyroscope.dynamics.invariance import invariance
     from gyroscope.dynamics.invariance_result import Invariance
@@ -54,6 +56,7 @@ __all__ = [
     "BatchCenter",
     "DynamicsError",
     "Equilibrium",
+    "Explanation",
     "ExponentialRates",
     "Invariance",
     "Knockout",
@@ -74,6 +77,7 @@ __all__ = [
     "effective_lr",
     "equilibrium",
     "estimated_jacobian_norm",
+    "explain",
     "exponential_rates",
     "figure2",
     "figure6",
@@ -119,6 +123,8 @@ _MODULES = {
     "effective_rate": "decay_time effective_lr figure6 fit_norms implicit_decay norm_growth",
     "empirical_fisher": "batch_law fisher_diagonal per_example_gradients second_moment step_gain",
     "equilibrium": "Equilibrium equilibrium",
+    "explain": "explain",
+    "explain_result": "Explanation",
     "exponential": "ExponentialRates exponential_rates undo_decay",
     "invariance": "invariance",
     "invariance_result": "Invariance",
