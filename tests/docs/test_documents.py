@@ -51,6 +51,20 @@ def test_every_document_is_listed_in_the_readme():
     assert sorted({f.name for f in (ROOT / "docs").glob("*.md")} - set(listed)) == []
 
 
+def test_what_the_tables_of_dynamics_name_is_there():
+    import gyroscope
+
+    rows = [line.split("|")[-2] for line in (ROOT / "docs" / "dynamics.md").read_text().splitlines() if line[:1] == "|"]
+    named = [re.match(r"[\w.]+", span).group() for row in rows for span in re.findall("`([^`]+)`", row)]
+    assert len(named) > 60
+    for name in named:
+        first, *rest = name.removeprefix("gyroscope.").split(".")
+        found = getattr(gyroscope.dynamics, first, None) or getattr(gyroscope, first)
+        for one in rest:
+            found = getattr(found, one)
+        assert found is not None
+
+
 def test_the_table_of_normalizers_says_what_is_measured():
     from gyroscope.dynamics import comparison
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gyroscope.errors import DynamicsError
 
 if TYPE_CHECKING:
-    from gyroscope.dynamics import adaptive, damping, decay, deep_linear, homogeneity, least_squares
+    from gyroscope.dynamics import adaptive, batch_norm, damping, decay, deep_linear, homogeneity, least_squares
     from gyroscope.dynamics.affine import Affine, standardizing
     from gyroscope.dynamics.batch_norm import BatchCenter, batch_center_paths, batch_norm_paths
     from gyroscope.dynamics.decay_schedule import figure7, fixed_point, norm_squares, rate_at_rest
@@ -67,6 +67,7 @@ __all__ = [
     "balanced_factors",
     "batch_center_paths",
     "batch_law",
+    "batch_norm",
     "batch_norm_paths",
     "comparison",
     "damping",
