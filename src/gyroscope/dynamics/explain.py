@@ -129,6 +129,8 @@ def _chosen(run: Run, layers: str | Iterable[str] | None) -> list[int]:
 def _units(
     run: Run, model: nn.Module | None, loss: Any, batch: Any, found: Invariance | None
 ) -> dict[str, LayerInvariance]:
+    if model is None and (loss is not None or batch is not None):
+        raise DynamicsError("A loss or a batch was given without a model; give all three, or none.")
     if model is not None:
         if found is not None:
             raise DynamicsError("model and invariance were both given; give the model, or what was found of it.")

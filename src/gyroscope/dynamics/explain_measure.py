@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite, nan, prod, sqrt
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from gyroscope.dynamics.equilibrium import Equilibrium, equilibrium, steps_until
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.explain_evidence import Evidence
-from gyroscope.dynamics.law import Floats, Law, decay_law
+from gyroscope.dynamics.law import Floats, decay_law
 
 #: √n|cos| of nine in ten steps below this: the gradient is orthogonal to the weights.
 INVARIANT = 0.1
@@ -66,17 +66,41 @@ def orthogonality_of(layer: Evidence) -> Orthogonality:
     return orthogonality(layer.cosine, prod(layer.info.shape))
 
 
-def fitted(layer: Evidence) -> Law:
+class Fit(NamedTuple):
+    """The law of section 4.3, fitted.
+
+    Attributes:
+        k0, r2: of the law.
+        off: the root mean square of its deviation from the effective learning rate, as a share of that.
+        grown: the share of ‖w‖⁴ (Adam and its kin: ‖w‖²) at the end that steps have added since the beginning; the rest
+            is what was there then, less what decay took of it.
+    """
+
+    k0: float
+    r2: float
+    off: float
+    grown: float
+
+
+def fitted(layer: Evidence) -> Fit:
     """The law of section 4.3 fitted since the run was last gone on with; NaN where the optimizer has none."""
     part = slice(layer.since, None)
     lr, norm, kind = layer.lr[part], layer.norm[part], layer.optimizer.kind
     steps = layer.steps[part]
     moving = np.flatnonzero(np.isfinite(norm) & np.isfinite(lr))
     if kind is None or len(moving) < ENOUGH or not (lr > 0).any():
-        return Law(nan, nan, nan, np.full(len(steps), nan))
+        return Fit(nan, nan, nan, nan)
     lost = layer.optimizer.memory.shrinkage(lr, np.nan_to_num(layer.decay[part]))
+    k, rate, lost, power = steps[moving], lr[moving], lost[moving], 2 if kind == "sgd" else 1
     with np.errstate(divide="ignore", invalid="ignore"):
-        return decay_law(steps[moving], (lr / norm**2)[moving], lr=lr[moving], shrinkage=lost[moving], kind=kind)
+        felt = rate / norm[moving] ** 2
+        law = decay_law(k, felt, lr=rate, shrinkage=lost, kind=kind)
+        off = np.square(law.curve / felt - 1)
+        remains = np.exp(-2 * power * np.cumsum(lost * np.diff(k, prepend=k[0])))
+        grown = 1 - remains * (rate.max() / law.e0 * law.curve / rate) ** power
+    if not isfinite(law.e0):
+        return Fit(nan, nan, nan, nan)
+    return Fit(law.k0, law.r2, sqrt(float(off[np.isfinite(off)].mean())), float(grown[np.isfinite(grown)][-1]))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,10 @@ from gyroscope.dynamics.invariance_result import LayerInvariance
 
 # R² of the law from which it is said to hold.
 _FITS = 0.9
+# And how far it may be from the effective learning rate, on average: R² is near 1 for anything that grows steadily.
+_OFF = 0.1
+# How much of ‖w‖⁴ steps must have added for the law to be told from a straight line: a third is added after k₀/2 steps.
+_GROWN = 1 / 3
 
 
 class Change(NamedTuple):
@@ -140,18 +144,21 @@ def law_statement(layer: Evidence, invariant: bool | None) -> tuple[Statement, f
         return said("undecided", sentence(divided(layer)))
     part = layer.steps[layer.since :][np.isfinite(layer.norm[layer.since :])]
     law = fitted(layer)
-    if not isfinite(law.e0):
+    if not isfinite(law.off):
         return said("undecided", f"The norm was measured at {len(part)} steps{after(layer)}, and {ENOUGH} are needed.")
-    if law.k0 == float("inf") or law.k0 > 1e9:
-        words = f"because its norm did not grow in {part[-1] - part[0]:,} steps: the weights are renormalized or rest."
-        return said("does not apply", words)
     span = int(part[-1] - part[0])
+    if law.k0 == float("inf"):
+        words = "decay alone accounts for it" if layer.decayed else "the weights are renormalized, or rest"
+        return said("does not apply", f"because its norm did not grow by its steps in {span:,} of them: {words}.")
     fit = f"k₀ = {number(law.k0)} steps fits {len(part):,} measured norms with R² {law.r2:.3f}"
-    if span < law.k0 / 2 and not layer.decayed:
-        words = f"{fit}, but {span:,} steps are too few for k₀: so early, any slow growth looks like it. Record longer."
+    if law.grown < _GROWN:
+        words = (
+            f"{fit}, but {span:,} steps are too few for k₀: so early, any slow growth looks like it. Record "
+            f"{number(law.k0)} steps or more."
+        )
         return said("undecided", words)
-    if law.r2 < _FITS:
-        words = f"{fit}: ‖∇‖‖w‖ did not stay the same, which the law takes for granted."
+    if law.r2 < _FITS or law.off > _OFF:
+        words = f"{fit}, off by {100 * law.off:.0f} %: ‖∇‖‖w‖ did not stay the same, which the law takes for granted."
         return said("no", words, law.k0, law.r2)
     if layer.decayed:
         words = f"With weight decay it starts like 1/√(1 + k/k₀) and levels off (equation 23): {fit}"
