@@ -131,8 +131,9 @@ def _of_cost(curves: Sequence[Curve]) -> list[Finding]:
         *(
             Finding(
                 f"{method}: the cost of the means is gone",
-                "expected",
-                f"the mean loss changes by {100 * (cost - 1):+.1f} %, under SGD by {100 * (costs['SGD'] - 1):+.0f} %",
+                "undamped, invariant" if method == "K-FAC" else "expected",
+                f"the mean loss changes by {100 * (cost - 1):+.1f} %, under SGD by {100 * (costs['SGD'] - 1):+.0f} %"
+                + (", with damping" if method == "K-FAC" else ""),
                 cost < 1 + _SHARE if costs["SGD"] > 1 + _SHARE else None,
             )
             for method, cost in rest.items()

@@ -1,0 +1,231 @@
+import json
+from dataclasses import replace
+from math import sqrt
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from gyroscope.dynamics.jacobian import jacobian_norm
+from gyroscope.dynamics.kfac import KFAC
+from gyroscope.lab import models
+from gyroscope.lab.archive import Archive
+from gyroscope.lab.laboratory import Lab
+from gyroscope.lab.studies import dynamics_mechanism1 as m1
+from gyroscope.lab.studies import dynamics_mechanism1_report as r1
+from gyroscope.lab.studies import dynamics_mechanism2 as m2
+from gyroscope.lab.studies import dynamics_mechanism2_report as r2
+from gyroscope.lab.studies import dynamics_mechanism3 as m3
+from gyroscope.lab.studies import dynamics_mechanism3_report as r3
+from gyroscope.lab.studies.dynamics_gain import gain
+from gyroscope.layer import layers
+
+STUDIES = (*m1.STUDIES, *m2.STUDIES, *m3.STUDIES)
+
+
+@pytest.fixture(scope="module")
+def reports(lab):
+    return {study.name: study.run(lab) for study in STUDIES}
+
+
+def setting1(method=0, decayed="none", seed=0):
+    plan = m1.PLANS["smoke"]
+    of = plan.methods[method]
+    return m1.Setting(plan.source, plan.model, plan.options, plan.schedule, plan.augmentation, of, decayed, seed)
+
+
+def holds(report):
+    return [finding.holds for finding in report.findings]
+
+
+# Effective learning rates
+
+
+def test_without_momentum_copied_rates_give_the_run_with_decay_step_by_step(lab):
+    decayed, copied = (m1.trained(lab, setting1(decayed=kind)) for kind in ("normalized", "copied"))
+    plain = m1.trained(lab, setting1())
+    # Up to what the normalizations add to variances.
+    assert copied["loss"] == pytest.approx(decayed["loss"], rel=1e-4)
+    assert copied["test"] == decayed["test"]
+    assert plain["loss"][-1] != pytest.approx(decayed["loss"][-1], rel=1e-3)
+
+
+def test_a_copied_rate_turns_weights_by_what_decay_turned_them_by():
+    # One step by hand on a loss that sees the direction alone.
+    method = m1.Method("SGD", 0.1, 0.5)
+    w = torch.tensor([3.0, 4.0], dtype=torch.float64)
+
+    def gradient(w):
+        w = w.clone().requires_grad_(True)
+        (w[0] / w.norm()).backward()
+        return w.grad
+
+    decayed = w - 0.1 * (gradient(w) + 0.5 * w)
+    larger = 7 * w
+    rate = m1.copied_rate(method, 0.1, float(larger.norm()), float(w.norm()))
+    copied = larger - rate * gradient(larger)
+    torch.testing.assert_close(copied / copied.norm(), decayed / decayed.norm())
+
+
+@pytest.mark.parametrize(
+    ("decayed", "expected"),
+    [("none", [0, 0, 0]), ("copied", [0, 0, 0]), ("all", [1, 1, 1]), ("normalized", [1, 1, 0]), ("last", [0, 0, 1])],
+)
+def test_which_layers_decay(decayed, expected):
+    model = models.make("mlp-3x16", seed=0, batch_norm=True)
+    groups = m1.optimizer_of(m1.Method("Adam", 0.1, 1.0), model, decayed).param_groups
+    assert [group["weight_decay"] for group in groups] == expected
+    assert [group["params"][0] is layer.parameter for group, layer in zip(groups, layers(model), strict=True)]
+
+
+def test_effective_rates_are_those_of_the_norms_that_were_recorded(lab):
+    told = m1.trained(lab, setting1(decayed="normalized"))
+    steps = 200 // 50
+    rate = setting1().method.rate
+    for epoch in (1, 2, 3):  # before the rate is cut
+        assert told["effective"][epoch] == pytest.approx([rate / norm**2 for norm in told["norms"][epoch * steps]])
+
+
+def test_the_first_mechanism_shows_in_effective_rates_and_one_seed_tells_nothing_of_accuracy(reports):
+    report = reports["dynamics/wd-mechanism-1"]
+    assert [finding.holds for finding in report.findings if "effective learning rate" in finding.says][::2] == [
+        True,
+        True,
+    ]
+    assert [finding.holds for finding in report.findings if "raises test" in finding.says] == [None, None]
+
+
+def test_a_copy_that_gives_back_most_of_a_sure_gain_reproduces_it():
+    sure, unsure = gain([3.0, 3.2], [1.0, 1.1]), gain([3.0, 1.0], [1.0, 1.1])
+    assert r1._reproduced(sure, gain([2.5, 2.6], [1.0, 1.1])) is True
+    assert r1._reproduced(sure, gain([1.5, 1.6], [1.0, 1.1])) is False
+    assert r1._reproduced(unsure, sure) is None
+
+
+def test_a_gain_is_the_mean_of_paired_differences_with_its_standard_error():
+    found = gain([2.0, 5.0, 5.0], [1.0, 2.0, 3.0])
+    assert found.mean == 2.0
+    assert found.error == pytest.approx(sqrt(((1 - 2) ** 2 + (3 - 2) ** 2 + 0) / 2 / 3))
+    assert gain([2.0], [1.0]).above is None
+
+
+def test_at_full_scale_rates_decays_and_cuts_are_the_authors():
+    plan = m1.PLANS["full"]
+    sgd, adam = plan.methods
+    assert (sgd.rate, sgd.decay, sgd.momentum) == (0.1, 1e-3, 0.9)
+    assert (adam.rate, adam.decay) == (3e-4, 1.0)
+    assert (plan.schedule.epochs, plan.schedule.batch, plan.schedule.milestones) == (200, 128, [60, 120, 180])
+    assert (plan.source.name, plan.augmentation.shift, plan.augmentation.flip) == ("cifar-10", 4, True)
+    second = m2.PLANS["full"]
+    steps = [milestone * 391 for milestone in second.schedule.milestones]
+    assert steps == pytest.approx([16_000, 32_000], rel=0.01)
+    assert (second.damping, second.every, second.decompose_every) == (1e-3, 10, 100)
+    assert m3.PLANS["full"].damping == 1e-2
+    assert all(study.trials(Lab(Archive("nowhere"), "full")) == [] for study in STUDIES)
+
+
+# Damping
+
+
+def test_steps_are_told_by_their_cosine_with_the_gradient_and_decay_is_no_part_of_them():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 2, bias=False))
+    model.double()
+    weight = model[0].weight
+    inner = torch.optim.SGD([{"params": [weight], "weight_decay": 0.7}, {"params": [model[2].weight]}], lr=0.1)
+    optimizer = KFAC(inner, model, F.cross_entropy, damping=1e-2, tikhonov="exact")
+    steps = m2.Steps(optimizer, [weight], holds=True, decay=0.7)
+    start = float(weight.detach().norm())
+    x, y = torch.randn(20, 3, dtype=torch.float64), torch.randint(0, 2, (20,))
+    F.cross_entropy(model(x), y).backward()
+    gradient = weight.grad.clone()
+    steps.before(0)
+    optimizer.step()
+    steps.after(0)
+    state = optimizer.state_dict()["state"][0]
+    A, S = state["kfac_A"], state["kfac_S"]
+    # vec of a matrix by rows: S ⊗ A.
+    P = torch.linalg.solve(torch.kron(S, A) + 1e-2 * torch.eye(12, dtype=torch.float64), gradient.flatten())
+    assert steps.cosine() == pytest.approx(float(F.cosine_similarity(P, gradient.flatten(), dim=0)))
+    assert steps.cosine() is None
+    assert float(weight.detach().norm()) == pytest.approx(start)
+
+
+def test_decay_and_held_norms_keep_the_damping_low_and_steps_of_second_order(lab, reports):
+    report = reports["dynamics/wd-mechanism-2"]
+    assert holds(report)[:4] == [True] * 4
+    none, decay, held = (m2.trained(lab, m2.Setting(m2.PLANS["smoke"], kind, 0)) for kind in m2.KINDS)
+    assert np.array(held["squares"]) == pytest.approx(np.array(held["squares"])[:1].repeat(11, 0))
+    rows = {row[0]: row for row in report.tables[0].rows}
+    for kind, run in zip(m2.KINDS, (none, decay, held), strict=True):
+        grown = [after / before for before, after in zip(run["squares"][0], run["squares"][-1], strict=True)]
+        assert rows[kind][3] == pytest.approx(sqrt(grown[0] * grown[1]))
+        curvature = run["curvature"][-1]
+        assert rows[kind][5] == pytest.approx(m2.PLANS["smoke"].damping / sqrt(curvature[0] * curvature[1]))
+
+
+def test_a_damping_that_grows_with_decay_too_is_not_what_the_chapter_says():
+    def arm(kind, grown, damping, cosine):
+        ends = (np.array([1.0, grown]), np.array([0.1, damping]), np.array([0.5, cosine]))
+        return r2.Arm(kind, [90.0, 91.0], np.array([1.0]), *ends)
+
+    as_said = r2.findings([arm("no decay", 4.0, 0.4, 0.9), arm("decay", 1.2, 0.1, 0.6), arm("norms held", 1, 0.1, 0.5)])
+    assert [one.holds for one in as_said] == [True, True, True, True, None, None]
+    unlike = r2.findings([arm("no decay", 4.0, 0.4, 0.9), arm("decay", 5.0, 0.5, 0.95), arm("norms held", 1, 0.1, 0.9)])
+    assert [one.holds for one in unlike][:4] == [False, False, False, False]
+
+
+# The Jacobian
+
+
+def test_the_norms_are_those_of_the_trained_network(lab):
+    plan = replace(m3.PLANS["smoke"], examples=20)
+    setting = m3.Setting(plan, 0.1, 0)
+    caught = {}
+    kept = m3.train
+
+    def watched(model, *args, **others):
+        caught["model"] = model
+        return kept(model, *args, **others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(m3, "train", watched)
+        told = m3._run(lab, setting)
+    x = plan.source.load().x_test[:20].double()
+    model = caught["model"]
+    assert told["jacobian"] == pytest.approx(float(jacobian_norm(model, x)), rel=0.1)
+    assert told["outputs"] == pytest.approx(float(model(x).detach().square().sum(1).mean()))
+    assert told["gauss_newton"] == pytest.approx(9 * told["outputs"])
+
+
+def test_decay_shrinks_the_jacobian_and_the_gauss_newton_norm_is_that_of_the_outputs(reports):
+    first, together, smaller, *_ = holds(reports["dynamics/wd-mechanism-3"])
+    assert first
+    assert together
+    assert smaller
+
+
+def test_jacobians_that_grow_with_decay_and_generalise_worse_are_told_so():
+    def level(decay, jacobian, test):
+        run = {"jacobian": jacobian, "outputs": jacobian, "gauss_newton": 9 * jacobian, "test": test}
+        return r3.Level(decay, [run, run | {"test": test + 0.1}])
+
+    as_said = r3.findings(3, [level(0.0, 9.0, 90.0), level(0.1, 4.0, 91.0), level(0.2, 1.0, 93.0)])
+    assert [one.holds for one in as_said] == [True, True, True, True, True]
+    unlike = r3.findings(2, [level(0.0, 4.0, 93.0), level(0.1, 5.0, 91.0), level(0.2, 9.0, 92.0)])
+    assert [one.holds for one in unlike] == [False, True, False, False, False]
+
+
+def test_a_report_is_saved_whole(lab, reports, tmp_path):
+    [study] = m2.STUDIES
+    written = {path.name for path in study.save(lab, reports[study.name], tmp_path)}
+    assert written == {"figure.png", "figure.svg", "README.md", "result.json"}
+
+
+@pytest.mark.parametrize("study", [*m1.STUDIES, *m3.STUDIES], ids=lambda study: study.name)
+def test_every_figure_can_be_drawn_and_every_number_kept(lab, reports, study):
+    report = reports[study.name]
+    report.figures["figure"].draw_without_rendering()
+    assert json.loads(json.dumps(study.as_json(lab, report), allow_nan=False))["study"] == study.name
