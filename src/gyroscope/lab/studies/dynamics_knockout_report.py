@@ -115,7 +115,10 @@ def findings(arms: Sequence[Arm]) -> tuple[Finding, ...]:
 def _unhurt(says: str, told: str, noisy: Arm, normal: Arm, gain: float) -> Finding:
     loss = noisy.area - normal.area
     share = "" if gain <= 0 else f", {100 * loss / gain:.0f} % of what batch normalization gains"
-    here = f"mean loss {noisy.area:.3g} against {normal.area:.3g}{share}; test {noisy.test - normal.test:+.1f} points"
+    here = (
+        f"mean loss {noisy.area:.3g} against {normal.area:.3g}{share}; {noisy.epochs or 'more than all'} epochs to a "
+        f"loss of {noisy.bound:g} against {normal.epochs or 'more than all'}; test {noisy.test - normal.test:+.1f} points"
+    )
     return Finding(says, told, here, None if gain <= 0 else loss <= _SHARE * gain)
 
 
