@@ -116,10 +116,14 @@ def _unhurt(says: str, told: str, noisy: Arm, normal: Arm, gain: float) -> Findi
     loss = noisy.area - normal.area
     share = "" if gain <= 0 else f", {100 * loss / gain:.0f} % of what batch normalization gains"
     here = (
-        f"mean loss {noisy.area:.3g} against {normal.area:.3g}{share}; {noisy.epochs or 'more than all'} epochs to a "
-        f"loss of {noisy.bound:g} against {normal.epochs or 'more than all'}; test {noisy.test - normal.test:+.1f} points"
+        f"mean loss {noisy.area:.3g} against {normal.area:.3g}{share}; {_epochs(noisy)} epochs to a loss of "
+        f"{noisy.bound:g} against {_epochs(normal)}; test {noisy.test - normal.test:+.1f} points"
     )
     return Finding(says, told, here, None if gain <= 0 else loss <= _SHARE * gain)
+
+
+def _epochs(arm: Arm) -> str:
+    return "more than all" if arm.epochs is None else str(arm.epochs)
 
 
 def _figure(arms: Sequence[Arm]) -> Any:
