@@ -32,6 +32,11 @@ _MODULES = (
     "very_deep",
     "depth_table",
     "imagenet_lastbn",
+    "dynamics_ics",
+    "dynamics_knockout",
+    "dynamics_mechanism1",
+    "dynamics_mechanism2",
+    "dynamics_mechanism3",
     "dynamics_least_squares",
     "dynamics_schedules",
 )
