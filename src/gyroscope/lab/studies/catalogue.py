@@ -39,6 +39,11 @@ _MODULES = (
     "dynamics_mechanism3",
     "dynamics_least_squares",
     "dynamics_schedules",
+    "dynamics_implicit_decay",
+    "dynamics_exponential",
+    "dynamics_decoupled",
+    "dynamics_grafting",
+    "dynamics_batch_size",
 )
 
 
