@@ -82,7 +82,7 @@ def findings(depth: int, levels: Sequence[Level]) -> tuple[Finding, ...]:
     by_norm = _rank_correlation([one.mean("jacobian") for one in useful], [one.test for one in useful])
     return (
         Finding(
-            "for a network of L layers with ReLUs and without biases, wᵀGw = L² E‖z‖²",
+            "for L layers with ReLUs and without biases wᵀGw = L² E‖z‖², G the Gauss-Newton matrix of squared errors",
             "exactly",
             f"within {100 * off:.1e} % in all {len(newton)} networks",
             off < _EQUAL,
