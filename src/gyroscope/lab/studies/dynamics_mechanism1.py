@@ -69,7 +69,7 @@ PLANS = {
     ),
     "small": Plan(
         Source("digits"), "digits-cnn", (), _DIGITS, None,
-        (Method("SGD", 0.01, 3e-2, momentum=0.9), Method("Adam", 1e-3, 3.0)), 4,
+        (Method("SGD", 0.01, 3e-2, momentum=0.9), Method("Adam", 1e-3, 3.0)), 3,
     ),
     # The authors' rates and decays for VGG16; this network has one linear layer more, normalized as the others.
     "full": Plan(

@@ -109,14 +109,13 @@ def findings(arms: Sequence[Arm]) -> tuple[Finding, ...]:
             "retains its second-order behaviour",
             f"the cosine of steps and gradients goes from {none.cosine[0]:.3f} to {none.cosine[-1]:.3f} without decay, "
             f"to {decay.cosine[-1]:.3f} with it, to {held.cosine[-1]:.3f} with norms held",
-            bool(none.cosine[-1] > none.cosine[0] and none.cosine[-1] > decay.cosine[-1]),
+            bool(_rise(none) > 0 and none.cosine[-1] > decay.cosine[-1]),
         ),
         Finding(
             "it is the norm that does it: with norms held K-FAC stays of second order without decay",
             "due to the growing weight norm",
-            f"of the rise of the cosine without decay, {100 * _left(none, held):.0f} % is left with norms held; "
-            "the rest of the damping's weight is from a curvature that falls as the loss does",
-            bool(_left(none, held) < _HALF) if none.cosine[-1] > none.cosine[0] else None,
+            f"the cosine changes by {_rise(held):+.3f} with norms held, by {_rise(none):+.3f} without decay",
+            _rise(held) < _HALF * _rise(none) if _rise(none) > 0 else None,
         ),
         Finding(
             "weight decay raises test accuracy under K-FAC",
@@ -133,9 +132,9 @@ def findings(arms: Sequence[Arm]) -> tuple[Finding, ...]:
     )
 
 
-def _left(none: Arm, held: Arm) -> float:
-    """What is left of the rise of the cosine with norms held."""
-    return float((held.cosine[-1] - held.cosine[0]) / (none.cosine[-1] - none.cosine[0]))
+def _rise(arm: Arm) -> float:
+    """By how much steps have come nearer to the gradient."""
+    return float(arm.cosine[-1] - arm.cosine[0])
 
 
 def _figure(arms: Sequence[Arm]) -> Any:
