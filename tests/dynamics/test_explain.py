@@ -286,6 +286,12 @@ def test_steps_that_are_too_noisy_are_said_to_be(tmp_path):
     assert "too noisy" in said.words
 
 
+def test_noise_does_not_hide_a_rate_that_is_far_off(tmp_path):
+    series = walk(60, decay=0.05)
+    series["rate"] = 0.01 * series["rate"] * np.where(np.arange(60) > 50, 3.0, 1.0)
+    assert explain(written(tmp_path / "a", series))["w"].about("equilibrium").verdict == "no"
+
+
 def test_a_norm_at_rest_that_turns_at_another_rate_is_held_by_something_else(tmp_path):
     series = walk(400, decay=0.05)
     series["rate"] = 1.5 * series["rate"]

@@ -143,10 +143,11 @@ class Balance:
     def verdict(self) -> Literal["noisy", "there", "growing", "shrinking", "elsewhere"]:
         """Whether it rests there: the rate within `tolerance` of the predicted one, and decay balanced to within 20 %.
 
-        For SGD the two say the same by Pythagoras: growth over decay is (rate/predicted)².
+        For SGD the two say the same by Pythagoras: growth over decay is (rate/predicted)². An error above 10 % leaves
+        that open, unless the rate is three of them away.
         """
         off, change = self.rate / self.predicted.rate - 1, self.drift / self.shrinkage
-        if self.error > 0.1:
+        if self.error > 0.1 and abs(off) <= 3 * self.error * self.rate / self.predicted.rate:
             return "noisy"
         if abs(change) > 0.2:
             return "growing" if change > 0 else "shrinking"

@@ -27,7 +27,7 @@ class LayerExplanation:
         lr_first, lr_last: α at the first and the last measured step with one above zero.
         effective_first, effective_last: α/‖w‖² there (Adam and its kin: α/‖w‖).
         implicit_factor: the factor on it that is due to the norm.
-        k0, law_r2: of the law 1/√(1 + k/k₀), in steps at the largest learning rate.
+        k0, law_r2: of the law 1/√(1 + k/k₀), in steps at the largest learning rate; k₀ only where it holds.
         weight_decay: λ at the last measured step.
         half_life: the steps in which half of the way to the equilibrium is gone.
         steps_to_equilibrium: from the beginning of the stretch that was looked at to within 5 % of the norm there.

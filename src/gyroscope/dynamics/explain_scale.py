@@ -159,7 +159,7 @@ def law_statement(layer: Evidence, invariant: bool | None) -> tuple[Statement, f
         return said("undecided", words)
     if law.r2 < _FITS or law.off > _OFF:
         words = f"{fit}, off by {100 * law.off:.0f} %: ‖∇‖‖w‖ did not stay the same, which the law takes for granted."
-        return said("no", words, law.k0, law.r2)
+        return said("no", words, nan, law.r2)
     if layer.decayed:
         words = f"With weight decay it starts like 1/√(1 + k/k₀) and levels off (equation 23): {fit}"
     else:
