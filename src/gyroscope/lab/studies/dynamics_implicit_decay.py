@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.schedule import Schedule
@@ -102,7 +103,10 @@ def courses(lab: Lab, task: Task, *, frozen: bool) -> list[Course]:
 def conclude(lab: Lab) -> Report:
     """Draw norms and effective learning rates over steps, fit the law to them, and compare rates."""
     found = {task.name: (courses(lab, task, frozen=True), courses(lab, task, frozen=False)) for task in tasks(lab)}
-    return report({name: both for name, both in found.items() if both[0]})
+    some = {name: both for name, both in found.items() if both[0]}
+    if not some:
+        raise LabError(f"no training with the classifier as drawn is in {lab.archive.root}; let them be trained")
+    return report(some)
 
 
 STUDIES = (

@@ -39,8 +39,8 @@ STARTS = tuple((1 + 3.5 * cos(pi * turn / 4), 2 + 3.5 * sin(pi * turn / 4)) for 
 DISTANCES = (1.0, 2.0, 4.0)
 _TITLES = {"gradient": "gradient descent", "natural": "natural gradient", "empirical": "empirical Fisher"}
 _COLOURS = {"gradient": "C0", "natural": "C2", "empirical": "C3"}
-# Data sets, each drawn anew. A path of fewer steps may not have arrived.
-_DATA_SETS = {"smoke": 1, "small": 10, "full": 10}
+# Data sets, each drawn anew, and how many of the starts; a smoke test does without half of them.
+_PLANS = {"smoke": (1, 4), "small": (10, 8), "full": (10, 8)}
 _OFFSETS, _SLOPES = (-4.0, 6.0), (-3.0, 7.0)
 _ARROWS = 7
 # A path leads away that is at some time so many times as far from the optimum as at its start.
@@ -95,11 +95,13 @@ def step_lengths(problem: Problem, method: Method, start: Sequence[float]) -> li
 
 def conclude(lab: Lab) -> Report:
     """Draw the paths over one data set, and say how long they are over all."""
-    found = [ways(seed) for seed in range(_DATA_SETS[lab.scale])]
+    seeds, begun = _PLANS[lab.scale]
+    starts = STARTS[:begun]
+    found = [ways(seed, starts) for seed in range(seeds)]
     detours = {method: [one for its in found for one in its.detours(method)] for method in METHODS}
     far = {method: np.array([one for its in found for one in its.distances(method)]) for method in METHODS}
     steps = {
-        method: np.array([step_lengths(its.problem, method, start) for its in found for start in STARTS])
+        method: np.array([step_lengths(its.problem, method, start) for its in found for start in starts])
         for method in METHODS
     }
     rows = tuple(
@@ -109,7 +111,7 @@ def conclude(lab: Lab) -> Report:
     )  # fmt: skip
     columns = ("method", "detour, median", "largest", "paper", "lead away at first", "distance left, largest share",
                f"step at {DISTANCES[-1]:g} times the distance")  # fmt: skip
-    title = f"Paths from {len(STARTS)} starts on {len(found)} data sets, of 1,500 steps"
+    title = f"Paths from {begun} starts on {len(found)} data sets, of 1,500 steps"
     return Report(
         {"figure": draw(found[0])},
         (Table(title, columns, rows),),
@@ -159,11 +161,11 @@ def _numbers(shown: Ways, detours: dict[Method, list[float]]) -> dict[str, Any]:
     points = spaced(len(shown.way("gradient", 0)), points=30)
     return {
         "optimum": shown.problem.optimum.tolist(),
-        "starts": [list(start) for start in STARTS],
+        "starts": [path.gradient[0].tolist() for path in shown.paths],
         "detours": {method: [round(one, 4) for one in its] for method, its in detours.items()},
         "steps": points.tolist(),
         "paths": {
-            method: [shown.way(method, start)[points].round(4).tolist() for start in range(len(STARTS))]
+            method: [shown.way(method, start)[points].round(4).tolist() for start in range(len(shown.paths))]
             for method in METHODS
         },
     }
@@ -201,7 +203,8 @@ def _panel(ax: Axes, shown: Ways, method: Method) -> None:
     ax.quiver(*points.T, *towards.T, color="0.7", angles="xy", scale=16, width=0.005)
     for start in range(len(shown.paths)):
         ax.plot(*shown.way(method, start).T, color=_COLOURS[method], linewidth=1.4)
-    ax.scatter([one[0] for one in STARTS], [one[1] for one in STARTS], s=16, color=_COLOURS[method], zorder=3)
+    begun = np.array([path.gradient[0] for path in shown.paths])
+    ax.scatter(begun[:, 0], begun[:, 1], s=16, color=_COLOURS[method], zorder=3)
     ax.scatter(problem.optimum[0], problem.optimum[1], marker="*", s=90, color="k", zorder=4)
     ax.set_xlim(*_OFFSETS)
     ax.set_ylim(*_SLOPES)

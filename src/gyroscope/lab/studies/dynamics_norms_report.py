@@ -32,7 +32,8 @@ _NEAR = 2.0
 
 def report(tasks: Mapping[str, Both]) -> Report:
     """What came of all tasks; the figure is of the first, its middle layer."""
-    findings = [one for name, both in tasks.items() for one in _findings(name if len(tasks) > 1 else "", *both)]
+    several = {name: both for name, both in tasks.items() if len(both[0]) > 1}  # of one rate there is nothing to say
+    findings = [one for name, both in several.items() for one in _findings(name if len(tasks) > 1 else "", *both)]
     return Report(
         {("figure" if i == 0 else name): draw(name, both) for i, (name, both) in enumerate(tasks.items())},
         tuple(_table(name, its, says) for name, both in tasks.items() for its, says in _named(both)),

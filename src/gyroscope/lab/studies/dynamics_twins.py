@@ -128,7 +128,7 @@ def train(setting: Setting, way: Way, split: Split, *, device: str = "cpu") -> C
     >>> from gyroscope.lab.data.source import Source
     >>> split = Source("digits").load()
     >>> train(Setting("digits", 64, 8, 0.3, 0.03, steps=20), "exponential", split).rates.round(3).tolist()
-    [0.303, 0.362, 0.434]
+    [0.303, 0.363, 0.435]
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
