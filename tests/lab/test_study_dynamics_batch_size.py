@@ -109,7 +109,7 @@ def test_the_table_of_trainings_is_that_of_the_archive(lab, report):
     for row, trial in zip(report.tables[-1].rows, trials(lab), strict=True):
         updates, moved = recorded(lab, trial)
         assert row[:2] == (trial.recipe.name, trial.schedule.batch)
-        assert row[2:5] == pytest.approx((np.mean(updates[:10]), np.mean(updates), moved))
+        assert row[2:5] == pytest.approx((1000 * np.mean(updates[:10]), 1000 * np.mean(updates), moved))
         assert row[5] == pytest.approx(raw(lab, trial)["loss"][-1])
 
 

@@ -102,7 +102,7 @@ def conclude(lab: Lab) -> Report:
         {"figure": _figure(paths, found)},
         (
             _trajectories(paths),
-            _accuracies("Adam: accuracy over the grid", found),
+            _accuracies(f"Adam: accuracy over the grid ({found[0].task.model} on {source.name})", found),
             _accuracies("The best of each grid from other seeds", chosen),
         ),
         (*_paths_findings(paths), _better(*chosen)),
@@ -137,9 +137,7 @@ def _accuracies(title: str, found: list[Cell]) -> Table:
          cell.recipe.weight_decay or None, cell.test, cell.spread, cell.train)
         for cell in found
     ]  # fmt: skip
-    return Table(
-        "Adam: accuracy over the grid", ("rate", "with", "λ", "test %", "± over seeds", "train %"), tuple(rows)
-    )
+    return Table(title, ("rate", "with", "λ", "test %", "± over seeds", "train %"), tuple(rows))
 
 
 def _paths_findings(paths: dict[str, Apart]) -> list[Finding]:
@@ -241,7 +239,7 @@ def _draw_accuracies(ax: Axes, found: list[Cell]) -> None:
     ax.set_xscale("log")
     ax.set_xlabel("λ", fontsize=9)
     ax.set_ylabel("test accuracy (%)", fontsize=9)
-    ax.set_title("Adam", fontsize=10)
+    ax.set_title(f"Adam: {found[0].task.model} on {found[0].task.source.name}", fontsize=10)
     ax.legend(fontsize=7, frameon=False)
 
 

@@ -89,7 +89,7 @@ def _findings(network: str, its: Curves) -> list[Finding]:
     over = closed(its, _GLOBAL[graft])[2]
     told = "the gap is closed on a variety of benchmarks"
     more, noise = its.gap(_GLOBAL[graft], graft)
-    both = f"{100 * share:.0f} % of the gap layer by layer, {100 * over:.0f} % with one length"
+    apart, both = f"{gap:.2f} nats{_sure(error)}", f"{100 * share:.0f} % of the gap, {100 * over:.0f} % with one length"
     no_gap = gap <= 2 * error if np.isfinite(error) else gap < _ALIKE
     return [
         _like(network, its, _LAYERWISE, of="Adam", other="SGD"),
@@ -97,13 +97,13 @@ def _findings(network: str, its: Curves) -> list[Finding]:
         Finding(
             f"{network}: the layer lengths of {better}, which trains better, close the gap between the two",
             told,
-            f"{100 * share:.0f} % of {gap:.2f} nats{_sure(error)}",
+            f"no clear gap: {apart}" if no_gap else f"{100 * share:.0f} % of {apart}",
             None if no_gap else share >= _CLOSED,
         ),
         Finding(
             f"{network}: it takes the lengths of layers, one length for all of them does less",
             "layerwise rescaling is what is important",
-            f"{both}: {more:+.2f} nats{_sure(noise)}",
+            f"{'' if no_gap else both + ': '}{more:+.2f} nats{_sure(noise)} layer by layer",
             None if no_gap or abs(more) <= 2 * noise else more > 0,
         ),
     ]  # fmt: skip
@@ -139,16 +139,16 @@ def _numbers(its: Curves) -> dict[str, Any]:
 def _figure(found: dict[str, Curves], data: str) -> Figure:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.0 * max(2, len(found)), 7.2), layout="constrained")
+    figure = Figure(figsize=(2.6 * max(2, len(found)), 4.6), layout="constrained")
     axes = figure.subplots(2, len(found), squeeze=False)
     for column, (network, its) in enumerate(found.items()):
         _draw_curves(axes[0, column], its)
-        axes[0, column].set_title(network, fontsize=10)
+        axes[0, column].set_title(network, fontsize=9)
         _draw_ends(axes[1, column], its)
-    axes[0, 0].set_ylabel("training loss", fontsize=9)
-    axes[1, 0].set_ylabel("training loss in the end", fontsize=9)
+    axes[0, 0].set_ylabel("training loss", fontsize=8)
+    axes[1, 0].set_ylabel("training loss in the end", fontsize=8)
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=7, frameon=False)
     figure.suptitle(f"Lengths of one optimizer, directions of another ({data})", fontsize=11)
     return figure
 
@@ -157,9 +157,10 @@ def _draw_curves(ax: Axes, its: Curves) -> None:
     for method, (colour, style) in _LOOKS.items():
         logs = its.logs(method)
         steps = its.every * np.arange(logs.shape[1])
-        ax.plot(steps, np.exp(logs.mean(axis=0)), style, color=colour, label=method, linewidth=1.4)
+        ax.plot(steps, np.exp(logs.mean(axis=0)), style, color=colour, label=method, linewidth=1.2)
     ax.set_yscale("log")
-    ax.set_xlabel("step", fontsize=9)
+    ax.set_xlabel("step", fontsize=8)
+    ax.tick_params(labelsize=7)
     ax.spines[["top", "right"]].set_visible(False)
 
 
@@ -168,10 +169,11 @@ def _draw_ends(ax: Axes, its: Curves) -> None:
         rates = np.array(its.rates[method])
         best = its.rates[method][its.best(METHODS[method][0])]
         end = np.where(np.isfinite(its.end(method)), its.end(method), np.nan)
-        ax.plot(rates / best, end, style, color=colour, marker="o", markersize=3, linewidth=1.4)
+        ax.plot(rates / best, end, style, color=colour, marker="o", markersize=3, linewidth=1.2)
     ax.set_xscale("log")
     ax.set_yscale("log")
-    ax.set_xlabel("rate / best rate of whose lengths are taken", fontsize=9)
+    ax.tick_params(labelsize=7)
+    ax.set_xlabel("rate / best of whose lengths it takes", fontsize=7)
     ax.spines[["top", "right"]].set_visible(False)
 
 
