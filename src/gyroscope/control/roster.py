@@ -49,7 +49,7 @@ class Roster:
     @classmethod
     def of(cls, optimizer: Optimizer, model_or_layers: nn.Module | Sequence[Layer] | None) -> Roster:
         """Find the layers among the optimizer's parameters."""
-        if isinstance(optimizer, Wrapper):
+        if isinstance(optimizer, Wrapper) and optimizer.sets_lengths:
             raise ControlError(
                 f"The inner optimizer is a {type(optimizer).__name__}, which itself controls its inner optimizer's "
                 "steps; accepted is an optimizer without a controller, such as "

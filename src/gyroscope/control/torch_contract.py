@@ -26,7 +26,14 @@ _HOOKS = (
 
 
 class Wrapper(Optimizer):
-    """Base of the controllers: a torch optimizer whose groups, state and defaults are those of `inner`."""
+    """Base of controllers and preconditioners: a torch optimizer whose groups, state and defaults are those of `inner`.
+
+    Attributes:
+        sets_lengths: whether it decides how far a step goes, and not only where to. Of two around each other the outer
+            one would undo what the inner one decides.
+    """
+
+    sets_lengths = True
 
     def __init__(self, inner: Optimizer) -> None:
         if not isinstance(inner, Optimizer):
