@@ -11,7 +11,7 @@ from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.outliers import outliers
 from gyroscope.dynamics.places import Place, joined, split
 from gyroscope.dynamics.quasi_diagonal import QuasiDiagonal, quasi_diagonal
-from gyroscope.dynamics.running import Spread
+from gyroscope.dynamics.running import Spreads
 
 
 def double(*shape, seed=0):
@@ -120,11 +120,10 @@ def test_a_step_of_a_convolution_follows_equation_10_on_patches(labels):
 
 def test_running_moments_are_those_of_a_mixture_of_batches():
     batches = [double(7, 3, seed=s) + s for s in range(5)]
-    spread = Spread(decay=0.7)
+    spread = Spreads([3], decay=0.7, like=batches[0])
     mean = second = None
     for t, batch in enumerate(batches, start=1):
-        spread.add(batch.mean(0), batch.var(0, correction=0))
-        spread.fold()
+        spread.update([batch.mean(0)], [batch.var(0, correction=0)])
         w = max(1 / t, 0.3)
         new = batch.mean(0), batch.square().mean(0)
         mean, second = new if t == 1 else ((1 - w) * mean + w * new[0], (1 - w) * second + w * new[1])

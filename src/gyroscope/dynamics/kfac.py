@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gyroscope.conditioning.labels import Loss
+from gyroscope.dynamics.cohorts import Cohort
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.kfac_factors import Factors, Tikhonov
 from gyroscope.dynamics.observer import Labels
@@ -110,19 +111,29 @@ class KFAC(Preconditioner[Factors]):
 
     def _directions(self, gradients: dict[int, Parts]) -> dict[int, Parts]:
         known = self._statistics
-        if self._steps % self.decompose_every == 0 or any(i not in known.eigen for i in gradients):
+        if self._steps % self.decompose_every == 0 or not known.decomposed.issuperset(gradients):
             known.decompose()
-        G = {i: joined(gradient) for i, gradient in gradients.items()}
-        # Factors of activations in float32 stay so beside weights in float64.
-        P = {i: known.eigen[i].solve(g.to(known.eigen[i].a.dtype), self.damping, self.tikhonov) for i, g in G.items()}
+        some = [one for one in known.held if any(i in gradients for i in one.cohort.indices)]
+        G, P = [], []
+        for one in some:
+            assert one.eigen is not None
+            # Factors of activations in float32 stay so beside weights in float64.
+            G.append(joined(one.cohort.stacked(gradients)).to(one.A.dtype))
+            P.append(one.eigen.solve(G[-1], self.damping, self.tikhonov))
         if self.clip is not None and P:
-            shorter = self._shorter(G, P, self.clip)
-            P = {i: p * shorter.to(p) for i, p in P.items()}
-        return {i: split(p, self._places[i].biased) for i, p in P.items()}
+            shorter = self._shorter([one.cohort for one in some], G, P, self.clip)
+            P = [p * shorter.to(p) for p in P]
+        found: dict[int, Parts] = {}
+        for one, p in zip(some, P, strict=True):
+            found |= one.cohort.unstacked(split(p, one.cohort.biased), gradients)
+        return found
 
-    def _shorter(self, G: dict[int, Tensor], P: dict[int, Tensor], clip: float) -> Tensor:
+    def _shorter(self, cohorts: Sequence[Cohort], G: Sequence[Tensor], P: Sequence[Tensor], clip: float) -> Tensor:
         """The factor on all directions that keeps η² ⟨P, ∇J⟩ at `clip` or below."""
         rates = {id(p): group["lr"] for group in self.param_groups for p in group["params"]}
-        parts = [rates[id(self._places[i].module.weight)] ** 2 * (p * G[i]).sum() for i, p in P.items()]
+        parts = []
+        for cohort, g, p in zip(cohorts, G, P, strict=True):
+            for i, along in zip(cohort.indices, (p * g).sum((1, 2)).unbind(), strict=True):
+                parts.append(rates[id(self._places[i].module.weight)] ** 2 * along)
         total = torch.stack([part.to(parts[0]) for part in parts]).sum()
         return torch.where(total > clip, (clip / total).sqrt(), 1.0)

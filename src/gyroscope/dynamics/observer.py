@@ -64,6 +64,7 @@ class Observer:
         labels: "true" for those of the training loop, "sampled" for those of the model, or a function (output,
             generator) → targets that draws them.
         seed: of the generator they are drawn with.
+        capturable: whether it looks also where a CUDA graph is captured.
     """
 
     def __init__(
@@ -75,10 +76,12 @@ class Observer:
         loss: Loss | None,
         labels: Labels,
         seed: int,
+        capturable: bool = False,
     ) -> None:
         self.model, self.places, self.statistics = model, tuple(places), statistics
         self.loss, self.labels, self.seed = loss, labels, seed
-        self.looks = True
+        # The state of a generator is the host's.
+        self.looks, self.capturable = True, capturable and labels == "true"
         self.drawn: Tensor | None = None  # the state of the generator, where one was loaded
         self._generator: torch.Generator | None = None
         self._pass: _Pass | None = None
@@ -130,7 +133,7 @@ class Observer:
             self._draw(now, output)
 
     def _ran(self, index: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        given = tensors((args, kwargs))
+        given = args if args and isinstance(args[0], Tensor) else tensors((args, kwargs))
         # What a checkpoint computes again in the backward pass was seen before.
         again = torch._C._current_autograd_node() is not None
         if again or not given or not isinstance(output, Tensor) or not output.requires_grad:
@@ -169,9 +172,14 @@ class Observer:
         for (index, x, _), g in zip(now.uses, gradients, strict=True):
             if g is not None:
                 self._tell(index, x, g, samples, now)
+        now.uses.clear()  # what they hold of the graph goes with it
 
     def _tell(self, index: int, x: Tensor, g: Tensor, samples: int, batch: object) -> None:
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        kind = x.device.type
+        if torch.is_grad_enabled() or torch.is_autocast_enabled(kind):
+            with torch.no_grad(), torch.autocast(kind, enabled=False):
+                self.statistics.add(index, x, g, samples, batch)
+        else:
             self.statistics.add(index, x, g, samples, batch)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -190,10 +198,10 @@ class _Hook:
         self.method, self.index = method, index
 
     def __call__(self, *given: Any) -> None:
-        if torch.compiler.is_compiling() or is_capturing():
-            return
         observer = self.observer()
-        if observer is not None and observer.looks and listens(observer) and torch.is_grad_enabled():
+        if observer is None or not observer.looks or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        if listens(observer) and (observer.capturable or not is_capturing()):
             getattr(observer, self.method)(self.index, *given)
 
     def __reduce__(self) -> tuple[type[_Hook], tuple[None, str, int]]:

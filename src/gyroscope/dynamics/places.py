@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from gyroscope.class_names import ancestry
-from gyroscope.conditioning.patches import patch_gram
+from gyroscope.conditioning.patches import patch_count, patch_gram
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.patch_moments import moments_over, norm_over, patch_moments, windows
 
 Parts = tuple[Tensor, Tensor | None]
 
@@ -59,7 +59,7 @@ class Place:
         weight, bias = self.module.weight, self.bias
         if weight.grad is None:
             return None
-        of_weight = _at_least_float32(weight.grad).flatten(1)
+        of_weight = at_least_float32(weight.grad).flatten(1)
         if bias is None:
             return of_weight, None
         return of_weight, of_weight.new_zeros(len(weight)) if bias.grad is None else bias.grad.to(of_weight.dtype)
@@ -81,19 +81,29 @@ class Place:
         >>> Place("", nn.Linear(2, 1), True).moments(torch.tensor([[1.0, 0.0], [3.0, 0.0]]))
         (tensor([2., 0.]), tensor([1., 0.]))
         """
-        x = _at_least_float32(x)
+        mean, variance = self.pixel_moments(x)
         if isinstance(self.module, nn.Linear):
-            variance, mean = torch.var_mean(x.reshape(-1, x.shape[-1]), dim=0, correction=0)
             return mean, variance
-        x = x if x.dim() == 4 else x.unsqueeze(0)
-        # Centred by channels, for the digits of the variance; padded zeros are then c too low, where f < 1.
-        c = x.mean((0, 2, 3), keepdim=True)
-        z = x - c
-        first, second = self._patch_mean(z.mean(0)), self._patch_mean(z.square().mean(0))
-        f = self._patch_mean(torch.ones_like(z[0]))
-        c = c.flatten().repeat_interleave(self.inputs // len(c.flatten()))
-        variance = second - first.square() + 2 * c * (1 - f) * first + c.square() * f * (1 - f)
-        return first + c * f, variance.clamp_min_(0)
+        images = torch.stack([mean, variance]).unsqueeze(1)
+        means, variances = patch_moments(images, windows(self.module, mean))
+        return means[0], variances[0]
+
+    def pixel_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """E[a] and variances over rows, each [inputs]; of a convolution those of pixels, [channels, height, width]."""
+        x = at_least_float32(x)
+        if isinstance(self.module, nn.Linear):
+            return moments_over(x.reshape(-1, x.shape[-1]), (0,))
+        return moments_over(x if x.dim() == 4 else x.unsqueeze(0), (0,))
+
+    def norms(self, g: Tensor) -> Tensor:
+        """The square root of the sum over rows of the squares of a gradient at the output, [outputs].
+
+        >>> Place("", nn.Linear(1, 2), True).norms(torch.tensor([[3.0, 0.0], [4.0, 1.0]]))
+        tensor([5., 1.])
+        """
+        g = at_least_float32(g)
+        unit = g.dim() - (3 if isinstance(self.module, nn.Conv2d) else 1)
+        return norm_over(g, tuple(d for d in range(g.dim()) if d != unit))
 
     def second_moment(self, x: Tensor) -> Tensor:
         """E[ā āᵀ] over all rows or patches of an input, with or without the homogeneous coordinate.
@@ -102,10 +112,10 @@ class Place:
         tensor([[5., 2.],
                 [2., 1.]])
         """
-        x = _at_least_float32(x)
+        x = at_least_float32(x)
         if isinstance(self.module, nn.Linear):
             rows = x.reshape(-1, x.shape[-1])
-            inner, mean = rows.T @ rows / len(rows), rows.mean(0)
+            inner, mean = (rows.T @ rows).div_(len(rows)), rows.mean(0) if self.biased else None
         else:
             x = x if x.dim() == 4 else x.unsqueeze(0)
             at = self.module
@@ -114,9 +124,13 @@ class Place:
                 x, kernel_size=at.kernel_size, stride=at.stride, padding=padding, dilation=at.dilation,
                 padding_mode=at.padding_mode, dtype=x.dtype,
             )  # fmt: skip
-            mean = self._patch_mean(x.mean(0))
-            inner = gram / (len(x) * self._patches(x[0]).shape[-1])
-        if not self.biased:
+            positions = patch_count(
+                x.shape, kernel_size=at.kernel_size, stride=at.stride, padding=padding, dilation=at.dilation,
+                padding_mode=at.padding_mode,
+            )  # fmt: skip
+            inner = gram.div_(positions)
+            mean = self._patch_mean(x.mean(0)) if self.biased else None
+        if mean is None or not self.biased:
             return inner
         whole = inner.new_ones(self.inputs + 1, self.inputs + 1)
         whole[:-1, :-1], whole[:-1, -1], whole[-1, :-1] = inner, mean, mean
@@ -124,32 +138,26 @@ class Place:
 
     def rows(self, g: Tensor) -> Tensor:
         """What comes out of the layer, or the gradient there, as [rows, outputs]."""
-        g = _at_least_float32(g)
+        g = at_least_float32(g)
         if isinstance(self.module, nn.Conv2d):
             g = g.movedim(-3, -1)
         return g.reshape(-1, g.shape[-1])
 
     def _patch_mean(self, image: Tensor) -> Tensor:
         """The mean patch of one image [C, H, W]; of a mean image, that of all: patches are linear in it."""
-        return self._patches(image).mean(-1)
-
-    def _patches(self, image: Tensor) -> Tensor:
         assert isinstance(self.module, nn.Conv2d)
-        around = self.module._reversed_padding_repeated_twice
-        mode = "constant" if self.module.padding_mode == "zeros" else self.module.padding_mode
-        image = functional.pad(image.unsqueeze(0), around, mode=mode) if any(around) else image.unsqueeze(0)
-        at = self.module
-        return functional.unfold(image, at.kernel_size, dilation=at.dilation, stride=at.stride)[0]
+        within = windows(self.module, image)
+        return torch.matmul(within.rows, image @ within.columns).flatten()
 
 
 def joined(parts: Parts) -> Tensor:
-    """[W b] as one matrix.
+    """[W b] as one matrix, or as one for each layer.
 
     >>> joined((torch.tensor([[1.0, 2.0]]), torch.tensor([3.0])))
     tensor([[1., 2., 3.]])
     """
     W, b = parts
-    return W if b is None else torch.cat([W, b.unsqueeze(1)], dim=1)
+    return W if b is None else torch.cat([W, b.unsqueeze(-1)], dim=-1)
 
 
 def split(matrix: Tensor, biased: bool) -> Parts:
@@ -158,7 +166,7 @@ def split(matrix: Tensor, biased: bool) -> Parts:
     >>> split(torch.tensor([[1.0, 2.0, 3.0]]), True)
     (tensor([[1., 2.]]), tensor([3.]))
     """
-    return (matrix[:, :-1], matrix[:, -1].contiguous()) if biased else (matrix, None)
+    return (matrix[..., :-1], matrix[..., -1].contiguous()) if biased else (matrix, None)
 
 
 def places(model: nn.Module) -> tuple[tuple[Place, ...], dict[str, str]]:
@@ -205,5 +213,10 @@ def _unsupported(module: nn.Module) -> str | None:
     return None if weight.requires_grad else "its weights are frozen"
 
 
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.detach().float() if x.dtype in _SHORT else x.detach()
+def at_least_float32(x: Tensor) -> Tensor:
+    """Digits enough for sums.
+
+    >>> at_least_float32(torch.ones((), dtype=torch.bfloat16))
+    tensor(1.)
+    """
+    return x.float() if x.dtype in _SHORT else x

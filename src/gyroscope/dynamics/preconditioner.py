@@ -19,8 +19,7 @@ from torch._compile import _disable_dynamo
 from torch.optim import LBFGS, Optimizer
 
 from gyroscope.conditioning.labels import Loss
-from gyroscope.control.torch_contract import check_state, load_uncast
-from gyroscope.dynamics.around import Around
+from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.observer import Labels, Observer, Statistics
 from gyroscope.dynamics.places import Parts, Place, places
@@ -49,7 +48,7 @@ class Running(Statistics, Protocol):
 R = TypeVar("R", bound=Running)
 
 
-class Preconditioner(Around, Generic[R]):
+class Preconditioner(Wrapper, Generic[R]):
     """Base of the preconditioners: watches the model, and steps the inner optimizer on preconditioned gradients.
 
     Args:
@@ -59,10 +58,13 @@ class Preconditioner(Around, Generic[R]):
         loss, labels, seed: where gradients at the layers' outputs come from.
         biases: whether biases are preconditioned, together with the weights; otherwise their gradients stay.
         every: steps between two looks at the model.
+        capturable: whether a step may be part of a CUDA graph, where no labels are drawn.
     """
 
     #: What the names of its states begin with, in a saved state.
     prefix = ""
+
+    sets_lengths = False
 
     def __init__(
         self,
@@ -75,6 +77,7 @@ class Preconditioner(Around, Generic[R]):
         biases: bool,
         every: int,
         seed: int,
+        capturable: bool = False,
     ) -> None:
         if not isinstance(optimizer, Optimizer) or isinstance(optimizer, LBFGS):
             raise DynamicsError(
@@ -106,7 +109,9 @@ class Preconditioner(Around, Generic[R]):
         super().__init__(optimizer)
         self.every = every
         self._statistics: R = statistics(self._places)
-        self._observer = Observer(model, self._places, self._statistics, loss=loss, labels=labels, seed=seed)
+        self._observer = Observer(
+            model, self._places, self._statistics, loss=loss, labels=labels, seed=seed, capturable=capturable
+        )
         self._steps = 0
         self._missed: set[int] = set()
 
@@ -149,8 +154,12 @@ class Preconditioner(Around, Generic[R]):
         self._step()
 
     def _step(self) -> None:
-        if is_capturing():
-            raise DynamicsError("A preconditioned step cannot be captured in a CUDA graph: take it outside of one.")
+        if is_capturing() and not self._observer.capturable:
+            raise DynamicsError(
+                f"A step of {type(self).__name__} as it is set up cannot be captured in a CUDA graph, since not all of "
+                "its steps are alike, or labels are drawn: take it outside of one. One that can be captured is that of "
+                "QuasiDiagonal with every=1 and labels None or 'true'."
+            )
         self._statistics.fold()
         gradients = {i: g for i, place in enumerate(self._places) if (g := place.gradient()) is not None}
         self._warn([i for i in gradients if not self._statistics.known(i)])
@@ -167,6 +176,8 @@ class Preconditioner(Around, Generic[R]):
         self._observer.looks = self._steps % self.every == 0
 
     def _warn(self, unknown: list[int]) -> None:
+        if not unknown:
+            return
         names = [self._places[i].name for i in unknown if i not in self._missed]
         self._missed.update(unknown)
         if names:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +10,11 @@ from torch.optim import Optimizer
 
 from gyroscope.conditioning.labels import Loss
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.moments import Moments
 from gyroscope.dynamics.observer import Labels
-from gyroscope.dynamics.places import Parts, Place
+from gyroscope.dynamics.places import Parts
 from gyroscope.dynamics.preconditioner import Preconditioner, check_number
-from gyroscope.dynamics.running import Average, Spread
+from gyroscope.dynamics.running import Averages
 
 
 def quasi_diagonal(gradient: Parts, mean: Tensor, variance: Tensor) -> Parts:
@@ -28,9 +28,9 @@ def quasi_diagonal(gradient: Parts, mean: Tensor, variance: Tensor) -> Parts:
     that of the block of the weights, (Σ + mmᵀ) ⊗ I. A coordinate whose variance is 0 is left where it is.
 
     Args:
-        gradient: ∇W as [outputs, inputs], and ∇b, or None if there is no bias.
-        mean: m, [inputs].
-        variance: the diagonal of Σ, [inputs].
+        gradient: ∇W as [..., outputs, inputs] of one layer or of several, and ∇b, or None if there is no bias.
+        mean: m, [..., inputs].
+        variance: the diagonal of Σ, [..., inputs].
 
     Returns:
         P_W and P_b.
@@ -38,17 +38,26 @@ def quasi_diagonal(gradient: Parts, mean: Tensor, variance: Tensor) -> Parts:
     >>> quasi_diagonal((torch.tensor([[8.0]]), torch.tensor([2.0])), torch.tensor([3.0]), torch.tensor([4.0]))
     (tensor([[0.5000]]), tensor([0.5000]))
     """
-    W, b = gradient
-    precision = torch.where(variance > 0, 1 / variance, 0.0)
-    if b is not None:
-        P = torch.addr(W, b, mean, alpha=-1).mul_(precision)
-        return P, b - P @ mean
-    # Sherman and Morrison's formula.
+    precision = _reciprocal(variance)
     scaled = precision * mean
-    return torch.addr(W * precision, W @ scaled / (1 + mean @ scaled), scaled, alpha=-1), None
+    return _direction(gradient, mean, precision, scaled / (1 + (scaled * mean).sum(-1, keepdim=True)))
 
 
-class QuasiDiagonal(Preconditioner["Moments"]):
+def _direction(gradient: Parts, mean: Tensor, precision: Tensor, back: Tensor) -> Parts:
+    W, b = gradient
+    P = W if b is None else torch.addcmul(W, b.unsqueeze(-1), mean.unsqueeze(-2), value=-1)
+    P = P * precision.unsqueeze(-2)
+    along = P @ mean.unsqueeze(-1)
+    if b is not None:
+        return P, b - along.squeeze(-1)
+    return P.addcmul_(along, back.unsqueeze(-2), value=-1), None  # Sherman and Morrison's formula
+
+
+def _reciprocal(values: Tensor) -> Tensor:
+    return torch.where(values > 0, values.reciprocal(), 0.0)
+
+
+class QuasiDiagonal(Preconditioner[Moments]):
     """Gives an optimizer the gradients of a network with centred and standardized activations (equation 10).
 
     With m and Σ running means and variances of a layer's input, the inner optimizer steps along `quasi_diagonal` of
@@ -64,6 +73,9 @@ class QuasiDiagonal(Preconditioner["Moments"]):
     are passed through, and listed in `unsupported`. Learning rates are of coordinates with unit variance: where
     activations are small they are lower than without. Gradients may not be scaled (`GradScaler`) or accumulated over
     several backward passes where labels are "true".
+
+    Where it looks at every step, and no labels are drawn, a whole training step may be captured in a CUDA graph, after
+    three that are not.
 
     Args:
         optimizer: the inner optimizer.
@@ -116,71 +128,39 @@ class QuasiDiagonal(Preconditioner["Moments"]):
             )
         self.damping = damping
         super().__init__(
-            optimizer, model, lambda found: Moments(found, decay, labels is not None),
-            loss=loss, labels="true" if labels is None else labels, biases=biases, every=every, seed=seed,
+            optimizer, model, lambda found: Moments(found, decay, labels is not None), loss=loss,
+            labels="true" if labels is None else labels, biases=biases, every=every, seed=seed, capturable=every == 1,
         )  # fmt: skip
 
     def _directions(self, gradients: dict[int, Parts]) -> dict[int, Parts]:
-        found = {}
-        for i, gradient in gradients.items():
-            kind = gradient[0].dtype
-            activations, slopes = self._statistics.activations[i], self._statistics.slopes[i]
-            variance = activations.variance + self.damping * activations.variance.mean()
-            W, b = quasi_diagonal(gradient, activations.mean.to(kind), variance.to(kind))
-            if self._statistics.scales:
-                S = (slopes.value + self.damping * slopes.value.mean()).to(kind)
-                precision = torch.where(S > 0, 1 / S, 0.0)
-                W, b = W.mul_(precision.unsqueeze(1)), None if b is None else b * precision
-            found[i] = W, b
+        found: dict[int, Parts] = {}
+        for held in self._statistics.held:
+            a = held.activations
+            precision = _reciprocal(self._damped(a, a.variance))
+            back = precision * a.mean
+            back = back / a.spread(1 + a.sums(back * a.mean))
+            cohorts = held.shelf.cohorts
+            lengths = [len(cohort.indices) * cohort.inputs for cohort in cohorts]
+            rows = (one.split_with_sizes(lengths) for one in (a.mean, precision, back))
+            for cohort, *known in zip(cohorts, *rows, strict=True):
+                if any(i in gradients for i in cohort.indices):
+                    W, b = cohort.stacked(gradients)
+                    own = [one.view(len(W), -1).to(W.dtype) for one in known]
+                    found |= cohort.unstacked(_direction((W, b), *own), gradients)
+            if held.slopes is not None:
+                self._scale(found, held.shelf.order, held.slopes)
         return found
 
+    def _damped(self, averages: Averages, values: Tensor) -> Tensor:
+        """With a share of the layer's mean added."""
+        if self.damping == 0:
+            return values
+        return values + averages.spread(averages.sums(values) * self.damping / averages.lengths)
 
-class Moments:
-    """Running means and variances of the inputs of layers, and running mean squares of the gradients there.
-
-    Args:
-        places: the layers.
-        decay: of the averages.
-        scales: whether gradients are looked at.
-    """
-
-    def __init__(self, places: Sequence[Place], decay: float, scales: bool) -> None:
-        self.places, self.scales = tuple(places), scales
-        self.activations = [Spread(decay) for _ in places]
-        self.slopes = [Average(decay) for _ in places]
-
-    def add(self, index: int, x: Tensor, g: Tensor, samples: int, batch: object) -> None:
-        """A layer was used: see `gyroscope.dynamics.observer.Statistics`."""
-        place = self.places[index]
-        self.activations[index].add(*place.moments(x))
-        if self.scales:
-            # E[(Ds_j)²] summed over the rows of a sample, as in K-FAC.
-            self.slopes[index].add(place.rows(g).square().sum(0) * samples, batch)
-
-    def fold(self) -> None:
-        """Take what was added into the averages."""
-        for activations, slopes in zip(self.activations, self.slopes, strict=True):
-            activations.fold()
-            slopes.fold()
-
-    def known(self, index: int) -> bool:
-        """Whether there is any of this layer."""
-        return self.activations[index].count > 0
-
-    def state(self, index: int) -> dict[str, Any]:
-        """What is known of a layer."""
-        a = self.activations[index]
-        own = {"mean": a.mean, "variance": a.variance, "count": a.count}
-        return {**own, "slopes": self.slopes[index].value} if self.scales else own
-
-    def load(self, index: int, state: dict[str, Any]) -> None:
-        """Go on from that."""
-        like = self.places[index].module.weight.device
-        self.activations[index].load(state.get("mean"), state.get("variance"), state.get("count", 0), like)
-        self.slopes[index].load(state.get("slopes"), state.get("count", 0), like)
-
-    def shapes(self, index: int) -> dict[str, tuple[int, ...]]:
-        """Of the tensors in a state."""
-        place = self.places[index]
-        own: dict[str, tuple[int, ...]] = {"mean": (place.inputs,), "variance": (place.inputs,)}
-        return {**own, "slopes": (place.outputs,)} if self.scales else own
+    def _scale(self, found: dict[int, Parts], order: Sequence[int], slopes: Averages) -> None:
+        """Divide row j by S_jj."""
+        precision = slopes.each(_reciprocal(self._damped(slopes, slopes.value[0])))
+        for i, S in zip(order, precision, strict=True):
+            if i in found:
+                W, b = found[i]
+                found[i] = W.mul_(S.to(W.dtype).unsqueeze(1)), None if b is None else b.mul_(S.to(b.dtype))

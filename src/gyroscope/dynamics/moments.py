@@ -1,0 +1,191 @@
+"""Running means and variances of what goes into layers, and mean squares of the gradients at what comes out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gyroscope.dynamics.cohorts import Shelf, shelves
+from gyroscope.dynamics.patch_moments import Windows, patch_moments, windows
+from gyroscope.dynamics.places import Place
+from gyroscope.dynamics.running import Averages, Spreads, mixed, refuse_in_a_graph
+from gyroscope.vectors.chunks import is_capturing
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """A use of a layer: its mean and variance, of rows or of pixels; and the norms of gradients, where wanted."""
+
+    index: int
+    mean: Tensor
+    variance: Tensor
+    slopes: Tensor | None
+    samples: int
+    batch: object
+    captured: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """The statistics of the layers on one device."""
+
+    shelf: Shelf
+    activations: Spreads
+    slopes: Averages | None
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What is known of one layer."""
+
+    mean: Tensor
+    variance: Tensor
+    slopes: Tensor | None
+    count: int
+
+
+class Moments:
+    """The moments of layers, as of the last `fold`.
+
+    Args:
+        places: the layers.
+        decay: of the averages.
+        scales: whether gradients are looked at.
+    """
+
+    def __init__(self, places: Sequence[Place], decay: float, scales: bool) -> None:
+        self.places, self.decay, self.scales = tuple(places), decay, scales
+        self._held: list[Held] = []
+        self._seen: set[int] = set()
+        self._uses: list[Use] = []
+        self._windows: dict[tuple[Any, ...], Windows] = {}
+
+    @property
+    def held(self) -> list[Held]:
+        """All of it, where the weights are when it is first asked for."""
+        if not self._held:
+            refuse_in_a_graph()
+            self._held = [self._made(shelf) for shelf in shelves(self.places)]
+        return self._held
+
+    @property
+    def activations(self) -> list[Known]:
+        """What is known, layer by layer."""
+        return [self._known(i) for i in range(len(self.places))]
+
+    def add(self, index: int, x: Tensor, g: Tensor, samples: int, batch: object) -> None:
+        """A layer was used: see `gyroscope.dynamics.observer.Statistics`."""
+        place = self.places[index]
+        slopes = place.norms(g) if self.scales else None
+        self._uses.append(Use(index, *place.pixel_moments(x), slopes, samples, batch, is_capturing()))
+
+    def fold(self) -> None:
+        """Take what was added into the averages."""
+        # What was seen outside of a graph is no part of it, and the other way round.
+        uses = [use for use in self._uses if use.captured == is_capturing()]
+        self._uses = []
+        if not uses:
+            return
+        moments, slopes = self._moments(uses), self._slopes(uses)
+        for one in self.held:
+            order = one.shelf.order
+            if any(i in moments for i in order):
+                found = [moments.get(i, (None, None)) for i in order]
+                one.activations.update([m for m, _ in found], [v for _, v in found])
+                if one.slopes is not None:
+                    one.slopes.update([slopes.get(i) for i in order])
+        self._seen.update(moments)
+
+    def known(self, index: int) -> bool:
+        """Whether there is any of this layer."""
+        return index in self._seen
+
+    def state(self, index: int) -> dict[str, Any]:
+        """What is known of a layer."""
+        own = self._known(index)
+        kept = {"mean": own.mean.clone(), "variance": own.variance.clone(), "count": own.count}
+        return kept if own.slopes is None else {**kept, "slopes": own.slopes.clone()}
+
+    def load(self, index: int, state: dict[str, Any]) -> None:
+        """Go on from that."""
+        self._uses = []
+        (self._seen.add if state else self._seen.discard)(index)
+        if not state and not self._held:
+            return
+        held, at = self._find(index)
+        for one, rows in ((held.activations, ("mean", "variance")), (held.slopes, ("slopes",))):
+            if one is not None:
+                for row, name in zip(one.value, rows, strict=True):
+                    one.each(row)[at].copy_(state[name]) if state else one.each(row)[at].zero_()
+                one.counts.value[at] = state.get("count", 0)
+
+    def shapes(self, index: int) -> dict[str, tuple[int, ...]]:
+        """Of the tensors in a state."""
+        place = self.places[index]
+        own: dict[str, tuple[int, ...]] = {"mean": (place.inputs,), "variance": (place.inputs,)}
+        return {**own, "slopes": (place.outputs,)} if self.scales else own
+
+    def _made(self, shelf: Shelf) -> Held:
+        order = [self.places[i] for i in shelf.order]
+        spreads = Spreads([place.inputs for place in order], self.decay, shelf.like)
+        slopes = Averages([place.outputs for place in order], self.decay, shelf.like) if self.scales else None
+        return Held(shelf, spreads, slopes)
+
+    def _find(self, index: int) -> tuple[Held, int]:
+        return next((one, order.index(index)) for one in self.held if index in (order := one.shelf.order))
+
+    def _known(self, index: int) -> Known:
+        held, at = self._find(index)
+        mean, variance = (held.activations.each(row)[at] for row in held.activations.value)
+        slopes = None if held.slopes is None else held.slopes.each(held.slopes.value[0])[at]
+        return Known(mean, variance, slopes, int(held.activations.counts.value[at]))
+
+    def _moments(self, uses: list[Use]) -> dict[int, tuple[Tensor, Tensor]]:
+        """The mean and the variance of the coordinates of each layer that was used."""
+        found: defaultdict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        alike: defaultdict[tuple[Any, ...], list[Use]] = defaultdict(list)
+        for use in uses:
+            module = self.places[use.index].module
+            if isinstance(module, nn.Conv2d):
+                alike[(*_geometry(module), use.mean.shape, use.mean.dtype, use.mean.device)].append(use)
+            else:
+                found[use.index].append((use.mean, use.variance))
+        for key, several in alike.items():
+            first = several[0]
+            if key not in self._windows:
+                refuse_in_a_graph()
+                module = self.places[first.index].module
+                assert isinstance(module, nn.Conv2d)
+                self._windows[key] = windows(module, first.mean)
+            images = torch.stack([use.mean for use in several] + [use.variance for use in several])
+            means, variances = patch_moments(images.view(2, len(several), *first.mean.shape), self._windows[key])
+            for use, mean, variance in zip(several, means.unbind(), variances.unbind(), strict=True):
+                found[use.index].append((mean, variance))
+        return {i: mixed(parts) for i, parts in found.items()}
+
+    def _slopes(self, uses: list[Use]) -> dict[int, Tensor]:
+        """E[(Ds_j)²] summed over the rows of a sample, as in K-FAC; averaged over passes of the model."""
+        norms = [use.slopes for use in uses if use.slopes is not None]
+        if not norms:
+            return {}
+        parts = torch._foreach_mul(norms, norms)
+        torch._foreach_mul_(parts, [float(use.samples) for use in uses])
+        found: defaultdict[int, list[Tensor]] = defaultdict(list)
+        passes: defaultdict[int, set[int]] = defaultdict(set)
+        for use, part in zip(uses, parts, strict=True):
+            found[use.index].append(part)
+            passes[use.index].add(id(use if use.batch is None else use.batch))
+        return {i: own[0] if len(own) == 1 else sum(own[1:], own[0]) / len(passes[i]) for i, own in found.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_uses": [], "_windows": {}}
+
+
+def _geometry(module: nn.Conv2d) -> tuple[Any, ...]:
+    around = tuple(module._reversed_padding_repeated_twice)
+    return module.kernel_size, module.stride, module.dilation, around, module.padding_mode
