@@ -1,11 +1,17 @@
-"""Claims that two ranks on a CPU must agree on, in one pair of processes, whose start costs more than the claims."""
+"""Claims that two ranks on a CPU must agree on, in one pair of processes, whose start costs more than the claims.
+
+Ranks are forked from a server that has imported torch already, once for all tests: a process that imports it alone
+takes seconds.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +20,21 @@ import torch.multiprocessing as mp
 
 Claim = Callable[[Path], None]
 Rank = Callable[[int, str], None]
+# The optimizers and sharded modules of torch import torch._dynamo when they are first called.
+PRELOAD = [
+    "pytest",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "gyroscope",
+    "gyroscope.lab",
+]
+
+
+def start(rank: Callable[..., None], *args: Any) -> None:
+    """Call rank(0, *args) and rank(1, *args) in a process each; the first that fails ends both and is raised."""
+    multiprocessing.set_forkserver_preload(PRELOAD)  # heard by the server's start, of which there is one
+    mp.start_processes(rank, args=args, nprocs=2, start_method="forkserver")
 
 
 def run(claims: Sequence[Claim], rank: int, folder: str) -> None:
@@ -40,7 +61,7 @@ def outcome(rank: Rank, folder: Path) -> tuple[list[str], str]:
     """The claims that hold, and what the first that does not says."""
     error = ""
     try:
-        mp.spawn(rank, args=(str(folder),), nprocs=2)
+        start(rank, str(folder))
     except Exception as raised:
         error = str(raised)
     done = folder / "done"

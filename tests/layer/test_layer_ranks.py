@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
+import two_ranks
 from gyroscope.errors import LayerError
 from gyroscope.layer import layers, zero_norm
 
@@ -50,4 +50,4 @@ def _rank(rank: int, claim: Callable[[], None], store: str) -> None:
 
 @pytest.mark.parametrize("claim", [_zero_norms_of_shards, _refusals_of_fsdp1])
 def test_all_ranks_agree(claim: Callable[[], None], tmp_path: Path) -> None:
-    mp.spawn(_rank, args=(claim, str(tmp_path / "store")), nprocs=2)
+    two_ranks.start(_rank, claim, str(tmp_path / "store"))

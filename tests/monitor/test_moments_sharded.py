@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 
+import two_ranks
 from gyroscope.monitor.moments import moment_percentiles
 
 
@@ -99,7 +99,7 @@ def _rank(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(_rank, args=(str(folder),), nprocs=2)
+    two_ranks.start(_rank, str(folder))
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -14,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import watch_ranks as ranks
 from resume_models import go, momentum, net, rotations, weights
 from torch import nn
 
 import gyroscope
+import two_ranks
 from gyroscope.errors import MonitorError
 from gyroscope.monitor import reference
 
@@ -365,13 +363,7 @@ def rank(number: int, name: str, folder: str) -> None:
     os._exit(0)
 
 
-@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize("claim", [claim.__name__ for claim in CLAIMS])
 def test_two_ranks_agree_that(claim, tmp_path):
-    command = [sys.executable, __file__, claim.__name__, str(tmp_path)]
-    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=150)
-    assert all((tmp_path / f"done-{i}").exists() for i in range(2)), done.stdout[-3000:] + done.stderr[-6000:]
-
-
-if __name__ == "__main__":
-    mp.spawn(rank, args=tuple(sys.argv[1:]), nprocs=2)
+    two_ranks.start(rank, claim, str(tmp_path))
+    assert all((tmp_path / f"done-{i}").exists() for i in range(2))
