@@ -5,7 +5,9 @@ With batch normalization the curvature of a layer goes as 1/‖w‖² while the 
 Weight decay keeps them from growing. If that is what it does, holding norms where they started must do as well: it
 changes nothing that the network computes, and the effective damping stays what it was.
 
-K-FAC does not see the size of weights otherwise, so no effective learning rate is in play as in mechanism 1.
+K-FAC does not see the size of weights otherwise, so no effective learning rate is in play as in mechanism 1. But the
+curvature falls with the loss too, and damping outweighs it for that reason as well. Weights grow by long steps; so
+runs are made with steps of any length and, beside them, with short ones.
 """
 
 from __future__ import annotations
@@ -35,12 +37,30 @@ KINDS: tuple[Kind, ...] = ("no decay", "decay", "norms held")
 
 
 @dataclass(frozen=True)
+class Regime:
+    """How long steps are.
+
+    Attributes:
+        name: in words.
+        rate: the learning rate.
+        decay: λ of the runs with decay.
+        clip: the most of a step's divergence, as of `KFAC`; longer ones are shortened.
+    """
+
+    name: str
+    rate: float
+    decay: float
+    clip: float | None = None
+
+
+@dataclass(frozen=True)
 class Plan:
     """What a scale trains.
 
     Attributes:
         source, model, options, schedule, augmentation: the task; all layers but the last are normalized.
-        rate, decay, damping: of K-FAC.
+        regimes: how long steps are.
+        damping: η.
         every, decompose_every: steps between two measurements of the factors, and between two decompositions.
         seeds: of the weights and the order of examples.
     """
@@ -50,8 +70,7 @@ class Plan:
     options: tuple[tuple[str, Any], ...]
     schedule: Schedule
     augmentation: Augmentation | None
-    rate: float
-    decay: float
+    regimes: tuple[Regime, ...]
     damping: float
     every: int
     decompose_every: int
@@ -61,16 +80,18 @@ class Plan:
 _MLP = (("batch_norm", True), ("inputs", 64), ("init", "glorot_uniform"))
 PLANS = {
     "smoke": Plan(
-        Source("digits"), "mlp-3x16", _MLP, Schedule(epochs=10, batch=50, cuts=()), None, 0.1, 0.3, 1e-2, 1, 5, 1
+        Source("digits"), "mlp-3x16", _MLP, Schedule(epochs=10, batch=50, cuts=()), None,
+        (Regime("steps of any length", 0.1, 0.3),), 1e-2, 1, 5, 1,
     ),
     "small": Plan(
-        Source("digits"), "mlp-4x48", _MLP, Schedule(epochs=60, batch=50, cuts=(0.8,), factor=10.0), None, 0.1, 0.3,
-        1e-2, 1, 5, 4,
+        Source("digits"), "mlp-4x48", _MLP, Schedule(epochs=60, batch=50, cuts=(0.8,), factor=10.0), None,
+        (Regime("steps of any length", 0.1, 0.3), Regime("short steps", 0.3, 0.01, clip=1e-2)), 1e-2, 1, 5, 4,
     ),
     # The authors' schedule, damping and intervals; their rates and decays for K-FAC are not known.
     "full": Plan(
         Source("cifar-10", normalization="channel"), "c10-cnn2", (),
-        Schedule(epochs=100, batch=128, cuts=(0.41, 0.82), factor=10.0), Augmentation(), 0.01, 0.1, 1e-3, 10, 100, 1,
+        Schedule(epochs=100, batch=128, cuts=(0.41, 0.82), factor=10.0), Augmentation(),
+        (Regime("steps of any length", 0.01, 0.1), Regime("short steps", 0.01, 0.1, clip=1e-3)), 1e-3, 10, 100, 1,
     ),
 }  # fmt: skip
 
@@ -80,6 +101,7 @@ class Setting:
     """All that one training depends on."""
 
     plan: Plan
+    regime: Regime
     kind: Kind
     seed: int
 
@@ -132,18 +154,18 @@ class Steps:
 
 
 def _run(lab: Lab, setting: Setting) -> dict[str, Any]:
-    plan, split = setting.plan, split_of(lab, setting.plan.source)
+    plan, regime, split = setting.plan, setting.regime, split_of(lab, setting.plan.source)
     model = models.make(plan.model, seed=setting.seed, **dict(plan.options)).to(device_of(lab), dtype_of(lab))
-    decay = plan.decay if setting.kind == "decay" else 0.0
+    decay = regime.decay if setting.kind == "decay" else 0.0
     its = [layer.parameter for layer in layers(model)][:-1]
     mine = {id(weight) for weight in its}
     others = [p for p in model.parameters() if id(p) not in mine]
     # The last layer is not decayed: its size matters, and would be another reason for a difference.
     groups: list[dict[str, Any]] = [{"params": its, "weight_decay": decay}, {"params": others}]
-    inner = SGD(groups, lr=plan.rate)
+    inner = SGD(groups, lr=regime.rate)
     optimizer = KFAC(
         inner, model, F.cross_entropy, damping=plan.damping, tikhonov="exact", every=plan.every,
-        decompose_every=plan.decompose_every, seed=setting.seed,
+        decompose_every=plan.decompose_every, clip=regime.clip, seed=setting.seed,
     )  # fmt: skip
     steps = Steps(optimizer, its, holds=setting.kind == "norms held", decay=decay)
 
@@ -169,11 +191,11 @@ def _mean_curvature(state: dict[str, Any]) -> float:
     return float(A.diagonal().mean() * S.diagonal().mean())
 
 
-def arms(lab: Lab) -> list[Arm]:
+def arms(lab: Lab, regime: Regime) -> list[Arm]:
     """Every kind of run."""
     plan = PLANS[lab.scale]
     return [
-        Arm.of(kind, plan.damping, [trained(lab, Setting(plan, kind, seed)) for seed in range(plan.seeds)])
+        Arm.of(kind, plan.damping, [trained(lab, Setting(plan, regime, kind, seed)) for seed in range(plan.seeds)])
         for kind in KINDS
     ]
 
@@ -185,7 +207,7 @@ def trials(lab: Lab) -> list[Trial]:
 
 def conclude(lab: Lab) -> Report:
     """Effective damping and what came of it."""
-    return report(arms(lab))
+    return report({regime.name: arms(lab, regime) for regime in PLANS[lab.scale].regimes})
 
 
 STUDIES = (Study("dynamics/wd-mechanism-2", "Section 5.2: weight decay, and the damping of K-FAC", trials, conclude),)

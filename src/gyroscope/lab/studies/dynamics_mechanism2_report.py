@@ -16,6 +16,8 @@ from gyroscope.lab.studies.study import Finding, Report, Table
 _COLOURS = {"no decay": "C0", "decay": "C3", "norms held": "C2"}
 # A cause accounts for an effect where most of it goes with it.
 _HALF = 0.5
+# Runs can be compared where their mean losses are within this factor.
+_COMPARABLE = 2.0
 Floats = npt.NDArray[np.float64]
 
 
@@ -72,59 +74,65 @@ class Arm:
         return {"kind": self.kind, "tests": self.tests, **curves}
 
 
-def report(arms: list[Arm]) -> Report:
-    """The figure, the table and the findings."""
-    columns = ("run", "test %", "last loss", "‖w‖² has grown by", "damping / mean curvature, first epoch", "last epoch",
-               "cosine of steps and gradients, first epoch", "last epoch")  # fmt: skip
+def report(regimes: dict[str, list[Arm]]) -> Report:
+    """The figure, the table and the findings, of arms by the name of their regime."""
+    columns = ("steps", "run", "test %", "last loss", "‖w‖² has grown by", "damping / mean curvature, first epoch",
+               "last epoch", "cosine of steps and gradients, first epoch", "last epoch")  # fmt: skip
     rows = tuple(
-        (arm.kind, arm.test, float(arm.loss[-1]), float(arm.grown[-1]), float(arm.damping[0]), float(arm.damping[-1]),
-         float(arm.cosine[0]), float(arm.cosine[-1]))
-        for arm in arms
+        (name, arm.kind, arm.test, float(arm.loss[-1]), float(arm.grown[-1]), float(arm.damping[0]),
+         float(arm.damping[-1]), float(arm.cosine[0]), float(arm.cosine[-1]))
+        for name, arms in regimes.items() for arm in arms
     )  # fmt: skip
-    table = Table("K-FAC with batch normalization", columns, rows)
-    return Report({"figure": _figure(arms)}, (table,), findings(arms), {"arms": [arm.numbers() for arm in arms]})
+    return Report(
+        {"figure": _figure(regimes)},
+        (Table("K-FAC with batch normalization", columns, rows),),
+        tuple(finding for name, arms in regimes.items() for finding in findings(name, arms)),
+        {name: [arm.numbers() for arm in arms] for name, arms in regimes.items()},
+    )
 
 
-def findings(arms: Sequence[Arm]) -> tuple[Finding, ...]:
-    """What the chapter says, held to these numbers."""
+def findings(name: str, arms: Sequence[Arm]) -> tuple[Finding, ...]:
+    """What the chapter says, held to the numbers of one regime."""
     none, decay, held = (next(arm for arm in arms if arm.kind == kind) for kind in _COLOURS)
     gains = gain(decay.tests, none.tests)
     alone = gain(held.tests, none.tests)
     return (
         Finding(
-            "without decay weights grow, and with them the effective damping η‖w‖²; with decay it stays lower",
+            f"{name}: without decay weights grow, and with them the effective damping η‖w‖²; with decay it stays lower",
             "the norm increases over training",
             f"it grows {none.grown[-1]:.2f}-fold without decay, {decay.grown[-1]:.2f}-fold with it",
             bool(none.grown[-1] > 1 and decay.grown[-1] < none.grown[-1]),
         ),
         Finding(
-            "the damping comes to outweigh the curvature without decay",
+            f"{name}: the damping comes to outweigh the curvature without decay",
             "comes to dominate the preconditioner",
             f"damping over mean curvature {none.damping[-1]:.3g} in the end ({none.damping[0]:.3g} after one epoch), "
             f"with decay {decay.damping[-1]:.3g}, with norms held {held.damping[-1]:.3g}",
             bool(none.damping[-1] > decay.damping[-1] and none.damping[-1] > none.damping[0]),
         ),
         Finding(
-            "K-FAC behaves increasingly like a first-order method without decay, and less so with it",
+            f"{name}: K-FAC behaves increasingly like a first-order method without decay, and less so with it",
             "retains its second-order behaviour",
             f"the cosine of steps and gradients goes from {none.cosine[0]:.3f} to {none.cosine[-1]:.3f} without decay, "
             f"to {decay.cosine[-1]:.3f} with it, to {held.cosine[-1]:.3f} with norms held",
             bool(_rise(none) > 0 and none.cosine[-1] > decay.cosine[-1]),
         ),
         Finding(
-            "it is the norm that does it: with norms held K-FAC stays of second order without decay",
+            f"{name}: it is the norm that does it: with norms held K-FAC stays of second order without decay",
             "due to the growing weight norm",
-            f"the cosine changes by {_rise(held):+.3f} with norms held, by {_rise(none):+.3f} without decay",
-            _rise(held) < _HALF * _rise(none) if _rise(none) > 0 else None,
+            f"the cosine changes by {_rise(held):+.3f} with norms held, by {_rise(none):+.3f} without decay; mean "
+            f"losses are {held.loss.mean():.2g} and {none.loss.mean():.2g}",
+            # A curvature that has not fallen because the loss has not tells nothing of norms.
+            _rise(held) < _HALF * _rise(none) if _rise(none) > 0 and _as_low(held, none) else None,
         ),
         Finding(
-            "weight decay raises test accuracy under K-FAC",
+            f"{name}: weight decay raises test accuracy under K-FAC",
             "improves generalization",
             f"{gains.told} points",
             gains.above,
         ),
         Finding(
-            "by way of the damping: norms held without decay gain as much",
+            f"{name}: by way of the damping: norms held without decay gain as much",
             "the explanation of mechanism 2",
             f"{alone.told} of {gains.told} points",
             alone.mean >= _HALF * gains.mean if gains.above else None,
@@ -132,34 +140,40 @@ def findings(arms: Sequence[Arm]) -> tuple[Finding, ...]:
     )
 
 
+def _as_low(these: Arm, those: Arm) -> bool:
+    """Whether these have learned about as well."""
+    return float(these.loss.mean()) < _COMPARABLE * float(those.loss.mean())
+
+
 def _rise(arm: Arm) -> float:
     """By how much steps have come nearer to the gradient."""
     return float(arm.cosine[-1] - arm.cosine[0])
 
 
-def _figure(arms: Sequence[Arm]) -> Any:
+def _figure(regimes: dict[str, list[Arm]]) -> Any:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12.0, 3.4), layout="constrained")
+    figure = Figure(figsize=(8.4, 0.5 + 1.9 * len(regimes)), layout="constrained")
     panels = {
-        "grown": (r"$\|w\|^2/\|w_0\|^2$", "Effective damping"),
-        "damping": (r"$\eta$ / mean eigenvalue of $A \otimes S$", "Damping and curvature"),
-        "cosine": ("cosine of step and gradient", "1: gradient descent"),
-        "loss": ("training loss", "Training"),
+        "grown": (r"$\|w\|^2/\|w_0\|^2$", "effective damping"),
+        "damping": (r"$\eta$ / mean of $\lambda(A \otimes S)$", "damping and curvature"),
+        "cosine": ("cosine with gradient", "1: gradient descent"),
+        "loss": ("training loss", "training"),
     }
-    for ax, (name, (label, title)) in zip(figure.subplots(1, 4), panels.items(), strict=True):
-        for arm in arms:
-            values = getattr(arm, name)
-            epochs = np.arange(len(values)) + (0 if name == "grown" else 1)
-            label_of = f"{arm.kind} (test accuracy {arm.test:.1f} %)"
-            ax.plot(epochs, values, color=_COLOURS[arm.kind], linewidth=1.4, label=label_of)
-        if name in ("damping", "loss"):
-            ax.set_yscale("log")
-        ax.set_xlabel("epoch")
-        ax.set_ylabel(label, fontsize=9)
-        ax.set_title(title, fontsize=10)
-        ax.spines[["top", "right"]].set_visible(False)
+    for row, (regime, arms) in zip(figure.subplots(len(regimes), 4, squeeze=False), regimes.items(), strict=True):
+        for ax, (name, (label, title)) in zip(row, panels.items(), strict=True):
+            for arm in arms:
+                values = getattr(arm, name)
+                epochs = np.arange(len(values)) + (0 if name == "grown" else 1)
+                ax.plot(epochs, values, color=_COLOURS[arm.kind], linewidth=1.4, label=arm.kind)
+            if name in ("damping", "loss"):
+                ax.set_yscale("log")
+            ax.tick_params(labelsize=7)
+            ax.set_xlabel("epoch", fontsize=8)
+            ax.set_ylabel(label, fontsize=8)
+            ax.set_title(f"{regime}:\n{title}" if name == "grown" else title, fontsize=8.5)
+            ax.spines[["top", "right"]].set_visible(False)
     handles, told = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, told, loc="outside lower center", ncols=len(arms), fontsize=8, frameon=False)
+    figure.legend(handles, told, loc="outside lower center", ncols=len(told), fontsize=8, frameon=False)
     figure.suptitle("K-FAC with batch normalization: damping, with and without weight decay")
     return figure
