@@ -101,6 +101,7 @@ def test_a_copy_that_gives_back_most_of_a_sure_gain_reproduces_it():
     sure, unsure = gain([3.0, 3.2], [1.0, 1.1]), gain([3.0, 1.0], [1.0, 1.1])
     assert r1._reproduced(sure, gain([2.5, 2.6], [1.0, 1.1])) is True
     assert r1._reproduced(sure, gain([1.5, 1.6], [1.0, 1.1])) is False
+    assert r1._reproduced(sure, gain([2.0, 5.0], [1.0, 1.1])) is None
     assert r1._reproduced(unsure, sure) is None
 
 
