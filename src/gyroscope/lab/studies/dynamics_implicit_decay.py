@@ -35,12 +35,13 @@ class Plan:
 
 # Passes of an epoch: nobody looks at accuracies in between.
 _TOGETHER = 10
-_RATES = (0.3, 1.0, 3.0, 10.0, 30.0)
-#: With rates of a trained classifier, too: of a smoke test the extremes.
+_RATES = (0.1, 0.3, 1.0, 3.0, 10.0)
+#: Batches are small, so that gradients do not vanish with the loss and k₀ passes for every rate; with the classifier
+#: trained too, a smoke test takes the extremes.
 PLANS = {
-    "smoke": Plan(_RATES, (0.3, 30.0), passes=10, batch=32, every=1),
-    "small": Plan(_RATES, _RATES, passes=430, batch=32, every=1),
-    "full": Plan(_RATES, _RATES, passes=30, batch=128, every=10),
+    "smoke": Plan(_RATES, (0.1, 10.0), passes=3, batch=8, every=1),
+    "small": Plan(_RATES, _RATES, passes=160, batch=8, every=1),
+    "full": Plan(_RATES, _RATES, passes=10, batch=32, every=10),
 }
 _PERCEPTRON = (("batch_norm", True),)
 

@@ -70,7 +70,7 @@ class Course:
 
     def numbers(self) -> dict[str, Any]:
         """What is kept as JSON: points of the curves, and the fits."""
-        at, laws = spaced(len(self.steps), points=30), self.laws()
+        at, laws = spaced(len(self.steps), points=15), self.laws()
         return {
             "alpha": self.rate,
             "layers": list(self.layers),

@@ -97,12 +97,15 @@ def _findings(name: str, drawn: Sequence[Course], trained: Sequence[Course]) -> 
 
 
 def _alike(where: str, drawn: Sequence[Course]) -> Finding:
-    first, last = (_mean(spread(drawn, at)) for at in (0, -1))
+    first, second, last = (_mean(spread(drawn, at)) for at in (0, 1, -1))
     left = log(last) / log(first)
+    passed = sum(_mean(_k0(one)) < one.steps[-1] for one in drawn)
     return Finding(
         f"{where}regardless of α, effective learning rates come to the same trend",
         "figure 6, asymptotically",
-        f"the largest is {first:.0f} times the smallest at first, {last:.2f} times after {drawn[0].steps[-1]:,} steps",
+        f"the largest is {first:.0f} times the smallest at first, {second:.1f} times after {drawn[0].steps[1]:,} and "
+        f"{last:.2f} times after {drawn[0].steps[-1]:,} steps, by when k₀ has passed in {passed} of "
+        f"{len(drawn)} trainings",
         True if left < _ALIKE else False if left > _APART else None,
     )
 
@@ -152,7 +155,7 @@ def draw(name: str, both: Both) -> Figure:
     from matplotlib.figure import Figure
 
     rows = _named(both)
-    figure = Figure(figsize=(8.0, 2.9 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(7.2, 2.5 * len(rows)), layout="constrained")
     for (left, right), (its, says) in zip(figure.subplots(len(rows), 2, squeeze=False), rows, strict=True):
         for i, one in enumerate(its):
             _lines(left, right, one, colour=f"C{i}")

@@ -45,8 +45,8 @@ def report(pairs: Sequence[Pair], found: Sequence[Twins]) -> Report:
         for pair, twins in by_name.values()
     )  # fmt: skip
     columns = ("beside weight decay in the same type", "outputs apart, at most", "1 % apart from step",
-               "same class at the end, %", "paper", "last rate", "‖w₁‖ with decay", "without", "test % with decay",
-               "without")  # fmt: skip
+               "same class at the end, %", "paper", "last rate", "first layer's norm with decay", "without",
+               "test % with decay", "without")  # fmt: skip
     one = pairs[0].setting
     title = (
         f"{one.source}, perceptron of 4 layers, {one.width} wide: {one.steps:,} steps at η = {one.rate:g}, "
