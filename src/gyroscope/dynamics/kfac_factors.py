@@ -131,9 +131,10 @@ class Factors:
         """The second."""
         return [Known(one.S[at]) for one, at in map(self._find, range(len(self.places)))]
 
-    def add(self, index: int, x: Tensor, g: Tensor, samples: int, batch: object) -> None:
+    def add(self, index: int, x: Tensor, g: Tensor | None, samples: int, batch: object) -> None:
         """A layer was used: see `gyroscope.dynamics.observer.Statistics`."""
         place = self.places[index]
+        assert g is not None
         rows = place.rows(g)
         part = place.second_moment(x), (rows.T @ rows).mul_(samples), batch
         self._uses.setdefault(index, []).append(part)

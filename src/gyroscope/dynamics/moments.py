@@ -78,10 +78,10 @@ class Moments:
         """What is known, layer by layer."""
         return [self._known(i) for i in range(len(self.places))]
 
-    def add(self, index: int, x: Tensor, g: Tensor, samples: int, batch: object) -> None:
+    def add(self, index: int, x: Tensor, g: Tensor | None, samples: int, batch: object) -> None:
         """A layer was used: see `gyroscope.dynamics.observer.Statistics`."""
         place = self.places[index]
-        slopes = place.norms(g) if self.scales else None
+        slopes = place.norms(g) if self.scales and g is not None else None
         self._uses.append(Use(index, *place.pixel_moments(x), slopes, samples, batch, is_capturing()))
 
     def fold(self) -> None:

@@ -33,13 +33,13 @@ Labels = Literal["sampled", "true"] | Draw
 class Statistics(Protocol):
     """What is told of the uses of layers."""
 
-    def add(self, index: int, x: Tensor, g: Tensor, samples: int, batch: object) -> None:
+    def add(self, index: int, x: Tensor, g: Tensor | None, samples: int, batch: object) -> None:
         """A layer was used.
 
         Args:
             index: which of the places.
             x: what went in.
-            g: the gradient of the mean loss at what came out.
+            g: the gradient of the mean loss at what came out; None for statistics of inputs.
             samples: how many predictions the mean is over.
             batch: the same object for all uses in one pass of the model.
         """
@@ -50,7 +50,7 @@ class _Pass:
     """One pass of the model."""
 
     samples: int | None = None
-    uses: list[tuple[int, Tensor, GradientEdge]] = field(default_factory=list)
+    uses: list[tuple[int, Tensor, GradientEdge | None]] = field(default_factory=list)
 
 
 class Observer:
@@ -64,6 +64,8 @@ class Observer:
         labels: "true" for those of the training loop, "sampled" for those of the model, or a function (output,
             generator) → targets that draws them.
         seed: of the generator they are drawn with.
+        inputs: whether the statistics are of inputs alone. Then all layers of a pass of the model count as soon as its
+            output gets a gradient, which takes one hook in the backward pass; not each as its own output does.
         capturable: whether it looks also where a CUDA graph is captured.
     """
 
@@ -76,10 +78,12 @@ class Observer:
         loss: Loss | None,
         labels: Labels,
         seed: int,
+        inputs: bool = False,
         capturable: bool = False,
     ) -> None:
         self.model, self.places, self.statistics = model, tuple(places), statistics
         self.loss, self.labels, self.seed = loss, labels, seed
+        self.inputs = inputs
         # The state of a generator is the host's.
         self.looks, self.capturable = True, capturable and labels == "true"
         self.drawn: Tensor | None = None  # the state of the generator, where one was loaded
@@ -131,6 +135,8 @@ class Observer:
         now.samples = len(sized[0]) if sized else None
         if now.uses and self.labels != "true":
             self._draw(now, output)
+        elif now.uses:
+            self._await(now, output)
 
     def _ran(self, index: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         given = args if args and isinstance(args[0], Tensor) else tensors((args, kwargs))
@@ -139,6 +145,9 @@ class Observer:
         if again or not given or not isinstance(output, Tensor) or not output.requires_grad:
             return
         x, now = given[0].detach(), self._pass
+        if self.inputs and now is not None:
+            now.uses.append((index, x, None))
+            return
         edge = _edge(output)
         if self.labels != "true":
             if now is not None:
@@ -155,6 +164,21 @@ class Observer:
 
         edge.node.register_prehook(arrived)
 
+    def _await(self, now: _Pass, output: Any) -> None:
+        """Tell of all uses in a pass once the loss's gradient comes to its output."""
+        me = weakref.ref(self)
+
+        def arrived(gradients: tuple[Tensor | None, ...]) -> None:
+            observer = me()
+            if observer is not None and not torch.is_grad_enabled():
+                uses, now.uses = now.uses, []
+                for index, x, _ in uses:
+                    observer._tell(index, x, None, len(x) if now.samples is None else now.samples, now)
+
+        for one in tensors(output):
+            if one.grad_fn is not None:
+                _edge(one).node.register_prehook(arrived)
+
     def _draw(self, now: _Pass, output: Any) -> None:
         """Gradients for labels that are drawn now, at the outputs of all layers."""
         assert self.loss is not None
@@ -166,7 +190,7 @@ class Observer:
             targets = sample_targets(self.loss, first, generator=generator)
             output = first
         value, _ = mean_loss(self.loss, output, targets)
-        edges = [edge for _, _, edge in now.uses]
+        edges = [edge for _, _, edge in now.uses if edge is not None]
         gradients = torch.autograd.grad(value, edges, retain_graph=True, allow_unused=True)
         samples = _predictions(self.loss, len(first) if first.dim() else 1, targets)
         for (index, x, _), g in zip(now.uses, gradients, strict=True):
@@ -174,7 +198,7 @@ class Observer:
                 self._tell(index, x, g, samples, now)
         now.uses.clear()  # what they hold of the graph goes with it
 
-    def _tell(self, index: int, x: Tensor, g: Tensor, samples: int, batch: object) -> None:
+    def _tell(self, index: int, x: Tensor, g: Tensor | None, samples: int, batch: object) -> None:
         kind = x.device.type
         if torch.is_grad_enabled() or torch.is_autocast_enabled(kind):
             with torch.no_grad(), torch.autocast(kind, enabled=False):

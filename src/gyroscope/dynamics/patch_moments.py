@@ -22,11 +22,13 @@ class Windows:
         rows: [kernel height, image height], how often a row is seen over the number of output rows.
         columns: [image width, kernel width], the same for columns.
         inside: [kernel height · kernel width], how much is of the image, and not of zeros around it; None if all is.
+        outside: the rest.
     """
 
     rows: Tensor
     columns: Tensor
     inside: Tensor | None
+    outside: Tensor | None
 
 
 def windows(module: nn.Conv2d, image: Tensor) -> Windows:
@@ -45,7 +47,7 @@ def windows(module: nn.Conv2d, image: Tensor) -> Windows:
     inside = torch.outer(rows.sum(1), columns.sum(1)).flatten()
     short = module.padding_mode == "zeros" and any(around)
     rows, columns, inside = (one.to(image.device, image.dtype) for one in (rows, columns.T.contiguous(), inside))
-    return Windows(rows, columns, inside if short else None)
+    return Windows(rows, columns, *((inside, 1 - inside) if short else (None, None)))
 
 
 def _seen(size: int, kernel: int, stride: int, dilation: int, around: list[int], module: nn.Conv2d) -> Tensor:
@@ -73,12 +75,12 @@ def patch_moments(images: Tensor, within: Windows) -> tuple[Tensor, Tensor]:
     first, second = torch.matmul(within.rows, images @ within.columns).flatten(3)
     second.addcmul_(first, first, value=-1)
     c = c.flatten(2)
-    if within.inside is None:
+    if within.inside is None or within.outside is None:
         first.add_(c)
     else:
         mean = torch.addcmul(first, c, within.inside)
         # 2 c (1 − f) first + c² f (1 − f)
-        second.addcmul_(c * (1 - within.inside), first.add_(mean))
+        second.addcmul_(c * within.outside, first.add_(mean))
         first = mean
     return first.flatten(1), second.flatten(1).clamp_min_(0)
 

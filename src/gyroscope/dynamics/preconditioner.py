@@ -58,6 +58,7 @@ class Preconditioner(Wrapper, Generic[R]):
         loss, labels, seed: where gradients at the layers' outputs come from.
         biases: whether biases are preconditioned, together with the weights; otherwise their gradients stay.
         every: steps between two looks at the model.
+        inputs: whether the statistics are of the layers' inputs alone, and not of gradients at their outputs.
         capturable: whether a step may be part of a CUDA graph, where no labels are drawn.
     """
 
@@ -77,6 +78,7 @@ class Preconditioner(Wrapper, Generic[R]):
         biases: bool,
         every: int,
         seed: int,
+        inputs: bool = False,
         capturable: bool = False,
     ) -> None:
         if not isinstance(optimizer, Optimizer) or isinstance(optimizer, LBFGS):
@@ -110,8 +112,9 @@ class Preconditioner(Wrapper, Generic[R]):
         self.every = every
         self._statistics: R = statistics(self._places)
         self._observer = Observer(
-            model, self._places, self._statistics, loss=loss, labels=labels, seed=seed, capturable=capturable
-        )
+            model, self._places, self._statistics,
+            loss=loss, labels=labels, seed=seed, inputs=inputs, capturable=capturable,
+        )  # fmt: skip
         self._steps = 0
         self._missed: set[int] = set()
 
@@ -178,6 +181,7 @@ class Preconditioner(Wrapper, Generic[R]):
     def _warn(self, unknown: list[int]) -> None:
         if not unknown:
             return
+        self._observer.inputs = False  # perhaps the loss is of something other than the model's output
         names = [self._places[i].name for i in unknown if i not in self._missed]
         self._missed.update(unknown)
         if names:

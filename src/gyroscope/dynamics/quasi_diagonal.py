@@ -128,8 +128,9 @@ class QuasiDiagonal(Preconditioner[Moments]):
             )
         self.damping = damping
         super().__init__(
-            optimizer, model, lambda found: Moments(found, decay, labels is not None), loss=loss,
-            labels="true" if labels is None else labels, biases=biases, every=every, seed=seed, capturable=every == 1,
+            optimizer, model, lambda found: Moments(found, decay, labels is not None),
+            loss=loss, labels="true" if labels is None else labels, biases=biases, every=every, seed=seed,
+            inputs=labels is None, capturable=every == 1,
         )  # fmt: skip
 
     def _directions(self, gradients: dict[int, Parts]) -> dict[int, Parts]:
