@@ -18,7 +18,9 @@ from gyroscope.monitor.kernel import Kernel
 from gyroscope.monitor.products import COLUMNS
 from gyroscope.monitor.staged import Staged
 from gyroscope.vectors.chunks import CHUNK
+from interpreted import patch_language_once
 
+patch_language_once()
 DEVICE = torch.device(os.environ.get("GYROSCOPE_TEST_DEVICE", "cpu"))
 # The interpreter computes with numpy, which warns where a GPU quietly gives inf or nan.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")

@@ -12,6 +12,9 @@ from vector_layouts import DTYPES, LAYOUTS, assert_combined, assert_dot, same_bi
 
 from gyroscope.vectors import backend, combine_, dots, eager
 from gyroscope.vectors.chunks import CHUNK
+from interpreted import patch_language_once
+
+patch_language_once()
 
 
 def agrees_with_eager(
