@@ -229,13 +229,41 @@ def very_deep() -> list[str]:
     return [*rows, "", f"({result['note']})"] if "note" in result else rows
 
 
+def preconditioners() -> list[str]:
+    """Gradients that a preconditioned training step takes, the gradient itself included."""
+    rows: list[str] = []
+    for name in ("preconditioners_cuda", "preconditioners_cpu"):
+        if not (HERE / "results" / f"{name}.json").exists():
+            continue
+        result = load(name)
+        e, found = result["environment"], {n: one for n, one in result.items() if n not in ("environment", "command")}
+        where = e.get("gpu") or f"{e['cpu']}, {e['threads']} threads"
+        heads = [f"{n}, {'×'.join(map(str, one['shape']))}" for n, one in found.items()]
+        rows += ["", f"{where}; torch {e['torch']}. `{result['command']}`", ""]
+        rows += ["| in gradients, each step | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+        columns = [one["contenders"] for one in found.values()]
+        rows.append("| gradient, milliseconds | " + " | ".join(_cell(one["gradient"]) for one in columns) + " |")
+        for label in columns[0]:
+            if label == "gradient, captured":
+                cells = [_cell(one[label]) for one in columns]
+                rows.append("| gradient, captured in a CUDA graph, milliseconds | " + " | ".join(cells) + " |")
+            elif label != "gradient":
+                cells = [
+                    f"{v['gradients']:.2f} [{v['low']:.2f}, {v['high']:.2f}]" for v in (one[label] for one in columns)
+                ]
+                rows.append(
+                    f"| {label.replace('captured', 'captured, in captured gradients')} | " + " | ".join(cells) + " |"
+                )
+    return rows[1:]
+
+
 RESULTS = HERE.parent / "results"
 
 
 def trained(task: str) -> list[str]:
     """Every training of a task at full scale that is kept, beside the paper's test accuracy."""
     from gyroscope.lab.result import Result
-    from gyroscope.lab.studies.paper import told
+    from gyroscope.lab.studies.rotation.paper import told
 
     rows = [
         "| | test % here | paper | difference | train % | epochs | mean rotation |",
@@ -286,6 +314,7 @@ def pages() -> dict[str, dict[str, list[str]]]:
             **{table: conditioning(name) for table, name in measured.items()},
             "population": population(),
             "very deep": very_deep(),
+            "preconditioners": preconditioners(),
         },
         "results.md": {"demo": demo(), "c10-cnn1": trained("c10-cnn1"), "c100-resnet": trained("c100-resnet")},
     }

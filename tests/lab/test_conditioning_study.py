@@ -21,13 +21,13 @@ from gyroscope.lab.studies.conditioning import (
     reproduce,
     reproduce_all,
 )
-from gyroscope.lab.studies.conditioning_figure import draw
-from gyroscope.lab.studies.conditioning_findings import findings
-from gyroscope.lab.studies.conditioning_measure import measure, network
-from gyroscope.lab.studies.conditioning_result import Line, Study
-from gyroscope.lab.studies.conditioning_sensitivity import sensitivity
-from gyroscope.lab.studies.exact_spectra import exact_spectra
-from gyroscope.lab.studies.small_images import small_images
+from gyroscope.lab.studies.conditioning.exact_figure import draw
+from gyroscope.lab.studies.conditioning.exact_findings import findings
+from gyroscope.lab.studies.conditioning.exact_measure import measure, network
+from gyroscope.lab.studies.conditioning.exact_result import Line, Study
+from gyroscope.lab.studies.conditioning.exact_spectra import exact_spectra
+from gyroscope.lab.studies.conditioning.sensitivity import sensitivity
+from gyroscope.lab.studies.conditioning.small_images import small_images
 from lab.made import NAMES, idx, images, labels, write
 
 FEW = Choices(samples=30)

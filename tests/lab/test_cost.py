@@ -4,7 +4,7 @@ import pytest
 
 from gyroscope.lab.cost import PACES, cost, pace
 from gyroscope.lab.recipe import Recipe
-from gyroscope.lab.studies.recipes import adapt_copy
+from gyroscope.lab.studies.rotation.recipes import adapt_copy
 from gyroscope.lab.tasks import TASKS, task
 from gyroscope.lab.trial import Trial
 

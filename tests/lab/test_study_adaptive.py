@@ -3,10 +3,10 @@ import pytest
 
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.laboratory import Lab
-from gyroscope.lab.studies import adaptive, paper
-from gyroscope.lab.studies.adaptive_columns import columns
-from gyroscope.lab.studies.adaptive_curves import alike, distance, equivalents, lead, shake
-from gyroscope.lab.studies.recipes import layca
+from gyroscope.lab.studies.rotation import adaptive, paper
+from gyroscope.lab.studies.rotation.adaptive_columns import columns
+from gyroscope.lab.studies.rotation.adaptive_curves import alike, distance, equivalents, lead, shake
+from gyroscope.lab.studies.rotation.recipes import layca
 from lab.pretended import full_lab, raw
 
 STUDIES = {study.name: study for study in adaptive.STUDIES}

@@ -5,9 +5,9 @@ import pytest
 
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.laboratory import Lab
-from gyroscope.lab.studies import conditioning
-from gyroscope.lab.studies.conditioning_figures import STUDIES
-from gyroscope.lab.studies.conditioning_findings import findings
+from gyroscope.lab.studies.conditioning import exact as conditioning
+from gyroscope.lab.studies.conditioning.exact_findings import findings
+from gyroscope.lab.studies.conditioning.exact_studies import STUDIES
 from lab.made import NAMES, idx, images, labels, write
 
 SAMPLES = 30

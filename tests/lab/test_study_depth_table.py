@@ -6,9 +6,9 @@ import pytest
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.result import Result
-from gyroscope.lab.studies import depth_paper
-from gyroscope.lab.studies.by_depth import Network, network_of
-from gyroscope.lab.studies.depth_table import STUDIES, curves, further, table1_trials, table2_trials
+from gyroscope.lab.studies.conditioning import depth_paper
+from gyroscope.lab.studies.conditioning.by_depth import Network, network_of
+from gyroscope.lab.studies.conditioning.depth_table import STUDIES, curves, further, table1_trials, table2_trials
 from lab.made_lab import MadeLab, percent, raw
 
 FIG8, TABLE1, TABLE2 = STUDIES

@@ -11,9 +11,9 @@ from gyroscope.dynamics.decay import sgd
 from gyroscope.lab import models
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.laboratory import Lab
-from gyroscope.lab.studies.dynamics_batch_size import PLANS, RECIPES, STUDIES, points, recorded, task_of, trials
-from gyroscope.lab.studies.dynamics_batch_size_held import steps_of
-from gyroscope.lab.studies.dynamics_batch_size_report import findings
+from gyroscope.lab.studies.dynamics.batch_size import PLANS, RECIPES, STUDIES, points, recorded, task_of, trials
+from gyroscope.lab.studies.dynamics.batch_size_held import steps_of
+from gyroscope.lab.studies.dynamics.batch_size_report import findings
 from lab.made_lab import raw
 
 [BATCHES] = STUDIES

@@ -12,8 +12,8 @@ from gyroscope.lab.data.source import Source
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.studies.cells import cells
-from gyroscope.lab.studies.dynamics_decoupled import PLANS, STUDIES, _better, again, best, trials
-from gyroscope.lab.studies.dynamics_decoupled_paths import RULES, Setting, apart
+from gyroscope.lab.studies.dynamics.decoupled import PLANS, STUDIES, _better, again, best, trials
+from gyroscope.lab.studies.dynamics.decoupled_paths import RULES, Setting, apart
 from lab.made_lab import MadeLab, made, percent, raw
 
 [DECOUPLED] = STUDIES

@@ -12,9 +12,9 @@ from gyroscope.lab import models
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.data import Source
 from gyroscope.lab.errors import LabError
-from gyroscope.lab.studies.dynamics_exponential import SETTINGS, STUDIES, pairs
-from gyroscope.lab.studies.dynamics_twins import Course, Setting, Twins, compare, key, train
-from gyroscope.lab.studies.dynamics_twins_report import report
+from gyroscope.lab.studies.dynamics.exponential import SETTINGS, STUDIES, pairs
+from gyroscope.lab.studies.dynamics.twins import Course, Setting, Twins, compare, key, train
+from gyroscope.lab.studies.dynamics.twins_report import report
 
 [STUDY] = STUDIES
 SETTING = SETTINGS["smoke"]

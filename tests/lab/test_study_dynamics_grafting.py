@@ -12,8 +12,8 @@ from gyroscope.lab import models
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
-from gyroscope.lab.studies.dynamics_grafting import STUDIES, _findings
-from gyroscope.lab.studies.dynamics_grafting_courses import METHODS, PLANS, Curves, closed, course, make, settings
+from gyroscope.lab.studies.dynamics.grafting import STUDIES, _findings
+from gyroscope.lab.studies.dynamics.grafting_courses import METHODS, PLANS, Curves, closed, course, make, settings
 
 [GRAFTING] = STUDIES
 LAYERWISE, REVERSED = "Adam's lengths, SGD's directions", "SGD's lengths, Adam's directions"

@@ -11,9 +11,9 @@ from gyroscope.lab.data.source import Source
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.schedule import Schedule
-from gyroscope.lab.studies.dynamics_ics import PLANS, STUDIES, Setting, network, optimizer_of, trained
-from gyroscope.lab.studies.dynamics_ics_report import Curve, report
-from gyroscope.lab.studies.dynamics_loop import kept, mean_curve, train
+from gyroscope.lab.studies.dynamics.ics import PLANS, STUDIES, Setting, network, optimizer_of, trained
+from gyroscope.lab.studies.dynamics.ics_report import Curve, report
+from gyroscope.lab.studies.dynamics.loop import kept, mean_curve, train
 
 [STUDY] = STUDIES
 PLAN = PLANS["smoke"]

@@ -11,9 +11,9 @@ from torch.nn import functional as F  # noqa: N812
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
-from gyroscope.lab.studies.dynamics_implicit_decay import STUDIES, trials
-from gyroscope.lab.studies.dynamics_norms import Course, spread
-from gyroscope.lab.studies.dynamics_norms_report import report
+from gyroscope.lab.studies.dynamics.implicit_decay import STUDIES, trials
+from gyroscope.lab.studies.dynamics.norms import Course, spread
+from gyroscope.lab.studies.dynamics.norms_report import report
 from lab.made_lab import made, percent, raw
 
 [STUDY] = STUDIES

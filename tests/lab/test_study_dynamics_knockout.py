@@ -6,8 +6,8 @@ import torch
 
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.laboratory import Lab
-from gyroscope.lab.studies.dynamics_knockout import KINDS, PLANS, STUDIES, Drift, Setting, network, trained
-from gyroscope.lab.studies.dynamics_knockout_report import Arm, findings
+from gyroscope.lab.studies.dynamics.knockout import KINDS, PLANS, STUDIES, Drift, Setting, network, trained
+from gyroscope.lab.studies.dynamics.knockout_report import Arm, findings
 
 [STUDY] = STUDIES
 PLAN = PLANS["smoke"]

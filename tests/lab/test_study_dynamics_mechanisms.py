@@ -13,13 +13,13 @@ from gyroscope.dynamics.kfac import KFAC
 from gyroscope.lab import models
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.laboratory import Lab
-from gyroscope.lab.studies import dynamics_mechanism1 as m1
-from gyroscope.lab.studies import dynamics_mechanism1_report as r1
-from gyroscope.lab.studies import dynamics_mechanism2 as m2
-from gyroscope.lab.studies import dynamics_mechanism2_report as r2
-from gyroscope.lab.studies import dynamics_mechanism3 as m3
-from gyroscope.lab.studies import dynamics_mechanism3_report as r3
-from gyroscope.lab.studies.dynamics_gain import gain
+from gyroscope.lab.studies.dynamics import mechanism1 as m1
+from gyroscope.lab.studies.dynamics import mechanism1_report as r1
+from gyroscope.lab.studies.dynamics import mechanism2 as m2
+from gyroscope.lab.studies.dynamics import mechanism2_report as r2
+from gyroscope.lab.studies.dynamics import mechanism3 as m3
+from gyroscope.lab.studies.dynamics import mechanism3_report as r3
+from gyroscope.lab.studies.dynamics.gain import gain
 from gyroscope.layer import layers
 
 STUDIES = (*m1.STUDIES, *m2.STUDIES, *m3.STUDIES)

@@ -5,7 +5,7 @@ import torch
 
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.laboratory import Lab
-from gyroscope.lab.studies.features import CUTS, POWERS, ROTATIONS, STUDIES, TESTS, Features, likeness, trials
+from gyroscope.lab.studies.rotation.features import CUTS, POWERS, ROTATIONS, STUDIES, TESTS, Features, likeness, trials
 from lab.pretended import full_lab, raw
 
 [STUDY] = STUDIES

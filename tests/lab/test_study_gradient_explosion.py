@@ -8,7 +8,7 @@ from torch.nn import functional as F  # noqa: N812
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.feed import Feed
 from gyroscope.lab.laboratory import Lab
-from gyroscope.lab.studies.gradient_explosion import ITERATIONS, STUDIES, Course, _findings, trials
+from gyroscope.lab.studies.conditioning.gradient_explosion import ITERATIONS, STUDIES, Course, _findings, trials
 from gyroscope.layer import layers
 
 [A10] = STUDIES

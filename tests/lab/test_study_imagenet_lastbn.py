@@ -9,7 +9,7 @@ from gyroscope.lab.archive import Archive
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.result import Result
-from gyroscope.lab.studies.imagenet_lastbn import PAPER, STUDIES, VARIANTS, images
+from gyroscope.lab.studies.conditioning.imagenet_lastbn import PAPER, STUDIES, VARIANTS, images
 from lab.made_lab import MadeLab, raw
 
 FIGURE, TABLE = STUDIES

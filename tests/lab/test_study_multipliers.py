@@ -5,7 +5,7 @@ import pytest
 
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.laboratory import Lab
-from gyroscope.lab.studies.multipliers import SIZES, STUDIES, turned
+from gyroscope.lab.studies.rotation.multipliers import SIZES, STUDIES, turned
 from gyroscope.lab.tasks import task
 
 

@@ -9,8 +9,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.laboratory import Lab
-from gyroscope.lab.studies.feedback import feedback, follow, silhouette
-from gyroscope.lab.studies.one_layer import (
+from gyroscope.lab.studies.rotation.feedback import feedback, follow, silhouette
+from gyroscope.lab.studies.rotation.one_layer import (
     FIGURE1,
     PLANS,
     STUDIES,

@@ -8,7 +8,7 @@ from gyroscope.lab.archive import Archive
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.result import Result
 from gyroscope.lab.schedule import Schedule
-from gyroscope.lab.studies.plateaus import FIG3, STUDIES, height, paper_curves, trials
+from gyroscope.lab.studies.rotation.plateaus import FIG3, STUDIES, height, paper_curves, trials
 
 FIG11, SPEED_3, SPEED_10 = STUDIES
 # When the rate is first cut, and so how many epochs are averaged for the plateau.

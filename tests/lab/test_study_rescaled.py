@@ -9,7 +9,7 @@ from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.result import Result
 from gyroscope.lab.studies.cells import Cell
-from gyroscope.lab.studies.rescaled import BLOCK, LAYCA, SGD, STUDIES, best, recipe, regret
+from gyroscope.lab.studies.rotation.rescaled import BLOCK, LAYCA, SGD, STUDIES, best, recipe, regret
 from gyroscope.lab.tasks import task
 from gyroscope.lab.trial import Trial
 from gyroscope.layer import layers

@@ -8,8 +8,8 @@ import pytest
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.result import Result
-from gyroscope.lab.studies.configurations import configurations
-from gyroscope.lab.studies.rule import FITS, STUDIES, correlation
+from gyroscope.lab.studies.rotation.configurations import configurations
+from gyroscope.lab.studies.rotation.rule import FITS, STUDIES, correlation
 from gyroscope.lab.tasks import task
 
 [STUDY] = STUDIES

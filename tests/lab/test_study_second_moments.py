@@ -5,8 +5,8 @@ import torch
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.laboratory import Lab
-from gyroscope.lab.studies import adaptive, second_moments
-from gyroscope.lab.studies.second_moments import (
+from gyroscope.lab.studies.rotation import adaptive, second_moments
+from gyroscope.lab.studies.rotation.second_moments import (
     STUDIES,
     Moments,
     draw,

@@ -10,8 +10,8 @@ import gyroscope
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
-from gyroscope.lab.studies.first_steps import ABRUPT, view
-from gyroscope.lab.studies.sgd_rates import STUDIES
+from gyroscope.lab.studies.rotation.first_steps import ABRUPT, view
+from gyroscope.lab.studies.rotation.sgd_rates import STUDIES
 from lab.made_lab import MadeLab, knowing, made, percent, raw
 
 FIG2, FIG10, TABLE3 = STUDIES

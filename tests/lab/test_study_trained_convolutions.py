@@ -11,7 +11,7 @@ from gyroscope.lab.errors import LabError
 from gyroscope.lab.feed import Feed
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.result import Result
-from gyroscope.lab.studies.trained_convolutions import PLANS, STUDIES, Network, _findings, _lower
+from gyroscope.lab.studies.conditioning.trained_convolutions import PLANS, STUDIES, Network, _findings, _lower
 from gyroscope.layer import layers
 from lab.made_lab import knowing, raw
 

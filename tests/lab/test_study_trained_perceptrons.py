@@ -11,9 +11,9 @@ from torch.nn import functional as F  # noqa: N812
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.result import Result
-from gyroscope.lab.studies import perceptron_findings as findings
-from gyroscope.lab.studies.perceptron_courses import FACTORS, Course, Kind, a_layer, courses
-from gyroscope.lab.studies.trained_perceptrons import PLANS, STUDIES, trials
+from gyroscope.lab.studies.conditioning import perceptron_findings as findings
+from gyroscope.lab.studies.conditioning.perceptron_courses import FACTORS, Course, Kind, a_layer, courses
+from gyroscope.lab.studies.conditioning.trained_perceptrons import PLANS, STUDIES, trials
 from lab.pretended import raw
 
 BY_NAME = {study.name.removeprefix("conditioning/"): study for study in STUDIES}

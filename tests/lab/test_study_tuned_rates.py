@@ -7,9 +7,9 @@ import pytest
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.result import Result
-from gyroscope.lab.studies.rate_search import best, between, extended, search
-from gyroscope.lab.studies.recipes import layca
-from gyroscope.lab.studies.tuned_rates import STUDIES, TRAIN, TUNED
+from gyroscope.lab.studies.rotation.rate_search import best, between, extended, search
+from gyroscope.lab.studies.rotation.recipes import layca
+from gyroscope.lab.studies.rotation.tuned_rates import STUDIES, TRAIN, TUNED
 from gyroscope.lab.trial import Trial
 
 FIG2, TABLE2 = STUDIES

@@ -13,10 +13,10 @@ from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.last_layer import FILE, Followed
 from gyroscope.lab.result import Result
-from gyroscope.lab.studies.by_depth import Network
-from gyroscope.lab.studies.very_deep import STUDIES
-from gyroscope.lab.studies.very_deep_course import Course, smoothed
-from gyroscope.lab.studies.very_deep_findings import of_depths, of_last_norm, of_preactivation
+from gyroscope.lab.studies.conditioning.by_depth import Network
+from gyroscope.lab.studies.conditioning.very_deep import STUDIES
+from gyroscope.lab.studies.conditioning.very_deep_course import Course, smoothed
+from gyroscope.lab.studies.conditioning.very_deep_findings import of_depths, of_last_norm, of_preactivation
 from lab.made_lab import knowing
 
 FIG6, FIG7, FIG9 = STUDIES

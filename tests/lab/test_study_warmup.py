@@ -7,8 +7,8 @@ import pytest
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
-from gyroscope.lab.studies.recipes import sgd_decayed
-from gyroscope.lab.studies.warmup import STUDIES, turns
+from gyroscope.lab.studies.rotation.recipes import sgd_decayed
+from gyroscope.lab.studies.rotation.warmup import STUDIES, turns
 from gyroscope.lab.tasks import task
 from gyroscope.lab.trial import Trial
 from lab.made_lab import MadeLab, knowing, made, percent, raw

@@ -7,7 +7,7 @@ from torch import nn
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
-from gyroscope.lab.studies.weight_decay import STUDIES
+from gyroscope.lab.studies.rotation.weight_decay import STUDIES
 from lab.made_lab import MadeLab, knowing, made, percent, raw
 
 FIG3, TABLE4, SPEED4, SPEED3 = STUDIES

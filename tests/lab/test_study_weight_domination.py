@@ -10,7 +10,7 @@ from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.result import Result
 from gyroscope.lab.studies.at_hand import at_hand
-from gyroscope.lab.studies.weight_domination import (
+from gyroscope.lab.studies.conditioning.weight_domination import (
     CONVOLUTIONS,
     PERCEPTRONS,
     STUDIES,

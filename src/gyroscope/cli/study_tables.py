@@ -29,7 +29,7 @@ def print_list(studies: Sequence[Study], lab: Lab, out: Path) -> None:
     """Print the studies, what they take at each scale, and whether their results are in `out`.
 
     >>> from gyroscope.lab.archive import Archive
-    >>> from gyroscope.lab.studies.alpha_and_rate import STUDIES
+    >>> from gyroscope.lab.studies.rotation.alpha_and_rate import STUDIES
     >>> print_list(STUDIES[:1], Lab(Archive("runs")), Path("results"))
     ┏...
     """

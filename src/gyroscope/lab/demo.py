@@ -19,7 +19,7 @@ import gyroscope
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.result import Result
-from gyroscope.lab.studies.recipes import layca
+from gyroscope.lab.studies.rotation.recipes import layca
 from gyroscope.lab.summary import Summary, in_words, rank_correlation, summarise
 from gyroscope.lab.task import Task
 from gyroscope.lab.tasks import task

@@ -10,7 +10,7 @@ import numpy as np
 
 from gyroscope.lab.demo import SGD_RATE, WEIGHT_DECAY, Demo, versions
 from gyroscope.lab.recipe import Recipe
-from gyroscope.lab.studies import paper
+from gyroscope.lab.studies.rotation import paper
 from gyroscope.lab.summary import in_words
 
 _STYLE = """

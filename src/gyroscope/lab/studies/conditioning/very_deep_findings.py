@@ -1,0 +1,142 @@
+"""What section 5 of the conditioning paper says of last layers, held against courses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from gyroscope.lab.studies.conditioning.very_deep_course import Course
+from gyroscope.lab.studies.study import Finding
+
+
+def of_depths(courses: Sequence[Course], *, full: bool) -> list[Finding]:
+    """Figure 6: ResNets, the shallow ones first.
+
+    Args:
+        courses: of ResNets, by depth.
+        full: whether they are the paper's; where not, a network that is not stuck says nothing.
+    """
+    return [
+        _grows(
+            courses,
+            "the larger is the input of its last layer at the start",
+            "λmax(Σx)",
+            lambda one: float(one.followed.lambda_x[0]),
+        ),
+        _grows(courses, "the more its loss rises in the first steps", "largest over first loss", lambda one: one.rise),
+        _grows(
+            courses,
+            "the larger is the gradient of its last layer at the start",
+            "λmax of its second moment",
+            lambda one: float(one.followed.lambda_m[0]),
+        ),
+        _grows(
+            courses,
+            "the larger does the weight of its last layer become",
+            "largest ‖W‖",
+            lambda one: one.largest("weight_norm"),
+            full=full,
+        ),
+        *(_stuck(one, full=full) for one in courses),
+    ]
+
+
+def of_last_norm(courses: Sequence[Course], *, full: bool) -> list[Finding]:
+    """Figure 7: a ResNet, and the same with batch normalization before its last layer."""
+    plain, normal = (_of(courses, name) for name in ("ResNet", "ResNet_LastBN"))
+    if plain is None or normal is None:
+        return []
+    return [
+        _steady(plain, normal, full=full),
+        _smaller_input(normal, [plain]),
+        Finding(
+            f"{normal.network}: the loss does not rise as it does without the normalization",
+            "steady",
+            f"to {normal.rise:.3g} times the first, against {plain.rise:.3g}",
+            normal.rise < plain.rise,
+        ),
+        _stuck(plain, full=full),
+    ]
+
+
+def of_preactivation(courses: Sequence[Course], *, full: bool) -> list[Finding]:
+    """Figure 9: a ResNet, a PreResNet, and PreResNet_v1, which has no batch normalization before its last layer."""
+    plain, normal, without = (_of(courses, name) for name in ("ResNet", "PreResNet", "PreResNet_v1"))
+    if plain is None or normal is None or without is None:
+        return []
+    shorter = 0 < without.stuck < plain.stuck
+    return [
+        Finding(
+            f"{without.network}: the network is stuck at ln {without.classes}, for less long than ResNet",
+            "stuck, and escapes faster",
+            f"{without.stuck} steps against {plain.stuck}",
+            shorter if full or shorter else None,
+        ),
+        _steady(plain, normal, full=full),
+        _smaller_input(normal, [plain, without]),
+        _stuck(without, full=full),
+    ]
+
+
+def _of(courses: Sequence[Course], architecture: str) -> Course | None:
+    return next((one for one in courses if one.network.architecture == architecture), None)
+
+
+def _grows(
+    courses: Sequence[Course], what: str, symbol: str, value: Callable[[Course], float], *, full: bool = True
+) -> Finding:
+    values = [value(one) for one in courses]
+    grows = all(a < b for a, b in pairwise(values))
+    told = ", ".join(f"{one.network.depth}: {number:.3g}" for one, number in zip(courses, values, strict=True))
+    decided = len(values) > 1 and (full or grows)
+    return Finding(f"the deeper a ResNet, {what}", "so", f"{symbol} by depth: {told}", grows if decided else None)
+
+
+def _stuck(one: Course, *, full: bool) -> Finding:
+    """Whether the loss came to stay at that of a guess, with a small input and a large weight in the last layer."""
+    holds = one.stall is not None
+    return Finding(
+        f"{one.network}: after its rise the loss stays at ln {one.classes}, with a small input and a large weight in "
+        "the last layer",
+        "stuck at ln 10: weight domination",
+        _told(one),
+        holds if full or holds else None,
+    )
+
+
+def _told(one: Course) -> str:
+    found = one.stall
+    if found is None:
+        return f"not within {len(one.followed):,} steps; loss {one.last_loss:.3g} in the end"
+    low, high = one.before
+    (large, small), (first, last) = found.lambda_x, found.weight_norm
+    return (
+        f"for {one.stuck:,} of {len(one.followed):,} steps, from step {found.since:,}, at a loss of {found.loss:.3g} "
+        f"(before: {low:.3g} to {high:.3g}); λmax(Σx) fell from {large:.3g} to {small:.3g}, ‖W‖ grew from {first:.3g} "
+        f"to {last:.3g}"
+    )
+
+
+def _steady(plain: Course, normal: Course, *, full: bool) -> Finding:
+    holds = plain.stuck > 0 and normal.stuck == 0
+    return Finding(
+        f"{normal.network}: the network is trained steadily where ResNet is stuck",
+        "no weight domination",
+        f"at ln {normal.classes} for {normal.stuck} steps against {plain.stuck}; loss {normal.last_loss:.3g} against "
+        f"{plain.last_loss:.3g} in the end",
+        holds if full or holds else None,
+    )
+
+
+def _smaller_input(normal: Course, others: Sequence[Course]) -> Finding:
+    largest = normal.largest("lambda_x")
+    of_others = [one.largest("lambda_x") for one in others]
+    return Finding(
+        f"{normal.network}: the input of the last layer never becomes as large as without batch normalization",
+        "no large input",
+        f"λmax(Σx) up to {largest:.3g}, against "
+        + " and ".join(
+            f"{value:.3g} ({one.network.architecture})" for one, value in zip(others, of_others, strict=True)
+        ),
+        largest < min(of_others),
+    )
