@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from gyroscope.by_layer import ByLayer
 from gyroscope.conditioning.spectra import Spectrum
 from gyroscope.errors import ConditioningError, MissingExtraError
 
@@ -81,7 +81,7 @@ class LayerConditioning:
 
 
 @dataclass(frozen=True)
-class Conditioning:
+class Conditioning(ByLayer[LayerConditioning]):
     """The conditioning of the layers of a network, in forward order.
 
     Printed, it is a table (with `rich` installed, a coloured one).
@@ -103,6 +103,8 @@ class Conditioning:
     ['dimension_g', 'dimension_x', 'domination', 'dying', 'full', 'gradient_spectral']
     """
 
+    _error = ConditioningError
+
     entries: tuple[LayerConditioning, ...]
     p: tuple[float, ...]
     untreated: dict[str, str]
@@ -111,34 +113,16 @@ class Conditioning:
     batches: int
 
     @property
-    def layers(self) -> tuple[str, ...]:
-        """The names of the layers that were treated."""
-        return tuple(entry.layer for entry in self.entries)
-
-    @property
     def spectra(self) -> dict[str, Spectra] | None:
         """By layer the full spectra of both factors; None unless asked for with `spectra=True`."""
         if any(entry.spectra is None for entry in self.entries):
             return None
         return {entry.layer: entry.spectra for entry in self.entries if entry.spectra is not None}
 
-    def __getitem__(self, layer: str) -> LayerConditioning:
-        for entry in self.entries:
-            if entry.layer == layer:
-                return entry
+    def _missing(self, layer: str) -> str:
         if layer in self.untreated:
-            raise ConditioningError(f"The layer {layer!r} was not treated: {self.untreated[layer]}.")
-        raise ConditioningError(f"There is no layer {layer!r}; there are {', '.join(self.layers)}.")
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def __iter__(self) -> Iterator[str]:
-        """The names, as of a mapping from them."""
-        return iter(self.layers)
-
-    def __contains__(self, layer: object) -> bool:
-        return layer in self.layers
+            return f"The layer {layer!r} was not treated: {self.untreated[layer]}."
+        return super()._missing(layer)
 
     def rows(self) -> list[dict[str, Any]]:
         """One dict a layer."""
@@ -149,13 +133,10 @@ class Conditioning:
 
         An undefined κ is NaN there.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise MissingExtraError(
-                "to_pandas needs pandas, which is not installed: pip install 'gyroscope[export]'"
-            ) from error
-        return pandas.DataFrame([flat(row) for row in self.rows()]).set_index("layer")
+        return super().to_pandas()
+
+    def _flat_rows(self) -> list[dict[str, Any]]:
+        return [flat(row) for row in self.rows()]
 
     def table(self, *, width: int | None = None) -> Table:
         """A table for the terminal; one that is wider than `width` goes on below, with the names again."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from gyroscope.by_layer import ByLayer
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.explain_statement import TOPICS, Statement, Topic, Verdict, number
-from gyroscope.errors import MissingExtraError
 
 _WIDTH = 110
 
@@ -83,7 +82,7 @@ class LayerExplanation:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(ByLayer[LayerExplanation]):
     """What a run says of its layers. Printed, it is a table, and words for one layer of each sort.
 
     Attributes:
@@ -93,50 +92,21 @@ class Explanation:
         resumed: the step at which the run was last gone on with, or None.
     """
 
+    _error = DynamicsError
+
     run: str
     entries: tuple[LayerExplanation, ...]
     measured: int
     resumed: int | None = None
 
     @property
-    def layers(self) -> tuple[str, ...]:
-        """The names of the layers."""
-        return tuple(entry.layer for entry in self.entries)
-
-    @property
     def statements(self) -> tuple[Statement, ...]:
         """All statements, layer by layer, in the order of `TOPICS`."""
         return tuple(statement for entry in self.entries for statement in entry.statements)
 
-    def __getitem__(self, layer: str) -> LayerExplanation:
-        for entry in self.entries:
-            if entry.layer == layer:
-                return entry
-        raise DynamicsError(f"There is no layer {layer!r}; there are {', '.join(self.layers)}.")
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def __iter__(self) -> Iterator[str]:
-        """The names, as of a mapping from them."""
-        return iter(self.layers)
-
-    def __contains__(self, layer: object) -> bool:
-        return layer in self.layers
-
     def rows(self) -> list[dict[str, Any]]:
         """One dict a layer: the attributes of `LayerExplanation` but for the statements."""
         return [{key: v for key, v in asdict(entry).items() if key != "statements"} for entry in self.entries]
-
-    def to_pandas(self) -> Any:
-        """A data frame, one row a layer."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise MissingExtraError(
-                "to_pandas needs pandas, which is not installed: pip install 'gyroscope[export]'"
-            ) from error
-        return pandas.DataFrame(self.rows()).set_index("layer")
 
     def sorts(self) -> list[tuple[LayerExplanation, ...]]:
         """The layers that are alike: the same verdict on every topic, for the same optimizer."""

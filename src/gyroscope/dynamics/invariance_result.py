@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
+from gyroscope.by_layer import ByLayer
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.errors import MissingExtraError
 
 ScaleInvariant = Literal[
     "unit",
@@ -50,7 +49,7 @@ class LayerInvariance:
 
 
 @dataclass(frozen=True)
-class Invariance:
+class Invariance(ByLayer[LayerInvariance]):
     """Which layers of a network are scale-invariant. Printed, it is a table.
 
     Attributes:
@@ -65,50 +64,17 @@ class Invariance:
     0.weight  a unit                         2e-06   -1e-07             4e-05       9e-06           0/8   1.5  0.2
     """
 
+    _error = DynamicsError
+
     entries: tuple[LayerInvariance, ...]
     tolerance: float
     points: int
     loss: float
 
     @property
-    def layers(self) -> tuple[str, ...]:
-        """The names of the layers."""
-        return tuple(entry.layer for entry in self.entries)
-
-    @property
     def invariant(self) -> tuple[str, ...]:
         """The names of those that are scale-invariant, a unit at a time or as a whole."""
         return tuple(entry.layer for entry in self.entries if entry.scale_invariant in ("unit", "tensor"))
-
-    def __getitem__(self, layer: str) -> LayerInvariance:
-        for entry in self.entries:
-            if entry.layer == layer:
-                return entry
-        raise DynamicsError(f"There is no layer {layer!r}; there are {', '.join(self.layers)}.")
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def __iter__(self) -> Iterator[str]:
-        """The names, as of a mapping from them."""
-        return iter(self.layers)
-
-    def __contains__(self, layer: object) -> bool:
-        return layer in self.layers
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One dict a layer."""
-        return [asdict(entry) for entry in self.entries]
-
-    def to_pandas(self) -> Any:
-        """A data frame, one row a layer."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise MissingExtraError(
-                "to_pandas needs pandas, which is not installed: pip install 'gyroscope[export]'"
-            ) from error
-        return pandas.DataFrame(self.rows()).set_index("layer")
 
     def __str__(self) -> str:
         heads = ["layer", "scale-invariant", "largest cos w_j,∇_j", "cos w,∇", "deviation a unit", "as a whole"]

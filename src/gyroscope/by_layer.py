@@ -1,0 +1,81 @@
+"""Results that have one entry a layer: by name, in order, as rows, as a data frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from gyroscope.errors import GyroscopeError, MissingExtraError
+
+
+class Entry(Protocol):
+    """What is known of one layer."""
+
+    @property
+    def layer(self) -> str:
+        """Its name."""
+
+
+E = TypeVar("E", bound=Entry)
+
+
+class ByLayer(Generic[E]):
+    """What dataclasses of such results share; `entries` is theirs.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Norm:
+    ...     layer: str
+    ...     value: float
+    >>> @dataclass(frozen=True)
+    ... class Norms(ByLayer[Norm]):
+    ...     entries: tuple[Norm, ...]
+    >>> norms = Norms((Norm("fc1", 2.0), Norm("fc2", 3.0)))
+    >>> norms["fc2"].value, list(norms), "fc3" in norms, norms.rows()[0]
+    (3.0, ['fc1', 'fc2'], False, {'layer': 'fc1', 'value': 2.0})
+    """
+
+    entries: tuple[E, ...]
+    _error: ClassVar[type[GyroscopeError]] = GyroscopeError
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names of the layers."""
+        return tuple(entry.layer for entry in self.entries)
+
+    def __getitem__(self, layer: str) -> E:
+        for entry in self.entries:
+            if entry.layer == layer:
+                return entry
+        raise self._error(self._missing(layer))
+
+    def _missing(self, layer: str) -> str:
+        return f"There is no layer {layer!r}; there are {', '.join(self.layers)}."
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[str]:
+        """The names, as of a mapping from them."""
+        return iter(self.layers)
+
+    def __contains__(self, layer: object) -> bool:
+        return layer in self.layers
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict a layer."""
+        return [asdict(entry) for entry in self.entries]  # type: ignore[call-overload]
+
+    def to_pandas(self) -> Any:
+        """A data frame, one row a layer."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingExtraError(
+                "to_pandas needs pandas, which is not installed: pip install 'gyroscope[export]'"
+            ) from error
+        return pandas.DataFrame(self._flat_rows()).set_index("layer")
+
+    def _flat_rows(self) -> list[dict[str, Any]]:
+        return self.rows()
