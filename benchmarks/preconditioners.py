@@ -4,9 +4,9 @@
     python benchmarks/preconditioners.py --device cuda
 
 A gradient is a forward and a backward pass over the batch: ResNet-20 on images of 32×32, and a perceptron of four
-layers. Contenders take ten training steps each in every round, in random order, after one that is not timed, so that
-what K-FAC does every tenth step is in its mean. On a GPU also as CUDA graphs of a step. Where curvlinops is installed,
-the factors of K-FAC and their damped inverse as one gets them there stand beside, a step of it each round.
+layers. Contenders take ten training steps each in every round, in random order, so that what K-FAC does every tenth
+step is in its mean. On a GPU also as CUDA graphs of a step. Where curvlinops is installed, the factors of K-FAC and
+their damped inverse as one gets them there stand beside, a step of it each round.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch.optim import SGD, Optimizer
 from gyroscope.dynamics.kfac import KFAC
 from gyroscope.dynamics.quasi_diagonal import QuasiDiagonal
 from gyroscope.lab import models
-from timing import Step, captured, environment, summary, write
+from timing import Step, captured, environment, write
 
 STEPS = 10
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
@@ -115,8 +115,15 @@ def contenders(network: str, device: torch.device) -> dict[str, tuple[Step, int]
 def measure(
     steps: dict[str, tuple[Step, int]], device: torch.device, *, rounds: int, seconds: float
 ) -> dict[str, dict[str, float]]:
-    """Milliseconds a step of each, with its ratio to a gradient of the same kind in the same round."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
+    """Milliseconds a step of each, a mean over the steps of a cycle of medians over rounds; and in gradients.
+
+    On a CPU they take turns step by step, so that what else the machine does meets all alike; on a GPU by cycles, since
+    the host runs ahead of it.
+    """
+    at_once = STEPS if device.type == "cuda" else 1
+    times: dict[str, list[list[float]]] = {
+        name: [[] for _ in range(count // at_once or 1)] for name, (_, count) in steps.items()
+    }
     for step, count in steps.values():
         for _ in range(min(3, count)):
             step()
@@ -124,22 +131,36 @@ def measure(
     for r in range(rounds):
         if r >= 3 and time.perf_counter() > end:
             break
-        shuffled.shuffle(names)
-        for name in names:
-            step, count = steps[name]
-            step()
-            synchronize(device)
-            start = time.perf_counter()
-            for _ in range(count):
-                step()
-            synchronize(device)
-            times[name].append(1e3 * (time.perf_counter() - start) / count)
+        for turn in range(STEPS // at_once):
+            shuffled.shuffle(names)
+            for name in names:
+                step, count = steps[name]
+                if turn < len(times[name]):
+                    times[name][turn].append(timed(step, min(count, at_once), device))
     found = {}
     for name, own in times.items():
         base = times["gradient, captured" if name.endswith(", captured") else "gradient"]
-        ratios = [t / b for t, b in zip(own, base, strict=True)]
-        found[name] = {**summary(own), "gradients": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
+        low, median, high = (statistics.mean(quantile(turn, q) for turn in own) for q in (0.25, 0.5, 0.75))
+        gradient = statistics.mean(quantile(turn, 0.5) for turn in base)
+        found[name] = {
+            "median_ms": median, "low_ms": low, "high_ms": high, "n": len(own[0]),
+            "gradients": median / gradient, "low": low / gradient, "high": high / gradient,
+        }  # fmt: skip
     return found
+
+
+def timed(step: Step, count: int, device: torch.device) -> float:
+    """Milliseconds a step."""
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(count):
+        step()
+    synchronize(device)
+    return 1e3 * (time.perf_counter() - start) / count
+
+
+def quantile(values: list[float], q: float) -> float:
+    return torch.tensor(values).quantile(q).item()
 
 
 def synchronize(device: torch.device) -> None:

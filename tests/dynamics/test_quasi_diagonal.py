@@ -65,6 +65,7 @@ CONVS = [
     {"padding": 1},
     {"padding": (2, 0), "stride": (2, 1), "dilation": (1, 2)},
     {"padding": 1, "padding_mode": "reflect"},
+    {"padding": "same", "padding_mode": "circular"},
     {"padding": "same"},
     {},
 ]

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+_SMALL = 1 << 20
+
 
 @dataclass(frozen=True, eq=False)
 class Windows:
@@ -23,12 +25,21 @@ class Windows:
         columns: [image width, kernel width], the same for columns.
         inside: [kernel height · kernel width], how much is of the image, and not of zeros around it; None if all is.
         outside: the rest.
+        pixels: [image height · image width, kernel height · kernel width], rows and columns at once where that is
+            small; one product for two.
     """
 
     rows: Tensor
     columns: Tensor
     inside: Tensor | None
     outside: Tensor | None
+    pixels: Tensor | None
+
+    def mean(self, images: Tensor) -> Tensor:
+        """What each position of the kernel sees on average, [..., kernel height · kernel width]."""
+        if self.pixels is not None:
+            return images.flatten(-2) @ self.pixels
+        return torch.matmul(self.rows, images @ self.columns).flatten(-2)
 
 
 def windows(module: nn.Conv2d, image: Tensor) -> Windows:
@@ -46,8 +57,10 @@ def windows(module: nn.Conv2d, image: Tensor) -> Windows:
     )
     inside = torch.outer(rows.sum(1), columns.sum(1)).flatten()
     short = module.padding_mode == "zeros" and any(around)
+    small = rows.numel() * columns.numel() <= _SMALL
     rows, columns, inside = (one.to(image.device, image.dtype) for one in (rows, columns.T.contiguous(), inside))
-    return Windows(rows, columns, *((inside, 1 - inside) if short else (None, None)))
+    pixels = torch.kron(rows.T.contiguous(), columns) if small else None
+    return Windows(rows, columns, inside if short else None, 1 - inside if short else None, pixels)
 
 
 def _seen(size: int, kernel: int, stride: int, dilation: int, around: list[int], module: nn.Conv2d) -> Tensor:
@@ -72,7 +85,7 @@ def patch_moments(images: Tensor, within: Windows) -> tuple[Tensor, Tensor]:
     c = m.mean((2, 3), keepdim=True)
     m.sub_(c)
     v.addcmul_(m, m)
-    first, second = torch.matmul(within.rows, images @ within.columns).flatten(3)
+    first, second = within.mean(images)
     second.addcmul_(first, first, value=-1)
     c = c.flatten(2)
     if within.inside is None or within.outside is None:

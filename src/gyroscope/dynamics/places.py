@@ -55,19 +55,19 @@ class Place:
         return self.module.bias if self.biased else None
 
     def gradient(self) -> Parts | None:
-        """∇W as [outputs, inputs] and ∇b, in float32 or better; None where there is none."""
-        weight, bias = self.module.weight, self.bias
-        if weight.grad is None:
+        """∇W and ∇b as they are shaped, in float32 or better; None where there is none."""
+        grad, bias = self.module.weight.grad, self.bias
+        if grad is None:
             return None
-        of_weight = at_least_float32(weight.grad).flatten(1)
+        of_weight = at_least_float32(grad)
         if bias is None:
             return of_weight, None
-        return of_weight, of_weight.new_zeros(len(weight)) if bias.grad is None else bias.grad.to(of_weight.dtype)
+        return of_weight, of_weight.new_zeros(len(grad)) if bias.grad is None else bias.grad.to(of_weight.dtype)
 
     def write(self, direction: Parts) -> None:
-        """Have other matrices for the gradients of the parameters; those there were are not changed."""
+        """Have other gradients for the parameters; those there were are not changed."""
         (of_weight, of_bias), weight, bias = direction, self.module.weight, self.bias
-        weight.grad = of_weight.reshape(weight.shape).to(weight.dtype)
+        weight.grad = of_weight.to(weight.dtype)
         if bias is not None and bias.grad is not None and of_bias is not None:
             bias.grad = of_bias.to(bias.dtype)
 
@@ -146,8 +146,7 @@ class Place:
     def _patch_mean(self, image: Tensor) -> Tensor:
         """The mean patch of one image [C, H, W]; of a mean image, that of all: patches are linear in it."""
         assert isinstance(self.module, nn.Conv2d)
-        within = windows(self.module, image)
-        return torch.matmul(within.rows, image @ within.columns).flatten()
+        return windows(self.module, image).mean(image).flatten()
 
 
 def joined(parts: Parts) -> Tensor:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from gyroscope.conditioning.labels import Loss
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.moments import Moments
+from gyroscope.dynamics.moments import Held, Moments
 from gyroscope.dynamics.observer import Labels
 from gyroscope.dynamics.places import Parts
 from gyroscope.dynamics.preconditioner import Preconditioner, check_number
@@ -45,9 +45,10 @@ def quasi_diagonal(gradient: Parts, mean: Tensor, variance: Tensor) -> Parts:
 
 def _direction(gradient: Parts, mean: Tensor, precision: Tensor, back: Tensor) -> Parts:
     W, b = gradient
-    P = W if b is None else torch.addcmul(W, b.unsqueeze(-1), mean.unsqueeze(-2), value=-1)
-    P = P * precision.unsqueeze(-2)
-    along = P @ mean.unsqueeze(-1)
+    m, precision = mean.unsqueeze(-2), precision.unsqueeze(-2)
+    P = W * precision if b is None else torch.addcmul(W, b.unsqueeze(-1), m, value=-1).mul_(precision)
+    # Products of several matrices with a vector each are slow on a CPU.
+    along = P @ m.mT if P.is_cuda or len(P) == 1 else (P * m).sum(-1, keepdim=True)
     if b is not None:
         return P, b - along.squeeze(-1)
     return P.addcmul_(along, back.unsqueeze(-2), value=-1), None  # Sherman and Morrison's formula
@@ -136,32 +137,34 @@ class QuasiDiagonal(Preconditioner[Moments]):
     def _directions(self, gradients: dict[int, Parts]) -> dict[int, Parts]:
         found: dict[int, Parts] = {}
         for held in self._statistics.held:
-            a = held.activations
+            a, cohorts = held.activations, held.shelf.cohorts
             precision = _reciprocal(self._damped(a, a.variance))
             back = precision * a.mean
             back = back / a.spread(1 + a.sums(back * a.mean))
-            cohorts = held.shelf.cohorts
             lengths = [len(cohort.indices) * cohort.inputs for cohort in cohorts]
-            rows = (one.split_with_sizes(lengths) for one in (a.mean, precision, back))
-            for cohort, *known in zip(cohorts, *rows, strict=True):
+            means, precisions, backs = (one.split_with_sizes(lengths) for one in (a.mean, precision, back))
+            scales = self._scales(held)
+            for k, cohort in enumerate(cohorts):
                 if any(i in gradients for i in cohort.indices):
                     W, b = cohort.stacked(gradients)
-                    own = [one.view(len(W), -1).to(W.dtype) for one in known]
-                    found |= cohort.unstacked(_direction((W, b), *own), gradients)
-            if held.slopes is not None:
-                self._scale(found, held.shelf.order, held.slopes)
+                    shape, kind = W.shape[::2], W.dtype
+                    own = (one[k].view(shape).to(kind) for one in (means, precisions, backs))
+                    W, b = _direction((W, b), *own)
+                    if scales is not None:
+                        S = scales[k].view(W.shape[:2]).to(kind)
+                        W, b = W.mul_(S.unsqueeze(-1)), None if b is None else b.mul_(S)
+                    found |= cohort.unstacked((W, b), gradients)
         return found
+
+    def _scales(self, held: Held) -> Sequence[Tensor] | None:
+        """1/S_jj, cohort by cohort."""
+        if held.slopes is None:
+            return None
+        flat = _reciprocal(self._damped(held.slopes, held.slopes.value[0]))
+        return flat.split_with_sizes([len(cohort.indices) * cohort.outputs for cohort in held.shelf.cohorts])
 
     def _damped(self, averages: Averages, values: Tensor) -> Tensor:
         """With a share of the layer's mean added."""
         if self.damping == 0:
             return values
         return values + averages.spread(averages.sums(values) * self.damping / averages.lengths)
-
-    def _scale(self, found: dict[int, Parts], order: Sequence[int], slopes: Averages) -> None:
-        """Divide row j by S_jj."""
-        precision = slopes.each(_reciprocal(self._damped(slopes, slopes.value[0])))
-        for i, S in zip(order, precision, strict=True):
-            if i in found:
-                W, b = found[i]
-                found[i] = W.mul_(S.to(W.dtype).unsqueeze(1)), None if b is None else b.mul_(S.to(b.dtype))
