@@ -26,6 +26,8 @@ from gyroscope.conditioning.uses import tensors
 from gyroscope.errors import LayerError
 from gyroscope.layer import Layer
 
+_NORMALIZES = ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm")
+
 
 @dataclass(frozen=True)
 class Ending:
@@ -35,11 +37,14 @@ class Ending:
         last: positions of the layers that the outputs come from, but for those that feed another of them.
         calls: how often the module of each layer was called.
         normalized: for each layer, the name of the normalization whose output its module was given as it was, if any.
+        after: for each of `last`, what lies between it and the outputs that is more than a function of single numbers:
+            "a normalization", "a sum with earlier layers", or nothing.
     """
 
     last: tuple[int, ...]
     calls: tuple[int, ...]
     normalized: tuple[str | None, ...]
+    after: tuple[str, ...] = ()
 
 
 def ending(model: nn.Module, layers: Sequence[Layer], sample: object) -> Ending:
@@ -54,7 +59,7 @@ def ending(model: nn.Module, layers: Sequence[Layer], sample: object) -> Ending:
     >>> net = nn.ModuleDict({"head": nn.Linear(2, 1), "body": nn.Linear(3, 2), "norm": nn.LayerNorm(2)})
     >>> net.forward = lambda x: net["head"](net["norm"](net["body"](x)))
     >>> ending(net, layers(net), torch.zeros(1, 3))
-    Ending(last=(0,), calls=(1, 1), normalized=('norm', None))
+    Ending(last=(0,), calls=(1, 1), normalized=('norm', None), after=('',))
     """
     # A parallel wrapper would send the sample elsewhere.
     while (wrapped := wrapped_in(model)) is not None:
@@ -71,7 +76,10 @@ def ending(model: nn.Module, layers: Sequence[Layer], sample: object) -> Ending:
                 f"the forward pass of {type(model).__name__} on `sample` failed with {type(error).__name__}: {error}. "
                 "Give a tensor, a tuple of positional arguments or a dict of keyword arguments, on the model's device."
             ) from error
-    return Ending(follow.last(tensors(outputs)), tuple(inputs.calls), tuple(inputs.normalized))
+    ends = tensors(outputs)
+    last = follow.last(ends)
+    after = tuple(follow.after(ends, position) for position in last)
+    return Ending(last, tuple(inputs.calls), tuple(inputs.normalized), after)
 
 
 class _Follow(TorchFunctionMode):
@@ -83,7 +91,8 @@ class _Follow(TorchFunctionMode):
     def __init__(self, weights: Sequence[Tensor], inputs: Iterable[Tensor]) -> None:
         super().__init__()
         self.weights: Any = WeakTensorKeyDictionary({weight: 1 << i for i, weight in enumerate(weights)})
-        self.activations: Any = WeakTensorKeyDictionary(dict.fromkeys(inputs, (0, 0)))
+        # Of each: the layers it comes from directly, all before it, those it comes from by way of a normalization.
+        self.activations: Any = WeakTensorKeyDictionary(dict.fromkeys(inputs, (0, 0, 0)))
         self.before = [0] * len(weights)
 
     def __torch_function__(
@@ -99,11 +108,13 @@ class _Follow(TorchFunctionMode):
         came = [self.activations[tensor] for tensor in given if tensor in self.activations]
         used = reduce(or_, (self.weights[tensor] for tensor in given if tensor in self.weights), 0)
         if came:
-            direct, all_before = (reduce(or_, bits) for bits in zip(*came, strict=True))
+            direct, all_before, normed = (reduce(or_, bits) for bits in zip(*came, strict=True))
             for position in _positions(used):
                 self.before[position] |= all_before
+            if getattr(func, "__name__", "") in _NORMALIZES:
+                normed |= direct
             for tensor in made:
-                self.activations[tensor] = (used or direct, all_before | used)
+                self.activations[tensor] = (used or direct, all_before | used, 0 if used else normed)
         elif used:
             for tensor in made:
                 self.weights[tensor] = used
@@ -111,9 +122,20 @@ class _Follow(TorchFunctionMode):
 
     def last(self, outputs: Iterable[Tensor]) -> tuple[int, ...]:
         """The layers that the outputs come from, without those that feed another of them."""
-        found = _positions(reduce(or_, (self.activations.get(tensor, (0, 0))[0] for tensor in outputs), 0))
+        found = _positions(reduce(or_, (self._of(tensor)[0] for tensor in outputs), 0))
         # Layers in a loop come before each other, and before themselves.
         return tuple(p for p in found if not any(self._feeds(p, q) and not self._feeds(q, p) for q in found))
+
+    def after(self, outputs: Iterable[Tensor], position: int) -> str:
+        """What lies between a layer and the outputs that come from it."""
+        mine = [known for known in map(self._of, outputs) if known[0] >> position & 1]
+        if any(normed >> position & 1 for _, _, normed in mine):
+            return "a normalization"
+        return "a sum with earlier layers" if any(direct != 1 << position for direct, _, _ in mine) else ""
+
+    def _of(self, tensor: Tensor) -> tuple[int, int, int]:
+        known: tuple[int, int, int] = self.activations.get(tensor, (0, 0, 0))
+        return known
 
     def _feeds(self, one: int, other: int) -> bool:
         return bool(self.before[other] >> one & 1)

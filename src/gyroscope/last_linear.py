@@ -109,6 +109,11 @@ def _last_used(found: Sequence[Layer], seen: Ending) -> Layer:
         names = ", ".join(repr(layer.name) for layer in ends)
         raise LayerError(f"the outputs come from {len(ends)} layers side by side: {names}. Name the one: layer=...")
     _require_linear(found, ends, "that the outputs come from", "give the name")
+    if seen.after[0]:
+        raise LayerError(
+            f"the model does not end with a linear layer: between {ends[0].name!r} and the outputs lies "
+            f"{seen.after[0]}. If that is the one, name it: layer={ends[0].name!r}."
+        )
     return ends[0]
 
 

@@ -21,6 +21,7 @@ from gyroscope.dynamics.empirical_fisher import (
     step_gain,
 )
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.kfac import KFAC
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -178,3 +179,19 @@ def test_numbers_come_as_arrays():
     law = batch_law(noise(20, 2), [1, 4], draws=50)
     assert law.batch_sizes.dtype == np.int64
     assert law.measured.shape == law.predicted.shape == law.noise.shape == (2,)
+
+
+def test_units_that_are_dropped_are_refused():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+    with pytest.raises(DynamicsError, match="1 drops units at random; put the model into eval mode"):
+        fisher_diagonal(model, torch.ones(2, 3))
+
+
+def test_instruments_that_hang_on_the_model_do_not_look():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    x, y = torch.randn(8, 3), torch.randint(0, 2, (8,))
+    expected = fisher_diagonal(model, x)
+    optimizer = KFAC(torch.optim.SGD(model.parameters(), lr=0.0), model, nn.functional.cross_entropy)
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    assert torch.equal(fisher_diagonal(model, x), expected)

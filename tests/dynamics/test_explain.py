@@ -396,3 +396,21 @@ def test_unknown_layers_and_topics_are_named(resting):
         found["conv1"]
     with pytest.raises(DynamicsError, match="there are scale invariance"):
         found["0.weight"].about("norms")
+
+
+def test_a_run_that_diverged_is_explained_as_far_as_it_was_finite(tmp_path):
+    series = walk(60, lr=0.1)
+    series["weight_norm"][50:] = np.inf
+    said = explain(written(tmp_path / "a", series))["w"].about("effective learning rate")
+    assert said.words.startswith("From step 1 to 50 ")
+
+
+def test_groups_of_other_momentum_leave_the_equilibrium_undecided(tmp_path):
+    def make(net):
+        first, rest = [net[0].weight], [net[1].weight, net[1].bias, *net[3].parameters()]
+        groups = [{"params": rest}, {"params": first, "momentum": 0.9}]
+        return torch.optim.SGD(groups, lr=0.05, weight_decay=0.01)
+
+    said = gyroscope.explain(train(tmp_path / "run", normalized(), make, 40))["0.weight"]
+    assert said.about("equilibrium").verdict in ("undecided", "does not apply")
+    assert "groups differ in momentum" in said.about("equilibrium").words

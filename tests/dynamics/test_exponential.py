@@ -166,3 +166,13 @@ BAD = {
 def test_what_no_schedule_makes_up_for_is_refused(asked, says):
     with pytest.raises(DynamicsError, match=says):
         asked()
+
+
+def test_a_refusal_changes_nothing():
+    one, other = (torch.ones(2, requires_grad=True) for _ in range(2))
+    groups = [{"params": [one]}, {"params": [other], "weight_decay": 5.0}]
+    sgd = torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=1e-3)
+    with pytest.raises(DynamicsError):
+        undo_decay(sgd)
+    assert [group["weight_decay"] for group in sgd.param_groups] == [1e-3, 5.0]
+    assert not sgd.state

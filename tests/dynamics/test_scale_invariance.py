@@ -254,3 +254,10 @@ BAD = {
 def test_what_cannot_be_measured_is_refused_in_words(asked, says):
     with pytest.raises(DynamicsError, match=says):
         asked(net(), batch())
+
+
+def test_a_loss_that_fails_is_told_of():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    batch = torch.randn(8, 3), torch.rand(8)
+    with pytest.raises(DynamicsError, match=r"The loss failed with RuntimeError: .* dtype=None leaves types"):
+        invariance(model, F.cross_entropy, batch)

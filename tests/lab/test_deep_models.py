@@ -384,3 +384,15 @@ def test_the_signal_does_not_come_through_100_layers_that_are_not_normalized() -
     (x, _), plain, normalized = examples(), perceptron(100, False), perceptron(100, True)
     assert 0 < plain(x).abs().max() < 1e-35
     assert normalized(x).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("kind", [nn.Dropout, nn.AlphaDropout, nn.Dropout1d])
+def test_what_was_dropped_is_dropped_again(kind: type[nn.Module]) -> None:
+    block = nn.Sequential(nn.Linear(4, 4), kind(0.5), nn.Tanh())
+    gradients = []
+    for through in (lambda x: recomputed(block, block, x), block):
+        x = torch.arange(8.0).view(2, 4).requires_grad_()
+        torch.manual_seed(3)
+        through(x).square().sum().backward()
+        gradients.append(x.grad)
+    assert torch.equal(gradients[0], gradients[1])

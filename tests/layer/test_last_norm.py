@@ -317,6 +317,22 @@ def heads() -> nn.Module:
     )
 
 
+@pytest.mark.parametrize(
+    ("model", "sample", "what"),
+    [
+        (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3), nn.BatchNorm1d(3)), torch.zeros(2, 4), "a norm"),
+        (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.zeros(2, 3, 8), "a normalization"),
+        (nn.TransformerEncoderLayer(8, 2, 16, norm_first=True), torch.zeros(2, 3, 8), "a sum with earlier layers"),
+    ],
+    ids=["norm after it", "transformer", "residual stream"],
+)
+def test_a_network_that_goes_on_after_its_last_linear_layer(model: nn.Module, sample: Tensor, what: str) -> None:
+    before = [name for name, _ in model.named_modules()]
+    with pytest.raises(LayerError, match=f"does not end with a linear layer: between .* lies {what}"):
+        gyroscope.last_norm(model, sample)
+    assert [name for name, _ in model.named_modules()] == before
+
+
 def test_several_heads() -> None:
     assert refused(heads(), torch.zeros(2, 4)) == (
         "the outputs come from 2 layers side by side: 'heads.a.weight', 'heads.b.weight'. Name the one: layer=..."

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 
+from gyroscope.alone import alone
 from gyroscope.dynamics.errors import DynamicsError
 
 Likelihood = Literal["categorical", "gaussian"]
@@ -56,7 +57,8 @@ def per_example_gradients(
     def one(w: dict[str, Tensor], x: Tensor, t: Tensor) -> Tensor:
         return loss(functional_call(model, {**w, **buffers}, (x[None],)), t[None])
 
-    rows = vmap(grad(one), in_dims=(None, 0, 0), chunk_size=chunk)(weights, inputs, targets)
+    with alone():
+        rows = vmap(grad(one), in_dims=(None, 0, 0), chunk_size=chunk)(weights, inputs, targets)
     return torch.cat([rows[name].flatten(1) for name in weights], dim=1)
 
 
@@ -89,7 +91,8 @@ def fisher_diagonal(
 
     total: Tensor | None = None
     for some in torch.split(inputs, chunk):
-        rows, scores = vmap(jacrev(one, has_aux=True), in_dims=(None, 0))(weights, some)
+        with alone():
+            rows, scores = vmap(jacrev(one, has_aux=True), in_dims=(None, 0))(weights, some)
         r = scores.exp() if likelihood == "categorical" else torch.ones_like(scores)
         part = torch.cat([torch.einsum("nc,ncp->p", r, rows[name].flatten(2).square()) for name in weights])
         total = part if total is None else total + part
@@ -231,6 +234,8 @@ def _parts(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
                 f"Gradients of single examples do not apply because {name or 'the model'} mixes the samples of a "
                 "batch; put the model into eval mode."
             )
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
+            raise DynamicsError(f"{name or 'the model'} drops units at random; put the model into eval mode.")
     rest = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
     return weights, rest | {name: b.detach() for name, b in model.named_buffers()}
 

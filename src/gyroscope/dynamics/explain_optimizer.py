@@ -14,6 +14,8 @@ Family = Literal["first order", "second order", "controlled", "unknown"]
 
 _CONTROLLERS = ("Layca", "Graft")
 _SECOND = ("KFAC", "QuasiDiagonal")
+# What a group may have of its own that the recurrence of the norm depends on.
+_MATTERS = ("momentum", "dampening", "nesterov", "betas", "alpha", "amsgrad", "centered", "decoupled_weight_decay")
 # Steps of the summed momentum after which what the first gradients left in it is below a percent.
 _SETTLES = 5.0
 
@@ -72,6 +74,9 @@ def optimizer_of(given: Mapping[str, Any], *, steered: bool = True) -> Optimizer
         return Optimizer(full, "controlled")
     if name in _CONTROLLERS and inner:
         return optimizer_of({**given, "class": inner, "inner": None})
+    differ = [option for option in given.get("differ", ()) if option in _MATTERS]
+    if differ:
+        return Optimizer(f"{full}, whose groups differ in {', '.join(differ)},", "unknown")
     if name in _SECOND or "kfac" in name.lower():
         return Optimizer(full, "second order", penalty="the curvature that it preconditions by")
     return _first_order(full, name, given)

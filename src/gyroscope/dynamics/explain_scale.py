@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isfinite, log10, nan
+from math import isfinite, nan
 from typing import NamedTuple
 
 import numpy as np
@@ -87,7 +87,7 @@ def scale_statement(layer: Evidence, found: Orthogonality, model: LayerInvarianc
 
 def change(layer: Evidence) -> Change | None:
     """What became of the learning rate, explicit and effective, or None where that was not recorded."""
-    rows = np.flatnonzero((layer.lr > 0) & (layer.norm > 0))
+    rows = np.flatnonzero((layer.lr > 0) & (layer.norm > 0) & np.isfinite(layer.norm))
     if len(rows) < 2 or layer.optimizer.kind is None:
         return None
     a, b = int(rows[0]), int(rows[-1])
@@ -117,7 +117,7 @@ def rate_statement(layer: Evidence, invariant: bool | None, moved: Change | None
     explicit = "stayed at" if abs(b / a - 1) < 1e-6 else f"went from {number(a)} to"
     how = "fell" if moved.implicit < 1 else "rose"
     grew = "growth" if moved.implicit < 1 else "shrinking"
-    if abs(log10(moved.implicit)) < 1e-4:
+    if number(moved.implicit) == "1":
         by = "the norm stayed and changed nothing of it"
     else:
         by = f"the {grew} of the norm alone multiplied it by {number(moved.implicit)}"

@@ -50,12 +50,12 @@ class Statement:
 def number(value: float) -> str:
     """Three digits; "–" for what is not known.
 
-    >>> number(0.012345), number(123456.0), number(2.0), number(float("nan"))
-    ('0.0123', '123,456', '2', '–')
+    >>> number(0.012345), number(123456.0), number(2.0), number(3e38), number(float("nan"))
+    ('0.0123', '123,456', '2', '3e+38', '–')
     """
     if not isfinite(value):
         return "∞" if value == float("inf") else "–"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"
 
 
 def record(names: Sequence[str]) -> str:

@@ -166,12 +166,12 @@ def undo_decay(optimizer: SGD, *, groups: Collection[int] | None = None) -> Expo
                 "plain SGD and momentum."
             )
     shares = [0.0] * len(held)
+    for i in chosen:  # before anything is changed: it may refuse
+        shares[i] = shrinkage(float(held[i]["lr"]), float(held[i]["weight_decay"]), momentum=held[i]["momentum"])
     for i in chosen:
         group = held[i]
-        lr = float(group["lr"])
-        shares[i] = shrinkage(lr, float(group["weight_decay"]), momentum=group["momentum"])
         if group["momentum"] and shares[i]:
-            _move_buffers(optimizer, group["params"], shares[i] / (lr * (1 - shares[i])))
+            _move_buffers(optimizer, group["params"], shares[i] / (float(group["lr"]) * (1 - shares[i])))
         group["weight_decay"] = 0.0
     for group in held:
         group.pop("initial_lr", None)  # what another schedule began with

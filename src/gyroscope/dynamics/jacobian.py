@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
+from gyroscope.alone import alone
 from gyroscope.dynamics.errors import DynamicsError
 
 OutputHessian = Literal["identity", "softmax"]
@@ -83,7 +84,8 @@ def jacobian_norm(model: nn.Module, inputs: Tensor, *, limit: int = 10_000_000) 
             f"The Jacobians have {size:,} elements and limit is {limit:,}; take fewer samples, a larger limit, or "
             "estimated_jacobian_norm."
         )
-    jacobians: Tensor = vmap(jacrev(f))(inputs)
+    with alone():
+        jacobians: Tensor = vmap(jacrev(f))(inputs)
     return jacobians.detach().flatten(1).square().sum(1).mean()
 
 
@@ -108,7 +110,7 @@ def estimated_jacobian_norm(model: nn.Module, inputs: Tensor, *, probes: int = 3
         raise DynamicsError(f"probes is {probes}; at least 2 are needed for a standard error.")
     _one_by_one(model)
     x = inputs.detach().requires_grad_()
-    with torch.enable_grad():
+    with torch.enable_grad(), alone():
         z = _output(functional_call(model, _state(model), (x,)), inputs)
     generator = torch.Generator().manual_seed(seed)
     found = []
@@ -170,7 +172,7 @@ def _along_weights(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
     if not weights:
         raise DynamicsError("No parameter requires a gradient; there is no w to take the norm of.")
     by = list(weights.values())
-    with torch.enable_grad():
+    with torch.enable_grad(), alone():
         z = _output(functional_call(model, {**_state(model), **weights}, (inputs,)), inputs)
         u = torch.zeros_like(z, requires_grad=True)
         pulled = torch.autograd.grad(z, by, u, create_graph=True, materialize_grads=True)

@@ -109,7 +109,13 @@ class OnLoan:
     def _backward(self, model: nn.Module) -> float:
         assert self.loss is not None
         output = self._forward(model)
-        value = self.loss(output, self.batch.target)
+        try:
+            value = self.loss(output, self.batch.target)
+        except Exception as error:
+            raise DynamicsError(
+                f"The loss failed with {type(error).__name__}: {error}. It is called as loss(output, target), in "
+                f"{self.dtype or 'its own type'}; dtype=None leaves types as they are. The model is as it was."
+            ) from error
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.numel() == 0:
             raise DynamicsError(f"The loss gave {value!r}; accepted is a real tensor: a number, or one a sample.")
         value = value.mean()

@@ -241,7 +241,15 @@ def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
     plain: dict[str, Any] = {k: v for k, v in group.items() if isinstance(v, str) or _plain(v)}
     plain |= {key: list(value) for key, value in group.items() if isinstance(value, tuple) and all(map(_plain, value))}
     about = {"class": type(optimizer).__name__, **plain}
+    # Rates and decays are recorded layer by layer; what else groups differ in no layer can be told of.
+    others = [other for other in optimizer.param_groups[1:] if isinstance(other, Mapping)]
+    differ = sorted(k for k in plain if k not in _BY_LAYER and any(other.get(k) != group[k] for other in others))
+    if differ:
+        about["differ"] = differ
     return about if inner is None else {**about, "inner": type(inner).__name__}
+
+
+_BY_LAYER = ("lr", "initial_lr", "weight_decay", "name", "max_lr", "min_lr", "base_momentum", "max_momentum")
 
 
 def _plain(value: object) -> bool:

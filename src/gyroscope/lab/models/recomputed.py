@@ -38,9 +38,14 @@ def recomputed(block: nn.Module, compute: Callable[[Tensor], Tensor], x: Tensor)
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _Again(modules)
 
-    drops = any(isinstance(module, nn.Dropout) and module.training and module.p > 0 for module in modules)
+    drops = any(module.training and _drops(module) for module in modules)
     y: Tensor = checkpoint(compute, x, use_reentrant=False, preserve_rng_state=drops, context_fn=contexts)
     return y
+
+
+def _drops(module: nn.Module) -> bool:
+    """Whether a module draws random numbers in training: dropout of any kind, alone or within layers of one's own."""
+    return (isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0) or bool(getattr(module, "dropout", 0))
 
 
 class _Again(AbstractContextManager[None]):
