@@ -300,3 +300,18 @@ def test_closing_stops_watching():
     train(net, optimizer, range(1, 3))
     assert optimizer._statistics.activations[0].count == before
     assert not net[0]._forward_hooks
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_passes_that_are_not_trained_on_change_nothing(kind):
+    found = []
+    for looks in (False, True):
+        net = make_net()
+        optimizer = KINDS[kind](INNER["sgd"](net), net)
+        for step in range(5):
+            train(net, optimizer, [step])
+            for _ in range(3 if looks else 0):  # as in a validation that forgets no_grad
+                net.eval()(10 * torch.ones(4, 1, 3, 3))
+            net.train()
+        found.append(weights(net))
+    assert torch.equal(*found)

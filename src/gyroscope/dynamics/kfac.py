@@ -38,7 +38,9 @@ class KFAC(Preconditioner[Factors]):
         loss: the loss, whose labels are drawn; not needed where labels are "true".
         labels: "sampled" for S under labels drawn from the model's predictions (the Fisher matrix), which takes
             another backward pass where it is measured; a function (output, generator) → targets that draws them;
-            "true" for the gradients of the training loop (the empirical Fisher matrix), a mean over the samples.
+            "true" for the gradients of the training loop (the empirical Fisher matrix), a mean over the samples: the
+            first dimension of the output. Where the loss is a mean over more, such as the T tokens of [N, C, T],
+            S is T times too small; flatten outputs to [N·T, C], or let labels be sampled.
         biases: whether biases are preconditioned with the weights, as one [W b]. They make up for each other, so both
             go together: False under a controller such as `Layca`, which sets the length of the weights' step alone.
         damping: λ.

@@ -88,6 +88,7 @@ class Observer:
         self.looks, self.capturable = True, capturable and labels == "true"
         self.drawn: Tensor | None = None  # the state of the generator, where one was loaded
         self._generator: torch.Generator | None = None
+        self._before: Tensor | None = None  # the state before labels that have not been used yet
         self._pass: _Pass | None = None
         self._handles: list[RemovableHandle] = []
         check_labels(labels, loss)
@@ -111,6 +112,7 @@ class Observer:
     def generator(self, device: torch.device) -> torch.Generator:
         """Where labels come from."""
         if self._generator is None or self._generator.device != device:
+            self._before = None
             self._generator = torch.Generator(device).manual_seed(self.seed)
             if self.drawn is not None:
                 self._generator.set_state(self.drawn)
@@ -118,11 +120,13 @@ class Observer:
 
     def state(self) -> Tensor | None:
         """How far the generator has come."""
+        if self._before is not None:
+            return self._before
         return self.drawn if self._generator is None else self._generator.get_state()
 
     def load(self, state: Tensor | None) -> None:
         """Go on from there."""
-        self.drawn, self._generator = state, None
+        self.drawn, self._generator, self._before = state, None, None
 
     def _begins(self, index: int, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._pass = _Pass() if torch.is_grad_enabled() else None
@@ -165,25 +169,23 @@ class Observer:
         edge.node.register_prehook(arrived)
 
     def _await(self, now: _Pass, output: Any) -> None:
-        """Tell of all uses in a pass once the loss's gradient comes to its output."""
-        me = weakref.ref(self)
+        """Tell of all uses in a pass, whose inputs are all there is to tell."""
 
-        def arrived(gradients: tuple[Tensor | None, ...]) -> None:
-            observer = me()
-            if observer is not None and not torch.is_grad_enabled():
-                uses, now.uses = now.uses, []
-                for index, x, _ in uses:
-                    observer._tell(index, x, None, len(x) if now.samples is None else now.samples, now)
+        def tell(observer: Observer, use: tuple[int, Tensor, Any]) -> None:
+            index, x, _ = use
+            observer._tell(index, x, None, len(x) if now.samples is None else now.samples, now)
 
-        for one in tensors(output):
-            if one.grad_fn is not None:
-                _edge(one).node.register_prehook(arrived)
+        self._when_trained(output, tell, now.uses)
 
     def _draw(self, now: _Pass, output: Any) -> None:
         """Gradients for labels that are drawn now, at the outputs of all layers."""
         assert self.loss is not None
         first = tensors(output)[0]
         generator = self.generator(first.device)
+        # What was drawn for a pass that was not trained on is drawn again: to look at a model changes nothing.
+        if self._before is not None:
+            generator.set_state(self._before)
+        self._before = generator.get_state()
         if callable(self.labels):
             targets = self.labels(output, generator)
         else:
@@ -193,10 +195,31 @@ class Observer:
         edges = [edge for _, _, edge in now.uses if edge is not None]
         gradients = torch.autograd.grad(value, edges, retain_graph=True, allow_unused=True)
         samples = _predictions(self.loss, len(first) if first.dim() else 1, targets)
-        for (index, x, _), g in zip(now.uses, gradients, strict=True):
-            if g is not None:
-                self._tell(index, x, g, samples, now)
+        found = [(index, x, g) for (index, x, _), g in zip(now.uses, gradients, strict=True) if g is not None]
         now.uses.clear()  # what they hold of the graph goes with it
+
+        def tell(observer: Observer, use: tuple[int, Tensor, Tensor]) -> None:
+            index, x, g = use
+            observer._before = None
+            observer._tell(index, x, g, samples, now)
+
+        self._when_trained(output, tell, found)
+
+    def _when_trained(self, output: Any, tell: Callable[[Observer, Any], None], uses: list[Any]) -> None:
+        """Tell of uses once the loss's gradient comes to the output of their pass; other passes do not count."""
+        me = weakref.ref(self)
+
+        def arrived(gradients: tuple[Tensor | None, ...]) -> None:
+            observer = me()
+            if observer is not None and not torch.is_grad_enabled():  # gradients of gradients are not those of the loss
+                taken = uses[:]
+                uses.clear()
+                for use in taken:
+                    tell(observer, use)
+
+        for one in tensors(output):
+            if one.grad_fn is not None:
+                _edge(one).node.register_prehook(arrived)
 
     def _tell(self, index: int, x: Tensor, g: Tensor | None, samples: int, batch: object) -> None:
         kind = x.device.type
@@ -207,7 +230,8 @@ class Observer:
             self.statistics.add(index, x, g, samples, batch)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_handles": [], "_pass": None, "_generator": None, "drawn": self.state()}
+        none = {"_pass": None, "_generator": None, "_before": None}
+        return {**self.__dict__, **none, "_handles": [], "drawn": self.state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

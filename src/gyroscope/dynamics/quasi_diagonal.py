@@ -84,7 +84,7 @@ class QuasiDiagonal(Preconditioner[Moments]):
         loss: the loss, where labels are drawn.
         labels: None for equation 10 as it is; "sampled" for S under labels drawn from the model (Fisher), which takes
             a backward pass more where it is measured; a function (output, generator) → targets that draws them; "true"
-            for those of the training loop (empirical Fisher).
+            for those of the training loop (empirical Fisher), a mean over the first dimension of the model's output.
         biases: whether biases are preconditioned with the weights. A bias makes up for the weights' step where the
             activations' mean is, so both go together: False under a controller such as `Layca`, which sets the length
             of the weights' step alone.
