@@ -2,7 +2,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -189,10 +189,11 @@ def test_captured_steps_are_refused_where_they_cannot_be_before_anything_is_writ
 
 @pytest.fixture
 def on_cpu(monkeypatch):
-    cuda = SimpleNamespace(is_available=lambda: True, stream=torch.cuda.stream)
+    cuda = SimpleNamespace(is_available=lambda: True, stream=lambda stream: nullcontext())
     backends = SimpleNamespace(cudnn=SimpleNamespace(benchmark=False))
     monkeypatch.setattr(population, "torch", SimpleNamespace(cuda=cuda, backends=backends))
-    monkeypatch.setattr(population, "_stream", lambda device: None)
+    done = SimpleNamespace(query=lambda: True)  # a CPU has done what it was asked for
+    monkeypatch.setattr(population, "_stream", lambda device: SimpleNamespace(record_event=lambda: done))
     monkeypatch.setattr(population, "_LOOK_EVERY", 0.01)
 
 

@@ -38,6 +38,7 @@ def test_below_full_scale_digits_stand_in_and_for_digits_nothing_does(name, tmp_
 def test_what_stands_in_is_of_the_same_kind(tmp_path):
     kinds = {name: lab(tmp_path, "small").task(name).name for name in TASKS if not name.startswith("digits")}
     assert kinds.pop("c10-resnet110") == "digits-resnet"
+    assert kinds.pop("c10-deep") == kinds.pop("c100-deep") == "digits-deep"
     assert kinds.pop("mnist-mlp") == "digits-mlp"
     assert kinds.pop("mnist-one-layer") == "digits-one-layer"
     assert set(kinds.values()) == {"digits"}
