@@ -31,10 +31,10 @@ PRELOAD = [
 ]
 
 
-def start(rank: Callable[..., None], *args: Any) -> None:
-    """Call rank(0, *args) and rank(1, *args) in a process each; the first that fails ends both and is raised."""
+def start(rank: Callable[..., None], *args: Any, processes: int = 2) -> None:
+    """Call rank(0, *args), rank(1, *args), … in a process each; the first that fails ends all and is raised."""
     multiprocessing.set_forkserver_preload(PRELOAD)  # heard by the server's start, of which there is one
-    mp.start_processes(rank, args=args, nprocs=2, start_method="forkserver")
+    mp.start_processes(rank, args=args, nprocs=processes, start_method="forkserver")
 
 
 def run(claims: Sequence[Claim], rank: int, folder: str) -> None:
