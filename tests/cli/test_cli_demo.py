@@ -14,6 +14,7 @@ from gyroscope.lab import data, models
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.recipe import Recipe
+from gyroscope.lab.run_one import run_one
 from gyroscope.lab.trial import Trial
 
 run = CliRunner().invoke
@@ -163,10 +164,21 @@ def test_only_what_is_missing_is_trained(tmp_path):
     assert line.startswith("1/1 digits: Layca 3^-5, seed 1: train ")
 
 
-def test_workers_give_the_numbers_that_one_process_gives(tmp_path, monkeypatch, numbers):
+def test_jobs_are_worker_processes_whose_results_are_shown(tmp_path, monkeypatch, numbers):
+    """That worker processes give the numbers of one process, also of convolutions, is a claim of test_engine."""
+    asked = []
+
+    def one_by_one(trials, archive, *, jobs, data, on_note, on_done):
+        asked.append((len(trials), jobs))
+        for trial in trials:
+            on_done(trial, run_one(trial, archive, data, on_note))
+
+    monkeypatch.setattr("gyroscope.lab.workers.run_in_workers", one_by_one)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(lab, "QUICK_RECIPES", lab.QUICK_RECIPES[:2])
     result = run(app, ["demo", "--quick", "--jobs", "2", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
+    assert asked == [(2, 2)]
     parallel = json.loads((tmp_path / "demo.json").read_text())
     for mine, theirs in zip(parallel["configurations"], numbers["configurations"], strict=False):
         assert mine["trials"][0]["rotation"] == theirs["trials"][0]["rotation"]

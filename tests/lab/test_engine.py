@@ -29,6 +29,7 @@ RECIPES = (Recipe("Layca", 3.0**-3, control="layca", alpha=0.6), Recipe("SGD", 3
 RECORDED = Recipe("RMSprop", 0.01, optimizer="rmsprop", records=True)
 COPY = Trial(QUICK, Recipe("copy", 1.0, control="layca", copies=RECORDED))
 TRIALS = [Trial(QUICK, recipe, seed) for recipe in RECIPES for seed in (0, 1)]
+CONVOLUTIONS = Trial(HELD.lasting(1), RECIPES[0])
 ENDLESS = Trial(QUICK.lasting(1_000_000), RECIPES[1])
 UNKNOWN = Trial(replace(QUICK, model="resnet"), RECIPES[1], seed=7)
 
@@ -43,7 +44,7 @@ class Dying(Trial):
 
 def test_results_depend_neither_on_the_engine_nor_on_the_number_of_jobs(tmp_path):
     """Nor on the order in which trials are done: one waits for what it copies."""
-    trials = [COPY, *TRIALS]
+    trials = [COPY, *TRIALS, CONVOLUTIONS]
     done, notes = [], []
     parallel = run_trials(
         trials,
@@ -54,14 +55,14 @@ def test_results_depend_neither_on_the_engine_nor_on_the_number_of_jobs(tmp_path
         on_done=lambda trial, result: done.append((trial, result)),
     )
     assert {trial.key for trial, _ in done} == {trial.key for trial in [COPY.source, *trials]}
-    assert len(done) == 6
+    assert len(done) == 7
     assert sorted(note.name for note in notes) == sorted(
         f"digits: {trial.recipe.name}, seed {trial.seed}" for trial in [COPY.source, *trials]
     )
     serial = run_trials(trials, Archive(tmp_path / "serial"), engine="serial")
     assert parallel == serial
     assert [dict(done)[trial] for trial in trials] == serial
-    for trial, result in zip(TRIALS, serial[1:], strict=True):
+    for trial, result in zip(trials[1:], serial[1:], strict=True):
         assert result == train(trial, SPLIT)
     assert multiprocessing.active_children() == []
 
