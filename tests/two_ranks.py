@@ -1,40 +1,20 @@
-"""Claims that two ranks on a CPU must agree on, in one pair of processes, whose start costs more than the claims.
-
-Ranks are forked from a server that has imported torch already, once for all tests: a process that imports it alone
-takes seconds.
-"""
+"""Claims that two ranks on a CPU must agree on, in one pair of processes, whose start costs more than the claims."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+
+import forked
 
 Claim = Callable[[Path], None]
 Rank = Callable[[int, str], None]
-# The optimizers and sharded modules of torch import torch._dynamo when they are first called.
-PRELOAD = [
-    "pytest",
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor",
-    "gyroscope",
-    "gyroscope.lab",
-]
-
-
-def start(rank: Callable[..., None], *args: Any, processes: int = 2) -> None:
-    """Call rank(0, *args), rank(1, *args), … in a process each; the first that fails ends all and is raised."""
-    multiprocessing.set_forkserver_preload(PRELOAD)  # heard by the server's start, of which there is one
-    mp.start_processes(rank, args=args, nprocs=processes, start_method="forkserver")
 
 
 def run(claims: Sequence[Claim], rank: int, folder: str) -> None:
@@ -61,7 +41,7 @@ def outcome(rank: Rank, folder: Path) -> tuple[list[str], str]:
     """The claims that hold, and what the first that does not says."""
     error = ""
     try:
-        start(rank, str(folder))
+        forked.start(rank, str(folder), processes=2)
     except Exception as raised:
         error = str(raised)
     done = folder / "done"

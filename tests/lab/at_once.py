@@ -1,19 +1,16 @@
-"""Processes that want the same trial; a script of test_archive, which forks them, as that takes no time.
+"""Processes that want the same trial, for test_archive; they are forked, as that takes no time.
 
-Writes, as JSON: how many epochs each of two that begin at once trains, and what result each has; and what a claim of
+Told are, as JSON: how many epochs each of two that begin at once trains, and what result each has; and what a claim of
 another process is while that lives, and once it was killed.
 """
 
 import json
 import os
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.recipe import Recipe
@@ -55,9 +52,9 @@ def is_free(archive):
         return folder is not None
 
 
-if __name__ == "__main__":
+def begin(_, folder):
     torch.set_num_threads(1)
-    root = Path(sys.argv[1])
+    root = Path(folder)
     loaded(TRIAL.task.source, None)
     run_one(replace(TRIAL, task=TRIAL.task.lasting(1)), Archive(root / "first"))  # which imports what is needed
     pair = [forked(trains, Archive(root / "shared"), name) for name in ("one name", "another")]
@@ -70,4 +67,4 @@ if __name__ == "__main__":
     during = is_free(archive)
     os.kill(holder, signal.SIGKILL)
     os.waitpid(holder, 0)
-    json.dump({"pair": told, "during": during, "after": is_free(archive)}, sys.stdout)
+    (root / "told.json").write_text(json.dumps({"pair": told, "during": during, "after": is_free(archive)}))

@@ -1,4 +1,4 @@
-"""Trainings that are killed at random moments and begun again until they end; a script of test_resume.
+"""Trainings that are killed at random moments and begun again until they end, for test_resume.
 
 Each is a forked process, which takes no time to start, and is ended by the system when it has used a random amount of
 processor time, wherever it then is: no handler runs, nothing is closed.
@@ -14,8 +14,6 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from gyroscope.lab.data.augment import Augmentation
 from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.training import train
@@ -28,13 +26,13 @@ TRIAL = Trial(MOVED.lasting(4), ADAM, seed=3, keeps=True, every=1)
 KILLS = 6
 
 
-def attempt(folder, seconds):
+def attempt(split, folder, seconds):
     """Train in a process of its own, for so many seconds of processor time at most; whether it was killed."""
     child = os.fork()
     if child == 0:
         try:
             signal.setitimer(signal.ITIMER_PROF, seconds)  # ends the process with SIGPROF
-            train(TRIAL, SPLIT, folder=folder, save_every=0.0)
+            train(TRIAL, split, folder=folder, save_every=0.0)
             os._exit(0)
         except BaseException as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -52,21 +50,21 @@ def used():
     return children.ru_utime + children.ru_stime
 
 
-if __name__ == "__main__":
+def begin(_, root):
     torch.set_num_threads(1)
-    SPLIT = MOVED.source.load()
-    root, kills = Path(sys.argv[1]), 0
-    train(TRIAL, SPLIT, folder=root / "whole")
-    attempt(root / "timed", 1000.0)
+    split = MOVED.source.load()
+    root, kills = Path(root), 0
+    train(TRIAL, split, folder=root / "whole")
+    attempt(split, root / "timed", 1000.0)
     whole = used()
     chance = random.Random(0)
     for number in range(100):
         folder = root / f"killed-{number}"
         # Long enough to get on by an epoch now and then; the last is left in peace where chance never is.
         for again in range(50):
-            if not attempt(folder, 1000.0 if again == 49 else chance.uniform(0.01, 0.7) * whole):
+            if not attempt(split, folder, 1000.0 if again == 49 else chance.uniform(0.01, 0.7) * whole):
                 break
             kills += 1
         if kills >= KILLS:
             break
-    print(number + 1, kills)
+    (root / "counts").write_text(f"{number + 1} {kills}")

@@ -1,15 +1,13 @@
 import json
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
 from math import inf, isnan, nan
-from pathlib import Path
 
 import pytest
 import torch
 
+import forked
 import gyroscope
 from gyroscope.control.rates import Rates
 from gyroscope.lab import archive as module
@@ -21,6 +19,7 @@ from gyroscope.lab.result import Result
 from gyroscope.lab.run_one import run_one
 from gyroscope.lab.training import RATES, WEIGHTS
 from gyroscope.lab.trial import Trial
+from lab import at_once
 from lab.trainings import HELD
 
 QUICK = replace(HELD, model="mlp-2x8", options=(("inputs", 64),)).lasting(1)
@@ -268,10 +267,8 @@ def test_who_waits_for_a_trial_finds_its_result_and_does_not_train(tmp_path, mon
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory):
     root = tmp_path_factory.mktemp("processes")
-    script = Path(__file__).with_name("at_once.py")
-    done = subprocess.run([sys.executable, script, root], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return root, json.loads(done.stdout)
+    forked.start(at_once.begin, str(root))
+    return root, json.loads((root / "told.json").read_text())
 
 
 def test_two_processes_that_run_the_same_trial_at_once_run_it_once(processes):

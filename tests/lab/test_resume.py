@@ -2,9 +2,6 @@
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from zipfile import ZipFile
@@ -13,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import forked
 import gyroscope
 from gyroscope.control.rates import Rates
 from gyroscope.lab import checkpoint
@@ -21,6 +19,7 @@ from gyroscope.lab.errors import LabError
 from gyroscope.lab.recipe import CONTROLS, OPTIMIZERS, Recipe
 from gyroscope.lab.training import RATES, WEIGHTS, Training, train
 from gyroscope.lab.trial import Trial
+from lab.killed import begin
 from lab.trainings import (
     DROPOUT,
     HELD,
@@ -196,10 +195,8 @@ def test_a_checkpoint_is_written_as_often_as_asked(tmp_path):
 def killed(tmp_path_factory):
     """Trainings that were killed at random moments, again and again, and one that was not."""
     root = tmp_path_factory.mktemp("killed")
-    script = Path(__file__).with_name("killed.py")
-    done = subprocess.run([sys.executable, script, root], capture_output=True, text=True, env=os.environ, check=False)
-    assert done.returncode == 0, done.stderr
-    count, kills = map(int, done.stdout.split())
+    forked.start(begin, str(root))
+    count, kills = map(int, (root / "counts").read_text().split())
     return root, count, kills
 
 

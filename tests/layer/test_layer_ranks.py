@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import two_ranks
+import forked
 from gyroscope.errors import LayerError
 from gyroscope.layer import layers, zero_norm
 
@@ -50,4 +50,4 @@ def _rank(rank: int, claim: Callable[[], None], store: str) -> None:
 
 @pytest.mark.parametrize("claim", [_zero_norms_of_shards, _refusals_of_fsdp1])
 def test_all_ranks_agree(claim: Callable[[], None], tmp_path: Path) -> None:
-    two_ranks.start(_rank, claim, str(tmp_path / "store"))
+    forked.start(_rank, claim, str(tmp_path / "store"), processes=2)

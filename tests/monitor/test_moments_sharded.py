@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-import two_ranks
+import forked
 from gyroscope.monitor.moments import moment_percentiles
 
 
@@ -99,7 +99,7 @@ def _rank(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     folder = tmp_path_factory.mktemp("ranks")
-    two_ranks.start(_rank, str(folder))
+    forked.start(_rank, str(folder), processes=2)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -20,8 +20,8 @@ from test_watch_failures import After, full_disk
 from torch import nn
 from watched import backward, check, copies_of, inputs, mlp, train
 
+import forked
 import gyroscope
-import two_ranks
 from gyroscope.errors import GyroscopeError, MonitorError, StoreError
 from gyroscope.monitor import quantities
 from gyroscope.monitor.recorder import Recorder
@@ -502,5 +502,5 @@ def recorded_in_tf32(_, setting, folder):
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_precision_set_for_one_backend_does_not_stop_the_recording(tmp_path, setting):
     # In a process of its own: torch cannot take such a setting back.
-    two_ranks.start(recorded_in_tf32, setting, str(tmp_path), processes=1)
+    forked.start(recorded_in_tf32, setting, str(tmp_path))
     assert (tmp_path / "run").exists()

@@ -16,8 +16,8 @@ import watch_ranks as ranks
 from resume_models import go, momentum, net, rotations, weights
 from torch import nn
 
+import forked
 import gyroscope
-import two_ranks
 from gyroscope.errors import MonitorError
 from gyroscope.monitor import reference
 
@@ -365,5 +365,5 @@ def rank(number: int, name: str, folder: str) -> None:
 
 @pytest.mark.parametrize("claim", [claim.__name__ for claim in CLAIMS])
 def test_two_ranks_agree_that(claim, tmp_path):
-    two_ranks.start(rank, claim, str(tmp_path))
+    forked.start(rank, claim, str(tmp_path), processes=2)
     assert all((tmp_path / f"done-{i}").exists() for i in range(2))

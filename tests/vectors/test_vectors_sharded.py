@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from vector_layouts import assert_combined, assert_dot, values
 
-import two_ranks
+import forked
 from gyroscope.errors import VectorError
 from gyroscope.vectors import combine_, dots
 
@@ -247,7 +247,7 @@ def _rank(rank: int, folder: str) -> None:
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """What each rank found: starting two processes takes longer than all claims together."""
     folder = tmp_path_factory.mktemp("ranks")
-    two_ranks.start(_rank, str(folder))
+    forked.start(_rank, str(folder), processes=2)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -1,0 +1,29 @@
+"""Functions in processes of their own, forked from a server that has imported torch already, once for all tests.
+
+A process that imports it alone takes seconds. The server itself does nothing, so what one process sets is not seen by
+the next.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from typing import Any
+
+import torch.multiprocessing as mp
+
+# The optimizers and sharded modules of torch import torch._dynamo when they are first called.
+PRELOAD = [
+    "pytest",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "gyroscope",
+    "gyroscope.lab",
+]
+
+
+def start(act: Callable[..., None], *args: Any, processes: int = 1) -> None:
+    """Call act(0, *args), act(1, *args), … in a process each; the first that fails ends all and is raised."""
+    multiprocessing.set_forkserver_preload(PRELOAD)  # heard by the server's start, of which there is one
+    mp.start_processes(act, args=args, nprocs=processes, start_method="forkserver")
