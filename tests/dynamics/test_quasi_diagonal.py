@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from gyroscope.dynamics import patch_moments
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.outliers import outliers
 from gyroscope.dynamics.places import Place, joined, split
@@ -71,8 +72,10 @@ CONVS = [
 ]
 
 
+@pytest.mark.parametrize("small", [0, 1 << 20])
 @pytest.mark.parametrize("options", CONVS)
-def test_moments_of_patches_are_those_of_all_patches(options):
+def test_moments_of_patches_are_those_of_all_patches(options, small, monkeypatch):
+    monkeypatch.setattr(patch_moments, "_SMALL", small)
     conv = nn.Conv2d(2, 3, (3, 2), dtype=torch.float64, **options)
     x = 10 + 0.1 * double(4, 2, 5, 6)
     mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
@@ -130,6 +133,68 @@ def test_running_moments_are_those_of_a_mixture_of_batches():
         mean, second = new if t == 1 else ((1 - w) * mean + w * new[0], (1 - w) * second + w * new[1])
     torch.testing.assert_close(spread.mean, mean)
     torch.testing.assert_close(spread.variance, second - mean.square())
+
+
+def test_layers_of_one_shape_are_stepped_as_each_alone_also_where_one_has_no_gradient():
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3))).double()
+    optimizer = QuasiDiagonal(sgd(net), net, damping=0.3)
+    x = 2 + double(9, 3)
+    net(x).square().mean().backward()
+    net[1].weight.grad = net[1].bias.grad = None
+    before = [flat(layer.parameters()) for layer in net]
+    with torch.no_grad():
+        inputs = [x, net[0](x), net[:2](x)]
+    optimizer.step()
+    assert torch.equal(flat(net[1].parameters()), before[1])
+    for i in (0, 2):
+        variance = inputs[i].var(0, correction=0)
+        G = flat([net[i].weight.grad, net[i].bias.grad])
+        P = literal(G, inputs[i].mean(0), variance + 0.3 * variance.mean())
+        torch.testing.assert_close(before[i] - flat(net[i].parameters()), P, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("labels", [None, "true"])
+def test_passes_before_a_step_count_as_one_batch(labels):
+    start = nn.Sequential(nn.Conv2d(1, 2, 2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(24, 2)).double()
+    x = 3 + double(8, 1, 2, 3)
+    found = []
+    for parts in (1, 4):
+        net = copy.deepcopy(start)
+        optimizer = QuasiDiagonal(sgd(net), net, labels=labels)
+        for part in x.chunk(parts):
+            net(part).square().mean().backward()
+        optimizer.step()
+        found.append(optimizer._statistics.state(0))
+    for name in ("mean", "variance") if labels is None else ("mean", "variance", "slopes"):
+        torch.testing.assert_close(found[0][name], found[1][name])
+    assert found[1]["count"] == 1
+
+
+class Stashing(nn.Module):
+    """Gives one thing and keeps another, which the loss is of."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(2, 2), nn.Linear(2, 1)
+
+    def forward(self, x):
+        self.features = self.body(x)
+        return self.head(self.features)
+
+
+def test_a_loss_of_something_other_than_the_output_is_told_of_once_and_then_seen():
+    net = Stashing().double()
+    optimizer = QuasiDiagonal(sgd(net), net)
+    net(double(6, 2))
+    net.features.sum().backward()
+    with pytest.warns(UserWarning, match="Nothing is known of the layers body"):
+        optimizer.step()
+    net(double(6, 2))
+    net.features.sum().backward()
+    optimizer.step()
+    assert optimizer._statistics.known(0)
+    assert not optimizer._statistics.known(1)
 
 
 def test_activations_that_never_vary_do_not_move_and_do_no_harm():
