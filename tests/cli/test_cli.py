@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import pytest
 from typer.testing import CliRunner
 
@@ -45,10 +42,3 @@ def test_what_is_not_understood_exits_with_two(argument, says):
     assert result.exit_code == 2
     assert says in result.stderr
     assert "Traceback" not in result.output
-
-
-def test_the_core_does_not_import_what_only_the_extras_need():
-    extras = {"matplotlib", "rich", "typer", "sklearn"}
-    code = f"import sys, gyroscope; print(sorted({extras} & set(sys.modules)))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout == "[]\n"

@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import pytest
 from typer.testing import CliRunner
 
@@ -216,9 +213,3 @@ def test_help_names_the_folder_and_gives_an_example(run, command):
     assert result.exit_code == 0
     for word in ("--data", "GYROSCOPE_DATA", f"gyroscope data {command}"):
         assert word in result.stdout
-
-
-def test_the_laboratory_is_not_loaded_until_it_is_needed():
-    code = "import sys, gyroscope.cli.data; print('gyroscope.lab' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout == "False\n"

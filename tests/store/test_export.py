@@ -1,7 +1,6 @@
 import csv
 import io
 import json
-import subprocess
 import sys
 
 import numpy as np
@@ -180,9 +179,3 @@ def test_without_its_library_the_extra_is_named(run, tmp_path, way, library, mon
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(MissingExtraError, match=rf"needs {library}.*pip install 'gyroscope\[export\]'"):
         getattr(run, way)(*([] if way == "to_pandas" else [tmp_path / "out"]))
-
-
-def test_importing_the_store_loads_neither_pandas_nor_pyarrow():
-    program = "import sys, gyroscope.store; print(sorted({'pandas', 'pyarrow'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
