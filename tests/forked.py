@@ -23,7 +23,12 @@ PRELOAD = [
 ]
 
 
+def context() -> multiprocessing.context.ForkServerContext:
+    """What pools of processes take to be forked so."""
+    multiprocessing.set_forkserver_preload(PRELOAD)  # heard by the server's start, of which there is one
+    return multiprocessing.get_context("forkserver")
+
+
 def start(act: Callable[..., None], *args: Any, processes: int = 1) -> None:
     """Call act(0, *args), act(1, *args), … in a process each; the first that fails ends all and is raised."""
-    multiprocessing.set_forkserver_preload(PRELOAD)  # heard by the server's start, of which there is one
-    mp.start_processes(act, args=args, nprocs=processes, start_method="forkserver")
+    mp.start_processes(act, args=args, nprocs=processes, start_method=context().get_start_method())

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.laboratory import Lab
 
@@ -14,3 +15,10 @@ def lab(tmp_path_factory):
     base = Path(tmp_path_factory.getbasetemp())
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     return Lab(Archive(shared / "archive"), "smoke", engine="serial")
+
+
+@pytest.fixture
+def forked_workers(monkeypatch):
+    """Worker processes are forked, not begun afresh: for claims about how they end."""
+    context = forked.context()
+    monkeypatch.setattr("multiprocessing.get_context", lambda method: context)

@@ -97,12 +97,14 @@ def test_results_come_in_the_order_of_the_trials_and_known_ones_are_not_run(tmp_
     assert done == []
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_failing_worker_ends_the_run_and_names_its_trial(tmp_path):
     with pytest.raises(LabError, match=r"^SGD, seed 7: no model is called 'resnet'"):
         run_trials([UNKNOWN, ENDLESS, replace(ENDLESS, seed=1)], Archive(tmp_path), engine="workers", jobs=1)
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_worker_that_dies_is_reported_and_its_trial_can_be_run_again(tmp_path):
     dying = Dying(QUICK, RECIPES[1])
     with pytest.raises(LabError, match="a worker process was killed, or ran out of memory; try one job"):
@@ -113,6 +115,7 @@ def test_a_worker_that_dies_is_reported_and_its_trial_can_be_run_again(tmp_path)
     assert run_trials([alive], Archive(tmp_path), engine="serial") == [train(alive, SPLIT)]
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_an_interrupt_ends_the_workers_and_leaves_a_run_that_can_be_gone_on_with(tmp_path):
     def interrupt(note):
         if note.epoch == 3:

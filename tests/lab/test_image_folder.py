@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.multiprocessing import ProcessExitedException
 from torch.nn import functional
 
+import forked
 from gyroscope.lab.data import Source, image_cache
 from gyroscope.lab.data.decode import decode
 from gyroscope.lab.data.image_folder import read_imagenet, read_tiny_imagenet
@@ -250,26 +252,19 @@ def test_a_damaged_cache_is_built_again(folder, decoded, damage):
     assert not decoded
 
 
-KILLED = """
-import os, signal, sys
-from gyroscope.lab.data.image_folder import read_tiny_imagenet
+def build_until_killed(_, folder, enough):
+    def kill(done, total):
+        if done >= enough:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-def kill(done, total):
-    if done >= int(sys.argv[2]):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-if __name__ == "__main__":
-    read_tiny_imagenet(sys.argv[1], workers=int(sys.argv[3]), on_progress=kill)
-"""
+    read(folder, on_progress=kill)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signal")
 @pytest.mark.parametrize("done", [6, 13])
 def test_a_build_that_is_killed_is_none_and_the_next_one_is_whole(folder, decoded, done):
-    script = folder / "killed.py"
-    script.write_text(KILLED)
-    ended = subprocess.run([sys.executable, script, folder, str(done), "1"], check=False)
-    assert ended.returncode == -signal.SIGKILL
+    with pytest.raises(ProcessExitedException, match="SIGKILL"):
+        forked.start(build_until_killed, folder, done)
     cache = folder / "gyroscope-cache/tiny-imagenet-64"
     assert (cache / "images.npy.part").exists()
     assert not (cache / "index.json").exists()
@@ -344,6 +339,7 @@ def test_a_build_that_fails_between_its_two_files_is_none(folder, monkeypatch, d
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.usefixtures("forked_workers")
 def test_what_the_progress_raises_ends_the_build(folder, workers):
     class StopError(Exception):
         pass
@@ -386,6 +382,7 @@ def test_one_builds_and_another_waits_for_it(folder, decoded, monkeypatch):
     [(None, 1), (None, 2), (b"", 1), (b"<html>not found</html>", 1)],
     ids=["cut", "cut, processes", "empty", "page"],
 )
+@pytest.mark.usefixtures("forked_workers")
 def test_a_damaged_image_is_named_and_no_cache_is_left(folder, workers, content):
     path = folder / "train/n03/images/n03_1.JPEG"
     path.write_bytes(path.read_bytes()[:400] if content is None else content)
