@@ -4,16 +4,17 @@ from matplotlib.image import imread
 
 from figures.made import example_run
 from gyroscope.errors import FigureError
-from gyroscope.figures import dashboard, rotation_curves, rotation_heatmap, save
+from gyroscope.figures import rotation_curves, rotation_heatmap, save
 
 BEGINS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 
 
 @pytest.mark.parametrize("form", BEGINS)
-@pytest.mark.parametrize("draw", [rotation_curves, dashboard], ids=["axes", "figure"])
-def test_the_ending_says_the_format_of_the_one_file_written(tmp_path, form, draw):
+@pytest.mark.parametrize("what", ["axes", "figure"])
+def test_the_ending_says_the_format_of_the_one_file_written(tmp_path, form, what):
     path = tmp_path / "new" / "folder" / f"curves.{form}"
-    assert save(draw(example_run(steps=5)), path) == [path]
+    axes = rotation_curves(example_run(steps=5))
+    assert save(axes if what == "axes" else axes.get_figure(), path) == [path]
     assert path.read_bytes().startswith(BEGINS[form])
     assert list(path.parent.iterdir()) == [path]
 
