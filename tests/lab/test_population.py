@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import gyroscope
+from gyroscope.lab import models
 from gyroscope.lab.archive import Archive
+from gyroscope.lab.captured import compile_blocks
 from gyroscope.lab.engine import run_trials
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.last_layer import followed
@@ -188,3 +190,13 @@ def test_long_steps_are_asked_for_one_by_one_and_short_ones_ahead(monkeypatch):
             now[0] += lasts
             seat.asked[0].done = True
         assert len(seat.asked) == ahead
+
+
+def test_every_residual_block_is_compiled_and_nothing_else(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **options: compiled.append((module, options)))
+    for name, blocks in (("resnet-14", 6), ("preresnet-8", 3), ("digits-cnn", 0)):
+        compiled.clear()
+        assert compile_blocks(models.make(name, seed=0)) == (blocks > 0)
+        assert len(compiled) == blocks
+        assert all(options == {"dynamic": False} for _, options in compiled)
