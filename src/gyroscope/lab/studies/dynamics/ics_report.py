@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.lab.studies.dynamics.loop import until
+from gyroscope.lab.studies.dynamics.loop import LossCurve
 from gyroscope.lab.studies.study import Finding, Report, Table
 
 # Predicted eigenvalues are right within this factor, either way; a method costs no more within this share of the loss.
@@ -23,7 +23,7 @@ _METHODS = {"SGD": "C0", "SGD, BN": "C3", "quasi-diagonal": "C1", "K-FAC": "C4"}
 
 
 @dataclass(frozen=True)
-class Curve:
+class Curve(LossCurve):
     """The training loss of a method at the best of its rates.
 
     Attributes:
@@ -44,16 +44,6 @@ class Curve:
     loss: npt.NDArray[np.float64]
     tests: list[float]
     bound: float
-
-    @property
-    def area(self) -> float:
-        """The mean loss over training: low where it falls early and far."""
-        return float(self.loss.mean())
-
-    @property
-    def epochs(self) -> int | None:
-        """Epochs until it is learned."""
-        return until(self.loss.tolist(), self.bound)
 
     def numbers(self) -> dict[str, Any]:
         """What is kept of it as JSON."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.lab.studies.dynamics.loop import until
+from gyroscope.lab.studies.dynamics.loop import LossCurve
 from gyroscope.lab.studies.study import Finding, Report, Table
 
 # Noise "hardly matters" where it takes less than this share of what batch normalization gains.
@@ -20,7 +20,7 @@ _COLOURS = {"no BN": "C0", "BN": "C3", "BN + noise": "C1", "BN + noise, not behi
 
 
 @dataclass(frozen=True)
-class Arm:
+class Arm(LossCurve):
     """A kind of network at the best of its rates.
 
     Attributes:
@@ -41,16 +41,6 @@ class Arm:
     drifts: list[float]
     tests: list[float]
     bound: float
-
-    @property
-    def area(self) -> float:
-        """The mean loss over training."""
-        return float(self.loss.mean())
-
-    @property
-    def epochs(self) -> int | None:
-        """Epochs until it is learned."""
-        return until(self.loss.tolist(), self.bound)
 
     @property
     def drift(self) -> float:

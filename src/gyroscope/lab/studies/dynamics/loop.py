@@ -202,6 +202,23 @@ def until(losses: list[float | None], bound: float) -> int | None:
     return next((i for i, loss in enumerate(losses, 1) if loss is not None and loss <= bound), None)
 
 
+class LossCurve:
+    """What is read off a loss by epoch; the curve and the bound are those of dataclasses that are one."""
+
+    loss: npt.NDArray[np.float64]
+    bound: float
+
+    @property
+    def area(self) -> float:
+        """The mean loss over training: low where it falls early and far."""
+        return float(self.loss.mean())
+
+    @property
+    def epochs(self) -> int | None:
+        """Epochs until it is learned."""
+        return until(self.loss.tolist(), self.bound)
+
+
 def mean_curve(curves: list[list[float | None]], length: int) -> npt.NDArray[np.float64]:
     """The mean over seeds, epoch by epoch; inf from where one of them diverged.
 
