@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from gyroscope.dynamics.equilibrium import Memory
 from gyroscope.dynamics.law import Kind
+from gyroscope.recurrence import CONTROLLERS, Recurrence, recurrence_of
 
 Family = Literal["first order", "second order", "controlled", "unknown"]
 
-_CONTROLLERS = ("Layca", "Graft")
 _SECOND = ("KFAC", "QuasiDiagonal")
 # What a group may have of its own that the recurrence of the norm depends on.
 _MATTERS = ("momentum", "dampening", "nesterov", "betas", "alpha", "amsgrad", "centered", "decoupled_weight_decay")
@@ -70,35 +70,25 @@ def optimizer_of(given: Mapping[str, Any], *, steered: bool = True) -> Optimizer
     """
     name, inner = str(given.get("class") or "an optimizer that was not recorded"), given.get("inner")
     full = f"{name} around {inner}" if inner else name
-    if name in _CONTROLLERS and (steered or name == "Graft"):
+    if name in CONTROLLERS and (steered or name == "Graft"):
         return Optimizer(full, "controlled")
-    if name in _CONTROLLERS and inner:
+    if name in CONTROLLERS and inner:
         return optimizer_of({**given, "class": inner, "inner": None})
     differ = [option for option in given.get("differ", ()) if option in _MATTERS]
     if differ:
         return Optimizer(f"{full}, whose groups differ in {', '.join(differ)},", "unknown")
     if name in _SECOND or "kfac" in name.lower():
         return Optimizer(full, "second order", penalty="the curvature that it preconditions by")
-    return _first_order(full, name, given)
+    rule = recurrence_of(given)
+    if rule is None:
+        return Optimizer(full, "unknown")
+    divided = rule.kind == "adamw" and rule.decays
+    penalty = "√v, the diagonal that it divides by" if divided else "I, the Euclidean norm"
+    return Optimizer(full, "first order", rule.kind, rule.options, rule.decays, penalty, _settles(rule))
 
 
-def _first_order(full: str, name: str, given: Mapping[str, Any]) -> Optimizer:
-    momentum = float(given.get("momentum", 0.0) or 0.0)
-    identity = "I, the Euclidean norm"
-    match name:
-        case "SGD" | "SGD_AMom":
-            dampening = momentum if name == "SGD_AMom" else float(given.get("dampening", 0.0))
-            options = {"momentum": momentum, "dampening": dampening, "nesterov": bool(given.get("nesterov", False))}
-            settles = ceil(round(_SETTLES / (1 - momentum), 6)) if momentum else 0
-            return Optimizer(full, "first order", "sgd", options, penalty=identity, settles=settles)
-        case "Adam" | "AdamW" if not given.get("amsgrad", False):
-            decoupled = name == "AdamW" or bool(given.get("decoupled_weight_decay", False))
-            one, two = (float(beta) for beta in given.get("betas", (0.9, 0.999)))
-            settles = ceil(round(max(_SETTLES / (1 - one), 1 / (1 - two)), 6))
-            penalty = "√v, the diagonal that it divides by" if decoupled else identity
-            return Optimizer(full, "first order", "adamw", {"momentum": one}, decoupled, penalty, settles)
-        case "RMSprop" if not momentum and not given.get("centered", False):
-            settles = ceil(round(1 / (1 - float(given.get("alpha", 0.99))), 6))
-            return Optimizer(full, "first order", "adamw", {}, False, identity, settles)
-        case _:
-            return Optimizer(full, "unknown")
+def _settles(rule: Recurrence) -> int:
+    momentum = rule.options.get("momentum", 0.0)
+    first = _SETTLES / (1 - momentum) if momentum else 0.0
+    second = 0.0 if rule.second is None else 1 / (1 - rule.second)
+    return ceil(round(max(first, second), 6))

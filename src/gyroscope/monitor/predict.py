@@ -15,6 +15,7 @@ from gyroscope.dynamics.equilibrium import Equilibrium, Memory, equilibrium
 from gyroscope.dynamics.law import Floats, Kind, Law, decay_law
 from gyroscope.errors import MonitorError
 from gyroscope.monitor.theory import scale_invariant
+from gyroscope.recurrence import CONTROLLERS, recurrence_of
 from gyroscope.store.record import LayerInfo
 
 __all__ = [
@@ -28,8 +29,6 @@ __all__ = [
     "predictions",
     "scale_invariant",
 ]
-
-_ANGLES = ("Layca", "Graft")  # their learning rate is no η: theirs is the angle, or another optimizer's length
 
 
 class Measured(Protocol):
@@ -111,60 +110,21 @@ def predictions(run: Measured, layers: Collection[str] | None = None) -> list[Pr
 
     table = getattr(run, "layer_table", ())
     sizes: list[int] | None = [prod(layer.shape) for layer in table] if table else None
-    rules = [_Rule.of(_optimizer(run, table[i].part if table else 0)) for i in range(count)]
+    optimizers = [_optimizer(run, table[i].part if table else 0) for i in range(count)]
     found = scale_invariant(held("invariance"), sizes)
     columns = [np.ascontiguousarray(held(name).T) for name in ("lr", "weight_decay", "weight_norm", "gradient_norm")]
     return [
-        _predict(run.layers[i], found[i], run.steps, rules[i], *(column[i] for column in columns), size=size)
+        _predict(run.layers[i], found[i], run.steps, optimizers[i], *(column[i] for column in columns), size=size)
         for i, size in enumerate(sizes or [None] * count)
         if layers is None or run.layers[i] in layers
     ]
-
-
-@dataclass(frozen=True)
-class _Rule:
-    """What is known of an optimizer.
-
-    Attributes:
-        rate: whether its `lr` is a learning rate.
-        kind: the theory for it, where there is one.
-        options: what `Memory.of` and `equilibrium` take.
-        decays: whether the theory knows its weight decay.
-    """
-
-    rate: bool = True
-    kind: Kind | None = None
-    options: Mapping[str, Any] | None = None
-    decays: bool = True
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> _Rule:
-        name = given.get("class")
-        momentum = float(given.get("momentum", 0.0) or 0.0)
-        match name:
-            case "SGD":
-                options = {
-                    "momentum": momentum,
-                    "dampening": float(given.get("dampening", 0.0)),
-                    "nesterov": bool(given.get("nesterov", False)),
-                }
-                return cls(kind="sgd", options=options)
-            case "SGD_AMom":
-                return cls(kind="sgd", options={"momentum": momentum, "dampening": momentum})
-            case "Adam" | "AdamW" if not given.get("amsgrad", False):
-                decoupled = name == "AdamW" or bool(given.get("decoupled_weight_decay", False))
-                return cls(kind="adamw", options={"momentum": float(given.get("betas", (0.9,))[0])}, decays=decoupled)
-            case "RMSprop" if not momentum and not given.get("centered", False):
-                return cls(kind="adamw", options={}, decays=False)
-            case _:
-                return cls(rate=name not in _ANGLES)
 
 
 def _predict(
     layer: str,
     invariant: bool | None,
     steps: npt.NDArray[np.int64],
-    rule: _Rule,
+    optimizer: Mapping[str, Any],
     lr: Floats,
     decay: Floats,
     norm: Floats,
@@ -172,11 +132,11 @@ def _predict(
     *,
     size: int | None,
 ) -> Prediction:
-    nothing = np.full(len(steps), nan)
-    rates = effective_lr(lr, norm) if rule.rate else nothing
+    nothing, rule = np.full(len(steps), nan), recurrence_of(optimizer)
+    rates = nothing if optimizer.get("class") in CONTROLLERS else effective_lr(lr, norm)
     law, at = Law(nan, nan, nan, nothing), Equilibrium(nan, nan, nan)
     acts = bool((decay > 0).any())
-    if invariant and rule.kind is not None and rule.options is not None and (rule.decays or not acts):
+    if invariant and rule is not None and (rule.decays or not acts):
         shrinkage = Memory.of(rule.kind, **rule.options).shrinkage(lr, np.nan_to_num(decay))
         law = decay_law(steps, rates, lr=lr, shrinkage=shrinkage, kind=rule.kind)
         pulled = np.flatnonzero((lr > 0) & (decay > 0))
@@ -187,7 +147,7 @@ def _predict(
             pull = turns if rule.kind == "sgd" else None if size is None else sqrt(size)
             last = pulled[-1]
             at = equilibrium(float(lr[last]), float(decay[last]), kind=rule.kind, gradient=pull, **rule.options)
-    return Prediction(layer, invariant, rates, law.k0, law.r2, law.curve, *at, kind=rule.kind)
+    return Prediction(layer, invariant, rates, law.k0, law.r2, law.curve, *at, kind=None if rule is None else rule.kind)
 
 
 def _optimizer(run: Measured, part: int) -> Mapping[str, Any]:
