@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gyroscope.conditioning.fisher import fisher
+from gyroscope.dynamics import empirical_fisher
 from gyroscope.dynamics.adaptive import rmsprop
 from gyroscope.dynamics.empirical_fisher import (
     batch_law,
@@ -119,6 +121,51 @@ def test_drawn_batches_have_the_second_moment_that_is_said(gradients, replacemen
     torch.testing.assert_close(found, expected, rtol=0.06, atol=0)
 
 
+class Largest(TorchDispatchMode):
+    """The most numbers that any tensor had that was made meanwhile."""
+
+    def __init__(self, but: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.but, self.numbers = but, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for one in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(one, torch.Tensor) and tuple(one.shape) != self.but:
+                self.numbers = max(self.numbers, one.numel())
+        return made
+
+
+def rows_of(model, x, t):
+    return per_example_gradients(model, cross_entropy, x, t)
+
+
+@pytest.mark.parametrize(
+    ("measure", "once"), [(rows_of, 31), (lambda model, x, t: fisher_diagonal(model, x), 93)], ids=["rows", "diagonal"]
+)
+@pytest.mark.parametrize("examples", [1, 3])
+def test_more_parameters_mean_fewer_examples_at_a_time_and_the_same_result(monkeypatch, measure, once, examples):
+    model, x, t = network()  # of 31 parameters, and 3 outputs
+    with Largest() as together:
+        whole = measure(model, x, t)
+    monkeypatch.setattr(empirical_fisher, "_HELD", once * examples + once - 1)
+    with Largest(but=(10, 31)) as apart:  # which is what is asked for
+        parts = measure(model, x, t)
+    assert 10 * apart.numbers == examples * together.numbers
+    torch.testing.assert_close(parts, whole)
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_drawn_batches_are_the_same_however_many_are_held_at_a_time(monkeypatch, replacement):
+    g = noise(6, 50)
+    whole = measured_second_moment(g, batch_size=4, draws=40, replacement=replacement)
+    monkeypatch.setattr(empirical_fisher, "_HELD", 349)
+    with Largest() as largest:
+        parts = measured_second_moment(g, batch_size=4, draws=40, replacement=replacement)
+    assert largest.numbers == 300  # the gradients of six batches; those of one's examples would be 200
+    torch.testing.assert_close(parts, whole)
+
+
 def test_noise_falls_as_one_over_the_batch_size_when_measured():
     g = noise(500, 20) + 0.05
     law = batch_law(g, [1, 2, 8, 32, 128], draws=1500)
@@ -162,6 +209,7 @@ def test_larger_batches_make_larger_steps_by_up_to_the_root_of_their_ratio(gradi
         (lambda: step_gain(torch.ones(3, 2), 8, 4), "give the smaller one first"),
         (lambda: fisher_diagonal(nn.Linear(2, 2), torch.ones(1, 2), likelihood="poisson"), "likelihood is 'poisson'"),
         (lambda: fisher_diagonal(nn.Linear(2, 2), torch.ones(0, 2)), "No inputs"),
+        (lambda: fisher_diagonal(nn.Linear(2, 2), torch.ones(1, 2), chunk=0), "chunk is 0"),
         (lambda: fisher_diagonal(nn.ReLU(), torch.ones(1, 2)), "No parameter requires a gradient"),
         (lambda: fisher_diagonal(nn.BatchNorm1d(2), torch.ones(3, 2)), "put the model into eval mode"),
         (

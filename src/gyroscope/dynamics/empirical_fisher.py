@@ -20,11 +20,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
+from torch.nn.functional import embedding_bag
 
 from gyroscope.alone import alone
 from gyroscope.dynamics.errors import DynamicsError
 
 Likelihood = Literal["categorical", "gaussian"]
+
+# Numbers of gradients held at a time: 256 MiB in float32, beside what is returned.
+_HELD = 2**26
+# Examples at a time where gradients are few: what is held of them in between, such as activations, grows too.
+_TOGETHER = 64
 
 
 def per_example_gradients(
@@ -42,7 +48,7 @@ def per_example_gradients(
         loss: `loss(output, target)`; it is given batches of one, so that a mean over the batch and a sum are the same.
         inputs: [N, ...].
         targets: [N, ...].
-        chunk: how many examples at once; all unless given.
+        chunk: how many examples at once; unless given as many as hold 2²⁶ numbers together, P each.
 
     >>> net = nn.Linear(1, 1, bias=False)
     >>> x, t = torch.tensor([[1.0], [2.0]]), net(torch.tensor([[1.0], [2.0]])).detach() + 1
@@ -57,13 +63,22 @@ def per_example_gradients(
     def one(w: dict[str, Tensor], x: Tensor, t: Tensor) -> Tensor:
         return loss(functional_call(model, {**w, **buffers}, (x[None],)), t[None])
 
-    with alone():
-        rows = vmap(grad(one), in_dims=(None, 0, 0), chunk_size=chunk)(weights, inputs, targets)
-    return torch.cat([rows[name].flatten(1) for name in weights], dim=1)
+    size = sum(w.numel() for w in weights.values())
+    at_once = _at_once(size, chunk)
+    found: Tensor | None = None
+    for start in range(0, len(inputs), at_once):
+        part = slice(start, start + at_once)
+        with alone():
+            rows = vmap(grad(one), in_dims=(None, 0, 0))(weights, inputs[part], targets[part])
+        together = torch.cat([rows[name].flatten(1) for name in weights], dim=1)
+        found = together.new_empty(len(inputs), size) if found is None else found
+        found[part] = together
+    assert found is not None
+    return found
 
 
 def fisher_diagonal(
-    model: nn.Module, inputs: Tensor, *, likelihood: Likelihood = "categorical", chunk: int = 64
+    model: nn.Module, inputs: Tensor, *, likelihood: Likelihood = "categorical", chunk: int | None = None
 ) -> Tensor:
     """The diagonal of the true Fisher matrix (equation 1), [P], with the expectation over targets taken exactly.
 
@@ -71,7 +86,7 @@ def fisher_diagonal(
         model: any module that treats samples one by one, with outputs [N, C].
         inputs: [N, ...].
         likelihood: "categorical", r = softmax(z): Σ_c r_c (∂ log r_c)²; "gaussian", r = N(z, I): Σ_c (∂z_c)².
-        chunk: how many examples at once; C gradients are held for each.
+        chunk: how many examples at once; unless given 64, or as few as hold 2²⁶ numbers together, C P each.
 
     >>> net = nn.Linear(1, 2, bias=False)
     >>> _ = nn.init.zeros_(net.weight)
@@ -89,8 +104,11 @@ def fisher_diagonal(
         scores = z.log_softmax(0) if likelihood == "categorical" else z
         return scores, scores.detach()
 
+    with alone(), torch.no_grad():
+        outputs = functional_call(model, {**weights, **buffers}, (inputs[:1],)).numel()
+    at_once = _at_once(outputs * sum(w.numel() for w in weights.values()), chunk, most=_TOGETHER)
     total: Tensor | None = None
-    for some in torch.split(inputs, chunk):
+    for some in torch.split(inputs, at_once):
         with alone():
             rows, scores = vmap(jacrev(one, has_aux=True), in_dims=(None, 0))(weights, some)
         r = scores.exp() if likelihood == "categorical" else torch.ones_like(scores)
@@ -138,8 +156,9 @@ def measured_second_moment(
     if draws < 1:
         raise DynamicsError(f"draws is {draws}; at least 1 is needed.")
     found = torch.zeros_like(gradients[0])
-    for some in _batches(len(gradients), batch_size, draws, replacement, seed):
-        found += gradients[some.to(gradients.device)].mean(1).square().sum(0)
+    for some in _batches(gradients.shape, batch_size, draws, replacement, seed):
+        # As gradients[some].mean(1), without a copy of the gradients of every batch.
+        found += embedding_bag(some.to(gradients.device), gradients, mode="mean").square().sum(0)
     return found / draws
 
 
@@ -240,10 +259,20 @@ def _parts(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return weights, rest | {name: b.detach() for name, b in model.named_buffers()}
 
 
-def _batches(n: int, size: int, draws: int, replacement: bool, seed: int) -> Iterator[Tensor]:
-    """Indices of batches [some, size], so many at a time that they fit."""
+def _at_once(numbers: int, chunk: int | None = None, *, most: int = _HELD) -> int:
+    """How many examples at once, where each takes so many numbers; as many as were asked for, if any were."""
+    if chunk is None:
+        return min(most, max(1, _HELD // numbers))
+    if chunk < 1:
+        raise DynamicsError(f"chunk is {chunk}; accepted are numbers from 1, and None.")
+    return chunk
+
+
+def _batches(shape: Sequence[int], size: int, draws: int, replacement: bool, seed: int) -> Iterator[Tensor]:
+    """Indices of batches [some, size], so many at a time that they fit, and so do their gradients [some, P]."""
     generator = torch.Generator().manual_seed(seed)
-    at_once = max(1, 2**16 // (size if replacement else n))
+    n, parameters = shape
+    at_once = _at_once(max(parameters, size if replacement else n))
     for start in range(0, draws, at_once):
         some = min(at_once, draws - start)
         if replacement:
