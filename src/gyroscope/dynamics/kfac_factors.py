@@ -131,13 +131,14 @@ class Factors:
         """The second."""
         return [Known(one.S[at]) for one, at in map(self._find, range(len(self.places)))]
 
-    def add(self, index: int, x: Tensor, g: Tensor | None, samples: int, batch: object) -> None:
-        """A layer was used: see `gyroscope.dynamics.observer.Statistics`."""
-        place = self.places[index]
-        assert g is not None
-        rows = place.rows(g)
-        part = place.second_moment(x), (rows.T @ rows).mul_(samples), batch
-        self._uses.setdefault(index, []).append(part)
+    def add(self, uses: Sequence[tuple[int, Tensor, Tensor | None]], samples: int, batch: object) -> None:
+        """Layers were used: see `gyroscope.dynamics.observer.Statistics`."""
+        for index, x, g in uses:
+            place = self.places[index]
+            assert g is not None
+            rows = place.rows(g)
+            part = place.second_moment(x), (rows.T @ rows).mul_(samples), batch
+            self._uses.setdefault(index, []).append(part)
 
     def fold(self) -> None:
         """Take what was added into the averages; what is not finite counts as what is known, or as 0."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,11 @@ from gyroscope.dynamics.cohorts import Shelf, shelves
 from gyroscope.dynamics.patch_moments import Windows, patch_moments, windows
 from gyroscope.dynamics.places import Place
 from gyroscope.dynamics.running import Averages, Spreads, mixed, refuse_in_a_graph
+from gyroscope.vectors import backend
 from gyroscope.vectors.chunks import is_capturing
+
+if TYPE_CHECKING:
+    from gyroscope.dynamics.moment_launches import Measured, MomentLaunches
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +67,8 @@ class Moments:
         self._held: list[Held] = []
         self._seen: set[int] = set()
         self._uses: list[Use] = []
+        self._measured: list[Measured] = []
+        self._launches: list[MomentLaunches] | None = None
         self._windows: dict[tuple[Any, ...], Windows] = {}
 
     @property
@@ -78,27 +84,49 @@ class Moments:
         """What is known, layer by layer."""
         return [self._known(i) for i in range(len(self.places))]
 
-    def add(self, index: int, x: Tensor, g: Tensor | None, samples: int, batch: object) -> None:
-        """A layer was used: see `gyroscope.dynamics.observer.Statistics`."""
-        place = self.places[index]
-        slopes = place.norms(g) if self.scales and g is not None else None
-        self._uses.append(Use(index, *place.pixel_moments(x), slopes, samples, batch, is_capturing()))
+    @property
+    def complete(self) -> bool:
+        """Whether there is something of all layers."""
+        return len(self._seen) == len(self.places)
+
+    def add(self, uses: Sequence[tuple[int, Tensor, Tensor | None]], samples: int, batch: object) -> None:
+        """Layers were used: see `gyroscope.dynamics.observer.Statistics`."""
+        if len(uses) == len(self.places) and not self.scales:
+            indices, xs = [i for i, _, _ in uses], [x for _, x, _ in uses]
+            for launches in self._kernels():
+                if (measured := launches.measure(indices, xs, samples, batch)) is not None:
+                    self._measured.append(measured)
+                    return
+        captured = is_capturing()
+        for index, x, g in uses:
+            place = self.places[index]
+            slopes = place.norms(g) if self.scales and g is not None else None
+            self._uses.append(Use(index, *place.pixel_moments(x), slopes, samples, batch, captured))
 
     def fold(self) -> None:
         """Take what was added into the averages."""
         # What was seen outside of a graph is no part of it, and the other way round.
-        uses = [use for use in self._uses if use.captured == is_capturing()]
-        self._uses = []
+        captured = is_capturing()
+        uses = [use for use in self._uses if use.captured == captured]
+        measured = [one for one in self._measured if one.captured == captured]
+        self._uses, self._measured = [], []
+        if len(measured) == 1 and not uses:
+            self._kernels()[0].fold(measured[0])
+            self._seen.update(measured[0].indices)
+            return
+        for one in measured:
+            found = zip(one.indices, one.plan.moments(one.partial), strict=True)
+            uses += [Use(i, mean, variance, None, one.samples, one.batch, captured) for i, (mean, variance) in found]
         if not uses:
             return
         moments, slopes = self._moments(uses), self._slopes(uses)
-        for one in self.held:
-            order = one.shelf.order
+        for held in self.held:
+            order = held.shelf.order
             if any(i in moments for i in order):
-                found = [moments.get(i, (None, None)) for i in order]
-                one.activations.update([m for m, _ in found], [v for _, v in found])
-                if one.slopes is not None:
-                    one.slopes.update([slopes.get(i) for i in order])
+                new = [moments.get(i, (None, None)) for i in order]
+                held.activations.update([m for m, _ in new], [v for _, v in new])
+                if held.slopes is not None:
+                    held.slopes.update([slopes.get(i) for i in order])
         self._seen.update(moments)
 
     def known(self, index: int) -> bool:
@@ -113,7 +141,7 @@ class Moments:
 
     def load(self, index: int, state: dict[str, Any]) -> None:
         """Go on from that."""
-        self._uses = []
+        self._uses, self._measured = [], []
         (self._seen.add if state else self._seen.discard)(index)
         if not state and not self._held:
             return
@@ -129,6 +157,19 @@ class Moments:
         place = self.places[index]
         own: dict[str, tuple[int, ...]] = {"mean": (place.inputs,), "variance": (place.inputs,)}
         return {**own, "slopes": (place.outputs,)} if self.scales else own
+
+    def _kernels(self) -> list[MomentLaunches]:
+        """What measures and averages in a few launches, where kernels are to be had and layers lie on one device."""
+        if self._launches is None:
+            if not self._held and is_capturing():
+                return []
+            self._launches = []
+            if has_kernels(self.held):
+                from gyroscope.dynamics.moment_launches import MomentLaunches
+
+                one = self.held[0]
+                self._launches = [MomentLaunches(self.places, one.shelf.order, one.activations)]
+        return self._launches
 
     def _made(self, shelf: Shelf) -> Held:
         order = [self.places[i] for i in shelf.order]
@@ -183,7 +224,12 @@ class Moments:
         return {i: own[0] if len(own) == 1 else sum(own[1:], own[0]) / len(passes[i]) for i, own in found.items()}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_uses": [], "_windows": {}}
+        return {**self.__dict__, "_uses": [], "_measured": [], "_launches": None, "_windows": {}}
+
+
+def has_kernels(held: Sequence[Held]) -> bool:
+    """Whether the layers are on one device, and one that there are kernels for."""
+    return len(held) == 1 and not backend(held[0].shelf.like.device).__name__.endswith("eager")
 
 
 def _geometry(module: nn.Conv2d) -> tuple[Any, ...]:

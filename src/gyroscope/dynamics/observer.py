@@ -28,18 +28,18 @@ from gyroscope.vectors.chunks import is_capturing
 
 Draw = Callable[[Any, torch.Generator], Any]
 Labels = Literal["sampled", "true"] | Draw
+Used = tuple[int, Tensor, Tensor | None]
 
 
 class Statistics(Protocol):
     """What is told of the uses of layers."""
 
-    def add(self, index: int, x: Tensor, g: Tensor | None, samples: int, batch: object) -> None:
-        """A layer was used.
+    def add(self, uses: Sequence[Used], samples: int, batch: object) -> None:
+        """Layers were used.
 
         Args:
-            index: which of the places.
-            x: what went in.
-            g: the gradient of the mean loss at what came out; None for statistics of inputs.
+            uses: which of the places, what went in, and the gradient of the mean loss at what came out; None for
+                statistics of inputs.
             samples: how many predictions the mean is over.
             batch: the same object for all uses in one pass of the model.
         """
@@ -164,16 +164,15 @@ class Observer:
             # Gradients of gradients are not those of the loss.
             if observer is not None and g is not None and not torch.is_grad_enabled():
                 samples = now.samples if now is not None and now.samples is not None else len(x)
-                observer._tell(index, x, g, samples, now)
+                observer._tell([(index, x, g)], samples, now)
 
         edge.node.register_prehook(arrived)
 
     def _await(self, now: _Pass, output: Any) -> None:
         """Tell of all uses in a pass, whose inputs are all there is to tell."""
 
-        def tell(observer: Observer, use: tuple[int, Tensor, Any]) -> None:
-            index, x, _ = use
-            observer._tell(index, x, None, len(x) if now.samples is None else now.samples, now)
+        def tell(observer: Observer, uses: list[Any]) -> None:
+            observer._tell(uses, len(uses[0][1]) if now.samples is None else now.samples, now)
 
         self._when_trained(output, tell, now.uses)
 
@@ -198,14 +197,13 @@ class Observer:
         found = [(index, x, g) for (index, x, _), g in zip(now.uses, gradients, strict=True) if g is not None]
         now.uses.clear()  # what they hold of the graph goes with it
 
-        def tell(observer: Observer, use: tuple[int, Tensor, Tensor]) -> None:
-            index, x, g = use
+        def tell(observer: Observer, uses: list[Any]) -> None:
             observer._before = None
-            observer._tell(index, x, g, samples, now)
+            observer._tell(uses, samples, now)
 
         self._when_trained(output, tell, found)
 
-    def _when_trained(self, output: Any, tell: Callable[[Observer, Any], None], uses: list[Any]) -> None:
+    def _when_trained(self, output: Any, tell: Callable[[Observer, list[Any]], None], uses: list[Any]) -> None:
         """Tell of uses once the loss's gradient comes to the output of their pass; other passes do not count."""
         me = weakref.ref(self)
 
@@ -214,20 +212,20 @@ class Observer:
             if observer is not None and not torch.is_grad_enabled():  # gradients of gradients are not those of the loss
                 taken = uses[:]
                 uses.clear()
-                for use in taken:
-                    tell(observer, use)
+                if taken:
+                    tell(observer, taken)
 
         for one in tensors(output):
             if one.grad_fn is not None:
                 _edge(one).node.register_prehook(arrived)
 
-    def _tell(self, index: int, x: Tensor, g: Tensor | None, samples: int, batch: object) -> None:
-        kind = x.device.type
+    def _tell(self, uses: Sequence[Used], samples: int, batch: object) -> None:
+        kind = uses[0][1].device.type
         if torch.is_grad_enabled() or torch.is_autocast_enabled(kind):
             with torch.no_grad(), torch.autocast(kind, enabled=False):
-                self.statistics.add(index, x, g, samples, batch)
+                self.statistics.add(uses, samples, batch)
         else:
-            self.statistics.add(index, x, g, samples, batch)
+            self.statistics.add(uses, samples, batch)
 
     def __getstate__(self) -> dict[str, Any]:
         none = {"_pass": None, "_generator": None, "_before": None}

@@ -64,12 +64,13 @@ class Place:
             return of_weight, None
         return of_weight, of_weight.new_zeros(len(grad)) if bias.grad is None else bias.grad.to(of_weight.dtype)
 
-    def write(self, direction: Parts) -> None:
-        """Have other gradients for the parameters; those there were are not changed."""
+    def exchanged(self, direction: Parts) -> list[tuple[Tensor, Tensor]]:
+        """Parameters, and what they get for their gradients."""
         (of_weight, of_bias), weight, bias = direction, self.module.weight, self.bias
-        weight.grad = of_weight.to(weight.dtype)
+        pairs: list[tuple[Tensor, Tensor]] = [(weight, of_weight.to(weight.dtype))]
         if bias is not None and bias.grad is not None and of_bias is not None:
-            bias.grad = of_bias.to(bias.dtype)
+            pairs.append((bias, of_bias.to(bias.dtype)))
+        return pairs
 
     def parameters(self) -> list[Tensor]:
         """W, and b if it is trained."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import LBFGS, Optimizer
 
@@ -46,6 +46,7 @@ class Running(Statistics, Protocol):
 
 
 R = TypeVar("R", bound=Running)
+Exchange = tuple[list[Tensor], list[Tensor]]
 
 
 class Preconditioner(Wrapper, Generic[R]):
@@ -164,19 +165,28 @@ class Preconditioner(Wrapper, Generic[R]):
                 "QuasiDiagonal with every=1 and labels None or 'true'."
             )
         self._statistics.fold()
-        gradients = {i: g for i, place in enumerate(self._places) if (g := place.gradient()) is not None}
-        self._warn([i for i in gradients if not self._statistics.known(i)])
-        directions = self._directions({i: g for i, g in gradients.items() if self._statistics.known(i)})
-        own = [(p, p.grad) for i in directions for p in self._places[i].parameters()]
+        parameters, directions = self._at_once() or self._one_by_one()
+        own = [p.grad for p in parameters]
         try:
-            for i, direction in directions.items():
-                self._places[i].write(direction)
+            for p, direction in zip(parameters, directions, strict=True):
+                p.grad = direction
             self.inner.step()
         finally:
-            for p, grad in own:
+            for p, grad in zip(parameters, own, strict=True):
                 p.grad = grad
         self._steps += 1
         self._observer.looks = self._steps % self.every == 0
+
+    def _at_once(self) -> Exchange | None:
+        """Parameters and what they get for their gradients, where there is a quick way for all layers."""
+        return None
+
+    def _one_by_one(self) -> Exchange:
+        gradients = {i: g for i, place in enumerate(self._places) if (g := place.gradient()) is not None}
+        self._warn([i for i in gradients if not self._statistics.known(i)])
+        directions = self._directions({i: g for i, g in gradients.items() if self._statistics.known(i)})
+        pairs = [pair for i, direction in directions.items() for pair in self._places[i].exchanged(direction)]
+        return [p for p, _ in pairs], [new for _, new in pairs]
 
     def _warn(self, unknown: list[int]) -> None:
         if not unknown:
@@ -189,7 +199,7 @@ class Preconditioner(Wrapper, Generic[R]):
                 f"Nothing is known of the layers {', '.join(names)}, so their gradients are taken as they are: no "
                 "pass of the model was seen to call them. Call the model as a whole, not compiled, and the layers as "
                 "modules.",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def _save(self) -> dict[str, Any]:

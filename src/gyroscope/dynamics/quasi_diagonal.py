@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +11,15 @@ from torch.optim import Optimizer
 
 from gyroscope.conditioning.labels import Loss
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.moments import Held, Moments
+from gyroscope.dynamics.moments import Held, Moments, has_kernels
 from gyroscope.dynamics.observer import Labels
 from gyroscope.dynamics.places import Parts
-from gyroscope.dynamics.preconditioner import Preconditioner, check_number
+from gyroscope.dynamics.preconditioner import Exchange, Preconditioner, check_number
 from gyroscope.dynamics.running import Averages
+from gyroscope.vectors.chunks import is_capturing
+
+if TYPE_CHECKING:
+    from gyroscope.dynamics.direction_launch import Directions
 
 
 def quasi_diagonal(gradient: Parts, mean: Tensor, variance: Tensor) -> Parts:
@@ -128,11 +133,26 @@ class QuasiDiagonal(Preconditioner[Moments]):
                 "to be scaled as well, or no loss."
             )
         self.damping = damping
+        self._launches: list[Directions] | None = None
         super().__init__(
             optimizer, model, lambda found: Moments(found, decay, labels is not None),
             loss=loss, labels="true" if labels is None else labels, biases=biases, every=every, seed=seed,
             inputs=labels is None, capturable=every == 1,
         )  # fmt: skip
+
+    def _at_once(self) -> Exchange | None:
+        known = self._statistics
+        if not known.complete:
+            return None
+        if self._launches is None:
+            if is_capturing():
+                return None
+            self._launches = []
+            if has_kernels(known.held):
+                from gyroscope.dynamics.direction_launch import Directions
+
+                self._launches = [Directions(self._places, known.held[0])]
+        return self._launches[0](self.damping) if self._launches else None
 
     def _directions(self, gradients: dict[int, Parts]) -> dict[int, Parts]:
         found: dict[int, Parts] = {}
@@ -155,6 +175,9 @@ class QuasiDiagonal(Preconditioner[Moments]):
                         W, b = W.mul_(S.unsqueeze(-1)), None if b is None else b.mul_(S)
                     found |= cohort.unstacked((W, b), gradients)
         return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_launches": None}
 
     def _scales(self, held: Held) -> Sequence[Tensor] | None:
         """1/S_jj, cohort by cohort."""
