@@ -16,6 +16,7 @@ from gyroscope.control.coefficients import TANGENT_FLOOR, Law
 from gyroscope.control.fused import RULES, step_kernel
 from gyroscope.control.ledger import Ledger
 from gyroscope.errors import ControlError
+from gyroscope.transfer import pinned
 from gyroscope.vectors.chunks import CHUNK, cut, is_aligned, is_capturing, on, schedule, to_device
 from gyroscope.vectors.triton import TYPES
 
@@ -111,7 +112,7 @@ class Launch:
     def _provide(self) -> None:
         """Have a pinned copy ready for the next graph, in which memory cannot be pinned."""
         if self._spare is None and self.device.type == "cuda":
-            self._spare = torch.empty_like(self.pointers, device="cpu", pin_memory=True)
+            self._spare = pinned(torch.empty_like(self.pointers, device="cpu"))
 
     def _captured_copy(self, pointers: npt.NDArray[np.int64]) -> Tensor:
         """Inside a CUDA graph the copy is repeated at every replay, so its source must stay as it is from now on."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gyroscope.lab.data.augment import Augmentation, augment
 from gyroscope.lab.data.split import Split
+from gyroscope.transfer import pinned
 
 
 class Feed:
@@ -78,4 +79,4 @@ class Feed:
 
 def _fill(there: Tensor, values: Tensor) -> None:
     """Copy to the device without waiting for it."""
-    there.copy_(values.pin_memory() if there.is_cuda else values, non_blocking=True)
+    there.copy_(pinned(values) if there.is_cuda else values, non_blocking=True)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from gyroscope.lab.data.split import Split
 from gyroscope.layer import layers
+from gyroscope.transfer import to_host
 from gyroscope.vectors import dots
 
 # Activations of so many images at a time fit anywhere.
@@ -21,8 +22,7 @@ class Reading:
     def __init__(self, values: Tensor) -> None:
         self._event: torch.cuda.Event | None = None
         if values.is_cuda:
-            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            self._values.copy_(values, non_blocking=True)
+            self._values = to_host(values)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
         else:

@@ -17,6 +17,7 @@ from gyroscope.monitor import moments, neurons
 from gyroscope.monitor.conditioned import Conditioned
 from gyroscope.monitor.track import Track
 from gyroscope.store.record import QuantityInfo
+from gyroscope.transfer import to_host
 
 
 class Detail:
@@ -80,7 +81,7 @@ class Detail:
             found["activations"] = self.probe.collect()
         if self.neurons is not None:
             found["neurons"] = self.neurons.measure(parameters, track.reference)
-        seen = {name: value.to("cpu", non_blocking=True) for name, value in found.items() if value is not None}
+        seen = {name: to_host(value) for name, value in found.items() if value is not None}
         return seen | self._analysed()
 
     def _analysed(self) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from gyroscope.monitor.products import COLUMNS, Products
+from gyroscope.transfer import to_host
 
 
 @dataclass(frozen=True)
@@ -93,4 +94,7 @@ def arriving(value: Any) -> Any:
     >>> arriving(0.5)
     0.5
     """
-    return value.detach().to("cpu", non_blocking=True, copy=True) if isinstance(value, Tensor) else value
+    if not isinstance(value, Tensor):
+        return value
+    value = value.detach()
+    return value.clone() if value.device.type == "cpu" else to_host(value)

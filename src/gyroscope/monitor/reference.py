@@ -19,6 +19,7 @@ from gyroscope.layer import layers as find_layers
 from gyroscope.monitor.bundle import Bundle, flat
 from gyroscope.store import load
 from gyroscope.store.folder import run_file
+from gyroscope.transfer import pinned
 from gyroscope.vectors import dots
 from gyroscope.vectors.layout import is_dense, memory_view
 from gyroscope.vectors.sharded import is_sharded, local, plan
@@ -88,7 +89,7 @@ class Reference:
             exact = np.where(rounded & (rq != 0), rr / rq, 1.0)
         if on_host:
             for bundle in bundles:
-                bundle.reference = bundle.reference.cpu().pin_memory()
+                bundle.reference = pinned(bundle.reference.cpu())
         return cls(bundles, rr, exact, _in_words(bundles))
 
     def moved(self, before: Sequence[Tensor], weights: Sequence[Tensor]) -> Reference:
@@ -99,7 +100,7 @@ class Reference:
             parts = bundle.layout.views(bundle.reference)
             torch._foreach_copy_(parts, [flat(tensors[i].to(bundle.device), weights[i]) for i in bundle.members])
             if on_host:
-                bundle.reference = bundle.reference.cpu().pin_memory()
+                bundle.reference = pinned(bundle.reference.cpu())
         return Reference(bundles, self.rr, self.exact, _in_words(bundles))
 
     @property

@@ -16,6 +16,7 @@ from gyroscope.layer import Layer
 from gyroscope.monitor.measured import Measured, arriving
 from gyroscope.monitor.products import COLUMNS
 from gyroscope.monitor.reference import Reference
+from gyroscope.transfer import to_host
 from gyroscope.vectors.chunks import on, to_device
 from gyroscope.vectors.eager import accumulator
 from gyroscope.vectors.sharded import local, plan
@@ -153,7 +154,7 @@ class Track:
         if failed is not None:
             raise failed
         lr, eta, decay = self._hyper()
-        matrix = matrix.to("cpu", non_blocking=True)
+        matrix = to_host(matrix)
         self._marked = done = _mark(parameters, timed)
         spans = () if start is None else (*self._copied, start, done)
         self._copied, self._stashed = (), None

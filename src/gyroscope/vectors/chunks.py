@@ -11,6 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gyroscope.transfer import pinned
+
 CHUNK = 8192  # elements a program works on; a multiple of every block size
 
 Ints = npt.NDArray[np.int64]
@@ -49,7 +51,7 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     """An array on the device, without waiting for the copy."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
+        return pinned(tensor).to(device, non_blocking=True)
     return tensor.clone()
 
 
