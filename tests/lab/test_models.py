@@ -1,5 +1,6 @@
 from math import sqrt
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -122,6 +123,32 @@ def test_an_unknown_name_is_refused_with_every_name_there_is():
 def test_an_unknown_option_is_refused(name):
     with pytest.raises(LabError, match=f"model '{name}' has no option colour; it"):
         models.make(name, seed=0, colour="red")
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "says"),
+    [
+        ("resnet-8", {"checkpointed": "no"}, "checkpointed of model 'resnet-8' is 'no'; it can be True or False"),
+        ("resnet-8", {"batch_norm": None}, "batch_norm of model 'resnet-8' is None; it can be True or False"),
+        ("resnet-8", {"classes": "10"}, "classes of model 'resnet-8' is '10'; it can be a whole number"),
+        ("mlp-2x3", {"classes": 1.5}, "classes of model 'mlp-2x3' is 1.5; it can be a whole number"),
+        ("vgg-8", {"channels": True}, "channels of model 'vgg-8' is True; it can be a whole number"),
+        ("wrn-10-1", {"dropout": "0.3"}, "dropout of model 'wrn-10-1' is '0.3'; it can be a number"),
+        ("digits-cnn", {"seed": "a"}, "seed of model 'digits-cnn' is 'a'; it can be a whole number"),
+        ("gpt-small", {"seed": 0.0}, "seed of model 'gpt-small' is 0.0; it can be a whole number"),
+        ("digits-cnn", {"seed": -1}, "seed of model 'digits-cnn' is -1; it can be a whole number from 0 to 2³² − 1"),
+    ],
+    ids=["text", "none", "digits", "part", "truth", "share", "seed", "float seed", "negative seed"],
+)
+def test_what_is_not_of_the_kind_of_an_option_is_refused(name, given, says):
+    with pytest.raises(LabError) as refused:
+        models.make(name, **({"seed": 0} | given))
+    assert str(refused.value) == says
+
+
+def test_whole_numbers_of_numpy_and_shares_without_a_point_are_taken():
+    model = models.make("wrn-10-1", seed=np.int64(0), classes=np.int32(7), dropout=0)
+    assert model(torch.zeros(1, 3, 8, 8)).shape == (1, 7)
 
 
 # Networks that take images, with all that changes their course.

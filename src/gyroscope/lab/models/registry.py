@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from inspect import signature
+from numbers import Integral, Real
 from typing import Any
 
 from torch import nn
@@ -42,6 +43,13 @@ MODELS: dict[str, tuple[Callable[..., nn.Module], str]] = {
     "gpt-small": (gpt, "decoder-only transformer for characters: 4 blocks of width 128 and 4 heads, unless said"),
 }
 
+# By how an argument is declared: what is accepted, NumPy's numbers too, and that in words.
+_KINDS: dict[str, tuple[type, str]] = {
+    "bool": (bool, "True or False"),
+    "int": (Integral, "a whole number"),
+    "float": (Real, "a number"),
+}
+
 
 def make(name: str, *, seed: int, **options: Any) -> nn.Module:
     """Return a freshly initialized model; equal seeds give equal weights, bit for bit.
@@ -63,7 +71,19 @@ def make(name: str, *, seed: int, **options: Any) -> nn.Module:
     if unknown:
         said = f"its options are: {', '.join(accepted)}" if accepted else "it has none"
         raise LabError(f"model {name!r} has no option {', '.join(unknown)}; {said}")
-    return builder(seed, **fields, **options)
+    _require_kinds(name, builder, {"seed": seed} | options)
+    return builder(int(seed), **fields, **options)
+
+
+def _require_kinds(name: str, builder: Callable[..., nn.Module], given: dict[str, Any]) -> None:
+    """Refuse what is not of the kind an argument is declared as: "no" would be true, and 1.5 classes fail in torch."""
+    for argument, value in given.items():
+        kind = str(signature(builder).parameters[argument].annotation)
+        accepted, described = _KINDS.get(kind, (object, ""))
+        if not isinstance(value, accepted) or (isinstance(value, bool) and kind != "bool" and kind in _KINDS):
+            raise LabError(f"{argument} of model {name!r} is {value!r}; it can be {described}")
+    if not 0 <= given["seed"] < 2**32:  # torch would leave the other bits out
+        raise LabError(f"seed of model {name!r} is {given['seed']}; it can be a whole number from 0 to 2³² − 1")
 
 
 def _find(name: str) -> tuple[Callable[..., nn.Module], dict[str, int]]:

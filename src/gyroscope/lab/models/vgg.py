@@ -31,8 +31,6 @@ def c10_cnn2(seed: int, *, classes: int = 10, channels: int = 3, dropout: bool =
     14977728
     """
     require_images(channels, classes)
-    if not isinstance(dropout, bool):
-        raise LabError(f"dropout is True or False here, its shares being those of the network; not {dropout!r}")
     return initialized(
         lambda: _c10_cnn2(channels, classes, dropout),
         generator=torch.Generator().manual_seed(seed),
