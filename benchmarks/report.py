@@ -210,7 +210,8 @@ def population() -> list[str]:
 def very_deep() -> list[str]:
     """Milliseconds a step of very deep networks, by how it is run, and what watching them adds."""
     result = load("very_deep_cuda")
-    e, depths = result["environment"], [name for name in result if name.startswith("resnet-")]
+    e = result["environment"]
+    depths = sorted((name for name in result if name.startswith("resnet-")), key=lambda name: int(name[7:]))
     ways = result[depths[0]]["ways"]
     head = f"| milliseconds a step of {result['batch']} images | " + " | ".join(
         d.replace("resnet", "ResNet") for d in depths
