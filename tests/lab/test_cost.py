@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from gyroscope.lab.cost import PACES, cost, pace
+from gyroscope.lab.cost import PACES, cost, expected, pace
+from gyroscope.lab.data.source import Source
 from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.studies.rotation.recipes import adapt_copy
 from gyroscope.lab.tasks import TASKS, task
@@ -47,7 +48,35 @@ def test_one_task_that_was_not_measured_makes_an_estimate_of_the_sum():
 
 def test_a_task_like_none_that_is_known_costs_what_its_layers_and_steps_do():
     new = replace(task("digits").lasting(10), name="new", model="mlp-3x64")
-    assert cost([Trial(new, SGD)]) == (1, pytest.approx(10 * 3 * 7 * 8e-4), False)
+    products = 1.25e-11 * 6 * 64**2 * 200
+    assert cost([Trial(new, SGD)]) == (1, pytest.approx(10 * 3 * (7 * 8e-4 + products)), False)
+
+
+def test_every_analysis_of_a_layer_is_paid_for():
+    for model, each in (("mlp-3x256", 1.2e-3 + 7e-10 * 256**3), ("vgg-3", 1.2e-3)):
+        new = replace(task("digits").lasting(10), name="new", model=model)  # 70 steps
+        analysed, plain = (expected(Trial(new, SGD, conditions=every)) for every in (30, None))
+        steps = [step for step in range(70) if step % 30 == 0]
+        assert analysed.seconds - plain.seconds == pytest.approx(len(steps) * 3 * each)
+
+
+def test_analyses_of_a_network_whose_size_its_name_does_not_say_have_no_cost():
+    assert cost([Trial(task("digits"), SGD)]).seconds is not None
+    assert cost([Trial(task("digits"), SGD, conditions=10)]).seconds is None
+
+
+def test_larger_batches_of_a_perceptron_take_longer_steps():
+    new = replace(task("digits"), name="new", model="mlp-20x256", schedule=replace(task("digits").schedule, batch=500))
+    paces = [pace(replace(new, source=Source("digits", per_class=count))) for count in (5, 50)]
+    # One step each; with 50 examples a core took 1.5 ms a layer, with 500 it took 3.0.
+    assert paces[0].seconds / 20 == pytest.approx(1.5e-3, rel=0.5)
+    assert paces[1].seconds / 20 == pytest.approx(3.0e-3, rel=0.5)
+
+
+def test_what_is_done_beside_trials_is_added():
+    its = [Trial(task("c10-cnn1"), SGD)]
+    assert cost(its, beside=30.0).seconds == cost(its).seconds + 30.0
+    assert cost([], beside=30.0) == (0, 30.0, True)
 
 
 def test_one_whose_size_its_name_does_not_say_has_no_cost():

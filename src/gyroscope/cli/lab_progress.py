@@ -72,14 +72,14 @@ class LabProgress:
 
     def on_begin(self, trials: Sequence[Trial]) -> None:
         """These trials are about to be run, and no others are."""
-        from gyroscope.lab.cost import pace
+        from gyroscope.lab.cost import expected
 
         for key in list(self._bars):
             self._progress.remove_task(self._bars.pop(key))
         self._whole = Whole(began=self._clock())
         for trial in trials:
-            known, epochs = pace(trial.task), trial.schedule.epochs
-            self._whole.add(trial.key, weight=epochs * (known.seconds if known else _UNKNOWN), epochs=epochs)
+            known, epochs = expected(trial), trial.schedule.epochs
+            self._whole.add(trial.key, weight=known.seconds if known else _UNKNOWN * epochs, epochs=epochs)
         self._update()
 
     def on_note(self, note: Note) -> None:

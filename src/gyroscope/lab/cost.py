@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import ceil
 from typing import NamedTuple
 
 from gyroscope.lab.task import Task
@@ -12,7 +13,7 @@ from gyroscope.lab.trial import Trial
 
 
 class Pace(NamedTuple):
-    """How long an epoch of a task takes, and whether that was measured or worked out."""
+    """How long an epoch of a task takes, or a whole trial, and whether that was measured or worked out."""
 
     seconds: float
     measured: bool
@@ -41,13 +42,21 @@ PACES: dict[str, Pace] = {
 }
 
 
-# Seconds for a layer and a step: of a ResNet-110 on an H200, and of a ResNet-20 on one core of a CPU.
-_LAYER_ON_GPU, _LAYER_ON_CPU = 8e-5, 8e-4
+# Seconds for a layer and a step: of a ResNet-110 on an H200, and on one core of a CPU of a ResNet-20 and of ImageNet's
+# ResNets (18 and 50 layers, on digits). A perceptron's layer takes its products too, 6 W² operations an example;
+# seconds for each of them from 5 to 100 layers of 256 units in batches of 50 to 500, up to 1.5 times as much.
+_LAYER_ON_GPU, _LAYER_ON_CPU, _IMAGENET_LAYER_ON_CPU = 8e-5, 8e-4, 6e-3
+_OPERATION_ON_CPU = 1.25e-11
+# Seconds for a layer and an analysis of its conditioning: of a ResNet-110 on an H200, less those of a gradient
+# (benchmarks/results/conditioning_cost_cuda.json); and on one core of a CPU, what trials took with analyses less what
+# they took without. Convolutions of few channels and perceptrons of 32 units took 0.8 to 1.8 ms there, perceptrons of
+# 256 units 13 to 16 ms (5 under Adam), for eigenvalues take W³.
+_ANALYSIS_ON_GPU, _ANALYSIS_ON_CPU, _CUBE_ON_CPU = 1.7e-3, 1.2e-3, 7e-10
 _EXAMPLES = {"digits": 200, "mnist": 60_000, "cifar-10": 50_000, "cifar-100": 50_000}
 
 
 class Cost(NamedTuple):
-    """What trials cost together.
+    """What trials cost together, with what is done beside them.
 
     Attributes:
         trials: how many there are, equal ones counted once.
@@ -71,8 +80,8 @@ class Cost(NamedTuple):
         return ("" if self.measured else "≈ ") + lasting(self.seconds)
 
 
-def cost(trials: Sequence[Trial]) -> Cost:
-    """Return what trials cost, if none of them ends early and none is known.
+def cost(trials: Sequence[Trial], *, beside: float = 0.0) -> Cost:
+    """Return what trials cost, if none of them ends early and none is known, and measured seconds beside them.
 
     >>> from gyroscope.lab.recipe import Recipe
     >>> from gyroscope.lab.tasks import task
@@ -80,10 +89,30 @@ def cost(trials: Sequence[Trial]) -> Cost:
     Cost(trials=2, seconds=90.0, measured=True)
     """
     each = {trial.key: trial for one in trials for trial in one.lineage}.values()
-    paces = [(pace(trial.task), trial.schedule.epochs) for trial in each]
-    known = [(one, epochs) for one, epochs in paces if one is not None]
-    seconds = sum(one.seconds * epochs for one, epochs in known) if len(known) == len(paces) else None
-    return Cost(len(each), seconds, all(one.measured for one, _ in known))
+    known = [one for one in map(expected, each) if one is not None]
+    seconds = beside + sum(one.seconds for one in known) if len(known) == len(each) else None
+    return Cost(len(each), seconds, all(one.measured for one in known))
+
+
+def expected(trial: Trial) -> Pace | None:
+    """Return how long a trial takes: its epochs, and the analyses of its layers; None where that is not known.
+
+    >>> from dataclasses import replace
+    >>> from gyroscope.lab.recipe import Recipe
+    >>> trial = Trial(TASKS["digits-deep"].lasting(10), Recipe("SGD", 0.1))
+    >>> [round(expected(one).seconds, 2) for one in (trial, replace(trial, conditions=10))]
+    [1.3, 1.44]
+    """
+    its = pace(trial.task)
+    if its is None or trial.conditions is None:
+        return None if its is None else Pace(its.seconds * trial.schedule.epochs, its.measured)
+    size = _size(trial.task)
+    if size is None:
+        return None
+    analyses = ceil(trial.schedule.epochs * trial.schedule.steps(size.examples) / trial.conditions)
+    on_cpu = _ANALYSIS_ON_CPU + _CUBE_ON_CPU * size.width**3
+    each = size.layers * (on_cpu if trial.task.source.name == "digits" else _ANALYSIS_ON_GPU)
+    return Pace(its.seconds * trial.schedule.epochs + analyses * each, measured=False)
 
 
 def pace(task: Task) -> Pace | None:
@@ -102,16 +131,35 @@ def pace(task: Task) -> Pace | None:
     return next((PACES[known.name] for known in alike if known.name in PACES), _from_its_size(task))
 
 
-def _from_its_size(task: Task) -> Pace | None:
-    """So many layers, steps and seconds for each; the number of layers is in the names of networks of any depth."""
-    depth = re.search(r"-(\d+)(x\d+)?$", task.model)
+class _Size(NamedTuple):
+    """How many layers a network has, how many units each (0 where its name does not say), and examples to train on."""
+
+    layers: int
+    width: int
+    examples: int
+
+
+def _size(task: Task) -> _Size | None:
+    """The number of layers is in the names of networks of any depth, and that of units in those of perceptrons."""
+    found = re.search(r"-(\d+)(?:x(\d+))?$", task.model)
     examples = _EXAMPLES.get(task.source.name)
-    if depth is None or examples is None:
+    if found is None or examples is None:
         return None
-    if task.source.per_class is not None:
-        examples = task.source.per_class * 10
-    each = _LAYER_ON_CPU if task.source.name == "digits" else _LAYER_ON_GPU
-    return Pace(each * int(depth[1]) * task.schedule.steps(examples), measured=False)
+    per_class = task.source.per_class
+    return _Size(int(found[1]), int(found[2] or 0), examples if per_class is None else 10 * per_class)
+
+
+def _from_its_size(task: Task) -> Pace | None:
+    """So many layers, steps and seconds for each."""
+    size = _size(task)
+    if size is None:
+        return None
+    steps = task.schedule.steps(size.examples)
+    if task.source.name != "digits":
+        return Pace(_LAYER_ON_GPU * size.layers * steps, measured=False)
+    layer = _IMAGENET_LAYER_ON_CPU if task.model.startswith("imagenet") else _LAYER_ON_CPU
+    products = 6 * size.width**2 * size.examples * task.schedule.passes
+    return Pace(size.layers * (layer * steps + _OPERATION_ON_CPU * products), measured=False)
 
 
 def lasting(seconds: float) -> str:
