@@ -250,6 +250,17 @@ def test_numbers_are_printed_and_what_there_is_not_is_a_dash(monkeypatch):
     ]
 
 
+def test_the_list_says_how_long_a_study_takes_that_trains_nothing(monkeypatch):
+    one = Study("one/fig1", "Figure 1", nothing, report, beside={"small": 104.0})
+    two = Study("one/fig2", "Figure 2", nothing, report, beside={"small": 16.0})
+    monkeypatch.setattr(catalogue, "studies", lambda: {study.name: study for study in (one, two)})
+    assert [row[-4:-1] for row in rows(run("list"))] == [
+        ["none", "none: 1.7 min", "none"],
+        ["none", "none: 16 s", "none"],
+        ["none", "none: 2.0 min", "none"],
+    ]
+
+
 @pytest.mark.parametrize("command", [["data", "get"], ["data", "list"], ["train"], ["compare"], ["show"], ["demo"]])
 def test_the_commands_that_messages_name_are_there(command):
     assert CliRunner().invoke(app, [*command, "--help"]).exit_code == 0

@@ -106,14 +106,16 @@ def _numeric(rows: Sequence[Sequence[Any]], place: int) -> bool:
 
 def _cost(studies: Sequence[Study], lab: Lab, between: str) -> str:
     trials: list[Trial] = []
+    beside = 0.0
     for study in studies:
         try:
             trials += study.trials(lab)
+            beside += study.beside.get(lab.scale, 0.0)
         except GyroscopeError:  # it has none of the tasks that were asked for
             if len(studies) == 1:
                 return "–"
-    whole = cost(trials)
-    return f"{whole.trials}:{between}{whole.words}" if whole.trials else "none"
+    whole = cost(trials, beside=beside)
+    return f"{whole.trials or 'none'}:{between}{whole.words}" if whole.trials or beside else "none"
 
 
 def _console() -> Console:

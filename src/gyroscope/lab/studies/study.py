@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -99,12 +99,15 @@ class Study:
         title: what the paper shows there.
         trials: what has to be trained, at the laboratory's scale; more may follow from the results.
         conclude: makes the report, once these trials are done.
+        beside: the seconds that it takes beside its trials, by scale, where they are many and were measured: on one
+            core of a CPU, or at full scale on an H200.
     """
 
     name: str
     title: str
     trials: Callable[[Lab], Sequence[Trial]]
     conclude: Callable[[Lab], Report]
+    beside: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     def run(self, lab: Lab) -> Report:
         """Train what is not known yet, and conclude."""

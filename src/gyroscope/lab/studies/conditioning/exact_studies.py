@@ -26,6 +26,16 @@ TITLES = {
     "a3": "Figure A3: both in networks of 4 layers of 24 units",
     "a4": "Figure A4: both in networks of 4 layers of 36 units",
 }
+# Seconds to measure and to save: CPU time of one thread on a core of an AMD EPYC, each figure by itself. At full scale
+# they were not measured.
+_SECONDS = {
+    "fig1": {"smoke": 4.3, "small": 104.0},
+    "fig2": {"smoke": 4.4, "small": 26.0},
+    "a1": {"smoke": 7.5, "small": 110.0},
+    "a2": {"smoke": 1.7, "small": 6.3},
+    "a3": {"smoke": 6.7, "small": 54.0},
+    "a4": {"smoke": 9.5, "small": 165.0},
+}
 # The condition numbers that a table has room for; all are among the report's numbers.
 _PERCENTS = (10, 25, 50, 75, 100)
 
@@ -80,4 +90,7 @@ def _conclude(figure: str) -> Callable[[Lab], Report]:
     return conclude
 
 
-STUDIES = tuple(Study(f"conditioning/{name}", title, _none, _conclude(name)) for name, title in TITLES.items())
+STUDIES = tuple(
+    Study(f"conditioning/{name}", title, _none, _conclude(name), beside=_SECONDS[name])
+    for name, title in TITLES.items()
+)
