@@ -7,11 +7,15 @@ optimizer that never hears of it, and steps would come out too long by the scale
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks as _post_hooks
+from torch.optim.optimizer import _global_optimizer_pre_hooks as _pre_hooks
 
 from gyroscope.errors import ControlError
 
@@ -43,6 +47,20 @@ class Wrapper(Optimizer):
             )
         self.inner = inner
         self._attach()
+
+    @staticmethod
+    def profile_hook_step(func: Any) -> Any:
+        """What torch puts around `step` for hooks and profilers, where there are any: it costs as much as a launch."""
+        around = Optimizer.profile_hook_step(func)
+
+        @functools.wraps(func)
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            heard = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or _pre_hooks or _post_hooks
+            if heard or torch.compiler.is_compiling() or torch._C._autograd._profiler_enabled():
+                return around(self, *args, **kwargs)
+            return func(self, *args, **kwargs)
+
+        return step
 
     def _attach(self) -> None:
         """What Optimizer.__init__ sets up besides parameters."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, isfinite, log, nan, sqrt
+from math import isfinite, log, nan, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from gyroscope.dynamics.decay import check_share
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.law import Floats, Kind
+
+_NOTHING_DECAYS = "The equilibrium does not apply because nothing decays: αλ is 0, and the norm only grows."
 
 
 class Equilibrium(NamedTuple):
@@ -100,17 +103,17 @@ def equilibrium(
         norm: ‖w‖ there.
         half_life: steps after which ‖w‖⁴ (AdamW: ‖w‖²) has gone half of the way to it.
 
+    Raises:
+        DynamicsError: ηλ is 0, and nothing decays, or 1 and more, and a step would take all of the weights.
+
     >>> at = equilibrium(0.1, 5e-4, gradient=1.0)
     >>> round(at.rate, 4), round(at.norm, 3), round(at.half_life)
     (0.01, 3.162, 3466)
     """
-    for name, value in (("lr", lr), ("decay", decay)):
-        if not (isfinite(value) and value >= 0):
-            raise DynamicsError(f"{name} is {value}; accepted are finite numbers from 0.")
     memory = Memory.of(kind, momentum, dampening=dampening, nesterov=nesterov)
+    if not check_share(lr, decay) > 0:
+        raise DynamicsError(_NOTHING_DECAYS)
     shrinkage = float(memory.shrinkage(lr, decay))
-    if shrinkage == 0:
-        return Equilibrium(0.0, nan if gradient is None else inf, inf)
     rate = sqrt(2 * shrinkage * memory.square) / memory.total
     norm = nan
     if gradient is not None:
@@ -162,7 +165,7 @@ def _distance(at: Equilibrium, start: float, kind: Kind) -> float:
     if not (isfinite(start) and start > 0):
         raise DynamicsError(f"start is {start}; accepted are finite norms above 0.")
     if not isfinite(at.half_life):
-        raise DynamicsError("The equilibrium does not apply because nothing decays: αλ is 0, and the norm only grows.")
+        raise DynamicsError(_NOTHING_DECAYS)
     if not isfinite(at.norm):
         raise DynamicsError("The norm at equilibrium is not known; give `gradient` to equilibrium().")
     return float((start / at.norm) ** _power(kind) - 1)

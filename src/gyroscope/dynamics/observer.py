@@ -135,8 +135,11 @@ class Observer:
         now, self._pass = self._pass, None
         if now is None:
             return
-        sized = [one for one in tensors((output, args, kwargs)) if one.dim() > 0]
-        now.samples = len(sized[0]) if sized else None
+        if isinstance(output, Tensor) and output.dim() > 0:
+            now.samples = output.shape[0]
+        else:
+            sized = [one for one in tensors((output, args, kwargs)) if one.dim() > 0]
+            now.samples = len(sized[0]) if sized else None
         if now.uses and self.labels != "true":
             self._draw(now, output)
         elif now.uses:
@@ -215,9 +218,12 @@ class Observer:
                 if taken:
                     tell(observer, taken)
 
-        for one in tensors(output):
-            if one.grad_fn is not None:
-                _edge(one).node.register_prehook(arrived)
+        for one in (output,) if isinstance(output, Tensor) else tensors(output):
+            node = one.grad_fn
+            if node is not None:
+                if one._is_view():
+                    node = _edge(one).node
+                node.register_prehook(arrived)
 
     def _tell(self, uses: Sequence[Used], samples: int, batch: object) -> None:
         kind = uses[0][1].device.type
