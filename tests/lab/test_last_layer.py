@@ -92,7 +92,7 @@ def test_momentum_is_forgotten_at_the_cuts():
 
 
 def test_frozen_layers_stay_and_the_others_do_not():
-    result = train(replace(TRIAL, recipe=replace(TRIAL.recipe, frozen=(1, -2))), SPLIT)
+    result = train(Trial(DEEP, replace(TRIAL.recipe, frozen=(1, -2))), SPLIT)
     turned = np.array(result.rotation[-1])
     assert turned[1] == turned[-2] == 0
     assert (np.delete(turned, [1, len(turned) - 2]) > 0).all()

@@ -187,6 +187,22 @@ def test_warm_up_and_cuts_are_the_rates_that_layers_turn_at(tmp_path):
         assert np.tan(run.series("rate")[1:, 0]) == pytest.approx(3.0**-3 * np.array(rates), rel=2e-3)
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"follows": True}, "the trial has follows=True, and"),
+        ({"conditions": 2}, "the trial has conditions=2, and"),
+        ({"keeps": True, "follows": True}, "the trial has keeps=True and follows=True, and"),
+    ],
+    ids=["follows", "conditions", "both"],
+)
+def test_measurements_without_a_folder_to_keep_them_in_are_refused(asked, said, tmp_path):
+    trial = Trial(BARE.lasting(1), SGD, every=2, **asked)
+    with pytest.raises(LabError, match=rf"{said} .* give one, train\(\.\.\., folder=\.\.\.\), or leave it out"):
+        train(trial, FEW)
+    assert train(trial, FEW, folder=tmp_path).loss == train(Trial(BARE.lasting(1), SGD), FEW).loss
+
+
 # When training stops early.
 
 
@@ -271,7 +287,8 @@ def test_the_weights_of_the_best_validation_accuracy_are_tested(tmp_path):
     model.eval()
     guesses = model(FEW.x_test).argmax(1)
     assert result.test_accuracy == pytest.approx((guesses == FEW.y_test).double().mean().item())
-    assert result.test_accuracy != train(replace(trial, task=replace(trial.task, tests="last")), FEW).test_accuracy
+    last = replace(trial, task=replace(trial.task, tests="last"), keeps=False)
+    assert result.test_accuracy != train(last, FEW).test_accuracy
     steps, curves, _ = recorded(tmp_path)
     assert steps[-2:] == [16, 18]  # the last is not one of every four, and measured at the end
     assert curves["rotation"][-1] == pytest.approx(result.rotation[-1], rel=1e-4)

@@ -222,12 +222,19 @@ def test_a_network_depends_on_its_seed_alone():
         ({"seed": 2**32}, "the seed of a trial is 4294967296; it can be a whole number from 0 to"),
         ({"seed": 1.0}, r"the seed of a trial is 1\.0"),
         ({"seed": np.int64(1)}, r"the seed of a trial is .*1\)?; it can be"),
-        ({"every": 0}, "measured every 0 steps"),
+        ({"every": 0}, "measured every 0 steps; it can be a whole number, 1 or more, or None for once an epoch"),
+        ({"every": "2"}, "measured every '2' steps; it can be a whole number"),
+        ({"conditions": "3"}, "analysed every '3' steps; it can be a whole number, 1 or more, or None for never"),
+        ({"conditions": 2.5}, "analysed every 2.5 steps"),
+        ({"conditions": True}, "analysed every True steps"),
+        ({"follows": "yes"}, "follows of a trial is 'yes'; it can be True or False"),
+        ({"follows": None}, "follows of a trial is None"),
+        ({"keeps": 1}, "keeps of a trial is 1; it can be True or False"),
         ({"precision": "fp16"}, "the precision of a trial is 'fp16'; it can be 'float32', 'tf32', 'bf16'"),
         ({"task": replace(task("digits"), stop_at=inf)}, "SGD on digits cannot be kept as JSON"),
         ({"task": replace(task("digits"), options=(("like", torch.ones(1)),))}, "SGD on digits cannot be kept as JSON"),
     ],
-    ids=["negative", "large", "float", "numpy", "every", "precision", "infinite", "no JSON"],
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
 )
 def test_a_trial_that_cannot_be_run_or_kept_is_refused(given, says):
     with pytest.raises(LabError, match=says):

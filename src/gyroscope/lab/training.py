@@ -25,7 +25,7 @@ from gyroscope.lab.last_layer import LastLayer
 from gyroscope.lab.own import Own
 from gyroscope.lab.result import Result
 from gyroscope.lab.tangents import Tangents
-from gyroscope.lab.trial import Trial
+from gyroscope.lab.trial import Trial, require_nothing_kept
 from gyroscope.monitor import Monitor, watch
 
 #: The files of the rates that a training recorded, and of the weights that it kept.
@@ -68,6 +68,8 @@ def train(
     """
     from gyroscope.lab.spread import Spread, in_a_group  # itself made of Training
 
+    if folder is None:
+        require_nothing_kept(trial)
     kind: Callable[..., Training] = partial(Spread, parallel=parallel) if in_a_group() else Training
     training = kind(trial, split, folder=folder, device=device, rates=rates, save_every=save_every)
     try:

@@ -59,12 +59,17 @@ class Trial:
         if self.precision not in get_args(Precision):
             accepted = ", ".join(map(repr, get_args(Precision)))
             raise LabError(f"the precision of a trial is {self.precision!r}; it can be {accepted}")
-        if self.every is not None and self.every < 1:
-            raise LabError(
-                f"a trial is measured every {self.every} steps; it can be 1 or more, or None for once an epoch"
-            )
-        if self.conditions is not None and self.conditions < 1:
-            raise LabError(f"layers are analysed every {self.conditions} steps; it can be 1 or more, or None for never")
+        for value, what, none in (
+            (self.every, "a trial is measured", "once an epoch"),
+            (self.conditions, "layers are analysed", "never"),
+        ):
+            # True is 1, and 2.5 would be a key of its own.
+            if value is not None and (type(value) is not int or value < 1):
+                accepted = f"it can be a whole number, 1 or more, or None for {none}"
+                raise LabError(f"{what} every {value!r} steps; {accepted}")
+        for name in ("keeps", "follows"):
+            if type(getattr(self, name)) is not bool:
+                raise LabError(f"{name} of a trial is {getattr(self, name)!r}; it can be True or False")
         try:
             json.dumps(asdict(self), allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -121,6 +126,22 @@ class Trial:
                 raise LabError(f"layer {index} is to be frozen; {self.task.model} has {len(its)}")
             its[index].parameter.requires_grad_(False)
         return model
+
+
+def require_nothing_kept(trial: Trial) -> None:
+    """Refuse, where there is no folder, a trial that measures what only a folder would keep.
+
+    >>> from gyroscope.lab.tasks import task
+    >>> require_nothing_kept(Trial(task("digits"), Recipe("SGD", 0.1), follows=True))
+    Traceback (most recent call last):
+    gyroscope.lab.errors.LabError: the trial has follows=True, and what that gives is kept in a folder: give one,
+    train(..., folder=...), or leave it out of the trial
+    """
+    asked = {"keeps": trial.keeps, "conditions": trial.conditions, "follows": trial.follows}
+    lost = " and ".join(f"{name}={value!r}" for name, value in asked.items() if value)
+    if lost:
+        what_to_do = "give one, train(..., folder=...), or leave it out of the trial"
+        raise LabError(f"the trial has {lost}, and what that gives is kept in a folder: {what_to_do}")
 
 
 def file_name(name: str) -> str:
