@@ -44,7 +44,7 @@ PACES: dict[str, Pace] = {
 
 # Seconds for a layer and a step: of a ResNet-110 on an H200, and on one core of a CPU of a ResNet-20 and of ImageNet's
 # ResNets (18 and 50 layers, on digits). A perceptron's layer takes its products too, 6 W² operations an example;
-# seconds for each of them from 5 to 100 layers of 256 units in batches of 50 to 500, up to 1.5 times as much.
+# seconds for each of them from 5 to 100 layers of 256 units in batches of 50 to 500, right within 1.5 times.
 _LAYER_ON_GPU, _LAYER_ON_CPU, _IMAGENET_LAYER_ON_CPU = 8e-5, 8e-4, 6e-3
 _OPERATION_ON_CPU = 1.25e-11
 # Seconds for a layer and an analysis of its conditioning: of a ResNet-110 on an H200, less those of a gradient
