@@ -131,7 +131,11 @@ def test_a_start_that_is_near_enough_takes_no_time():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: approach(equilibrium(0.1, 0.0, gradient=1.0), 3, start=1.0), "does not apply because nothing decays"),
+        (lambda: equilibrium(0.1, 0.0), "does not apply because nothing decays"),
+        (lambda: equilibrium(0.0, 0.1), "does not apply because nothing decays"),
+        (lambda: equilibrium(2.0, 1.0, gradient=1.0), r"does not apply because αλ is 2 \(α = 2, λ = 1\)"),
+        (lambda: equilibrium(10.0, 0.5, kind="adamw"), "does not apply because αλ is 5"),
+        (lambda: approach(Equilibrium(0.0, math.inf, math.inf), 3, start=1.0), "because nothing decays"),
         (lambda: steps_until(equilibrium(0.1, 0.1), start=1.0), "give `gradient`"),
         (lambda: steps_until(equilibrium(0.1, 0.1, gradient=1.0), start=0.0), "start is 0.0"),
         (lambda: steps_until(equilibrium(0.1, 0.1, gradient=1.0), start=1.0, within=0.0), "within is 0.0"),

@@ -152,6 +152,7 @@ ALL = ["law_k0", "law_r2", *EQUILIBRIUM]
         ({"class": "Adam", "betas": [0.9, 0.999]}, 1e-3, ALL),  # λw goes through the division by √v
         ({"class": "AdamW", "betas": [0.9, 0.999], "amsgrad": True}, 1e-3, ALL),
         ({"class": "RMSprop", "momentum": 0}, 0.0, EQUILIBRIUM),
+        ({"class": "SGD"}, 10.0, EQUILIBRIUM),  # αλ = 1: a step takes all of the weights
         ({"class": "Lion"}, 1e-3, ALL),
         ({"class": "Layca"}, 1e-3, ALL),
         ({}, 1e-3, ALL),
@@ -234,6 +235,7 @@ def test_the_module_itself_imports_numpy_alone():
     names = [
         "gyroscope.monitor.theory",
         "gyroscope.dynamics.law",
+        "gyroscope.dynamics.share",
         "gyroscope.dynamics.effective_rate",
         "gyroscope.dynamics.equilibrium",
         "gyroscope.monitor.predict",

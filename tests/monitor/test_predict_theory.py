@@ -74,7 +74,8 @@ def test_the_norm_under_momentum_is_larger_where_successive_gradients_agree_up_t
 
 
 def test_without_weight_decay_there_is_no_equilibrium():
-    assert equilibrium(0.1, 0.0, gradient=1.0) == (0.0, math.inf, math.inf)
+    with pytest.raises(DynamicsError, match="does not apply because nothing decays"):
+        equilibrium(0.1, 0.0, gradient=1.0)
 
 
 def test_the_norm_is_not_known_without_the_gradient():

@@ -15,12 +15,12 @@ A rule is a function (w, gradient, state) → (new w, new state), such as `sgd`,
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import isfinite
 from typing import TypeVar
 
 from torch import Tensor
 
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.share import check_share, check_strength
 
 S = TypeVar("S")
 Rule = Callable[[Tensor, Tensor, S | None], tuple[Tensor, S]]
@@ -93,7 +93,7 @@ def with_l2(rule: Rule[S], *, decay: float) -> Rule[S]:
     >>> step(torch.tensor([1.0]), torch.tensor([2.0]), None)[0]        # 1 − 0.1 · (2 + 0.5)
     tensor([0.7500])
     """
-    _check("decay", decay)
+    check_strength("decay", decay)
 
     def penalized(w: Tensor, g: Tensor, state: S | None = None) -> tuple[Tensor, S]:
         return rule(w, g + decay * w, state)
@@ -116,7 +116,7 @@ def with_norm(rule: Rule[S], *, decay: float, product: Product) -> Rule[S]:
     >>> with_decay(newton, lr=0.1, decay=0.5)(w, g, None)[0]
     tensor([0.9000, 0.9375])
     """
-    _check("decay", decay)
+    check_strength("decay", decay)
 
     def penalized(w: Tensor, g: Tensor, state: S | None = None) -> tuple[Tensor, S]:
         return rule(w, g + decay * product(w), state)
@@ -145,27 +145,3 @@ def disagreement(w: Tensor, solve: Product, *, lr: float, decay: float) -> Tenso
     tensor([0.0000, 0.1500])
     """
     return check_share(lr, decay) * (solve(w) - w)
-
-
-def check_share(lr: float, decay: float) -> float:
-    """αλ, the share of the weights that decay takes in a step; refused unless it is below 1 (equation 22).
-
-    >>> check_share(0.1, 5.0)
-    0.5
-    >>> check_share(0.5, 2.0)
-    Traceback (most recent call last):
-    gyroscope.errors.DynamicsError: Weight decay does not apply because αλ is 1 (α = 0.5, λ = 2): ...
-    """
-    _check("lr", lr)
-    _check("decay", decay)
-    if lr * decay >= 1:
-        raise DynamicsError(
-            f"Weight decay does not apply because αλ is {lr * decay:.4g} (α = {lr:g}, λ = {decay:g}): a step would "
-            "take away all of the weights or turn them around. αλ must be below 1; take a smaller α or λ."
-        )
-    return lr * decay
-
-
-def _check(name: str, value: float) -> None:
-    if not (isfinite(value) and value >= 0):
-        raise DynamicsError(f"{name} is {value}; accepted are finite numbers from 0.")

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.dynamics.decay import check_share
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.share import check_share
 
 Floats = npt.NDArray[np.float64]
 

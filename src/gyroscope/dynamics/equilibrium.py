@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.dynamics.decay import check_share
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.law import Floats, Kind
+from gyroscope.dynamics.share import check_share
 
 _NOTHING_DECAYS = "The equilibrium does not apply because nothing decays: αλ is 0, and the norm only grows."
 

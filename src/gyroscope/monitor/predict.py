@@ -140,7 +140,7 @@ def _predict(
         shrinkage = Memory.of(rule.kind, **rule.options).shrinkage(lr, np.nan_to_num(decay))
         law = decay_law(steps, rates, lr=lr, shrinkage=shrinkage, kind=rule.kind)
         pulled = np.flatnonzero((lr > 0) & (decay > 0))
-        if len(pulled):
+        if len(pulled) and lr[pulled[-1]] * decay[pulled[-1]] < 1:  # else a step takes all of the weights
             later = (gradient * norm)[len(steps) // 2 :]
             seen = later[np.isfinite(later)]
             turns = sqrt(float(np.square(seen).mean())) if len(seen) else None
