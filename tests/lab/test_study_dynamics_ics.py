@@ -6,13 +6,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from gyroscope.dynamics.outliers import outliers
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.data.source import Source
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.schedule import Schedule
-from gyroscope.lab.studies.dynamics.ics import PLANS, STUDIES, Setting, network, optimizer_of, trained
-from gyroscope.lab.studies.dynamics.ics_report import Curve, report
+from gyroscope.lab.studies.dynamics.ics import PLANS, STUDIES, Setting, centred_at, network, optimizer_of, trained
+from gyroscope.lab.studies.dynamics.ics_report import CENTRED, FIXED, THROUGH, Curve, report
 from gyroscope.lab.studies.dynamics.loop import kept, mean_curve, train
 
 [STUDY] = STUDIES
@@ -142,6 +143,35 @@ def test_the_outliers_are_there_without_normalization_and_gone_through_its_stati
     for when in ("start", "end"):
         assert spectra["BN"][when]["predicted"][0] < 1e-12
         assert spectra["BN"][when]["measured"][0] < spectra["BN, statistics fixed"][when]["measured"][0]
+        assert spectra["BN, fixed, inputs centred"][when]["nu"] == pytest.approx(1)
+
+
+def test_without_their_mean_inputs_have_the_curvature_of_their_covariance():
+    torch.manual_seed(0)
+    x = torch.randn(40, 3, dtype=torch.float64) + 5
+    net = nn.Sequential(nn.Linear(3, 2)).double()
+    other, name = centred_at(net, "0", x.mean(0))
+    torch.testing.assert_close(other(x), net(x))
+    top = outliers(other, F.mse_loss, (x, torch.zeros(40, 2, dtype=torch.float64)), name).measured[0]
+    # Of squared errors S = I.
+    assert float(top) == pytest.approx(float(torch.linalg.eigvalsh((x - x.mean(0)).T @ (x - x.mean(0)) / 40)[-1]))
+
+
+@pytest.mark.parametrize(
+    ("through", "centred", "holds"),
+    [(1.0, 1.0, True), (0.5, 1.0, True), (9.0, 1.0, False), (1.5, 1.0, False), (9.0, 9.9, None)],
+)
+def test_outliers_are_gone_that_are_no_larger_than_those_of_centred_inputs(found, through, centred, holds):
+    def largest(value):
+        return {when: {"nu": 1.0, "share": 1.0, "rest": 1.0, "predicted": [1.0], "measured": [value]} for when in told}
+
+    told = ("start", "end")
+    spectra = dict(found.numbers["spectra"])
+    spectra |= {FIXED: largest(10.0), CENTRED: largest(centred), THROUGH: largest(through)}
+    curves = [curve(method, moved, 1.0) for method in PLAN.rates for moved in (0.0, 2.0)]
+    [said] = [one for one in report(2.0, 0.5, curves, spectra).findings if "removes what the means add" in one.says]
+    assert said.holds is holds
+    assert f"It is then {through:.0f} and {through:.0f} times" in said.here
 
 
 def test_a_report_is_saved_whole(lab, found, tmp_path):

@@ -3,7 +3,9 @@
 Where a layer's activations have the mean m, its curvature is said to have the outliers ν λ_i(S), ν = ‖m‖² + 1, along
 m ⊗ v_i (the ICS conditioning hypothesis). They are predicted and measured in a perceptron without batch normalization;
 in one with it, whose statistics are held fixed; and in that as it is trained, through its statistics: there, what is
-added to all pre-activations alike is taken away again, and the outliers with it (section 4.2).
+added to all pre-activations alike is taken away again, and the outliers with it (section 4.2). What would be left
+without them is what is left where m is taken out of the layer's inputs, and put into its bias: the same function, and
+the same S.
 
 What they cost: the inputs are moved by a constant, and the first bias so that the network computes what it did. That
 changes nothing but m. Gradient descent has to live with it; batch normalization, the quasi-diagonal preconditioner and
@@ -22,14 +24,16 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch.optim import SGD, Optimizer
 
+from gyroscope.dynamics.affine import Affine
 from gyroscope.dynamics.kfac import KFAC
 from gyroscope.dynamics.outliers import Outliers, outliers
 from gyroscope.dynamics.quasi_diagonal import QuasiDiagonal
+from gyroscope.dynamics.reparameterize import between
 from gyroscope.lab.data.source import Source
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.models.mlp import mlp
 from gyroscope.lab.schedule import Schedule
-from gyroscope.lab.studies.dynamics.ics_report import Curve, report
+from gyroscope.lab.studies.dynamics.ics_report import CENTRED, FIXED, PLAIN, THROUGH, Curve, report
 from gyroscope.lab.studies.dynamics.loop import accuracy, device_of, dtype_of, kept, mean_curve, split_of, train
 from gyroscope.lab.studies.study import Report, Study
 from gyroscope.lab.trial import Trial
@@ -43,7 +47,7 @@ _OUTLIERS = _CLASSES - 1
 # Of K-FAC: what is added to the curvature, and the most of a step's divergence. Without a bound first steps diverge.
 _DAMPING, _CLIP = 0.03, 0.1
 # Of the trainings whose curvature is looked at: the chapter's methods go along, and gradient descent is the plain one.
-_LOOKED_AT: tuple[Method, ...] = ("SGD", "SGD, BN")
+_LOOKED_AT: dict[Method, tuple[str, ...]] = {"SGD": (PLAIN,), "SGD, BN": (FIXED, CENTRED, THROUGH)}
 
 
 @dataclass(frozen=True)
@@ -186,6 +190,7 @@ class _Measurement:
     trained: Setting
     layer: str
     examples: int
+    networks: tuple[str, ...]
 
 
 def spectra(lab: Lab, found: list[Curve]) -> dict[str, dict[str, Any]]:
@@ -196,15 +201,16 @@ def spectra(lab: Lab, found: list[Curve]) -> dict[str, dict[str, Any]]:
         found: the curves, for the rates to train at.
 
     Returns:
-        By the names "plain", "BN, statistics fixed" and "BN": "start" and "end", each with `nu`, `predicted`,
-        `measured`, `within` and the `share` of the predicted that lies in the measured vectors.
+        By the names "plain", "BN, statistics fixed", "BN, fixed, inputs centred" and "BN": "start" and "end", each
+        with `nu`, `predicted`, `measured`, `within` and the `share` of the predicted that lies in the measured vectors,
+        None where there is no mean.
     """
     plan = PLANS[lab.scale]
     spectra: dict[str, dict[str, Any]] = {}
-    for method in _LOOKED_AT:
+    for method, networks in _LOOKED_AT.items():
         rate = next(curve.rate for curve in found if curve.method == method and curve.moved == 0)
         setting = Setting(plan.source, plan.depth, plan.width, plan.schedule, method, rate, 0.0, 0)
-        told = _Measurement(setting, plan.layer, plan.examples)
+        told = _Measurement(setting, plan.layer, plan.examples, networks)
         spectra |= kept(lab, "ics-spectra", told, partial(_measured, lab, told))
     return spectra
 
@@ -223,13 +229,35 @@ def _outliers(model: nn.Module, x: torch.Tensor, y: torch.Tensor, layer: str) ->
     own = deepcopy(model)
     norms = [module for module in own.modules() if isinstance(module, nn.BatchNorm1d)]
     if not norms:
-        return {"plain": _told(outliers(own, F.cross_entropy, (x, y), layer, count=_OUTLIERS))}
+        return {PLAIN: _told(outliers(own, F.cross_entropy, (x, y), layer, count=_OUTLIERS))}
     through = outliers(own.train(), F.cross_entropy, (x, y), layer, count=_OUTLIERS)
     for norm in norms:
         norm.momentum = 1.0  # the statistics of exactly these examples
     own(x)
     fixed = outliers(own.eval(), F.cross_entropy, (x, y), layer, count=_OUTLIERS)
-    return {"BN, statistics fixed": _told(fixed), "BN": _told(through)}
+    centred = _without_mean(own, x, y, layer, fixed.mean)
+    return {FIXED: _told(fixed), CENTRED: _told(centred), THROUGH: _told(through)}
+
+
+def _without_mean(model: nn.Module, x: torch.Tensor, y: torch.Tensor, layer: str, mean: torch.Tensor) -> Outliers:
+    other, name = centred_at(model, layer, mean)
+    return outliers(other, F.cross_entropy, (x, y), name, count=_OUTLIERS)
+
+
+def centred_at(model: nn.Module, layer: str, mean: torch.Tensor) -> tuple[nn.Module, str]:
+    """A network that computes the same with inputs of a layer that are centred, and the name of that layer in it.
+
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    >>> x = torch.randn(9, 2)
+    >>> other, name = centred_at(net, "1", net[0](x).mean(0))
+    >>> name, torch.allclose(other(x), net(x), atol=1e-6), other[1][0](net[0](x)).mean(0).abs().max() < 1e-6
+    ('1.1', True, tensor(True))
+    """
+    own = deepcopy(model)
+    module = own.get_submodule(layer)
+    assert isinstance(module, nn.Linear)
+    own.set_submodule(layer, between(module, activations=Affine(torch.ones_like(mean), -mean)))
+    return own, f"{layer}.1"
 
 
 def _told(found: Outliers) -> dict[str, Any]:
