@@ -13,6 +13,7 @@ from torch import nn
 import gyroscope
 from gyroscope.cli.standing_out import in_words
 from gyroscope.errors import MonitorError
+from gyroscope.lab import models
 from gyroscope.monitor.domination import Domination, Episodes, dominated
 from gyroscope.monitor.naming import Naming
 from gyroscope.store import LayerInfo, QuantityInfo, Rows, Writer
@@ -105,7 +106,7 @@ def test_with_conditioning_the_ratio_is_of_spectral_norms(tmp_path):
     ratios = [[(torch.linalg.matrix_norm(g, 2) / torch.linalg.matrix_norm(w, 2)).item() for w, g in at] for at in seen]
     assert (found.layer, found.since, found.spectral) == ("6.weight", 1, True)
     assert found.ratio == pytest.approx(ratios[2][2], rel=1e-5)
-    assert found.typical == pytest.approx(np.median(ratios[2]), rel=1e-5)
+    assert found.typical == pytest.approx(sorted(ratios[2])[-2], rel=1e-5)  # one of four layers has more
     assert "spectral norm" in event.text
 
 
@@ -129,7 +130,7 @@ def test_it_is_an_event_of_the_run_once_and_in_words(tmp_path):
 def test_under_layca_a_large_weight_does_no_harm_and_is_not_named(tmp_path):
     with train(normalized(scaled=1), tmp_path, layca) as run:
         ratio = run.series("gradient_norm")[1:STEPS] / run.series("weight_norm")[1:STEPS]
-        assert (ratio[:, 1] < 1e-4 * np.median(ratio, axis=1)).all()  # Definition 1 holds
+        assert (ratio[:, 1] < 1e-4 * np.sort(ratio, axis=1)[:, -2]).all()  # Definition 1 holds
         assert dominated(run) == []
         assert findings(run) == []
 
@@ -139,10 +140,92 @@ def test_lower_layers_of_a_hundred_normalized_ones_are_named_after_the_first_ste
     with train(normalized(100), tmp_path, steps=7) as run:
         places = [run.layers.index(one.layer) for one in dominated(run)]
         assert {one.since for one in dominated(run)} <= {2, 3, 4, 5}
-        assert set(range(10)) <= set(places)
-        assert max(places) < 50
+        assert set(range(30)) <= set(places)
+        assert max(places) < 60
         assert len(findings(run)) == len(places)
         assert "are dominated by their weights, the first since step 2" in in_words(run)
+
+
+def test_where_most_of_two_hundred_layers_are_dominated_they_are_all_named(tmp_path):
+    seen: list = []
+    with train(normalized(200), tmp_path, steps=5, seen=seen) as run:
+        found = dominated(run)
+        assert len(findings(run)) == len(found)
+    # By what autograd says; a layer may pass the bound between the steps that are counted and be named earlier.
+    ratios = np.array([[(g.norm() / w.norm()).item() for w, g in at] for at in seen[-3:]])
+    places = {run.layers.index(one.layer) for one in found}
+    below = np.flatnonzero((ratios < 0.01).all(axis=0))
+    assert len(below) > 150
+    assert set(below.tolist()) <= places <= set(np.flatnonzero((ratios < 0.03).all(axis=0)).tolist())
+    assert min(one.typical for one in found) > 0.1
+
+
+def test_layers_of_which_most_are_scaled_are_all_named(tmp_path):
+    model = normalized(8)
+    for k in range(5):
+        gyroscope.layers(model)[k].parameter.data.mul_(300.0)
+    with train(model, tmp_path) as run:
+        assert [run.layers.index(one.layer) for one in dominated(run)] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("make", [sgd, adam])
+def test_a_layer_that_starts_at_zero_makes_the_others_no_dominated_ones(tmp_path, make):
+    model = normalized()
+    nn.init.zeros_(model[-1].weight)  # its gradient is many times its weight after one step, and so is its update
+    with train(model, tmp_path, make, steps=30) as run:
+        ratio = run.series("gradient_norm")[2:6] / run.series("weight_norm")[2:6]
+        assert (ratio[:, :3].max(axis=1) < 0.03 * ratio[:, 3]).all()
+        assert dominated(run) == []
+
+
+@pytest.mark.parametrize("make", [sgd, adam])
+@pytest.mark.parametrize("name", ["resnet-20", "resnet-lastbn-20", "preresnet-20"])
+def test_no_layer_of_a_residual_network_is_named(tmp_path, name, make):
+    x, y = clusters(32, (3, 8, 8))
+    model = models.make(name, seed=0)
+    optimizer = make(model)
+    with gyroscope.watch(model, optimizer, tmp_path, activations=False, budget=None):
+        for _ in range(6):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    with gyroscope.load(tmp_path) as run:
+        assert dominated(run) == []
+
+
+@pytest.mark.parametrize("slow", [1e-6, 1e-3])
+def test_layers_with_a_smaller_rate_of_their_own_are_not_named(tmp_path, slow):
+    def rates(model):
+        *lower, last = (part for part in model if isinstance(part, nn.Linear))
+        groups = [{"params": [one.weight for one in lower], "lr": slow}, {"params": last.parameters()}]
+        return torch.optim.SGD(groups, lr=0.1)
+
+    with train(normalized(6), tmp_path, rates, steps=30) as run:
+        assert dominated(run) == []
+
+
+class Branched(nn.Module):
+    """A branch whose ReLUs are all off, and experts of which one gets the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.dead = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.experts, self.last = nn.ModuleList(nn.Linear(16, 16) for _ in range(3)), nn.Linear(16, 10)
+        nn.init.constant_(self.dead.bias, -1000.0)
+
+    def forward(self, x):
+        h = torch.relu(self.first(x)) + torch.relu(self.dead(x))
+        return self.last(torch.relu(h + sum(expert(h) * float(k == 0) for k, expert in enumerate(self.experts))))
+
+
+@pytest.mark.parametrize("options", [{}, {"conditioning": 1}], ids=["norms", "spectral"])
+def test_layers_whose_gradient_is_zero_have_none_and_are_not_dominated(tmp_path, options):
+    with train(Branched().double(), tmp_path, **options) as run:
+        assert (run.series("gradient_norm")[1:STEPS, [run.layers.index("dead.weight")]] == 0).all()
+        assert dominated(run) == []
+        assert findings(run) == []
+        assert "3 layers (dead.weight, experts.1.weight, experts.2.weight) have no gradient" in in_words(run)
 
 
 def test_a_layer_that_grows_and_shrinks_is_dominated_meanwhile(tmp_path):
@@ -218,6 +301,13 @@ def test_layers_of_two_optimizers_are_compared_with_their_own(tmp_path):
         assert len(findings(run)) == 1
 
 
+def of_moving(values):
+    """The largest value that a tenth of all exceed, one at least; in networks of two layers the mean."""
+    ordered = sorted(values, reverse=True)
+    exceeding = max(1, len(ordered) // 10)
+    return ordered[exceeding] if len(ordered) > 2 else float(np.mean(ordered))
+
+
 def literal(ratio, update, *, threshold, share, patience):
     """Layer by layer and measurement by measurement: (layer, since, until) of each time."""
     found = []
@@ -225,11 +315,12 @@ def literal(ratio, update, *, threshold, share, patience):
         inside, count, first, since = False, 0, None, None
         for step in range(len(ratio)):
             r, u = ratio[step, layer], update[step, layer]
-            if np.isnan(r):
+            if np.isnan(r) or r == 0:
                 continue
-            middle, pace = np.nanmedian(ratio[step]), np.nanmedian(update[step])
+            known = ratio[step] > 0
+            moving, pace = of_moving(ratio[step][known]), of_moving(update[step][known])
             k = 3.0 if inside else 1.0
-            low = r < k * threshold and r < k * share * middle and u < k * share * pace
+            low = r < k * threshold and r < k * share * moving and u < k * share * pace
             if low == inside:
                 count = 0
                 continue
@@ -249,13 +340,15 @@ def literal(ratio, update, *, threshold, share, patience):
 @pytest.mark.parametrize("seed", range(6))
 def test_episodes_are_those_of_a_literal_loop_however_measurements_come_in(seed):
     random = np.random.default_rng(seed)
-    walk = np.cumsum(random.normal(0, 1.0, (200, 5)), axis=0)
+    count = 5 if seed % 2 else 23
+    walk = np.cumsum(random.normal(0, 1.0, (200, count)), axis=0)
     ratio = 10 ** np.clip(walk - 2.0, -9, 1)
+    ratio[random.random(ratio.shape) < 0.05] = 0.0
     ratio[random.random(ratio.shape) < 0.05] = np.nan
     ratio[random.integers(200, size=5)] = np.nan
     update = 10 ** np.clip(walk + random.normal(0, 0.5, walk.shape) - 3.0, -9, 0)
     bounds = {"threshold": 0.01, "share": 0.1, "patience": 3}
-    layers = [LayerInfo(str(i), "linear", (2, 2)) for i in range(5)]
+    layers = [LayerInfo(str(i), "linear", (2, 2)) for i in range(count)]
     episodes = Episodes(layers, spectral=False, **bounds)
     begun, at = [], 0
     while at < 200:
@@ -283,7 +376,7 @@ def series(path, ratio, *, kinds=None, update=None):
 
 
 def test_a_ratio_that_hovers_about_the_bound_is_named_once(tmp_path):
-    low = np.array([0.001, 0.002] * 20) * 2.0  # a fiftieth, then a twenty-fifth of the median
+    low = np.array([0.001, 0.002] * 20) * 2.0  # a fiftieth, then a twenty-fifth of the others
     with series(tmp_path, np.stack([low, 0 * low + 0.1, 0 * low + 0.1], axis=1)) as run:
         assert dominated(run) == []  # never below the bound three times in a row
         (found,) = dominated(run, patience=1)
