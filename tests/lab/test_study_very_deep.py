@@ -16,6 +16,7 @@ from gyroscope.lab.result import Result
 from gyroscope.lab.studies.conditioning.by_depth import Network
 from gyroscope.lab.studies.conditioning.very_deep import STUDIES
 from gyroscope.lab.studies.conditioning.very_deep_course import Course, smoothed
+from gyroscope.lab.studies.conditioning.very_deep_figure import draw
 from gyroscope.lab.studies.conditioning.very_deep_findings import of_depths, of_last_norm, of_preactivation
 from lab.made_lab import knowing
 
@@ -72,16 +73,33 @@ def test_the_table_has_the_numbers_that_were_followed(lab, study):
         kept = np.load(lab.archive.folder(lab.trial(trial)) / FILE)
         loss, x, w = (kept[name].tolist() for name in ("loss", "lambda_x", "weight_norm"))
         assert len(loss) == trial.schedule.epochs * trial.schedule.steps(200)
-        assert row[2] == 0  # too shallow to be stuck
-        assert row[3:6] == pytest.approx((x[0], max(x), min(x)))
-        assert row[6:9] == pytest.approx((max(kept["lambda_m"]), w[0], max(w)))
-        assert row[9:] == pytest.approx((loss[0], max(loss), median(loss[-13:])))
+        assert row[3] == x.count(0)
+        assert row[4:7] == pytest.approx((x[0], max(x), min(x)))
+        assert row[7:10] == pytest.approx((max(kept["lambda_m"]), w[0], max(w)))
+        assert row[10:] == pytest.approx((loss[0], max(loss), median(loss[-3:])))
 
 
-def test_on_digits_deeper_networks_have_larger_inputs_and_normalized_ones_do_not(lab):
-    assert [finding.holds for finding in FIG6.run(lab).findings[:3]] == [True] * 3
-    assert [finding.holds for finding in FIG7.run(lab).findings] == [None, True, True, None]
-    assert [finding.holds for finding in FIG9.run(lab).findings] == [None, None, True, None]
+def test_on_digits_deeper_networks_have_larger_inputs_and_the_deepest_alone_is_stuck(lab):
+    report = FIG6.run(lab)
+    assert [finding.holds for finding in report.findings] == [True] * 3 + [None] * 3 + [True, None]
+    *shallow, deepest = report.tables[0].rows
+    assert [row[2] for row in shallow] == [0, 0]
+    its = np.load(lab.archive.folder(lab.trial(FIG6.trials(lab)[-1])) / FILE)
+    since = len(its["loss"]) - deepest[2]
+    guessing = np.median(its["loss"][since:])
+    assert guessing == pytest.approx(log(10), rel=0.1)
+    assert its["loss"][:since].max() > 2 * guessing
+    assert its["lambda_x"][since:].max() < its["lambda_x"].max() / 10
+    assert its["weight_norm"][since:].min() > 2 * its["weight_norm"][0]
+    assert its["accuracy"][since:].mean() < 0.25
+
+
+def test_on_digits_the_same_network_is_not_stuck_with_batch_normalization_before_its_last_layer(lab):
+    assert [finding.holds for finding in FIG7.run(lab).findings] == [True, True, True, True, None]
+    steady, smaller = FIG9.run(lab).findings[1:3]
+    assert (steady.holds, smaller.holds) == (True, True)
+    for study in (FIG7, FIG9):
+        assert [row[2] > 0 for row in study.run(lab).tables[0].rows[:2]] == [True, False]
 
 
 def test_smoothing_takes_the_median_around_each_step():
@@ -106,19 +124,63 @@ def test_a_network_that_guesses_without_a_small_input_has_not_begun_to_learn():
     assert replace(one, followed=followed).stall is None
 
 
+def off(one, since, *, but=()):
+    """The same course with neither input nor gradient in the last layer since a step, counted from 1, but for some."""
+    where = (np.arange(1, STEPS + 1) >= since) & ~np.isin(np.arange(1, STEPS + 1), but)
+    x, gradient = (np.where(where, 0.0, values) for values in (one.followed.lambda_x, one.followed.gradient_norm))
+    return replace(one, followed=replace(one.followed, lambda_x=x, gradient_norm=gradient))
+
+
+def test_a_network_without_gradients_to_the_end_is_dead_and_one_with_small_ones_is_dominated():
+    forever = course(stuck=STEPS - 100)
+    assert (forever.dead, forever.dominated) == (None, slice(100, STEPS))
+    dead = off(forever, 301)
+    assert (dead.dead, dead.dominated, dead.stuck) == (301, slice(100, 300), STEPS - 100)
+    assert off(forever, 301, but=(400, 401, 500)).dead == 301  # an image gets through, now and then
+    assert off(forever, 301, but=range(500, STEPS + 1)).dead is None
+    assert off(forever, STEPS - 20).dead is None  # too little to tell
+    nothing = replace(forever, followed=replace(forever.followed, gradient_norm=np.zeros(STEPS)))
+    assert nothing.dead is None  # the gradient of a batch may vanish where its input does not
+
+
+def test_escaping_holds_of_a_network_that_learned_not_of_a_dead_one_and_is_open_of_one_that_moves():
+    moves = course(stuck=STEPS - 100)
+    its = {"learned": course(stuck=300), "moves": moves, "dead": off(moves, 301)}
+    found = {name: of_depths([one], full=True)[-2:] for name, one in its.items()}
+    assert {name: (stuck.holds, escapes.holds) for name, (stuck, escapes) in found.items()} == {
+        "learned": (True, True), "moves": (True, None), "dead": (True, False),
+    }  # fmt: skip
+    told = "dead since step 301: x = 0 and ∂L/∂W = 0 in 300 of 300 batches; test accuracy 40.0 %"
+    assert found["dead"][1].here == told
+    assert of_depths([its["dead"]], full=False)[-1].holds is None
+    at_once = of_depths([off(moves, 101)], full=True)[-2]
+    assert (at_once.holds, at_once.here) == (False, "dead from step 101 on")  # no weight domination was seen
+
+
+def test_steps_at_which_a_quantity_is_exactly_0_are_marked_below_the_logarithmic_axis():
+    one = off(course(stuck=STEPS - 100), 301, but=(400,))
+    figure = draw({"1202": one, "56": course(depth=56)}, heading="")
+    marked = [[line for line in ax.lines if line.get_marker() == "|"] for ax in figure.axes]
+    assert [len(rows) for rows in marked] == [0, 1, 0, 0]
+    [row] = marked[1]
+    assert row.get_xdata().tolist() == [step for step in range(301, STEPS + 1) if step != 400]
+    assert 0 < row.get_ydata()[0] < one.followed.lambda_x[one.followed.lambda_x > 0].min()
+    assert "exactly 0" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
 def test_courses_like_the_papers_show_what_it_says():
     depths = [course(depth=depth, large=10.0 * depth, stuck=depth // 3) for depth in (110, 230, 1202)]
     rising = [
         replace(one, followed=replace(one.followed, loss=one.followed.loss + bump(n), weight_norm=grown(n)))
         for n, one in enumerate(depths)
     ]
-    assert [finding.holds for finding in of_depths(rising, full=True)] == [True] * 7
+    assert [finding.holds for finding in of_depths(rising, full=True)] == [True] * 10
     steady = course("ResNet_LastBN", stuck=0, large=5.0)
     steady = replace(steady, followed=replace(steady.followed, loss=np.linspace(3.0, 0.5, STEPS)))
-    assert [finding.holds for finding in of_last_norm([course(), steady], full=True)] == [True] * 4
+    assert [finding.holds for finding in of_last_norm([course(), steady], full=True)] == [True] * 5
     normal = replace(steady, network=Network("PreResNet", 1202))
     without = course("PreResNet_v1", stuck=100)
-    assert [finding.holds for finding in of_preactivation([course(), normal, without], full=True)] == [True] * 4
+    assert [finding.holds for finding in of_preactivation([course(), normal, without], full=True)] == [True] * 5
 
 
 def bump(height):
@@ -141,7 +203,8 @@ def test_courses_unlike_the_papers_are_said_to_be_so_at_full_scale_and_undecided
 
 
 def test_the_report_tells_when_and_how_a_network_was_stuck():
-    told = of_depths([course()], full=True)[-1].here
+    told, escaped = (finding.here for finding in of_depths([course()], full=True)[-2:])
+    assert escaped == "at step 401; loss 1 in the end"
     assert "for 300 of 600 steps, from step 101, at a loss of 2.3" in told
     assert "λmax(Σx) fell from 900 to 0.09" in told
 
@@ -164,7 +227,7 @@ def test_saving_writes_the_figure_the_page_and_curves_over_steps(lab, tmp_path):
     names = {path.name for path in FIG6.save(lab, FIG6.run(lab), tmp_path)}
     assert names == {"figure.png", "figure.svg", "README.md", "result.json"}
     kept = json.loads((tmp_path / "conditioning/fig6/result.json").read_text())["numbers"]["courses"]
-    assert [one["network"] for one in kept] == ["resnet-8", "resnet-14", "resnet-20"]
+    assert [one["network"] for one in kept] == ["resnet-8", "resnet-20", "resnet-56"]
     whole = np.load(lab.archive.folder(lab.trial(FIG6.trials(lab)[2])) / FILE)["lambda_x"]
     at = np.array(kept[2]["at"])
     assert kept[2]["lambda_x"] == pytest.approx(whole[at - 1].tolist(), rel=1e-4)

@@ -38,6 +38,7 @@ class Course:
         result: of the training.
         classes: how many there are to guess from.
         near: the share of ln C that the loss of a guess may be off by; small batches of few examples need more.
+        least: for how many steps it must be so near, which are also those that losses are medians over.
     """
 
     network: Network
@@ -45,6 +46,7 @@ class Course:
     result: Result
     classes: int = 10
     near: float = NEAR
+    least: int = LEAST
 
     @property
     def chance(self) -> float:
@@ -53,15 +55,15 @@ class Course:
 
     @cached_property
     def loss(self) -> npt.NDArray[np.float64]:
-        """The loss over steps, the median of `LEAST` batches around each, for those of single batches jump."""
-        return smoothed(self.followed.loss)
+        """The loss over steps, the median of `least` batches around each, for those of single batches jump."""
+        return smoothed(self.followed.loss, self.least)
 
     @cached_property
     def stall(self) -> Stall | None:
         """The time it could but guess in, with a small input and a large weight in the last layer; None without one."""
         its = self.followed
         return stall(
-            self.loss, its.lambda_x, its.weight_norm, classes=self.classes, margin=self.near, patience=LEAST,
+            self.loss, its.lambda_x, its.weight_norm, classes=self.classes, margin=self.near, patience=self.least,
             steps=np.arange(1, len(its) + 1),
         )  # fmt: skip
 
@@ -71,6 +73,31 @@ class Course:
         if self.stall is None:
             return 0
         return (len(self.followed) + 1 if self.stall.until is None else self.stall.until) - self.stall.since
+
+    @cached_property
+    def off(self) -> npt.NDArray[np.bool_]:
+        """The steps in whose batch x = 0 and ∂L/∂W = 0, exactly: the ReLUs before the layer are off, and as they let no
+        gradient through either, none reaches any weight."""
+        return np.asarray((self.followed.lambda_x == 0) & (self.followed.gradient_norm == 0))
+
+    @cached_property
+    def dead(self) -> int | None:
+        """The step since which, to the end, most of the `least` batches around each are `off`; None without one.
+
+        A dominated network has small gradients and may yet escape; a dead one has none to escape by.
+        """
+        count = len(self.off)
+        alive = np.flatnonzero(smoothed(self.off.astype(np.float64), self.least) < 1)
+        since = int(alive[-1]) + 1 if len(alive) else 0
+        return None if count - since < self.least else since + int(self.off[since:].argmax()) + 1
+
+    @property
+    def dominated(self) -> slice:
+        """Of the time it could but guess in, the steps before it was dead, counted from 0; none without a stall."""
+        if self.stall is None:
+            return slice(0, 0)
+        ends = (len(self.followed) + 1, self.stall.until, self.dead)
+        return slice(self.stall.since - 1, max(self.stall.since, min(end for end in ends if end is not None)) - 1)
 
     @property
     def before(self) -> tuple[float, float]:
@@ -101,6 +128,8 @@ class Course:
             "steps": len(self.followed),
             "stuck": self.stuck,
             "stall": None if self.stall is None else asdict(self.stall),
+            "off": int(self.off.sum()),
+            "dead": self.dead,
             "before": list(self.before),
             "at": chosen.tolist(),
             **{name: [float(f"{value:.5g}") for value in values] for name, values in curves.items()},
@@ -109,7 +138,7 @@ class Course:
         }
 
 
-def smoothed(values: npt.NDArray[np.float64], window: int = LEAST) -> npt.NDArray[np.float64]:
+def smoothed(values: npt.NDArray[np.float64], window: int) -> npt.NDArray[np.float64]:
     """The median of `window` values around each; at the ends, of those there are. What is no number stays none.
 
     >>> smoothed(np.array([1.0, 9.0, 2.0, 3.0]), 3).tolist()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+import numpy as np
+
 from gyroscope.lab.studies.conditioning.very_deep_course import Course
 from gyroscope.lab.studies.study import Finding
 
@@ -37,7 +39,7 @@ def of_depths(courses: Sequence[Course], *, full: bool) -> list[Finding]:
             lambda one: one.largest("weight_norm"),
             full=full,
         ),
-        *(_stuck(one, full=full) for one in courses),
+        *(finding for one in courses for finding in _stuck(one, full=full)),
     ]
 
 
@@ -55,7 +57,7 @@ def of_last_norm(courses: Sequence[Course], *, full: bool) -> list[Finding]:
             f"to {normal.rise:.3g} times the first, against {plain.rise:.3g}",
             normal.rise < plain.rise,
         ),
-        _stuck(plain, full=full),
+        *_stuck(plain, full=full),
     ]
 
 
@@ -69,12 +71,12 @@ def of_preactivation(courses: Sequence[Course], *, full: bool) -> list[Finding]:
         Finding(
             f"{without.network}: the network is stuck at ln {without.classes}, for less long than ResNet",
             "stuck, and escapes faster",
-            f"{without.stuck} steps against {plain.stuck}",
+            f"{_steps(without)} against {_steps(plain)}",
             shorter if full or shorter else None,
         ),
         _steady(plain, normal, full=full),
         _smaller_input(normal, [plain, without]),
-        _stuck(without, full=full),
+        *_stuck(without, full=full),
     ]
 
 
@@ -92,29 +94,50 @@ def _grows(
     return Finding(f"the deeper a ResNet, {what}", "so", f"{symbol} by depth: {told}", grows if decided else None)
 
 
-def _stuck(one: Course, *, full: bool) -> Finding:
-    """Whether the loss came to stay at that of a guess, with a small input and a large weight in the last layer."""
-    holds = one.stall is not None
-    return Finding(
+def _stuck(one: Course, *, full: bool) -> list[Finding]:
+    """Whether the loss came to stay at that of a guess, with a small input and a large weight, and whether it left."""
+    its = one.dominated
+    # A network whose input is off from the start of it on is dead, which is another thing.
+    holds = its.stop - its.start >= one.least
+    found = Finding(
         f"{one.network}: after its rise the loss stays at ln {one.classes}, with a small input and a large weight in "
         "the last layer",
         "stuck at ln 10: weight domination",
         _told(one),
         holds if full or holds else None,
     )
+    return [found] if one.stall is None else [found, _escapes(one, full=full)]
 
 
 def _told(one: Course) -> str:
-    found = one.stall
+    found, its = one.stall, one.dominated
     if found is None:
         return f"not within {len(one.followed):,} steps; loss {one.last_loss:.3g} in the end"
+    if its.start == its.stop:
+        return f"dead from step {found.since:,} on"
     low, high = one.before
-    (large, small), (first, last) = found.lambda_x, found.weight_norm
+    small, last = float(np.median(one.followed.lambda_x[its])), float(one.followed.weight_norm[its.stop - 1])
     return (
-        f"for {one.stuck:,} of {len(one.followed):,} steps, from step {found.since:,}, at a loss of {found.loss:.3g} "
-        f"(before: {low:.3g} to {high:.3g}); λmax(Σx) fell from {large:.3g} to {small:.3g}, ‖W‖ grew from {first:.3g} "
-        f"to {last:.3g}"
+        f"for {its.stop - its.start:,} of {len(one.followed):,} steps, from step {found.since:,}, at a loss of "
+        f"{np.median(one.followed.loss[its]):.3g} (before: {low:.3g} to {high:.3g}); λmax(Σx) fell from "
+        f"{found.lambda_x[0]:.3g} to {small:.3g}, ‖W‖ grew from {found.weight_norm[0]:.3g} to {last:.3g}"
     )
+
+
+def _escapes(one: Course, *, full: bool) -> Finding:
+    """Whether a network that was stuck learned in the end; one that still moves may need more steps than there were."""
+    steps, until = len(one.followed), None if one.stall is None else one.stall.until
+    here, holds = f"not within {steps:,} steps", None
+    if until is not None:
+        here, holds = f"at step {until:,}; loss {one.last_loss:.3g} in the end", True
+    elif one.dead is not None:
+        off = one.off[one.dead - 1 :]
+        here = (
+            f"dead since step {one.dead:,}: x = 0 and ∂L/∂W = 0 in {off.sum():,} of {len(off):,} batches; "
+            f"test accuracy {100 * one.result.test_accuracy:.1f} %"
+        )
+        holds = False if full else None
+    return Finding(f"{one.network}: it escapes from there", "with enough iterations", here, holds)
 
 
 def _steady(plain: Course, normal: Course, *, full: bool) -> Finding:
@@ -122,10 +145,14 @@ def _steady(plain: Course, normal: Course, *, full: bool) -> Finding:
     return Finding(
         f"{normal.network}: the network is trained steadily where ResNet is stuck",
         "no weight domination",
-        f"at ln {normal.classes} for {normal.stuck} steps against {plain.stuck}; loss {normal.last_loss:.3g} against "
+        f"at ln {normal.classes} for {_steps(normal)} against {_steps(plain)}; loss {normal.last_loss:.3g} against "
         f"{plain.last_loss:.3g} in the end",
         holds if full or holds else None,
     )
+
+
+def _steps(one: Course) -> str:
+    return f"{one.stuck:,} steps" + (f" (dead since step {one.dead:,})" if one.dead is not None else "")
 
 
 def _smaller_input(normal: Course, others: Sequence[Course]) -> Finding:
