@@ -47,3 +47,18 @@ def gain(these: Sequence[float], those: Sequence[float]) -> Gain:
     differences = np.array(these) - np.array(those)
     error = float(differences.std(ddof=1) / sqrt(len(differences))) if len(differences) > 1 else None
     return Gain(float(differences.mean()), error)
+
+
+def reproduced(whole: Gain, part: Gain, *, share: float) -> bool | None:
+    """Whether a share of a gain comes by another way too; None where either may be chance.
+
+    >>> reproduced(Gain(1.0, 0.1), Gain(0.9, 0.1), share=0.5), reproduced(Gain(1.0, 0.1), Gain(0.1, 0.1), share=0.5)
+    (True, False)
+    >>> reproduced(Gain(1.0, 0.1), Gain(0.9, 0.5), share=0.5) is None
+    True
+    """
+    if not whole.above or part.error is None:
+        return None
+    if part.above and part.mean >= share * whole.mean:
+        return True
+    return False if part.mean + 2 * part.error < share * whole.mean else None

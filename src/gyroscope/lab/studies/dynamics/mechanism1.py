@@ -187,7 +187,7 @@ def trials(lab: Lab) -> list[Trial]:
 
 def conclude(lab: Lab) -> Report:
     """Test accuracies and effective rates of all."""
-    return report(arms(lab))
+    return report(arms(lab), PLANS[lab.scale].schedule)
 
 
 STUDIES = (

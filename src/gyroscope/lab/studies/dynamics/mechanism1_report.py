@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.lab.studies.dynamics.gain import Gain, gain
+from gyroscope.lab.schedule import Schedule
+from gyroscope.lab.studies.dynamics.gain import gain, reproduced
 from gyroscope.lab.studies.dynamics.loop import mean_curve
 from gyroscope.lab.studies.study import Finding, Report, Table
 
@@ -21,8 +22,8 @@ _NAMES = {
     "copied": "no decay, copied effective rates",
 }
 _COLOURS = {"none": "C0", "all": "C3", "normalized": "C1", "last": "C2", "copied": "C4"}
-# Copied rates give back what decay gains from this share of it.
-_MOST = 0.5
+# Copied rates give back what decay gains from this share of it; an effective rate is raised from this factor on.
+_MOST, _RAISED = 0.5, 1.1
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,9 @@ class Arm:
         return {**kept, "loss": self.loss.tolist(), "effective": self.effective.tolist()}
 
 
-def report(arms: list[Arm]) -> Report:
-    """The figure, the table and the findings."""
+def report(arms: list[Arm], schedule: Schedule) -> Report:
+    """The figure, the table and the findings, of arms that were all trained with a schedule."""
+    cut = first_cut(schedule)
     columns = ("optimizer", "", "test %", "gain over no decay", "last loss", "effective rate before the first cut",
                "relative to no decay")  # fmt: skip
     rows, findings = [], []
@@ -76,32 +78,36 @@ def report(arms: list[Arm]) -> Report:
         by = {arm.decayed: arm for arm in arms if arm.rule == rule}
         none = by["none"]
         for arm in by.values():
-            at = _middle(arm)
+            at = float(arm.effective[cut])
             rows.append((rule, _NAMES[arm.decayed], arm.test, gain(arm.tests, none.tests).told, float(arm.loss[-1]),
-                         f"{at:.3g}", at / _middle(none)))  # fmt: skip
-        findings += _findings(rule, by)
+                         f"{at:.3g}", at / float(none.effective[cut])))  # fmt: skip
+        findings += _findings(rule, by, cut)
     table = Table("Test accuracy by what is decayed", columns, tuple(rows))
     numbers = {"arms": [arm.numbers() for arm in arms]}
     return Report({"figure": _figure(arms)}, (table,), tuple(findings), numbers)
 
 
-def _middle(arm: Arm) -> float:
-    """The effective rate halfway, before rates are cut."""
-    return float(arm.effective[len(arm.effective) // 2])
+def first_cut(schedule: Schedule) -> int:
+    """How many epochs have the first learning rate: all, where it is not cut.
+
+    >>> first_cut(Schedule(epochs=200, cuts=(0.3, 0.6))), first_cut(Schedule(epochs=20, cuts=()))
+    (60, 20)
+    """
+    return min([*schedule.milestones, schedule.epochs])
 
 
-def _findings(rule: str, by: dict[str, Arm]) -> list[Finding]:
+def _findings(rule: str, by: dict[str, Arm], cut: int) -> list[Finding]:
     none, normalized, copied = by["none"], by["normalized"], by["copied"]
     decay, last, whole = (gain(by[kind].tests, none.tests) for kind in ("normalized", "last", "all"))
-    times = _middle(normalized) / _middle(none)
+    times = float(normalized.effective[cut] / none.effective[cut])
     apart = [float(np.abs(np.log(arm.loss / normalized.loss)).mean()) for arm in (copied, none)]
     off = float(np.abs(np.log(copied.effective[1:] / normalized.effective[1:])).max())
     return [
         Finding(
             f"{rule}: decay of normalized layers raises their effective learning rate",
             "a larger λ leads to a higher one",
-            f"{times:.1f} times that without decay, halfway",
-            times > 1,
+            f"{times:.1f} times that without decay before the first cut, after {cut} epochs",
+            times > _RAISED,
         ),
         Finding(
             f"{rule}: weight decay raises test accuracy",
@@ -126,18 +132,9 @@ def _findings(rule: str, by: dict[str, Arm]) -> list[Finding]:
             f"{rule}: and give it the same gain",
             "all that it does",
             f"{gain(copied.tests, none.tests).told} of {decay.told} points",
-            _reproduced(decay, gain(copied.tests, none.tests)),
+            reproduced(decay, gain(copied.tests, none.tests), share=_MOST),
         ),
     ]
-
-
-def _reproduced(decay: Gain, copied: Gain) -> bool | None:
-    """Whether most of what decay gains comes with the copy; None where either may be chance."""
-    if not decay.above or copied.error is None:
-        return None
-    if copied.above and copied.mean >= _MOST * decay.mean:
-        return True
-    return False if copied.mean + 2 * copied.error < _MOST * decay.mean else None
 
 
 def _figure(arms: Sequence[Arm]) -> Any:

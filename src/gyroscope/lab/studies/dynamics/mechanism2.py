@@ -7,7 +7,8 @@ changes nothing that the network computes, and the effective damping stays what 
 
 K-FAC does not see the size of weights otherwise, so no effective learning rate is in play as in mechanism 1. But the
 curvature falls with the loss too, and damping outweighs it for that reason as well. Weights grow by long steps; so
-runs are made with steps of any length and, beside them, with short ones.
+runs are made with steps of any length and, beside them, with short ones. Where norms stay low, steps are long enough to
+magnify rounding: these runs come out differently, digit by digit, wherever sums are taken in another order.
 """
 
 from __future__ import annotations

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.lab.studies.dynamics.gain import gain
+from gyroscope.lab.studies.dynamics.gain import gain, reproduced
 from gyroscope.lab.studies.dynamics.loop import mean_curve
 from gyroscope.lab.studies.study import Finding, Report, Table
 
 _COLOURS = {"no decay": "C0", "decay": "C3", "norms held": "C2"}
 # A cause accounts for an effect where most of it goes with it.
 _HALF = 0.5
+# A norm, a damping or an angle is larger than another from this factor on.
+_MORE = 1.2
 # Runs can be compared where their mean losses are within this factor.
 _COMPARABLE = 2.0
 Floats = npt.NDArray[np.float64]
@@ -96,26 +98,30 @@ def findings(name: str, arms: Sequence[Arm]) -> tuple[Finding, ...]:
     none, decay, held = (next(arm for arm in arms if arm.kind == kind) for kind in _COLOURS)
     gains = gain(decay.tests, none.tests)
     alone = gain(held.tests, none.tests)
+    # Whether steps have come nearer to the gradient.
+    turned = bool(_angle(none.cosine[0]) > _MORE * _angle(none.cosine[-1]))
     return (
         Finding(
             f"{name}: without decay weights grow, and with them the effective damping η‖w‖²; with decay it stays lower",
             "the norm increases over training",
             f"it grows {none.grown[-1]:.2f}-fold without decay, {decay.grown[-1]:.2f}-fold with it",
-            bool(none.grown[-1] > 1 and decay.grown[-1] < none.grown[-1]),
+            bool(none.grown[-1] > _MORE and none.grown[-1] > _MORE * decay.grown[-1]),
         ),
         Finding(
             f"{name}: the damping comes to outweigh the curvature without decay",
             "comes to dominate the preconditioner",
             f"damping over mean curvature {none.damping[-1]:.3g} in the end ({none.damping[0]:.3g} after one epoch), "
             f"with decay {decay.damping[-1]:.3g}, with norms held {held.damping[-1]:.3g}",
-            bool(none.damping[-1] > decay.damping[-1] and none.damping[-1] > none.damping[0]),
+            # Above the curvature in the end, by more than at first and by more than with decay.
+            bool(none.damping[-1] > max(1.0, _MORE * none.damping[0], _MORE * decay.damping[-1])),
         ),
         Finding(
             f"{name}: K-FAC behaves increasingly like a first-order method without decay, and less so with it",
             "retains its second-order behaviour",
             f"the cosine of steps and gradients goes from {none.cosine[0]:.3f} to {none.cosine[-1]:.3f} without decay, "
-            f"to {decay.cosine[-1]:.3f} with it, to {held.cosine[-1]:.3f} with norms held",
-            bool(_rise(none) > 0 and none.cosine[-1] > decay.cosine[-1]),
+            f"to {decay.cosine[-1]:.3f} with it, to {held.cosine[-1]:.3f} with norms held; the angles are then "
+            f"{_angle(none.cosine[-1]):.0f}°, {_angle(decay.cosine[-1]):.0f}° and {_angle(held.cosine[-1]):.0f}°",
+            turned and bool(_angle(decay.cosine[-1]) > _MORE * _angle(none.cosine[-1])),
         ),
         Finding(
             f"{name}: it is the norm that does it: with norms held K-FAC stays of second order without decay",
@@ -123,7 +129,7 @@ def findings(name: str, arms: Sequence[Arm]) -> tuple[Finding, ...]:
             f"the cosine changes by {_rise(held):+.3f} with norms held, by {_rise(none):+.3f} without decay; mean "
             f"losses are {held.loss.mean():.2g} and {none.loss.mean():.2g}",
             # A curvature that has not fallen because the loss has not tells nothing of norms.
-            _rise(held) < _HALF * _rise(none) if _rise(none) > 0 and _as_low(held, none) else None,
+            _rise(held) < _HALF * _rise(none) if turned and _as_low(held, none) else None,
         ),
         Finding(
             f"{name}: weight decay raises test accuracy under K-FAC",
@@ -135,7 +141,7 @@ def findings(name: str, arms: Sequence[Arm]) -> tuple[Finding, ...]:
             f"{name}: by way of the damping: norms held without decay gain as much",
             "the explanation of mechanism 2",
             f"{alone.told} of {gains.told} points",
-            alone.mean >= _HALF * gains.mean if gains.above else None,
+            reproduced(gains, alone, share=_HALF),
         ),
     )
 
@@ -148,6 +154,15 @@ def _as_low(these: Arm, those: Arm) -> bool:
 def _rise(arm: Arm) -> float:
     """By how much steps have come nearer to the gradient."""
     return float(arm.cosine[-1] - arm.cosine[0])
+
+
+def _angle(cosine: float) -> float:
+    """In degrees.
+
+    >>> round(_angle(0.5), 9)
+    60.0
+    """
+    return float(np.degrees(np.arccos(cosine)))
 
 
 def _figure(regimes: dict[str, list[Arm]]) -> Any:
