@@ -56,8 +56,14 @@ def test_a_training_is_that_of_a_loop_by_hand(way):
     assert torch.get_num_threads() >= 1
 
 
-def test_at_smoke_scale_every_claim_is_shown(found):
-    assert [one.holds for one in found.findings] == [True] * 5
+def test_at_smoke_scale_all_is_shown_but_a_constant_effective_rate_which_is_still_under_way(found):
+    assert [one.holds for one in found.findings] == [True, True, False, None, True, True]
+
+
+def test_outputs_that_are_never_a_hundredth_apart_are_said_to_be_so_at_no_step(found):
+    [said] = [one.here for one in found.findings if "rounding" in one.says]
+    assert said.endswith("a hundredth at no step and at no step")
+    assert "none" not in "".join(one.here for one in found.findings)
 
 
 def test_float64_agrees_to_rounding_float32_to_its_own_and_neither_differs(found):
@@ -89,7 +95,25 @@ def test_twins_that_differ_are_said_to():
     twins = compare(setting, one, other)
     assert twins.apart == [0.5] * 3
     told = report(pairs(setting), [twins] * 7)
-    assert [one.holds for one in told.findings] == [False, False, None, True, True]
+    assert [one.holds for one in told.findings] == [False, False, False, None, True, True]
+
+
+@pytest.mark.parametrize(
+    ("rates", "verdicts"),
+    [
+        ([2.0] * 8, [True, True]),  # constant
+        ([2.0, 2.0, 2.1, 2.1, 2.05, 2.05, 2.15, 2.15], [True, True]),
+        ([0.2, 1.0, 1.8, 2.0, 2.0, 2.0, 2.0, 2.0], [False, True]),  # comes to rest far from where it began
+        ([2.0, 2.0, 2.8, 2.8, 3.9, 3.9, 5.5, 5.5], [False, None]),  # grows by 1.4 from quarter to quarter
+        ([2.0, 2.0, 1.8, 1.8, 1.5, 1.5, 1.2, 1.2], [False, None]),
+    ],
+)
+def test_an_effective_rate_is_constant_that_stays_and_comes_to_rest_where_it_stays_in_the_end(rates, verdicts):
+    # Of a norm of 1 the effective learning rate is the rate.
+    setting = Setting("digits", 64, 8, 0.3, 0.03, steps=70)
+    one = course(np.ones((8, 2, 2)), [[1.0]] * 8)
+    twins = compare(setting, one, replace(one, rates=np.array(rates)))
+    assert [said.holds for said in report(pairs(setting), [twins] * 7).findings[2:4]] == verdicts
 
 
 def test_outputs_that_are_no_numbers_are_refused():

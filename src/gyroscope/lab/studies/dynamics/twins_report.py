@@ -29,8 +29,8 @@ class Pair:
 
 # Outputs are the same that differ by no more, as a share of the largest: rounding of float64, magnified by training.
 _SAME = 1e-9
-# An effective learning rate stays that changes by no more than this factor from a quarter of the steps to the next.
-_STAYS = 1.5
+# An effective learning rate stays that changes by no more than this factor, between means over quarters of the steps.
+_STAYS = 1.1
 # What draws the same line as rounding, up to a factor that chance accounts for.
 _ALIKE = 100.0
 
@@ -72,7 +72,9 @@ def _findings(by_name: dict[str, tuple[Pair, Twins]]) -> tuple[Finding, ...]:
     jogged, jogged32 = by_name["float64, another last digit"][1], by_name["float32, another last digit"][1]
     worst = max(*plain.apart, *heavy.apart)
     scale = max(_scale_off(by_name[name]) for name in ("float64", "float64, momentum 0.9"))
-    stays, start = _moved(_effective(plain, 1)), _effective(neither, 1)[0]
+    rates, falling = _effective(plain, 1), _effective(neither, 1)
+    levels = [rates[0], *_quarters(rates)]
+    rests = levels[-1] / levels[-2]
     return (
         Finding(
             "weight decay and the exponential schedule without it train the same function",
@@ -91,24 +93,29 @@ def _findings(by_name: dict[str, tuple[Pair, Twins]]) -> tuple[Finding, ...]:
         Finding(
             "an exponentially increasing learning rate makes up for the implicit decay: the effective one is constant",
             "in words",
-            f"with it, α̂ of the last quarter of the steps is {stays:.2f} times that of the quarter before, about "
-            f"{_level(plain):.3g}; without it and without weight decay it falls from {start:.3g} to "
-            f"{_level(neither):.3g}",
-            _level(neither) < start if 1 / _STAYS < stays < _STAYS else None,
+            f"with it, α̂ goes from {levels[0]:.3g} to {levels[-1]:.3g}, the mean of the last quarter of the steps; "
+            f"without it and without weight decay from {falling[0]:.3g} to {_quarters(falling)[-1]:.3g}",
+            max(levels) < _STAYS * min(levels),
+        ),
+        Finding(
+            "the effective one comes to rest, as with weight decay",
+            "–",
+            f"α̂ of the last quarter of the steps is {rests:.2f} times that of the quarter before",
+            True if 1 / _STAYS < rests < _STAYS else None,
         ),
         Finding(
             "what is left apart is rounding, magnified by training",
             "–",
             f"{max(plain.apart):.1g} beside {max(jogged.apart):.1g} from another last digit of the first weights; in "
-            f"float32 {max(single.apart):.1g} beside {max(jogged32.apart):.1g}, a hundredth from step "
-            f"{_said(single)} and {_said(jogged32)} on",
+            f"float32 {max(single.apart):.1g} beside {max(jogged32.apart):.1g}, a hundredth {_said(single)} and "
+            f"{_said(jogged32)}",
             max(plain.apart) < _ALIKE * max(jogged.apart) and max(single.apart) < _ALIKE * max(jogged32.apart),
         ),
         Finding(
             "an ε in batch normalization breaks the scale invariance",
             "–",
-            f"with ε = 1e-5 outputs are {max(usual.apart):.1g} apart in float64, a hundredth from step "
-            f"{_said(usual)} on; test accuracies are {100 * usual.tests[0]:.1f} and {100 * usual.tests[1]:.1f} %",
+            f"with ε = 1e-5 outputs are {max(usual.apart):.1g} apart in float64, a hundredth "
+            f"{_said(usual)}; test accuracies are {100 * usual.tests[0]:.1f} and {100 * usual.tests[1]:.1f} %",
             max(usual.apart) > _SAME,
         ),
     )  # fmt: skip
@@ -116,7 +123,7 @@ def _findings(by_name: dict[str, tuple[Pair, Twins]]) -> tuple[Finding, ...]:
 
 def _said(twins: Twins) -> str:
     step = _step_apart(twins)
-    return "none" if step is None else f"{step:,}"
+    return "at no step" if step is None else f"from step {step:,} on"
 
 
 def _scale_off(known: tuple[Pair, Twins]) -> float:
@@ -135,16 +142,13 @@ def _effective(twins: Twins, which: int) -> list[float]:
     return found
 
 
-def _moved(rates: Sequence[float]) -> float:
-    """The mean of the last quarter over that of the quarter before."""
-    quarter = max(1, len(rates) // 4)
-    return float(np.mean(rates[-quarter:]) / np.mean(rates[-2 * quarter : -quarter]))
+def _quarters(rates: Sequence[float]) -> list[float]:
+    """The means of the four quarters, or of as many parts as there are looks.
 
-
-def _level(twins: Twins) -> float:
-    """The mean effective learning rate of the last quarter of the steps, without weight decay."""
-    rates = _effective(twins, 1)
-    return float(np.mean(rates[-max(1, len(rates) // 4) :]))
+    >>> _quarters([1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0])
+    [1.0, 2.0, 3.0, 4.0]
+    """
+    return [float(np.mean(part)) for part in np.array_split(rates, min(4, len(rates)))]
 
 
 def _numbers(twins: Twins) -> dict[str, object]:
