@@ -115,26 +115,24 @@ def follow(make, steps, torchs, start=None):
     return nets[0], optimizers[0]
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"damping": 0.0}, {"damping": 1 / 3, "decay": 0.5}, {"biases": False}, {"every": 2}]
-)
+@pytest.mark.parametrize("options", [{}, {"damping": 0.0, "decay": 0.5}, {"biases": False, "every": 2}])
 def test_training_is_that_of_torchs_operations(options, torchs, launched):
-    follow(lambda net: QuasiDiagonal(sgd(net), net, **options), range(4), torchs)
-    looks = 2 if "every" in options else 4
-    assert [launched.count(name) for name in ("measure", "fold", "__call__")] == [looks, looks, 4]
+    follow(lambda net: QuasiDiagonal(sgd(net), net, **options), range(3), torchs)
+    looks = 2 if "every" in options else 3
+    assert [launched.count(name) for name in ("measure", "fold", "__call__")] == [looks, looks, 3]
 
 
 @pytest.mark.parametrize("labels", ["true", "sampled"])
 def test_scales_of_preactivations_are_those_of_torchs_operations(labels, torchs, launched):
     loss = None if labels == "true" else F.cross_entropy
-    follow(lambda net: QuasiDiagonal(sgd(net), net, loss, labels=labels), range(3), torchs)
-    assert launched == ["__call__"] * 3
+    follow(lambda net: QuasiDiagonal(sgd(net), net, loss, labels=labels), range(2), torchs)
+    assert launched == ["__call__"] * 2
 
 
 def test_training_with_channels_last_is_that_of_torchs_operations(torchs, launched):
     start = make_net().to(memory_format=torch.channels_last)
-    follow(lambda net: QuasiDiagonal(sgd(net), net), range(3), torchs, start)
-    assert len(launched) == 9
+    follow(lambda net: QuasiDiagonal(sgd(net), net), range(2), torchs, start)
+    assert len(launched) == 6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -156,7 +154,7 @@ def test_shorter_numbers_give_the_step_of_torchs_operations_to_their_rounding(dt
         assert float((ours - theirs).norm()) <= bound * (float(theirs.norm()) + 5), (ours, theirs)
 
 
-SIZES = [(1, 3), (63, 33), (64, 32), (65, 31), (300, 40)]
+SIZES = [(1, 3), (64, 33), (65, 31), (300, 40)]
 
 
 def batch_moments(place, x):
@@ -212,8 +210,7 @@ CONVS = [
 ]
 
 
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("options", CONVS)
+@pytest.mark.parametrize(("options", "last"), [*((one, False) for one in CONVS), (CONVS[1], True), (CONVS[4], True)])
 def test_moments_of_patches_are_those_of_all_patches(options, last):
     conv = nn.Conv2d(3, 2, **options).double()
     x = 10 + torch.randn(4, 3, 11, 13, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -267,7 +264,7 @@ def test_what_is_out_of_the_ordinary_is_left_to_torchs_operations(kind, torchs, 
             net.second.float()
             net.second.register_forward_pre_hook(lambda _, args: args[0].float())
         optimizer = QuasiDiagonal(sgd(net), net)
-        for step in range(3):
+        for step in range(2):
             optimizer.zero_grad()
             for part in range(2 if kind == "accumulated" else 1):
                 net(batch(2 * step + part)[0]).square().mean().backward()
@@ -281,8 +278,8 @@ def test_what_is_out_of_the_ordinary_is_left_to_torchs_operations(kind, torchs, 
         torch.testing.assert_close(ours, theirs, **(CLOSE if kind != "half" else {"rtol": 1e-5, "atol": 1e-6}))
     folds, calls = launched.count("fold"), launched.count("__call__")
     assert (folds, calls) == {
-        "strided": (0, 3), "twice": (0, 3), "unused": (0, 0), "half": (3, 0), "accumulated": (0, 3),
-        "no bias gradient": (3, 2), "transposed": (3, 1),
+        "strided": (0, 2), "twice": (0, 2), "unused": (0, 0), "half": (2, 0), "accumulated": (0, 2),
+        "no bias gradient": (2, 1), "transposed": (2, 1),
     }[kind]  # fmt: skip
 
 
@@ -309,7 +306,7 @@ def test_sizes_of_batches_and_damping_may_change(torchs):
         torchs(plain)
         net = make_net()
         optimizer = QuasiDiagonal(sgd(net), net)
-        for step, n in enumerate((6, 3, 70, 6)):
+        for step, n in enumerate((6, 70, 6)):
             optimizer.damping = 0.1 * step
             train(net, optimizer, step, n)
         found.append([p.detach() for p in net.parameters()])
@@ -327,9 +324,8 @@ def test_copies_and_loaded_states_train_on_alike_and_gradients_are_the_loops_own
     third.load_state_dict(net.state_dict())
     loaded = QuasiDiagonal(sgd(third), third)
     loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for step in range(2, 4):
-        for one, own in ((net, optimizer), (twin, its), (third, loaded)):
-            train(one, own, step)
+    for one, own in ((net, optimizer), (twin, its), (third, loaded)):
+        train(one, own, 2)
     for ours, copied, other in zip(net.parameters(), twin.parameters(), third.parameters(), strict=True):
         assert torch.equal(ours, copied)
         assert torch.equal(ours, other)
@@ -386,10 +382,10 @@ def capturing(monkeypatch):
 def test_a_replayed_step_trains_as_one_that_is_taken(labels, capturing, monkeypatch, launched):
     net = make_net()
     optimizer = QuasiDiagonal(sgd(net), net, labels=labels, decay=0.8)
-    for step in range(3):
+    for step in range(2):
         train(net, optimizer, step)
     twin, its = copy.deepcopy((net, optimizer))
-    x, y = batch(3)
+    x, y = batch(2)
     held = optimizer._statistics.held[0]
     averages = [one for one in (held.activations, held.slopes) if one is not None]
     kept = [t for one in averages for t in (one.value, one.counts.value)]
@@ -407,14 +403,14 @@ def test_a_replayed_step_trains_as_one_that_is_taken(labels, capturing, monkeypa
     with torch.no_grad():
         for t, before in zip(kept, start, strict=True):
             t.copy_(before)
-    for step in range(3, 6):
+    for step in range(2, 4):
         for static, given in zip((x, y), batch(step), strict=True):
             static.copy_(given)
         graph.replay()
         train(twin, its, step)
     for ours, theirs in zip(net.state_dict().values(), twin.state_dict().values(), strict=True):
         torch.testing.assert_close(ours, theirs, **CLOSE)
-    assert optimizer._statistics.activations[0].count == 6
+    assert optimizer._statistics.activations[0].count == 4
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="a real graph is captured there")

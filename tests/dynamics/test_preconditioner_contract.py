@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
 
 from gyroscope import Layca
@@ -315,3 +316,22 @@ def test_passes_that_are_not_trained_on_change_nothing(kind):
             net.train()
         found.append(weights(net))
     assert torch.equal(*found)
+
+
+def test_a_profiler_and_hooks_see_the_step():
+    net = make_net()
+    optimizer = QuasiDiagonal(INNER["sgd"](net), net)
+    train(net, optimizer, range(1))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+        train(net, optimizer, range(1, 2))
+    assert "Optimizer.step#QuasiDiagonal.step" in {event.key for event in profiled.key_averages()}
+    calls = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    train(net, optimizer, range(2, 3))
+    everywhere = register_optimizer_step_post_hook(lambda one, *_: calls.append(type(one).__name__))
+    try:
+        train(net, optimizer, range(3, 4))
+    finally:
+        everywhere.remove()
+    assert calls == ["before", "after", "before", "SGD", "after", "QuasiDiagonal"]

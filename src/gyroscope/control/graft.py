@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 from torch.optim import LBFGS, Optimizer
 
 from gyroscope.control.proposal import Proposal, Proposer
@@ -81,24 +79,7 @@ class Graft(Wrapper):
         # No count yet for what was added since the last step.
         return {name: n for name, n in zip(names, self._skipped.tolist(), strict=False) if n}
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        if torch.compiler.is_compiling():
-            self._uncompiled()
-        else:
-            self._step()
-        return loss
-
-    @_disable_dynamo  # parameters are redirected
-    def _uncompiled(self) -> None:
-        self._step()
-
-    def _step(self) -> None:
+    def _take(self) -> None:
         lengths, _ = self._length.propose([range(len(g["params"])) for g in self.inner.param_groups])
         m, m_along = _collect(lengths)
         # Only the length is kept of the first: its buffers are free again before the second is asked.

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks as _post_hooks
 from torch.optim.optimizer import _global_optimizer_pre_hooks as _pre_hooks
@@ -104,6 +106,31 @@ class Wrapper(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of all parameters."""
         self.inner.zero_grad(set_to_none)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step.
+
+        Args:
+            closure: evaluates the model again and returns the loss.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if torch.compiler.is_compiling():
+            self._take_uncompiled()
+        else:
+            self._take()
+        return loss
+
+    @_disable_dynamo  # addresses or gradients are exchanged
+    def _take_uncompiled(self) -> None:
+        self._take()
+
+    def _take(self) -> None:
+        """A step from the gradients as they are."""
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's state, after this wrapper's own hooks."""

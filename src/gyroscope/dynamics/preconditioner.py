@@ -15,7 +15,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
 from torch.optim import LBFGS, Optimizer
 
 from gyroscope.conditioning.labels import Loss
@@ -136,28 +135,8 @@ class Preconditioner(Wrapper, Generic[R]):
     def _directions(self, gradients: dict[int, Parts]) -> dict[int, Parts]:
         """C⁻¹ ∇J of layers."""
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step the inner optimizer on preconditioned gradients.
-
-        Args:
-            closure: evaluates the model again and returns the loss.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        if torch.compiler.is_compiling():
-            self._uncompiled()
-        else:
-            self._step()
-        return loss
-
-    @_disable_dynamo  # gradients are exchanged
-    def _uncompiled(self) -> None:
-        self._step()
-
-    def _step(self) -> None:
+    def _take(self) -> None:
+        """Step the inner optimizer on preconditioned gradients."""
         if is_capturing() and not self._observer.capturable:
             raise DynamicsError(
                 f"A step of {type(self).__name__} as it is set up cannot be captured in a CUDA graph, since not all of "
