@@ -16,6 +16,8 @@ Courses = Mapping[Kind, Course]
 
 #: A factor of two a layer is what "exponential" is taken to mean: 5·10⁵ over the 19 layers between.
 EXPONENTIAL = 2.0
+#: "Stable" and "preserved" are taken to mean: the largest of all layers is at most so many times the smallest.
+APART = 10.0
 #: "Better" is taken to mean in nine cases of ten.
 MOSTLY = 0.9
 #: Which κ_p is compared throughout the training.
@@ -43,13 +45,14 @@ def magnitudes(courses: Courses) -> list[Finding]:
             )
     for name, (what, _) in _PASSES.items():
         if he in courses:
-            first, last = ends(courses[he], name)
+            first, last = apart(courses[he], name)
             found.append(
                 Finding(
                     f"from He's start the magnitude of the layer {what} of Plain is stable across layers",
                     "stable",
-                    f"λmax({FACTORS[name]}) × {first:.2g} a layer at first, × {last:.2g} in the end",
-                    stable(first),
+                    f"λmax({FACTORS[name]}) differs by a factor of {first:.3g} between layers at first, {last:.3g} in "
+                    "the end",
+                    first <= APART,
                 )
             )
     return found + _preserved(courses) + _trains(courses)
@@ -61,29 +64,44 @@ def ends(course: Course, name: str) -> tuple[float, float]:
     return first, last
 
 
-def stable(*factors: float) -> bool:
-    """Whether none of the factors is exponential.
+def apart(course: Course, name: str) -> tuple[float, float]:
+    """The largest λmax of all layers over the smallest, at the first analysis and at the last; infinite if that is 0.
 
-    >>> stable(1.4, 0.9), stable(0.2)
-    (True, False)
+    A factor a layer says less: of 1.4 it makes 600 over 19 layers.
     """
-    return all(1 / EXPONENTIAL < factor < EXPONENTIAL for factor in factors)
+    first, last = (inner(course.lambdas[name][place], name) for place in (0, -1))
+    return _apart(first), _apart(last)
+
+
+def _apart(values: Values) -> float:
+    return float(values.max() / values.min()) if values.min() > 0 and isfinite(values.max()) else inf
+
+
+def exponential(factor: float) -> bool:
+    """Whether a factor a layer, up or down, is exponential.
+
+    >>> exponential(1.4), exponential(0.2)
+    (False, True)
+    """
+    return not 1 / EXPONENTIAL < factor < EXPONENTIAL
 
 
 def _preserved(courses: Courses) -> list[Finding]:
     found = []
-    for name, (what, _) in _PASSES.items():
-        its = {kind: ends(one, name) for kind, one in courses.items() if kind.normalized}
+    for name, (what, passes) in _PASSES.items():
+        its = {kind: apart(one, name) for kind, one in courses.items() if kind.normalized}
         if its:
             told = (
-                f"{kind.start}: × {first:.2g} at first, × {last:.2g} in the end" for kind, (first, last) in its.items()
+                f"{kind.start}: {first:.3g} at first (× {ends(courses[kind], name)[0]:.2f} a layer in the {passes} "
+                f"pass), {last:.3g} in the end"
+                for kind, (first, last) in its.items()
             )
             found.append(
                 Finding(
                     f"BN preserves the magnitude of the layer {what} for both initializations",
                     "well preserved",
-                    f"λmax({FACTORS[name]}) a layer, {'; '.join(told)}",
-                    all(stable(*factors) for factors in its.values()),
+                    f"λmax({FACTORS[name]}) differs between layers by a factor of, {'; '.join(told)}",
+                    all(max(factors) <= APART for factors in its.values()),
                 )
             )
     return found
@@ -137,7 +155,8 @@ def _throughout(plain: Course, normalized: Course, name: str, says: str) -> Find
     lower = int((b < a).sum())
     here = (
         f"κ_{percent(SHARE)}%({FACTORS[name]}) lower in {lower} of {a.size} layers and analyses; "
-        f"{as_text(middle(b))} and {as_text(middle(a))} in the middle"
+        f"{as_text(middle(b))} and {as_text(middle(a))} in the middle; in the last analysis in "
+        f"{int((b[-1] < a[-1]).sum())} of {len(a[-1])}, {as_text(middle(b[-1]))} and {as_text(middle(a[-1]))}"
     )
     return Finding(f"{says}: over the training", "lower κ_p", here, bool(lower >= MOSTLY * a.size))
 
@@ -159,9 +178,9 @@ def adam(courses: Courses, sgd: Course | None) -> list[Finding]:
                 Finding(
                     f"Adam adjusts the magnitude of the layer {what} of Plain, and SGD does not",
                     "well adjusted",
-                    f"λmax({FACTORS[name]}) × {first:.2g} a layer at first, × {last:.2g} in the end; "
-                    f"with SGD × {beside:.2g}",
-                    stable(last) and not stable(beside),
+                    f"λmax({FACTORS[name]}) × {first:.2g} a layer at first, × {last:.2g} in the end (a factor of "
+                    f"{apart(plain, name)[1]:.3g} between layers); with SGD × {beside:.2g} ({apart(sgd, name)[1]:.3g})",
+                    not exponential(last) and exponential(beside),
                 )
             )
     if plain is not None and normalized is not None:
