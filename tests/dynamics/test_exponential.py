@@ -176,3 +176,48 @@ def test_a_refusal_changes_nothing():
         undo_decay(sgd)
     assert [group["weight_decay"] for group in sgd.param_groups] == [1e-3, 5.0]
     assert not sgd.state
+
+
+def steps_to_the_end(w, sgd, schedule, at_most):
+    """Steps on what a scale-invariant loss would give: a gradient across the weights that falls as they grow."""
+    across = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    for step in range(at_most):
+        w.grad = (1e-4 * across / w.detach().double().norm()).to(w.dtype)
+        sgd.step()
+        try:
+            schedule.step()
+        except DynamicsError as error:
+            return step, str(error)
+    raise AssertionError(f"no end in {at_most} steps")
+
+
+ENDS = {
+    "float32": (torch.float32, 0.1, 0.0, 44),
+    "float16": (torch.float16, 0.1, 0.0, 5.5),
+    "bfloat16": (torch.bfloat16, 0.1, 0.0, 44),
+    "float64": (torch.float64, 0.4, 0.0, 350),
+    "float32, momentum": (torch.float32, 0.001, 0.9, 44),
+}
+
+
+@pytest.mark.parametrize(("dtype", "decay", "momentum", "times"), ENDS.values(), ids=ENDS)
+def test_a_schedule_ends_in_words_where_its_type_does(dtype, decay, momentum, times):
+    w = torch.ones(2, dtype=dtype, requires_grad=True)
+    sgd = torch.optim.SGD([w], lr=0.5, momentum=momentum, weight_decay=decay)
+    steps, says = steps_to_the_end(w, sgd, undo_decay(sgd), 4000)
+    assert f"beyond {dtype}, the type of the parameters in group 0" in says
+    assert bool(w.isfinite().all())
+    a = 1 - shrinkage(0.5, decay, momentum=momentum)
+    # a^{−(2t+1)} is in the type's range for all steps that were taken, and not for the next.
+    last, beyond = (-(2 * step + 1) * np.log(a) for step in (steps, steps + 1))
+    assert last < min(700, np.log(torch.finfo(dtype).max)) < beyond
+    # As the documentation has it, up to what momentum and long steps add to 1 − a.
+    assert steps == pytest.approx(times * (1 - momentum) / (0.5 * decay), rel=0.15)
+
+
+def test_a_large_rate_ends_the_schedule_before_it_is_beyond_the_type():
+    w = torch.ones(2, requires_grad=True)
+    sgd = torch.optim.SGD([w], lr=1e30, weight_decay=1e-31)
+    _, says = steps_to_the_end(w, sgd, undo_decay(sgd), 200)
+    assert "beyond torch.float32" in says
+    assert 1e37 < sgd.param_groups[0]["lr"] < torch.finfo(torch.float32).max

@@ -15,8 +15,8 @@ the same β, and a first buffer ṽ₀ = v₀ − (1 − a)/(ηa) w₀ in place 
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from math import exp, isfinite, log1p, sqrt
+from collections.abc import Collection, Sequence
+from math import exp, isfinite, log, log1p, sqrt
 from typing import Any
 
 import numpy as np
@@ -97,12 +97,17 @@ def exponential_rates(lr: npt.ArrayLike, decay: float, steps: int, *, momentum: 
 class ExponentialRates(LRScheduler):
     """A scheduler for torch's SGD with the rates η̃_t = η a^{−(2t+1)} of one or more groups; others stay as they are.
 
-    `undo_decay` makes one from an optimizer that has weight decay. Step it once after every step of the optimizer.
+    `undo_decay` makes one from an optimizer that has weight decay. Step it once after every step of the optimizer. It
+    ends where a rate, or the factor a^{−2t} that it and the squares of weights have grown by, is beyond the type of the
+    group's parameters: after some 44/(1 − a) steps in float32, 350/(1 − a) in float64 and 5/(1 − a) in float16.
 
     Args:
         optimizer: an SGD.
         shrinkage: 1 − a for each of its groups; 0 leaves a group's rate as it is.
         last_epoch: as of torch's schedulers.
+
+    Raises:
+        DynamicsError: when stepped to a rate that is beyond the parameters' type.
 
     >>> sgd = SGD([torch.ones(2, requires_grad=True)], lr=0.5)
     >>> schedule = ExponentialRates(sgd, [0.5])
@@ -120,14 +125,27 @@ class ExponentialRates(LRScheduler):
                 f"shrinkage is {self.shrinkage}; accepted is one number from 0 to below 1 for each of the "
                 f"{len(optimizer.param_groups)} groups."
             )
+        self._types = [_narrowest(group["params"]) for group in optimizer.param_groups]
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float | torch.Tensor]:
         """η̃_t of every group."""
         logs = [-(2 * self.last_epoch + 1) * log1p(-share) for share in self.shrinkage]
-        if max(logs, default=0.0) > _LARGEST:
-            raise DynamicsError(f"The rate of step {self.last_epoch} is beyond float64; rescale weights, or stop here.")
+        for i, (base, grown, dtype) in enumerate(zip(self.base_lrs, logs, self._types, strict=True)):
+            # A small rate may still be a number where the squares of weights are none.
+            if grown + max(0.0, log(float(base)) if base else 0.0) > min(_LARGEST, log(torch.finfo(dtype).max)):
+                raise DynamicsError(
+                    f"The rate of step {self.last_epoch} is beyond {dtype}, the type of the parameters in group {i}: "
+                    f"it has grown by e^{grown:.0f}, and the squares of weights as much. Stop here, or bring weights "
+                    "back to the norms they began with and begin anew with weight decay, to be undone again."
+                )
         return [base * exp(grown) for base, grown in zip(self.base_lrs, logs, strict=True)]
+
+
+def _narrowest(parameters: Sequence[torch.Tensor]) -> torch.dtype:
+    """The type with the smallest range; a complex one has that of its parts."""
+    types = {parameter.real.dtype if parameter.is_complex() else parameter.dtype for parameter in parameters}
+    return min(types, key=lambda dtype: torch.finfo(dtype).max, default=torch.float64)
 
 
 def undo_decay(optimizer: SGD, *, groups: Collection[int] | None = None) -> ExponentialRates:
@@ -137,7 +155,7 @@ def undo_decay(optimizer: SGD, *, groups: Collection[int] | None = None) -> Expo
     groups belongs to a scale-invariant layer (`gyroscope.dynamics.invariance`). Put those in groups of their own, and
     give no weight decay to the others, or leave them out of `groups`: their rates and their decay stay as they are.
     With momentum, buffers are moved as the equivalence asks. Norms grow by 1/a a step, so in float32 there is an end
-    after some 40/(ηλ) steps.
+    after some 44/(1 − a) steps, about 44(1 − β)/(ηλ): `shrinkage` gives 1 − a. The schedule then says so.
 
     Args:
         optimizer: torch's SGD, with or without momentum; no Nesterov, no dampening, which have no such schedule. It
