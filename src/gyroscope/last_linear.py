@@ -152,7 +152,7 @@ def _refuse_seen(layer: Layer, seen: Ending) -> None:
         how = "never called (a function may use its weight)" if calls == 0 else f"called {calls} times"
         raise LayerError(f"the module of {layer.name!r} is {how} on `sample`; it is to be called once.")
     if norm is not None:
-        raise LayerError(f"the input of {layer.name!r} is normalized already, by {norm!r}.")
+        raise LayerError(f"the input of {layer.name!r} is normalized already, by {norm}.")
 
 
 def _refuse_registered_norm(model: nn.Module, layer: Layer) -> None:

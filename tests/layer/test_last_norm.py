@@ -25,11 +25,11 @@ IMAGES = torch.zeros(2, 3, 8, 8)
 class Does(nn.Module):
     """Some modules, and what is done with them."""
 
-    def __init__(self, forward: Callable[..., object], **modules: nn.Module) -> None:
+    def __init__(self, forward: Callable[..., object], **parts: nn.Module | nn.Parameter) -> None:
         super().__init__()
         self._forward = forward
-        for name, module in modules.items():
-            self.add_module(name, module)
+        for name, part in parts.items():
+            setattr(self, name, part)
 
     def forward(self, x: object) -> object:
         return self._forward(self, x)
@@ -333,6 +333,41 @@ def test_a_network_that_goes_on_after_its_last_linear_layer(model: nn.Module, sa
     assert [name for name, _ in model.named_modules()] == before
 
 
+@pytest.mark.parametrize(
+    ("forward", "shape"),
+    [
+        (lambda m, x: torch.relu(m.body(x)) @ m.w.t(), (3, 4)),
+        (lambda m, x: F.linear(m.body(x), m.w), (4, 4)),
+        (lambda m, x: F.linear(m.body(x), m.w), (1, 4)),
+        (lambda m, x: -torch.cdist(m.body(x), m.w).softmax(-1), (3, 4)),
+        (lambda m, x: (m.body(x)[:, None] - m.w).square().sum(-1), (3, 4)),
+        (lambda m, x: torch.einsum("nd,kd->nk", m.body(x), m.w / m.w.norm()), (3, 4)),
+    ],
+    ids=["product", "square", "one output", "prototypes", "distances", "normalized"],
+)
+def test_a_last_matrix_that_is_no_layer_is_named(forward: Callable[..., Tensor], shape: tuple[int, ...]) -> None:
+    model = Does(forward, body=nn.Linear(5, 4), w=nn.Parameter(torch.ones(shape)))
+    assert refused(model, torch.zeros(2, 5)) == (
+        "the model does not end with a linear layer: between 'body.weight' and the outputs lies a product with 'w'. "
+        "If that is the one, name it: layer='body.weight'."
+    )
+
+
+def test_parameters_that_scale_and_shift_outputs_or_come_before_the_layer_are_no_last_matrix() -> None:
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        return m.head(torch.relu(x @ m.first + m.places)) * m.scale + m.bias.type_as(m.first)
+
+    model = Does(
+        forward,
+        first=nn.Parameter(torch.ones(5, 4)),
+        places=nn.Parameter(torch.ones(2, 4)),
+        head=nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)),
+        scale=nn.Parameter(torch.ones(1, 1)),
+        bias=nn.Parameter(torch.ones(1, 3)),
+    )
+    assert gyroscope.last_norm(model, torch.zeros(2, 5)).layer.name == "head.weight"
+
+
 def test_several_heads() -> None:
     assert refused(heads(), torch.zeros(2, 4)) == (
         "the outputs come from 2 layers side by side: 'heads.a.weight', 'heads.b.weight'. Name the one: layer=..."
@@ -367,6 +402,54 @@ def test_an_input_that_is_normalized_already(norm: str) -> None:
     model = nn.Sequential(nn.Linear(4, 6), NORMS[norm](), nn.Dropout(0.5), nn.Flatten(), nn.Linear(6, 2))
     assert refused(model, torch.zeros(2, 4)) == "the input of '4.weight' is normalized already, by '1'."
     assert "'1', registered just before '4.weight', may normalize its input already" in refused(model)
+
+
+FUNCTIONS = {
+    "layer_norm": lambda x: F.layer_norm(x, (6,)),
+    "rms_norm": lambda x: F.rms_norm(x, (6,)),
+    "normalize": F.normalize,
+    "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_an_input_that_a_function_normalized(function: str) -> None:
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        return m.head((2 * FUNCTIONS[function](torch.relu(m.body(x))) + m.shift).double().float()[:, :6])
+
+    model = Does(forward, body=nn.Linear(4, 6), shift=nn.Parameter(torch.ones(6)), head=nn.Linear(6, 2))
+    said = refused(model, torch.zeros(2, 4))
+    assert said == f"the input of 'head.weight' is normalized already, by a call of {function}."
+
+
+def root_mean_square(m: nn.Module, x: Tensor) -> Tensor:
+    return m.gain * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
+def standardized(m: nn.Module, x: Tensor) -> Tensor:
+    return (x - x.mean(0)) / (x.std(0) + 1e-5)
+
+
+@pytest.mark.parametrize("by", [root_mean_square, standardized])
+def test_an_input_that_a_module_of_ones_own_normalized_is_measured(by: Callable[..., object]) -> None:
+    model = nn.Sequential(nn.Linear(4, 6), Does(by, gain=nn.Parameter(torch.rand(6))), nn.Linear(6, 2))
+    said = refused(model, torch.zeros(3, 4))
+    assert said == "the input of '2.weight' is normalized already, by '1'."
+
+
+@pytest.mark.parametrize(
+    "does",
+    [lambda m, x: x.relu(), lambda m, x: x.tanh(), lambda m, x: torch.ones_like(x), lambda m, x: x.view(3, 6)],
+    ids=["relu", "tanh", "constant", "particular"],
+)
+def test_a_module_of_ones_own_that_does_something_else_is_none(does: Callable[..., object]) -> None:
+    model = nn.Sequential(nn.Linear(4, 6), Does(does), nn.Linear(6, 2))
+    assert gyroscope.last_norm(model, torch.full((3, 4), 1e3)).name == "2.last_norm"
+
+
+def test_the_sum_of_something_normalized_and_something_else_is_not_normalized() -> None:
+    model = Does(lambda m, x: m.head(F.layer_norm(m.body(x), (4,)) + x), body=nn.Linear(4, 4), head=nn.Linear(4, 2))
+    assert gyroscope.last_norm(model, torch.zeros(2, 4)).layer.name == "head.weight"
 
 
 def test_a_token_of_normalized_ones_is_normalized() -> None:
