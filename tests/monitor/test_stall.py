@@ -100,7 +100,42 @@ def test_nothing_known_is_no_stall():
     assert stall([], [], [], classes=10) is None
 
 
-@pytest.mark.parametrize("classes", [1, 0, 2.5])
+def test_a_stall_ends_where_losses_stop_being_finite():
+    for after in (np.full(30, np.nan), np.full(30, np.inf), np.full(2, np.nan)):
+        x, w = (np.concatenate([series[:26], np.full(len(after), series[25])]) for series in (INPUT, NORM))
+        found = stall(np.concatenate([LOSS[:26], after]), x, w, classes=10)
+        assert found is not None
+        assert (found.since, found.until, found.diverged, found.loss) == (6, 26, True, LN10)
+        assert str(found).startswith("The network guessed from step 6 to 26, from where on its loss is not finite: ")
+
+
+def test_last_steps_without_a_loss_of_their_own_end_nothing():
+    seldom = np.where(np.arange(24) % 4 == 0, LOSS[:24], np.nan)  # three that are not known between, and at the end
+    found = stall(seldom, INPUT[:24], NORM[:24], classes=10, patience=3)
+    assert found is not None
+    assert (found.until, found.diverged) == (None, False)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"patience": 0},
+        {"patience": -3},
+        {"patience": 1.5},
+        {"patience": None},
+        {"margin": -1},
+        {"margin": np.nan},
+        {"fallen": 2.0},
+        {"grown": np.inf},
+    ],
+    ids=str,
+)
+def test_bounds_of_a_stall_that_mean_nothing_are_refused(given):
+    with pytest.raises(MonitorError, match=rf"{next(iter(given))}={next(iter(given.values()))}.*accepted are"):
+        stall(LOSS, INPUT, NORM, classes=10, **given)
+
+
+@pytest.mark.parametrize("classes", [1, 0, 2.5, None, "10", np.nan, np.inf])
 def test_classes_are_counted(classes):
     with pytest.raises(MonitorError, match="2 or more"):
         stall(LOSS, INPUT, NORM, classes=classes)

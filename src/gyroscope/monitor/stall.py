@@ -8,8 +8,12 @@ loss stays at ln(classes), that of guessing, and W, whose gradient is proportion
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log
+from math import inf, log
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +31,12 @@ FALLEN = 0.1
 GROWN = 2.0
 #: For how many losses, each the median of five, all this must hold, and for how many it must not to be over.
 PATIENCE = 5
+
+#: A file beside a run, with the last layer at every step: NumPy's arrays of these names among others.
+FILE = "last_layer.npz"
+COLUMNS = ("loss", "lambda_x", "weight_norm")
+#: What a recorded loss is called, unless it is said.
+LOSSES = ("batch_loss", "loss")
 
 _HOW = {
     "lambda_x": "watch(conditioning=10), every so many steps",
@@ -47,6 +57,7 @@ class Stall:
         guessing: ln(classes).
         lambda_x: λmax(Σx) of the last layer: its largest value before, and its median in this time.
         weight_norm: ‖W‖ of the last layer: at first, and at the end of this time.
+        diverged: whether it ended because losses were finite no more.
 
     >>> print(Stall("fc.weight", 15, None, 2.3, 2.303, (1047.0, 0.012), (1.8, 28.0)))
     The network guesses since step 15: its loss is 2.3, that of guessing 2.3. λmax of fc.weight's input fell from
@@ -61,17 +72,25 @@ class Stall:
     guessing: float
     lambda_x: tuple[float, float]
     weight_norm: tuple[float, float]
+    diverged: bool = False
 
     def __str__(self) -> str:
         past = self.until is not None
         when = f"guessed from step {self.since:,} to {self.until:,}" if past else f"guesses since step {self.since:,}"
-        (x, small), (w, large) = self.lambda_x, self.weight_norm
-        said, moves = ("said", "moved") if past else ("say", "moves")
+        after, whose = ", from where on its loss is not finite" if self.diverged else "", f"{self.layer}'s"
         return (
-            f"The network {when}: its loss {'was' if past else 'is'} {self.loss:.3g}, that of guessing "
-            f"{self.guessing:.3g}. λmax of {self.layer}'s input fell from {x:.3g} to {small:.3g} while the norm of its "
-            f"weight grew from {w:.3g} to {large:.3g}, so its outputs {said} nothing and it hardly {moves}. Normalize "
-            "the input of this layer (gyroscope.last_norm), or start with a smaller learning rate."
+            f"The network {when}{after}: its loss {'was' if past else 'is'} {self.loss:.3g}, that of guessing "
+            f"{self.guessing:.3g}. {self.why(whose)}"
+        )
+
+    def why(self, whose: str) -> str:
+        """What became of the layer, and what helps; `whose` input it is."""
+        (x, small), (w, large) = self.lambda_x, self.weight_norm
+        said, moves = ("say", "moves") if self.until is None else ("said", "moved")
+        return (
+            f"λmax of {whose} input fell from {x:.3g} to {small:.3g} while the norm of its weight grew from {w:.3g} to "
+            f"{large:.3g}, so its outputs {said} nothing and it hardly {moves}. Normalize the input of this layer "
+            "(gyroscope.last_norm), or start with a smaller learning rate."
         )
 
 
@@ -99,7 +118,8 @@ def stall(
     alone; one that learns in the end has the others at most.
 
     Args:
-        loss: cross-entropy at each step [S]; NaN where it is not known.
+        loss: cross-entropy at each step [S]; NaN where it is not known, but where NaN follow to the end for longer than
+            ever before, as well as where it is infinite, it is taken to be finite no more.
         lambda_x: λmax(Σx) of the last linear layer [S]; where it is NaN, the last known value counts.
         weight_norm: ‖W‖ of the same layer [S], likewise.
         classes: how many there are.
@@ -111,7 +131,7 @@ def stall(
         patience: for how many losses.
 
     Raises:
-        MonitorError: the series are not of one length, or there are fewer than two classes.
+        MonitorError: the series are not of one length, there are fewer than two classes, or a bound means nothing.
 
     >>> loss = [2.4, 9.0, 30.0, 8.0] + 12 * [2.3]
     >>> stall(loss, [50.0, 100.0, 900.0, 40.0] + 12 * [0.01], [2.0, 4.0, 6.0] + 13 * [9.0], classes=10).since
@@ -126,29 +146,57 @@ def stall(
             f"loss, lambda_x, weight_norm and steps have the shapes {y.shape}, {x.shape}, {w.shape} and {at.shape}; "
             "accepted are four of one length."
         )
-    if int(classes) != classes or classes < 2:
-        raise MonitorError(f"classes is {classes!r}; accepted is their number, 2 or more.")
-    x, w, known = _filled(x), _filled(w), np.isfinite(y)
-    guessing, first, peak = log(classes), float(next(iter(w[np.isfinite(w)]), np.nan)), np.fmax.accumulate(x)
-    at, y, x, w, peak = at[known], y[known], x[known], w[known], peak[known]  # a loss is not known at step 0
+    _check(margin=margin, fallen=fallen, grown=grown, patience=patience)
+    known = np.flatnonzero(np.isfinite(y))
+    if len(known) > 1 and len(y) - 1 - known[-1] > np.diff(known).max():
+        y = np.where(np.arange(len(y)) > known[-1], inf, y)
+    return _picked(found_in(y, x, w, at, classes=classes, layer=layer, bounds=(margin, fallen, grown, patience)))
+
+
+def found_in(
+    loss: Array,
+    lambda_x: Array,
+    weight_norm: Array,
+    steps: npt.NDArray[np.int64],
+    *,
+    classes: int,
+    layer: str,
+    bounds: tuple[float, float, float, int] = (MARGIN, FALLEN, GROWN, PATIENCE),
+) -> list[Stall]:
+    """All stalls in series, as in `stall`; a loss that is not known is NaN, and one that was not finite infinite.
+
+    >>> loss, steps = np.array(2 * (3 * [9.0] + 9 * [2.3])), np.arange(24)
+    >>> x, w = np.array([90.0] + 23 * [0.1]), np.array([1.0] + 23 * [4.0])
+    >>> found = found_in(loss, x, w, steps, classes=10, layer="fc", bounds=(0.05, 0.1, 2.0, 3))
+    >>> [(one.since, one.until) for one in found]
+    [(3, 12), (15, None)]
+    """
+    guessing, (margin, fallen, grown, patience) = log(_counted(classes)), bounds
+    x, w, known = _filled(lambda_x), _filled(weight_norm), ~np.isnan(loss)
+    first, peak = float(next(iter(w[np.isfinite(w)]), np.nan)), np.fmax.accumulate(x)
+    at, y, x, w, peak = steps[known], loss[known], x[known], w[known], peak[known]  # a loss is not known at step 0
     stalled = (np.abs(_smooth(y) - guessing) <= margin * guessing) & (x <= fallen * peak) & (w >= grown * first)
-    stretches = _stretches(stalled, patience)
-    if not stretches:
-        return None
-    a, b = max(stretches, key=lambda one: (one[1] == len(y), one[1] - one[0]))
-    return Stall(
-        layer,
-        since=int(at[a]),
-        until=None if b == len(y) else int(at[b]),
-        loss=float(np.median(y[a:b])),
-        guessing=guessing,
-        lambda_x=(float(peak[a]), float(np.median(x[a:b]))),
-        weight_norm=(first, float(w[b - 1])),
-    )
+    end = 1 + max(np.flatnonzero(np.isfinite(y)).tolist(), default=-1)
+    return [
+        Stall(
+            layer,
+            since=int(at[a]),
+            until=None if b == len(y) else int(at[b]),
+            loss=float(np.median(y[a:b])),
+            guessing=guessing,
+            lambda_x=(float(peak[a]), float(np.median(x[a:b]))),
+            weight_norm=(first, float(w[b - 1])),
+            diverged=b < len(y) and not bool(np.isfinite(y[b])),
+        )
+        for a, b in _stretches(stalled, patience, end=end)
+    ]
 
 
 def stalled(run: Run, *, classes: int | None = None, layer: str | None = None, loss: str | None = None) -> Stall | None:
     """The stall that a recorded run shows, if it does: from its loss, and λmax(Σx) and ‖W‖ of its last layer.
+
+    Where all three were kept at every step in a file beside the run, `last_layer.npz`, as the laboratory's trials with
+    `follows=True` do, that is what is read, unless another layer or loss is asked for.
 
     Args:
         run: from `gyroscope.load`, of a training with `watch(conditioning=...)` and its loss.
@@ -167,7 +215,24 @@ def stalled(run: Run, *, classes: int | None = None, layer: str | None = None, l
     gyroscope.errors.MonitorError: A stall shows in lambda_x, weight_norm and the loss, and this run does not hold
     lambda_x (watch(conditioning=10), every so many steps) and weight_norm (watch records it unless ...).
     """
-    names = [name for name in ((loss,) if loss else ("batch_loss", "loss")) if name in run.scalars]
+    return _picked(stalls(run, classes=classes, layer=layer, loss=loss))
+
+
+def stalls(run: Run, *, classes: int | None = None, layer: str | None = None, loss: str | None = None) -> list[Stall]:
+    """All stalls of a recorded run, in the order of steps; see `stalled`.
+
+    >>> import tempfile
+    >>> from gyroscope.store.example import write_example
+    >>> with tempfile.TemporaryDirectory() as folder, write_example(folder) as run:
+    ...     np.savez(run.path / FILE, loss=np.ones(9), lambda_x=np.ones(9), weight_norm=np.ones(9))
+    ...     stalls(run)  # its loss is no guess
+    []
+    """
+    last = next((info for info in reversed(run.layer_table) if info.kind == "linear"), None)
+    if last is not None and loss is None and layer in (None, last.name) and (run.path / FILE).exists():
+        count = last.shape[0] if classes is None else classes
+        return found_in(*_read(run.path / FILE), classes=count, layer=last.name)
+    names = [name for name in ((loss,) if loss else LOSSES) if name in run.scalars]
     missing = [f"{name} ({_HOW[name]})" for name in ("lambda_x", "weight_norm") if name not in run.quantities]
     if not names:
         missing.append(f"{loss or 'loss'} ({_HOW['loss']})")
@@ -179,19 +244,59 @@ def stalled(run: Run, *, classes: int | None = None, layer: str | None = None, l
     column = _column(run, layer, inputs)
     info = run.layer_table[column]
     steps = np.union1d(run.steps, curve.steps)
-    return stall(
-        _laid_out(steps, curve.steps, curve.values),
+    return found_in(
+        _laid_out(steps, curve.steps, _finite_or_not(curve.values)),
         _laid_out(steps, run.steps, inputs[:, column]),
         _laid_out(steps, run.steps, norms[:, column]),
+        steps,
         classes=info.shape[0] if classes is None else classes,
-        steps=steps,
         layer=info.name,
     )
 
 
+def _picked(found: Sequence[Stall]) -> Stall | None:
+    return max(found, key=lambda one: inf if one.until is None else one.until - one.since, default=None)
+
+
+def _check(**bounds: Any) -> None:
+    numbers = all(isinstance(value, int | float | np.number) and 0 < value < inf for value in bounds.values())
+    if not numbers or bounds["fallen"] > 1 or int(bounds["patience"]) != bounds["patience"]:
+        given = ", ".join(f"{name}={value!r}" for name, value in bounds.items())
+        raise MonitorError(
+            f"{given} were given; accepted are a margin above 0, a share of 1 or less that λmax(Σx) has fallen to, a "
+            "factor above 0 that ‖W‖ has grown by, and a patience of 1 or more losses."
+        )
+
+
+def _counted(classes: Any) -> int:
+    if not isinstance(classes, int | float | np.number) or not 2 <= classes < inf or int(classes) != classes:
+        raise MonitorError(f"classes is {classes!r}; accepted is their number, 2 or more.")
+    return int(classes)
+
+
+def _read(path: Path) -> tuple[Array, Array, Array, npt.NDArray[np.int64]]:
+    """Loss, λmax(Σx) and ‖W‖ of the last layer at every step, and the steps."""
+    try:
+        with path.open("rb") as handle, np.load(handle) as file:
+            loss, inputs, norms = (np.asarray(file[name], dtype=np.float64) for name in COLUMNS)
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        said = f"accepted are {', '.join(COLUMNS)} of every step; delete it to have the run read instead"
+        raise MonitorError(f"{path} cannot be read ({error}): {said}.") from error
+    return _finite_or_not(loss), inputs, norms, np.arange(1, 1 + len(loss))
+
+
+def _finite_or_not(losses: npt.ArrayLike) -> Array:
+    """With infinity for all that is not finite: NaN is kept for what is not known."""
+    y = np.asarray(losses, dtype=np.float64)
+    return np.where(np.isfinite(y), y, inf)
+
+
 def _column(run: Run, layer: str | None, values: npt.NDArray[np.float32]) -> int:
     if layer is None:
-        return int(np.flatnonzero(np.isfinite(values).any(axis=0))[-1])
+        known = np.flatnonzero(np.isfinite(values).any(axis=0))
+        if not len(known):
+            raise MonitorError("This run holds lambda_x, but it is finite for no layer; was it in all of its analyses?")
+        return int(known[-1])
     if layer not in run.layers:
         raise MonitorError(f"There is no layer {layer!r} in this run; its last ones are {', '.join(run.layers[-3:])}.")
     return run.layers.index(layer)
@@ -210,8 +315,8 @@ def _filled(values: Array) -> Array:
     return values[latest]
 
 
-def _stretches(holds: npt.NDArray[np.bool_], patience: int) -> list[tuple[int, int]]:
-    """Where it begins to hold, and to hold no more, each time for `patience` in a row."""
+def _stretches(holds: npt.NDArray[np.bool_], patience: int, *, end: int) -> list[tuple[int, int]]:
+    """Where it begins to hold, and to hold no more, each time for `patience` in a row or at the `end` of all."""
     edges = np.flatnonzero(np.diff(holds, prepend=False, append=False)).tolist()
     found: list[tuple[int, int]] = []
     for a, b in zip(edges[::2], edges[1::2], strict=True):
@@ -219,8 +324,8 @@ def _stretches(holds: npt.NDArray[np.bool_], patience: int) -> list[tuple[int, i
             found[-1] = (found[-1][0], b)
         elif b - a >= patience:
             found.append((a, b))
-    if found and len(holds) - found[-1][1] < patience:  # too little has come since
-        found[-1] = (found[-1][0], len(holds))
+    if found and end - found[-1][1] < patience:  # too little has come since
+        found[-1] = (found[-1][0], end)
     return found
 
 
