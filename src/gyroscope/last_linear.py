@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from gyroscope.class_names import ancestry, is_conv1d, is_norm
-from gyroscope.ending import Ending, ending
+from gyroscope.ending import Ending, ending, matrices
 from gyroscope.errors import LayerError
 from gyroscope.layer import Layer, layers
 
@@ -34,10 +34,10 @@ def last_linear(model: nn.Module, sample: object = None, *, layer: str | None = 
     found = layers(model)
     if any("DTensor" in ancestry(one.parameter) for one in found):
         raise LayerError("the model is sharded and would not shard what comes later: shard it afterwards.")
-    chosen = None if layer is None else _named(found, layer)
+    chosen = None if layer is None else _named(model, found, layer)
     seen = None if sample is None else ending(model, found, sample)
     if chosen is None:
-        chosen = _last_registered(model, found) if seen is None else _last_used(found, seen)
+        chosen = _last_registered(model, found) if seen is None else _last_used(model, found, seen)
     _refuse_unfit(model, chosen)
     if seen is None:
         _refuse_registered_norm(model, chosen)
@@ -75,20 +75,45 @@ def around(model: nn.Module, layer: Layer) -> list[nn.Module]:
     return [model, *(model.get_submodule(".".join(path[: i + 1])) for i in range(len(path)) if path != [""])]
 
 
-def _named(found: Sequence[Layer], name: str) -> Layer:
+def _named(model: nn.Module, found: Sequence[Layer], name: str) -> Layer:
     for layer in found:
         if name in (layer.name, owner(layer)):
             return layer
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    for weight in (weights[one] for one in (name, f"{name}.weight") if one in weights):
+        if any(layer.parameter is weight for layer in found):
+            raise LayerError(_shared(model, weight))
     raise LayerError(f"there is no layer called {name!r}; linear layers are: {', '.join(_linear(found)) or 'none'}.")
 
 
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or is_conv1d(module)
+
+
 def _linear(found: Sequence[Layer]) -> list[str]:
-    return [layer.name for layer in found if layer.kind == "linear"]
+    return [layer.name for layer in found if layer.kind == "linear" and _is_linear(layer.module)]
+
+
+def _names(model: nn.Module, weight: nn.Parameter) -> list[str]:
+    return [name for name, one in model.named_parameters(remove_duplicate=False) if one is weight]
+
+
+def _shared(model: nn.Module, weight: nn.Parameter) -> str:
+    *others, name = map(repr, _names(model, weight))
+    return f"{name} is shared with {', '.join(others)}: it is not used at the end alone."
 
 
 def _last_registered(model: nn.Module, found: Sequence[Layer]) -> Layer:
     # Nothing is embedded at the end: embeddings registered there are used before.
     ends = [layer for layer in found if layer.kind != "embedding"][-1:]
+    # A tied weight is the layer of the first of its modules.
+    for module in reversed([*model.modules()]):
+        if ends and module is ends[0].module:
+            break
+        own = module._parameters.get("weight") if _is_linear(module) else None
+        tied = [one.parameter for one in found if one.parameter is own]
+        if tied:
+            raise LayerError(_shared(model, tied[0]))
     _require_linear(found, ends, "registered last", "give a `sample`, or the name")
     last, *holders = reversed(around(model, ends[0]))
     if holders and isinstance(holders[0], nn.ModuleList | nn.ModuleDict):
@@ -100,14 +125,47 @@ def _last_registered(model: nn.Module, found: Sequence[Layer]) -> Layer:
                 f"{type(holders[0]).__name__}: they may follow each other or be several heads. Give a `sample`, whose "
                 "way through the network tells, or the name: layer=..."
             )
+    if _is_linear(last):
+        _refuse_doubt(model, found, ends[0])
     return ends[0]
 
 
-def _last_used(found: Sequence[Layer], seen: Ending) -> Layer:
+def _refuse_doubt(model: nn.Module, found: Sequence[Layer], last: Layer) -> None:
+    """Where what is registered does not fit together, the layer registered last need not be the last."""
+    what_to_do = "Give a `sample`, whose way through the network tells, or the name: layer=..."
+    out = _outputs(last)
+    for name, matrix in matrices(model, found).items():
+        if matrix.dim() == 2 and out in matrix.shape and min(matrix.shape) > 1 and "parametrizations." not in name:
+            shape = " × ".join(map(str, matrix.shape))
+            raise LayerError(f"{name!r}, {shape}, is no layer, but may multiply what {last.name!r} gives. {what_to_do}")
+    # What lies in a Sequential follows each other; that which its first layer follows is the question.
+    path = around(model, last)
+    while len(path) > 1 and isinstance(path[-2], nn.Sequential):
+        path.pop()
+    within = {id(module) for module in path[-1].modules()}
+    first = next(position for position, layer in enumerate(found) if id(layer.module) in within)
+    if first == 0 or not (_is_linear(found[first].module) and _is_linear(found[first - 1].module)):
+        return
+    entry, before = found[first], found[first - 1]
+    common = [one for one, other in zip(path, around(model, before), strict=False) if one is other][-1]
+    if not isinstance(common, nn.Sequential) and _outputs(before) != features(entry):
+        raise LayerError(
+            f"{last.name!r} is registered last, but {before.name!r} before it gives {_outputs(before)} numbers, and "
+            f"{entry.name!r} takes {features(entry)}: they may be heads side by side. {what_to_do}"
+        )
+
+
+def _outputs(layer: Layer) -> int:
+    return layer.parameter.shape[1 if is_conv1d(layer.module) else 0]
+
+
+def _last_used(model: nn.Module, found: Sequence[Layer], seen: Ending) -> Layer:
     ends = [found[position] for position in seen.last]
     if len(ends) > 1:
         names = ", ".join(repr(layer.name) for layer in ends)
         raise LayerError(f"the outputs come from {len(ends)} layers side by side: {names}. Name the one: layer=...")
+    if ends and ends[0].kind == "embedding" and len(_names(model, ends[0].parameter)) > 1:
+        raise LayerError(_shared(model, ends[0].parameter))
     _require_linear(found, ends, "that the outputs come from", "give the name")
     if seen.after[0]:
         raise LayerError(
@@ -118,32 +176,33 @@ def _last_used(found: Sequence[Layer], seen: Ending) -> Layer:
 
 
 def _require_linear(found: Sequence[Layer], ends: Sequence[Layer], how: str, what_to_do: str) -> None:
+    if ends and ends[0].kind == "linear":
+        return
     linear = _linear(found)
     if not linear:
         kinds = ", ".join(sorted({layer.kind for layer in found}))
         raise LayerError(f"the model has no linear layer; its {len(found)} layers are of these kinds: {kinds}.")
-    if not ends or ends[0].kind != "linear":
-        what = f"the layer {how}, {ends[0].name!r}, is of kind {ends[0].kind!r}" if ends else "none could be followed"
-        raise LayerError(
-            f"the model does not seem to end with a linear layer: {what}. If it does, {what_to_do}: "
-            f"layer={linear[-1]!r}."
-        )
+    what = f"the layer {how}, {ends[0].name!r}, is of kind {ends[0].kind!r}" if ends else "none could be followed"
+    raise LayerError(
+        f"the model does not seem to end with a linear layer: {what}. If it does, {what_to_do}: layer={linear[-1]!r}."
+    )
 
 
 def _refuse_unfit(model: nn.Module, layer: Layer) -> None:
     module, weight = layer.module, layer.parameter
-    if layer.kind != "linear" or not (isinstance(module, nn.Linear) or is_conv1d(module)):
-        what = f"the weight of a {type(module).__name__}, of kind {layer.kind!r}"
+    if layer.kind != "linear" or not _is_linear(module):
+        what = f"the weight of a {type(module).__name__}" + f", of kind {layer.kind!r}" * (layer.kind != "linear")
         raise LayerError(f"{layer.name!r} is {what}; linear layers are: {', '.join(_linear(layers(model))) or 'none'}.")
     if weight.is_meta:
         raise LayerError(f"{layer.name!r} is on the meta device: give the model its memory and its weights first.")
     if not weight.is_floating_point():
         raise LayerError(f"{layer.name!r} holds {weight.dtype}; a normalization is of real floating-point numbers.")
     modules = [name for name, one in model.named_modules(remove_duplicate=False) if one is module]
-    weights = [name for name, one in model.named_parameters(remove_duplicate=False) if one is weight]
-    if len(modules) > 1 or len(weights) > 1:
-        names = ", ".join(map(repr, modules if len(modules) > 1 else weights))
+    if len(modules) > 1:
+        names = ", ".join(map(repr, modules))
         raise LayerError(f"{layer.name!r} is shared, under the names {names}: it is not used at the end alone.")
+    if len(_names(model, weight)) > 1:
+        raise LayerError(_shared(model, weight))
 
 
 def _refuse_seen(layer: Layer, seen: Ending) -> None:

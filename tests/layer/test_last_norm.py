@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -222,7 +223,7 @@ def head_first() -> nn.Module:
 
 
 def test_a_sample_tells_the_last_layer_where_registration_misleads() -> None:
-    assert gyroscope.last_norm(head_first()).layer.name == "body.weight"
+    assert "'body.weight' is registered last, but 'head.weight' before it gives 2 numbers" in refused(head_first())
     assert gyroscope.last_norm(head_first(), torch.zeros(2, 4)).layer.name == "head.weight"
     assert gyroscope.last_norm(head_first(), (torch.zeros(2, 4),)).layer.name == "head.weight"
     assert gyroscope.last_norm(head_first(), {"x": torch.zeros(2, 4)}).layer.name == "head.weight"
@@ -378,6 +379,50 @@ def test_several_heads() -> None:
     assert gyroscope.last_norm(heads(), layer="heads.a").name == "heads.a.last_norm"
 
 
+def in_turn(*widths: int) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths)))
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        (
+            {"a": nn.Linear(5, 2), "b": nn.Linear(5, 3)},
+            "last, but 'a.weight' before it gives 2 numbers, and 'b.weight'",
+        ),
+        (
+            {"fc": nn.Linear(5, 2), "aux": nn.Linear(5, 2)},
+            "'fc.weight' before it gives 2 numbers, and 'aux.weight'",
+        ),
+        (
+            {"a": in_turn(5, 4, 2), "b": in_turn(5, 4, 3)},
+            "'a.1.weight' before it gives 2 numbers, and 'b.0.weight'",
+        ),
+        ({"w": nn.Parameter(torch.ones(3, 5))}, "'w', 3 × 5, is no layer, but may multiply what 'body.weight' gives"),
+    ],
+    ids=["heads", "auxiliary", "heads of two layers", "matrix"],
+)
+def test_layers_that_do_not_fit_together_leave_a_choice(parts: dict[str, nn.Module], said: str) -> None:
+    model = Does(lambda m, x: m.body(x), body=nn.Linear(4, 5), **parts)
+    told = refused(model)
+    assert said in told
+    assert told.endswith("Give a `sample`, whose way through the network tells, or the name: layer=...")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (2, 3)), nn.Linear(3, 2)),
+        nn.Sequential(in_turn(4, 6), nn.Unflatten(1, (2, 3)), in_turn(3, 2)),
+        Does(lambda m, x: m.head(m.body(x)), body=in_turn(4, 2, 5), head=in_turn(5, 5, 3)),
+        Does(lambda m, x: m.head(m.body(x)), body=nn.Conv1d(4, 2, 1), head=nn.Linear(5, 3)),
+    ],
+    ids=["sequence", "nested", "bottleneck", "convolution"],
+)
+def test_layers_in_sequence_and_layers_that_fit_leave_none(model: nn.Module) -> None:
+    assert gyroscope.last_norm(model).layer == gyroscope.layers(model)[-1]
+
+
 def test_two_layers_whose_outputs_are_added() -> None:
     wide = Does(lambda m, x: m.wide(x) + m.deep(x), wide=nn.Linear(4, 2), deep=nn.Linear(4, 2))
     assert "2 layers side by side: 'wide.weight', 'deep.weight'" in refused(wide, torch.zeros(2, 4))
@@ -487,11 +532,22 @@ def test_a_second_time() -> None:
 def test_weights_and_modules_that_are_shared() -> None:
     tied = nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU(), nn.Linear(4, 4, bias=False))
     tied[2].weight = tied[0].weight
-    assert refused(tied) == (
-        "'0.weight' is shared, under the names '0.weight', '2.weight': it is not used at the end alone."
-    )
+    for sample in (None, torch.zeros(2, 4)):
+        assert refused(tied, sample) == "'2.weight' is shared with '0.weight': it is not used at the end alone."
     layer = nn.Linear(4, 4)
     assert "under the names '0', '1'" in refused(nn.Sequential(layer, layer), torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize("body", [{}, {"body": nn.Linear(4, 4)}], ids=["alone", "after another"])
+def test_a_layer_that_is_tied_to_an_embedding(body: dict[str, nn.Module]) -> None:
+    def forward(m: nn.Module, tokens: Tensor) -> Tensor:
+        return m.head(m.body(m.tokens(tokens)) if body else m.tokens(tokens))
+
+    model = Does(forward, tokens=nn.Embedding(7, 4), **body, head=nn.Linear(4, 7, bias=False))
+    model.head.weight = model.tokens.weight
+    said = "'head.weight' is shared with 'tokens.weight': it is not used at the end alone."
+    assert refused(model) == refused(model, torch.zeros(2, 3, dtype=torch.long)) == said
+    assert refused(model, layer="head") == refused(model, layer="head.weight") == said
 
 
 @pytest.mark.parametrize(
@@ -511,7 +567,9 @@ def test_layers_of_other_kinds_that_are_named() -> None:
     said = refused(ResNet(), layer="stem")
     assert said == "'stem.weight' is the weight of a Conv2d, of kind 'conv'; linear layers are: fc.weight."
     assert refused(ResNet(), layer="head") == "there is no layer called 'head'; linear layers are: fc.weight."
-    assert "Bilinear" in refused(nn.Bilinear(2, 3, 4))
+    assert refused(nn.Bilinear(2, 3, 4)) == "'weight' is the weight of a Bilinear; linear layers are: none."
+    said = refused(nn.Sequential(nn.Linear(3, 3), nn.Bilinear(3, 3, 2)))
+    assert said == "'1.weight' is the weight of a Bilinear; linear layers are: 0.weight."
     attention = nn.MultiheadAttention(4, 2)
     assert "of kind 'attention'" in refused(attention, layer="out_proj")
 
