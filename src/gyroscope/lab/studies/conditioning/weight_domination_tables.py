@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from math import inf, isfinite
 
 import numpy as np
@@ -56,8 +57,6 @@ def findings(found: Mapping[str, Cell], every: Mapping[str, Sequence[Cell]], who
     others = [cell for code, cell in found.items() if code != whole]
     first, last = np.array([[cell.loss[0], cell.loss[-1]] for cell in others]).T
     falls = int((last < first).sum())
-    ratios = last / found[whole].loss[-1]
-    worse = int((ratios > 1).sum())
     return (
         Finding(
             "with weight domination in certain layers the loss can still decrease",
@@ -65,26 +64,58 @@ def findings(found: Mapping[str, Cell], every: Mapping[str, Sequence[Cell]], who
             f"in {falls} of {len(others)}, from {first.mean():.2f} to {last.min():.2g} … {last.max():.2g}",
             falls == len(others),
         ),
-        Finding(
-            "but performance is degenerated",
-            "a higher training loss",
-            f"of {worse} of {len(others)}, {ratios.min():.2f} to {ratios.max():.1f} times that without"
-            + _at_equal_rates(every, whole),
-            worse == len(others),
-        ),
+        _higher("but performance is degenerated", final(found[whole]), list(map(final, others))),
+        *_at_equal_rates(every, whole),
+        _tested(found[whole], others),
+        *_tested_from_the_first(found),
     )
 
 
-def _at_equal_rates(every: Mapping[str, Sequence[Cell]], whole: str) -> str:
-    """How many end worse at the same rate, where there are several; it is the best ones that decide."""
+def _higher(says: str, reached: float, losses: Sequence[float]) -> Finding:
+    if not isfinite(reached):
+        return Finding(says, "a higher training loss", "the network that nothing is blocked in diverged", None)
+    worse = sum(loss > reached for loss in losses)
+    ratios = np.array(losses) / reached
+    here = f"of {worse} of {len(losses)}, {ratios.min():.2f} to {ratios.max():.1f} times that without"
+    return Finding(says, "a higher training loss", here, worse == len(losses))
+
+
+def _at_equal_rates(every: Mapping[str, Sequence[Cell]], whole: str) -> list[Finding]:
+    """The same rate by rate, where there are several: at its best one a network may be where rounding decides."""
     losses = {code: {one.recipe.rate: final(one) for one in its} for code, its in every.items()}
     if len(losses[whole]) < 2:
-        return ""
-    told = []
+        return []
+    found = []
     for rate, reached in sorted(losses[whole].items()):
         others = [its[rate] for code, its in losses.items() if code != whole and rate in its]
-        told.append(f"{sum(loss > reached for loss in others)} at {rate:g}")
-    return f"; at equal rates, of {', '.join(told)}"
+        if others:
+            found.append(_higher(f"but performance is degenerated, all at a rate of {rate:g}", reached, others))
+    return found
+
+
+def _tested(unblocked: Cell, others: Sequence[Cell]) -> Finding:
+    lost = [unblocked.test - cell.test for cell in others]
+    worse = sum(points > 0 for points in lost)
+    here = f"of {worse} of {len(lost)}, by {min(lost):.1f} to {max(lost):.1f} points"
+    return Finding(
+        "but performance is degenerated, on the test set", "no numbers: a lower accuracy", here, worse == len(lost)
+    )
+
+
+def _tested_from_the_first(found: Mapping[str, Cell]) -> list[Finding]:
+    """Of the networks that are blocked from the first layer on, whether each more that is costs more."""
+    blocked = sorted((code for code in found if "0" not in code.lstrip("0")), reverse=True)
+    its = {code: found[code].test for code in blocked}
+    if len(its) < 2:
+        return []
+    return [
+        Finding(
+            "and the more so the more layers are blocked, from the first on",
+            "no numbers: a lower accuracy",
+            ", ".join(f"{code}: {test:.1f} %" for code, test in its.items()),
+            all(a > b for a, b in pairwise(its.values())),
+        )
+    ]
 
 
 def final(cell: Cell) -> float:
