@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from numbers import Integral, Real
 from pathlib import Path
 from time import strftime
@@ -236,7 +237,6 @@ def meta(
 
 
 def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    inner = getattr(optimizer, "inner", None)
     group = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
     plain: dict[str, Any] = {k: v for k, v in group.items() if isinstance(v, str) or _plain(v)}
     plain |= {key: list(value) for key, value in group.items() if isinstance(value, tuple) and all(map(_plain, value))}
@@ -246,7 +246,30 @@ def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
     differ = sorted(k for k in plain if k not in _BY_LAYER and any(other.get(k) != group[k] for other in others))
     if differ:
         about["differ"] = differ
-    return about if inner is None else {**about, "inner": type(inner).__name__}
+    return {**about, **_around(optimizer)}
+
+
+def _around(optimizer: Optimizer) -> dict[str, Any]:
+    """What an optimizer around another does to the steps of that, as far as theory depends on it."""
+    inner = getattr(optimizer, "inner", None)
+    if inner is None:
+        return {}
+    found: dict[str, Any] = {"inner": type(inner).__name__}
+    steppers = [inner]
+    if is_dataclass(law := getattr(optimizer, "law", None)) and not isinstance(law, type):  # Layca's
+        found["law"] = asdict(law)
+    if isinstance(direction := getattr(optimizer, "direction", None), Optimizer):  # Graft's
+        found |= {"direction": type(direction).__name__, "granularity": getattr(optimizer, "granularity", None)}
+        steppers.append(direction)
+    if isinstance(unsupported := getattr(optimizer, "unsupported", None), Mapping):  # a preconditioner's
+        found |= {"layers": list(getattr(optimizer, "layers", ())), "unsupported": dict(unsupported)}
+        # QuasiDiagonal's statistics say whether it has labels, and so scales of what layers put out.
+        scales = getattr(getattr(optimizer, "_statistics", None), "scales", True)
+        found |= {"labels": bool(scales), "damping": getattr(optimizer, "damping", None)}
+    decays = [group.get("weight_decay", 0.0) for one in steppers for group in one.param_groups]
+    found["decays"] = any(not _plain(one) or one != 0 for one in decays)
+    within = _around(inner)
+    return {**found, "within": within} if within else found
 
 
 _BY_LAYER = ("lr", "initial_lr", "weight_decay", "name", "max_lr", "min_lr", "base_momentum", "max_momentum")
