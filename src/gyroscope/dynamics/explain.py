@@ -14,9 +14,10 @@ from torch import nn
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.explain_decay import decay_statement, equilibrium_statement
 from gyroscope.dynamics.explain_evidence import Evidence, evidence, resumed_at
+from gyroscope.dynamics.explain_law import law_statement
 from gyroscope.dynamics.explain_measure import orthogonality_of
 from gyroscope.dynamics.explain_result import Explanation, LayerExplanation
-from gyroscope.dynamics.explain_scale import change, law_statement, rate_statement, scale_statement
+from gyroscope.dynamics.explain_scale import change, rate_statement, scale_statement
 from gyroscope.dynamics.explain_statement import TOPICS, Statement
 from gyroscope.dynamics.invariance import invariance as measure
 from gyroscope.dynamics.invariance_result import Invariance, LayerInvariance
@@ -87,7 +88,8 @@ def _entry(layer: Evidence, unit: LayerInvariance | None) -> LayerExplanation:
     rest, balance = equilibrium_statement(layer, invariant)
     decay, mechanisms = decay_statement(layer, invariant)
     shown = moved if rate.verdict == "yes" else None
-    lr, decays = layer.lr[layer.lr > 0], layer.decay[np.isfinite(layer.decay)]
+    lr, decays = (one[layer.since :] for one in (layer.lr, layer.decay))
+    lr, decays = lr[lr > 0], decays[np.isfinite(decays)]
     return LayerExplanation(
         layer=layer.info.name,
         kind=layer.info.kind,

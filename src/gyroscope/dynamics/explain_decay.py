@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from math import isfinite
 
-import numpy as np
-
-from gyroscope.dynamics.explain_evidence import Evidence
-from gyroscope.dynamics.explain_grounds import after, divided, stopped
-from gyroscope.dynamics.explain_measure import ENOUGH, Balance, balance
+from gyroscope.dynamics.explain_evidence import ENOUGH, Evidence
+from gyroscope.dynamics.explain_grounds import UNSTEPPED, after, broke, course, stopped, taken, unruled, untold
+from gyroscope.dynamics.explain_measure import Balance, balance
 from gyroscope.dynamics.explain_statement import Statement, Verdict, number, record, sentence
 
 # The share of the weights lost in a step up to which the theory, of small shares, is taken to hold.
@@ -23,6 +21,9 @@ def equilibrium_statement(layer: Evidence, invariant: bool | None) -> tuple[Stat
     ) -> tuple[Statement, Balance | None]:
         return Statement(layer.info.name, "equilibrium", verdict, words, source), found
 
+    all_of_it = taken(layer)
+    if all_of_it is not None and layer.stepped:
+        return said("does not apply", all_of_it, source="equation 22")
     reason = stopped(layer, invariant)
     if reason is not None:
         return said(*reason)
@@ -33,26 +34,16 @@ def equilibrium_statement(layer: Evidence, invariant: bool | None) -> tuple[Stat
         return said("undecided", sentence(record(lacks)))
     if not layer.decayed:
         return said("does not apply", "because weight decay is zero: nothing stops the growth of the norm.")
-    if not layer.optimizer.decays:
-        return said("undecided", sentence(divided(layer)))
-    share = _share(layer)
-    if share >= 1:
-        words = f"because αλ is {number(share)}: a step would take all of the weights, and αλ must be below 1."
-        return said("does not apply", words, source="equation 22")
+    if (why := unruled(layer)) is not None:
+        return said("undecided", why)
     found = balance(layer)
     if found is None:
-        return said("undecided", _too_few(layer))
+        return said("undecided", _too_few(layer) + broke(layer))
     if found.shrinkage > _SMALL:
         words = f"Decay takes {number(found.shrinkage)} of the weights in a step; the theory is of small shares."
         return said("undecided", words)
     carried = "" if layer.optimizer.kind == "sgd" else ", carried over to steps of constant length"
     return said(*_judged(layer, found), found, f"equations 23 to 25{carried}")
-
-
-def _share(layer: Evidence) -> float:
-    """αλ in the last stretch with weight decay."""
-    pulled = np.flatnonzero((layer.lr > 0) & (layer.decay > 0))
-    return float(layer.lr[pulled[-1]] * layer.decay[pulled[-1]]) if len(pulled) else 0.0
 
 
 def _too_few(layer: Evidence) -> str:
@@ -76,6 +67,8 @@ def _judged(layer: Evidence, found: Balance) -> tuple[Verdict, str]:
     )
     norms = f", at a norm of {number(found.norm)}"
     norms += f", predicted {number(at.norm)}" if isfinite(at.norm) else ""
+    if broke(layer):
+        return "no", f"{broke(layer).strip()} Over {where}, {rates}{norms}."
     if found.verdict == "noisy":
         return "undecided", f"Over {where}, {rates}: too noisy to tell. Record more steps."
     if found.verdict == "there":
@@ -114,14 +107,26 @@ def decay_statement(layer: Evidence, invariant: bool | None) -> tuple[Statement,
 
     if layer.missing("weight_decay"):
         return said("undecided", sentence(record(["weight_decay"])), "section 5")
-    if rule.family == "controlled":
+    if not layer.stepped:
+        return said("does not apply", UNSTEPPED, "equation 22")
+    if rule.family == "controlled" and layer.held:
         words = f"because {rule.name} takes the direction of the inner optimizer alone: the norm does not decay."
         return said("does not apply", words, "section 5")
     if not layer.decayed:
         return said("does not apply", "because weight decay is zero.", "equation 22")
+    if rule.family == "controlled" or rule.grafted:
+        norm = f"; its norm {course(layer).removeprefix('which ')}" if len(layer.norms) else ""
+        words = (
+            f"There is no theory for weight decay under {rule.name}: it is a part of a length, or of a direction{norm}."
+        )
+        return said("undecided", words, "section 5")
+    if (all_of_it := taken(layer)) is not None:
+        return said("does not apply", all_of_it, "equation 22")
     if invariant is None:
         words = "Which mechanism can act depends on whether the layer is scale-invariant, and that is undecided."
         return said("undecided", words, "section 5")
+    if (kept := _kept(layer, invariant)) is not None:
+        return said(*kept, "section 5")
     if not invariant:
         norm = f"C = {rule.penalty}" if rule.penalty else "a C that depends on the optimizer"
         words = (
@@ -131,6 +136,9 @@ def decay_statement(layer: Evidence, invariant: bool | None) -> tuple[Statement,
         )
         return said("yes", words, "section 5.3, equation 27", "regularization")
     ruled = "As a regularizer it cannot act: the loss is the same whatever the norm"
+    if rule.family == "second order" and not rule.damps:
+        words = f"By none of the three: nothing in the steps of {rule.name} depends on the norm. {ruled}."
+        return said("no", words, "section 5")
     if rule.family == "second order":
         words = (
             "It can act by way of the damping: curvature goes as 1/‖w‖², and decay keeps the norm from growing until "
@@ -138,9 +146,29 @@ def decay_statement(layer: Evidence, invariant: bool | None) -> tuple[Statement,
         )
         return said("yes", words, "section 5.2, equation 26", "damping")
     if rule.family == "unknown":
-        words = f"Effective learning rate or damping, by whether {rule.name} preconditions by the curvature. {ruled}."
-        return said("undecided", words, "section 5")
-    words = (
-        f"It can act by way of the effective learning rate, which it keeps from falling. {ruled}; nothing is damped."
+        which = untold(layer)
+        if not rule.why:
+            which = f"Effective learning rate or damping, by whether {rule.name} preconditions by the curvature."
+        return said("undecided", f"{which} {ruled}.", "section 5")
+    grown = f"It can act by way of the effective learning rate, which is the higher the smaller the norm. {ruled}"
+    return said("yes", f"{grown}; nothing is damped.", "section 5.1", "effective learning rate")
+
+
+def _kept(layer: Evidence, invariant: bool) -> tuple[Verdict, str] | None:
+    """What is said of decay where the norm stayed, though decay takes of it at every step; None where it can act."""
+    if not layer.held:
+        return None
+    stayed = f"its norm stayed at {number(float(layer.norms.mean()))}"
+    found = balance(layer) if invariant and layer.optimizer.kind is not None and unruled(layer) is None else None
+    if found is None:
+        return (
+            "undecided",
+            f"{stayed[0].upper()}{stayed[1:]}: whether decay holds it or something else, the run does not say.",
+        )
+    if found.verdict == "elsewhere":
+        return "does not apply", f"because {stayed}, and something other than decay and steps holds it."
+    return (
+        None
+        if found.verdict == "there"
+        else ("undecided", f"{stayed[0].upper()}{stayed[1:]}: decay has taken too little of it to tell.")
     )
-    return said("yes", words, "section 5.1", "effective learning rate")

@@ -18,6 +18,8 @@ from gyroscope.store import LayerInfo, Run
 SERIES = (
     "invariance", "lr", "weight_decay", "weight_norm", "gradient_norm", "rate", "update_ratio", "effective_lr",
 )  # fmt: skip
+#: Measured steps without which nothing is said.
+ENOUGH = 10
 # Learning rates are recorded in float32, and schedulers compute the same one in several ways.
 _SAME = 1e-6
 _HELD = 1e-4
@@ -54,18 +56,35 @@ class Evidence:
     @cached_property
     def since(self) -> int:
         """The first measurement that the recorded optimizer answers for."""
-        return 0 if self.resumed is None else int(np.searchsorted(self.steps, self.resumed))
+        return 0 if self.resumed is None else int(np.searchsorted(self.steps, self.resumed, side="right"))
+
+    @cached_property
+    def stepped(self) -> bool:
+        """Whether an optimizer holds it; where the run does not say, it is taken to be so."""
+        known = "weight_decay" in self.recorded and len(self.decay[self.since :])
+        return not known or bool(np.isfinite(self.decay[self.since :]).any())
 
     @cached_property
     def decayed(self) -> bool:
         """Whether weight decay acted at any step since the run was last gone on with."""
-        return bool((self.decay[self.since :] > 0).any())
+        return self.optimizer.unseen or bool((self.decay[self.since :] > 0).any())
+
+    @cached_property
+    def norms(self) -> Floats:
+        """The norms that are known since then."""
+        norm = self.norm[self.since :]
+        return np.asarray(norm[np.isfinite(norm)])
 
     @cached_property
     def held(self) -> bool:
-        """Whether its norm was the same at all steps."""
-        norm = self.norm[np.isfinite(self.norm)]
-        return len(norm) > 1 and float(np.ptp(norm)) <= _HELD * float(norm.mean())
+        """Whether its norm was the same at all steps since then."""
+        return len(self.norms) > 1 and float(np.ptp(self.norms)) <= _HELD * float(self.norms.mean())
+
+    @cached_property
+    def broken(self) -> int | None:
+        """The step from which on its norm is not finite, or None."""
+        known = np.flatnonzero(np.isfinite(self.norm))
+        return int(self.steps[known[-1] + 1]) if len(known) and known[-1] + 1 < len(self.norm) else None
 
     @cached_property
     def stretches(self) -> list[slice]:
@@ -109,7 +128,7 @@ def evidence(run: Run, chosen: Sequence[int]) -> list[Evidence]:
         found.append(
             Evidence(
                 info=info,
-                optimizer=optimizer_of(known, steered=not np.isfinite(columns["effective_lr"]).any()),
+                optimizer=optimizer_of(known, steered=not np.isfinite(columns["effective_lr"]).any(), layer=info.name),
                 recorded=recorded,
                 steps=run.steps[there],
                 cosine=columns["invariance"],

@@ -4,46 +4,123 @@ from __future__ import annotations
 
 import numpy as np
 
-from gyroscope.dynamics.explain_evidence import Evidence
+from gyroscope.dynamics.explain_evidence import ENOUGH, Evidence
 from gyroscope.dynamics.explain_statement import Verdict, number
+from gyroscope.dynamics.law import Floats
+
+# How far apart the relative lengths of nine in ten steps may be, where they are said not to depend on the norm.
+_STEADY = 0.05
 
 
 def stopped(layer: Evidence, invariant: bool | None) -> tuple[Verdict, str] | None:
     """Why nothing can be said of the norm and its learning rate, or None where something can."""
     rule = layer.optimizer
+    if not layer.stepped:
+        return "does not apply", UNSTEPPED
     if rule.family == "controlled":
-        return "does not apply", controlled(layer)
+        return controlled(layer)
     if invariant is None:
         return "undecided", "It is undecided whether the layer is scale-invariant."
     if not invariant:
         return "does not apply", "because the layer is not scale-invariant: its norm matters to the loss."
     if rule.family == "second order":
-        words = (
-            f"because {rule.name} undoes a rescaling of the weights, but for its damping: its steps grow as they do."
+        but = ", but for its damping" if rule.damps else ""
+        return (
+            "does not apply",
+            f"because {rule.name} undoes a rescaling of the weights{but}: its steps grow as they do.",
         )
-        return "does not apply", words
     if rule.family == "unknown":
-        return "undecided", f"There is no theory for {rule.name}: known are SGD, Adam, AdamW and RMSprop."
+        return "undecided", untold(layer)
     return None
 
 
-def controlled(layer: Evidence) -> str:
-    """What a controller does instead."""
-    turns = layer.angle[np.isfinite(layer.angle)]
-    rate = f"{number(float(np.sqrt(np.square(turns).mean())))} rad a step" if len(turns) else "an angle a step"
-    norm = f"its norm is held at {number(float(np.nanmean(layer.norm)))}" if layer.held else "its norm is left free"
+#: Of a layer that is frozen.
+UNSTEPPED = "because no optimizer steps it."
+
+
+def untold(layer: Evidence) -> str:
+    """Why there is no theory."""
+    why = layer.optimizer.why or "known are SGD, Adam, AdamW and RMSprop"
+    return f"There is no theory for {layer.optimizer.name}: {why}."
+
+
+def controlled(layer: Evidence) -> tuple[Verdict, str]:
+    """What a controller does instead: said where the norm is held, or where the angle does not depend on it."""
+    rule, turns = layer.optimizer, layer.angle[layer.since :]
+    turns = turns[np.isfinite(turns)]
+    rate = f"{number(_mean(turns))} rad a step" if len(turns) else "an angle a step"
+    makes = "makes the learning rate a relative length" if rule.relative else "sets the length of steps"
+    if layer.held:
+        kept = f"and its norm is held at {number(float(layer.norms.mean()))}"
+        return "does not apply", f"because {rule.name} {makes}: the layer turns by {rate}, {kept}."
+    if rule.relative and _steady(layer):
+        words = f"because {rule.name} {makes}: the layer turns by {rate} whatever its norm, {course(layer)}."
+        return "does not apply", words
+    if len(turns) < 2 or len(layer.norms) < 2:
+        return "undecided", f"{rule.name} {makes}, and what follows from it was not measured at two steps."
+    part = max(1, len(turns) // 10)
+    turned = (
+        f"it turned by {number(_mean(turns[:part]))} rad a step at first and {number(_mean(turns[-part:]))} at last"
+    )
     return (
-        f"because {layer.optimizer.name} makes the learning rate a relative length: the layer turns by {rate} whatever "
-        f"its norm, and {norm}."
+        "undecided",
+        f"There is no theory for {rule.name}: it {makes} and leaves the norm free, {course(layer)}; {turned}.",
     )
 
 
-def divided(layer: Evidence) -> str:
-    """Why weight decay that goes through second moments has no theory."""
-    return (
-        f"There is no theory for the weight decay of {layer.optimizer.name}, which is divided by √v with the gradient "
-        "(AdamW's is not)"
-    )
+def course(layer: Evidence) -> str:
+    """How the norm went."""
+    return f"which went from {number(float(layer.norms[0]))} to {number(float(layer.norms[-1]))}"
+
+
+def _mean(turns: Floats) -> float:
+    return float(np.sqrt(np.square(turns).mean()))
+
+
+def _steady(layer: Evidence) -> bool:
+    """Whether tan θ was the same share of the learning rate at all steps."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.tan(layer.angle[layer.since :]) / layer.lr[layer.since :]
+    share = share[np.isfinite(share)]
+    if len(share) < ENOUGH or len(layer.norms) < 2:
+        return False
+    low, middle, high = np.quantile(share, [0.05, 0.5, 0.95])
+    return bool(high - low <= _STEADY * middle)
+
+
+def taken(layer: Evidence) -> str | None:
+    """Why weight decay has no theory where it takes all of the weights in a step; None where it does not.
+
+    λw goes into steps as it is under SGD, preconditioned or not, and under AdamW; and the last αλ above 0 counts.
+    """
+    rule, part = layer.optimizer, slice(layer.since, None)
+    if not (rule.family == "second order" or (rule.family == "first order" and rule.decays)):
+        return None
+    shares = layer.lr[part] * layer.decay[part]
+    shares = shares[shares > 0]
+    if not len(shares) or shares[-1] < 1:
+        return None
+    return f"because αλ is {number(float(shares[-1]))}: a step would take all of the weights, and αλ must be below 1."
+
+
+def unruled(layer: Evidence) -> str | None:
+    """Why the recurrence of the norm is not known, where an effective learning rate is; None where it is."""
+    rule = layer.optimizer
+    if not rule.orthogonal:
+        return f"There is no theory for the norm under {rule.name}, whose steps are not orthogonal to the weights."
+    if layer.decayed and rule.grafted:
+        return f"There is no theory for weight decay under {rule.name}: it is a part of a length, or of a direction."
+    if layer.decayed and not rule.decays:
+        return (
+            f"There is no theory for the weight decay of {rule.name}, which is divided by √v with the gradient "
+            "(AdamW's is not)."
+        )
+    return None
+
+
+def broke(layer: Evidence) -> str:
+    """A sentence for a layer that diverged."""
+    return "" if layer.broken is None else f" Its norm is not finite from step {layer.broken:,} on."
 
 
 def after(layer: Evidence) -> str:

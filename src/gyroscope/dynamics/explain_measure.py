@@ -10,17 +10,17 @@ import numpy as np
 
 from gyroscope.dynamics.equilibrium import Equilibrium, equilibrium, steps_until
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.explain_evidence import Evidence
+from gyroscope.dynamics.explain_evidence import ENOUGH, Evidence
 from gyroscope.dynamics.law import Floats, decay_law
 
 #: √n|cos| of nine in ten steps below this: the gradient is orthogonal to the weights.
 INVARIANT = 0.1
 #: A median of √n|cos| above this: it is not. The median of |z| for a gradient that has nothing to do with w is 0.67.
 RELATED = 0.4
-#: Measured steps without which nothing is said.
-ENOUGH = 10
 
 _BATCHES = 5
+# How far apart quarters of a run must be in what the law takes for constant, for that to be why it does not hold.
+_UNSTEADY = 1.2
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,8 @@ class Fit(NamedTuple):
     Attributes:
         k0, r2: of the law.
         off: the root mean square of its deviation from the effective learning rate, as a share of that.
+        fall: the share of ‖w‖⁴ that decay takes in a step at the largest learning rate; steps add 1/k₀ of what it was
+            at the beginning, so the norm comes down to its equilibrium where 1/k₀ is less.
         grown: the share of ‖w‖⁴ (Adam and its kin: ‖w‖²) at the end that steps have added since the beginning; the rest
             is what was there then, less what decay took of it.
     """
@@ -79,6 +81,7 @@ class Fit(NamedTuple):
     k0: float
     r2: float
     off: float
+    fall: float
     grown: float
 
 
@@ -89,7 +92,7 @@ def fitted(layer: Evidence) -> Fit:
     steps = layer.steps[part]
     moving = np.flatnonzero(np.isfinite(norm) & np.isfinite(lr))
     if kind is None or len(moving) < ENOUGH or not (lr > 0).any():
-        return Fit(nan, nan, nan, nan)
+        return Fit(nan, nan, nan, nan, nan)
     lost = layer.optimizer.memory.shrinkage(lr, np.nan_to_num(layer.decay[part]))
     k, rate, lost, power = steps[moving], lr[moving], lost[moving], 2 if kind == "sgd" else 1
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -99,8 +102,24 @@ def fitted(layer: Evidence) -> Fit:
         remains = np.exp(-2 * power * np.cumsum(lost * np.diff(k, prepend=k[0])))
         grown = 1 - remains * (rate.max() / law.e0 * law.curve / rate) ** power
     if not isfinite(law.e0):
-        return Fit(nan, nan, nan, nan)
-    return Fit(law.k0, law.r2, sqrt(float(off[np.isfinite(off)].mean())), float(grown[np.isfinite(grown)][-1]))
+        return Fit(nan, nan, nan, nan, nan)
+    fall = 2 * power * float(lost[int(rate.argmax())])
+    return Fit(law.k0, law.r2, sqrt(float(off[np.isfinite(off)].mean())), fall, float(grown[np.isfinite(grown)][-1]))
+
+
+def unsteady(layer: Evidence) -> tuple[float, float] | None:
+    """The least and the most of what the law takes for constant, in quarters of the run; None where it stayed so.
+
+    For SGD that is ‖∇‖‖w‖, for Adam and its kin the length of a step across the weights over the learning rate.
+    """
+    part = slice(layer.since, None)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        pulls = (layer.gradient if layer.optimizer.kind == "sgd" else layer.angle / layer.lr)[part] * layer.norm[part]
+    pulls = pulls[np.isfinite(pulls)]
+    if len(pulls) < ENOUGH:
+        return None
+    means = [sqrt(float(np.square(quarter).mean())) for quarter in np.array_split(pulls, 4)]
+    return (min(means), max(means)) if max(means) > _UNSTEADY * min(means) else None
 
 
 @dataclass(frozen=True)
@@ -157,7 +176,7 @@ class Balance:
 def balance(layer: Evidence) -> Balance | None:
     """The last stretch of constant learning rate and decay above 0 that was measured at enough steps, or None."""
     for stretch in reversed(layer.stretches):
-        if layer.decay[stretch.start] > 0:
+        if layer.decay[stretch.start] > 0 and layer.lr[stretch.start] * layer.decay[stretch.start] < 1:
             found = _balance(layer, stretch)
             if found is not None:
                 return found

@@ -173,7 +173,7 @@ def _joined(group: list[Statement]) -> str:
     if len(group) == 1:
         return str(group[0])
     topics, sources = ([getattr(one, name) for one in group] for name in ("topic", "source"))
-    said = str(replace(group[0], source="; ".join(sources)))
+    said = str(replace(group[0], source="; ".join(dict.fromkeys(sources))))
     return said.replace(topics[0], ", ".join(topics), 1).replace(": does not", ": do not", 1)
 
 

@@ -1,24 +1,16 @@
-"""Statements of section 4.3: is the layer scale-invariant, and what became of its learning rate."""
+"""Statements of section 4.3: is the layer scale-invariant, and what is its learning rate really."""
 
 from __future__ import annotations
 
-from math import isfinite, nan
 from typing import NamedTuple
 
 import numpy as np
 
-from gyroscope.dynamics.explain_evidence import Evidence
-from gyroscope.dynamics.explain_grounds import after, divided, stopped
-from gyroscope.dynamics.explain_measure import ENOUGH, INVARIANT, RELATED, Orthogonality, fitted
+from gyroscope.dynamics.explain_evidence import ENOUGH, Evidence
+from gyroscope.dynamics.explain_grounds import after, broke, stopped
+from gyroscope.dynamics.explain_measure import INVARIANT, RELATED, Orthogonality
 from gyroscope.dynamics.explain_statement import Statement, Verdict, number, record, sentence
 from gyroscope.dynamics.invariance_result import LayerInvariance
-
-# R² of the law from which it is said to hold.
-_FITS = 0.9
-# And how far it may be from the effective learning rate, on average: R² is near 1 for anything that grows steadily.
-_OFF = 0.1
-# How much of ‖w‖⁴ steps must have added for the law to be told from a straight line: a third is added after k₀/2 steps.
-_GROWN = 1 / 3
 
 
 class Change(NamedTuple):
@@ -88,6 +80,7 @@ def scale_statement(layer: Evidence, found: Orthogonality, model: LayerInvarianc
 def change(layer: Evidence) -> Change | None:
     """What became of the learning rate, explicit and effective, or None where that was not recorded."""
     rows = np.flatnonzero((layer.lr > 0) & (layer.norm > 0) & np.isfinite(layer.norm))
+    rows = rows[rows >= layer.since]
     if len(rows) < 2 or layer.optimizer.kind is None:
         return None
     a, b = int(rows[0]), int(rows[-1])
@@ -109,59 +102,21 @@ def rate_statement(layer: Evidence, invariant: bool | None, moved: Change | None
         return said(*reason)
     if moved is None:
         lacks = layer.missing("lr", "weight_norm")
-        why = record(lacks) if lacks else "fewer than two steps were measured at which it had a learning rate"
+        few = f"fewer than two steps were measured{after(layer)} at which it had a learning rate"
+        why = record(lacks) if lacks else few
         return said("undecided", sentence(why))
     sgd = layer.optimizer.kind == "sgd"
     symbol = "α/‖w‖²" if sgd else "α/‖w‖ (its steps are as long whatever the gradient)"
     (a, b), (k, end) = moved.lr, moved.steps
     explicit = "stayed at" if abs(b / a - 1) < 1e-6 else f"went from {number(a)} to"
     how = "fell" if moved.implicit < 1 else "rose"
-    grew = "growth" if moved.implicit < 1 else "shrinking"
+    first, last = (number(one) for one in moved.effective)
+    went = f"{how if b == a else 'went'} from {first} to {last}"
     if number(moved.implicit) == "1":
         by = "the norm stayed and changed nothing of it"
+        went = f"stayed at {last}" if b == a else went
     else:
+        grew = "growth" if moved.implicit < 1 else "shrinking"
         by = f"the {grew} of the norm alone multiplied it by {number(moved.implicit)}"
-    words = (
-        f"From step {k:,} to {end:,} α {explicit} {number(b)}, while {symbol} {how if b == a else 'went'} from "
-        f"{number(moved.effective[0])} to {number(moved.effective[1])}: {by}."
-    )
+    words = f"From step {k:,} to {end:,} α {explicit} {number(b)}, while {symbol} {went}: {by}.{broke(layer)}"
     return said("yes", words, "section 4.3, equation 18")
-
-
-def law_statement(layer: Evidence, invariant: bool | None) -> tuple[Statement, float, float]:
-    """Whether the effective learning rate decays as 1/√(1 + k/k₀), with k₀ and R²; NaN where that is not said."""
-
-    def said(verdict: Verdict, words: str, k0: float = nan, r2: float = nan) -> tuple[Statement, float, float]:
-        return Statement(layer.info.name, "implicit decay", verdict, words, "equation 19"), k0, r2
-
-    reason = stopped(layer, invariant)
-    if reason is not None:
-        return said(reason[0], reason[1])
-    lacks = layer.missing("lr", "weight_norm", "weight_decay")
-    if lacks:
-        return said("undecided", sentence(record(lacks)))
-    if layer.decayed and not layer.optimizer.decays:
-        return said("undecided", sentence(divided(layer)))
-    part = layer.steps[layer.since :][np.isfinite(layer.norm[layer.since :])]
-    law = fitted(layer)
-    if not isfinite(law.off):
-        return said("undecided", f"The norm was measured at {len(part)} steps{after(layer)}, and {ENOUGH} are needed.")
-    span = int(part[-1] - part[0])
-    if law.k0 == float("inf"):
-        words = "decay alone accounts for it" if layer.decayed else "the weights are renormalized, or rest"
-        return said("does not apply", f"because its norm did not grow by its steps in {span:,} of them: {words}.")
-    fit = f"k₀ = {number(law.k0)} steps fits {len(part):,} measured norms with R² {law.r2:.3f}"
-    if law.grown < _GROWN:
-        words = (
-            f"{fit}, but {span:,} steps are too few for k₀: so early, any slow growth looks like it. Record "
-            f"{number(law.k0)} steps or more."
-        )
-        return said("undecided", words)
-    if law.r2 < _FITS or law.off > _OFF:
-        words = f"{fit}, off by {100 * law.off:.0f} %: ‖∇‖‖w‖ did not stay the same, which the law takes for granted."
-        return said("no", words, nan, law.r2)
-    if layer.decayed:
-        words = f"With weight decay it starts like 1/√(1 + k/k₀) and levels off (equation 23): {fit}"
-    else:
-        words = f"It decays by itself as 1/√(1 + k/k₀): {fit}, and {3 * law.k0:,.0f} steps halve it"
-    return said("yes", words + after(layer) + ".", law.k0, law.r2)
