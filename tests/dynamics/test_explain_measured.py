@@ -125,7 +125,7 @@ def test_a_layer_that_became_nan_is_not_told_when_it_arrives(tmp_path):
             optimizer.step()
     entry = explain(tmp_path / "a")["0.weight"]
     for topic in TOPICS[1:4]:
-        assert "ts norm is not finite from step 61 on." in entry.about(topic).words
+        assert "norm is not finite from step 61 on." in entry.about(topic).words
         assert "more steps" not in entry.about(topic).words
     assert entry.at_equilibrium == "no"
 

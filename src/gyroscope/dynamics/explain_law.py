@@ -22,8 +22,10 @@ _GROWN = 1 / 3
 def law_statement(layer: Evidence, invariant: bool | None) -> tuple[Statement, float, float]:
     """Whether the effective learning rate decays as 1/√(1 + k/k₀), with k₀ and R²; NaN where that is not said."""
 
-    def said(verdict: Verdict, words: str, k0: float = nan, r2: float = nan) -> tuple[Statement, float, float]:
-        return Statement(layer.info.name, "implicit decay", verdict, words, "equation 19"), k0, r2
+    def said(
+        verdict: Verdict, words: str, k0: float = nan, r2: float = nan, source: str = "equation 19"
+    ) -> tuple[Statement, float, float]:
+        return Statement(layer.info.name, "implicit decay", verdict, words, source), k0, r2
 
     reason = stopped(layer, invariant)
     if reason is not None:
@@ -51,7 +53,7 @@ def law_statement(layer: Evidence, invariant: bool | None) -> tuple[Statement, f
         words = f"{_fit(layer, law)}, off by {100 * law.off:.0f} %: {_why_not(layer)}{broke(layer)}"
         return said("no", words, nan, law.r2)
     if layer.decayed and 1 / law.k0 <= law.fall and layer.norms[-1] < layer.norms[0]:
-        return said(*_from_above(layer, law), nan, law.r2 if law.grown >= _GROWN else nan)
+        return said(*_from_above(layer, law), nan, law.r2 if law.grown >= _GROWN else nan, "equation 23")
     if law.grown < _GROWN:
         few = f"{_span(layer):,} steps are too few for k₀: so early, any slow growth looks like it"
         more = broke(layer) or f" Record {number(law.k0)} steps or more."
@@ -74,13 +76,14 @@ def _goes(layer: Evidence, law: Fit) -> str:
 
 def _from_above(layer: Evidence, law: Fit) -> tuple[Verdict, str]:
     """What it says of one that is above its equilibrium: k₀ is the time of a growth that there is none of."""
-    down = f"the norm, {course(layer)}, comes down from above: decay takes more of it than steps add"
+    down = f"the norm, {course(layer)}, comes down from above: decay took more of it at first than steps added"
     if law.grown < _GROWN:
         power = "‖w‖⁴" if layer.optimizer.kind == "sgd" else "‖w‖²"
-        few = f"what steps have added is {number(max(0.0, law.grown))} of {power}, too little to tell how they do"
-        return "undecided", f"{sentence(down)[:-1]}, and {few}.{broke(layer)}"
-    fits = f"Equation 23 fits {len(layer.norms):,} measured norms with R² {law.r2:.3f}, and {down}"
-    return "yes", f"{fits}{after(layer)}.{broke(layer)}"
+        few = f"{number(max(0.0, law.grown))} of {power} is of steps so far, too little to tell by what law they add it"
+        return "undecided", f"{sentence(down)} {few}.{broke(layer)}"
+    fits = f"Equation 23 fits {len(layer.norms):,} measured norms with R² {law.r2:.3f}{after(layer)}, and {down}"
+    felt = "" if _at(layer) else ", so that the effective learning rate rises"
+    return "yes", f"{fits}{felt}.{broke(layer)}"
 
 
 def _rates(layer: Evidence) -> np.ndarray:
