@@ -7,13 +7,14 @@ network guesses. Its ResNet_LastBN normalizes x there, h = W BN(x), and nothing 
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from gyroscope.class_names import ancestry
+from gyroscope.class_names import ancestry, wrapped_in
 from gyroscope.errors import LayerError
 from gyroscope.last_linear import around, features, last_linear, owner
 from gyroscope.layer import Layer
@@ -71,13 +72,14 @@ def last_norm(
     beside "fc.weight"). A checkpoint from before is loaded with `strict=False`.
 
     It brings new parameters: call this before the optimizer is made, and before `torch.compile`, DDP or FSDP2. The
-    random state is left alone. Nothing is changed unless everything can be.
+    random state is left alone. Nothing is changed unless everything can be. Where no `sample` has shown that the layer
+    is called once, the first forward pass warns if the normalization does not run in it, or runs more than once.
 
     Args:
         model: any module that ends with one linear layer.
         sample: an input (a tensor, a tuple of positional arguments or a dict of keyword arguments) for one forward
-            pass, which tells for certain which layer is last, and what it is given. Without it, that is the layer
-            registered last; where registration leaves doubt, the sample is asked for.
+            pass, which tells which layer is last, and what it is given. Without it, that is the layer registered
+            last; where what is registered does not fit together, the sample is asked for.
         layer: the name of the layer, where it is to be another ("fc" or "fc.weight").
         kind: "batch", as in the paper, or "layer", for sequences: it looks at one example or token alone. Batch
             normalization of inputs [..., features] takes every position for an example.
@@ -104,6 +106,8 @@ def last_norm(
         raise LayerError(f"kind={kind!r} is not known; a normalization is 'batch' or 'layer'.")
     if gain not in ("uniform", "ones"):
         raise LayerError(f"gain={gain!r} is not known; γ starts 'uniform', from U(0, 1), or as 'ones'.")
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
+        raise LayerError(f"seed={seed!r} draws no gains; it can be a whole number from 0 to 2³² − 1.")
     chosen = last_linear(model, sample, layer=layer)
     name = ".".join(filter(None, [owner(chosen), ATTRIBUTE]))
     if ATTRIBUTE in chosen.module._modules:
@@ -113,6 +117,8 @@ def last_norm(
     chosen.module.add_module(ATTRIBUTE, norm)
     # Last of the hooks there are, so that it is what the layer multiplies; hooks put on later see it normalized.
     chosen.module.register_forward_pre_hook(_normalize, with_kwargs=True)
+    if sample is None:
+        _FirstPass(name).watch(model, norm)
     return LastNorm(chosen, features(chosen), norm, name, gain, sum(p.numel() for p in norm.parameters()))
 
 
@@ -139,6 +145,52 @@ def _refuse_wrapped(model: nn.Module, layer: Layer, kind: Kind) -> None:
                 f"{layer.name!r} is run again in the backward pass (activation checkpointing), which would count every "
                 "batch twice in the running averages: leave the last layer out of it, or use kind='layer'."
             )
+
+
+class _FirstPass:
+    """Warn after the first forward pass of a model in which the normalization did not run just once; then be gone.
+
+    Its hooks are methods of one object, so that copies and saved models have an object of their own. Nothing is counted
+    in what is compiled, traced or replicated, where hooks run other than once a pass.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self.runs = name, 0
+
+    def watch(self, model: nn.Module, norm: nn.Module) -> None:
+        while (wrapped := wrapped_in(model)) is not None:
+            model = getattr(model, wrapped)
+        model.register_forward_pre_hook(self.begin)
+        norm.register_forward_hook(self.count)
+        model.register_forward_hook(self.end)
+
+    def begin(self, model: nn.Module, args: Any) -> None:
+        if self._counts(model):
+            self.runs = 0
+
+    def count(self, norm: nn.Module, args: Any, output: Any) -> None:
+        if self._counts(norm):
+            self.runs += 1
+
+    def end(self, model: nn.Module, args: Any, output: Any) -> None:
+        if not self._counts(model) or isinstance(output, torch.fx.Proxy):
+            return
+        for module in model.modules():
+            for hooks in (module._forward_pre_hooks, module._forward_hooks):
+                for key in [key for key, hook in hooks.items() if getattr(hook, "__self__", None) is self]:
+                    del hooks[key]
+        if self.runs != 1:
+            how = "did not run" if self.runs == 0 else f"ran {self.runs} times"
+            warnings.warn(
+                f"{self.name!r} {how} in the first forward pass of {type(model).__name__}, and is to run once: the "
+                "layer is not called as a module, or called again. Make the model anew and give last_norm a `sample`, which "
+                "tells how it ends.",
+                stacklevel=2,
+            )
+
+    @staticmethod
+    def _counts(module: Any) -> bool:
+        return not torch.compiler.is_compiling() and not getattr(module, "_is_replica", False)
 
 
 def _normalize(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -524,6 +524,7 @@ def test_a_layer_in_a_loop_is_called_too_often() -> None:
 def test_a_second_time() -> None:
     model = mlp()
     gyroscope.last_norm(model)
+    model(random(2, 5))
     for sample in (None, random(2, 5)):
         assert refused(model, sample) == "the input of '4.weight' is normalized already, by '4.last_norm'."
     assert refused(model, layer="4") == "the input of '4.weight' is normalized already, by '4.last_norm'."
@@ -580,6 +581,60 @@ def test_lazy_layers_and_layers_without_memory() -> None:
     with torch.device("meta"):
         assert "'4.weight' is on the meta device" in refused(mlp())
     assert "holds torch.complex64" in refused(nn.Linear(3, 2, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize(
+    ("forward", "how"),
+    [(lambda m, x: F.linear(x, m.fc.weight), "did not run"), (lambda m, x: m.fc(torch.relu(m.fc(x))), "ran 2 times")],
+    ids=["never", "twice"],
+)
+@pytest.mark.parametrize("copied", [False, True])
+def test_without_a_sample_the_first_pass_warns_that_the_module_is_not_called_once(
+    forward: Callable[..., Tensor], how: str, copied: bool
+) -> None:
+    model = Does(forward, fc=nn.Linear(4, 4))
+    gyroscope.last_norm(model)
+    model = copy.deepcopy(model) if copied else model
+    with pytest.warns(UserWarning, match=f"'fc.last_norm' {how} in the first forward pass of Does"):
+        model(torch.ones(3, 4))
+    model(torch.ones(3, 4))
+
+
+@pytest.mark.parametrize("sample", [None, random(2, 5)], ids=["registered", "used"])
+def test_after_the_first_pass_there_is_nothing_but_the_normalization(sample: Tensor | None) -> None:
+    model = nn.DataParallel(mlp())
+    gyroscope.last_norm(model, sample)
+    for _ in range(2):
+        model(random(3, 5))
+    hooks = [(m._forward_pre_hooks, m._forward_hooks) for m in model.modules()]
+    assert [sum(map(len, of)) for of in zip(*hooks, strict=True)] == [1, 0]
+
+
+def test_a_graph_of_the_model_is_no_first_pass() -> None:
+    inner = mlp().eval()
+    gyroscope.last_norm(inner)
+    model, x = nn.Sequential(inner), random(3, 5)
+    graph = torch.fx.symbolic_trace(model)
+    exported = torch.export.export(model, (x,)).module()
+    assert torch.equal(graph(x), model(x))
+    torch.testing.assert_close(exported(x), model(x))
+
+
+def test_a_pass_that_failed_is_no_first_pass() -> None:
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        y = m.fc(x)
+        return y if len(x) > 2 else y.no_such_thing
+
+    model = Does(forward, fc=nn.Linear(4, 4))
+    gyroscope.last_norm(model)
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        model(torch.ones(2, 4))
+    assert model(torch.ones(3, 4)).shape == (3, 4)
+
+
+@pytest.mark.parametrize("seed", ["x", 1.5, True, -1, 2**32])
+def test_a_seed_that_is_none(seed: object) -> None:
+    assert refused(mlp(), seed=seed) == (f"seed={seed!r} draws no gains; it can be a whole number from 0 to 2³² − 1.")
 
 
 @pytest.mark.parametrize("options", [{"kind": "group"}, {"gain": "zeros"}], ids=["kind", "gain"])
