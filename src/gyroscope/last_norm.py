@@ -183,8 +183,8 @@ class _FirstPass:
             how = "did not run" if self.runs == 0 else f"ran {self.runs} times"
             warnings.warn(
                 f"{self.name!r} {how} in the first forward pass of {type(model).__name__}, and is to run once: the "
-                "layer is not called as a module, or called again. Make the model anew and give last_norm a `sample`, which "
-                "tells how it ends.",
+                "layer is not called as a module, or called again. Make the model anew and give last_norm a `sample`, "
+                "which tells how it ends.",
                 stacklevel=2,
             )
 
