@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gyroscope.lab.archive import Archive
+from gyroscope.lab.data.source import Source
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.result import Result
@@ -99,14 +100,37 @@ def test_on_photographs_the_report_has_the_errors_of_the_archive(small):
     assert table.tables[0].columns[2:] == ("18 layers, standard",)
 
 
-def test_the_figure_has_training_errors_by_epoch_and_the_test_error_of_the_end(small):
+def test_the_figure_has_training_and_test_errors_by_epoch(small):
     [ax] = FIGURE.run(small).figures["figure"].axes
     for place, trial in enumerate(FIGURE.trials(small)):
         numbers = raw(small, trial)
         training, test = ax.lines[2 * place : 2 * place + 2]
         assert training.get_ydata().tolist() == pytest.approx([100 * (1 - value) for value in numbers["accuracy"]])
-        assert test.get_ydata() == pytest.approx([100 * (1 - numbers["test_accuracy"])] * 2)
+        assert test.get_ydata().tolist() == pytest.approx([100 * (1 - value) for value in numbers["validation"]])
+        assert test.get_xdata().tolist() == training.get_xdata().tolist() == [1, 2]
         assert (training.get_linestyle(), test.get_linestyle()) == ("-", "--")
+
+
+def test_after_the_last_epoch_the_test_error_is_that_of_the_table(small):
+    for row, trial in zip(FIGURE.run(small).tables[0].rows, FIGURE.trials(small), strict=True):
+        numbers = raw(small, trial)
+        assert 100 * (1 - numbers["validation"][-1]) == pytest.approx(row[2])
+
+
+def test_all_photographs_are_trained_on_and_the_published_test_set_is_looked_at_each_epoch(small, full):
+    source = FIGURE.trials(small)[0].task.source
+    split = source.load(small.data)
+    assert (len(split.y_train), len(split.y_test), len(split.y_val)) == (6, 6, 6)
+    assert split.x_val is split.x_test
+    assert split.y_val is split.y_test
+    [trial, *_] = FIGURE.trials(full)
+    once = Source("imagenet", normalization="channel")
+    assert replace(trial, task=replace(trial.task, source=once)).key != trial.key
+
+
+def test_digits_stand_in_with_their_ten_classes(tmp_path):
+    trial = FIGURE.trials(Lab(Archive(tmp_path), "small"))[0]
+    assert trial.network()(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
 
 
 def as_told(trial):
@@ -114,7 +138,8 @@ def as_told(trial):
     given = (trial.recipe.weight_decay, dict(trial.task.options).get("dropout", 0.0))
     error = PAPER[name, depth][list(VARIANTS.values()).index(given)]
     training = 0.8 if name == "ResNet_LastBN" else 0.7
-    return Result(0.8, 1 - error / 100, [1.0] * 2, ["fc"], [[0.0]], accuracy=[training - 0.1, training])
+    return Result(0.8, 1 - error / 100, [1.0] * 2, ["fc"], [[0.0]], accuracy=[training - 0.1, training],
+                  validation=[0.1, 1 - error / 100])  # fmt: skip
 
 
 def test_results_like_the_papers_show_what_it_says_and_others_do_not(tmp_path):
@@ -140,4 +165,4 @@ def test_saving_writes_the_figure_the_page_and_all_numbers(small, tmp_path):
     assert names == {"figure.png", "figure.svg", "README.md", "result.json"}
     kept = json.loads((tmp_path / "imagenet/a13/result.json").read_text())["numbers"]["networks"]
     assert [one["architecture"] for one in kept] == ["ResNet", "ResNet_LastBN"]
-    assert len(kept[0]["training_errors"]) == 2
+    assert (len(kept[0]["training_errors"]), len(kept[0]["test_errors"])) == (2, 2)

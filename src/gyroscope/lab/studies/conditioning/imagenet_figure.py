@@ -25,16 +25,16 @@ class Errors(Protocol):
         """How many layers."""
 
     @property
-    def error(self) -> float:
-        """On the test set in the end, in percent."""
-
-    @property
     def training_errors(self) -> list[float]:
         """While training, epoch by epoch, in percent."""
 
+    @property
+    def test_errors(self) -> list[float]:
+        """On the test set, epoch by epoch, in percent."""
+
 
 def draw_errors(found: Sequence[Errors]) -> Figure:
-    """Draw training errors as solid lines, and the test error of the end as a dashed one."""
+    """Draw training errors as solid lines, and test errors as dashed ones."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -45,10 +45,9 @@ def draw_errors(found: Sequence[Errors]) -> Figure:
         for one in found:
             if one.depth != depth:
                 continue
-            colour, epochs = _COLOURS[one.architecture], np.arange(1, len(one.training_errors) + 1)
-            ax.plot(epochs, one.training_errors, color=colour, linewidth=1.2, label=f"{one.architecture}, training")
-            name = f"{one.architecture}, test in the end"
-            ax.axhline(one.error, color=colour, linestyle="--", linewidth=1.2, label=name)
+            for errors, dash, name in ((one.training_errors, "-", "training"), (one.test_errors, "--", "test")):
+                epochs, label = np.arange(1, len(errors) + 1), f"{one.architecture}, {name}"
+                ax.plot(epochs, errors, dash, color=_COLOURS[one.architecture], linewidth=1.2, label=label)
         ax.set_title(f"({letter}) {depth} layers", fontsize=10)
         ax.set_xlabel("epoch", fontsize=9)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gyroscope.lab.data.augment import Augmentation
-from gyroscope.lab.data.source import Source
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.result import Result
 from gyroscope.lab.schedule import Schedule
 from gyroscope.lab.studies.conditioning.imagenet_figure import draw_errors
+from gyroscope.lab.studies.conditioning.tested_by_epoch import ByEpoch
 from gyroscope.lab.studies.rotation.beside_layca import some
 from gyroscope.lab.studies.study import Finding, Report, Study, Table
 from gyroscope.lab.task import Task
@@ -41,7 +41,7 @@ PAPER = {
 SEED = 1
 _FULL = Task(
     "imagenet",
-    Source("imagenet", normalization="channel"),
+    ByEpoch("imagenet", normalization="channel", tested="epoch"),
     "imagenet-resnet-18",
     options=(("classes", 1000),),
     schedule=Schedule(epochs=100, batch=256, cuts=(0.3, 0.6, 0.9), factor=10.0),
@@ -72,6 +72,11 @@ class Trained:
     def training_errors(self) -> list[float]:
         """The top-1 error of each epoch as it was while training, in percent."""
         return [100 * (1 - accuracy) for accuracy in self.result.accuracy]
+
+    @property
+    def test_errors(self) -> list[float]:
+        """The top-1 error on the test set after each epoch, in percent."""
+        return [100 * (1 - accuracy) for accuracy in self.result.validation]
 
 
 def standard(lab: Lab) -> list[Trial]:
@@ -119,7 +124,8 @@ def images(lab: Lab) -> Task:
     schedule = Schedule(epochs=_EPOCHS[lab.scale], batch=32, cuts=(0.3, 0.6, 0.9), factor=10.0)
     classes = _classes(lab.data)
     if not 0 < classes <= _FEW:
-        return Task("digits-imagenet", Source("digits"), _FULL.model, options=(("channels", 1),), schedule=schedule)
+        digits, options = ByEpoch("digits", tested="epoch"), (("channels", 1), ("classes", 10))
+        return Task("digits-imagenet", digits, _FULL.model, options=options, schedule=schedule)
     return replace(
         _FULL,
         source=replace(_FULL.source, side=_SIDE),
@@ -130,7 +136,7 @@ def images(lab: Lab) -> Task:
 
 
 def figure(lab: Lab) -> Report:
-    """Training errors by epoch, and test errors in the end."""
+    """Training and test errors by epoch."""
     found = _trained(lab, standard(lab))
     columns = ("network", "training error % here", "test error % here", "paper", "difference")
     rows = []
@@ -235,6 +241,7 @@ def _numbers(one: Trained) -> dict[str, object]:
         "variant": one.variant,
         "test_error": one.error,
         "training_errors": [round(error, 3) for error in one.training_errors],
+        "test_errors": [round(error, 3) for error in one.test_errors],
         "loss": [round(loss, 4) for loss in one.result.loss],
         "seconds": round(one.result.seconds, 1),
     }
