@@ -180,12 +180,12 @@ class _Follow(TorchFunctionMode):
 
     def mark(self, tensor: Tensor, how: str, ask: Callable[[], bool] | None = None) -> None:
         """Remember what normalized a tensor, or would if `ask` says so."""
-        self._marks[tensor] = tensor._version, how, ask
+        self._marks[tensor] = _version(tensor), how, ask
 
     def _marked(self, tensor: Tensor) -> _Mark | None:
         mark: _Mark | None = self._marks.get(tensor)
         # A ReLU in place leaves the tensor and changes the version.
-        return mark if mark is not None and mark[0] == tensor._version else None
+        return mark if mark is not None and mark[0] == _version(tensor) else None
 
     def normalized(self, tensor: Tensor, *, asking: bool = True) -> str | None:
         """What normalized a tensor, if anything did."""
@@ -220,6 +220,11 @@ class _Follow(TorchFunctionMode):
 
     def _feeds(self, one: int, other: int) -> bool:
         return bool(self.before[other] >> one & 1)
+
+
+def _version(tensor: Tensor) -> int:
+    # Tensors made in inference mode have none.
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _positions(bits: int) -> list[int]:

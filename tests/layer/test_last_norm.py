@@ -502,6 +502,12 @@ def test_a_token_of_normalized_ones_is_normalized() -> None:
     assert "normalized already, by 'norm'" in refused(model, torch.zeros(2, 3, 6))
 
 
+def test_a_model_that_runs_in_inference_mode_is_followed() -> None:
+    forward = torch.inference_mode()(lambda m, x: m.head(m.norm(x)))
+    model = Does(forward, norm=nn.LayerNorm(6), head=nn.Linear(6, 2))
+    assert "normalized already, by 'norm'" in refused(model, torch.zeros(2, 6))
+
+
 def test_a_normalization_of_other_features_is_not_this_layers() -> None:
     assert gyroscope.last_norm(nn.Sequential(nn.BatchNorm1d(3), nn.Flatten(), nn.Linear(12, 2))).features == 12
 
