@@ -106,6 +106,7 @@ def paces(depth: int, steps: int, rounds: int) -> dict[str, Any]:
         for goes in [first] * WARM + [times] * rounds:
             for name, contender in made.items():
                 goes[name].append(1e3 * contender.epoch() / steps)
+                print(f"ResNet-{depth}, {name}, round {len(goes[name])}: {goes[name][-1]:.2f} ms", flush=True)
         for contender in made.values():
             contender.close()
     found: dict[str, Any] = {
