@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 #: Optimizers around others, whose learning rate is no η: it is an angle, or another optimizer's length.
 CONTROLLERS = ("Layca", "Graft")
+#: The options that a recurrence depends on, besides the learning rate and weight decay, which runs hold by layer.
+OPTIONS = ("momentum", "dampening", "nesterov", "betas", "alpha", "amsgrad", "centered", "decoupled_weight_decay")
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,11 @@ def recurrence_of(given: Mapping[str, Any]) -> Recurrence | None:
     ('adamw', False, 0.99)
     >>> recurrence_of({"class": "Lion"}) is None
     True
+    >>> recurrence_of({"class": "SGD", "differ": ["momentum"]}) is None    # whose momentum it is, a run does not say
+    True
     """
+    if any(option in OPTIONS for option in given.get("differ", ())):
+        return None
     name, momentum = given.get("class"), float(given.get("momentum", 0.0) or 0.0)
     match name:
         case "SGD" | "SGD_AMom":

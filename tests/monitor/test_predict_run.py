@@ -153,6 +153,8 @@ ALL = ["law_k0", "law_r2", *EQUILIBRIUM]
         ({"class": "AdamW", "betas": [0.9, 0.999], "amsgrad": True}, 1e-3, ALL),
         ({"class": "RMSprop", "momentum": 0}, 0.0, EQUILIBRIUM),
         ({"class": "SGD"}, 10.0, EQUILIBRIUM),  # αλ = 1: a step takes all of the weights
+        ({"class": "SGD", "differ": ["momentum"]}, 1e-3, ALL),  # whose momentum it is, a run does not say
+        ({"class": "SGD", "differ": ["lr", "weight_decay"]}, 1e-3, []),  # which it says layer by layer
         ({"class": "Lion"}, 1e-3, ALL),
         ({"class": "Layca"}, 1e-3, ALL),
         ({}, 1e-3, ALL),
@@ -164,6 +166,7 @@ def test_theory_speaks_where_it_knows_the_optimizer(optimizer, decay, missing):
 
 def test_the_learning_rate_of_layca_is_no_effective_learning_rate():
     assert np.isnan(predictions(walked({"class": "Layca"}))[0].effective_lr).all()
+    assert np.isnan(predictions(walked({"class": "Layca", "differ": ["momentum"]}))[0].effective_lr).all()
     assert predictions(walked({"class": "Lion"}))[0].effective_lr[0] == pytest.approx(0.1)
 
 

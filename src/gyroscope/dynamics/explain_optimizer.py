@@ -9,13 +9,12 @@ from typing import Any, Literal
 
 from gyroscope.dynamics.equilibrium import Memory
 from gyroscope.dynamics.law import Kind
-from gyroscope.recurrence import CONTROLLERS, Recurrence, recurrence_of
+from gyroscope.recurrence import CONTROLLERS, OPTIONS, Recurrence, recurrence_of
 
 Family = Literal["first order", "second order", "controlled", "unknown"]
 
 _SECOND = ("KFAC", "QuasiDiagonal")
 # What a group may have of its own that the recurrence of the norm depends on.
-_MATTERS = ("momentum", "dampening", "nesterov", "betas", "alpha", "amsgrad", "centered", "decoupled_weight_decay")
 # Steps of the summed momentum after which what the first gradients left in it is below a percent.
 _SETTLES = 5.0
 
@@ -91,7 +90,7 @@ def optimizer_of(given: Mapping[str, Any], *, steered: bool = True, layer: str =
         return Optimizer(full, "controlled", relative=relative, unseen=_decays(given))
     if name in CONTROLLERS:
         return optimizer_of(_within(given), layer=layer)
-    differ = [option for option in given.get("differ", ()) if option in _MATTERS]
+    differ = [option for option in given.get("differ", ()) if option in OPTIONS]
     if differ:
         return Optimizer(full, "unknown", why=f"its groups differ in {', '.join(differ)}")
     if name in _SECOND or "kfac" in name.lower():

@@ -152,8 +152,7 @@ def _predict(
 
 def _optimizer(run: Measured, part: int) -> Mapping[str, Any]:
     given = getattr(run, "meta", {}).get("optimizers", ())
-    found = given[part] if part < len(given) and isinstance(given[part], Mapping) else {}
-    return {} if found.get("differ") else found  # whose momentum it is, a run does not say
+    return given[part] if part < len(given) and isinstance(given[part], Mapping) else {}
 
 
 def in_words(prediction: Prediction) -> str:
