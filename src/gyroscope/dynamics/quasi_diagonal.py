@@ -154,6 +154,11 @@ class QuasiDiagonal(Preconditioner[Moments]):
                 self._launches = [Directions(self._places, known.held[0])]
         return self._launches[0](self.damping) if self._launches else None
 
+    @property
+    def scales(self) -> bool:
+        """Whether the scales of pre-activations are taken out too, which takes labels."""
+        return self._statistics.scales
+
     def _directions(self, gradients: dict[int, Parts]) -> dict[int, Parts]:
         found: dict[int, Parts] = {}
         for held in self._statistics.held:

@@ -264,7 +264,7 @@ def _around(optimizer: Optimizer) -> dict[str, Any]:
     if isinstance(unsupported := getattr(optimizer, "unsupported", None), Mapping):  # a preconditioner's
         found |= {"layers": list(getattr(optimizer, "layers", ())), "unsupported": dict(unsupported)}
         # QuasiDiagonal's statistics say whether it has labels, and so scales of what layers put out.
-        scales = getattr(getattr(optimizer, "_statistics", None), "scales", True)
+        scales = getattr(optimizer, "scales", True)
         found |= {"labels": bool(scales), "damping": getattr(optimizer, "damping", None)}
     decays = [group.get("weight_decay", 0.0) for one in steppers for group in one.param_groups]
     found["decays"] = any(not _plain(one) or one != 0 for one in decays)
