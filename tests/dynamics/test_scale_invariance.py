@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
+from gyroscope.dynamics.alignment import alignment
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.invariance import TOLERANCE, invariance
+from gyroscope.dynamics.invariance import TOLERANCE, _judge, invariance
+from gyroscope.dynamics.rescaling import rescaled
 from gyroscope.layer import layers
 
 
@@ -144,7 +147,7 @@ def test_every_layer_of_an_odd_model_gets_its_answer_in_any_precision(dtype):
         "unused.weight": "undecided: no gradient",
         "dead.weight": "undecided: no gradient",
         "zero.weight": "undecided: the weight is zero",
-        "thin.weight": "undecided: one weight a unit",
+        "thin.weight": "unit",
         "last.weight": "no",
     }
 
@@ -229,6 +232,124 @@ def test_a_printed_result_is_a_table_with_a_line_a_layer():
     assert len(found) == 2
     with pytest.raises(DynamicsError, match=r"no layer '4.weight'; there are 0.weight, 3.weight"):
         found["4.weight"]
+
+
+# The second look
+
+
+def thin(norm: nn.Module | None = None) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(1, 8), norm or nn.Identity(), nn.ReLU(), nn.Linear(8, 3))
+
+
+def depthwise() -> nn.Sequential:
+    before = nn.Conv1d(1, 8, 1, bias=False), nn.Conv1d(8, 8, 3, groups=8, bias=False)
+    return nn.Sequential(*before, nn.BatchNorm1d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 4, 3))
+
+
+LITTLE = {
+    "two examples": (lambda: net(nn.BatchNorm1d(8)), (2, 6), ["unit", "no"]),
+    "one weight a unit": (lambda: thin(nn.BatchNorm1d(8)), (24, 1), ["unit", "no"]),
+    "one weight a unit, plain": (thin, (24, 1), ["no", "no"]),
+    "depthwise": (depthwise, (24, 1, 6), ["unit", "unit", "no"]),
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("make", "shape", "expected"), LITTLE.values(), ids=LITTLE)
+def test_gradients_that_are_all_epsilon_do_not_hide_an_invariance(make, shape, expected, seed):
+    torch.manual_seed(seed)
+    model, x = make(), torch.randn(shape)
+    for layer in layers(model):  # no weight so small that ε does matter
+        layer.parameter.data = torch.randn_like(layer.parameter).sign() * (0.5 + torch.rand_like(layer.parameter))
+    assert list(verdicts(model, (x, torch.arange(len(x)) % 3)).values()) == expected
+
+
+def test_a_bias_that_breaks_the_invariance_of_layer_normalization_is_still_told():
+    looked = 0
+    for seed in range(8):
+        torch.manual_seed(seed)
+        found = invariance(net(nn.LayerNorm(8), nn.Linear(6, 8)), F.cross_entropy, batch())["0.weight"]
+        assert found.scale_invariant == "no"
+        looked += found.change_tensor is not None
+    assert looked > 0  # near the threshold, and rescaled for real
+
+
+def test_a_residual_branch_of_next_to_no_size_is_not_taken_for_invariant():
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(x + 1e-6 * torch.tanh(self.inner(x)))
+
+    found = invariance(Branch(), F.cross_entropy, batch())["inner.weight"]
+    assert found.scale_invariant == "no"
+    assert found.change_unit > 0.1
+
+
+def test_a_loss_that_does_not_see_the_scale_of_outputs_leaves_one_weight_a_unit_undecided():
+    def cosine(output: Tensor, target: Tensor) -> Tensor:
+        return 1 - F.cosine_similarity(output, F.one_hot(target, 3).to(output), dim=1)
+
+    model = nn.Sequential(nn.Linear(1, 3, bias=False))
+    assert verdicts(model, batch(d=1), cosine) == {"0.weight": "undecided: one weight a unit"}
+
+
+def test_where_cosines_are_clear_nothing_runs_but_the_passes_at_the_points():
+    model, seen = net(nn.BatchNorm1d(8)), []
+    model[3].register_forward_hook(lambda *_: seen.append(True))
+    found = invariance(model, F.cross_entropy, batch(), points=4)
+    assert len(seen) == 4
+    assert found["0.weight"].change_unit is None
+
+
+@pytest.mark.parametrize("width", [8, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_16_bits_of_its_own_a_network_gets_the_verdicts_of_more(dtype, width):
+    parts = [nn.Linear(6, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 3)]
+    x, y = batch(64)
+    found = invariance(nn.Sequential(*parts).to(dtype), F.cross_entropy, (x.to(dtype), y), dtype=None)
+    assert [e.scale_invariant for e in found.entries] == ["unit", "no"]
+    assert found["0.weight"].silent_units < width / 4
+
+
+def test_a_layer_all_of_whose_units_are_silent_is_undecided():
+    [layer] = layers(nn.Linear(10, 8))
+    w, g = torch.randn(8, 10), torch.randn(8, 10)
+    g -= (w * g).sum() / w.square().sum() * w  # orthogonal as a whole
+    silent = replace(alignment(layer, w, g), largest=None, typical=None, silent=8)
+    assert _judge(layer, w, g, [silent], tolerance=0.05).scale_invariant == "undecided: no gradient"
+    assert _judge(layer, w, g, [alignment(layer, w, g)], tolerance=0.05).scale_invariant == "tensor"
+
+
+def test_cosines_of_coarse_numbers_are_summed_in_fine_ones():
+    [layer] = layers(nn.Linear(500, 4))
+    w, g = (torch.randn(4, 500).to(torch.bfloat16) for _ in range(2))
+    found = alignment(layer, w, g)
+    fine = alignment(layer, w.double(), g.double())
+    assert found.tensor == pytest.approx(fine.tensor, rel=1e-4)
+    units = [(w[j].double() @ g[j].double() / w[j].double().norm() / g[j].double().norm()).abs() for j in range(4)]
+    pulls = [w[j].double().norm() * g[j].double().norm() for j in range(4)]
+    assert found.largest == pytest.approx(float(max(units)), rel=1e-4)
+    typical = sum(u * p for u, p in zip(units, pulls, strict=True)) / sum(pulls)
+    assert found.typical == pytest.approx(float(typical), rel=1e-4)
+
+
+def test_rescaling_is_held_against_turning():
+    [layer] = layers(nn.Linear(3, 2))
+    w = torch.randn(2, 3, dtype=torch.float64)
+
+    def told(see):
+        return rescaled(see, layer, [w], 0, torch.Generator().manual_seed(0))
+
+    by_unit, whole = told(lambda w: [F.normalize(w[0], dim=1)]), told(lambda w: [w[0] / w[0].norm()])
+    assert max(by_unit) < 1e-12
+    assert whole.tensor < 1e-12 < 0.1 < whole.unit
+    plain = told(lambda w: [w[0]])
+    # ‖4w − w‖ beside the largest ‖w′ − w‖ of three, at most 2‖w‖.
+    assert plain.tensor >= 1.5
+    assert told(lambda w: [torch.ones(2)]) is None
 
 
 def nothing(output: Tensor, target: Tensor) -> Tensor:

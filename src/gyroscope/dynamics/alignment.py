@@ -18,6 +18,8 @@ class Alignment:
     Attributes:
         tensor: of the whole tensor; None where weight or gradient is zero.
         largest: the largest |cosine| of its units; None where no unit has one.
+        typical: the mean of these, each counted by ‖w_j‖‖∇_j‖, so that units with next to no gradient count for as
+            little; None where no unit has one.
         size: the number of elements.
         fan_in: of those in a unit.
         units: how many units there are; 0 where the layer cannot be taken apart into units.
@@ -26,6 +28,7 @@ class Alignment:
 
     tensor: float | None
     largest: float | None
+    typical: float | None
     size: int
     fan_in: int
     units: int
@@ -39,7 +42,7 @@ def alignment(layer: Layer, weight: Tensor, gradient: Tensor | None, *, nothing:
         layer: says what its units are: rows of a linear layer, filters of a convolution, tokens of an embedding.
         weight: of the shape of the layer's.
         gradient: of the same shape; None for zero.
-        nothing: where ‖w‖‖∇‖ is not above this, the gradient counts as zero.
+        nothing: where ‖w‖‖∇‖ is not above this, the gradient counts as zero; for a unit, above its share of this.
 
     >>> from gyroscope.layer import layers
     >>> w, g = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 1.0], [0.0, 1.0]])
@@ -54,12 +57,14 @@ def alignment(layer: Layer, weight: Tensor, gradient: Tensor | None, *, nothing:
     try:
         rows = split(layer, "row")
     except LayerError:  # a grouped transposed convolution has its units along two dimensions
-        return Alignment(tensor, None, given.numel(), 0, 0, 0)
+        return Alignment(tensor, None, None, given.numel(), 0, 0, 0)
     w, g = (rows.view(one).reshape(rows.segments, -1) for one in (given, slope))
-    cosines = _cosines(w, g, nothing)
-    heard = cosines[~cosines.isnan()].abs()
-    largest = float(heard.max()) if len(heard) else None
-    return Alignment(tensor, largest, given.numel(), w.shape[1], w.shape[0], w.shape[0] - len(heard))
+    cosines = _cosines(w, g, nothing / len(w))
+    heard = ~cosines.isnan()
+    sizes, pulls = cosines[heard].abs(), (w.norm(dim=1) * g.norm(dim=1))[heard]
+    largest = float(sizes.max()) if len(sizes) else None
+    typical = float((sizes * pulls).sum() / pulls.sum()) if len(sizes) else None
+    return Alignment(tensor, largest, typical, given.numel(), w.shape[1], len(w), len(w) - len(sizes))
 
 
 def norm(tensor: Tensor) -> float:
@@ -79,4 +84,6 @@ def _cosines(w: Tensor, g: Tensor, nothing: float) -> Tensor:
 
 
 def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    """As real numbers of float32 or better: sums in less would be as coarse as what they are to find."""
+    real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    return real.to(torch.promote_types(real.dtype, torch.float32))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import isfinite, sqrt
 from typing import Any
 
@@ -10,14 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from gyroscope.dynamics.alignment import Alignment, alignment, norm
+from gyroscope.dynamics.changes import outputs_of
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.invariance_result import Invariance, LayerInvariance, ScaleInvariant
 from gyroscope.dynamics.on_loan import Layers, Loss, OnLoan
+from gyroscope.dynamics.rescaling import Rescaled, rescaled
 from gyroscope.layer import Layer
 
 TOLERANCE = 0.05
 _NOISE = 0.3  # of the other points, as a share of a layer's typical weight
 _ROUNDING = 64  # times the type's precision: a gradient that small beside the largest is none
+_COARSE = 0.125  # times the root of that, which is less for types of 16 bits: sums are taken in float32
+_NEAR = 8  # times the tolerance, to which cosines of layers that are not invariant seldom fall
+_TINY = 1e-3  # of the largest ‖w‖‖∇‖: of such a gradient an ε may be all there is
 
 
 def invariance(
@@ -52,6 +58,14 @@ def invariance(
     A layer that is not invariant may pass by chance at one point, or where its scale has been trained to its optimum.
     So the deviation is the largest at several points: the model's own weights, and others near by, where every layer
     has noise of 0.3 times the root mean square of its weights. Cosines are reported at the model's own.
+
+    **A second look.** Behind a normalizer that leaves next to no gradient (over two examples, after one weight a unit)
+    what is left is due to ε, and its direction tells nothing. Where the gradient is tiny beside that of other layers,
+    where units have one weight or none has a gradient, and where a cosine is near what counts as zero, weights are
+    rescaled for real, by up to 4: the layer is invariant if that changes the outputs by at most `tolerance` times what
+    turning the weights changes them by, and is not if it changes the loss. Over 30 networks of each kind, shares were
+    0.001 in the median behind batch normalization over two examples and after one weight a unit, up to 0.1 where ε does
+    matter, and 0.2 or more for units that are not invariant.
 
     The model runs in the mode it is in: in evaluation mode, batch normalization makes no layer invariant.
 
@@ -94,6 +108,10 @@ def invariance(
         _judge(layer, own[i], gradients[i], [at[i] for at in seen], tolerance=tolerance)
         for i, layer in enumerate(loan.layers)
     ]
+    largest = max(entry.weight_norm * entry.gradient_norm for entry in entries)
+    for i, entry in enumerate(entries):
+        if _doubtful(entry, seen[0][i], largest, tolerance):
+            entries[i] = _looked_at_again(loan, own, i, entry, draw, tolerance)
     return Invariance(tuple(entries), float(tolerance), points, value)
 
 
@@ -104,7 +122,8 @@ def _near(weight: Tensor, draw: torch.Generator) -> Tensor:
 
 def _aligned(layers: Sequence[Layer], weights: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Alignment]:
     pulls = [norm(w) * norm(g) for w, g in zip(weights, gradients, strict=True) if g is not None]
-    nothing = _ROUNDING * torch.finfo(weights[0].dtype).eps * max(pulls, default=0.0)
+    eps = torch.finfo(weights[0].dtype).eps
+    nothing = min(_ROUNDING * eps, _COARSE * sqrt(eps)) * max(pulls, default=0.0)
     return [alignment(*one, nothing=nothing) for one in zip(layers, weights, gradients, strict=True)]
 
 
@@ -119,7 +138,7 @@ def _judge(
     verdict: ScaleInvariant
     if norm(weight) == 0:
         verdict = "undecided: the weight is zero"
-    elif here.tensor is None or off_tensor is None:
+    elif here.tensor is None or off_tensor is None or (here.units and off_unit is None):
         verdict = "undecided: no gradient"
     elif here.fan_in == 1:
         verdict = "undecided: one weight a unit"
@@ -140,3 +159,40 @@ def _judge(
         weight_norm=norm(weight),
         gradient_norm=0.0 if gradient is None else norm(gradient),
     )
+
+
+def _doubtful(entry: LayerInvariance, here: Alignment, largest: float, tolerance: float) -> bool:
+    """Whether cosines may hide an invariance; what they find is not found by chance, at several points."""
+    if entry.scale_invariant == "unit" or entry.weight_norm == 0 or entry.gradient_norm == 0:
+        return False
+    off = [entry.deviation_tensor if entry.scale_invariant != "tensor" else None]
+    off.append(None if here.typical is None else sqrt(here.fan_in) * here.typical)
+    near = any(one is not None and one <= _NEAR * tolerance for one in off)
+    tiny = entry.weight_norm * entry.gradient_norm <= _TINY * largest
+    return near or tiny or entry.scale_invariant.startswith("undecided")
+
+
+def _looked_at_again(
+    loan: OnLoan, own: Sequence[Tensor], i: int, entry: LayerInvariance, draw: torch.Generator, tolerance: float
+) -> LayerInvariance:
+    """What rescaling tells; it may find a layer more invariant than cosines do, and not less."""
+
+    def seen(see: Callable[[Sequence[Tensor]], list[Tensor]]) -> Rescaled | None:
+        try:
+            return rescaled(see, loan.layers[i], own, i, draw)
+        except DynamicsError:  # outputs that cannot be compared, or a loss that is no number
+            return None
+
+    outputs = seen(lambda weights: outputs_of(loan.output(weights)))
+    if outputs is None:
+        return entry
+    verdict = entry.scale_invariant
+    if outputs.unit is not None and outputs.unit <= tolerance:
+        verdict = "unit"
+    elif outputs.tensor <= tolerance:
+        verdict = "tensor"
+    elif verdict.startswith("undecided"):
+        # The loss may still not see the scale of the outputs.
+        loss = seen(lambda weights: [torch.tensor([loan.gradients(weights)[0]])])
+        verdict = "no" if loss is not None and loss.tensor > tolerance else verdict
+    return replace(entry, scale_invariant=verdict, change_unit=outputs.unit, change_tensor=outputs.tensor)

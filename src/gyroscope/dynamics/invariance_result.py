@@ -33,6 +33,8 @@ class LayerInvariance:
         units: how many units there are; 0 where the layer cannot be taken apart into units.
         silent_units: how many of them have no gradient or no weight, so that nothing is known of them.
         weight_norm, gradient_norm: ‖w‖ and ‖∇‖, at the model's weights.
+        change_unit, change_tensor: by how much outputs changed when the weights of units, or all, were rescaled, as a
+            share of their change when these were turned: what was judged by where cosines left a doubt, None elsewhere.
     """
 
     layer: str
@@ -46,6 +48,8 @@ class LayerInvariance:
     silent_units: int
     weight_norm: float
     gradient_norm: float
+    change_unit: float | None = None
+    change_tensor: float | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ class Invariance(ByLayer[LayerInvariance]):
             numbers = (e.cosine_unit, e.cosine_tensor, e.deviation_unit, e.deviation_tensor)
             silent = f"{e.silent_units}/{e.units}" if e.units else "–"
             said = {"unit": "a unit", "tensor": "as a whole"}.get(e.scale_invariant, e.scale_invariant)
+            said += "" if e.change_tensor is None or said.startswith("undecided") else ", by rescaling"
             norms = (e.weight_norm, e.gradient_norm)
             lines.append([e.layer, said, *map(_number, numbers), silent, *map(_number, norms)])
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
