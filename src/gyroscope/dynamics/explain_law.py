@@ -83,7 +83,7 @@ def _from_above(layer: Evidence, law: Fit) -> tuple[Verdict, str]:
         return "undecided", f"{sentence(down)} {few}.{broke(layer)}"
     fits = f"Equation 23 fits {len(layer.norms):,} measured norms with R² {law.r2:.3f}{after(layer)}, and {down}"
     felt = "" if _at(layer) else ", so that the effective learning rate rises"
-    return "yes", f"{fits}{felt}.{broke(layer)}"
+    return "no", f"{fits}{felt}.{broke(layer)}"
 
 
 def _rates(layer: Evidence) -> np.ndarray:
