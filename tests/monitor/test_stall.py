@@ -12,7 +12,9 @@ from torch import nn
 import gyroscope
 from gyroscope.cli.standing_out import in_words
 from gyroscope.errors import MonitorError
-from gyroscope.monitor.stall import stall, stalled
+from gyroscope.monitor import dominated
+from gyroscope.monitor.naming import Stalling
+from gyroscope.monitor.stall import FILE, found_in, stall, stalled
 from gyroscope.store import LayerInfo, QuantityInfo, Rows, Scalars, Writer
 from monitor.predict_runs import clusters
 
@@ -165,15 +167,15 @@ def residual(*, last_norm: bool = False, width: int = 16, blocks: int = 10, seed
     return nn.Sequential(*first, *(Block(width) for _ in range(blocks)), *last, nn.Linear(width, 10))
 
 
-def kicked(model: nn.Sequential, path, *, steps: int = 60, **options):
-    """Train with three steps that are far too long, then with sensible ones."""
+def kicked(model: nn.Sequential, path, *, steps: int = 60, kicks: int = 3, **options):
+    """Train with some steps that are far too long, then with sensible ones."""
     x, y = clusters(1024, (32,))
     draw = torch.Generator().manual_seed(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=3.0, momentum=0.9)
     options = {"conditioning": 2, "layers": f"{len(model) - 1}.weight", "activations": False} | options
     with gyroscope.watch(model, optimizer, path, **options) as monitor:
         for i in range(steps):
-            optimizer.param_groups[0]["lr"] = 3.0 if i < 3 else 0.05
+            optimizer.param_groups[0]["lr"] = 3.0 if i < kicks else 0.05
             pick = torch.randint(len(x), (128,), generator=draw)
             loss = nn.functional.cross_entropy(model(x[pick]), y[pick])
             optimizer.zero_grad()
@@ -199,15 +201,56 @@ def test_a_residual_network_kicked_by_long_steps_stalls_and_says_so(tmp_path):
         assert str(found) in in_words(run)
 
 
+def findings(run):
+    return [event for event in run.events if event.kind == "finding"]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_stall_is_domination_of_the_last_layer_and_named_while_the_run_is_written(tmp_path, every):
+    with kicked(residual(), tmp_path, every=every, conditioning=every) as run:
+        found, (one,), (event,) = stalled(run), dominated(run), findings(run)
+    assert found is not None
+    assert (one.layer, one.since, one.until, one.stall) == ("13.weight", found.since, None, found)
+    said = f"13.weight is dominated by its weight since step {found.since}, and the network guesses: λmax of its input "
+    assert str(one).startswith(said)
+    assert event.text.startswith(said)
+    assert event.step == found.since + 4  # it has held for five losses
+
+
+def test_ratios_of_a_stalled_layer_are_those_of_the_last_measurement(tmp_path):
+    with kicked(residual(), tmp_path, layers=["*.branch.3.weight", "13.weight"], steps=40) as run:
+        (one,) = [found for found in dominated(run) if found.layer == "13.weight"]
+        ratios = run.series("domination", steps=run.where("domination")[-1:])[0]
+    assert one.spectral
+    assert one.ratio == pytest.approx(ratios[-1])
+    assert one.typical == pytest.approx(np.sort(ratios)[-2])
+
+
+def test_a_run_that_is_gone_on_with_does_not_name_its_stall_again(tmp_path):
+    model = residual()
+    kicked(model, tmp_path, steps=40).close()
+    with kicked(model, tmp_path, steps=40, kicks=0) as run:
+        assert len(run.attempts) == 2
+        assert run.scalars["loss"].steps[-1] == 80
+        assert len(findings(run)) == len(dominated(run)) == 1
+        found = stalled(run)
+        assert found is not None
+        assert found.until is None
+
+
 def test_the_same_network_with_its_last_input_normalized_does_not_stall(tmp_path):
     with kicked(residual(last_norm=True), tmp_path) as run:
         assert stalled(run) is None
+        assert dominated(run) == []
+        assert findings(run) == []
         assert "guesses" not in in_words(run)
 
 
-def recorded(path, *names: str):
+def recorded(path, *names: str, losses=LOSS):
     """A run of three layers with figure 6 in the second, and the loss under names: at every step, at every ninth."""
-    infos = {name: QuantityInfo(name, "1", name) for name in ("lambda_x", "weight_norm")}
+    rotation = np.linspace(0, 0.5, 36)
+    series = {"lambda_x": INPUT, "weight_norm": NORM, "gradient_norm": 0.01 * NORM, "rotation": rotation}
+    infos = {name: QuantityInfo(name, "1", name) for name in series}
     layers = [
         LayerInfo("conv", "conv", (8, 3, 3, 3)),
         LayerInfo("fc", "linear", (10, 8)),
@@ -215,13 +258,13 @@ def recorded(path, *names: str):
     ]
     nan = np.full(36, np.nan)
     with Writer(path, layers, infos) as writer:
-        for name, column in (("lambda_x", INPUT), ("weight_norm", NORM)):
+        for name, column in series.items():
             writer.put(
                 Rows(0, np.arange(36), {name: np.stack([1 + 0 * column, column, nan], axis=1).astype(np.float32)})
             )
         for i, name in enumerate(names):
             for step in range(0, 36, 1 + 8 * i):
-                writer.put(Scalars(step, {name: float(LOSS[step])}))
+                writer.put(Scalars(step, {name: float(losses[step])}))
     return gyroscope.load(path)
 
 
@@ -234,6 +277,40 @@ def test_layer_classes_and_loss_are_found_unless_given(tmp_path):
         assert stalled(run, loss="loss") is None  # four losses, and one of them of guessing
         assert stalled(run, layer="conv", classes=10) is None
         assert stalled(run, classes=1000) is None
+
+
+def test_a_stall_that_is_over_is_told_too(tmp_path):
+    with recorded(tmp_path, "loss") as run:
+        assert str(stalled(run)) in in_words(run)
+        assert "The network guessed from step 6 to 26: its loss was 2.3" in in_words(run)
+        (one,) = dominated(run)
+        assert (one.layer, one.since, one.until) == ("fc", 6, 26)
+        assert str(one).startswith("fc was dominated by its weight from step 6 to 26, and the network guessed: λmax ")
+
+
+def test_losses_of_a_run_that_are_not_finite_end_its_stall(tmp_path):
+    with recorded(tmp_path, "loss", losses=np.where(np.arange(36) < 24, LOSS, np.nan)) as run:
+        found = stalled(run)
+    assert found is not None
+    assert (found.since, found.until, found.diverged) == (6, 24, True)
+
+
+def test_what_a_file_beside_the_run_holds_of_every_step_is_read_first(tmp_path):
+    with recorded(tmp_path) as run:
+        with pytest.raises(MonitorError, match="does not hold loss"):
+            stalled(run)
+        np.savez(tmp_path / FILE, loss=LOSS[:26], lambda_x=INPUT[:26], weight_norm=NORM[:26], accuracy=NORM[:26])
+        found = stalled(run)
+        assert found is not None
+        assert (found.layer, found.since, found.until, found.guessing) == ("fc", 7, None, LN10)
+        assert str(found) in in_words(run)
+        assert [one.layer for one in dominated(run)] == ["fc"]
+        with pytest.raises(MonitorError, match="does not hold loss"):
+            stalled(run, layer="conv")
+        (tmp_path / FILE).write_bytes(b"PK\x03\x04 no archive")
+        with pytest.raises(MonitorError, match=r"last_layer.npz cannot be read .* accepted are loss, lambda_x"):
+            stalled(run)
+        assert dominated(run) == []
 
 
 def test_what_is_missing_is_said_with_how_to_record_it(tmp_path):
@@ -254,3 +331,23 @@ def test_a_layer_or_loss_that_is_not_there_is_named(tmp_path):
             stalled(run, layer="head")
         with pytest.raises(MonitorError, match=r"does not hold error \(monitor\.log"):
             stalled(run, loss="error")
+
+
+def test_what_is_told_while_a_run_is_written_is_what_the_whole_series_show():
+    calm = 700  # far more losses and measurements than are remembered
+    loss = np.concatenate([np.full(calm, 1.0), LOSS, np.full(calm, 1.0), LOSS[6:26]])
+    x = np.concatenate([np.full(calm, 300.0), INPUT, np.full(calm, 20.0), INPUT[6:26]])
+    w = np.concatenate([np.full(calm, 2.0), NORM, np.full(calm, 10.0), NORM[6:26]])
+    layers = [LayerInfo("conv", "conv", (8, 3, 3, 3)), LayerInfo("fc", "linear", (10, 8))]
+    stalling, told = Stalling(layers), []
+    for step in range(len(loss)):
+        stalling.heard(step, {"batch_loss": loss[step]} if step % 6 else {"batch_loss": loss[step], "loss": 9.0})
+        inputs = np.array([1.0, x[step]], dtype=np.float32) if step % 2 == 0 else None
+        stalling.measured(0, step, np.array([1.0, w[step]]), inputs)
+        begun = stalling.begun()
+        if begun is not None:
+            told.append((begun.since, stalling.held(begun.since)))
+    seldom = np.where(np.arange(len(loss)) % 2 == 0, x, np.nan)
+    whole = found_in(loss, seldom, w, np.arange(len(loss)), classes=10, layer="fc")
+    assert told == [(one.since, one.since + 4) for one in whole]
+    assert [one.since for one in whole] == [calm + 6, 2 * calm + 36]

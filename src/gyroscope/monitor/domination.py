@@ -21,6 +21,10 @@ weight, whatever its size: it is left out, of the comparison too.
 It is named when this has held for `patience` measurements in a row, and is free again when one of the three bounds has
 been exceeded three times over for as many: what hovers about a bound is named once.
 
+One state is domination without comparison: the stall of section 5, in which the last layer's input has become small,
+its weight large, and the gradients of all layers small at once. There the last layer is named for as long as the stall
+lasts; `gyroscope.monitor.stall` says how it shows.
+
 The bounds leave room on both sides. In sound trainings of perceptrons, residual networks and a transformer, with SGD
 and Adam, no layer stayed below 0.06 of the layers that move in both 2. and 3.; a layer scaled by 30 under batch
 normalization is at 0.001, the lower quarter of a 100-layer perceptron after its first step at 10⁻⁴ to 10⁻⁶. With Adam,
@@ -30,6 +34,7 @@ whose updates do not shrink with the gradient, a layer scaled by α is at 1/α i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +42,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gyroscope.errors import MonitorError
+from gyroscope.monitor.stall import Stall, stalls
 from gyroscope.store import Run
 from gyroscope.store.record import LayerInfo
 
@@ -58,6 +64,7 @@ class Domination:
         ratio: of the gradient to the weight, when there was no doubt any more.
         typical: what layers that move have, at the same step: a tenth of the network's layers, one at least, have more.
         spectral: whether the ratio is σmax(∂L/∂W)/σmax(W), from an analysis of the conditioning, or ‖∂L/∂W‖/‖W‖.
+        stall: that of the network, where this is what shows it; the ratios are then the last known ones of this time.
 
     >>> print(Domination("2.weight", 3, None, 2.3e-7, 0.06))
     2.weight is dominated by its weight since step 3: its gradient has 2.3e-07 of the weight's norm, 0.06 in layers
@@ -70,16 +77,21 @@ class Domination:
     ratio: float
     typical: float
     spectral: bool = False
+    stall: Stall | None = None
 
     def __str__(self) -> str:
-        norm = "spectral norm" if self.spectral else "norm"
-        ratio = f"its gradient {{}} {self.ratio:.2g} of the weight's {norm}, {self.typical:.2g} in layers that move"
-        if self.until is not None:
+        when, past = f"is dominated by its weight since step {self.since:,}", self.until is not None
+        if past:
             when = f"was dominated by its weight from step {self.since:,} to {self.until:,}"
-            return f"{self.layer} {when}: {ratio.format('had')}."
+        if self.stall is not None:
+            return f"{self.layer} {when}, and the network guess{'ed' if past else 'es'}: {self.stall.why('its')}"
+        norm, has = "spectral norm" if self.spectral else "norm", "had" if past else "has"
+        ratio = f"its gradient {has} {self.ratio:.2g} of the weight's {norm}, {self.typical:.2g} in layers that move"
+        if past:
+            return f"{self.layer} {when}: {ratio}."
         return (
-            f"{self.layer} is dominated by its weight since step {self.since:,}: {ratio.format('has')}, so it hardly "
-            "does. Try a smaller weight (under a normalization nothing else changes) or gyroscope.Layca."
+            f"{self.layer} {when}: {ratio}, so it hardly does. Try a smaller weight (under a normalization nothing "
+            "else changes) or gyroscope.Layca."
         )
 
 
@@ -87,6 +99,8 @@ def dominated(
     run: Run, *, threshold: float = THRESHOLD, share: float = SHARE, patience: int = PATIENCE
 ) -> list[Domination]:
     """The layers of a run that were dominated by their weights, each as often as it was, in the order of steps.
+
+    Among them is the last one in a stall of the network, where the run holds what shows it (see `stalled`).
 
     Where the run holds `domination`, from `watch(conditioning=...)`, that is the ratio; else ‖∂L/∂W‖/‖W‖, from
     `gradient_norm` and `weight_norm`, which every measured step has. Gradients have few large singular values and
@@ -122,9 +136,15 @@ def dominated(
             f"threshold={threshold!r}, share={share!r} and patience={patience!r} were given; accepted are a threshold "
             "above 0, a share between 0 and 1, and a patience of 1 or more."
         )
-    found = [one.found for one in seen(run, known_steps(run), threshold=threshold, share=share, patience=patience)]
+    parts = seen(run, known_steps(run), threshold=threshold, share=share, patience=patience)
+    found = [one for part in parts for one in part.found]
+    with suppress(MonitorError):  # what shows a stall was not recorded
+        for stall in stalls(run):
+            # It says more than that the ratio was small meanwhile.
+            found = [one for one in found if one.layer != stall.layer or not _overlap(one, stall)]
+            found.append(_of_stall(run, stall))
     place = {layer.name: i for i, layer in enumerate(run.layer_table)}
-    return sorted((one for part in found for one in part), key=lambda one: (one.since, place[one.layer]))
+    return sorted(found, key=lambda one: (one.since, place[one.layer]))
 
 
 class Episodes:
@@ -238,20 +258,58 @@ def known_steps(run: Run) -> npt.NDArray[np.int64]:
 
 def seen(run: Run, steps: npt.NDArray[np.int64], **bounds: Any) -> Iterator[Episodes]:
     """What a run says at some steps, for each of its parts."""
-    spectral, table = "domination" in run.quantities, run.layer_table
-
-    def held(name: str) -> Array:
-        return run.series(name, steps=steps).astype(np.float64)
-
-    ratio = held("domination") if spectral else norms_ratio(held("gradient_norm"), held("weight_norm"))
-    update = held("update_ratio") if "update_ratio" in run.quantities else np.full(ratio.shape, np.nan)
+    table, ratio = run.layer_table, _ratio(run, steps)
+    update = _held(run, "update_ratio", steps) if "update_ratio" in run.quantities else np.full(ratio.shape, np.nan)
     for part in range(1 + max((layer.part for layer in table), default=0)):
         members = [i for i, layer in enumerate(table) if layer.part == part]
         if not members:
             continue
-        episodes = Episodes([table[i] for i in members], spectral=spectral, **bounds)
+        episodes = Episodes([table[i] for i in members], spectral="domination" in run.quantities, **bounds)
         episodes.see(steps.tolist(), ratio[:, members], update[:, members])
         yield episodes
+
+
+def _held(run: Run, name: str, steps: npt.NDArray[np.int64]) -> Array:
+    return run.series(name, steps=steps).astype(np.float64)
+
+
+def _ratio(run: Run, steps: npt.NDArray[np.int64]) -> Array:
+    if "domination" in run.quantities:
+        return _held(run, "domination", steps)
+    return norms_ratio(_held(run, "gradient_norm", steps), _held(run, "weight_norm", steps))
+
+
+def _overlap(one: Domination, stall: Stall) -> bool:
+    after_one, after_stall = (np.inf if until is None else until for until in (one.until, stall.until))
+    return one.since < after_stall and stall.since < after_one
+
+
+def _of_stall(run: Run, stall: Stall) -> Domination:
+    steps = known_steps(run)
+    steps = steps[(steps >= stall.since) & (steps < (np.inf if stall.until is None else stall.until))]
+    return of_stall(stall, run.layer_table, _ratio(run, steps[-1:]), spectral="domination" in run.quantities)
+
+
+def of_stall(stall: Stall, table: Sequence[LayerInfo], ratio: Array, *, spectral: bool) -> Domination:
+    """The domination of the last layer that a stall is.
+
+    Args:
+        stall: the network's.
+        table: the run's layers.
+        ratio: of gradient to weight of these layers, at no step or one [S, L].
+        spectral: which ratio it is.
+
+    >>> table = [LayerInfo("conv", "conv", (8, 3, 3, 3)), LayerInfo("fc", "linear", (10, 8))]
+    >>> stall = Stall("fc", 15, None, 2.3, 2.303, (1047.0, 0.012), (1.8, 28.0))
+    >>> print(of_stall(stall, table, np.array([[1e-4, 2e-4]]), spectral=False))
+    fc is dominated by its weight since step 15, and the network guesses: λmax of its input fell from 1.05e+03 to 0.012
+    while the norm of its weight grew from 1.8 to 28, so its outputs say nothing and it hardly moves. Normalize the
+    input of this layer (gyroscope.last_norm), or start with a smaller learning rate.
+    """
+    column = next(i for i, layer in enumerate(table) if layer.name == stall.layer)
+    same = [i for i, layer in enumerate(table) if layer.part == table[column].part and layer.kind != "embedding"]
+    own, others = (ratio[0, column], _of_moving(ratio[:, same])[0]) if len(ratio) else (np.nan, np.nan)
+    return Domination(stall.layer, stall.since, stall.until, float(own), float(others), spectral, stall)
 
 
 def _of_moving(values: Array) -> Array:

@@ -103,9 +103,9 @@ class Recorder:
     def scalars(self, numbers: Numbers) -> None:
         """Hand numbers over; those on a GPU are not waited for."""
         if numbers.done is not None:
-            self.writer.put(Deferred(_scalars, numbers, small=True))
+            self.writer.put(Deferred(self._told, numbers, small=True))
             return
-        for record in _scalars([numbers]):
+        for record in self._told([numbers]):
             self.writer.put(record)
 
     def event(self, step: int, kind: str, text: str) -> None:
@@ -156,14 +156,18 @@ class Recorder:
                 _LOG.warning("%s: %s", self.path, text)
                 yield Event(steps[-1], "error", text)
         yield Rows(part, at, values)
-        analysed: dict[int, Values] = {}
+        analysed: dict[int, dict[str, Values]] = {}
         for i, (_, detail) in enumerate(kept):
             if detail:
                 found = self._details[part].resolve(detail)
                 yield Rows(part, np.array([steps[i]]), {name: value[None] for name, value in found.items()})
-                if "domination" in found:
-                    analysed[i] = found["domination"]
+                analysed[i] = found
         yield from self._naming.events(part, steps, products, analysed)
+
+    def _told(self, payloads: Sequence[Numbers]) -> Iterator[Record]:
+        for record in _scalars(payloads):
+            self._naming.heard(record.step, record.values)
+            yield record
 
     def _look_for_signal(self) -> None:
         """A file in the run's folder asks a running job for detail; it may hold the number of steps."""
@@ -190,7 +194,7 @@ def _computed(one: Quantity, products: Products) -> tuple[Values, str | None]:
         return value.astype(np.float32), problem
 
 
-def _scalars(payloads: Sequence[Numbers]) -> Iterator[Record]:
+def _scalars(payloads: Sequence[Numbers]) -> Iterator[Scalars]:
     for numbers in payloads:
         if numbers.done is not None:
             numbers.done.synchronize()
