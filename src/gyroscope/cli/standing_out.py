@@ -38,7 +38,7 @@ def last_values(values: npt.ArrayLike) -> Values:
 
 
 def in_words(run: Run) -> str:
-    """Return two sentences: how far the layers have rotated, and the most remarkable thing beside that.
+    """Return how far the layers have rotated, the most remarkable thing beside that, and whether it had stalled.
 
     >>> import tempfile
     >>> from gyroscope.store.example import write_example
@@ -56,9 +56,12 @@ def in_words(run: Run) -> str:
     if not len(known):
         return "The rotation of no layer is known: are all weights finite, and none of them zero?"
     first = _rotated(run, rotation, known)
-    second = _stalled(run) or _no_gradient(run) or _unknown(run, rotation)
+    now, past = _stalled(run)
+    second = now or _no_gradient(run) or _unknown(run, rotation)
     second = second or _dominated(run) or _still(run, rotation) or _neurons(run)
-    return f"{first} {second or _spread(rotation[known])}".strip()
+    if not second and not past:
+        second = _spread(rotation[known])
+    return " ".join(said for said in (first, second, past) if said)
 
 
 def _rotated(run: Run, rotation: Values, known: npt.NDArray[np.int64]) -> str:
@@ -74,11 +77,13 @@ def _rotated(run: Run, rotation: Values, known: npt.NDArray[np.int64]) -> str:
     )
 
 
-def _stalled(run: Run) -> str:
+def _stalled(run: Run) -> tuple[str, str]:
+    """A stall that lasts, and one that is over."""
     with suppress(MonitorError):  # what shows it was not recorded
         found = stalled(run)
-        return str(found) if found is not None and found.until is None else ""
-    return ""
+        if found is not None:
+            return ("", str(found)) if found.until is not None else (str(found), "")
+    return "", ""
 
 
 def _dominated(run: Run) -> str:
