@@ -8,16 +8,23 @@ import numpy as np
 import pytest
 import torch
 
+import gyroscope
+from gyroscope.cli.standing_out import in_words
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
-from gyroscope.lab.last_layer import FILE, Followed
+from gyroscope.lab.last_layer import FILE, Followed, followed
+from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.result import Result
 from gyroscope.lab.studies.conditioning.by_depth import Network
 from gyroscope.lab.studies.conditioning.very_deep import STUDIES
 from gyroscope.lab.studies.conditioning.very_deep_course import Course, smoothed
 from gyroscope.lab.studies.conditioning.very_deep_figure import draw
 from gyroscope.lab.studies.conditioning.very_deep_findings import of_depths, of_last_norm, of_preactivation
+from gyroscope.lab.tasks import task
+from gyroscope.lab.training import train
+from gyroscope.lab.trial import Trial
+from gyroscope.monitor import dominated, stalled
 from lab.made_lab import knowing
 
 FIG6, FIG7, FIG9 = STUDIES
@@ -243,3 +250,28 @@ def test_of_what_is_known_the_networks_whose_course_was_kept_are_shown(lab, tmp_
     report = FIG6.run(known)
     assert [row[0] for row in report.tables[0].rows] == ["ResNet, 8 layers"]
     assert report.findings[0].holds is None
+
+
+@pytest.mark.parametrize(("model", "stalls"), [("resnet-56", True), ("resnet-lastbn-56", False)])
+def test_a_residual_network_trained_as_in_the_paper_stalls_unless_its_last_input_is_normalized(tmp_path, model, stalls):
+    digits = replace(task("digits-deep").lasting(6), model=model)
+    digits = replace(digits, schedule=replace(digits.schedule, cuts=()))
+    recipe = Recipe("SGD", 0.1, momentum=0.9, nesterov=True, weight_decay=1e-4)
+    train(Trial(digits, recipe, seed=1, follows=True), digits.source.load(), folder=tmp_path)
+    course = followed(tmp_path)
+    with gyroscope.load(tmp_path) as run:
+        found, dominations, words = stalled(run), dominated(run), in_words(run)
+    if not stalls:
+        assert (found, dominations) == (None, [])
+        assert "guess" not in words
+        assert course.loss[-5:].max() < 1.0
+        return
+    assert found is not None
+    assert found.layer == "classifier.weight"
+    end = len(course) if found.until is None else found.until - 1
+    assert np.median(course.loss[found.since - 1 : end]) == pytest.approx(log(10), rel=0.05)
+    assert course.loss[: found.since].max() > 2 * log(10)  # it has risen before
+    assert np.median(course.lambda_x[found.since - 1 : end]) < 0.1 * course.lambda_x.max()
+    assert course.weight_norm[end - 1] > 4 * course.weight_norm[0]
+    assert [(one.layer, one.since, one.stall) for one in dominations] == [("classifier.weight", found.since, found)]
+    assert str(found) in words
