@@ -105,7 +105,9 @@ def test_a_layer_at_the_optimum_of_its_scale_is_not_taken_for_invariant():
     with torch.no_grad():
         out = model(x)
         model.weight *= (out * y).sum() / out.square().sum()
-    assert verdicts(model, (x, y), F.mse_loss, points=1) == {"weight": "tensor"}
+    once = invariance(model, F.mse_loss, (x, y), points=1)["weight"]
+    assert once.deviation_tensor < 1e-9  # by which it would pass
+    assert (once.scale_invariant, once.by_rescaling) == ("no", True)
     assert verdicts(model, (x, y), F.mse_loss) == {"weight": "no"}
 
 
@@ -274,6 +276,40 @@ def test_a_bias_that_breaks_the_invariance_of_layer_normalization_is_still_told(
     assert looked > 0  # near the threshold, and rescaled for real
 
 
+@pytest.mark.parametrize("top", [30.0, 100.0])
+@pytest.mark.parametrize("inputs", [1, 3])
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.Sigmoid])
+def test_units_that_saturate_are_not_taken_for_invariant(activation, inputs, top):
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(inputs, 32), activation(), nn.Linear(32, 32), activation(), nn.Linear(32, 1))
+        x = top * torch.rand(48, inputs)
+        found = invariance(model, F.mse_loss, (x, torch.randn(48, 1)))["0.weight"]
+        assert found.scale_invariant != "unit"
+        assert not (found.scale_invariant == "tensor" and found.by_rescaling and found.change_tensor > 0.05)
+
+
+def test_units_at_the_ends_of_their_range_are_not_taken_for_invariant():
+    model = nn.Sequential(nn.Linear(1, 16, bias=False), nn.Tanh(), nn.Linear(16, 1))
+    model[0].weight.data = torch.randn(16, 1).sign() * (1 + 0.1 * torch.rand(16, 1))
+    x = torch.randn(48, 1).sign() * (2 + 0.1 * torch.rand(48, 1))
+    found = invariance(model, F.mse_loss, (x, torch.randn(48, 1)))["0.weight"]
+    assert found.change_unit < 0.05 < found.change_tensor
+    assert found.scale_invariant == "undecided: one weight a unit"
+
+
+def test_what_epsilon_does_fades_with_the_square_of_the_scale():
+    [layer] = layers(nn.Linear(3, 2))
+    w = torch.randn(2, 3, dtype=torch.float64)
+
+    def told(see):
+        return rescaled(see, layer, [w], 0, torch.Generator().manual_seed(0))
+
+    assert told(lambda w: [w[0] / (w[0].square().sum(1, keepdim=True) + 1e-2).sqrt()]).fades
+    assert not told(lambda w: [torch.tanh(10 * w[0])]).fades
+    assert not told(lambda w: [w[0]]).fades
+
+
 def test_a_residual_branch_of_next_to_no_size_is_not_taken_for_invariant():
     class Branch(nn.Module):
         def __init__(self) -> None:
@@ -344,7 +380,7 @@ def test_rescaling_is_held_against_turning():
         return rescaled(see, layer, [w], 0, torch.Generator().manual_seed(0))
 
     by_unit, whole = told(lambda w: [F.normalize(w[0], dim=1)]), told(lambda w: [w[0] / w[0].norm()])
-    assert max(by_unit) < 1e-12
+    assert max(by_unit.unit, by_unit.tensor) < 1e-12
     assert whole.tensor < 1e-12 < 0.1 < whole.unit
     plain = told(lambda w: [w[0]])
     # ‖4w − w‖ beside the largest ‖w′ − w‖ of three, at most 2‖w‖.

@@ -23,6 +23,7 @@ _NOISE = 0.3  # of the other points, as a share of a layer's typical weight
 _ROUNDING = 64  # times the type's precision: a gradient that small beside the largest is none
 _COARSE = 0.125  # times the root of that, which is less for types of 16 bits: sums are taken in float32
 _NEAR = 8  # times the tolerance, to which cosines of layers that are not invariant seldom fall
+_STRICTER = 0.2  # times the tolerance, for changes by rescaling that are not those of an ε
 _TINY = 1e-3  # of the largest ‖w‖‖∇‖: of such a gradient an ε may be all there is
 
 
@@ -175,7 +176,7 @@ def _doubtful(entry: LayerInvariance, here: Alignment, largest: float, tolerance
 def _looked_at_again(
     loan: OnLoan, own: Sequence[Tensor], i: int, entry: LayerInvariance, draw: torch.Generator, tolerance: float
 ) -> LayerInvariance:
-    """What rescaling tells; it may find a layer more invariant than cosines do, and not less."""
+    """What rescaling tells: of a layer that is more invariant than cosines say, or that passed by chance."""
 
     def seen(see: Callable[[Sequence[Tensor]], list[Tensor]]) -> Rescaled | None:
         try:
@@ -186,13 +187,20 @@ def _looked_at_again(
     outputs = seen(lambda weights: outputs_of(loan.output(weights)))
     if outputs is None:
         return entry
-    verdict = entry.scale_invariant
-    if outputs.unit is not None and outputs.unit <= tolerance:
+    verdict, decided = entry.scale_invariant, True
+    # Units that saturate change little as well, but more than those which are invariant, up to a normalizer's ε.
+    most = tolerance if outputs.fades else tolerance * _STRICTER
+    if outputs.unit is not None and outputs.unit <= most and (outputs.tensor <= most or outputs.fades):
         verdict = "unit"
-    elif outputs.tensor <= tolerance:
+    elif outputs.tensor <= most:
         verdict = "tensor"
-    elif verdict.startswith("undecided"):
+    elif verdict != "no" and not outputs.fades:
         # The loss may still not see the scale of the outputs.
         loss = seen(lambda weights: [torch.tensor([loan.gradients(weights)[0]])])
-        verdict = "no" if loss is not None and loss.tensor > tolerance else verdict
-    return replace(entry, scale_invariant=verdict, change_unit=outputs.unit, change_tensor=outputs.tensor)
+        decided = loss is not None and loss.tensor > tolerance and not loss.fades
+        verdict = "no" if decided else verdict
+    else:
+        decided = False
+    return replace(
+        entry, scale_invariant=verdict, change_unit=outputs.unit, change_tensor=outputs.tensor, by_rescaling=decided
+    )

@@ -34,7 +34,8 @@ class LayerInvariance:
         silent_units: how many of them have no gradient or no weight, so that nothing is known of them.
         weight_norm, gradient_norm: ‖w‖ and ‖∇‖, at the model's weights.
         change_unit, change_tensor: by how much outputs changed when the weights of units, or all, were rescaled, as a
-            share of their change when these were turned: what was judged by where cosines left a doubt, None elsewhere.
+            share of their change when these were turned, where cosines left a doubt; None elsewhere.
+        by_rescaling: whether it was judged by these changes.
     """
 
     layer: str
@@ -50,6 +51,7 @@ class LayerInvariance:
     gradient_norm: float
     change_unit: float | None = None
     change_tensor: float | None = None
+    by_rescaling: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Invariance(ByLayer[LayerInvariance]):
             numbers = (e.cosine_unit, e.cosine_tensor, e.deviation_unit, e.deviation_tensor)
             silent = f"{e.silent_units}/{e.units}" if e.units else "–"
             said = {"unit": "a unit", "tensor": "as a whole"}.get(e.scale_invariant, e.scale_invariant)
-            said += "" if e.change_tensor is None or said.startswith("undecided") else ", by rescaling"
+            said += ", by rescaling" if e.by_rescaling else ""
             norms = (e.weight_norm, e.gradient_norm)
             lines.append([e.layer, said, *map(_number, numbers), silent, *map(_number, norms)])
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -17,6 +17,8 @@ Seen = Callable[[Sequence[Tensor]], list[Tensor]]
 
 _DRAWS = 3  # of each change: one may leave things where they were by chance
 _MOST = 4.0  # the largest γ
+# Of what ε does, 1/16 is left where weights are four times as large; where they are small it does less than that more.
+_FADES, _GROWS = (1 / 40, 1 / 10), (4.0, 20.0)
 _ROUNDING = 64  # times the type's precision: a change that small is none
 
 
@@ -26,10 +28,13 @@ class Rescaled(NamedTuple):
     Attributes:
         unit: with another γ from 1 to 4 for each unit; None where there are no units to tell apart.
         tensor: with one γ for all, 1/4 and 4.
+        fades: whether what rescaling does falls as 1/γ², as it does where all of it is the ε of a normalizer. Units
+            that saturate change little with a large γ too, but not so.
     """
 
     unit: float | None
     tensor: float
+    fades: bool
 
 
 def rescaled(see: Seen, layer: Layer, weights: Sequence[Tensor], i: int, draw: torch.Generator) -> Rescaled | None:
@@ -56,8 +61,11 @@ def rescaled(see: Seen, layer: Layer, weights: Sequence[Tensor], i: int, draw: t
     """
     weight, here = weights[i], see(weights)
 
+    def there(other: Tensor) -> list[Tensor]:
+        return see([*weights[:i], other, *weights[i + 1 :]])
+
     def change(*others: Tensor) -> float:
-        return max(relative_change(see([*weights[:i], other, *weights[i + 1 :]]), here) for other in others)
+        return max(relative_change(there(other), here) for other in others)
 
     def turned() -> Tensor:
         other = torch.randn(weight.shape, generator=draw, dtype=torch.float64).to(weight)
@@ -70,11 +78,15 @@ def rescaled(see: Seen, layer: Layer, weights: Sequence[Tensor], i: int, draw: t
     matters = change(*(turned() for _ in range(_DRAWS)))
     if not matters > _ROUNDING * torch.finfo(weight.dtype).eps:
         return None
-    tensor = change(weight / _MOST, weight * _MOST) / matters
+    larger = there(weight * _MOST)
+    up, down = relative_change(larger, here), change(weight / _MOST)
+    further = relative_change(there(weight * _MOST**2), larger)
+    fades = _FADES[0] * up <= further <= _FADES[1] * up and _GROWS[0] * up <= down <= _GROWS[1] * up
+    tensor = max(down, up) / matters
     try:
         rows = split(layer, "row")
     except LayerError:  # units along two dimensions
-        return Rescaled(None, tensor)
+        return Rescaled(None, tensor, fades)
     shape = (-1, *[1] * (weight.dim() - 1))
     units = [rows.view(weight) * scales(rows.segments).view(shape) for _ in range(_DRAWS)]
-    return Rescaled(change(*(one.movedim(0, rows.dim) for one in units)) / matters, tensor)
+    return Rescaled(change(*(one.movedim(0, rows.dim) for one in units)) / matters, tensor, fades)
