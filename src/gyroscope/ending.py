@@ -32,9 +32,9 @@ _NORMALIZES = ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_n
 
 # What is as normalized as what it was made of: the same numbers, or each times a constant, or plus one.
 _PASSES_ON = re.compile(
-    "add|bfloat16|chunk|clone|contiguous|detach|div|double|dropout|expand|flatten|float|gather|getitem|half|"
-    "index_select|movedim|mul|narrow|neg|permute|reshape|select|split|squeeze|sub|swapaxes|t|to|transpose|type|type_as|"
-    "unbind|unflatten|unsqueeze|view|get"  # `__get__` is a property that is a tensor, such as .T
+    "add|bfloat16|chunk|clone|contiguous|cpu|cuda|detach|div|double|dropout|expand|flatten|float|gather|getitem|half|"
+    "index_select|movedim|mul|narrow|neg|permute|reshape|rsub|select|split|squeeze|sub|swapaxes|t|to|transpose|"
+    "true_divide|type|type_as|unbind|unflatten|unsqueeze|view|get"  # `__get__` is a property such as .T
 )
 
 # Where outputs may have the shape of an activation that was multiplied by a square matrix.
@@ -143,9 +143,11 @@ class _Follow(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
         given = tensors((args, kwargs or {}))
+        # Before it is called: what works in place changes the version that a mark is of.
+        marks = [self._marked(tensor) for tensor in given if tensor in self.activations]
+        result = func(*args, **(kwargs or {}))
         made = given[:1] if func is Tensor.__setitem__ else tensors(result)
         came = [tensor for tensor in given if tensor in self.activations]
         used = reduce(or_, (self.weights[tensor] for tensor in given if tensor in self.weights), 0)
@@ -160,7 +162,7 @@ class _Follow(TorchFunctionMode):
                 normed |= direct
             elif _MULTIPLIES.fullmatch(name.strip("_")) or any(y.shape not in [x.shape for x in came] for y in made):
                 crossed |= used & ~self._layers
-            self._pass_on_marks(name, came, made)
+            self._pass_on_marks(name, marks, made)
             for tensor in made:
                 since = (0, 0) if weights else (normed, crossed)
                 self.activations[tensor] = (weights or direct, all_before | weights, *since)
@@ -169,10 +171,10 @@ class _Follow(TorchFunctionMode):
                 self.weights[tensor] = used
         return result
 
-    def _pass_on_marks(self, name: str, came: Sequence[Tensor], made: Iterable[Tensor]) -> None:
+    def _pass_on_marks(self, name: str, marks: Sequence[_Mark | None], made: Iterable[Tensor]) -> None:
         mark: _Mark | None = (0, f"a call of {name}", None) if name in _NORMALIZES else None
-        if _PASSES_ON.fullmatch(name.strip("_")) and len(came) == 1:
-            mark = self._marked(came[0])
+        if _PASSES_ON.fullmatch(name.strip("_")) and len(marks) == 1:
+            mark = marks[0]
         for tensor in made:
             self._marks.pop(tensor, None)
             if mark is not None:

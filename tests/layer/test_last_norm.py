@@ -467,6 +467,31 @@ def test_an_input_that_a_function_normalized(function: str) -> None:
     assert said == f"the input of 'head.weight' is normalized already, by a call of {function}."
 
 
+def halved(x: Tensor) -> Tensor:
+    x *= 0.5
+    return x
+
+
+KEEPS = {
+    "in place": halved,
+    "added in place": lambda x: x.add_(1),
+    "reshaped in place": lambda x: x.unsqueeze_(0).squeeze_(0),
+    "taken from one": lambda x: 1 - x,
+    "divided": lambda x: torch.true_divide(x, 3),
+}
+
+
+@pytest.mark.parametrize("then", KEEPS)
+def test_constants_in_place_and_out_of_it_leave_an_input_normalized(then: str) -> None:
+    model = Does(lambda m, x: m.head(KEEPS[then](m.norm(x))), norm=nn.LayerNorm(6), head=nn.Linear(6, 2))
+    assert "normalized already, by 'norm'" in refused(model, torch.zeros(2, 6))
+
+
+def test_a_relu_in_place_does_not() -> None:
+    model = Does(lambda m, x: m.head(m.norm(x).relu_()), norm=nn.LayerNorm(6), head=nn.Linear(6, 2))
+    assert gyroscope.last_norm(model, torch.zeros(2, 6)).layer.name == "head.weight"
+
+
 def root_mean_square(m: nn.Module, x: Tensor) -> Tensor:
     return m.gain * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
 
