@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import numpy as np
 import pytest
@@ -221,3 +222,26 @@ def test_a_large_rate_ends_the_schedule_before_it_is_beyond_the_type():
     _, says = steps_to_the_end(w, sgd, undo_decay(sgd), 200)
     assert "beyond torch.float32" in says
     assert 1e37 < sgd.param_groups[0]["lr"] < torch.finfo(torch.float32).max
+
+
+def test_the_state_of_a_schedule_is_numbers_and_leaves_types_to_the_parameters():
+    def made(dtype):
+        sgd = torch.optim.SGD([torch.ones(2, dtype=dtype, requires_grad=True)], lr=0.5, weight_decay=1.0)
+        return sgd, undo_decay(sgd)
+
+    _, narrow = made(torch.float32)
+    (wide, other), state = made(torch.float64), json.loads(json.dumps(narrow.state_dict()))
+    other.load_state_dict(state)
+    for _ in range(100):  # a^{−2t} is beyond float32 after 64
+        wide.step()
+        other.step()
+    assert wide.param_groups[0]["lr"] == pytest.approx(0.5 * 2.0**201)
+
+
+def test_groups_that_come_later_are_refused_in_words():
+    sgd = torch.optim.SGD([torch.ones(2, requires_grad=True)], lr=0.5, weight_decay=1.0)
+    schedule = undo_decay(sgd)
+    sgd.add_param_group({"params": [torch.ones(2, requires_grad=True)]})
+    sgd.step()
+    with pytest.raises(DynamicsError, match="has 2 groups, and the schedule was made for 1"):
+        schedule.step()

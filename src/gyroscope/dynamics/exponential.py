@@ -125,13 +125,19 @@ class ExponentialRates(LRScheduler):
                 f"shrinkage is {self.shrinkage}; accepted is one number from 0 to below 1 for each of the "
                 f"{len(optimizer.param_groups)} groups."
             )
-        self._types = [_narrowest(group["params"]) for group in optimizer.param_groups]
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float | torch.Tensor]:
         """η̃_t of every group."""
+        groups = self.optimizer.param_groups
+        if len(groups) != len(self.shrinkage):
+            raise DynamicsError(
+                f"The optimizer has {len(groups)} groups, and the schedule was made for {len(self.shrinkage)}: add "
+                "groups before weight decay is undone, or make a schedule for all of them."
+            )
         logs = [-(2 * self.last_epoch + 1) * log1p(-share) for share in self.shrinkage]
-        for i, (base, grown, dtype) in enumerate(zip(self.base_lrs, logs, self._types, strict=True)):
+        for i, (base, grown, group) in enumerate(zip(self.base_lrs, logs, groups, strict=True)):
+            dtype = _narrowest(group["params"])
             # A small rate may still be a number where the squares of weights are none.
             if grown + max(0.0, log(float(base)) if base else 0.0) > min(_LARGEST, log(torch.finfo(dtype).max)):
                 raise DynamicsError(
