@@ -52,7 +52,10 @@ class Wrapper(Optimizer):
 
     @staticmethod
     def profile_hook_step(func: Any) -> Any:
-        """What torch puts around `step` for hooks and profilers, where there are any: it costs as much as a launch."""
+        """What torch puts around `step` for hooks and profilers, where there are any: it costs as much as a launch.
+
+        Observers that are no profiler, such as execution traces, see the inner optimizer's step alone.
+        """
         around = Optimizer.profile_hook_step(func)
 
         @functools.wraps(func)

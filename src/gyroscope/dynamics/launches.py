@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gyroscope.transfer import pinned
 from gyroscope.vectors.chunks import Ints, is_capturing, on, to_device
 
 _TABLES_KEPT = 16
@@ -54,7 +55,8 @@ class Addresses:
                 self._known.pop(next(iter(self._known)))
         self._known[key] = known  # the last used is the last to go
         if self._spare is None:
-            self._spare = torch.empty(self.count, dtype=torch.int64, pin_memory=cuda)
+            spare = torch.empty(self.count, dtype=torch.int64)
+            self._spare = pinned(spare) if cuda else spare
         return known
 
     def _in_a_graph(self, addresses: list[int], known: Tensor | None, key: tuple[int, ...]) -> Tensor | None:

@@ -80,6 +80,9 @@ class QuasiDiagonal(Preconditioner[Moments]):
     activations are small they are lower than without. Gradients may not be scaled (`GradScaler`) or accumulated over
     several backward passes where labels are "true".
 
+    On a GPU the gradients that the inner optimizer sees lie in buffers that the next step writes again: one that keeps
+    them must copy them.
+
     Where it looks at every step, and no labels are drawn, a whole training step may be captured in a CUDA graph, after
     three that are not.
 
