@@ -52,6 +52,9 @@ CONTENDERS: dict[str, Callable[[nn.Module], Optimizer | None]] = {
     "quasi-diagonal, every 10th step": lambda model: QuasiDiagonal(_sgd(model), model, every=10),
     "K-FAC, true labels": lambda model: KFAC(_sgd(model), model, labels="true"),
     "K-FAC, sampled labels": lambda model: KFAC(_sgd(model), model, cross_entropy),
+    "K-FAC, true labels, decomposed at every step": lambda model: KFAC(
+        _sgd(model), model, labels="true", decompose_every=1
+    ),
     "K-FAC, measured every 10th step": lambda model: KFAC(_sgd(model), model, cross_entropy, every=10),
 }
 
@@ -81,7 +84,7 @@ def batch(network: str, device: torch.device) -> tuple[Tensor, Tensor]:
 def peer(network: str, device: torch.device) -> dict[str, Step]:
     """curvlinops: factors of a batch and their damped inverse applied to the gradient."""
     try:
-        from curvlinops import FisherType, KFACLinearOperator
+        from curvlinops import FisherType, KFACInverseLinearOperator, KFACLinearOperator
 
         released = version("curvlinops-for-pytorch")
     except (ImportError, PackageNotFoundError):
@@ -97,7 +100,7 @@ def peer(network: str, device: torch.device) -> dict[str, Step]:
             model, nn.CrossEntropyLoss(), weights, [(x, y)], fisher_type=FisherType.EMPIRICAL,
             check_deterministic=False, num_data=len(x),
         )  # fmt: skip
-        inverse = factors.inverse(damping=1e-3)
+        inverse = KFACInverseLinearOperator(factors, damping=1e-3, use_heuristic_damping=True)
         inverse @ [weight.grad for weight in weights]
 
     return {f"curvlinops {released}, an inverse a step": step}
