@@ -351,3 +351,12 @@ def test_what_is_told_while_a_run_is_written_is_what_the_whole_series_show():
     whole = found_in(loss, seldom, w, np.arange(len(loss)), classes=10, layer="fc")
     assert told == [(one.since, one.since + 4) for one in whole]
     assert [one.since for one in whole] == [calm + 6, 2 * calm + 36]
+
+
+def test_a_network_without_any_input_to_its_last_layer_is_told_from_one_with_little():
+    loss, norm = [2.4, 9.0, 30.0, 8.0] + 12 * [2.3], [2.0, 4.0, 6.0] + 13 * [9.0]
+    little, none = ([50.0, 100.0, 900.0, 40.0] + 12 * [x] for x in (0.01, 0.0))
+    assert "say nothing and it hardly moves." in str(stall(loss, little, norm, classes=10))
+    assert "say nothing and its gradient is zero, as those of dead networks are." in str(
+        stall(loss, none, norm, classes=10)
+    )

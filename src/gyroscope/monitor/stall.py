@@ -86,10 +86,12 @@ class Stall:
     def why(self, whose: str) -> str:
         """What became of the layer, and what helps; `whose` input it is."""
         (x, small), (w, large) = self.lambda_x, self.weight_norm
-        said, moves = ("say", "moves") if self.until is None else ("said", "moved")
+        said, moves, was = ("say", "moves", "is") if self.until is None else ("said", "moved", "was")
+        # Where there is a small input there is a small gradient, and none where there is none.
+        moved = f"it hardly {moves}" if small else f"its gradient {was} zero, as those of dead networks are"
         return (
             f"λmax of {whose} input fell from {x:.3g} to {small:.3g} while the norm of its weight grew from {w:.3g} to "
-            f"{large:.3g}, so its outputs {said} nothing and it hardly {moves}. Normalize the input of this layer "
+            f"{large:.3g}, so its outputs {said} nothing and {moved}. Normalize the input of this layer "
             "(gyroscope.last_norm), or start with a smaller learning rate."
         )
 
