@@ -14,7 +14,8 @@ from gyroscope.cli.standing_out import in_words
 from gyroscope.errors import MonitorError
 from gyroscope.monitor import dominated
 from gyroscope.monitor.naming import Stalling
-from gyroscope.monitor.stall import FILE, found_in, stall, stalled
+from gyroscope.monitor.stall import found_in, stall
+from gyroscope.monitor.stall_of_run import FILE, stalled
 from gyroscope.store import LayerInfo, QuantityInfo, Rows, Scalars, Writer
 from monitor.predict_runs import clusters
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from gyroscope.conditioning.squaring import top
 from gyroscope.lab.errors import LabError
 from gyroscope.layer import layers
-from gyroscope.monitor import stall
+from gyroscope.monitor import stall_of_run
 
 #: The file of what was followed; the monitor knows it, and finds stalls in it.
-FILE = stall.FILE
+FILE = stall_of_run.FILE
 _COLUMNS = ("loss", "accuracy", "lambda_x", "lambda_g", "lambda_m", "weight_norm", "gradient_norm")
 
 

@@ -5,7 +5,8 @@ from gyroscope.monitor.domination import Domination, dominated
 from gyroscope.monitor.monitor import Monitor
 from gyroscope.monitor.products import Products
 from gyroscope.monitor.quantities import forget, known, quantity
-from gyroscope.monitor.stall import Stall, stalled
+from gyroscope.monitor.stall import Stall
+from gyroscope.monitor.stall_of_run import stalled
 from gyroscope.monitor.watch import watch
 
 __all__ = [

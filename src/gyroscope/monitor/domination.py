@@ -42,7 +42,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gyroscope.errors import MonitorError
-from gyroscope.monitor.stall import Stall, stalls
+from gyroscope.monitor.stall import Stall
+from gyroscope.monitor.stall_of_run import stalls
 from gyroscope.store import Run
 from gyroscope.store.record import LayerInfo
 

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from gyroscope.errors import GyroscopeError
 from gyroscope.monitor.domination import Episodes, known_steps, norms_ratio, of_stall, seen
 from gyroscope.monitor.products import Products
-from gyroscope.monitor.stall import FALLEN, GROWN, PATIENCE, Stall, found_in, stalls
+from gyroscope.monitor.stall import FALLEN, GROWN, PATIENCE, Stall, found_in
+from gyroscope.monitor.stall_of_run import stalls
 from gyroscope.store import Run
 from gyroscope.store.record import Event, LayerInfo
 
