@@ -9,10 +9,10 @@ import os
 
 import pytest
 import torch
+from recorder import Recorder
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import _disable_current_modes
 
 import gyroscope.dynamics.direction_launch as direction_launch
 import gyroscope.dynamics.launches as launches
@@ -339,12 +339,12 @@ def test_copies_and_loaded_states_train_on_alike_and_gradients_are_the_loops_own
         assert torch.equal(grad, value)
 
 
-class Recorder(TorchDispatchMode):
-    """Operations and launches with the memory that they read and write, to be done again: a CUDA graph on a CPU."""
+class WithLaunches(Recorder):
+    """Records launches of kernels too."""
 
     def __init__(self, monkeypatch):
         super().__init__()
-        self.calls, real = [], Launcher.__call__
+        real = Launcher.__call__
 
         def launch(launcher, arguments):
             self.calls.append((real, (launcher, arguments), {}, None))
@@ -352,20 +352,6 @@ class Recorder(TorchDispatchMode):
                 real(launcher, arguments)
 
         monkeypatch.setattr(Launcher, "__call__", launch)
-
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        found = op(*args, **(kwargs or {}))
-        if not op.is_view and op is not torch.ops.aten.empty.memory_format:
-            self.calls.append((op, args, kwargs or {}, found))
-        return found
-
-    def replay(self):
-        with torch._C._AutoDispatchBelowAutograd():
-            for op, args, kwargs, found in self.calls:
-                again = op(*args, **kwargs)
-                for new, old in zip(tree_leaves(again), tree_leaves(found), strict=True):
-                    if isinstance(new, torch.Tensor) and new is not old:
-                        old.copy_(new)
 
 
 @pytest.fixture
@@ -393,7 +379,7 @@ def test_a_replayed_step_trains_as_one_that_is_taken(labels, capturing, monkeypa
     start = [t.clone() for t in kept]
     launched.clear()
     capturing(True)
-    with monkeypatch.context() as patched, Recorder(patched) as graph:
+    with monkeypatch.context() as patched, WithLaunches(patched) as graph:
         optimizer.zero_grad()
         F.cross_entropy(net(x), y).backward()
         optimizer.step()

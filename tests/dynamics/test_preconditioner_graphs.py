@@ -4,10 +4,9 @@ import copy
 
 import pytest
 import torch
+from recorder import Recorder
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import gyroscope.dynamics.moments as moments
 import gyroscope.dynamics.observer as observer
@@ -16,30 +15,6 @@ import gyroscope.dynamics.running as running
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.kfac import KFAC
 from gyroscope.dynamics.quasi_diagonal import QuasiDiagonal
-
-
-class Recorder(TorchDispatchMode):
-    """Operations with the memory that they read and write; reading a value on the host is refused."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = []
-
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        assert op is not torch.ops.aten._local_scalar_dense.default, "a value is read on the host"
-        found = op(*args, **kwargs)
-        if not op.is_view:
-            self.calls.append((op, args, kwargs, found))
-        return found
-
-    def replay(self):
-        with torch._C._AutoDispatchBelowAutograd():
-            for op, args, kwargs, found in self.calls:
-                again = op(*args, **kwargs)
-                for new, old in zip(tree_leaves(again), tree_leaves(found), strict=True):
-                    if isinstance(new, torch.Tensor) and new is not old:
-                        old.copy_(new)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from gyroscope.control.coefficients import TANGENT_FLOOR, Law
 from gyroscope.control.fused import RULES, step_kernel
 from gyroscope.control.ledger import Ledger
 from gyroscope.errors import ControlError
-from gyroscope.transfer import pinned
+from gyroscope.vectors.captured import Spare, in_two
 from gyroscope.vectors.chunks import CHUNK, cut, is_aligned, is_capturing, on, schedule, to_device
 from gyroscope.vectors.triton import TYPES
 
@@ -87,7 +87,7 @@ class Launch:
         self.done, self.ready, self.left = flags.unbind()
         self.partial = torch.empty(len(segment), 3, dtype=torch.float64, device=device)
         self.a, self.b = torch.empty(2, self.n_segments, dtype=torch.float64, device=device).unbind()
-        self._spare: Tensor | None = None
+        self._spare = Spare(device)
         self._captured: list[Tensor] = []
         self.point(lists)
         self._uploaded: tuple[Any, Tensor] | None = None
@@ -110,21 +110,17 @@ class Launch:
         self._provide()
 
     def _provide(self) -> None:
-        """Have a pinned copy ready for the next graph, in which memory cannot be pinned."""
-        if self._spare is None and self.device.type == "cuda":
-            self._spare = pinned(torch.empty_like(self.pointers, device="cpu"))
+        if self.device.type == "cuda":
+            self._spare.provide(self.pointers.shape)
 
     def _captured_copy(self, pointers: npt.NDArray[np.int64]) -> Tensor:
-        """Inside a CUDA graph the copy is repeated at every replay, so its source must stay as it is from now on."""
-        if self._spare is None:
+        copy = self._spare.copied(pointers)
+        if copy is None:
             raise ControlError(
                 "A CUDA graph captures a step of layers that have not been stepped since the last capture; take one "
                 "step outside a graph first."
             )
-        source, self._spare = self._spare, None
-        source.numpy()[:] = pointers
-        self._captured.append(source)
-        return source.to(self.device, non_blocking=True)
+        return copy
 
     def __call__(
         self, rule: str, hyper: Hyper, lr: float | Tensor, ledger: Ledger, law: Law, *, zero: bool = False
@@ -150,7 +146,7 @@ class Launch:
         run, arguments = known
         arguments[_POINTERS] = self.pointers
         arguments[_NUMBERS] = self._numbers(hyper, law)
-        arguments[_LR : _LR + 2] = _in_two(float(lr))
+        arguments[_LR : _LR + 2] = in_two(float(lr))
         with on(self.device):
             run(*arguments)
 
@@ -162,7 +158,7 @@ class Launch:
         return [
             self.items, self.pointers, self.n_segments, self.partial, self.done, self.ready, self.left,
             self.a, self.b, ledger.multiplier, ledger.radius, ledger.skipped, ledger.bad, ledger.power1,
-            ledger.power2, self._numbers(hyper, law), *_in_two(0.0 if on_device else float(lr)),
+            ledger.power2, self._numbers(hyper, law), *in_two(0.0 if on_device else float(lr)),
             lr if on_device else ledger.radius,
             RULES[rule], hyper.nesterov, hyper.maximize, hyper.decoupled,
             on_device, law.project, law.scale == "relative", law.reproject, law.growth is not None, zero,
@@ -186,12 +182,6 @@ class Launch:
         if is_capturing():
             self._captured.append(self._uploaded[1])
         return self._uploaded[1]
-
-
-def _in_two(value: float) -> tuple[float, float]:
-    """A number as the float32 next to it and what is missing: kernel arguments are rounded to float32."""
-    near = float(np.float32(value))
-    return near, value - near
 
 
 def rows_of(rows: Sequence[int], counts: Sequence[int], members: Sequence[int]) -> list[int]:

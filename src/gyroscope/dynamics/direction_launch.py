@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from gyroscope.dynamics.direction_kernel import directions_kernel
-from gyroscope.dynamics.launches import Addresses, Launcher, in_two, shared_out
+from gyroscope.dynamics.launches import Addresses, Launcher, shared_out
 from gyroscope.dynamics.moments import Held
 from gyroscope.dynamics.places import Place
+from gyroscope.vectors.captured import in_two
 from gyroscope.vectors.chunks import Ints, is_capturing, to_device
 from gyroscope.vectors.triton import TYPES
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gyroscope.transfer import pinned
+from gyroscope.vectors.captured import Spare
 from gyroscope.vectors.chunks import Ints, is_capturing, on, to_device
 
 _TABLES_KEPT = 16
@@ -37,7 +37,7 @@ class Addresses:
     def __init__(self, count: int, device: torch.device) -> None:
         self.count, self.device = count, device
         self._known: dict[tuple[int, ...], Tensor] = {}
-        self._spare: Tensor | None = None
+        self._spare = Spare(device)
         self._captured: list[Tensor] = []  # a graph knows addresses alone, so what it has captured is kept
 
     def table(self, addresses: list[int]) -> Tensor | None:
@@ -54,9 +54,7 @@ class Addresses:
             while len(self._known) >= _TABLES_KEPT:
                 self._known.pop(next(iter(self._known)))
         self._known[key] = known  # the last used is the last to go
-        if self._spare is None:
-            spare = torch.empty(self.count, dtype=torch.int64)
-            self._spare = pinned(spare) if cuda else spare
+        self._spare.provide((self.count,))
         return known
 
     def _in_a_graph(self, addresses: list[int], known: Tensor | None, key: tuple[int, ...]) -> Tensor | None:
@@ -64,13 +62,7 @@ class Addresses:
             self._known[key] = known
             self._captured.append(known)
             return known
-        if self._spare is None:
-            return None
-        # Memory cannot be pinned here, and the copy is repeated at every replay: its source stays as it is from now on.
-        source, self._spare = self._spare, None
-        source.numpy()[:] = addresses
-        self._captured.append(source)
-        return source.to(self.device, non_blocking=True)
+        return self._spare.copied(addresses)
 
 
 class Launcher:
@@ -109,13 +101,3 @@ def shared_out(counts: Sequence[int]) -> tuple[npt.NDArray[np.int32], Ints]:
     """
     each = np.array(counts, dtype=np.int64)
     return np.repeat(np.arange(len(each), dtype=np.int32), each), np.cumsum(each) - each
-
-
-def in_two(value: float) -> tuple[float, float]:
-    """A number as the float32 next to it and what is missing: kernel arguments are rounded to float32.
-
-    >>> sum(in_two(0.1)) == 0.1
-    True
-    """
-    near = float(np.float32(value))
-    return near, value - near

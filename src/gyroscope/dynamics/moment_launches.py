@@ -11,11 +11,12 @@ import torch
 import triton
 from torch import Tensor, nn
 
-from gyroscope.dynamics.launches import Addresses, Launcher, in_two, shared_out
+from gyroscope.dynamics.launches import Addresses, Launcher, shared_out
 from gyroscope.dynamics.moment_kernels import fold_kernel, gather_kernel, moments_kernel
 from gyroscope.dynamics.patch_moments import windows
 from gyroscope.dynamics.places import Place
 from gyroscope.dynamics.running import Spreads
+from gyroscope.vectors.captured import in_two
 from gyroscope.vectors.chunks import Ints, is_capturing, to_device
 from gyroscope.vectors.triton import TYPES
 
