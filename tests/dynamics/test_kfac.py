@@ -289,3 +289,24 @@ def test_bad_options_are_refused_by_name(options, message):
     net = nn.Linear(2, 2)
     with pytest.raises(DynamicsError, match=message):
         KFAC(sgd(net), net, **{"labels": "true", **options})
+
+
+def test_with_a_clip_networks_train_at_rates_that_they_are_lost_at_without():
+    def loss_after(clip, lr):
+        torch.manual_seed(0)
+        x = torch.randn(256, 6)
+        y = (x[:, :3].argmax(1) + (x[:, 3] > 0)) % 3
+        net = nn.Sequential(
+            nn.Linear(6, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3)
+        )
+        inner = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9)
+        optimizer = KFAC(inner, net, F.cross_entropy, clip=clip, damping=1e-2)
+        for step in range(40):
+            some = torch.arange(32) + 32 * (step % 8)
+            optimizer.zero_grad()
+            F.cross_entropy(net(x[some]), y[some]).backward()
+            optimizer.step()
+        return F.cross_entropy(net(x), y).item()
+
+    assert max(loss_after(1e-3, lr) for lr in (0.05, 0.3)) < 0.6
+    assert not loss_after(None, 0.3) < 1.1  # ln 3 is that of guessing; not a number counts as well

@@ -50,7 +50,8 @@ class KFAC(Preconditioner[Factors]):
         every: steps between two measurements of the factors.
         decompose_every: steps between two decompositions of them.
         clip: the most η² ⟨P, ∇J⟩ may be over all layers, about twice the Kullback-Leibler divergence of a step of
-            length η; longer steps are shortened. None for no bound.
+            length η; longer steps are shortened. None for no bound, with which rates that SGD takes well may diverge:
+            1e-3 is a good start, with a damping of 1e-2.
         largest: the most rows of a factor; a layer with more inputs or outputs is passed through, and listed.
         seed: of the generator that draws labels.
 
