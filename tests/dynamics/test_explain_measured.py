@@ -130,6 +130,29 @@ def test_a_layer_that_became_nan_is_not_told_when_it_arrives(tmp_path):
     assert entry.at_equilibrium == "no"
 
 
+@pytest.mark.parametrize(
+    ("lost", "says"),
+    [
+        (["weight_norm", "gradient_norm", "invariance"], "Its norm is not finite from step 8 on; before, its gradient"),
+        (["gradient_norm", "invariance"], "It has no finite gradient from step 8 on; before, its gradient"),
+    ],
+    ids=["norm", "gradient"],
+)
+def test_a_layer_that_became_nan_early_is_not_told_to_be_recorded_more(tmp_path, lost, says):
+    series = walk(60)
+    for name in lost:
+        series[name][7:] = np.nan
+    entry = explain(written(tmp_path / "a", series))["w"]
+    said = entry.about("scale invariance")
+    assert (said.verdict, said.words) == ("undecided", f"{says} was measured at 7 steps, and 10 are needed.")
+    assert entry.scale_invariant == "undecided: not finite"
+
+
+def test_a_gradient_that_was_measured_once_was_measured_at_one_step(tmp_path):
+    said = explain(written(tmp_path / "a", walk(1)))["w"].about("scale invariance")
+    assert "measured at 1 step, and" in said.words
+
+
 def test_a_norm_that_is_kept_is_not_put_down_to_decay(tmp_path):
     def make(net):
         optimizer = sgd(lr=0.1, weight_decay=0.05)(net)

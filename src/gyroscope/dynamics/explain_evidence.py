@@ -83,8 +83,16 @@ class Evidence:
     @cached_property
     def broken(self) -> int | None:
         """The step from which on its norm is not finite, or None."""
-        known = np.flatnonzero(np.isfinite(self.norm))
-        return int(self.steps[known[-1] + 1]) if len(known) and known[-1] + 1 < len(self.norm) else None
+        return self._ends(self.norm)
+
+    @cached_property
+    def ungraded(self) -> int | None:
+        """The step from which on it has no gradient that is finite, or None."""
+        return self._ends(self.gradient)
+
+    def _ends(self, series: Floats) -> int | None:
+        known = np.flatnonzero(np.isfinite(series))
+        return int(self.steps[known[-1] + 1]) if len(known) and known[-1] + 1 < len(series) else None
 
     @cached_property
     def stretches(self) -> list[slice]:

@@ -123,6 +123,13 @@ def broke(layer: Evidence) -> str:
     return "" if layer.broken is None else f" Its norm is not finite from step {layer.broken:,} on."
 
 
+def ended(layer: Evidence) -> str:
+    """Since when there is nothing left to measure, as a clause; "" where there is."""
+    if layer.broken is not None and layer.broken <= (layer.ungraded or layer.broken):
+        return f"its norm is not finite from step {layer.broken:,} on"
+    return "" if layer.ungraded is None else f"it has no finite gradient from step {layer.ungraded:,} on"
+
+
 def after(layer: Evidence) -> str:
     """Where the run was resumed, what is said is of what came after."""
     if not layer.since:

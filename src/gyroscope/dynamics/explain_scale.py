@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from gyroscope.dynamics.explain_evidence import ENOUGH, Evidence
-from gyroscope.dynamics.explain_grounds import after, broke, stopped
+from gyroscope.dynamics.explain_grounds import after, broke, ended, stopped
 from gyroscope.dynamics.explain_measure import INVARIANT, RELATED, Orthogonality
-from gyroscope.dynamics.explain_statement import Statement, Verdict, number, record, sentence
+from gyroscope.dynamics.explain_statement import Statement, Verdict, number, record, sentence, times
 from gyroscope.dynamics.invariance_result import LayerInvariance
 
 
@@ -63,11 +63,17 @@ def scale_statement(layer: Evidence, found: Orthogonality, model: LayerInvarianc
         return said("yes", f"{words} {only if told else unit}.", "tensor")
     if found.found is False or told == "no":
         return said("no", f"Its norm matters to the loss: {seen}, where a scale-invariant layer has zero.", "no")
+    if found.count < ENOUGH and (why := ended(layer)):
+        before = f"before, its gradient was measured at {times(found.count)}, and {ENOUGH} are needed"
+        return said("undecided", sentence(f"{why}; {before}"), "undecided: not finite")
     if not found.count:
         why = record(["invariance"]) if layer.missing("invariance") else "it had no gradient at any measured step"
         return said("undecided", sentence(why), f"undecided: {why.split(';')[0]}")
     if found.count < ENOUGH:
-        words = f"Gradients were measured at {found.count} steps, and {ENOUGH} are needed: record more often or longer."
+        words = (
+            f"Gradients were measured at {times(found.count)}, and {ENOUGH} are needed: record longer, or at every "
+            "step by watch(budget=None)."
+        )
         return said("undecided", words, "undecided: too few steps")
     words = (
         f"{seen[0].upper()}{seen[1:]}: neither zero (below {INVARIANT}) nor that of a layer whose norm matters (a "

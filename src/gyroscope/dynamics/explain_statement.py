@@ -58,6 +58,15 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"
 
 
+def times(count: int) -> str:
+    """At how many steps.
+
+    >>> times(1), times(2000)
+    ('1 step', '2,000 steps')
+    """
+    return f"{count:,} step" if count == 1 else f"{count:,} steps"
+
+
 def record(names: Sequence[str]) -> str:
     """How to record what is missing.
 
