@@ -317,6 +317,23 @@ def test_between_zero_and_unrelated_nothing_is_decided(tmp_path):
     assert verdicts(entry) == [*["undecided"] * 4, "does not apply"]
 
 
+@pytest.mark.parametrize(("most", "found"), [(0.0288, True), (0.0648, None)])
+def test_a_layer_that_is_only_nearly_invariant_is_not_said_to_be(tmp_path, most, found):
+    # Of nine in ten steps of a layer whose ε is felt, and of one that rescaling changes the loss of by a tenth or more.
+    cosines = np.linspace(0, most / 0.9, 101)
+    assert orthogonality(cosines / 8, 64).most == pytest.approx(most)
+    assert orthogonality(cosines / 8, 64).found is found
+    said = explain(written(tmp_path / "a", walk(101) | {"invariance": cosines / 8}))["w"].about("scale invariance")
+    assert said.verdict == ("yes" if found else "undecided")
+    assert f"below {most} at nine in ten" in said.words
+    assert "give model, loss and batch" in said.words
+
+
+def test_a_layer_before_batch_normalization_is_orthogonal_by_a_wide_margin(resting):
+    with gyroscope.load(resting) as run:
+        assert orthogonality(run.series("invariance")[:, 0].astype(float), 120).most < 0.05 / 20
+
+
 def test_a_cosine_that_crosses_zero_is_not_a_gradient_that_is_orthogonal():
     assert orthogonality(np.linspace(-0.1, 0.1, 41), 100).found is not True
 
