@@ -300,6 +300,32 @@ def test_a_norm_at_rest_that_turns_at_another_rate_is_held_by_something_else(tmp
     assert "something other than decay" in said.words
 
 
+@pytest.mark.parametrize(("sway", "verdict"), [(0.4, "undecided"), (0.05, "no")])
+def test_a_rate_within_two_standard_errors_of_the_predicted_one_is_undecided(tmp_path, sway, verdict):
+    series = walk(400, decay=0.05)
+    after = np.arange(400) >= 200
+    part = np.where(after, (np.arange(400) - 200) // 40, 0)  # the five whose means the error is from
+    series["rate"] = 1.12 * series["rate"] * np.where(part % 2 == 0, 1 + sway / 2, 1 - sway / 2)
+    entry = explain(written(tmp_path / "a", series))["w"]
+    said = entry.about("equilibrium")
+    assert said.verdict == verdict
+    assert ("within two of its standard errors" in said.words) == (verdict == "undecided")
+    means = [np.square(series["rate"][part == i][-40:]).mean() for i in range(5)]
+    error = np.std(means, ddof=1) / np.sqrt(5) / np.mean(means) / 2
+    off = abs(entry.measured_rate - entry.predicted_rate) / entry.measured_rate
+    assert (error < 0.1, off > 0.1, off < 2 * error) == (True, True, verdict == "undecided")
+
+
+def test_a_gradient_that_changed_is_the_reason_where_it_was_measured(tmp_path):
+    series = walk(400, decay=0.05)
+    series["rate"] = 1.5 * series["rate"]
+    series["gradient_norm"] = series["gradient_norm"] * np.linspace(1, 2, 400)
+    said = explain(written(tmp_path / "a", series))["w"].about("equilibrium")
+    assert said.verdict == "no"
+    assert "‖∇‖‖w‖ did not stay the same, which the prediction takes for granted: in quarters it was" in said.words
+    assert "something other" not in said.words
+
+
 # What counts as orthogonal.
 
 

@@ -5,8 +5,19 @@ from __future__ import annotations
 from math import isfinite
 
 from gyroscope.dynamics.explain_evidence import ENOUGH, Evidence
-from gyroscope.dynamics.explain_grounds import UNSTEPPED, after, broke, course, stopped, taken, unruled, untold
-from gyroscope.dynamics.explain_measure import Balance, balance
+from gyroscope.dynamics.explain_grounds import (
+    UNSTEPPED,
+    after,
+    broke,
+    course,
+    quarters,
+    stopped,
+    supposed,
+    taken,
+    unruled,
+    untold,
+)
+from gyroscope.dynamics.explain_measure import Balance, balance, unsteady
 from gyroscope.dynamics.explain_statement import Statement, Verdict, number, record, sentence
 
 # The share of the weights lost in a step up to which the theory, of small shares, is taken to hold.
@@ -73,15 +84,26 @@ def _judged(layer: Evidence, found: Balance) -> tuple[Verdict, str]:
         return "undecided", f"Over {where}, {rates}: too noisy to tell. Record more steps."
     if found.verdict == "there":
         return "yes", f"Steps and decay balance: over {where}, {rates}{norms}.{_took(found)}"
+    if found.verdict == "near":
+        within = "the norm rests, and the rate is within two of its standard errors (±) of the predicted one"
+        return "undecided", f"Over {where}, {rates}{norms}: {within}. Record more steps."
     if found.verdict == "elsewhere":
-        why = "something other than decay and steps holds it"
-        if layer.optimizer.tolerance > 0.1:
-            why = "the prediction takes successive gradients for unrelated, and the step for orthogonal to the weights"
+        why = _why_elsewhere(layer, found)
         return "no", f"Over {where}, {rates}{norms}: the norm rests, but not at the predicted rate: {why}."
     moves = f"the norm still {'grows' if found.verdict == 'growing' else 'shrinks'}, by {number(abs(found.drift))} of "
     moves += f"itself a step where decay alone takes {number(found.shrinkage)}"
     left = f" About {number(found.left)} more steps get it there." if isfinite(found.left) and found.left > 0 else ""
     return "no", f"Not yet, or not any more: over {where}, {moves}; {rates}{norms}.{left}"
+
+
+def _why_elsewhere(layer: Evidence, found: Balance) -> str:
+    """Why a norm rests where the rate is not the predicted one: what the prediction takes for granted comes first."""
+    changed = None if layer.held else unsteady(layer, began=found.began)
+    if changed is not None:
+        return f"{supposed(layer)}, which the prediction takes for granted: {quarters(changed)}"
+    if layer.optimizer.tolerance > 0.1:
+        return "the prediction takes successive gradients for unrelated, and the step for orthogonal to the weights"
+    return "something other than decay and steps holds it"
 
 
 def _took(found: Balance) -> str:
@@ -167,8 +189,7 @@ def _kept(layer: Evidence, invariant: bool) -> tuple[Verdict, str] | None:
         )
     if found.verdict == "elsewhere":
         return "does not apply", f"because {stayed}, and something other than decay and steps holds it."
-    return (
-        None
-        if found.verdict == "there"
-        else ("undecided", f"{stayed[0].upper()}{stayed[1:]}: decay has taken too little of it to tell.")
-    )
+    if found.verdict == "there":
+        return None
+    why = "its rate is too noisy" if found.verdict in ("near", "noisy") else "decay has taken too little of it"
+    return "undecided", f"{stayed[0].upper()}{stayed[1:]}: {why} to tell what holds it."

@@ -118,6 +118,17 @@ def unruled(layer: Evidence) -> str | None:
     return None
 
 
+def supposed(layer: Evidence) -> str:
+    """That what the recurrence of the norm takes for constant was not."""
+    sgd = layer.optimizer.kind == "sgd"
+    return "‖∇‖‖w‖ did not stay the same" if sgd else "steps across the weights, over α, did not stay as long"
+
+
+def quarters(found: tuple[float, float]) -> str:
+    """How far it went, by `unsteady`."""
+    return f"in quarters it was {number(found[0])} to {number(found[1])}"
+
+
 def broke(layer: Evidence) -> str:
     """A sentence for a layer that diverged."""
     return "" if layer.broken is None else f" Its norm is not finite from step {layer.broken:,} on."

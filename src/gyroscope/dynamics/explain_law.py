@@ -7,7 +7,7 @@ from math import inf, isfinite, nan
 import numpy as np
 
 from gyroscope.dynamics.explain_evidence import ENOUGH, Evidence
-from gyroscope.dynamics.explain_grounds import after, broke, course, stopped, taken, unruled
+from gyroscope.dynamics.explain_grounds import after, broke, course, quarters, stopped, supposed, taken, unruled
 from gyroscope.dynamics.explain_measure import Fit, fitted, unsteady
 from gyroscope.dynamics.explain_statement import Statement, Verdict, number, record, sentence
 
@@ -109,6 +109,4 @@ def _why_not(layer: Evidence) -> str:
     found = unsteady(layer)
     if found is None:
         return "why, the run does not say."
-    sgd = layer.optimizer.kind == "sgd"
-    what = "‖∇‖‖w‖ did not stay the same" if sgd else "steps across the weights, over α, did not stay as long"
-    return f"{what}, which the law takes for granted: in quarters it was {number(found[0])} to {number(found[1])}."
+    return f"{supposed(layer)}, which the law takes for granted: {quarters(found)}."

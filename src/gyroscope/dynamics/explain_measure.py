@@ -108,12 +108,14 @@ def fitted(layer: Evidence) -> Fit:
     return Fit(law.k0, law.r2, sqrt(float(off[np.isfinite(off)].mean())), fall, float(grown[np.isfinite(grown)][-1]))
 
 
-def unsteady(layer: Evidence) -> tuple[float, float] | None:
-    """The least and the most of what the law takes for constant, in quarters of the run; None where it stayed so.
+def unsteady(layer: Evidence, *, began: int = 0) -> tuple[float, float] | None:
+    """The least and the most of what the law takes for constant, in quarters of the steps from `began` on, or None.
+
+    None where it stayed so, or was not measured often enough.
 
     For SGD that is ‖∇‖‖w‖, for Adam and its kin the length of a step across the weights over the learning rate.
     """
-    part = slice(layer.since, None)
+    part = slice(max(layer.since, int(np.searchsorted(layer.steps, began))), None)
     with np.errstate(divide="ignore", invalid="ignore"):
         pulls = (layer.gradient if layer.optimizer.kind == "sgd" else layer.angle / layer.lr)[part] * layer.norm[part]
     pulls = pulls[np.isfinite(pulls)]
@@ -160,18 +162,20 @@ class Balance:
     tolerance: float
 
     @property
-    def verdict(self) -> Literal["noisy", "there", "growing", "shrinking", "elsewhere"]:
+    def verdict(self) -> Literal["noisy", "there", "growing", "shrinking", "near", "elsewhere"]:
         """Whether it rests there: the rate within `tolerance` of the predicted one, and decay balanced to within 20 %.
 
         For SGD the two say the same by Pythagoras: growth over decay is (rate/predicted)². An error above 10 % leaves
-        that open, unless the rate is three of them away.
+        that open, unless the rate is three of them away; and so does a rate, of a norm that rests, within two of them.
         """
         off, change = self.rate / self.predicted.rate - 1, self.drift / self.shrinkage
         if self.error > 0.1 and abs(off) <= 3 * self.error * self.rate / self.predicted.rate:
             return "noisy"
         if abs(change) > 0.2:
             return "growing" if change > 0 else "shrinking"
-        return "there" if abs(off) <= self.tolerance else "elsewhere"
+        if abs(off) <= self.tolerance:
+            return "there"
+        return "near" if abs(self.rate - self.predicted.rate) <= 2 * self.error * self.rate else "elsewhere"
 
 
 def balance(layer: Evidence) -> Balance | None:

@@ -76,9 +76,9 @@ def scale_statement(layer: Evidence, found: Orthogonality, model: LayerInvarianc
         )
         return said("undecided", words, "undecided: too few steps")
     words = (
-        f"{seen[0].upper()}{seen[1:]}: neither zero (nine in ten below {INVARIANT}) nor that of a layer whose norm matters (a "
-        f"median above {RELATED}). A bias before a normalizer, an ε as large as the activations or a norm at its "
-        "optimum look like this: give model, loss and batch to tell them apart."
+        f"{seen[0].upper()}{seen[1:]}: neither zero (nine in ten below {INVARIANT}) nor that of a layer whose norm "
+        f"matters (a median above {RELATED}). A bias before a normalizer, an ε as large as the activations or a norm "
+        "at its optimum look like this: give model, loss and batch to tell them apart."
     )
     return said("undecided", words, "undecided: nearly orthogonal")
 
