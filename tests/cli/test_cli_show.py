@@ -220,6 +220,64 @@ def test_early_on_no_layer_is_called_still(tmp_path):
     assert "still" not in say(tmp_path, rotation=[[0, 0], [1e-5, 2e-5]])
 
 
+NAN = np.nan
+
+
+def diverged(norm, rotation, loss, **quantities):
+    return run_of(scalars={"loss": loss}, weight_norm=norm, rotation=rotation, **quantities)
+
+
+def test_weights_that_are_not_finite_are_said_first_and_what_follows_is_of_the_step_before(tmp_path):
+    norm, rotation = [[1, 1], [2, 3], [NAN, NAN], [NAN, NAN]], [[0, 0], [0.5, 0.6], [NAN, NAN], [NAN, NAN]]
+    with written(tmp_path / "nan", diverged(norm, rotation, [1, 2, NAN, NAN])) as made:
+        said = in_words(made)
+    assert said.startswith(
+        "From step 2 on the weights of all 2 layers are not finite, nor is the loss; what follows is of step 1. "
+        "At step 1 the layers have rotated by 0.5 (layer0.weight) to 0.6 (layer1.weight), "
+    )
+    assert {tuple(cells[3:5]) for cells in rows(run(tmp_path / "nan").stdout)} == {("nan", "nan")}
+
+
+def test_layers_that_are_lost_one_after_another_have_a_step_each(tmp_path):
+    norm, rotation = [[1, 1], [2, 3], [NAN, 4], [NAN, NAN]], [[0, 0], [0.5, 0.6], [NAN, 0], [NAN, NAN]]
+    said = in_words(written(tmp_path / "run", diverged(norm, rotation, [1, 2, 3, NAN])))
+    assert said.startswith(
+        "From step 2 on the weights of layer0.weight are not finite, from step 3 on those of all 2 layers; "
+        "the loss is not from step 3 on; what follows is of step 1. At step 1 the layers have rotated by 0.5"
+    )
+
+
+def test_of_a_layer_that_is_lost_alone_nothing_more_is_said(tmp_path):
+    norm, rotation = [[1, 1, 1], [NAN, 3, 3]], [[0, 0, 0], [NAN, 0.6, 0.4]]
+    gradient = [[0, 1, 1], [NAN, 1, 1]]
+    said = in_words(written(tmp_path / "run", diverged(norm, rotation, [1, 1], gradient_norm=gradient)))
+    assert said.startswith(
+        "From step 1 on the weights of layer0.weight are not finite. At step 1 the other layers have rotated by 0.4 "
+    )
+    assert said.count("layer0") == 1
+
+
+def test_a_loss_that_is_not_finite_is_said_without_its_weights(tmp_path):
+    said = in_words(written(tmp_path / "run", diverged([[1], [1]], [[0], [0.1]], [NAN, 1, NAN, NAN])))
+    assert said == "From step 2 on the loss is not finite. At step 1 layer0.weight has rotated by 0.1."
+
+
+def test_norms_that_have_blown_up_are_said_to_and_no_rotation_of_theirs(tmp_path):
+    said = in_words(written(tmp_path / "run", diverged([[1, 2, 2], [1e21, 2, 3]], [[0] * 3, [0, 0.6, 0.4]], [1, 9])))
+    assert said.startswith(
+        "layer0.weight has blown up: its norm is 1e+21 times the first one. At step 1 the other layers have rotated by"
+    )
+    assert "started" not in said
+    said = in_words(written(tmp_path / "all", diverged([[1, 2], [1e9, 2e8]], [[0, 0], [0, 0]], [1, 9])))
+    assert said == "All 2 layers have blown up: the norm of layer0.weight is 1e+09 times the first one."
+
+
+def test_rows_of_another_optimizers_steps_do_not_make_a_layer_lost(tmp_path):
+    norm, rotation = [[1, 1], [1, NAN]], [[0, 0], [0.5, NAN]]
+    said = in_words(written(tmp_path / "run", diverged(norm, rotation, [1, 1], lr=[[0.1, 0.1], [0.1, NAN]])))
+    assert "finite" not in said
+
+
 def test_help_explains_the_columns():
     text = run("--help").stdout
     for word in ("rotation", "‖Δw‖/‖w‖", "η/‖w‖²", "N|all|PATTERN", "--follow", "For example: gyroscope show"):

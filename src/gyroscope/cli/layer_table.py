@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from gyroscope.cli.not_finite import lost_at
 from gyroscope.cli.sparkline import sparklines
 from gyroscope.cli.standing_out import last_values
 from gyroscope.store import Run
@@ -81,12 +82,17 @@ def _columns(run: Run, quantity: str, rows: Sequence[int]) -> list[_Column]:
         _Column("kind", [info.kind for info in infos], 6, right=False),
         _Column("shape", ["×".join(map(str, info.shape)) for info in infos], 5),
     ]
+    lost = lost_at(run) < len(run.steps)
     shown = [name for name, *_ in _NUMBERS]
     others = [] if quantity in shown else [(quantity, quantity, lambda value: f"{value:.3g}", 0)]
     for name, heading, written, yields in (*_NUMBERS, *others):
         if name in run.quantities:
-            values = last_values(run.series(name))[list(rows)]
-            cells = [written(value) if np.isfinite(value) else "–" for value in values]
+            series = run.series(name)
+            # What a layer was before it was lost is not what it is.
+            gone = lost & ~np.isfinite(series[-1]) if len(series) else lost
+            values = last_values(series)
+            known = np.isfinite(values)
+            cells = ["nan" if gone[row] else written(values[row]) if known[row] else "–" for row in rows]
             columns.append(_Column(heading, cells, yields))
     if quantity in run.quantities and len(run.steps):
         series = run.series(quantity)

@@ -45,7 +45,7 @@ def show(
 
     **rotation** is how far a layer has turned from where it started, 0 not at all and 1 a right angle.
     **rad/step** is how fast it turns now, **‖w‖** the norm of its weights, **‖Δw‖/‖w‖** the size of an
-    update beside them, **η/‖w‖²** the learning rate it feels. A dash is not known.
+    update beside them, **η/‖w‖²** the learning rate it feels. A dash is not known, nan not finite.
 
     For example: gyroscope show runs/first --layers all
     """

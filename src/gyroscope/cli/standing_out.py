@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
 
+from gyroscope.cli.not_finite import Mask, blown_up, lost_at, named, said_lost
 from gyroscope.errors import MonitorError
 from gyroscope.monitor import dominated, stalled
 from gyroscope.store import Run
@@ -51,28 +51,40 @@ def in_words(run: Run) -> str:
         return "Nothing has been measured yet."
     if "rotation" not in run.quantities:
         return f"Rotation was not measured; the run holds {', '.join(run.quantities)}."
-    rotation = last_values(run.series("rotation"))
+    lost = lost_at(run)
+    everything = bool((lost < len(run.steps)).all())
+    end = int(lost.min()) if everything else len(run.steps)
+    apart, grown = blown_up(run, end)
+    if not everything:
+        apart = apart | (lost < len(run.steps))
+    series = run.series("rotation")[:end]
+    rotation = np.where(apart, np.nan, last_values(series))
     known = np.flatnonzero(np.isfinite(rotation))
-    if not len(known):
-        return "The rotation of no layer is known: are all weights finite, and none of them zero?"
-    first = _rotated(run, rotation, known)
+    before = [said_lost(run, lost), grown]
     now, past = _stalled(run)
-    second = now or _no_gradient(run) or _unknown(run, rotation)
-    second = second or _dominated(run) or _still(run, rotation) or _neurons(run)
+    if len(known):
+        step = int(run.steps[np.flatnonzero(np.isfinite(series).any(axis=1))[-1]])
+        before.append(_rotated(run, rotation, known, f"At step {step:,}", "other " if apart.any() else ""))
+    elif not any(before):
+        return "The rotation of no layer is known: are all weights finite, and none of them zero?"
+    if everything:  # nothing else is known of a step that was not the last
+        second = ""
+    else:
+        second = now or _no_gradient(run, apart) or _unknown(run, np.isnan(rotation) & ~apart)
+        second = second or _dominated(run, apart) or _still(run, rotation) or _neurons(run, apart)
     if not second and not past:
         second = _spread(rotation[known])
-    return " ".join(said for said in (first, second, past) if said)
+    return " ".join(said for said in (*before, second, past) if said)
 
 
-def _rotated(run: Run, rotation: Values, known: npt.NDArray[np.int64]) -> str:
-    step = int(run.steps[-1])
+def _rotated(run: Run, rotation: Values, known: npt.NDArray[np.int64], at: str, other: str) -> str:
     if len(known) == 1:
-        return f"At step {step:,} {run.layers[known[0]]} has rotated by {rotation[known[0]]:.3g}."
+        return f"{at} {run.layers[known[0]]} has rotated by {rotation[known[0]]:.3g}."
     least, most = known[rotation[known].argmin()], known[rotation[known].argmax()]
     if rotation[most] < NOTHING:
-        return f"At step {step:,} no layer has rotated."
+        return f"{at} no {other}layer has rotated."
     return (
-        f"At step {step:,} the layers have rotated by {rotation[least]:.3g} ({run.layers[least]}) "
+        f"{at} the {other}layers have rotated by {rotation[least]:.3g} ({run.layers[least]}) "
         f"to {rotation[most]:.3g} ({run.layers[most]}), {rotation[known].mean():.3g} on average."
     )
 
@@ -86,9 +98,9 @@ def _stalled(run: Run) -> tuple[str, str]:
     return "", ""
 
 
-def _dominated(run: Run) -> str:
+def _dominated(run: Run, apart: Mask) -> str:
     with suppress(MonitorError):
-        now = [one for one in dominated(run) if one.until is None]
+        now = [one for one in dominated(run) if one.until is None and not apart[run.layers.index(one.layer)]]
         if len(now) == 1:
             return str(now[0])
         which = np.isin(run.layers, [one.layer for one in now])
@@ -97,28 +109,27 @@ def _dominated(run: Run) -> str:
     return ""
 
 
-def _no_gradient(run: Run) -> str:
+def _no_gradient(run: Run, apart: Mask) -> str:
     if "gradient_norm" not in run.quantities:
         return ""
-    none = last_values(run.series("gradient_norm")) == 0
+    none = (last_values(run.series("gradient_norm")) == 0) & ~apart
     return _said(run, none, "has no gradient: it does not learn", "have no gradient: they do not learn")
 
 
-def _unknown(run: Run, rotation: Values) -> str:
-    unknown = np.isnan(rotation)
+def _unknown(run: Run, unknown: Mask) -> str:
     return _said(run, unknown, "has no rotation: it is zero or not finite", "have no rotation: zero or not finite")
 
 
 def _still(run: Run, rotation: Values) -> str:
-    if np.nanmax(rotation) < 10 * STILL:  # it is early
+    if not (rotation >= 10 * STILL).any():  # it is early
         return ""
     return _said(run, rotation < STILL, "is still where it started", "are still where they started")
 
 
-def _neurons(run: Run) -> str:
+def _neurons(run: Run, apart: Mask) -> str:
     for name, when in (("dying", "never"), ("full", "always")):
         if name in run.quantities:
-            many = last_values(run.series(name)) > MANY_NEURONS
+            many = (last_values(run.series(name)) > MANY_NEURONS) & ~apart
             says = f"more than half of {{}} neurons {when} active"
             sentence = _said(run, many, f"has {says.format('its')}", f"have {says.format('their')}")
             if sentence:
@@ -126,26 +137,15 @@ def _neurons(run: Run) -> str:
     return ""
 
 
-def _said(run: Run, which: npt.NDArray[np.bool_], one: str, several: str) -> str:
-    layers = run.layers
-    names = [layers[i] for i in np.flatnonzero(which)]
-    if len(names) < 2:
-        return f"{names[0]} {one}." if names else ""
-    if len(names) == len(layers):
-        return f"All {len(names):,} layers {several}."
-    return f"{len(names):,} layers ({_listed(names)}) {several}."
-
-
-def _listed(names: Sequence[str]) -> str:
-    if len(names) <= 3:
-        return ", ".join(names)
-    return f"{names[0]}, {names[1]}, … {names[-1]}"
+def _said(run: Run, which: Mask, one: str, several: str) -> str:
+    who = named(run.layers, which, starts=True)
+    return f"{who} {one if which.sum() == 1 else several}." if who else ""
 
 
 def _spread(rotation: Values) -> str:
-    least, most = float(rotation.min()), float(rotation.max())
-    if len(rotation) < 2 or least <= 0:
+    if len(rotation) < 2 or rotation.min() <= 0:
         return ""
+    least, most = float(rotation.min()), float(rotation.max())
     how = "alike" if most / least < UNEQUAL else "unequally"
     times = "twice" if round(most / least, 1) == 2 else f"{most / least:.2g} times"
     return f"They rotate {how}: the most rotated layer is at {times} the rotation of the least rotated one."
