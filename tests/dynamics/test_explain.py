@@ -52,6 +52,7 @@ def test_a_normalized_layer_under_decay_is_said_to_rest_at_the_predicted_rate(re
     said = entry.about("equilibrium")
     assert f"{entry.measured_rate:.3g} rad a step" in said.words
     assert "√(2αλ)" in said.words
+    assert "getting there" not in said.words  # it is there
     assert said.source == "equations 23 to 25"
 
 
@@ -213,6 +214,22 @@ def test_a_layer_on_its_way_is_told_how_far_it_has_to_go(tmp_path):
     rests = (0.1 / (2 * 0.01)) ** 0.25  # equation 24
     assert series["weight_norm"][99 + left] == pytest.approx(0.95 * rests, rel=0.01)
     assert explain(written(tmp_path / "c", series))["w"].about("equilibrium").verdict == "yes"
+
+
+@pytest.mark.parametrize(
+    ("grows", "at_end", "told"),
+    [(-0.5, 2.5, True), (-0.5, 1.5, False), (0.5, 1.2, True), (0.5, 2.5, False), (-0.25, 20.0, False)],
+    ids=["down to it", "down, away from it", "up to it", "up, away from it", "down, but at another pace"],
+)
+def test_how_many_steps_are_left_is_said_where_the_norm_goes_there_at_that_pace(tmp_path, grows, at_end, told):
+    # A norm that changes by a share of what decay takes, where gradients have it rest at 1.9, by equation 24.
+    norm, rests = at_end * np.exp(grows * 0.1 * 0.01 * (np.arange(100) - 99)), 1.9
+    series = walk(100, lr=0.1, decay=0.01) | {"weight_norm": norm, "gradient_norm": rests**2 * np.sqrt(0.2) / norm}
+    entry = explain(written(tmp_path / "a", series))["w"]
+    assert entry.predicted_norm == pytest.approx(rests, rel=0.01)
+    said = entry.about("equilibrium")
+    assert said.verdict == "no"
+    assert ("more steps get it there" in said.words) == told
 
 
 def test_measured_now_and_then_the_length_of_steps_gives_the_rate(tmp_path):

@@ -83,7 +83,8 @@ def _judged(layer: Evidence, found: Balance) -> tuple[Verdict, str]:
     if found.verdict == "noisy":
         return "undecided", f"Over {where}, {rates}: too noisy to tell. Record more steps."
     if found.verdict == "there":
-        return "yes", f"Steps and decay balance: over {where}, {rates}{norms}.{_took(found)}"
+        half = f" Half of a way to it takes {number(at.half_life)} steps."
+        return "yes", f"Steps and decay balance: over {where}, {rates}{norms}.{half}"
     if found.verdict == "near":
         within = "the norm rests, and the rate is within two of its standard errors (±) of the predicted one"
         return "undecided", f"Over {where}, {rates}{norms}: {within}. Record more steps."
@@ -92,7 +93,7 @@ def _judged(layer: Evidence, found: Balance) -> tuple[Verdict, str]:
         return "no", f"Over {where}, {rates}{norms}: the norm rests, but not at the predicted rate: {why}."
     moves = f"the norm still {'grows' if found.verdict == 'growing' else 'shrinks'}, by {number(abs(found.drift))} of "
     moves += f"itself a step where decay alone takes {number(found.shrinkage)}"
-    left = f" About {number(found.left)} more steps get it there." if isfinite(found.left) and found.left > 0 else ""
+    left = f" About {number(found.left)} more steps get it there." if found.arrives else ""
     return "no", f"Not yet, or not any more: over {where}, {moves}; {rates}{norms}.{left}"
 
 
@@ -104,11 +105,6 @@ def _why_elsewhere(layer: Evidence, found: Balance) -> str:
     if layer.optimizer.tolerance > 0.1:
         return "the prediction takes successive gradients for unrelated, and the step for orthogonal to the weights"
     return "something other than decay and steps holds it"
-
-
-def _took(found: Balance) -> str:
-    until = f"; getting there from step {found.began:,} takes {number(found.until)}" if isfinite(found.until) else ""
-    return f" Half of a way to it takes {number(found.predicted.half_life)} steps{until}."
 
 
 def _formula(layer: Evidence) -> str:

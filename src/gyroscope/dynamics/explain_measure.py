@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite, nan, prod, sqrt
+from math import isfinite, log, nan, prod, sqrt
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -20,6 +20,8 @@ INVARIANT = 0.05
 RELATED = 0.4
 
 _BATCHES = 5
+# Within which share of the predicted norm a layer is there; by what factor the time to it may be off the run's pace.
+_NEAR, _PACE = 0.05, 3.0
 # How far apart quarters of a run must be in what the law takes for constant, for that to be why it does not hold.
 _UNSTEADY = 1.2
 
@@ -140,7 +142,8 @@ class Balance:
         norm: the root mean square of ‖w‖.
         drift: by how much ln‖w‖ changed in a step.
         until: steps from the beginning of the stretch to within 5 % of the predicted norm.
-        left: the same from its end.
+        ends: ‖w‖ at its end.
+        left: the same from there.
         count: how many angles were measured.
         tolerance: how far `rate` may be from the predicted one, as a share of it.
     """
@@ -157,6 +160,7 @@ class Balance:
     norm: float
     drift: float
     until: float
+    ends: float
     left: float
     count: int
     tolerance: float
@@ -176,6 +180,15 @@ class Balance:
         if abs(off) <= self.tolerance:
             return "there"
         return "near" if abs(self.rate - self.predicted.rate) <= 2 * self.error * self.rate else "elsewhere"
+
+    @property
+    def arrives(self) -> bool:
+        """Whether `left` is what the run says too: the norm goes that way, within a factor of three at that pace."""
+        if not (isfinite(self.left) and self.left > 0 and isfinite(self.drift) and self.drift):
+            return False
+        near = self.predicted.norm * (1 + _NEAR if self.ends > self.predicted.norm else 1 - _NEAR)
+        paced = log(near / self.ends) / self.drift  # below zero where it goes the other way
+        return paced / _PACE <= self.left <= paced * _PACE
 
 
 def balance(layer: Evidence) -> Balance | None:
@@ -218,6 +231,7 @@ def _balance(layer: Evidence, stretch: slice) -> Balance | None:
         norm=sqrt(float(np.square(known).mean())),
         drift=change / float(there[-quarter:].mean() - there[:quarter].mean()),
         until=_until(at, float(start[np.isfinite(start)][0]), layer),
+        ends=float(known[-1]),
         left=_until(at, float(known[-1]), layer),
         count=len(angles),
         tolerance=rule.tolerance,
@@ -244,6 +258,6 @@ def _until(at: Equilibrium, start: float, layer: Evidence) -> float:
     if not (isfinite(at.norm) and at.norm > 0 and isfinite(start) and start > 0):
         return nan
     try:
-        return steps_until(at, start=start, kind=layer.optimizer.kind or "sgd")
+        return steps_until(at, start=start, within=_NEAR, kind=layer.optimizer.kind or "sgd")
     except DynamicsError:
         return nan

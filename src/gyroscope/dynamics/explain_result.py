@@ -29,7 +29,8 @@ class LayerExplanation:
         k0, law_r2: of the law 1/√(1 + k/k₀), in steps at the largest learning rate; k₀ only where it holds.
         weight_decay: λ at the last measured step.
         half_life: the steps in which half of the way to the equilibrium is gone.
-        steps_to_equilibrium: from the beginning of the stretch that was looked at to within 5 % of the norm there.
+        steps_to_equilibrium: from the beginning of the stretch that was looked at to within 5 % of the norm there, as
+            theory has it for gradients as long as in its later half.
         predicted_rate, measured_rate: radians a step.
         predicted_norm, measured_norm: ‖w‖.
         at_equilibrium: the verdict.
