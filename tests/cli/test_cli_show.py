@@ -216,6 +216,14 @@ def test_a_layer_that_is_never_known_is_said_to_be(tmp_path):
     assert "layer0.weight has no rotation: it is zero or not finite." in said
 
 
+def test_only_a_layer_that_does_not_move_is_where_it_started(tmp_path):
+    rate = [[NAN] * 4, [0.021, 1e-7, NAN, 0.1]]
+    said = say(tmp_path, rotation=[[0] * 4, [2e-4, 2e-4, 2e-4, 0.02]], rate_per_step=rate)
+    assert (
+        "layer1.weight is still where it started. 2 layers (layer0.weight, layer2.weight) have hardly rotated." in said
+    )
+
+
 def test_early_on_no_layer_is_called_still(tmp_path):
     assert "still" not in say(tmp_path, rotation=[[0, 0], [1e-5, 2e-5]])
 

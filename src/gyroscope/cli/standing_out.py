@@ -12,8 +12,10 @@ from gyroscope.errors import MonitorError
 from gyroscope.monitor import dominated, stalled
 from gyroscope.store import Run
 
-#: A layer that has rotated less than this is still about where it started: 2.6 degrees.
+#: A layer that has rotated less than this has hardly rotated: 2.6 degrees.
 STILL = 0.001
+#: A layer that turns less than this in a step, in radians, and has hardly rotated is still where it started.
+SLOW = 1e-4
 #: Rotation of less than this is rounding.
 NOTHING = 1e-6
 #: Layers differ if the most rotated has this many times the rotation of the least rotated.
@@ -123,7 +125,14 @@ def _unknown(run: Run, unknown: Mask) -> str:
 def _still(run: Run, rotation: Values) -> str:
     if not (rotation >= 10 * STILL).any():  # it is early
         return ""
-    return _said(run, rotation < STILL, "is still where it started", "are still where they started")
+    moving = rotation >= NOTHING
+    if "rate_per_step" in run.quantities:
+        rate = last_values(run.series("rate_per_step"))
+        moving = np.where(np.isnan(rate), moving, rate >= SLOW)
+    hardly = rotation < STILL
+    still = _said(run, hardly & ~moving, "is still where it started", "are still where they started")
+    slow = _said(run, hardly & moving, "has hardly rotated", "have hardly rotated")
+    return " ".join(said for said in (still, slow) if said)
 
 
 def _neurons(run: Run, apart: Mask) -> str:
