@@ -14,6 +14,7 @@ from gyroscope.cli.sparkline import BLOCKS, sparklines
 from gyroscope.cli.standing_out import in_words
 from gyroscope.store import Event, LayerInfo, QuantityInfo, Rows, Writer
 
+NAN = np.nan
 app = typer.Typer(rich_markup_mode="markdown")
 app.command()(show)
 
@@ -85,6 +86,24 @@ def test_another_quantity_has_a_column_and_a_sparkline(small):
     assert "gradient_norm over the steps" in output
     for layer, cells in enumerate(rows(output)):
         assert float(cells[8]) == pytest.approx(small.series("gradient_norm")[-1, layer], rel=0.01)
+
+
+def test_learning_rates_are_those_of_the_last_step_taken_and_the_step_is_said(tmp_path):
+    closing = {"update_ratio": [[NAN], [0.2], [0.3], [NAN]], "effective_lr": [[0.4], [0.4], [0.07], [0.0]]}
+    made = run_of(steps=[0, 1, 295, 300], rotation=[[0], [0.1], [0.2], [0.3]], **closing)
+    written(tmp_path / "closed", made).close()
+    output = run(tmp_path / "closed").stdout
+    assert rows(output)[0][3:6] == ["0.300", "0.3", "0.07"]
+    assert "‖Δw‖/‖w‖ and η/‖w‖² were last measured at step 295." in output
+    assert "At step 300 layer0.weight has rotated by 0.3." in output
+
+
+def test_a_learning_rate_of_zero_that_a_step_was_taken_with_is_shown(tmp_path):
+    made = run_of(rotation=[[0], [0.1]], update_ratio=[[NAN], [0.0]], effective_lr=[[0.4], [0.0]])
+    written(tmp_path / "zero", made).close()
+    output = run(tmp_path / "zero").stdout
+    assert rows(output)[0][3:6] == ["0.100", "0", "0"]
+    assert "last measured" not in output
 
 
 def test_a_narrow_terminal_keeps_names_and_rotation_and_says_what_is_missing(small, monkeypatch):
@@ -226,9 +245,6 @@ def test_only_a_layer_that_does_not_move_is_where_it_started(tmp_path):
 
 def test_early_on_no_layer_is_called_still(tmp_path):
     assert "still" not in say(tmp_path, rotation=[[0, 0], [1e-5, 2e-5]])
-
-
-NAN = np.nan
 
 
 def diverged(norm, rotation, loss, **quantities):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +19,9 @@ from gyroscope.store import Run
 _SPARK = 24
 # Quantities between 0 and 1 or between -1 and 1: those are near 0 that are 0.
 _LINEAR = ("rotation", "neuron", "dying", "full", "alignment", "invariance")
+
+# What the next step will be taken with, not what this one was.
+_RATES = ("lr", "effective_lr")
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,37 @@ def layer_table(run: Run, *, quantity: str, rows: Sequence[int], width: int) -> 
     return table, left_out[::-1]
 
 
+def as_taken(run: Run, quantity: str) -> npt.NDArray[np.floating]:
+    """Return a quantity over the steps; of learning rates, only those that a step was taken with.
+
+    The row that closes a run holds the learning rate that the next step would have had: 0 after many a schedule.
+    Such a row knows no gradient and no update. A layer of which none was ever known keeps all it has.
+    """
+    series = run.series(quantity)
+    shows = [name for name in ("update_ratio", "update_norm", "gradient_norm") if name in run.quantities]
+    if quantity not in _RATES or not shows:
+        return series
+    taken = np.any([np.isfinite(run.series(name)) for name in shows], axis=0)
+    return np.where(taken | ~taken.any(axis=0), series, np.nan)
+
+
+def of_earlier_steps(run: Run, *, quantity: str, headings: Collection[object]) -> str:
+    """Return which of the columns under `headings` end before the last step, and where; nothing if none does."""
+    steps: dict[int, list[str]] = {}
+    lost = (lost_at(run) < len(run.steps)).all()
+    others = [] if quantity in (name for name, *_ in _NUMBERS) else [(quantity, quantity)]
+    for name, heading in (*((name, heading) for name, heading, *_ in _NUMBERS), *others):
+        if name in run.quantities and heading in headings and not lost:
+            known = np.flatnonzero(np.isfinite(as_taken(run, name)).any(axis=1))
+            if len(known) and known[-1] < len(run.steps) - 1:
+                steps.setdefault(int(run.steps[known[-1]]), []).append(heading)
+    said = [
+        f"{' and '.join(names)} {'were' if len(names) > 1 else 'was'} last measured at step {at:,}."
+        for at, names in steps.items()
+    ]
+    return " ".join(said)
+
+
 def _columns(run: Run, quantity: str, rows: Sequence[int]) -> list[_Column]:
     infos = [run.layer_table[row] for row in rows]
     columns = [
@@ -87,7 +122,7 @@ def _columns(run: Run, quantity: str, rows: Sequence[int]) -> list[_Column]:
     others = [] if quantity in shown else [(quantity, quantity, lambda value: f"{value:.3g}", 0)]
     for name, heading, written, yields in (*_NUMBERS, *others):
         if name in run.quantities:
-            series = run.series(name)
+            series = as_taken(run, name)
             # What a layer was before it was lost is not what it is.
             gone = lost & ~np.isfinite(series[-1]) if len(series) else lost
             values = last_values(series)
@@ -95,7 +130,7 @@ def _columns(run: Run, quantity: str, rows: Sequence[int]) -> list[_Column]:
             cells = ["nan" if gone[row] else written(values[row]) if known[row] else "–" for row in rows]
             columns.append(_Column(heading, cells, yields))
     if quantity in run.quantities and len(run.steps):
-        series = run.series(quantity)
+        series = as_taken(run, quantity)
         lines = sparklines(run.steps, series, width=_SPARK, log=not quantity.startswith(_LINEAR))
         columns.append(_Column(f"{quantity} over the steps", [lines[row] for row in rows], 0, right=False))
     return columns

@@ -80,11 +80,14 @@ def _follow(run: Run, console: Console, quantity: str, layers: str, width: int) 
 
 
 def _page(run: Run, quantity: str, rows: list[int], width: int) -> RenderableType:
-    from gyroscope.cli.layer_table import layer_table
+    from gyroscope.cli.layer_table import layer_table, of_earlier_steps
     from gyroscope.cli.standing_out import in_words
 
     table, left_out = layer_table(run, quantity=quantity, rows=rows, width=width)
     below = [in_words(run)]
+    earlier = of_earlier_steps(run, quantity=quantity, headings=[column.header for column in table.columns])
+    if earlier:
+        below.append(earlier)
     if len(rows) < len(run.layers):
         below.append(f"{len(rows)} of {len(run.layers):,} layers are shown; --layers all shows them all.")
     if left_out:
