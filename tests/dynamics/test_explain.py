@@ -13,6 +13,7 @@ from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.explain import TOPICS, explain
 from gyroscope.dynamics.explain_measure import orthogonality
 from gyroscope.dynamics.explain_optimizer import optimizer_of
+from gyroscope.dynamics.explain_result import cells
 from gyroscope.errors import StoreError
 
 AFTER = TOPICS[1:4]  # what follows from scale invariance: effective learning rate, implicit decay, equilibrium
@@ -37,7 +38,7 @@ def verdicts(entry):
 def test_a_normalized_layer_under_decay_is_said_to_rest_at_the_predicted_rate(resting):
     found = explain(resting)
     entry = found["0.weight"]
-    assert entry.scale_invariant == "tensor"
+    assert entry.scale_invariant == "yes"
     assert verdicts(entry) == ["yes", "yes", "no", "yes", "yes"]  # its norm comes down from above
     assert entry.predicted_rate == pytest.approx(np.sqrt(2 * 0.2 * 0.05), rel=1e-6)
     with gyroscope.load(resting) as run:
@@ -113,7 +114,7 @@ def test_under_layca_norms_are_held_and_the_angle_is_what_was_asked(tmp_path):
         words = entry.about("equilibrium").words
         assert f"turns by {np.arctan(0.1):.3g} rad a step" in words  # ρ = 0.1
         assert "its norm is held at" in words
-    assert found["0.weight"].scale_invariant == "tensor"
+    assert found["0.weight"].scale_invariant == "yes"
 
 
 def test_under_kfac_decay_can_act_by_the_damping(tmp_path):
@@ -133,9 +134,22 @@ def test_a_model_says_more_than_its_run_each_unit_is_invariant_by_itself(resting
     net = normalized()
     found = explain(resting, model=net, loss=nn.functional.cross_entropy, batch=(x, y))
     assert [entry.scale_invariant for entry in found.entries] == ["unit", "no"]
+    assert cells(found["0.weight"])[1] == "a unit"
+    assert cells(explain(resting)["0.weight"])[1] == "yes (units not known)"
     assert "Each of its 12 units" in found["0.weight"].about("scale invariance").words
     given = gyroscope.invariance(net, nn.functional.cross_entropy, (x, y))
     assert explain(resting, invariance=given).rows() == found.rows()
+
+
+def test_a_layer_that_only_as_a_whole_can_be_rescaled_is_said_to_be_so_where_the_model_shows_it(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(10, 12, bias=False), nn.LayerNorm(12, elementwise_affine=False), nn.Tanh(), nn.Linear(12, 4)
+    )
+    folder = train(tmp_path / "a", net, sgd(lr=0.1), 30)
+    assert explain(folder)["0.weight"].scale_invariant == "yes"
+    entry = explain(folder, model=net, loss=nn.functional.cross_entropy, batch=clusters())["0.weight"]
+    assert (entry.scale_invariant, cells(entry)[1]) == ("tensor", "as a whole")
 
 
 def test_a_model_that_contradicts_its_run_decides_nothing(resting):

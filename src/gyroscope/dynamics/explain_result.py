@@ -20,8 +20,8 @@ class LayerExplanation:
     Attributes:
         layer, kind: its name and kind.
         optimizer: what steps it.
-        scale_invariant: "tensor" for as a whole, "unit" for each unit by itself (only where a model was given), "no",
-            or "undecided" and why.
+        scale_invariant: where a model was given, "unit" for each unit by itself and "tensor" for only as a whole; "yes"
+            where the run alone says so, which knows nothing of units; "no", or "undecided" and why.
         deviation: the median of √n|⟨w,∇⟩|/(‖w‖‖∇‖): zero for a scale-invariant layer, 0.67 for unrelated directions.
         lr_first, lr_last: α at the first and the last measured step with one above zero.
         effective_first, effective_last: α/‖w‖² there (Adam and its kin: α/‖w‖).
@@ -130,7 +130,8 @@ HEADS = ["layer", "scale-invariant", "α", "effective α", "norm's part", "k₀"
 
 def cells(entry: LayerExplanation) -> list[str]:
     """A layer's row of the table."""
-    short = {"unit": "each unit", "tensor": "as a whole"}.get(entry.scale_invariant, entry.scale_invariant)
+    said = {"unit": "a unit", "tensor": "as a whole", "yes": "yes (units not known)"}
+    short = said.get(entry.scale_invariant, entry.scale_invariant)
     return [
         entry.layer,
         short.split(":")[0],

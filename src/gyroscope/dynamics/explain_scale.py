@@ -30,7 +30,7 @@ class Change(NamedTuple):
 
 
 def scale_statement(layer: Evidence, found: Orthogonality, model: LayerInvariance | None) -> tuple[Statement, str]:
-    """Whether a layer is scale-invariant, in words and as "unit", "tensor", "no" or "undecided: why"."""
+    """Whether a layer is scale-invariant, in words and as "unit", "tensor", "yes", "no" or "undecided: why"."""
 
     def said(verdict: Verdict, words: str, short: str) -> tuple[Statement, str]:
         return Statement(layer.info.name, "scale invariance", verdict, words, "equation 16"), short
@@ -60,7 +60,7 @@ def scale_statement(layer: Evidence, found: Orthogonality, model: LayerInvarianc
         words = (
             f"Its gradients are orthogonal to its weights: {seen}, where unrelated directions have a median of 0.67."
         )
-        return said("yes", f"{words} {only if told else unit}.", "tensor")
+        return said("yes", f"{words} {only if told else unit}.", told or "yes")
     if found.found is False or told == "no":
         return said("no", f"Its norm matters to the loss: {seen}, where a scale-invariant layer has zero.", "no")
     if found.count < ENOUGH and (why := ended(layer)):
