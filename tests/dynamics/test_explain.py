@@ -212,6 +212,7 @@ def test_a_norm_that_grows_otherwise_does_not_follow_the_law(tmp_path):
     series["weight_norm"] = 1 + np.arange(100) / 30
     said = explain(written(tmp_path / "b", series))["w"].about("implicit decay")
     assert said.verdict == "no"
+    assert "is the best, and does not fit 100 measured norms: R² " in said.words
     assert "‖∇‖‖w‖ did not stay the same" in said.words
 
 
@@ -271,8 +272,23 @@ def test_under_a_rate_that_never_stays_the_equilibrium_is_undecided(tmp_path):
     lr = 0.05 * (1 + np.cos(np.pi * np.arange(200) / 200))
     entry = explain(written(tmp_path / "a", walk(200, lr=lr, decay=0.05)))["w"]
     assert entry.about("equilibrium").verdict == "undecided"
-    assert "a rate that stays" in entry.about("equilibrium").words
+    assert "a rate that stays for 20 steps or more" in entry.about("equilibrium").words
+    assert "Record" not in entry.about("equilibrium").words
     assert entry.about("effective learning rate").verdict == "yes"
+
+
+def test_of_a_long_stretch_measured_seldom_every_step_is_to_be_recorded(tmp_path):
+    series, at = walk(900, decay=0.05), np.arange(1, 901)
+    thin = slice(None, None, 60)  # 15 of them: enough for the invariance, and too few in the later half
+    few = {name: values[thin] for name, values in series.items()}
+    said = explain(written(tmp_path / "a", few, steps=at[thin]))["w"].about("equilibrium")
+    assert said.verdict == "undecided"
+    assert said.words.endswith("the longest lasts 840 steps. Record every step, by watch(budget=None).")
+    adamw = {"class": "AdamW", "betas": [0.9, 0.999]}
+    said = explain(written(tmp_path / "b", series, optimizer=adamw))["w"].about("equilibrium")
+    assert said.verdict == "undecided"
+    assert "after the 1,000 that AdamW takes to settle" in said.words
+    assert said.words.endswith("the longest lasts 899 steps. It takes a rate that stays for 1,010 steps or more.")
 
 
 def test_of_a_resumed_run_only_what_came_after_is_judged(tmp_path):

@@ -74,7 +74,7 @@ def test_why_the_law_does_not_hold_is_said_where_that_was_measured(tmp_path):
     assert (said.verdict, "‖∇‖" in said.words, "did not stay" in said.words) == ("no", False, False)
     series["rate"] = np.full(100, 0.1)
     said = explain(written(tmp_path / "d", series, optimizer=adam))["w"].about("implicit decay")
-    assert "steps across the weights, over α, did not stay as long" in said.words
+    assert "Steps across the weights, over α, did not stay as long" in said.words
 
 
 # Weight decay.

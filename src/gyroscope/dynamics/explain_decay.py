@@ -18,7 +18,7 @@ from gyroscope.dynamics.explain_grounds import (
     untold,
 )
 from gyroscope.dynamics.explain_measure import Balance, balance, unsteady
-from gyroscope.dynamics.explain_statement import Statement, Verdict, number, record, sentence
+from gyroscope.dynamics.explain_statement import Statement, Verdict, number, record, sentence, times
 
 # The share of the weights lost in a step up to which the theory, of small shares, is taken to hold.
 _SMALL = 0.1
@@ -58,14 +58,24 @@ def equilibrium_statement(layer: Evidence, invariant: bool | None) -> tuple[Stat
 
 
 def _too_few(layer: Evidence) -> str:
-    longest = max((int(layer.steps[s.stop - 1] - layer.steps[s.start]) for s in layer.stretches), default=0)
+    """What there is too little of, and what helps: measuring more of the steps only where there are enough of them."""
+    rule, longest = layer.optimizer, 0
+    for one in layer.stretches:
+        if layer.decay[one.start] > 0:
+            longest = max(longest, int(layer.steps[one.stop - 1] - layer.steps[one.start]))
     words = (
         f"In no stretch of constant learning rate and weight decay{after(layer)} is there enough: its later half has "
         f"to have {ENOUGH} single steps measured"
     )
-    if layer.optimizer.settles:
-        words += f", after the {layer.optimizer.settles:,} that {layer.optimizer.name} takes to settle"
-    return f"{words}; the longest lasts {longest:,} steps. Record more often, longer, or at a rate that stays."
+    if rule.settles:
+        words += f", after the {rule.settles:,} that {rule.name} takes to settle"
+    words += f"; the longest lasts {times(longest)}."
+    if layer.broken is not None:
+        return words
+    needed = max(2 * ENOUGH, rule.settles + ENOUGH)
+    if longest >= needed:
+        return f"{words} Record every step, by watch(budget=None)."
+    return f"{words} It takes a rate that stays for {needed:,} steps or more."
 
 
 def _judged(layer: Evidence, found: Balance) -> tuple[Verdict, str]:

@@ -9,7 +9,7 @@ import numpy as np
 from gyroscope.dynamics.explain_evidence import ENOUGH, Evidence
 from gyroscope.dynamics.explain_grounds import after, broke, course, quarters, stopped, supposed, taken, unruled
 from gyroscope.dynamics.explain_measure import Fit, fitted, unsteady
-from gyroscope.dynamics.explain_statement import Statement, Verdict, number, record, sentence
+from gyroscope.dynamics.explain_statement import Statement, Verdict, number, record, sentence, times
 
 # R² of the law from which it is said to hold.
 _FITS = 0.9
@@ -39,7 +39,7 @@ def law_statement(layer: Evidence, invariant: bool | None) -> tuple[Statement, f
         return said("undecided", why)
     known, law = len(layer.norms), fitted(layer)
     if not isfinite(law.off):
-        return said("undecided", f"The norm was measured at {known} steps{after(layer)}, and {ENOUGH} are needed.")
+        return said("undecided", f"The norm was measured at {times(known)}{after(layer)}, and {ENOUGH} are needed.")
     if layer.held:
         words = (
             f"because its norm stayed at {number(float(layer.norms.mean()))}: the weights are renormalized, or rest."
@@ -50,19 +50,22 @@ def law_statement(layer: Evidence, invariant: bool | None) -> tuple[Statement, f
         words = f"because its norm, {course(layer)}, did not grow by its steps"
         return said("does not apply", f"{words}: decay alone accounts for it." if alone else f"{words}.")
     if law.grown >= _GROWN and (law.r2 < _FITS or law.off > _OFF):
-        words = f"{_fit(layer, law)}, off by {100 * law.off:.0f} %: {_why_not(layer)}{broke(layer)}"
+        best = f"k₀ = {number(law.k0)} steps{_at(layer)} is the best, and does not fit"
+        off = f"{len(layer.norms):,} measured norms: R² {law.r2:.3f}, off by {100 * law.off:.0f} %"
+        words = f"{best} {off}. {_why_not(layer)}{broke(layer)}"
         return said("no", words, nan, law.r2)
     if layer.decayed and 1 / law.k0 <= law.fall and layer.norms[-1] < layer.norms[0]:
         return said(*_from_above(layer, law), nan, law.r2 if law.grown >= _GROWN else nan, "equation 23")
     if law.grown < _GROWN:
         few = f"{_span(layer):,} steps are too few for k₀: so early, any slow growth looks like it"
-        more = broke(layer) or f" Record {number(law.k0)} steps or more."
+        more = broke(layer) or ("" if _at(layer) else f" Record {number(law.k0)} steps or more.")
         return said("undecided", f"{_fit(layer, law)}, but {few}.{more}")
     return said("yes", f"{_goes(layer, law)}{after(layer)}.{broke(layer)}", law.k0, law.r2)
 
 
 def _fit(layer: Evidence, law: Fit) -> str:
-    return f"k₀ = {number(law.k0)} steps{_at(layer)} fits {len(layer.norms):,} measured norms with R² {law.r2:.3f}"
+    how = "with" if law.r2 >= _FITS else "best, with"
+    return f"k₀ = {number(law.k0)} steps{_at(layer)} fits {len(layer.norms):,} measured norms {how} R² {law.r2:.3f}"
 
 
 def _goes(layer: Evidence, law: Fit) -> str:
@@ -108,5 +111,6 @@ def _span(layer: Evidence) -> int:
 def _why_not(layer: Evidence) -> str:
     found = unsteady(layer)
     if found is None:
-        return "why, the run does not say."
-    return f"{supposed(layer)}, which the law takes for granted: {quarters(found)}."
+        return "Why, the run does not say."
+    what = supposed(layer)
+    return f"{what[0].upper()}{what[1:]}, which the law takes for granted: {quarters(found)}."

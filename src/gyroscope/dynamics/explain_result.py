@@ -8,7 +8,7 @@ from typing import Any
 
 from gyroscope.by_layer import ByLayer
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.explain_statement import TOPICS, Statement, Topic, Verdict, number
+from gyroscope.dynamics.explain_statement import TOPICS, Statement, Topic, Verdict, number, times
 
 _WIDTH = 110
 
@@ -149,7 +149,7 @@ def headline(found: Explanation) -> str:
     """What was looked at."""
     layers = "layer" if len(found) == 1 else "layers"
     resumed = "" if found.resumed is None else f", resumed at step {found.resumed:,}"
-    return f"{found.run}: {len(found):,} {layers}, {found.measured:,} measured steps{resumed}"
+    return f"{found.run}: {len(found):,} {layers}, measured at {times(found.measured)}{resumed}"
 
 
 def title(alike: tuple[LayerExplanation, ...]) -> str:
