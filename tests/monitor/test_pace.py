@@ -65,6 +65,9 @@ def test_the_interval_is_stretched_to_the_budget_once_the_price_is_known(tmp_pat
     assert cost.step_seconds == pytest.approx(0.01)
     assert cost.steps == 400
     assert f"every {monitor.interval} steps" in str(cost)
+    assert cost.share_so_far == pytest.approx(cost.measured * 0.002 / (400 * 0.01), rel=0.01)
+    assert cost.share_so_far > 3 * cost.share  # the steps that the price was learnt from
+    assert f"so far {cost.measured} of 400 steps measured, about {100 * cost.share_so_far:.3g} %" in str(cost)
     monitor.close()
     with gyroscope.load(monitor.path) as recorded:
         assert recorded.steps[: LEARNING + 1].tolist() == list(range(LEARNING + 1))
@@ -86,6 +89,7 @@ def test_no_budget_never_stretches(tmp_path, hands):
     monitor = run(tmp_path, hands, 200, budget=None)
     assert monitor.interval == 1
     assert monitor.cost().share == pytest.approx(0.2)
+    assert monitor.cost().share_so_far == pytest.approx(0.2)
     monitor.close()
     with gyroscope.load(monitor.path) as recorded:
         assert recorded.steps.tolist() == list(range(201))
@@ -135,6 +139,7 @@ def test_a_monitor_that_has_done_nothing_costs_nothing(tmp_path):
     with gyroscope.watch(model, torch.optim.SGD(model.parameters(), 0.1), tmp_path / "run") as monitor:
         cost = monitor.cost()
     assert (cost.share, cost.seconds, cost.steps, cost.measured, cost.total_seconds) == (0, 0, 0, 0, 0)
+    assert cost.share_so_far == 0
     assert "float32" in str(cost)
 
 

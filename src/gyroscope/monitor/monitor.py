@@ -207,7 +207,7 @@ class Monitor:
         pace = self._pace
         return pace.clock.cost(
             interval=pace.interval, details=pace.detail_interval, steps=self.steps, measured=pace.measurements,
-            held=self.held, analyses=pace.analysis_interval,
+            taken=pace.taken, held=self.held, analyses=pace.analysis_interval,
         )  # fmt: skip
 
     def flush(self, timeout: float | None = None) -> None:

@@ -46,6 +46,7 @@ class Pace:
         self.shared = shared
         self.forced = 0
         self.dropped = 0
+        self.taken = 0
         self.measurements = 0
         self.requested = 0
         self.agreed_on = False  # whether all ranks have just heard of the request
@@ -99,6 +100,7 @@ class Pace:
         self, *, outside: float, own: float, measured: bool, sampled: bool, exposed: bool, analysed: bool = False
     ) -> None:
         """A step was taken: `outside` seconds of training and `own` seconds of measuring."""
+        self.taken += 1
         self.measurements += measured
         if analysed:
             self.clock.analysed(outside + own)
