@@ -117,7 +117,8 @@ def _columns(run: Run, quantity: str, rows: Sequence[int]) -> list[_Column]:
         _Column("kind", [info.kind for info in infos], 6, right=False),
         _Column("shape", ["×".join(map(str, info.shape)) for info in infos], 5),
     ]
-    lost = lost_at(run) < len(run.steps)
+    at = lost_at(run)
+    lost = at < len(run.steps)
     shown = [name for name, *_ in _NUMBERS]
     others = [] if quantity in shown else [(quantity, quantity, lambda value: f"{value:.3g}", 0)]
     for name, heading, written, yields in (*_NUMBERS, *others):
@@ -132,5 +133,8 @@ def _columns(run: Run, quantity: str, rows: Sequence[int]) -> list[_Column]:
     if quantity in run.quantities and len(run.steps):
         series = as_taken(run, quantity)
         lines = sparklines(run.steps, series, width=_SPARK, log=not quantity.startswith(_LINEAR))
+        for row in np.flatnonzero(lost & ~np.isfinite(series[-1])).tolist():  # a curve ends where its layer was lost
+            part = (run.steps[at[row] - 1] - run.steps[0]) / max(run.steps[-1] - run.steps[0], 1)
+            lines[row] = lines[row][: int(part * len(lines[row])) + 1]
         columns.append(_Column(f"{quantity} over the steps", [lines[row] for row in rows], 0, right=False))
     return columns
