@@ -18,6 +18,7 @@ from gyroscope.dynamics.explain_grounds import (
     untold,
 )
 from gyroscope.dynamics.explain_measure import Balance, balance, unsteady
+from gyroscope.dynamics.explain_optimizer import Optimizer
 from gyroscope.dynamics.explain_statement import Statement, Verdict, number, record, sentence, times
 
 # The share of the weights lost in a step up to which the theory, of small shares, is taken to hold.
@@ -126,6 +127,16 @@ def _formula(layer: Evidence) -> str:
     return "√(2αλ)" if not beta else "√(2αλ/(1+β))" if plain else "√(2dΣc²)/Σc"
 
 
+def _jacobian(rule: Optimizer) -> str:
+    """What C is where it is near the Gauss-Newton matrix; exactly so under what the chapter assumes of the network."""
+    if rule.family != "second order":
+        return ""
+    return (
+        " With the Gauss-Newton matrix for C that is the norm of the network's Jacobian, for squared errors and "
+        "networks without biases and normalizers, and something like it for others."
+    )
+
+
 def decay_statement(layer: Evidence, invariant: bool | None) -> tuple[Statement, tuple[str, ...]]:
     """By which of the three mechanisms weight decay can act on the layer."""
     name, rule = layer.info.name, layer.optimizer
@@ -158,9 +169,8 @@ def decay_statement(layer: Evidence, invariant: bool | None) -> tuple[Statement,
     if not invariant:
         norm = f"C = {rule.penalty}" if rule.penalty else "a C that depends on the optimizer"
         words = (
-            f"It can act as a regularizer: it penalizes ‖w‖²_C with {norm}. With the Gauss-Newton matrix for C, as "
-            "nearly under K-FAC, that is the norm of the network's Jacobian; gyroscope.dynamics.jacobian_norm measures "
-            "it. Effective learning rate and damping are ruled out: both are of layers whose norm does not matter."
+            f"It can act as a regularizer: it penalizes ‖w‖²_C with {norm}.{_jacobian(rule)} Effective learning rate "
+            "and damping are ruled out: both are of layers whose norm does not matter."
         )
         return said("yes", words, "section 5.3, equation 27", "regularization")
     ruled = "As a regularizer it cannot act: the loss is the same whatever the norm"
