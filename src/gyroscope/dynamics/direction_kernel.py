@@ -27,6 +27,18 @@ def _share(values, n, damping, TC: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _product(
+    gradient, means, variances, added, factor, k, n, channels, positions, at, inside, TC: tl.constexpr
+):  # fmt: skip
+    """(∇W − f mᵀ) Σ⁻¹ of some columns k, with a factor f of each row; and m and Σ⁻¹ there."""
+    j = k % channels * positions + k // channels
+    m = tl.load(means + j, mask=k < n, other=0.0).to(TC)
+    precision = _reciprocal(tl.load(variances + j, mask=k < n, other=0.0).to(TC) + added)
+    W = tl.load(gradient + at, mask=inside, other=0.0).to(TC)
+    return (W - factor[:, None] * m[None, :]) * precision[None, :], m, precision
+
+
+@triton.jit
 def directions_kernel(
     owners, records, pointers, value, slopes, out, coordinates, damping_near, damping_rest,
     TG: tl.constexpr, TC: tl.constexpr, SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -68,16 +80,15 @@ def directions_kernel(
     lengths = tl.zeros((COLUMNS,), TC)
     for low in range(0, n, COLUMNS):
         k = low + tl.arange(0, COLUMNS)
-        j = k % channels * positions + k // channels
-        m = tl.load(means + j, mask=k < n, other=0.0).to(TC)
-        precision = _reciprocal(tl.load(variances + j, mask=k < n, other=0.0).to(TC) + added)
+        at = line + k[None, :]
         inside = some[:, None] & (k < n)[None, :]
-        P = tl.load(gradient + line + k[None, :], mask=inside, other=0.0).to(TC)
-        P = (P - b[:, None] * m[None, :]) * precision[None, :]
+        P, m, precision = _product(
+            gradient, means, variances, added, b, k, n, channels, positions, at, inside, TC
+        )  # fmt: skip
         along += P * m[None, :]
         lengths += precision * m * m
         if bias >= 0:
-            tl.store(to_weight + line + k[None, :], rounded(P * scale[:, None], TG), mask=inside)
+            tl.store(to_weight + at, rounded(P * scale[:, None], TG), mask=inside)
     shift = tl.sum(along, 1)
     if bias >= 0:
         tl.store(to_bias + row, rounded((b - shift) * scale, TG), mask=some)
@@ -86,10 +97,9 @@ def directions_kernel(
         shift = shift / (1.0 + tl.sum(lengths))
         for low in range(0, n, COLUMNS):
             k = low + tl.arange(0, COLUMNS)
-            j = k % channels * positions + k // channels
-            m = tl.load(means + j, mask=k < n, other=0.0).to(TC)
-            precision = _reciprocal(tl.load(variances + j, mask=k < n, other=0.0).to(TC) + added)
+            at = line + k[None, :]
             inside = some[:, None] & (k < n)[None, :]
-            P = tl.load(gradient + line + k[None, :], mask=inside, other=0.0).to(TC)
-            P = (P - shift[:, None] * m[None, :]) * precision[None, :]
-            tl.store(to_weight + line + k[None, :], rounded(P * scale[:, None], TG), mask=inside)
+            P, m, precision = _product(
+                gradient, means, variances, added, shift, k, n, channels, positions, at, inside, TC
+            )  # fmt: skip
+            tl.store(to_weight + at, rounded(P * scale[:, None], TG), mask=inside)
