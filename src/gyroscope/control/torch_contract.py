@@ -132,8 +132,8 @@ class Wrapper(Optimizer):
         self._take()
 
     def _take(self) -> None:
-        """A step from the gradients as they are."""
-        raise NotImplementedError
+        """A step from the gradients as they are; that of the inner optimizer, unless a wrapper does more."""
+        self.inner.step()
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's state, after this wrapper's own hooks."""
