@@ -10,7 +10,7 @@ import numpy as np
 
 from gyroscope.dynamics.effective_rate import decay_time
 from gyroscope.lab.studies.dynamics.norms import Course, Values, spread
-from gyroscope.lab.studies.dynamics.schedules import spaced
+from gyroscope.lab.studies.dynamics.schedules import over_steps, spaced
 from gyroscope.lab.studies.study import Finding, Report, Table
 
 if TYPE_CHECKING:
@@ -160,8 +160,8 @@ def draw(name: str, both: Both) -> Figure:
         for i, one in enumerate(its):
             _lines(left, right, one, colour=f"C{i}")
         layer = its[0].layers[len(its[0].layers) // 2].removesuffix(".weight")
-        _finish(left, "norm ‖w‖", f"{name}, {layer}: {says}")
-        _finish(right, "effective learning rate α/‖w‖²", "dotted: the law 1/√(1 + k/k₀) fitted")
+        over_steps(left, "norm ‖w‖", f"{name}, {layer}: {says}")
+        over_steps(right, "effective learning rate α/‖w‖²", "dotted: the law 1/√(1 + k/k₀) fitted")
         right.legend(fontsize=8, loc="upper right")
     return figure
 
@@ -172,12 +172,3 @@ def _lines(left: Axes, right: Axes, one: Course, *, colour: str) -> None:
     left.plot(steps, one.norms[at, layer], color=colour)
     right.plot(steps, one.rates[at, layer], color=colour, label=f"α = {one.rate:g}")
     right.plot(steps[at > 0], one.laws()[layer].curve[at[at > 0] - 1], color=colour, linestyle=":", linewidth=1.2)
-
-
-def _finish(ax: Axes, says: str, title: str) -> None:
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xlabel("step k + 1", fontsize=9)
-    ax.set_ylabel(says, fontsize=9)
-    ax.set_title(title, fontsize=10)
-    ax.spines[["top", "right"]].set_visible(False)

@@ -62,8 +62,8 @@ def conclude_growth(lab: Lab) -> Report:
             ax.plot(found.steps[points] + 1, values[points], color=_colour(i), label=f"α = {alpha:g}")
     trend = 1 / np.sqrt(2 * np.maximum(found.steps[points], 1))
     right.plot(found.steps[points][1:] + 1, trend[1:], "k:", linewidth=1.2, label="1/√(2k)")
-    _finish(left, "norm ‖w‖", "Growth of the norm")
-    _finish(right, "effective learning rate α/‖w‖²", "Effective learning rate")
+    over_steps(left, "norm ‖w‖", "Growth of the norm")
+    over_steps(right, "effective learning rate α/‖w‖²", "Effective learning rate")
     left.legend(fontsize=8)
     right.legend(fontsize=8, loc="upper right")
     fits = [fit_norms(found.steps, norms, lr=float(a)) for a, norms in zip(found.lr, found.norms, strict=True)]
@@ -142,7 +142,7 @@ def conclude_decay(lab: Lab) -> Report:
         for i, alpha in enumerate(found.lr):
             ax.plot(found.steps[points] + 1, found.rate[i][points], color=_colour(i), label=f"α = {alpha:g}")
             ax.axhline(found.limit[i], color=_colour(i), linestyle=":", linewidth=1)
-        _finish(ax, "effective learning rate α/‖w‖²", f"{says} (dotted: √(2αλ))")
+        over_steps(ax, "effective learning rate α/‖w‖²", f"{says} (dotted: √(2αλ))")
         ax.legend(fontsize=8, loc="upper right")
     rows = tuple(
         (says, f"{found.lr[i]:g}", f"{found.decay[i]:g}", f"{found.rate[i, -1]:.6f}", f"{found.limit[i]:.6f}",
@@ -215,7 +215,8 @@ def _colour(i: int) -> str:
     return f"C{i}"
 
 
-def _finish(ax: Axes, says: str, title: str) -> None:
+def over_steps(ax: Axes, says: str, title: str) -> None:
+    """Label a panel whose steps and values are on log axes."""
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set_xlabel("step k + 1", fontsize=9)
