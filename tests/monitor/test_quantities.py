@@ -56,6 +56,21 @@ def test_small_and_large_turns_keep_their_digits(turn):
     assert value("rotation", d) == pytest.approx(2 * np.sin(turn / 2) ** 2, rel=1e-6)
 
 
+@pytest.mark.parametrize("turn", [1e-3, 1.0, 2.0])
+@pytest.mark.parametrize("length", [1e-30, 1e-16, 1e-8, 1e-3, 0.4, 3.0, 1e4])
+def test_rotation_keeps_its_digits_however_short_or_long_the_weights_have_become(turn, length):
+    d = products(w=[length * np.cos(turn), length * np.sin(turn)], b=[1, 0], g=[0, 1])
+    assert value("rotation", d) == pytest.approx(2 * np.sin(turn / 2) ** 2, rel=1e-6, abs=1e-11)
+
+
+@pytest.mark.parametrize("length", [1e11, 1e16, 1e20])
+def test_nothing_is_said_of_weights_whose_digits_are_lost_beside_those_they_have_become(length):
+    d = products(w=[length * 0.6, length * 0.8], b=[1, 0], g=[0, 1])
+    for name in ("rotation", "rate", "rate_per_step", "update_ratio", "invariance", "effective_lr_measured"):
+        assert np.isnan(value(name, d)), name
+    assert value("update_norm", d) == pytest.approx(length)
+
+
 def test_what_is_not_there_is_nan_and_never_a_warning():
     zeros = Products.zeros((2, 3))
     for name, values in compute(find(), zeros).items():

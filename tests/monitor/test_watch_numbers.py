@@ -74,6 +74,22 @@ def test_rates_are_since_the_last_measured_step_when_the_interval_changes(tmp_pa
     check(monitor.path, copies, [0, 4, 6, 7, 8, 12, 14], whole=[False, *[True] * 5, False])
 
 
+@pytest.mark.parametrize("shrinks_to", [1e-2, 1e-4, 1e-7])
+def test_the_rotation_of_weights_that_have_all_but_vanished_is_right(tmp_path, shrinks_to):
+    """As those of layers without a gradient do under weight decay: in float32, w − w₀ is little but −w₀."""
+    model = nn.Linear(40, 30, bias=False)
+    optimizer, copies = plain(model, lr=1.0, momentum=0.0), copies_of(model)
+    target = shrinks_to * (model.weight.detach() + 0.1 * torch.randn(30, 40))
+
+    def shrink(model, _):
+        model.weight.grad = model.weight.detach() - target
+
+    with watch(model, optimizer, tmp_path / "run") as monitor:
+        train(model, optimizer, [0, 1], copies=copies, step=shrink)
+    expected = cosine_distance(copies.weights[-1][0], copies.weights[0][0])
+    assert monitor.run.series("rotation")[-1, 0] == pytest.approx(expected, abs=1e-6, rel=1e-6)
+
+
 def test_sampled_steps_in_the_middle_are_measured_one_by_one(tmp_path):
     model = mlp()
     optimizer, copies = plain(model), copies_of(model)

@@ -17,6 +17,9 @@ Array = npt.NDArray[np.float64]
 #: The inner products that are measured, in the order of their columns.
 COLUMNS = ("ww", "we", "ee", "gg", "wg", "uu", "wu", "gu", "vv", "wv", "pp", "vp")
 
+# Of weights a million times as short as those they have become, ⟨w,w⟩ − 2⟨w,d⟩ + ⟨d,d⟩ has three digits left.
+_LEAST = 1e-12
+
 
 @dataclass(frozen=True)
 class Products:
@@ -79,8 +82,8 @@ class Products:
 
     @property
     def bb(self) -> Array:
-        """⟨b,b⟩ of the weights b = w − u before the step."""
-        return self.ww - 2 * self.wu + self.uu
+        """⟨b,b⟩ of the weights b = w − u before the step; NaN where none of its digits are left beside w."""
+        return _square_before(self.ww, self.wu, self.uu)
 
     @property
     def bg(self) -> Array:
@@ -88,8 +91,17 @@ class Products:
         return self.wg - self.gu
 
 
+def _square_before(ww: Array, wd: Array, dd: Array) -> Array:
+    """⟨w−d,w−d⟩; NaN where nothing but rounding is left of it."""
+    square = ww - 2 * wd + dd
+    result: Array = np.where((square > _LEAST * ww) | (ww == 0), square, np.nan)
+    return result
+
+
 def angle(ww: Array, wd: Array, dd: Array) -> Array:
     """The angle between w and w − d from ⟨w,w⟩, ⟨w,d⟩ and ⟨d,d⟩: exact for small angles, unlike an arc cosine.
+
+    NaN where one of the two is zero, or w − d more than a million times as short as w.
 
     >>> angle(np.array([1.0]), np.array([1.0]), np.array([2.0]))           # w = (1, 0), d = (1, 1)
     array([1.57079633])
@@ -97,5 +109,5 @@ def angle(ww: Array, wd: Array, dd: Array) -> Array:
     array([1.e-08])
     """
     across: Array = np.sqrt(np.maximum(ww * dd - wd * wd, 0.0))
-    result: Array = np.where((ww > 0) & (ww - 2 * wd + dd > 0), np.arctan2(across, ww - wd), np.nan)
+    result: Array = np.where((ww > 0) & (_square_before(ww, wd, dd) > 0), np.arctan2(across, ww - wd), np.nan)
     return result

@@ -39,6 +39,9 @@ _registry: dict[str, Quantity] = {}
 # Rotation from a rounded w₀ below which there is nothing but rounding.
 _INVISIBLE = 1e-7
 
+# Of a w₀ so many times as short as w, ⟨w,w₀⟩ = ⟨w,w⟩ − ⟨w,e⟩ is known to 1e-6 of ‖w‖‖w₀‖, and to less beyond.
+_OUTGROWN = 1e10
+
 
 def quantity(name: str, unit: str, meaning: str) -> Callable[[Function], Function]:
     """Register a quantity: a pure function of the inner products of one layer's w, g, u, v, e and p.
@@ -185,13 +188,16 @@ def _probe(name: str, function: Function) -> frozenset[str]:
 @quantity("rotation", "1", "cosine distance of the weights to their reference: 0 as it was, 1 at a right angle")
 def _rotation(d: Products) -> Array:
     # 1 − cos from the difference e: the norms' difference is known through 2⟨w,e⟩ − ⟨e,e⟩ = ⟨w,w⟩ − ⟨w₀,w₀⟩, so
-    # nothing cancels however small the angle is. With a rounded w₀ the difference is no better than the cosine.
-    norms = np.sqrt(d.ww * d.rr)
-    growth = (2 * d.we - d.ee) / (np.sqrt(d.ww) + np.sqrt(d.rr))
+    # nothing cancels however small the angle is. Where e is long, because w is far shorter than w₀, the cosine has more
+    # digits. With a rounded w₀ the difference is no better than the cosine.
+    length, first = np.sqrt(d.ww), np.sqrt(d.rr)
+    norms = length * first
+    growth = (2 * d.we - d.ee) / (length + first)
     small = np.maximum(d.ee - growth**2, 0.0) / (2 * norms)
     coarse = 1.0 - d.wr / norms
-    rotated: Array = np.where(d.exact == 1.0, small, np.where(coarse < _INVISIBLE, 0.0, coarse))
-    return np.where(norms > 0, np.clip(rotated, 0.0, 2.0), np.nan)
+    exact = np.where((d.ee <= 2 * norms) | (length > first), small, coarse)
+    rotated: Array = np.where(d.exact == 1.0, exact, np.where(coarse < _INVISIBLE, 0.0, coarse))
+    return np.where((norms > 0) & (length <= _OUTGROWN * first), np.clip(rotated, 0.0, 2.0), np.nan)
 
 
 @quantity("rate", "rad", "angle by which the weights have turned since the last measured step")

@@ -185,7 +185,9 @@ def _out_of_range(result: Tensor, gradients: Sequence[Tensor]) -> bool:
     if not ((squares > 1e-30) & (squares < 1e30) | (squares == 0)).all():
         return True
     ww, we, ee, gg = columns[_GROWTH]
-    if (ww > 100 * (ww - 2 * we + ee)).any():  # the weights have outgrown w₀, of which little is left in w − w₀
+    rr = ww - 2 * we + ee
+    # Weights that have outgrown w₀, or shrunk to little beside it: w − w₀ shows little of the shorter of the two.
+    if ((ww > 100 * rr) | ((rr > 100 * ww) & (ww > 0))).any():
         return True
     for pair in _MOVES:  # a displacement along the weights turns them by next to nothing
         wd, dd = columns[pair]
