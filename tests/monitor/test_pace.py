@@ -244,3 +244,50 @@ def test_a_slow_first_step_does_not_put_details_off():
             sampled.append(step)
             following = step + pace.detail_interval
     assert len(sampled) == pytest.approx(20, abs=1)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_steps_that_are_asked_for_are_so_many_of_each_optimizer(tmp_path, by_hand):
+    model = mlp()
+    first, second = (torch.optim.SGD(part.parameters(), 0.01) for part in (model[:1], model[2:]))
+    with gyroscope.watch(model, [first, second], tmp_path / "run", every=100, budget=None) as monitor:
+        for i in range(8):
+            if i == 2:
+                monitor.sample(3)
+            backward(model, inputs(1)[0])
+            if by_hand:
+                monitor.measure()
+            else:
+                first.step()
+                second.step()
+    with gyroscope.load(monitor.path) as recorded:
+        norms = recorded.series("weight_norm")
+        assert recorded.steps.tolist() == [0, 3, 4, 5, 8]
+        assert np.isfinite(norms).all()
+
+
+def test_what_measuring_has_cost_is_counted_from_where_a_run_was_resumed(tmp_path, hands):
+    monitor = run(tmp_path, hands, 30, budget=None)
+    state = monitor.state_dict()
+    monitor.close()
+    monitor = run(tmp_path, hands, 0, budget=None)
+    monitor.load_state_dict(state)
+    for _ in range(10):
+        hands.now += 0.01
+        monitor._tracks[0].optimizer.step()
+    assert monitor.steps == 40
+    assert "so far 10 of 10 steps measured, about 20 %" in str(monitor.cost())
+    monitor.close()
+
+
+def test_a_loop_measured_by_hand_keeps_to_the_budget_and_hears_the_file_that_asks_for_detail(tmp_path, hands):
+    monitor = run(tmp_path, hands, 0, budget=0.01)
+    for _ in range(200):
+        hands.now += 0.01
+        monitor.measure()
+    assert monitor.interval == pytest.approx(20, abs=1)  # 2 ms of 10 ms is 20 %
+    put_signal(monitor, "3")
+    for _ in range(4):
+        monitor.measure()
+    assert monitor.run.steps[-3:].tolist() == [202, 203, 204]
+    monitor.close()

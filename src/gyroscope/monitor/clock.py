@@ -31,7 +31,7 @@ class Cost:
         seconds: for one measured step: the larger of the host's and the device's time, and the writer's on top.
         step_seconds: for one training step, without the monitor.
         interval: the number of steps between two measured ones, as it is now.
-        steps: how many were taken.
+        steps: how many were taken since the monitor began; of several optimizers, by the first.
         measured: how many of them were measured.
         total_seconds: of the training thread, in all.
         held: how the reference weights are held.
@@ -162,18 +162,14 @@ class Clock:
         return every * max(1, math.ceil(least / every - 1e-9))
 
     def cost(
-        self, *, interval: int, details: int, steps: int, measured: int, held: str, taken: int | None = None,
-        analyses: int = 0,
+        self, *, interval: int, details: int, steps: int, measured: int, held: str, analyses: int = 0
     ) -> Cost:  # fmt: skip
-        """What it has come to; `analyses` is the number of steps between two of them, 0 for none.
-
-        A run that is resumed has taken `steps`, of them `taken` under this clock; all of them if that is not given.
-        """
+        """What `steps` under this clock have come to; `analyses` is the steps between two of them, 0 for none."""
         every_step = self.price / interval + self.detail / max(details, 1)
         every_step += self.analysis_price / analyses if analyses else 0.0
         share = every_step / self.train if self.train > 0 else 0.0
         spent = self.price * measured + self.detail * self.details + self.analysis_price * self.analyses
-        trained = self.train * (steps if taken is None else taken)
+        trained = self.train * steps
         return Cost(
             share=share, seconds=self.price, step_seconds=self.train, interval=interval, steps=steps,
             measured=measured, total_seconds=self.total, held=held,

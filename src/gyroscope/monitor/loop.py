@@ -66,7 +66,7 @@ class Loop:
                 if track.skipped():
                     track.leave()
                     return
-                track.taken += 1
+                self._count(track)
                 if measured:
                     self._measure(track)
             self._look_ahead(track, measured, sampled, analysed)
@@ -100,23 +100,26 @@ class Loop:
 
     def by_hand(self, track: Track) -> None:
         """A step was taken that no hook has seen."""
-        self.chronicle.begin()
-        track.taken += 1
-        if self.pace.due(track.taken, track.tried_at):
-            sampled = track.sampling
-            self._measure(track)
-            track.anchor()
-            self.pace.measurements += 1
-            self.pace.forced = max(0, self.pace.forced - 1)
-            if sampled:
-                track.next_detail = track.taken + self.pace.detail_interval
-        self.arm(track)
+        self._arrive()
+        try:
+            with self._own:
+                self.chronicle.begin()
+                measured = self._due(track)
+                sampled = track.sampling = track.sampling and measured
+                self._count(track)
+                if measured:
+                    self._measure(track)
+                    track.anchor()
+            self._look_ahead(track, measured, sampled, analysed=False)
+        finally:
+            self.arm(track)
+            self._left = perf_counter()
 
     def ask_for(self, steps: int) -> None:
         """Measure the next steps, all of them and in detail."""
-        self.pace.sample(steps)
         self.pace.requested = 0
         for track in self.tracks:
+            track.asked_for = max(track.asked_for, steps)
             track.next_detail = track.taken + 1
         self.arm()
 
@@ -124,7 +127,7 @@ class Loop:
         """Put forward hooks on where the coming step is looked at in detail, and take them off where it is not."""
         for track, detail in zip(self.tracks, self.details, strict=True):
             if only is None or track is only:
-                wanted = track.taken + 1 >= track.next_detail or self.pace.forced > 0
+                wanted = track.taken + 1 >= track.next_detail or track.asked_for > 0
                 track.sampling = self.alive and wanted and self._due(track)
                 if track.sampling:
                     detail.attach()
@@ -135,7 +138,7 @@ class Loop:
     def _arm_conditioning(self, track: Track, detail: Detail) -> None:
         conditioned = detail.conditioned
         if conditioned is not None:
-            wanted = track.taken + 1 >= track.next_conditioning or self.pace.forced > 0
+            wanted = track.taken + 1 >= track.next_conditioning or track.asked_for > 0
             track.conditioning = self.alive and wanted and conditioned.error is None and self._due(track)
             if track.conditioning:
                 conditioned.attach()
@@ -157,7 +160,12 @@ class Loop:
             self.chronicle.event("interval", text)
 
     def _due(self, track: Track) -> bool:
-        return self.pace.due(track.taken + 1, track.tried_at)
+        return self.pace.due(track.taken + 1, track.tried_at, asked_for=track.asked_for > 0)
+
+    def _count(self, track: Track) -> None:
+        """A step was taken. Each optimizer counts its own: others may have taken more, or be about to take theirs."""
+        track.taken += 1
+        track.asked_for = max(0, track.asked_for - 1)
 
     def _measure(self, track: Track) -> None:
         part = self.tracks.index(track)

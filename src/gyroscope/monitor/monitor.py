@@ -206,8 +206,8 @@ class Monitor:
         """What measuring costs, as a share of the training time and in seconds."""
         pace = self._pace
         return pace.clock.cost(
-            interval=pace.interval, details=pace.detail_interval, steps=self.steps, measured=pace.measurements,
-            taken=pace.taken, held=self.held, analyses=pace.analysis_interval,
+            interval=pace.interval, details=pace.detail_interval, steps=pace.taken, measured=pace.measurements,
+            held=self.held, analyses=pace.analysis_interval,
         )  # fmt: skip
 
     def flush(self, timeout: float | None = None) -> None:

@@ -22,8 +22,7 @@ class Pace:
     >>> pace = Pace(every=10, budget=None, detail_every=100)
     >>> pace.due(step=20, last=10), pace.due(step=21, last=20)
     (True, False)
-    >>> pace.sample(2)
-    >>> pace.due(step=21, last=20)
+    >>> pace.due(step=21, last=20, asked_for=True)
     True
     """
 
@@ -44,7 +43,6 @@ class Pace:
         self.interval = every
         self.detail_every = detail_every
         self.shared = shared
-        self.forced = 0
         self.dropped = 0
         self.taken = 0
         self.measurements = 0
@@ -65,14 +63,10 @@ class Pace:
         self.every = self.interval = every
         self._adopted = self.measurements + LEARNING
 
-    def due(self, step: int, last: int) -> bool:
-        """Whether `step` is measured, after `last` was."""
+    def due(self, step: int, last: int, *, asked_for: bool = False) -> bool:
+        """Whether `step` is measured, after `last` was; one that was asked for is, whatever the interval."""
         on_time = self.interval == self.every or step - last >= self.interval
-        return self.forced > 0 or (step % self.every == 0 and on_time)
-
-    def sample(self, steps: int) -> None:
-        """Measure the next steps, whatever the interval."""
-        self.forced = max(self.forced, steps)
+        return asked_for or (step % self.every == 0 and on_time)
 
     @property
     def detail_interval(self) -> int:
@@ -112,7 +106,6 @@ class Pace:
             self._carried = 0.0 if measured else self._carried + own
         elif self.clock.train > 0:  # what a step costs without detail must be known first
             self.clock.sampled(outside - self.clock.train + own - self.clock.host)
-        self.forced = max(0, self.forced - 1)
 
     def stretch(self) -> str | None:
         """Adopt the interval the budget asks for, where it is clearly another one; says so then."""
@@ -128,12 +121,12 @@ class Pace:
             return None
         every = self.every if self._wanted is None else self._wanted
         decided = torch.tensor(
-            [every, self.clock.stretched(every), self.forced, self.requested, self.clock.analyses_stretched()],
+            [every, self.clock.stretched(every), self.requested, self.clock.analyses_stretched()],
             dtype=torch.int64,
             device=device,
         )
         torch.distributed.broadcast(decided, 0)
-        every, interval, self.forced, self.requested, self._analyses_apart = map(int, decided.tolist())
+        every, interval, self.requested, self._analyses_apart = map(int, decided.tolist())
         self.agreed_on, self._wanted = True, None
         if every != self.every:
             self.every = self.interval = every

@@ -47,6 +47,7 @@ class Track:
         self.tried_at = 0  # the same, whether or not it could be recorded
         self.measuring = False
         self.sampling = False
+        self.asked_for = 0  # so many of the coming steps are measured in detail, whatever the interval
         self.next_detail = 1
         self.conditioning = False
         self.next_conditioning = 1
