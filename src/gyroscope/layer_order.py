@@ -7,10 +7,12 @@ parametrization. Module hooks would miss all but the first.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -110,19 +112,27 @@ def _tensors(tree: object) -> Iterator[Tensor]:
 
 @contextmanager
 def _untouched(model: nn.Module, devices: set[torch.device]) -> Iterator[None]:
-    """Evaluation mode and slow attention inside; modules, buffers, RNG and switches as found afterwards."""
+    """Evaluation mode and slow attention inside; modules, buffers, weights, RNG and switches as found afterwards."""
     modules = list(model.modules())
     training = [module.training for module in modules]
-    attributes = [dict(module.__dict__) for module in modules]
-    registered = [dict(module._buffers) for module in modules]
-    # Aliases share one copy; meta buffers hold nothing to restore.
-    values = {id(b): (b, b.detach().clone()) for b in model.buffers() if not b.is_meta}
+    # Scripted modules keep their attributes and buffers elsewhere, where a pass cannot exchange them.
+    plain = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
+    attributes = [dict(module.__dict__) for module in plain]
+    registered = [dict(module._buffers) for module in plain]
+    # An embedding with a `max_norm` scales the rows it looks up, whatever the mode.
+    scaled = [m.weight for m in plain if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.max_norm is not None]
+    # Meta tensors hold nothing to restore.
+    written = [t.detach() for t in (*model.buffers(), *scaled) if not t.is_meta]
+    values = [tensor.clone() for tensor in written]
+    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
     fastpath = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         for kind in {device.type for device in devices} - {"cpu", "meta"}:
             indices = [device.index or 0 for device in devices if device.type == kind]
             stack.enter_context(torch.random.fork_rng(devices=indices, device_type=kind))
+        for weight in scaled:  # graphs that are alive may have saved it, and it will be what it was
+            stack.enter_context(torch.autograd.grad_mode._unsafe_preserve_version_counter(weight))
         try:
             for module in modules:
                 # Not `eval()`: an overridden `train` may do more than set the flag, such as merge adapters.
@@ -131,13 +141,16 @@ def _untouched(model: nn.Module, devices: set[torch.device]) -> Iterator[None]:
             yield
         finally:
             torch.backends.mha.set_fastpath_enabled(fastpath)
-            for module, flag, found, buffers in zip(modules, training, attributes, registered, strict=True):
+            for module, found, buffers in zip(plain, attributes, registered, strict=True):
                 module.__dict__.clear()
                 module.__dict__.update(found)
                 module._buffers.clear()
                 module._buffers.update(buffers)
+            for module, flag in zip(modules, training, strict=True):
                 module.training = flag
-            with torch.no_grad():
-                for buffer, value in values.values():
-                    if not torch.equal(buffer, value):
-                        buffer.copy_(value)
+            for tensor, value in zip(written, values, strict=True):
+                # Sparse tensors cannot be compared.
+                if tensor.layout is not torch.strided or not torch.equal(tensor, value):
+                    tensor.copy_(value)
+            random.setstate(python)
+            np.random.set_state(legacy)  # noqa: NPY002

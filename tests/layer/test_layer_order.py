@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import random
 
+import numpy as np
 import pytest
 import torch
 from layer_models import REGISTERED, USED, Conv1D, ResNet, tied
@@ -231,6 +233,53 @@ def test_a_pass_leaves_no_trace_even_if_it_fails(fail: bool, fastpath: bool) -> 
         torch.testing.assert_close(value, state[name], rtol=0, atol=0, equal_nan=True)
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.is_grad_enabled()
+
+
+class Drawing(nn.Linear):
+    """Draws from the generators of Python and NumPy, as layers that are dropped at random do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1 + random.random() + np.random.rand())  # noqa: NPY002
+
+
+def test_random_numbers_of_python_and_numpy_are_left_as_found() -> None:
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    layers(Drawing(3, 2), sample=torch.zeros(1, 3))
+    here = random.random(), np.random.rand()  # noqa: NPY002
+    assert here == (random.Random(0).random(), np.random.RandomState(0).rand())
+
+
+@pytest.mark.parametrize("lookup", [nn.Embedding, nn.EmbeddingBag])
+def test_an_embedding_that_limits_its_norms_keeps_its_weights(lookup: type[nn.Embedding]) -> None:
+    model = nn.Sequential(lookup(6, 4, max_norm=0.1), nn.Linear(4, 2))
+    before, version = model[0].weight.detach().clone(), model[0].weight._version
+    layers(model, sample=torch.arange(6).view(2, 3))
+    assert torch.equal(model[0].weight, before)
+    assert model[0].weight._version == version
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_sparse_buffer_does_not_stand_in_the_way(layout: torch.layout) -> None:
+    class Graph(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(self.neighbours @ x)
+
+    model = Graph(3, 2)
+    model.register_buffer("neighbours", torch.eye(4).to_sparse(layout=layout))
+    assert names(model, torch.zeros(4, 3)) == ["weight"]
+    assert torch.equal(model.neighbours.to_dense(), torch.eye(4))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is")
+def test_a_scripted_part_is_left_as_found() -> None:
+    part = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
+    model = backwards(nn.Linear(3, 2), part, nn.Linear(3, 3))
+    # What happens inside is not seen: its layer follows the one registered before.
+    assert names(model, torch.ones(4, 3)) == ["2.weight", "0.weight", "1.0.weight"]
+    assert all(module.training for module in model.modules())
+    assert int(part.state_dict()["1.num_batches_tracked"]) == 0
 
 
 def test_training_goes_on_as_if_the_order_had_not_been_asked() -> None:
