@@ -132,13 +132,14 @@ def layers(
     if granularity not in get_args(Granularity):
         accepted = ", ".join(map(repr, get_args(Granularity)))
         raise LayerError(f"granularity={granularity!r} is not known; use one of {accepted}.")
-    included = ["*"] if include is None else _patterns(include)
-    excluded = [] if exclude is None else _patterns(exclude)
+    included = ["*"] if include is None else _patterns("include", include)
+    excluded = [] if exclude is None else _patterns("exclude", exclude)
     found = _find(model)
+    by_name = set(included)
     chosen = [
         layer
         for name, (layer, default) in found.items()
-        if name == layer.name and (default or (name in included and _is_weight(layer.parameter)))
+        if name == layer.name and (default or (name in by_name and _is_weight(layer.parameter)))
     ]
     if not chosen:
         raise LayerError(
@@ -148,10 +149,13 @@ def layers(
         )
     if sample is not None:
         chosen = _in_order_of_use(model, chosen, sample)
-    for pattern in included + excluded:
-        if not any(_matches(layer, [pattern]) for layer in chosen):
-            raise LayerError(_unmatched(pattern, [layer.name for layer in chosen], found))
-    kept = [layer for layer in chosen if _matches(layer, included) and not _matches(layer, excluded)]
+    names = {layer.name: None for layer in chosen}  # in order, and quick to ask
+    matched = {pattern: _matching(pattern, names) for pattern in (*included, *excluded)}
+    for pattern, its in matched.items():
+        if not its:
+            raise LayerError(_unmatched(pattern, list(names), found))
+    wanted, unwanted = (set[str]().union(*map(matched.__getitem__, some)) for some in (included, excluded))
+    kept = [layer for layer in chosen if layer.name in wanted - unwanted]
     if not kept:
         raise LayerError(
             f"include={include!r} and exclude={exclude!r} leave none of the {len(chosen)} layers; loosen one."
@@ -171,6 +175,10 @@ def zero_norm(layers: Sequence[Layer]) -> list[Layer]:
     >>> [layer.name for layer in zero_norm(layers(net))]
     ['1.weight']
     """
+    if not isinstance(layers, Sequence) or not all(isinstance(layer, Layer) for layer in layers):
+        raise LayerError(
+            f"zero_norm() was given a {type(layers).__name__}; it takes a list of layers: gyroscope.layers(model)."
+        )
     groups: defaultdict[tuple[torch.device, Any], list[tuple[Layer, Tensor]]] = defaultdict(list)
     for layer in layers:
         weight: Any = layer.parameter.detach()
@@ -306,12 +314,22 @@ def _refuse_flat(layer: Layer, flat: bool) -> None:
         )
 
 
-def _patterns(given: str | Iterable[str]) -> list[str]:
-    return [given] if isinstance(given, str) else list(given)
+def _patterns(option: str, given: Any) -> list[str]:
+    listed = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    for one in listed:
+        if not isinstance(one, str):
+            raise LayerError(
+                f"{option}={given!r} holds a {type(one).__name__}; accepted are names of layers and glob patterns on "
+                'them, one ("encoder.*") or a list of them.'
+            )
+    return listed
 
 
-def _matches(layer: Layer, patterns: list[str]) -> bool:
-    return any(fnmatchcase(layer.name, pattern) for pattern in patterns)
+def _matching(pattern: str, names: dict[str, None]) -> set[str]:
+    """The names that a pattern stands for; a name stands for itself, whatever characters it has."""
+    same = {pattern} & names.keys()
+    # Thousands of names are looked up; only what has a wildcard is held against each.
+    return same | {name for name in names if fnmatchcase(name, pattern)} if re.search(r"[*?[]", pattern) else same
 
 
 def _unmatched(pattern: str, names: list[str], found: dict[str, tuple[Layer, bool]]) -> str:

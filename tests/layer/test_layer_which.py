@@ -342,6 +342,19 @@ def test_patterns_that_leave_nothing_are_refused(options: dict[str, object]) -> 
         layers(ResNet(), **options)
 
 
+def test_a_name_with_wildcards_in_it_stands_for_itself() -> None:
+    model = nn.ModuleDict({"gate[0]": nn.Linear(2, 2), "gate[1]": nn.Linear(2, 2), "last": nn.Linear(2, 2)})
+    assert names(model, include="gate[0].weight") == ["gate[0].weight"]
+    assert names(model, exclude="gate[1].weight") == ["gate[0].weight", "last.weight"]
+
+
+@pytest.mark.parametrize("option", ["include", "exclude"])
+@pytest.mark.parametrize("given", [5, [5], [None], ["fc.*", b"stem"]])
+def test_a_pattern_that_is_no_string_is_refused(option: str, given: object) -> None:
+    with pytest.raises(LayerError, match=rf"{option}=.*; accepted are names of layers and glob patterns"):
+        layers(ResNet(), **{option: given})
+
+
 # Refusals
 
 
@@ -417,6 +430,14 @@ def test_zero_norm_reads_all_dtypes_together() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).bfloat16(), nn.Linear(3, 3).double())
     nn.init.zeros_(model[1].weight)
     assert [layer.name for layer in zero_norm(layers(model))] == ["1.weight"]
+
+
+@pytest.mark.parametrize(
+    "given", [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)), None, [1]], ids=["one", "model", "none", "numbers"]
+)
+def test_zero_norm_of_what_are_no_layers_is_refused(given: object) -> None:
+    with pytest.raises(LayerError, match="takes a list of layers"):
+        zero_norm(given)
 
 
 def test_zero_norm_of_nothing_is_nothing() -> None:
