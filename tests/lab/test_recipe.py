@@ -190,7 +190,7 @@ def test_steps_can_be_captured_of_all_but_adagrad_and_sgd_amom_alone():
         ({"momentum": 1.0}, r"momentum is 1\.0; it can be 0 to below 1"),
         ({"nesterov": True}, "nesterov=True says how the momentum of sgd is applied"),
         ({"nesterov": True, "momentum": 0.9, "optimizer": "rmsprop"}, "nesterov=True says how"),
-        ({"others": "thawed", "control": "layca"}, "others is 'thawed'; it can be 'frozen' or 'inner'"),
+        ({"others": "thawed", "control": "layca"}, "others of a Recipe is 'thawed'; it can be 'frozen' or 'inner'"),
         ({"copies": RECORDED}, "a recipe that copies needs control='layca'"),
         ({"copies": replace(RECORDED, records=False), "control": "layca"}, "and records=True in the recipe"),
         ({"copies": RECORDED, "control": "layca", "others": "inner"}, "leave alpha and others out"),

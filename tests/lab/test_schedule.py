@@ -75,7 +75,7 @@ def test_a_share_of_few_epochs_is_never_cut_off_before_the_first():
     ("given", "says"),
     [
         ({"epochs": 0}, "a schedule of 0 epochs in batches of 32"),
-        ({"epochs": 2.5}, r"a schedule of 2\.5 epochs"),
+        ({"epochs": 2.5}, r"epochs of a Schedule is 2\.5; it can be a whole number"),
         ({"batch": 0}, "in batches of 0"),
         ({"batch": -1}, "in batches of -1"),
         ({"passes": 0}, "0 passes each; these are whole numbers"),

@@ -180,7 +180,7 @@ def test_too_many_digits_are_an_error_of_ours():
         ({"validation": 1.0}, "the share to hold out is 1.0; it can be 0 or more and less than 1"),
         ({"validation": -0.1}, "the share to hold out is -0.1"),
         ({"validation": float("nan")}, "the share to hold out is nan"),
-        ({"normalization": "unit"}, "normalization is 'unit'; it can be one of: 'scalar', 'channel', 'none'"),
+        ({"normalization": "unit"}, "normalization of a Source is 'unit'; it can be 'scalar' or 'channel' or 'none'"),
         ({"per_class": 0}, "per_class is 0; it can be 1 or more, or None for all"),
         ({"seed": -1}, "the seed of a dataset is -1; it can be 0 to"),
         ({"seed": 2**63}, "the seed of a dataset is 9223372036854775808"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from gyroscope.control import Layca, SGD_AMom, block_normalized, hyperball, lars, relative_update
 from gyroscope.lab.errors import LabError
+from gyroscope.lab.kinds import require_kinds
 from gyroscope.layer import layers
 
 #: The optimizers by name, with the papers' constants.
@@ -91,6 +92,7 @@ class Recipe:
     copies: Recipe | None = None
 
     def __post_init__(self) -> None:
+        require_kinds(self)
         if self.optimizer not in OPTIMIZERS:
             raise LabError(f"no optimizer is called {self.optimizer!r}; there are: {', '.join(OPTIMIZERS)}")
         if self.control is not None and self.control not in CONTROLS:
@@ -106,8 +108,6 @@ class Recipe:
         if self.eps is not None and (not 0 <= self.eps < inf or "eps" not in OPTIMIZERS[self.optimizer][1]):
             those = ", ".join(name for name, (_, constants) in OPTIMIZERS.items() if "eps" in constants)
             raise LabError(f"eps is {self.eps} for {self.optimizer}; it can be 0 or more, for: {those}")
-        if self.others not in get_args(Others):
-            raise LabError(f"others is {self.others!r}; it can be {' or '.join(map(repr, get_args(Others)))}")
         if self.copies is not None and (self.control != "layca" or not self.copies.records):
             raise LabError("a recipe that copies needs control='layca', and records=True in the recipe that it copies")
         if self.copies is not None and (self.alpha != 0.0 or self.others != "frozen"):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from gyroscope.lab.errors import LabError
+from gyroscope.lab.kinds import require_kinds
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Schedule:
     restarts: bool = False
 
     def __post_init__(self) -> None:
-        if not all(type(count) is int and count >= 1 for count in (self.epochs, self.batch, self.passes)):
+        require_kinds(self)
+        if min(self.epochs, self.batch, self.passes) < 1:
             raise LabError(
                 f"a schedule of {self.epochs} epochs in batches of {self.batch}, {self.passes} passes each; these are "
                 "whole numbers, 1 or more"

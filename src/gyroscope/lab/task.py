@@ -12,6 +12,7 @@ from gyroscope.lab.data.augment import Augmentation
 from gyroscope.lab.data.source import Source
 from gyroscope.lab.data.split import Split
 from gyroscope.lab.errors import LabError
+from gyroscope.lab.kinds import require_kinds
 from gyroscope.lab.recipe import Decayed
 from gyroscope.lab.schedule import Schedule
 
@@ -51,6 +52,9 @@ class Task:
     stop_at: float | None = None
     fails: tuple[int, float] | None = None
     precision: Precision | None = None
+
+    def __post_init__(self) -> None:
+        require_kinds(self)
 
     def check(self, split: Split) -> None:
         """Refuse data that this task cannot be learned from.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from gyroscope.lab.data.cifar import read_cifar10, read_cifar100
 from gyroscope.lab.data.digits import PER_CLASS, digits
@@ -16,6 +15,7 @@ from gyroscope.lab.data.official import Normalization, Official
 from gyroscope.lab.data.split import Split
 from gyroscope.lab.data.text import read_shakespeare
 from gyroscope.lab.errors import LabError
+from gyroscope.lab.kinds import require_kinds
 
 _READERS: dict[str, Callable[[Path | str | None], Official]] = {
     "mnist": read_mnist,
@@ -68,13 +68,11 @@ class Source:
     context: int = 128
 
     def __post_init__(self) -> None:
+        require_kinds(self)
         if self.name not in NAMES:
             raise LabError(f"no dataset is called {self.name!r}; there are: {', '.join(NAMES)}")
         if not 0 <= self.validation < 1:
             raise LabError(f"the share to hold out is {self.validation}; it can be 0 or more and less than 1")
-        if self.normalization not in get_args(Normalization):
-            accepted = ", ".join(map(repr, get_args(Normalization)))
-            raise LabError(f"normalization is {self.normalization!r}; it can be one of: {accepted}")
         if self.per_class is not None and self.per_class < 1:
             raise LabError(f"per_class is {self.per_class}; it can be 1 or more, or None for all")
         if not 0 <= self.seed < 2**63:
