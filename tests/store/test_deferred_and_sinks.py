@@ -82,7 +82,7 @@ def test_a_failing_resolve_is_told_once_and_stops_nothing(tmp_path, told):
         (Rows(7, np.array([1]), {"rotation": np.ones((1, 3))}), r"part 7 were given to a run of the parts \[0\]"),
         (rows(1, angle=np.ones((1, 3))), "'angle' were given, which is not registered"),
         (rows(2**63), "the step 9223372036854775808 was given"),
-        (rows(0.5), "cannot be interpreted as an integer"),
+        (rows(0.5), "a step is a whole number"),
         (rows(1, rotation=[["a", "b", "c"]]), "could not convert"),
         (Scalars(1, {"loss": "low"}), "could not convert"),
         ("loss 0.5", "a str was given to a run"),

@@ -179,3 +179,20 @@ def test_without_its_library_the_extra_is_named(run, tmp_path, way, library, mon
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(MissingExtraError, match=rf"needs {library}.*pip install 'gyroscope\[export\]'"):
         getattr(run, way)(*([] if way == "to_pandas" else [tmp_path / "out"]))
+
+
+@pytest.mark.parametrize("way", ["to_csv", "to_json", "to_parquet"])
+def test_a_quantity_that_is_named_twice_is_one_column(run, tmp_path, way):
+    names = list(run.quantities)[:1]
+    once = getattr(run, way)(tmp_path / "once", names).read_bytes()
+    assert getattr(run, way)(tmp_path / "twice", names * 2).read_bytes() == once
+
+
+@pytest.mark.parametrize("way", ["to_csv", "to_json", "to_parquet"])
+@pytest.mark.parametrize(("path", "wanted"), [(None, None), ("", None), ("a\0b", None), ("file", 3), ("file", [["a"]])])
+def test_a_path_or_a_name_that_is_none_is_refused(run, tmp_path, monkeypatch, way, path, wanted):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(StoreError, match="was given for"):
+        getattr(run, way)(path, wanted)
+    assert sorted(tmp_path.iterdir()) == before

@@ -73,3 +73,15 @@ def test_a_broken_run_is_told_or_listed_and_hides_no_other(tmp_path, caplog):
     assert [run.name for run in runs(tmp_path, broken=broken)] == ["good"]
     assert len(broken) == 1
     assert "bad/run.sqlite is not a run" in str(broken[0])
+
+
+@pytest.mark.parametrize("path", [3, None, b"run", "a\0b"])
+@pytest.mark.parametrize("act", [load, runs, lambda path: writer(path)], ids=["load", "runs", "Writer"])
+def test_what_is_no_path_is_refused_in_words(act, path):
+    with pytest.raises(StoreError, match="was given for the folder"):
+        act(path)
+
+
+def test_a_folder_whose_name_is_too_long_is_refused_in_words(tmp_path):
+    with pytest.raises(StoreError, match="File name too long"):
+        writer(tmp_path / ("x" * 5000))

@@ -147,6 +147,14 @@ def test_the_thread_says_how_long_it_worked_and_ends_on_closing(tmp_path):
         ({"tick": 0}, "tick=0"),
         ({"meta": {"lr": np.ones(2)}}, "what JSON holds"),
         ({"meta": {"lr": float("nan")}}, "what JSON holds"),
+        ({"meta": 3}, "what JSON holds"),
+        ({"layers": ["conv1"]}, "'conv1' was given for a layer"),
+        ({"quantities": ["rotation"]}, "dict of QuantityInfo"),
+        ({"quantities": {"rotation": "1"}}, "QuantityInfo"),
+        ({"step": 1.5}, "step 1.5"),
+        ({"step": "3"}, "step '3'"),
+        ({"queue": "3"}, "queue=3"),
+        ({"tick": None}, "tick=None"),
     ],
 )
 def test_what_cannot_be_written_is_refused_before_a_folder_is_made(tmp_path, options, says):

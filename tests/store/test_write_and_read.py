@@ -54,6 +54,22 @@ def test_some_steps_can_be_asked_for_in_any_order(tmp_path):
     assert run.series("rotation", steps=[]).shape == (0, 3)
 
 
+@pytest.mark.parametrize("steps", [[0.5], ["a"], [True, False], slice(0, 2), [2**70], [None]])
+def test_steps_that_are_no_whole_numbers_are_refused_rather_than_read_as_others(tmp_path, steps):
+    run = load(write(tmp_path / "run", rows(0, 1)))
+    with pytest.raises(StoreError, match="whole numbers"):
+        run.series("rotation", steps=steps)
+
+
+@pytest.mark.parametrize("name", [3, None, ["rotation"]])
+def test_a_series_without_a_name_is_refused(tmp_path, name):
+    run = load(write(tmp_path / "run", rows(0, 1)))
+    with pytest.raises(StoreError, match="no series"):
+        run.series(name)
+    with pytest.raises(StoreError, match="no series"):
+        run.where(name)
+
+
 def test_layers_of_several_parts_come_back_in_forward_order(tmp_path):
     layers = [LayerInfo(name, "linear", (2, 2), part) for name, part in zip("abcd", (0, 1, 0, 1), strict=True)]
     path = write(

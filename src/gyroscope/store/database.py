@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import index, itemgetter
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 from gyroscope.errors import StoreError
 from gyroscope.store import schema
 from gyroscope.store.connect import connect
+from gyroscope.store.given import step_of
 from gyroscope.store.packing import checksum, pack
 from gyroscope.store.record import Event, LayerInfo, QuantityInfo, Record, Rows, Scalars
 
@@ -78,10 +79,10 @@ class Database:
             case Rows():
                 to.series += list(self._rows(record))
             case Scalars():
-                step = _step(record.step)
+                step = step_of(record.step)
                 to.scalars += [(self.attempt, step, _text(k), float(v)) for k, v in record.values.items()]
             case Event():
-                when = (self.attempt, _step(record.step), float(record.time))
+                when = (self.attempt, step_of(record.step), float(record.time))
                 to.events.append((*when, _text(record.kind), _text(record.text)))
             case _:
                 raise StoreError(f"a {type(record).__name__} was given to a run; it takes Rows, Scalars and Events.")
@@ -124,7 +125,7 @@ class Database:
     def _rows(self, record: Rows) -> Iterable[tuple[Any, ...]]:
         if record.part not in self._widths:
             raise StoreError(f"values of part {record.part} were given to a run of the parts {sorted(self._widths)}.")
-        steps = [_step(step) for step in record.steps]
+        steps = [step_of(step) for step in record.steps]
         shape = (len(steps), self._widths[record.part])
         for name, given in record.values.items():
             values = np.asarray(given, dtype=np.float32)
@@ -169,13 +170,6 @@ def _same(there: Sequence[LayerInfo], given: Sequence[LayerInfo], file: Path) ->
             f"{file} is a run of {len(there)} layers, and {len(given)} were given, the first of them the same. Resume "
             "it with the model it was started with, or give another folder."
         )
-
-
-def _step(given: Any) -> int:
-    step = index(given)
-    if not -(2**63) <= step < 2**63:
-        raise StoreError(f"the step {step} was given; a step is an integer of 64 bits.")
-    return step
 
 
 def _text(given: Any) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 
 from gyroscope.errors import StoreError
 from gyroscope.store import schema
+from gyroscope.store.given import names_of, path_of
 from gyroscope.store.tables import Table, Wanted, text
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def to_json(run: Run, path: str | os.PathLike[str], wanted: Wanted = None) -> Pa
     >>> read["series"]["rate"][0], read["scalars"]["loss"]["values"]
     ([None, None, None], [2.0, 1.0, 0.5, 0.25])
     """
-    names = [wanted] if isinstance(wanted, str) else wanted
+    names = None if wanted is None else names_of(wanted)
     if names is not None:
         names = [name for name in names if name in run.quantities or name not in run.scalars]  # these are there anyway
     table = Table.of(run, names)
@@ -101,7 +102,9 @@ def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     Raises:
         StoreError: it cannot be written.
     """
-    final = Path(path)
+    final = path_of(path, "a file to write")
+    if not final.name:
+        raise StoreError(f"{str(path)!r} was given for a file to write; it has no name. Give one, such as 'run.csv'.")
     part = final.with_name(f".{final.name}.part")
     try:
         yield part

@@ -10,6 +10,7 @@ from pathlib import Path
 from gyroscope.errors import StoreError
 from gyroscope.store import schema
 from gyroscope.store.folder import is_dir, is_file
+from gyroscope.store.given import path_of
 from gyroscope.store.reader import Run
 
 _LOG = logging.getLogger("gyroscope")
@@ -30,7 +31,7 @@ def load(path: str | os.PathLike[str]) -> Run:
     ...     load(f"{folder}/first").layers
     ('conv1.weight', 'conv2.weight', 'head.weight')
     """
-    given = Path(path)
+    given = path_of(path)
     if is_file(given):
         if given.name != schema.FILE:
             raise StoreError(f"{given} is a file; a run is a folder with a {schema.FILE} in it. Give that folder.")
@@ -56,7 +57,7 @@ def runs(folder: str | os.PathLike[str] = "runs", *, broken: list[StoreError] | 
     ...     [run.name for run in runs(folder)]
     ['a', 'b']
     """
-    top = Path(folder)
+    top = path_of(folder, "the folder to look for runs in")
     if not is_dir(top):
         raise StoreError(
             f"There is no folder {top}; give one that runs have been written to (`gyroscope.watch(model, optimizer, "

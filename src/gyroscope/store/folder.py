@@ -50,8 +50,8 @@ def open_run(folder: Path, layers: Sequence[LayerInfo]) -> tuple[Lock, Database]
         StoreError: it cannot be made or written, or is another run; nothing has been changed then.
     """
     file = run_file(folder)
-    _refuse_foreign(folder)
     try:
+        _refuse_foreign(folder)
         folder.mkdir(parents=True, exist_ok=True)
         held = Lock(folder)
         try:

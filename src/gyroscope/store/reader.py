@@ -18,6 +18,7 @@ from gyroscope.store import lock, schema
 from gyroscope.store.attempts import Attempt, History
 from gyroscope.store.connect import damaged
 from gyroscope.store.export import to_csv, to_json
+from gyroscope.store.given import path_of, steps_of
 from gyroscope.store.query import Query
 from gyroscope.store.record import Event, LayerInfo, QuantityInfo, Steps, Values
 from gyroscope.store.series import measured_steps, read_series
@@ -71,7 +72,7 @@ class Run:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path).absolute()
+        self.path = path_of(path).absolute()
         self.name = self.path.name
         self._ask = Query(self.path / schema.FILE)
         self._ask("SELECT 1 FROM layers")
@@ -137,7 +138,7 @@ class Run:
             StoreError: the run has no such quantity, or its file is damaged.
         """
         self._known(name)
-        wanted, place = np.unique(self.steps if steps is None else np.asarray(steps, np.int64), return_inverse=True)
+        wanted, place = np.unique(self.steps if steps is None else steps_of(steps), return_inverse=True)
         values = read_series(self._ask, self._history, name, wanted, self.layer_table)
         return values if steps is None else values[place]
 
@@ -233,7 +234,7 @@ class Run:
         return History(self.attempts)
 
     def _known(self, name: str) -> None:
-        if name not in self.quantities:
-            close = get_close_matches(name, self.quantities, n=3, cutoff=0.4) or list(self.quantities)
+        if not isinstance(name, str) or name not in self.quantities:
+            close = get_close_matches(str(name), self.quantities, n=3, cutoff=0.4) or list(self.quantities)
             said = f"close names are {', '.join(map(repr, close))}" if close else "it has no series yet"
             raise StoreError(f"{self.path} has no series {name!r}; {said}.")

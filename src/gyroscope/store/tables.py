@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gyroscope.errors import StoreError
+from gyroscope.store.given import names_of
 from gyroscope.store.record import Steps, Values
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Table:
             StoreError: the run has none of a name.
         """
         known = [*run.quantities, *(name for name in run.scalars if name not in run.quantities)]
-        names = [wanted] if isinstance(wanted, str) else list(run.quantities if wanted is None else wanted)
+        names = list(run.quantities) if wanted is None else names_of(wanted)
         for name in names:
             if name not in known:
                 raise StoreError(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 from weakref import WeakSet
@@ -17,6 +15,7 @@ from weakref import WeakSet
 from gyroscope.errors import StoreError
 from gyroscope.store.connect import FAILURES, in_words
 from gyroscope.store.folder import open_run, run_file
+from gyroscope.store.given import check_quantities, check_run, path_of, step_of
 from gyroscope.store.mailbox import Mailbox
 from gyroscope.store.record import Deferred, Event, LayerInfo, QuantityInfo, Record, Scalars, Sink
 from gyroscope.store.scribe import LOG, Scribe
@@ -73,17 +72,20 @@ class Writer:
         on_tick: Callable[[], None] | None = None,
         tick: float = 0.25,
     ) -> None:
-        self.path = Path(path).absolute()
+        self.path = path_of(path).absolute()
         self.error: StoreError | None = None
         self.busy_seconds = 0.0
-        _check(layers, meta, queue, tick)
+        check_run(layers, quantities, meta, queue, tick)
+        step = step_of(step)
         self._lock, database = open_run(self.path, layers)
         try:
             database.begin(step, quantities, meta)
-        except FAILURES as error:
+        except BaseException as error:
             database.close(ended=False)
             self._lock.release()
-            raise in_words(error, run_file(self.path)) from error
+            if isinstance(error, FAILURES):
+                raise in_words(error, run_file(self.path)) from error
+            raise
         self.attempt = database.attempt
         self._scribe = Scribe(database, step, sinks, (tuple(layers), dict(quantities), dict(meta)))
         self._on_tick, self._tick = on_tick, tick
@@ -102,6 +104,7 @@ class Writer:
 
     def add_quantities(self, quantities: Mapping[str, QuantityInfo]) -> None:
         """Register more quantities, for records that are put from now on."""
+        check_quantities(quantities)
         if not self._inherited:
             self._mail.put(dict(quantities), small=True)
 
@@ -172,22 +175,6 @@ class Writer:
                 self.error = in_words(error, run_file(self.path))
                 LOG.error("Recording has stopped, training goes on: %s", self.error)
             self._mail.fail()
-
-
-def _check(layers: Sequence[LayerInfo], meta: Mapping[str, Any], queue: int, tick: float) -> None:
-    names = [layer.name for layer in layers]
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if not names or twice:
-        said = f"the layer {twice[0]!r} twice" if twice else "no layers"
-        raise StoreError(f"A run was given {said}; it takes at least one layer, each under a name of its own.")
-    try:
-        json.dumps(dict(meta), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise StoreError(
-            f"meta={dict(meta)!r} cannot be kept with a run, which keeps what JSON holds: {error}."
-        ) from error
-    if queue < 1 or not tick > 0:
-        raise StoreError(f"queue={queue} and tick={tick} were given; queue is 1 or more, tick a time in seconds.")
 
 
 _writers: WeakSet[Writer] = WeakSet()

@@ -1,0 +1,115 @@
+"""What users give to the store: refused where it enters, before anything is made."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from operator import index
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gyroscope.errors import StoreError
+from gyroscope.store.record import LayerInfo, QuantityInfo, Steps
+
+_MOST = 2**63
+
+
+def path_of(given: Any, what: str = "the folder of a run") -> Path:
+    """A path as it was given.
+
+    >>> path_of("runs/first").name
+    'first'
+    """
+    if not isinstance(given, str | os.PathLike) or not isinstance(os.fspath(given), str):
+        raise StoreError(f"{given!r} was given for {what}; accepted is a path, such as 'runs/first'.")
+    if "\0" in os.fspath(given):
+        raise StoreError(f"{given!r} was given for {what}; no path has a zero byte in it. Give another.")
+    return Path(given)
+
+
+def step_of(given: Any) -> int:
+    """A step: a whole number of 64 bits.
+
+    >>> step_of(np.int32(7))
+    7
+    """
+    try:
+        step = index(given)
+    except TypeError:
+        raise StoreError(f"the step {given!r} was given; a step is a whole number.") from None
+    if not -_MOST <= step < _MOST:
+        raise StoreError(f"the step {step} was given; a step is an integer of 64 bits.")
+    return step
+
+
+def steps_of(given: Any) -> Steps:
+    """Steps that are asked for: whole numbers, not a mask of which.
+
+    >>> steps_of([0, 10]).dtype
+    dtype('int64')
+    """
+    try:
+        steps = np.asarray(given)
+    except (TypeError, ValueError):
+        steps = np.array(given, dtype=object)
+    whole = steps.dtype.kind in "iu" or (steps.dtype.kind == "f" and bool((steps == np.floor(steps)).all()))
+    if not whole or not (np.abs(steps.astype(float)) < _MOST).all():
+        raise StoreError(
+            f"steps is {given!r:.80}; accepted are some of the run's steps, as whole numbers: `steps=[0, 100]`, or "
+            "`steps=run.steps[mask]`."
+        )
+    return steps.astype(np.int64)
+
+
+def names_of(given: Any) -> list[str]:
+    """Names of quantities, each once, from one name or several.
+
+    >>> names_of("rotation"), names_of(["rate", "rate"])
+    (['rotation'], ['rate'])
+    """
+    listed = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    if not all(isinstance(name, str) for name in listed):
+        raise StoreError(f"{given!r:.80} was given for a quantity; accepted is a name, such as 'rotation', or several.")
+    return list(dict.fromkeys(listed))
+
+
+def check_run(layers: Any, quantities: Any, meta: Any, queue: Any, tick: Any) -> None:
+    """Refuse what a run cannot be made of."""
+    listed = list(layers) if isinstance(layers, Iterable) else [layers]
+    for layer in listed:
+        if not isinstance(layer, LayerInfo):
+            raise StoreError(f"{layer!r} was given for a layer of a run; accepted is a gyroscope.store.LayerInfo.")
+    names = [layer.name for layer in listed]
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if not names or twice:
+        said = f"the layer {twice[0]!r} twice" if twice else "no layers"
+        raise StoreError(f"A run was given {said}; it takes at least one layer, each under a name of its own.")
+    check_quantities(quantities)
+    _check_meta(meta)
+    try:
+        fine = queue >= 1 and tick > 0
+    except TypeError:
+        fine = False
+    if not fine:
+        raise StoreError(f"queue={queue} and tick={tick} were given; queue is 1 or more, tick a time in seconds.")
+
+
+def check_quantities(given: Any) -> None:
+    """Quantities are described under their names."""
+    if not isinstance(given, Mapping):
+        raise StoreError(f"{given!r:.80} was given for quantities; accepted is a dict of QuantityInfo by name.")
+    for name, about in given.items():
+        if not isinstance(name, str) or not isinstance(about, QuantityInfo):
+            raise StoreError(
+                f"{about!r:.80} was given for the quantity {name!r}; accepted is a gyroscope.store.QuantityInfo."
+            )
+
+
+def _check_meta(meta: Any) -> None:
+    try:
+        json.dumps(dict(meta), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"meta={meta!r} cannot be kept with a run, which keeps what JSON holds: {error}.") from error
