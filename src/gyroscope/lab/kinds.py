@@ -29,11 +29,11 @@ def require_kinds(value: object) -> None:
     Traceback (most recent call last):
     gyroscope.lab.errors.LabError: cuts of a Schedule is 0.5; it can be a tuple (each a number (float))
     """
-    for name, hint in _hints(type(value)).items():
+    kind: Any = type(value)
+    for name, hint in _hints(kind).items():
         given = getattr(value, name)
         if not _fits(given, hint):
-            what = type(value).__name__
-            raise LabError(f"{name} of a {what} is {given!r}; it can be {_in_words(hint)}")
+            raise LabError(f"{name} of a {kind.__name__} is {given!r}; it can be {_in_words(hint)}")
 
 
 @cache
