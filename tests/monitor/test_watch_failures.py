@@ -8,10 +8,11 @@ import shutil
 import numpy as np
 import pytest
 import torch
+import torch.nn.utils.prune
 from watched import inputs, mlp, train
 
 import gyroscope
-from gyroscope.errors import StoreError
+from gyroscope.errors import MonitorError, StoreError
 from gyroscope.monitor.activations import ActivationProbe
 from gyroscope.monitor.detail import Detail
 from gyroscope.monitor.neurons import Neurons
@@ -142,6 +143,19 @@ class Failing:
     def _maybe(self, moment: str) -> None:
         if moment == self.when:
             raise RuntimeError("made up")
+
+
+def test_a_layer_that_is_pruned_during_training_is_named(tmp_path):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with gyroscope.watch(model, optimizer, tmp_path / "run") as monitor:
+        train(model, optimizer, inputs(2))
+        torch.nn.utils.prune.random_unstructured(model[2], "weight", 0.5)
+        train(model, optimizer, inputs(2))
+    assert isinstance(monitor.error, MonitorError)
+    assert "'2.weight' is no parameter of its module any more" in str(monitor.error)
+    with gyroscope.load(monitor.path) as run:
+        assert run.steps.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("when", ["open", "write", "close"])

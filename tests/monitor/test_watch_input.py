@@ -63,6 +63,7 @@ BAD = [
     ({"loss": 0.3}, "loss is a float; accepted is a loss module"),
     ({"loss": torch.tensor(0.3)}, "loss is a Tensor"),
     ({"loss": "cross entropy"}, "loss is a str"),
+    ({"loss": nn.MSELoss}, "loss is the class MSELoss"),
     ({"meta": {"a": object()}}, "meta cannot be kept"),
     ({"meta": {"a": {1, 2}}}, "meta cannot be kept"),
     ({"meta": [1, 2]}, "meta cannot be kept"),

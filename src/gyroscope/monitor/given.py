@@ -136,14 +136,15 @@ def check_choices(reference_dtype: object, reference_device: object) -> None:
 def check_loss(loss: Any) -> None:
     """A loss is a module, whose values are seen, or a function that gives them."""
     fine = loss is None or isinstance(loss, nn.Module)
-    if not fine and callable(loss):
+    if not fine and callable(loss) and not isinstance(loss, type):
         try:
             inspect.signature(loss).bind()
             fine = True
         except (TypeError, ValueError):  # it takes arguments, or nobody knows
             pass
     if not fine:
-        what = f"the function {loss.__name__}" if inspect.isfunction(loss) else f"a {type(loss).__name__}"
+        kind = "function" if inspect.isfunction(loss) else "class" if isinstance(loss, type) else None
+        what = f"a {type(loss).__name__}" if kind is None else f"the {kind} {loss.__name__}"
         raise MonitorError(
             f"loss is {what}; accepted is a loss module, such as torch.nn.CrossEntropyLoss(), or a function without "
             "arguments that gives the value. Anything else goes to `monitor.log(loss=...)`."

@@ -78,7 +78,15 @@ class Track:
 
     def parameters(self) -> list[Tensor]:
         """The layers' parameters as they are now; FSDP2 and Accelerate swap them in place."""
-        return [owner[key] for owner, key in self._places]
+        try:
+            return [owner[key] for owner, key in self._places]
+        except KeyError:
+            places = zip(self.layers, self._places, strict=True)
+            gone = next(layer.name for layer, (owner, key) in places if key not in owner)
+            raise MonitorError(
+                f"{gone!r} is no parameter of its module any more (pruning and parametrizations put others in its "
+                "place); watch the changed model anew."
+            ) from None
 
     def release(self) -> None:
         """Nothing will be measured any more: let go of everything but the reference."""
