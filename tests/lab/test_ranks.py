@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import two_ranks
+from gyroscope.cli import app
 from gyroscope.lab import ranks
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.errors import LabError
@@ -54,16 +55,33 @@ def test_the_command_trains_on_the_processes_that_torchrun_starts(tmp_path: Path
     trained(tmp_path / "runs" / "lab")
 
 
-def test_a_group_of_one_trains_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torchrun sets for a single process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", port), ("WORLD_SIZE", 1), ("RANK", 0)):
         monkeypatch.setenv(name, str(value))
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_group_of_one_trains_too(tmp_path: Path) -> None:
     with ranks.process_group() as device:
         ranks.run_on_ranks(TRIAL, Archive(tmp_path / "archive"), device=device)
     assert not torch.distributed.is_initialized()
     trained(tmp_path / "archive")
+
+
+@pytest.mark.usefixtures("alone")
+def test_again_trains_anew_on_ranks_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ranks, "started_by_torchrun", lambda: True)
+    monkeypatch.chdir(tmp_path)
+    for more, says in (([], "Trained in"), ([], "This was trained before"), (["--again"], "Trained in")):
+        app(["train", *ONE_LAYER, "--device", "cpu", *more], standalone_mode=False)
+        assert says in capsys.readouterr().out
 
 
 def test_a_group_that_torchrun_did_not_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

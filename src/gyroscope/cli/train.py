@@ -110,7 +110,7 @@ def train(
     from gyroscope.lab.ranks import started_by_torchrun
 
     if started_by_torchrun():
-        _on_ranks(trial, archive, on_gpu, data, Parallel.ddp if parallel is None else parallel)
+        _on_ranks(trial, archive, on_gpu, data, Parallel.ddp if parallel is None else parallel, again)
     elif parallel is not None:
         command = f"torchrun --nproc-per-node 2 -m gyroscope.cli train {task} --parallel {parallel.value}"
         fail(f"--parallel is for several processes, and this is one; start them with {command}", code=BAD_ARGUMENT)
@@ -181,14 +181,18 @@ def _archive(run: Path | None, trial: Trial) -> Archive:
     return Archive(_RUNS) if run is None else OneFolder(run, trial)
 
 
-def _on_ranks(trial: Trial, archive: Archive, on_gpu: bool, data: Path, parallel: Parallel) -> None:
+def _on_ranks(trial: Trial, archive: Archive, on_gpu: bool, data: Path, parallel: Parallel, again: bool) -> None:
     """Train on the processes that torchrun started; the first says what came of it."""
     from torch import distributed
 
+    from gyroscope.lab.forget import forget
     from gyroscope.lab.ranks import process_group, run_on_ranks
+    from gyroscope.lab.spread import from_first
 
     try:
         with process_group(cuda=on_gpu) as place:
+            if again:
+                from_first(lambda: forget(archive, [trial]))
             known = archive.result(trial) is not None
             result = run_on_ranks(trial, archive, data, parallel=parallel.value, device=place)
             if distributed.get_rank() == 0:
