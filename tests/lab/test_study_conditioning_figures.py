@@ -4,6 +4,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from gyroscope.lab.archive import Archive
+from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.studies.conditioning import exact as conditioning
 from gyroscope.lab.studies.conditioning.exact_findings import findings
@@ -58,10 +59,19 @@ def test_a_report_is_saved_whole(lab, tmp_path):
     assert json.loads((tmp_path / "conditioning/fig1/result.json").read_text())["numbers"]["data"] == "digits"
 
 
-def test_mnist_is_taken_from_the_laboratorys_folder_or_at_full_scale_from_where_all_look(lab, tmp_path, monkeypatch):
+def test_mnist_is_taken_where_other_studies_take_it_and_digits_stand_in_elsewhere(lab, tmp_path, monkeypatch):
     write(tmp_path, **{NAMES[0]: idx(images(40)), NAMES[1]: idx(labels(40))})
     study = BY_NAME["conditioning/a3"]
-    assert study.conclude(replace(lab, data=tmp_path)).numbers["data"] == "MNIST"
+
+    def taken(**settings):
+        return study.conclude(replace(lab, **settings)).numbers["data"]
+
+    assert taken(scale="small", data=tmp_path) == "MNIST"
+    # The command names a folder, "data", whether it is there or not.
+    assert {taken(scale=scale, data=tmp_path / "none") for scale in ("smoke", "small")} == {"digits"}
+    assert taken(scale="smoke", data=tmp_path) == "digits"
+    with pytest.raises(LabError, match="to look for MNIST in"):
+        taken(scale="full", data=tmp_path / "none")
     monkeypatch.setenv("GYROSCOPE_DATA", str(tmp_path))
-    assert study.conclude(replace(lab, scale="full")).numbers["data"] == "MNIST"
-    assert study.conclude(lab).numbers["data"] == "digits"
+    assert taken(scale="full") == "MNIST"
+    assert taken() == "digits"

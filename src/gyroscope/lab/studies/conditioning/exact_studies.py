@@ -10,7 +10,9 @@ from collections.abc import Callable
 from math import isinf
 
 from gyroscope.lab.data.folders import DATA
+from gyroscope.lab.data.source import Source
 from gyroscope.lab.laboratory import Lab
+from gyroscope.lab.studies.at_hand import at_hand
 from gyroscope.lab.studies.conditioning import exact as conditioning
 from gyroscope.lab.studies.conditioning.exact_findings import findings
 from gyroscope.lab.studies.conditioning.exact_result import PAPER_LARGEST, PAPER_MODEL, Line
@@ -83,9 +85,10 @@ def _none(lab: Lab) -> list[Trial]:
 
 def _conclude(figure: str) -> Callable[[Lab], Report]:
     def conclude(lab: Lab) -> Report:
-        # At full scale MNIST is looked for where other studies look; without it digits stand in, as the report says.
+        # Where digits stand in, the report says so; at full scale they do where no folder of MNIST is named at all.
         data = os.environ.get(DATA) if lab.data is None and lab.scale == "full" else lab.data
-        return report(conditioning.reproduce(figure, scale=lab.scale, data=data))
+        taken = data if at_hand(lab, Source("mnist")).name == "mnist" else None
+        return report(conditioning.reproduce(figure, scale=lab.scale, data=taken))
 
     return conclude
 
