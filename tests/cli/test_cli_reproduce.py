@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 
 import gyroscope
 from gyroscope.cli import app
+from gyroscope.cli.study_tables import results_in
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
@@ -231,6 +232,18 @@ def test_what_is_not_understood_exits_with_two_before_training(here, monkeypatch
     assert result.exit_code == 2
     assert says in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_what_a_study_writes_does_not_depend_on_the_language_of_the_system(tmp_path, monkeypatch):
+    # What is opened without saying how is encoded as the system's language wants it.
+    monkeypatch.setattr("io.text_encoding", lambda encoding, *_: encoding or "ascii")
+    report = Report(findings=(Finding("ρ is best at 3⁻³", paper="88 ± 1 %", here="–", holds=None),))
+    study = Study("rotation/fig0", "Figure 0: α", lambda lab: [], lambda lab: report)
+    study.save(Lab(Archive(tmp_path)), report, tmp_path)
+    folder = tmp_path / "rotation" / "fig0"
+    assert "ρ is best at 3⁻³" in (folder / "README.md").read_bytes().decode()
+    assert json.loads((folder / "result.json").read_bytes())["title"] == "Figure 0: α"
+    assert results_in(tmp_path, "rotation/fig0") == "smoke"
 
 
 def test_numbers_are_printed_and_what_there_is_not_is_a_dash(monkeypatch):

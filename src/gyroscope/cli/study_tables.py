@@ -67,7 +67,7 @@ def results_in(out: Path, name: str) -> str:
     """
     path = out / name / "result.json"
     try:
-        return str(json.loads(path.read_text())["scale"])
+        return str(json.loads(path.read_bytes())["scale"])
     except FileNotFoundError:
         return "–"
     except (OSError, ValueError, KeyError, TypeError):

@@ -133,9 +133,10 @@ class Study:
             _fit_heading(figure)
         written = [path for name, figure in report.figures.items() for path in save(figure, folder / name)]
         numbers = folder / "result.json"
-        numbers.write_text(json.dumps(self.as_json(lab, report), indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+        text = json.dumps(self.as_json(lab, report), indent=1, allow_nan=False, ensure_ascii=False)
+        numbers.write_text(text + "\n", encoding="utf-8")
         page = folder / "README.md"
-        page.write_text(self.page(lab, report))
+        page.write_text(self.page(lab, report), encoding="utf-8")
         return [*written, page, numbers]
 
     def as_json(self, lab: Lab, report: Report) -> dict[str, Any]:

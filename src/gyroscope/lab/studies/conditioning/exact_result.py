@@ -144,7 +144,8 @@ class Study:
 
         written = save(self.draw(), Path(out, self.figure))
         numbers = Path(out, f"{self.figure}.json")
-        numbers.write_text(json.dumps(self.as_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        text = json.dumps(self.as_json(), indent=1, ensure_ascii=False, allow_nan=False)
+        numbers.write_text(text + "\n", encoding="utf-8")
         return [*written, numbers]
 
 

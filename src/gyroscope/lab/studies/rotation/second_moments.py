@@ -67,7 +67,7 @@ def of_paper() -> dict[int, Percentiles]:
     >>> of_paper()[1][0].tolist()
     [0.0002069, 0.002385, 0.009206]
     """
-    content = json.loads(files("gyroscope.lab.studies.rotation").joinpath("adam_moments.json").read_text())
+    content = json.loads(files("gyroscope.lab.studies.rotation").joinpath("adam_moments.json").read_bytes())
     return {int(epoch): np.array(rows) for epoch, rows in content["epochs"].items()}
 
 
