@@ -539,6 +539,10 @@ WRONGS = {
         lambda folder: (folder / "train/n02").rename(folder / "gone"),
         "{}/train/n02/images cannot be read: No such file or directory",
     ),
+    "a file for a folder": (
+        lambda folder: ((folder / "train").rename(folder / "gone"), (folder / "train").touch()),
+        "{}/train cannot be read: Not a directory; unpack the dataset again",
+    ),
     "unknown class": (
         lambda folder: (folder / "train/n77").mkdir(),
         "{0}/train has n77, a class that {0}/wnids.txt does not name",

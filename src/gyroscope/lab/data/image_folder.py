@@ -120,8 +120,11 @@ def _root(folder: Path | str | None, title: str, within: tuple[str, ...], parts:
 
 
 def _folders(folder: Path) -> list[os.DirEntry[str]]:
-    with os.scandir(folder) as entries:
-        return [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    except OSError as error:
+        raise LabError(f"{folder} cannot be read: {error.strerror or error}; unpack the dataset again") from error
 
 
 def _images(root: Path, folder: str, label: int) -> list[_Image]:
@@ -163,7 +166,7 @@ def _annotated(root: Path, names: list[str]) -> list[_Image]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        lines = [line.strip() for line in path.read_text().splitlines()]
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise LabError(f"{path} cannot be read: {error}; unpack the dataset again") from error
     if not any(lines):
