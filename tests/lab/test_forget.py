@@ -5,7 +5,7 @@ from gyroscope.lab.run_one import run_one
 from gyroscope.lab.tasks import task
 from gyroscope.lab.trial import Trial
 
-TRIAL = Trial(task("digits").lasting(1), Recipe("SGD", 0.1))
+TRIAL = Trial(task("digits").lasting(1), Recipe("SGD", 0.1, records=True), keeps=True, follows=True)
 
 
 def test_forgetting_a_trial_takes_what_it_wrote_and_nothing_of_anybody_else(tmp_path):

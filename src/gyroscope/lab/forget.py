@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gyroscope.lab.archive import Archive
+from gyroscope.lab.last_layer import FILE
 from gyroscope.lab.trial import Trial
 
 
@@ -44,6 +45,7 @@ _OWN = (
     "result.new",
     "rates.pt",
     "weights.pt",
+    FILE,
 )
 
 
