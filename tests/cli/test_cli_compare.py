@@ -68,10 +68,10 @@ def test_a_training_of_the_laboratory_goes_by_its_recipe(here):
     assert cells == ["Layca 3^-3, alpha +0.6", "0.03704", "7", *turned, f"{result.loss[0]:.4g}", *accuracies]
 
 
-def watched(folder, optimizer_of):
+def watched(folder, optimizer_of, meta=None):
     model = torch.nn.Linear(3, 2)
     optimizer = optimizer_of(model)
-    with gyroscope.watch(model, optimizer, folder, every=1):
+    with gyroscope.watch(model, optimizer, folder, every=1, meta=meta):
         model(torch.ones(1, 3)).sum().backward()
         optimizer.step()
 
@@ -84,6 +84,12 @@ def test_any_other_run_goes_by_the_classes_of_its_optimizer(here):
         watched(here / name, optimizer_of)
     found = rows(run("adam", "layca"))
     assert [cells[:2] for cells in found.values()] == [["Adam", "0.25"], ["Layca(SGD)", "0.5"]]
+
+
+@pytest.mark.parametrize("trial", [7, {"number": 7}, {"recipe": "mine"}, {"recipe": {"name": "mine"}}], ids=str)
+def test_what_others_call_a_trial_is_not_taken_for_the_laboratorys(here, trial):
+    watched(here / "a", lambda model: torch.optim.SGD(model.parameters(), lr=0.25), meta={"trial": trial})
+    assert rows(run("a"))["a"][:2] == ["SGD", "0.25"]
 
 
 def test_accuracies_in_percent_stay_so_and_what_a_run_lacks_is_a_dash(here):

@@ -129,12 +129,21 @@ def test_a_folder_that_holds_another_training_is_left_alone(here, monkeypatch, e
     assert (here / "mine" / "run.sqlite").read_bytes() == before
 
 
-def test_a_run_of_something_else_is_left_alone(here):
+@pytest.mark.parametrize(
+    ("meta", "says"),
+    [
+        (None, "mine cannot be gone on with: it holds no training of the laboratory"),
+        ({"trial": 7}, "mine cannot be gone on with: it holds no training of the laboratory"),
+        ({"trial": {"number": 7}}, "mine holds another training (of something else than the laboratory)"),
+    ],
+    ids=["nothing", "a number", "a table"],
+)
+def test_a_run_of_something_else_is_left_alone(here, meta, says):
     model = torch.nn.Linear(2, 2)
-    gyroscope.watch(model, torch.optim.SGD(model.parameters(), lr=0.1), here / "mine").close()
+    gyroscope.watch(model, torch.optim.SGD(model.parameters(), lr=0.1), here / "mine", meta=meta).close()
     result = run("digits", "--run", "mine")
     assert result.exit_code == 2
-    assert "mine cannot be gone on with: it holds no training of the laboratory" in result.stderr
+    assert says in result.stderr
 
 
 def test_a_training_that_diverges_says_so_and_fails():

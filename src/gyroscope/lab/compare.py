@@ -126,8 +126,9 @@ def _row(run: Run, name: str) -> Compared:
 
 def _trained_with(run: Run) -> tuple[str | None, float | None]:
     """The name of the laboratory's recipe, or the classes of the optimizer; and the rate."""
-    recipe = run.meta.get("trial", {}).get("recipe")
-    if isinstance(recipe, dict):
+    trial = run.meta.get("trial")
+    recipe = trial.get("recipe") if isinstance(trial, dict) else None  # others call other things a trial
+    if isinstance(recipe, dict) and {"name", "rate"} <= recipe.keys():
         return str(recipe["name"]), float(recipe["rate"])
     optimizers: list[dict[str, Any]] = run.meta.get("optimizers", [])
     if not optimizers:

@@ -57,6 +57,9 @@ class OneFolder(Archive):
             raise LabError(f"{self.root} cannot be gone on with: {said}; give another folder") from error
 
 
-def _described(description: dict[str, Any]) -> str:
-    task, recipe = description.get("task", {}), description.get("recipe", {})
-    return f"{task.get('name')}: {recipe.get('name')}, seed {description.get('seed')}, rate {recipe.get('rate'):g}"
+def _described(description: Any) -> str:
+    try:
+        task, recipe = description["task"], description["recipe"]
+        return f"{task['name']}: {recipe['name']}, seed {description['seed']}, rate {recipe['rate']:g}"
+    except (KeyError, TypeError, ValueError):  # recorded by somebody else, who calls something else a trial
+        return "of something else than the laboratory"
