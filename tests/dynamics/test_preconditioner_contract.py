@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from gyroscope import Layca
@@ -335,3 +336,35 @@ def test_a_profiler_and_hooks_see_the_step():
     finally:
         everywhere.remove()
     assert calls == ["before", "after", "before", "SGD", "after", "QuasiDiagonal"]
+
+
+class Written(TorchDispatchMode):
+    """Counts the tensors that operations give, and the numbers in those that are no views."""
+
+    def __init__(self):
+        super().__init__()
+        self.tensors = self.numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        given = [one for one in (found if isinstance(found, (tuple, list)) else [found]) if torch.is_tensor(one)]
+        self.tensors += len(given)
+        self.numbers += 0 if func.is_view else sum(one.numel() for one in given)
+        return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saving_and_loading_take_work_in_proportion_to_the_layers(kind):
+    def work(layers):
+        torch.manual_seed(0)
+        net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(layers)))
+        optimizer = KINDS[kind](torch.optim.SGD(net.parameters(), lr=0.1), net)
+        F.cross_entropy(net(torch.randn(4, 3)), torch.tensor([0, 1, 2, 0])).backward()
+        optimizer.step()
+        with Written() as saving:
+            state = optimizer.state_dict()
+        with Written() as loading:
+            optimizer.load_state_dict(state)
+        return [saving.tensors, saving.numbers, loading.tensors, loading.numbers]
+
+    assert all(more <= 6 * few for few, more in zip(work(8), work(32), strict=True))

@@ -56,6 +56,10 @@ class Eigen:
         A, S = self._inverses[damping]
         return S @ G @ A
 
+    def forget(self) -> None:
+        """Its values were written to: what was computed from them no longer holds."""
+        self._inverses.clear()
+
     def _inverted(self, damping: float) -> tuple[Tensor, Tensor]:
         """(A + π√λ I)⁻¹ and (S + √λ/π I)⁻¹."""
         a, s = _reciprocal(self.a), _reciprocal(self.s)
@@ -111,6 +115,7 @@ class Factors:
         self.places, self.decay = tuple(places), decay
         self.decomposed: set[int] = set()
         self._shelves: list[tuple[Counts, list[Held]]] = []
+        self._where: dict[int, tuple[Held, int, Counts, int]] = {}
         self._seen: set[int] = set()
         self._uses: dict[int, list[tuple[Tensor, Tensor, object]]] = {}
 
@@ -119,17 +124,20 @@ class Factors:
         """All of it, cohort by cohort; where the weights are when it is first asked for."""
         if not self._shelves:
             self._shelves = [self._made(shelf) for shelf in shelves(self.places)]
+            for counts, several in self._shelves:
+                places = ((one, at, i) for one in several for at, i in enumerate(one.cohort.indices))
+                self._where |= {i: (one, at, counts, place) for place, (one, at, i) in enumerate(places)}
         return [one for _, several in self._shelves for one in several]
 
     @property
     def A(self) -> list[Known]:  # noqa: N802
         """The first factor of each layer."""
-        return [Known(one.A[at]) for one, at in map(self._find, range(len(self.places)))]
+        return [Known(one.A[at]) for one, at, _, _ in map(self._find, range(len(self.places)))]
 
     @property
     def S(self) -> list[Known]:  # noqa: N802
         """The second."""
-        return [Known(one.S[at]) for one, at in map(self._find, range(len(self.places)))]
+        return [Known(one.S[at]) for one, at, _, _ in map(self._find, range(len(self.places)))]
 
     def add(self, uses: Sequence[tuple[int, Tensor, Tensor | None]], samples: int, batch: object) -> None:
         """Layers were used: see `gyroscope.dynamics.observer.Statistics`."""
@@ -167,8 +175,7 @@ class Factors:
 
     def state(self, index: int) -> dict[str, Any]:
         """What is known of a layer; with its decomposition, which may be older than the factors."""
-        one, at = self._find(index)
-        counts, place = self._counted(index)
+        one, at, counts, place = self._find(index)
         own = {"A": one.A[at].clone(), "S": one.S[at].clone(), "count": int(counts.value[place])}
         if one.eigen is None or index not in self.decomposed:
             return own
@@ -181,18 +188,17 @@ class Factors:
         (self._seen.add if state else self._seen.discard)(index)
         if not state and not self._shelves:
             return
-        one, at = self._find(index)
-        counts, place = self._counted(index)
+        one, at, counts, place = self._find(index)
         counts.value[place] = state.get("count", 0)
         for name in ("A", "S"):
             getattr(one, name)[at] = state.get(name, 0.0)
         if "U" in state:
-            old = one.eigen
-            a, s = (torch.zeros_like(factor[..., 0]) for factor in (one.A, one.S))
-            parts = (a, one.A, s, one.S) if old is None else (old.a, old.U, old.s, old.V)
-            one.eigen = Eigen(*(part.clone() for part in parts))
+            if one.eigen is None:
+                (a, U), (s, V) = ((M.new_zeros(M.shape[:2]), torch.zeros_like(M)) for M in (one.A, one.S))
+                one.eigen = Eigen(a, U, s, V)
             for name in _EIGEN:
                 getattr(one.eigen, name)[at] = state[name]
+            one.eigen.forget()
             self.decomposed.add(index)
 
     def shapes(self, index: int) -> dict[str, tuple[int, ...]]:
@@ -209,12 +215,10 @@ class Factors:
             held.append(Held(cohort, A, S))
         return Counts(len(shelf.order), self.decay, shelf.like), held
 
-    def _find(self, index: int) -> tuple[Held, int]:
-        return next((one, one.cohort.indices.index(index)) for one in self.held if index in one.cohort.indices)
-
-    def _counted(self, index: int) -> tuple[Counts, int]:
-        orders = ((counts, [i for one in several for i in one.cohort.indices]) for counts, several in self._shelves)
-        return next((counts, order.index(index)) for counts, order in orders if index in order)
+    def _find(self, index: int) -> tuple[Held, int, Counts, int]:
+        """The factors of a layer's cohort and its place in them, the counts of its device and its place in those."""
+        assert self.held
+        return self._where[index]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_uses": {}}

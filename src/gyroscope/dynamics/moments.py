@@ -65,6 +65,7 @@ class Moments:
     def __init__(self, places: Sequence[Place], decay: float, scales: bool) -> None:
         self.places, self.decay, self.scales = tuple(places), decay, scales
         self._held: list[Held] = []
+        self._where: dict[int, tuple[Held, int]] = {}
         self._seen: set[int] = set()
         self._uses: list[Use] = []
         self._measured: list[Measured] = []
@@ -77,6 +78,7 @@ class Moments:
         if not self._held:
             refuse_in_a_graph()
             self._held = [self._made(shelf) for shelf in shelves(self.places)]
+            self._where = {i: (one, at) for one in self._held for at, i in enumerate(one.shelf.order)}
         return self._held
 
     @property
@@ -149,7 +151,8 @@ class Moments:
         for one, rows in ((held.activations, ("mean", "variance")), (held.slopes, ("slopes",))):
             if one is not None:
                 for row, name in zip(one.value, rows, strict=True):
-                    one.each(row)[at].copy_(state[name]) if state else one.each(row)[at].zero_()
+                    part = one.part(row, at)
+                    part.copy_(state[name]) if state else part.zero_()
                 one.counts.value[at] = state.get("count", 0)
 
     def shapes(self, index: int) -> dict[str, tuple[int, ...]]:
@@ -178,12 +181,13 @@ class Moments:
         return Held(shelf, spreads, slopes)
 
     def _find(self, index: int) -> tuple[Held, int]:
-        return next((one, order.index(index)) for one in self.held if index in (order := one.shelf.order))
+        assert self.held
+        return self._where[index]
 
     def _known(self, index: int) -> Known:
         held, at = self._find(index)
-        mean, variance = (held.activations.each(row)[at] for row in held.activations.value)
-        slopes = None if held.slopes is None else held.slopes.each(held.slopes.value[0])[at]
+        mean, variance = (held.activations.part(row, at) for row in held.activations.value)
+        slopes = None if held.slopes is None else held.slopes.part(held.slopes.value[0], at)
         return Known(mean, variance, slopes, int(held.activations.counts.value[at]))
 
     def _moments(self, uses: list[Use]) -> dict[int, tuple[Tensor, Tensor]]:

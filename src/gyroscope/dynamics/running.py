@@ -8,6 +8,7 @@ grow with the layers'. How many batches there were is kept on the device, so tha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -93,6 +94,7 @@ class Averages:
 
     def __init__(self, sizes: Sequence[int], decay: float, like: Tensor) -> None:
         self.sizes = list(sizes)
+        self._starts = list(accumulate(self.sizes, initial=0))
         self.value = torch.zeros(self.kept, sum(sizes), dtype=like.dtype, device=like.device)
         self.counts = Counts(len(sizes), decay, like)
         lengths = torch.tensor(self.sizes, device="cpu")
@@ -108,6 +110,14 @@ class Averages:
     def each(self, flat: Tensor) -> tuple[Tensor, ...]:
         """A vector over all coordinates, in parts that are the layers'."""
         return tuple(flat.split_with_sizes(self.sizes))
+
+    def part(self, flat: Tensor, layer: int) -> Tensor:
+        """The part of one layer, without a look at the others.
+
+        >>> Averages([1, 2], decay=0.5, like=torch.zeros(())).part(torch.tensor([1.0, 2.0, 3.0]), 1)
+        tensor([2., 3.])
+        """
+        return flat.narrow(0, self._starts[layer], self.sizes[layer])
 
     def sums(self, flat: Tensor) -> Tensor:
         """The sum of the magnitudes of each layer's coordinates, [layers]."""
