@@ -307,3 +307,53 @@ def test_steps_that_were_sat_out_are_counted_by_place_also_in_a_group_that_is_ad
     params[2].grad[0] = float("nan")
     optimizer.step()
     assert optimizer.skipped() == {"group0.1": 2, "group1.0": 1}
+
+
+def test_a_group_given_as_an_iterator_is_added_to_both():
+    params = parameters()
+    optimizer = gyroscope.Graft(optim.SGD(params, lr=0.1), optim.Adam(params))
+    more = nn.Linear(3, 2, dtype=torch.float64)
+    optimizer.add_param_group({"params": more.parameters()})
+    before = [p.detach().clone() for p in more.parameters()]
+    give_gradients([*params, *more.parameters()], 0)
+    optimizer.step()
+    for p, w in zip(more.parameters(), before, strict=True):
+        assert float((p.detach() - w).norm()) == pytest.approx(0.1 * float(p.grad.norm()))
+
+
+def test_a_group_that_one_of_the_two_refuses_is_added_to_neither():
+    params = parameters()
+    magnitude, direction = optim.SGD(params, lr=0.1), optim.Adam(params)
+    optimizer = gyroscope.Graft(magnitude, direction)
+    new = nn.Parameter(torch.ones(2, 2))
+    direction.add_param_group({"params": [new]})
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        optimizer.add_param_group({"params": [new]})
+    assert [len(one.param_groups) for one in (magnitude, direction)] == [1, 2]
+    give_gradients(params, 0)
+    with pytest.raises(ControlError, match="magnitude now holds 3 parameters and direction 4; nothing was changed"):
+        optimizer.step()
+    assert not magnitude.state
+
+
+def test_an_interrupted_step_leaves_nothing_behind_for_the_next(monkeypatch):
+    def run(interrupt):
+        params = parameters()
+        optimizer = gyroscope.Graft(optim.SGD(params, lr=0.1), optim.Adam(params))
+        start = [p.detach().clone() for p in params]
+        give_gradients(params, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr("gyroscope.control.graft.combine_", interrupt)
+            try:
+                optimizer.step()
+            except KeyboardInterrupt:
+                assert all(torch.equal(p, w) for p, w in zip(params, start, strict=True))
+        give_gradients(params, 1)
+        optimizer.step()
+        return params
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    # What both optimizers have seen is the same, and only the weights were left as they were.
+    torch.testing.assert_close(run(interrupt), run(lambda *_: None))

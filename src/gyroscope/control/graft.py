@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any, Literal
 
 import numpy as np
@@ -80,6 +81,21 @@ class Graft(Wrapper):
         return {name: n for name, n in zip(names, self._skipped.tolist(), strict=False) if n}
 
     def _take(self) -> None:
+        try:
+            self._graft()
+        except BaseException:
+            # The buffers may hold half a step; the next one starts from fresh zeros.
+            self._length.forget()
+            self._heading.forget()
+            raise
+
+    def _graft(self) -> None:
+        held = [sum(len(group["params"]) for group in one.param_groups) for one in (self.inner, self.direction)]
+        if held[0] != held[1]:
+            raise ControlError(
+                f"magnitude now holds {held[0]} parameters and direction {held[1]}; nothing was changed. Add "
+                "parameters with add_param_group of the Graft, which tells both."
+            )
         lengths, _ = self._length.propose([range(len(g["params"])) for g in self.inner.param_groups])
         m, m_along = _collect(lengths)
         # Only the length is kept of the first: its buffers are free again before the second is asked.
@@ -122,9 +138,16 @@ class Graft(Wrapper):
             self._skipped.index_add_(0, where, bad.to(self._skipped.dtype))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group to both optimizers."""
-        self.inner.add_param_group(dict(param_group))
-        self.direction.add_param_group(dict(param_group))
+        """Add a group to both optimizers, or to neither."""
+        # Both lists are of their own, from what may be an iterator.
+        given = param_group["params"]
+        params = given if isinstance(given, Tensor | Set) else list(given)
+        self.inner.add_param_group({**param_group, "params": params})
+        try:
+            self.direction.add_param_group({**param_group, "params": params})
+        except BaseException:
+            self.inner.param_groups.pop()
+            raise
 
     def _save(self) -> dict[str, Any]:
         return {**self.inner.state_dict(), "direction": self.direction.state_dict()}
