@@ -3,6 +3,7 @@
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -99,6 +100,35 @@ def test_a_rate_that_a_scheduler_makes_impossible_is_refused_at_the_step(lr, cls
     optimizer.step()
 
 
+@pytest.mark.parametrize("lr", ["0.1", [0.1], 1j, torch.tensor(-0.1), torch.ones(2)], ids=str)
+def test_a_rate_that_is_no_number_is_refused_at_the_step(lr):
+    model = network()
+    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    backward(model)
+    optimizer.param_groups[0]["lr"] = lr
+    with Unchanged(optimizer, "Group 0 has lr .*a finite value from 0"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "number", [np.float32(0.25), np.array(0.25), torch.tensor(0.25), torch.tensor([0.25])], ids=repr
+)
+def test_numbers_of_numpy_and_torch_are_numbers(number):
+    def taken(value):
+        model = network()
+        inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        options = {"alpha": value, "growth": value, "others_lr": value, "project": False, "reproject": False}
+        optimizer = gyroscope.Layca(inner, model, **options)
+        optimizer.param_groups[0]["lr"] = value
+        torch.manual_seed(1)
+        for _ in range(2):
+            backward(model)
+            optimizer.step()
+        return list(model.parameters())
+
+    torch.testing.assert_close(taken(number), taken(0.25))
+
+
 class Rateless(Optimizer):
     def __init__(self, params):
         super().__init__(params, {})
@@ -143,6 +173,9 @@ def test_an_optimizer_without_a_rate_is_refused():
         ({"others_lr": math.inf}, "others_lr is inf; accepted are finite numbers from 0"),
         ({"others_lr": math.nan}, "others_lr is nan; accepted are finite numbers from 0"),
         ({"others_lr": "1"}, "others_lr is '1'; accepted are finite numbers from 0"),
+        ({"others_lr": 10**400}, "others_lr is 10+; accepted are finite numbers from 0"),
+        ({"growth": "x", "reproject": False}, "growth is 'x'; .*a value from 0"),
+        ({"alpha": torch.ones(2)}, r"alpha is tensor\(\[1\., 1\.\]\); accepted are values from -1"),
     ],
 )
 def test_an_option_that_is_not_accepted_is_refused(options, message):
@@ -353,13 +386,52 @@ def test_lbfgs_in_half_precision_is_refused_at_the_step():
         ({"momentum": 1.0}, r"momentum is 1\.0; accepted are values from 0 to below 1"),
         ({"momentum": -0.1}, r"momentum is -0\.1; accepted are values from 0 to below 1"),
         ({"momentum": math.nan}, "momentum is nan; accepted are values from 0 to below 1"),
-        ({"lr": -1.0}, r"lr is -1\.0; accepted are values from 0"),
-        ({"lr": math.nan}, "lr is nan; accepted are values from 0"),
+        ({"momentum": "0.9"}, "momentum is '0.9'; accepted are values from 0 to below 1"),
+        ({"lr": -1.0}, r"lr is -1\.0; accepted are finite values from 0"),
+        ({"lr": math.nan}, "lr is nan; accepted are finite values from 0"),
+        ({"lr": "0.1"}, "lr is '0.1'; accepted are finite values from 0"),
+        ({"lr": torch.tensor(-0.1)}, r"lr is tensor\(-0\.1000\); accepted are finite values from 0"),
+        (
+            {"lr": torch.ones(2)},
+            r"lr is tensor\(\[1\., 1\.\]\); accepted are finite values from 0, or a tensor that holds",
+        ),
+        ({"weight_decay": -1.0}, r"weight_decay is -1\.0; accepted are finite values from 0"),
+        ({"weight_decay": math.nan}, "weight_decay is nan; accepted are finite values from 0"),
     ],
 )
 def test_sgd_amom_refuses_numbers_it_cannot_use(options, message):
     with pytest.raises(ControlError, match=message):
         gyroscope.SGD_AMom([nn.Parameter(torch.ones(2))], **options)
+
+
+def test_a_message_names_a_few_of_a_thousand_layers():
+    model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(1202)))
+    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for p in model.parameters():
+        nn.init.zeros_(p)
+        p.grad = torch.ones_like(p)
+    with Unchanged(optimizer, r"zero norm.*: 0\.weight, .*, 4\.weight and 1197 more; nothing"):
+        optimizer.step()
+    other = optimizer.state_dict()
+    other["layers"][700] = "stem"
+    with Unchanged(
+        optimizer, "other layers than this one: 1202 and 1202; number 700 is 'stem' there and '700.weight' here"
+    ):
+        optimizer.load_state_dict(other)
+    other = optimizer.state_dict()
+    other["shapes"][1] = [2, 1]
+    with Unchanged(optimizer, r"1202 and 1202; number 1 is \[2, 1\] there and \[1, 1\] here"):
+        optimizer.load_state_dict(other)
+
+
+def test_sgd_amom_takes_a_rate_in_a_tensor_of_one_element():
+    def step(lr):
+        w = nn.Parameter(torch.ones(3))
+        w.grad = torch.tensor([1.0, 2.0, 3.0])
+        gyroscope.SGD_AMom([w], lr=lr).step()
+        return w.detach()
+
+    torch.testing.assert_close(step(torch.tensor([0.5])), step(0.5))
 
 
 def test_every_error_is_a_gyroscope_error():
@@ -408,6 +480,34 @@ def test_a_group_that_can_be_added_is_returned_as_a_list():
     assert check_group(p, 0) == [p]
     with pytest.raises(ControlError, match="a set, which has no order; give a list"):
         check_group({p}, 0.1)
+
+
+@pytest.mark.parametrize("cls", [torch.optim.SGD, torch.optim.Adam, gyroscope.SGD_AMom])
+@pytest.mark.parametrize("change", ["append", "append to others", "add behind", "remove", "remove group"])
+def test_groups_that_were_changed_behind_the_controllers_back_are_refused(cls, change):
+    model = network()
+    optimizer = gyroscope.Layca(cls(model.parameters(), lr=0.01), model)
+    backward(model)
+    optimizer.step()
+    new = nn.Parameter(torch.ones(3, 3))
+    groups = optimizer.param_groups
+    match change:
+        case "append":
+            groups[0]["params"].append(new)
+        case "append to others":
+            groups[1]["params"].append(new)
+        case "add behind":
+            optimizer.inner.add_param_group({"params": [new]})
+        case "remove":
+            groups[0]["params"].pop()
+        case "remove group":
+            groups.pop()
+    new.grad = torch.ones(3, 3)
+    backward(model)
+    with Unchanged(
+        optimizer, r"had groups of \[2, 2\] parameters and now has groups of .*add_param_group of the controller"
+    ):
+        optimizer.step()
 
 
 @pytest.mark.parametrize(

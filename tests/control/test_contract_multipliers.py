@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import gyroscope
+from gyroscope.control.proposal import Proposer
 from gyroscope.errors import ControlError
 
 
@@ -76,3 +77,21 @@ def test_an_interruption_between_proposal_and_update_leaves_no_half_step_behind(
         return p.detach()
 
     torch.testing.assert_close(run(True), run(False))
+
+
+def test_the_layers_of_a_group_are_walked_a_few_times_a_step_however_many_there_are():
+    class Counted(list):
+        walks = 0
+
+        def __iter__(self):
+            Counted.walks += 1
+            return super().__iter__()
+
+    params = [torch.nn.Parameter(torch.ones(2, 2)) for _ in range(100)]
+    for p in params:
+        p.grad = torch.ones(2, 2)
+    proposer = Proposer(torch.optim.Adam(params, lr=0.1))
+    (proposal,), _ = proposer.propose([Counted(range(90))], frozen=[0])
+    assert len(proposal.params) == 90
+    assert all(torch.equal(p, torch.ones(2, 2)) for p in params)
+    assert Counted.walks < 10

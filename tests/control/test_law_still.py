@@ -96,6 +96,18 @@ def test_a_layer_with_a_non_finite_gradient_sits_the_step_out(inner, bad):
     assert optimizer.skipped() == {"group0.0": 1}
 
 
+@pytest.mark.parametrize("bad", [float("nan"), complex(0, float("inf"))])
+def test_raise_looks_at_complex_gradients_of_other_parameters_too(bad):
+    layer, other = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    optimizer = gyroscope.Layca(torch.optim.SGD([layer, other], lr=0.1), nonfinite="raise")
+    layer.grad, other.grad = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.ones(3, dtype=torch.complex64).conj()
+    optimizer.step()
+    assert not torch.equal(other.detach(), torch.ones(3, dtype=torch.complex64))
+    other.grad = torch.full((3,), bad, dtype=torch.complex64)
+    with pytest.raises(ControlError, match="The gradients of parameter 0 of group 1 are not finite"):
+        optimizer.step()
+
+
 def test_a_non_finite_gradient_leaves_the_other_layer_where_the_four_operations_put_it():
     params, optimizer = two_layers("sgd")
     w = params[1].detach().clone()
@@ -163,7 +175,7 @@ def test_a_row_of_zeros_is_refused_where_rows_are_layers():
     layers = gyroscope.layers(model, granularity="row")
     optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=0.1), layers)
     model(torch.ones(1, 3)).sum().backward()
-    with pytest.raises(ControlError, match=r"zero norm.*: weight;"):
+    with pytest.raises(ControlError, match=r"zero norm.*: weight \(1 of its 4 segments\);"):
         optimizer.step()
 
 

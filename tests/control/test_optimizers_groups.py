@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import gyroscope
+from gyroscope.errors import ControlError
 from oracles.control import LiteralLayca, angle, distance
 
 optim = torch.optim
@@ -223,8 +224,22 @@ def test_a_rate_in_a_tensor_is_the_same_rate(inner):
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1])
-def test_a_bad_rate_in_a_tensor_moves_no_layer(rate):
-    """It is not looked at, which would wait for a device; so the layers simply stay."""
+def test_a_bad_rate_in_a_tensor_is_refused_where_it_is_at_hand(rate):
+    model = nn.Linear(5, 4, bias=False)
+    before = model.weight.detach().clone()
+    lr = torch.tensor(0.1)
+    optimizer = gyroscope.Layca(optim.SGD(model.parameters(), lr=lr), model)
+    lr.fill_(rate)
+    give_gradients(model, 0)
+    with pytest.raises(ControlError, match=r"Group 0 has lr tensor\(.*a finite value from 0"):
+        optimizer.step()
+    assert torch.equal(model.weight.detach(), before)
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1])
+def test_a_bad_rate_on_a_device_moves_no_layer(rate, monkeypatch):
+    """There it is not looked at, which would wait; so the layers simply stay."""
+    monkeypatch.setattr("gyroscope.control.layca.is_rate", lambda lr: True)
     model = nn.Linear(5, 4, bias=False)
     before = model.weight.detach().clone()
     lr = torch.tensor(0.1)

@@ -72,6 +72,8 @@ def test_layers_turn_by_the_warm_up_rate():
         ({"steps": -1}, r"steps is -1; accepted are values from 0"),
         ({"steps": 3, "start": 1.5}, r"start is 1\.5; accepted are shares of the rate, from 0 to 1"),
         ({"steps": 3, "start": float("nan")}, r"start is nan"),
+        ({"steps": float("nan")}, r"steps is nan; accepted are values from 0"),
+        ({"steps": "3"}, r"steps is '3'; accepted are values from 0"),
     ],
 )
 def test_an_impossible_warm_up_is_refused_and_nothing_changes(arguments, message):
@@ -184,7 +186,10 @@ def test_a_run_longer_than_the_record_is_stopped_before_anything_moves():
 def test_a_record_of_other_layers_is_refused():
     model = network()
     optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model, others="frozen")
-    with pytest.raises(ControlError, match=r"recorded on the layers \['weight'\].*'0\.weight'.*same layers"):
+    with pytest.raises(
+        ControlError,
+        match=r"recorded on other layers .*: 1 and 3; number 0 is 'weight' there and '0\.weight' here.*same layers",
+    ):
         replay(optimizer, Rates(("weight",), torch.ones(1, 1, dtype=torch.float64)))
 
 
@@ -290,3 +295,64 @@ def test_a_replay_takes_biases_that_do_not_require_gradients():
     optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model)
     replay(optimizer, Rates(optimizer.layers, torch.full((1, 3), 0.1, dtype=torch.float64)))
     train(model, optimizer, 1)
+
+
+@pytest.mark.parametrize("use", [lambda given: warmup(given, 3), lambda given: record(network(), given)])
+def test_what_is_no_optimizer_is_refused(use):
+    with pytest.raises(ControlError, match=r"The optimizer is a Sequential; accepted is a torch\.optim\.Optimizer"):
+        use(network())
+
+
+@pytest.mark.parametrize(
+    ("recorded", "message"),
+    [
+        ({"weight": [0.1]}, "The record is a dict; accepted is a Rates"),
+        (Rates(("weight",), [[0.1]]), r"tangents are a list for 1 layers; accepted is a tensor of shape \[steps"),
+        (Rates(("weight",), torch.ones(3)), r"tensor of shape \(3,\) for 1 layers"),
+        (Rates(("weight",), -torch.ones(3, 1)), "negative rates"),
+    ],
+)
+def test_what_is_no_record_is_refused_and_no_hook_is_left(recorded, message):
+    model = nn.Linear(3, 2)
+    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model, others="frozen")
+    with pytest.raises(ControlError, match=message):
+        replay(optimizer, recorded)
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_a_replay_by_what_controls_nothing_is_refused():
+    with pytest.raises(ControlError, match=r"replay.* was given a SGD; rates are replayed by a controller"):
+        replay(torch.optim.SGD(network().parameters(), lr=1.0), Rates(("weight",), torch.ones(1, 1)))
+
+
+def test_a_record_of_a_complex_layer_is_refused_before_the_first_step():
+    model = nn.Linear(3, 2, dtype=torch.complex64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ControlError, match=r"Layer weight is torch\.complex64; accepted are float32"):
+        record(model, optimizer)
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_rates_that_cannot_be_written_are_kept_and_the_file_named(tmp_path):
+    rates = Rates(("weight",), torch.ones(1, 1, dtype=torch.float64))
+    with pytest.raises(ControlError, match=r"could not be written to .*nowhere.rates\.pt"):
+        rates.save(tmp_path / "nowhere" / "rates.pt")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ControlError, match=r"could not be written to .*folder"):
+        rates.save(tmp_path / "folder")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_save_that_fails_leaves_the_file_there_was(tmp_path, monkeypatch):
+    path = tmp_path / "rates.pt"
+    Rates(("weight",), torch.ones(1, 1, dtype=torch.float64)).save(path)
+
+    def half(data, to):
+        to.write_bytes(b"half a fi")
+        raise RuntimeError("no space left on device")
+
+    monkeypatch.setattr(torch, "save", half)
+    with pytest.raises(ControlError, match="no space left on device"):
+        Rates(("weight",), torch.zeros(9, 1, dtype=torch.float64)).save(path)
+    assert Rates.load(path).tangents.tolist() == [[1.0]]
+    assert list(tmp_path.iterdir()) == [path]

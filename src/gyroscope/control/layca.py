@@ -14,10 +14,12 @@ from torch._compile import _disable_dynamo
 from torch.optim import LBFGS, Optimizer
 
 from gyroscope.control.coefficients import Law
+from gyroscope.control.numeric import as_number, is_rate
 from gyroscope.control.rates import alpha_multipliers, checked_multipliers
 from gyroscope.control.roster import Entry, Roster, check_group
 from gyroscope.control.steering import Others, Steering, Work
 from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
+from gyroscope.control.wording import few, unlike
 from gyroscope.errors import ControlError
 from gyroscope.layer import Layer
 from gyroscope.vectors.chunks import is_capturing
@@ -91,10 +93,11 @@ class Layca(Wrapper):
         _accept("nonfinite", nonfinite, ("skip", "raise"))
         _accept("zero_norm", zero_norm, ("raise", "skip"))
         _accept("scale", scale, ("relative", "unit"))
-        if growth is not None and (reproject or not growth >= 0):
-            raise ControlError(f"growth is {growth}; it needs reproject=False and a value from 0.")
-        if others_lr is not None and not (isinstance(others_lr, int | float) and 0 <= others_lr < math.inf):
+        if growth is not None and (reproject or not as_number(growth) >= 0):
+            raise ControlError(f"growth is {growth!r}; it needs reproject=False and a value from 0.")
+        if others_lr is not None and not 0 <= as_number(others_lr) < math.inf:
             raise ControlError(f"others_lr is {others_lr!r}; accepted are finite numbers from 0.")
+        growth, others_lr = (None if given is None else as_number(given) for given in (growth, others_lr))
         for i, group in enumerate(optimizer.param_groups):
             _check_rate(group, i)
         roster = Roster.of(optimizer, model_or_layers)
@@ -178,6 +181,7 @@ class Layca(Wrapper):
         return self._step(closure)
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
+        self._roster.refuse_changes(self.param_groups)
         for i in self._roster.controlled():
             _check_rate(self.param_groups[i], i)
         loss = None
@@ -192,7 +196,7 @@ class Layca(Wrapper):
         work = self._steering.work(but=ready, late=inside is not None)
         if self.nonfinite == "raise" and inside is None and (names := self._steering.nonfinite()):
             raise ControlError(
-                f"The gradients of {', '.join(names)} are not finite; nothing was changed. Lower the rate, clip, or "
+                f"The gradients of {few(names)} are not finite; nothing was changed. Lower the rate, clip, or "
                 'use nonfinite="skip" to leave such layers out.'
             )
         self._meet(work)
@@ -213,7 +217,7 @@ class Layca(Wrapper):
                 new[i] = Work(w.group, [w.params[k] for k in fresh], [], [w.entries[k] for k in fresh])
         if new and self.zero_norm == "raise" and not is_capturing() and (names := self._steering.zero_layers(new)):
             raise ControlError(
-                f"These layers have zero norm, so no direction to turn from: {', '.join(names)}; nothing was changed. "
+                f"These layers have zero norm, so no direction to turn from: {few(names)}; nothing was changed. "
                 "Initialise them, exclude them (gyroscope.layers(model, exclude=...)) so that the inner optimizer "
                 'steps them, or use zero_norm="skip" to leave them as they are.'
             )
@@ -293,13 +297,14 @@ class Layca(Wrapper):
         saved = state_dict.get("layers")
         if saved is not None and tuple(saved) != self.layers:
             raise ControlError(
-                f"The state is of a model with the layers {list(saved)}; this one has {list(self.layers)}. Build the "
-                "model and the optimizer as they were when the state was saved."
+                f"The state is of a model with other layers than this one: {unlike(list(saved), self.layers)}. Build "
+                "the model and the optimizer as they were when the state was saved."
             )
         shapes = state_dict.get("shapes")
-        if shapes is not None and [list(shape) for shape in shapes] != self._shapes():
+        if shapes is not None and (theirs := [list(shape) for shape in shapes]) != (mine := self._shapes()):
             raise ControlError(
-                f"The state is of a model whose layers have the shapes {shapes}; this one's have {self._shapes()}."
+                f"The state is of a model whose layers have other shapes than this one's: {unlike(theirs, mine)}. "
+                "Build the model as it was when the state was saved."
             )
         check_state(self.inner, state_dict)
         for g, j, e in self._places():
@@ -381,11 +386,11 @@ def _accept(name: str, given: str, accepted: Sequence[str]) -> None:
 
 
 def _check_rate(group: dict[str, Any], i: int) -> None:
-    """Refuse a rate that is no angle. A tensor is not looked at, which would wait; the kernel leaves such layers."""
+    """Refuse a rate that is no angle. Where a tensor on an accelerator holds one, layers are left as they are."""
     lr = group.get("lr")
     if lr is None:
         raise ControlError(f"Group {i} has no 'lr', which Layca takes for the rate; give the inner optimizer one.")
-    if not isinstance(lr, Tensor) and not 0.0 <= lr < math.inf:
+    if not is_rate(lr):
         raise ControlError(
-            f"Group {i} has lr {lr}; Layca's rate is tan θ of a step, a finite value from 0 (try 3**-3)."
+            f"Group {i} has lr {lr!r}; Layca's rate is tan θ of a step, a finite value from 0 (try 3**-3)."
         )

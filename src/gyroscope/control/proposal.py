@@ -235,7 +235,8 @@ class Proposer:
     def _hold(
         self, groups: list[dict[str, Any]], positions: Sequence[Sequence[int]], frozen: Sequence[int]
     ) -> Iterator[None]:
-        others = [p for i in frozen for j, p in enumerate(groups[i]["params"]) if j not in set(positions[i])]
+        caught = {i: set(positions[i]) for i in frozen}
+        others = [p for i in frozen for j, p in enumerate(groups[i]["params"]) if j not in caught[i]]
         aside = [p.detach().clone() for p in others]
         try:
             yield

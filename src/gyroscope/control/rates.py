@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from gyroscope.control.roster import chosen_layers
+from gyroscope.control.numeric import as_number
+from gyroscope.control.roster import check_dtype, chosen_layers
+from gyroscope.control.wording import few, unlike
 from gyroscope.errors import ControlError
 from gyroscope.layer import Layer
 from gyroscope.vectors import dots
@@ -35,10 +37,10 @@ def alpha_multipliers(alpha: float, n_layers: int) -> list[float]:
     >>> [round(m, 4) for m in alpha_multipliers(-0.6, 3)]
     [1.0, 0.1012, 0.0102]
     """
-    given: Any = alpha
-    if not isinstance(given, Real | Tensor) or not -1.0 <= alpha <= 1.0:
+    given, alpha = alpha, as_number(alpha)
+    if not -1.0 <= alpha <= 1.0:
         raise ControlError(
-            f"alpha is {alpha!r}; accepted are values from -1 (only the first layer turns) to 1 (only the last)."
+            f"alpha is {given!r}; accepted are values from -1 (only the first layer turns) to 1 (only the last)."
         )
     if n_layers == 1:
         return [1.0]
@@ -59,7 +61,7 @@ def checked_multipliers(given: Sequence[float] | None, alpha: float, n_layers: i
         if len(values) != n_layers:
             raise ControlError(f"{len(values)} multipliers were given for {n_layers} layers; give one a layer.")
         if not all(0.0 <= m < math.inf for m in values):
-            raise ControlError(f"Multipliers must be finite and not negative; given {values}.")
+            raise ControlError(f"Multipliers must be finite and not negative; given [{few(values)}].")
     return torch.tensor(values, dtype=torch.float64)
 
 
@@ -89,15 +91,23 @@ def warmup(optimizer: Optimizer, steps: int, *, start: float = 0.1) -> LambdaLR:
     >>> [round(r, 3) for r in rates]
     [0.1, 0.55, 1.0, 1.0]
     """
-    if steps < 0:
-        raise ControlError(f"steps is {steps}; accepted are values from 0 (no warm-up).")
-    if not 0.0 <= start <= 1.0:
-        raise ControlError(f"start is {start}; accepted are shares of the rate, from 0 to 1.")
+    _require_optimizer(optimizer)
+    if not 0 <= as_number(steps) < math.inf:
+        raise ControlError(f"steps is {steps!r}; accepted are values from 0 (no warm-up).")
+    if not 0.0 <= as_number(start) <= 1.0:
+        raise ControlError(f"start is {start!r}; accepted are shares of the rate, from 0 to 1.")
 
     def factor(t: int) -> float:
         return 1.0 if t >= steps else t / steps + start * (1.0 - t / steps)
 
     return LambdaLR(optimizer, factor)
+
+
+def _require_optimizer(given: Any) -> None:
+    if not isinstance(given, Optimizer):
+        raise ControlError(
+            f"The optimizer is a {type(given).__name__}; accepted is a torch.optim.Optimizer, the one that is stepped."
+        )
 
 
 @dataclass(frozen=True)
@@ -113,8 +123,23 @@ class Rates:
     tangents: Tensor
 
     def save(self, path: str | Path) -> None:
-        """Write to a file that `load` reads; nothing in it is executed on loading."""
-        torch.save({"layers": list(self.layers), "tangents": self.tangents.cpu()}, path)
+        """Write to a file that `load` reads; nothing in it is executed on loading.
+
+        A file that was there is replaced once the new one is complete.
+        """
+        to = Path(path)
+        part = to.parent / f".{to.name}.{os.getpid()}.part"
+        try:
+            try:
+                torch.save({"layers": list(self.layers), "tangents": self.tangents.cpu()}, part)
+                part.replace(to)
+            finally:
+                part.unlink(missing_ok=True)
+        except (OSError, RuntimeError) as error:  # torch raises the latter where a file cannot be written
+            raise ControlError(
+                f"The rates could not be written to {to} ({error}). Give a file in a folder that exists, can be "
+                "written to and has room; they are still there to be saved."
+            ) from error
 
     @classmethod
     def load(cls, path: str | Path) -> Rates:
@@ -137,11 +162,16 @@ class Recorder:
     """Records by how much each layer turns in each step of any optimizer; made by `record`."""
 
     def __init__(self, model_or_layers: nn.Module | Sequence[Layer], optimizer: Optimizer) -> None:
+        _require_optimizer(optimizer)
         self._layers = chosen_layers(model_or_layers)
+        for layer in self._layers:
+            check_dtype(
+                f"Layer {layer.name}", layer.parameter.dtype, "Exclude it: gyroscope.layers(model, exclude=...)."
+            )
         split = [layer.name for layer in self._layers if layer.segments > 1]
         if split:
             raise ControlError(
-                f"These layers are split into segments: {', '.join(split[:5])}{' ...' if len(split) > 5 else ''}; a "
+                f"These layers are split into segments: {few(split)}; a "
                 'record has one angle a layer and step. Use granularity "tensor": gyroscope.layers(model), or the '
                 "model itself."
             )
@@ -216,12 +246,13 @@ class Replay:
     """Gives each layer of a `Layca` the recorded rate, step by step; made by `replay`."""
 
     def __init__(self, optimizer: Layca, recorded: Rates) -> None:
+        _require_record(optimizer, recorded)
         self.optimizer = optimizer
         self.taken = 0
         if tuple(recorded.layers) != optimizer.layers:
             raise ControlError(
-                f"The rates were recorded on the layers {list(recorded.layers)}, this optimizer controls "
-                f"{list(optimizer.layers)}; replay on a model of the same layers."
+                "The rates were recorded on other layers than this optimizer controls: "
+                f"{unlike(recorded.layers, optimizer.layers)}. Replay on a model of the same layers."
             )
         for i, group in enumerate(optimizer.param_groups):
             if optimizer.controls(i) and float(group["lr"]) != 1.0:
@@ -240,6 +271,8 @@ class Replay:
                     )
         if not bool(torch.isfinite(recorded.tangents).all()):
             raise ControlError("The record holds rates that are not finite: the recorded run diverged. Record another.")
+        if bool((recorded.tangents < 0).any()):
+            raise ControlError("The record holds negative rates; a rate is |tan θ| of a step, as `record` gives it.")
         device = optimizer.param_groups[0]["params"][0].device
         self._tangents = recorded.tangents.to(device)
         self._handles = [
@@ -262,6 +295,27 @@ class Replay:
         """Stop replaying; the optimizer keeps the last rates."""
         for handle in self._handles:
             handle.remove()
+
+
+def _require_record(optimizer: Any, recorded: Any) -> None:
+    from gyroscope.control.layca import Layca  # which takes its multipliers from this module
+
+    if not isinstance(optimizer, Layca):
+        raise ControlError(
+            f"replay() was given a {type(optimizer).__name__}; rates are replayed by a controller, such as "
+            "gyroscope.Layca(gyroscope.SGD_AMom(model.parameters(), lr=1.0), model)."
+        )
+    if not isinstance(recorded, Rates):
+        raise ControlError(
+            f"The record is a {type(recorded).__name__}; accepted is a Rates: `recorder.rates`, or Rates.load(path)."
+        )
+    shape = tuple(recorded.tangents.shape) if isinstance(recorded.tangents, Tensor) else None
+    if shape is None or len(shape) != 2 or shape[1] != len(recorded.layers):
+        what = type(recorded.tangents).__name__ if shape is None else f"tensor of shape {shape}"
+        raise ControlError(
+            f"The record's tangents are a {what} for {len(recorded.layers)} layers; accepted is a tensor of shape "
+            "[steps, layers]."
+        )
 
 
 def replay(optimizer: Layca, recorded: Rates) -> Replay:

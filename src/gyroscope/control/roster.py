@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gyroscope.control.numeric import is_rate
 from gyroscope.control.torch_contract import Wrapper
+from gyroscope.control.wording import few
 from gyroscope.errors import ControlError
 from gyroscope.layer import Layer, layers
 
@@ -45,6 +45,7 @@ class Roster:
 
     def __init__(self, groups: list[dict[int, Entry]]) -> None:
         self.groups = groups
+        self._sizes: list[int] = []  # how many parameters the groups have, once each holds layers or others
 
     @classmethod
     def of(cls, optimizer: Optimizer, model_or_layers: nn.Module | Sequence[Layer] | None) -> Roster:
@@ -70,7 +71,7 @@ class Roster:
             )
         for g, j, name, *_ in found:
             dtype = optimizer.param_groups[g]["params"][j].dtype
-            _check_dtype(f"Layer {name}", dtype, "Exclude it: gyroscope.layers(model, exclude=...).")
+            check_dtype(f"Layer {name}", dtype, "Exclude it: gyroscope.layers(model, exclude=...).")
         roster = cls([{} for _ in optimizer.param_groups])
         row = 0
         # Rows go by place, so that a group's entries stand in the order of its parameters; indices go by use.
@@ -111,6 +112,7 @@ class Roster:
                     f"{type(optimizer).__name__} takes one group only, so its other parameters cannot have a learning "
                     "rate of their own; leave others_lr out."
                 )
+            self._sizes = [len(group["params"]) for group in groups]
             return
         for i in mixed:
             if "initial_lr" in groups[i] and not added:
@@ -132,6 +134,17 @@ class Roster:
             for i, own in enumerate(self.groups):
                 if not own:
                     groups[i]["lr"] = others_lr
+        self._sizes = [len(group["params"]) for group in groups]
+
+    def refuse_changes(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Refuse groups that are not those of the roster any more: whose parameters are layers is known by place."""
+        sizes = [len(group["params"]) for group in groups]
+        if sizes != self._sizes:
+            raise ControlError(
+                f"The optimizer had groups of {self._sizes} parameters and now has groups of {sizes}, of which it is "
+                "not known what are layers; nothing was changed. Add parameters with add_param_group of the "
+                "controller, or build it anew after changing the groups."
+            )
 
     def extend(self, group: dict[str, Any]) -> None:
         """Take in a group that was added: its matrices become the last layers."""
@@ -175,7 +188,7 @@ def check_group(params: Any, lr: Any) -> list[Any]:
     Args:
         params: what the group has under "params": tensors, or pairs of names and tensors. Entries that are neither
             are left for torch to refuse.
-        lr: the group's rate; a tensor is not looked at, which would wait.
+        lr: the group's rate; the value of a tensor on an accelerator is not looked at, which would wait.
 
     Returns:
         The parameters as a list: to be added instead of `params`, which may be an iterator and is then used up.
@@ -191,15 +204,16 @@ def check_group(params: Any, lr: Any) -> list[Any]:
         p = one[1] if named else one
         if isinstance(p, Tensor) and p.dim() >= 2:
             name = f"Parameter {one[0] if named else j} of the group"
-            _check_dtype(name, p.dtype, "Leave it out, and step it with an optimizer of its own.")
-    if not isinstance(lr, Tensor) and not (isinstance(lr, Real) and 0.0 <= float(lr) < math.inf):
+            check_dtype(name, p.dtype, "Leave it out, and step it with an optimizer of its own.")
+    if not is_rate(lr):
         raise ControlError(
             f"The group has lr {lr!r}; Layca's rate is tan θ of a step, a finite value from 0 (try 3**-3)."
         )
     return every
 
 
-def _check_dtype(what: str, dtype: torch.dtype, remedy: str) -> None:
+def check_dtype(what: str, dtype: torch.dtype, remedy: str) -> None:
+    """Refuse elements that cannot be turned: complex numbers and integers."""
     if not dtype.is_floating_point:
         raise ControlError(f"{what} is {dtype}; accepted are float32, float64, bfloat16 and float16. {remedy}")
 
@@ -256,10 +270,9 @@ def _named(chosen: Sequence[Layer], places: dict[int, tuple[int, int]]) -> list[
         elif layer.parameter.requires_grad:
             missing.append(layer.name)
     if missing:
-        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         raise ControlError(
-            f"The optimizer does not hold these layers of the model: {shown}. Build it on this model's parameters, or "
-            "pass the layers it holds: Layca(optimizer, gyroscope.layers(model, include=...)). Flattened parameters "
-            "(ZeRO, FSDP1) have no layers; use FSDP2 (fully_shard) or DDP."
+            f"The optimizer does not hold these layers of the model: {few(missing)}. Build it on this model's "
+            "parameters, or pass the layers it holds: Layca(optimizer, gyroscope.layers(model, include=...)). "
+            "Flattened parameters (ZeRO, FSDP1) have no layers; use FSDP2 (fully_shard) or DDP."
         )
     return found

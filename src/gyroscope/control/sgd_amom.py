@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gyroscope.control.numeric import as_number, is_rate
 from gyroscope.errors import ControlError
 
 
@@ -45,10 +46,12 @@ class SGD_AMom(Optimizer):  # noqa: N801 — the paper's name
         *,
         maximize: bool = False,
     ) -> None:
-        if not 0.0 <= momentum < 1.0:
-            raise ControlError(f"momentum is {momentum}; accepted are values from 0 to below 1.")
-        if not (isinstance(lr, Tensor) or lr >= 0.0):
-            raise ControlError(f"lr is {lr}; accepted are values from 0.")
+        if not 0.0 <= as_number(momentum) < 1.0:
+            raise ControlError(f"momentum is {momentum!r}; accepted are values from 0 to below 1.")
+        if not is_rate(lr):
+            raise ControlError(f"lr is {lr!r}; accepted are finite values from 0, or a tensor that holds one.")
+        if not is_rate(weight_decay):
+            raise ControlError(f"weight_decay is {weight_decay!r}; accepted are finite values from 0.")
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, defaults)
 
@@ -84,7 +87,7 @@ class SGD_AMom(Optimizer):  # noqa: N801 — the paper's name
             torch._foreach_add_(buffers, grads, alpha=1 - group["momentum"])
             lr = group["lr"]
             if isinstance(lr, Tensor):
-                torch._foreach_add_(params, torch._foreach_mul(buffers, -lr))
+                torch._foreach_add_(params, torch._foreach_mul(buffers, -lr.reshape(())))
             else:
                 torch._foreach_add_(params, buffers, alpha=-lr)
         return loss

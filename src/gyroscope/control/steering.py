@@ -25,6 +25,7 @@ from gyroscope.control.proposal import Proposal, Proposer
 from gyroscope.control.roster import Entry, Roster
 from gyroscope.control.rules import Group, decay_of, kernel_of
 from gyroscope.control.sweep import Move, sweep
+from gyroscope.control.wording import few
 from gyroscope.errors import ControlError
 from gyroscope.vectors import backend, dots
 from gyroscope.vectors.layout import is_dense, splits_in_memory
@@ -124,11 +125,6 @@ class Steering:
                 continue
             group, entries = self.inner.param_groups[i], self.roster.groups[i]
             every = group["params"]
-            if len(every) < len(entries):
-                raise ControlError(
-                    f"Group {i} held {len(entries)} layers and now holds {len(every)} parameters; build the controller "
-                    "anew after changing a group's parameters."
-                )
             params = [every[j] for j in entries] if len(every) > len(entries) else every
             grads = [p.grad for p in params]
             if any(g is None for g in grads):
@@ -218,7 +214,7 @@ class Steering:
         sparse = [e.name for e, g in its if g is not None and g.is_sparse]
         if sparse:
             raise ControlError(
-                f"{', '.join(sparse)} has a sparse gradient; use sparse=False on the embedding, or exclude it "
+                f"{few(sparse)} has a sparse gradient; use sparse=False on the embedding, or exclude it "
                 "(gyroscope.layers(model, exclude=...)) so that the inner optimizer steps it. Nothing was changed."
             )
         proposals, loss = self.proposer.propose(
@@ -295,6 +291,9 @@ class Steering:
 
     def _clear(self, work: Work, *, shaped: bool = True) -> None:
         """Zero what is not finite in the inner state of layers whose step was skipped."""
+        where = {p.device for p in work.params}
+        if {device.type for device in where} == {"cpu"} and not any(self.ledger(d).bad.any() for d in where):
+            return  # at hand, and most often so
         for states, rows, counts in self._states(work, shaped):
             start = 0
             for state, n in zip(states, counts, strict=True):
@@ -307,14 +306,15 @@ class Steering:
                     state[~torch.isfinite(state)] = 0
 
     def zero_layers(self, work: dict[int, Work]) -> list[str]:
-        """The layers among `work` whose weights are all zero (waits for the device)."""
+        """The layers among `work` whose weights, or those of a segment, are all zero (waits for the device)."""
         entries = [e for w in work.values() for e in w.entries]
         views = [view for w in work.values() for view in w.views]
         squares = dots({"ww": (views, views)}, segments=[e.segments for e in entries])[:, 0].tolist()
         found, start = [], 0
         for e in entries:
-            if 0 in squares[start : start + e.segments]:
-                found.append(e.name)
+            zeros = squares[start : start + e.segments].count(0)
+            if zeros:
+                found.append(e.name if e.segments == 1 else f"{e.name} ({zeros} of its {e.segments} segments)")
             start += e.segments
         return found
 
@@ -326,6 +326,7 @@ class Steering:
                 if p.grad is not None:
                     e = self.roster.groups[g].get(j)
                     names.append(e.name if e else f"parameter {j} of group {g}")
-                    grads.append(p.grad.to_dense() if p.grad.is_sparse else p.grad)
+                    dense = p.grad.to_dense() if p.grad.is_sparse else p.grad
+                    grads.append(torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense)
         finite = torch.isfinite(dots({"gg": (grads, grads)})[:, 0]).tolist()
         return [name for name, ok in zip(names, finite, strict=True) if not ok]
