@@ -80,7 +80,8 @@ def _named(model: nn.Module, found: Sequence[Layer], name: str) -> Layer:
         if name in (layer.name, owner(layer)):
             return layer
     weights = dict(model.named_parameters(remove_duplicate=False))
-    for weight in (weights[one] for one in (name, f"{name}.weight") if one in weights):
+    names = (name, f"{name}.weight") if isinstance(name, str) else ()
+    for weight in (weights[one] for one in names if one in weights):
         if any(layer.parameter is weight for layer in found):
             raise LayerError(_shared(model, weight))
     raise LayerError(f"there is no layer called {name!r}; linear layers are: {', '.join(_linear(found)) or 'none'}.")

@@ -599,6 +599,9 @@ def test_layers_of_other_kinds_that_are_named() -> None:
     said = refused(ResNet(), layer="stem")
     assert said == "'stem.weight' is the weight of a Conv2d, of kind 'conv'; linear layers are: fc.weight."
     assert refused(ResNet(), layer="head") == "there is no layer called 'head'; linear layers are: fc.weight."
+    # A number is the name of nothing, though modules of a Sequential are named by numbers.
+    numbered = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
+    assert refused(numbered, layer=2) == "there is no layer called 2; linear layers are: 0.weight, 2.weight."
     assert refused(nn.Bilinear(2, 3, 4)) == "'weight' is the weight of a Bilinear; linear layers are: none."
     said = refused(nn.Sequential(nn.Linear(3, 3), nn.Bilinear(3, 3, 2)))
     assert said == "'1.weight' is the weight of a Bilinear; linear layers are: 0.weight."
