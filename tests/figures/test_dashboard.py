@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from figures.made import Curve, example_run, run_of, texts
+from figures.made import Curve, example_run, run_of, texts, written
 from gyroscope.errors import FigureError
 from gyroscope.figures import Example, dashboard, scalars
 
@@ -40,6 +40,18 @@ def test_a_quantity_without_values_is_no_data():
     run = example_run(steps=21)
     run.data["gradient_norm"][:] = np.nan
     assert "Gradients" not in titles(dashboard(run))
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_panels_without_data_of_the_layers_that_are_chosen_are_left_out(tmp_path, value, on_disk):
+    run = example_run(steps=21)
+    for name in ("gradient_norm", "effective_lr", "effective_lr_measured", "full", "moment_p50"):
+        run.data[name][:, 1] = value
+    run = written(tmp_path / "run", run) if on_disk else run
+    left_out = {"Gradients", "Effective learning rates", "Second moments"}
+    assert titles(dashboard(run, layers=run.layers[1])) == [title for title in EVERYTHING if title not in left_out]
+    assert titles(dashboard(run)) == EVERYTHING
 
 
 def test_no_axes_are_empty():

@@ -78,6 +78,15 @@ def test_relative_norms_start_at_one():
     assert ax.get_ylabel() == "weight norm ‖w‖ / its first value"
 
 
+def test_norms_that_begin_at_zero_are_counted_where_they_cannot_be_divided_by():
+    some = norms(run_of(weight_norm=[[0, 1.0, 0], [3, 2.0, 0], [4, 8.0, 0]]), relative=True)
+    assert [line.get_ydata().tolist() for line in some.lines if len(line.get_ydata())] == [[1.0, 2.0, 8.0]]
+    assert [text.get_text() for text in some.texts] == ["2 layers are 0 at first"]
+    none = norms(run_of(weight_norm=[[0], [0]]), relative=True)
+    assert np.isfinite(none.get_ylim()).all()
+    assert [text.get_text() for text in none.texts] == ["1 layer is 0 at first"]
+
+
 def test_an_unknown_norm_is_refused():
     with pytest.raises(FigureError, match="which='weights' is not known; use one of 'weight', 'gradient', 'update'"):
         norms(example_run(), "weights")

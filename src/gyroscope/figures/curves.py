@@ -30,7 +30,7 @@ def curves(
     Args:
         run: a run or its path.
         quantity: the name of a quantity that the run holds, a custom one too.
-        relative: whether to divide each layer's values by its first.
+        relative: whether to divide each layer's values by its first; a note counts those that this leaves out, being 0.
         ax: axes to draw on; those of a new figure if not given.
         layers: glob pattern or patterns on the layers' names; all if not given.
         legend: whether to say which colour is which layer; by default on own axes.
@@ -44,18 +44,20 @@ def curves(
     run = as_run(run)
     series = find(run, quantity, layers=layers)
     look, values = look_of(quantity, run.quantities[quantity]), series.values
-    label = look.label
+    label, undivided = look.label, 0
     if relative:
         first = np.take_along_axis(values, (~np.isnan(values)).argmax(axis=0)[None], axis=0)
         values = np.divide(values, first, out=np.full_like(values, np.nan), where=first != 0)
-        label = f"{label} / its first value"
+        label, undivided = f"{label} / its first value", int((first == 0).sum())
     look = settle(look, values)
     own = ax is None
     ax = own_axes() if ax is None else ax
     width = draw_course(ax, series.steps, values, depth=series.depth, look=look)
     frame(ax, look, values)
     span(ax, series.steps)
-    if look.scale == "log":
+    if undivided:
+        note_layers(ax, undivided, "0 at first")
+    elif look.scale == "log":
         note_layers(ax, int((np.nan_to_num(values) <= 0).all(axis=0).sum()), "0 throughout")
     if legend if legend is not None else own:
         depth_key(ax, series.layers, series.depth, len(run.layers))

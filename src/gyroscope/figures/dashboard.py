@@ -14,7 +14,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from gyroscope.errors import FigureError
 from gyroscope.figures.curves import curves
 from gyroscope.figures.effective_rates import effective_rates
-from gyroscope.figures.given import Layers, Measured, RunLike, as_run, choose, described
+from gyroscope.figures.given import Layers, Measured, RunLike, as_run, choose, described, holds
 from gyroscope.figures.lines import page_key
 from gyroscope.figures.moment_percentiles import moment_percentiles
 from gyroscope.figures.neurons import neurons
@@ -70,7 +70,7 @@ def dashboard(run: RunLike, *, layers: Layers = None, columns: int = 3, title: s
     ['How far layers have rotated', 'Layer by layer', 'The whole network']
     """
     run = as_run(run)
-    panels = [panel for panel in _PANELS if _holds(run, panel)]
+    panels = [panel for panel in _PANELS if _holds(run, panel, layers)]
     if not panels:
         raise FigureError(f"{described(run)} holds nothing that a dashboard shows; was it closed before a step?")
     if columns < 1:
@@ -93,16 +93,10 @@ def dashboard(run: RunLike, *, layers: Layers = None, columns: int = 3, title: s
     return figure
 
 
-def _holds(run: Measured, panel: _Panel) -> bool:
+def _holds(run: Measured, panel: _Panel, layers: Layers) -> bool:
     if not panel.needs:
         return any(np.isfinite(curve.values).any() for curve in run.scalars.values())
-    return any(name in run.quantities and _known(run, name) for name in panel.needs)
-
-
-def _known(run: Measured, name: str) -> bool:
-    # A run on disk knows where it has values without reading them.
-    where = getattr(run, "where", None)
-    return bool(len(where(name)) if where is not None else np.isfinite(run.series(name)).any())
+    return any(holds(run, name, layers=layers) for name in panel.needs)
 
 
 def _header(run: Measured) -> str:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from gyroscope.errors import FigureError
 from gyroscope.figures.course import draw_course, said
-from gyroscope.figures.given import Layers, Measured, RunLike, Series, as_run, described, find, held
+from gyroscope.figures.given import Layers, Measured, RunLike, Series, as_run, described, find, held, holds
 from gyroscope.figures.lines import MANY, Style, depth_key, draw_lines, emphasise, finish, own_axes, span, style_key
 from gyroscope.figures.looks import frame, look_of, settle
 from gyroscope.figures.names import spread
@@ -94,8 +94,9 @@ def effective_rates(
 
 def _measured(run: Measured, layers: Layers, *, adam: bool) -> Series:
     wanted = ("effective_lr_measured", "effective_lr")
-    for quantity in reversed(wanted) if adam else wanted:
-        if quantity in run.quantities:
+    there = [quantity for quantity in (reversed(wanted) if adam else wanted) if quantity in run.quantities]
+    for quantity in there:
+        if quantity == there[-1] or holds(run, quantity, layers=layers):
             return find(run, quantity, layers=layers)
     raise FigureError(f"{described(run)} has no effective learning rates: it holds {held(run)}")
 

@@ -102,6 +102,8 @@ def find(run: Measured, quantity: str, *, layers: Layers = None, infinite: bool 
         values[~known] = np.nan
     rows = known.any(axis=1)
     if not rows.any():
+        if layers is not None and bool(np.isfinite(stored).any()):
+            raise FigureError(f"{quantity} of {described(run)} has no values for layers={layers!r}; others have some")
         raise FigureError(f"{quantity} of {described(run)} has no values yet; it holds {held(run)}")
     return Series(
         quantity=quantity,
@@ -110,6 +112,26 @@ def find(run: Measured, quantity: str, *, layers: Layers = None, infinite: bool 
         steps=np.asarray(run.steps)[rows],
         values=values if rows.all() else values[rows],
     )
+
+
+def holds(run: Measured, quantity: str, *, layers: Layers = None) -> bool:
+    """Return whether a run has a finite value of a quantity, for any of the layers whose names match.
+
+    >>> from gyroscope.figures import example_run
+    >>> holds(example_run(), "rotation"), holds(example_run(), "sharpness")
+    (True, False)
+    """
+    if quantity not in run.quantities:
+        return False
+    chosen = choose(run.layers, layers)
+    # A run on disk knows where it has values: most often its last ones answer it, without reading all.
+    where = getattr(run, "where", None)
+    if where is not None:
+        steps = where(quantity)
+        last: Any = run.series(quantity, steps=steps[-1:])  # type: ignore[call-arg]
+        if not len(steps) or np.isfinite(last[:, chosen]).any():
+            return bool(len(steps))
+    return bool(np.isfinite(run.series(quantity)[:, chosen]).any())
 
 
 def choose(names: Sequence[str], layers: Layers) -> list[int]:

@@ -136,7 +136,9 @@ def limits(look: Look, values: npt.ArrayLike, *, close: bool = False) -> tuple[f
         high = float(positive.max())
         low = max(float(positive.min()), high * 10.0**-_DECADES)
         return (low, high) if low < high else (low / 2, high * 2)
-    low, high = float(known.min(initial=np.inf)), float(known.max(initial=-np.inf))
+    if not known.size:
+        return 0.0, 1.0
+    low, high = float(known.min()), float(known.max())
     # Rounding of what stays the same is not worth a picture.
     room = max(_STAYS * max(abs(low), abs(high)) - (high - low), 0) / 2
     return (low - room, high + room) if low < high or room else (low - 0.5, high + 0.5)

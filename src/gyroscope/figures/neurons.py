@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 
 from gyroscope.errors import FigureError
 from gyroscope.figures.bars import BARS, colours, draw_bars, layer_axis
-from gyroscope.figures.given import Layers, Measured, RunLike, as_run, described, find, held
+from gyroscope.figures.given import Layers, Measured, RunLike, as_run, described, find, held, holds
 from gyroscope.figures.lines import MANY, Style, depth_key, draw_lines, finish, own_axes, span, style_key
 from gyroscope.figures.looks import frame, look_of
 
@@ -70,8 +70,9 @@ def _activity(run: Measured, ax: Axes | None, layers: Layers, legend: bool | Non
     ax = own_axes() if ax is None else ax
     drawn: list[tuple[str, Style]] = []
     steps, largest = [], 0.0
+    there = [name for name, _ in _STYLES if holds(run, name, layers=layers)]
     for name, style in _STYLES:
-        if name in run.quantities:
+        if name in there or (name in run.quantities and not there):
             series = find(run, name, layers=layers)
             draw_lines(ax, series.steps, series.values, depth=series.depth, linestyle=style)
             drawn.append((f"{name} ({'never' if name == 'dying' else 'always'} active)", style))
