@@ -110,6 +110,14 @@ def test_export_as_asked(run, tmp_path, arguments, name, starts):
     assert (tmp_path / name).read_bytes().startswith(starts)
 
 
+def test_a_number_with_a_slash_in_its_name_is_exported_beside(run, tmp_path):
+    with Writer(tmp_path / "first", [LayerInfo("a", "linear", (2, 2))], {}) as writer:
+        writer.put(Scalars(3, {"val/loss": 0.5}))
+    result = run("export", "first", "--quantity", "val/loss")
+    assert (result.exit_code, result.stdout) == (0, "Wrote first_val_loss.csv\n")
+    assert (tmp_path / "first_val_loss.csv").read_text() == "step,val/loss\n3,0.5\n"
+
+
 def test_exported_json_is_read_back(run, tmp_path):
     layers = [LayerInfo("a", "linear", (2, 2))]
     with Writer(tmp_path / "first", layers, {}) as writer:

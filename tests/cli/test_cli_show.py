@@ -235,6 +235,12 @@ def test_a_layer_that_is_never_known_is_said_to_be(tmp_path):
     assert "layer0.weight has no rotation: it is zero or not finite." in said
 
 
+def test_a_layer_that_was_zero_at_first_is_not_said_to_be_zero_now(tmp_path):
+    said = say(tmp_path, rotation=[[np.nan, 0, np.nan], [np.nan, 0.6, np.nan]], weight_norm=[[0, 1, 0], [3, 1, 0]])
+    assert "layer0.weight has no rotation: it is measured against weights that are zero." in said
+    assert "layer2.weight has no rotation: it is zero or not finite." in said
+
+
 def test_only_a_layer_that_does_not_move_is_where_it_started(tmp_path):
     rate = [[NAN] * 4, [0.021, 1e-7, NAN, 0.1]]
     said = say(tmp_path, rotation=[[0] * 4, [2e-4, 2e-4, 2e-4, 0.02]], rate_per_step=rate)

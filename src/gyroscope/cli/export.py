@@ -56,7 +56,7 @@ def export(
     try:
         with load(run) as opened:
             wanted = quantity[0] if quantity and len(quantity) == 1 else quantity or None
-            name = f"{opened.name}_{wanted}" if isinstance(wanted, str) else opened.name
+            name = f"{opened.name}_{_plain(wanted)}" if isinstance(wanted, str) else opened.name
             file, kind = _file(out, to, default=name)
             ways = {Format.csv: opened.to_csv, Format.json: opened.to_json, Format.parquet: opened.to_parquet}
             written = ways[kind](file, wanted)
@@ -65,6 +65,11 @@ def export(
     except GyroscopeError as error:
         fail(str(error), code=FAILED)
     typer.echo(f"Wrote {written}")
+
+
+def _plain(name: str) -> str:
+    # Names such as val/loss are common; in the name of a file they would be folders.
+    return name.replace("/", "_").replace("\\", "_")
 
 
 def _file(out: Path | None, to: Format | None, *, default: str) -> tuple[Path, Format]:

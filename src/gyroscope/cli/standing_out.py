@@ -25,6 +25,8 @@ MANY_NEURONS = 0.5
 
 Values = npt.NDArray[np.float64]
 
+_NEITHER = "have no rotation: zero or not finite"
+
 
 def last_values(values: npt.ArrayLike) -> Values:
     """Return the last known value of each column of `values` [steps, layers]; NaN if it has none.
@@ -119,7 +121,14 @@ def _no_gradient(run: Run, apart: Mask) -> str:
 
 
 def _unknown(run: Run, unknown: Mask) -> str:
-    return _said(run, unknown, "has no rotation: it is zero or not finite", "have no rotation: zero or not finite")
+    norm = last_values(run.series("weight_norm")) if "weight_norm" in run.quantities else np.zeros(len(unknown))
+    begins = unknown & (norm > 0)  # these have a direction now, so what they are measured against has none
+    zero = "measured against weights that are zero"
+    said = (
+        _said(run, begins, f"has no rotation: it is {zero}", f"have no rotation: they are {zero}"),
+        _said(run, unknown & ~begins, "has no rotation: it is zero or not finite", _NEITHER),
+    )
+    return " ".join(filter(None, said))
 
 
 def _still(run: Run, rotation: Values) -> str:
