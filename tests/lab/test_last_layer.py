@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
+from gyroscope.lab.data import Source
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.last_layer import FILE, LastLayer, followed
 from gyroscope.lab.recipe import Recipe
@@ -49,6 +50,14 @@ def test_a_row_is_what_per_example_gradients_say(count):
         model[2].weight.grad.norm(),
     ]
     assert row.numpy() == pytest.approx(torch.stack(expected).numpy(), rel=1e-5)
+
+
+def test_texts_are_refused_which_have_a_label_for_each_character():
+    text = replace(DEEP, source=Source("shakespeare"), model="gpt-small", options=())
+    with pytest.raises(
+        LabError, match=r"follows=True, and .* has a label for each character of a text; .* leave it out"
+    ):
+        replace(TRIAL, task=text)
 
 
 def test_every_step_of_a_training_is_there_and_training_is_the_same(tmp_path):

@@ -70,6 +70,9 @@ class Trial:
         for name in ("keeps", "follows"):
             if type(getattr(self, name)) is not bool:
                 raise LabError(f"{name} of a trial is {getattr(self, name)!r}; it can be True or False")
+        if self.follows and self.task.source.is_text:
+            said = f"follows=True, and {self.task.name} has a label for each character of a text"
+            raise LabError(f"{said}; the last layer is followed where each example has one: leave it out")
         try:
             json.dumps(asdict(self), allow_nan=False)
         except (TypeError, ValueError) as error:

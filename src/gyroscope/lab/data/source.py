@@ -82,8 +82,13 @@ class Source:
             raise LabError(f"the side of {self.name} is {self.side}; it can be 1 or more for {names}, else None")
         if self.context < 1:
             raise LabError(f"the context is {self.context} characters; it can be 1 or more")
-        if self.name == "shakespeare" and self.per_class is not None:
+        if self.is_text and self.per_class is not None:
             raise LabError(f"per_class is {self.per_class}; a text has no classes to choose from: leave it None")
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its examples are pieces of a text, in which every character has a label: the next one."""
+        return self.name == "shakespeare"
 
     def load(self, folder: Path | str | None = None, *, on_progress: Progress | None = None) -> Split:
         """Return the examples, read from the files their publishers made; nothing is downloaded.
@@ -100,7 +105,7 @@ class Source:
         """
         if self.name == "digits":
             return self._digits()
-        if self.name == "shakespeare":
+        if self.is_text:
             text = read_shakespeare(folder)
             return text.split(context=self.context, validation=self.validation, seed=self.seed)
         return self._read(folder, on_progress).split(
