@@ -15,6 +15,7 @@ def test_forgetting_a_trial_takes_what_it_wrote_and_nothing_of_anybody_else(tmp_
     for path, text in others.items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
+    (archive.root / "reference.new").touch()  # of a disk that was full
     forget(archive, [TRIAL])
     left = [path for path in archive.root.rglob("*") if path.is_file() and ".claims" not in path.parts]
     assert {path: path.read_text() for path in left} == others

@@ -40,6 +40,7 @@ _OWN = (
     "run.sqlite*",
     "run.lock",
     "reference*.pt*",
+    "reference*.new",
     "checkpoint.pt*",
     "result.json",
     "result.new",
