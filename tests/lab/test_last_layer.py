@@ -54,9 +54,7 @@ def test_a_row_is_what_per_example_gradients_say(count):
 
 def test_texts_are_refused_which_have_a_label_for_each_character():
     text = replace(DEEP, source=Source("shakespeare"), model="gpt-small", options=())
-    with pytest.raises(
-        LabError, match=r"follows=True, and .* has a label for each character of a text; .* leave it out"
-    ):
+    with pytest.raises(LabError, match=r"has a label for each character of a text; .* leave it out"):
         replace(TRIAL, task=text)
 
 
