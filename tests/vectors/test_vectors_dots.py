@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from vector_layouts import DTYPES, LAYOUTS, assert_dot, values
 
-from gyroscope.vectors import dots, eager
+from gyroscope.vectors import combine_, dots, eager
 from oracles.vectors import dot
 
 
@@ -134,6 +134,22 @@ def test_layers_on_two_devices_come_back_in_order(monkeypatch: pytest.MonkeyPatc
     for row, (p, q) in zip(got, parts, strict=True):
         assert_dot(row[0], p, p)
         assert_dot(row[1], p, q)
+
+
+def test_many_layers_on_two_devices_are_counted_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    n, added = 500, [0]
+
+    def counting(numbers: list[int]) -> int:
+        added[0] += len(numbers)
+        return sum(numbers)
+
+    monkeypatch.setattr("gyroscope.vectors.interface.sum", counting, raising=False)
+    two = {torch.device("cpu"): list(range(0, n, 2)), torch.device("cpu", 0): list(range(1, n, 2))}
+    monkeypatch.setattr("gyroscope.vectors.interface._by_device", lambda lists: two)
+    x, one = [torch.full((2,), float(i)) for i in range(n)], [torch.ones(2)] * n
+    assert dots({"x": (x, one)})[:, 0].tolist() == [2.0 * i for i in range(n)]
+    combine_(one, x, torch.ones(n), torch.zeros(n))
+    assert added[0] < 10 * n
 
 
 @pytest.mark.parametrize(("pieces", "more"), [(1, -1), (1, 0), (1, 1), (3, 5)])

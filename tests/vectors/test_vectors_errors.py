@@ -102,6 +102,28 @@ def test_splits_that_do_not_come_out_even_are_refused(tensor: Tensor, parts: int
     assert x[0].tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("segments", [2, [1, 2.0], ["1", "2"], [1, None], 1.5])
+def test_segments_that_are_no_whole_numbers_are_refused(segments: Any) -> None:
+    x = [ones(2), ones(2)]
+    message = re.escape(f"segments is {segments!r}; accepted is a list of whole numbers")
+    with pytest.raises(VectorError, match=message):
+        dots({"xx": (x, x)}, segments=segments)
+    with pytest.raises(VectorError, match=message):
+        combine_(x, x, torch.ones(3), torch.ones(3), segments=segments)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"), [(2.0, "a float"), ([2.0], "a list"), (torch.ones(1) * 1j, "a torch.complex64 tensor")]
+)
+def test_coefficients_that_are_no_tensors_of_numbers_are_refused(wrong: Any, what: str) -> None:
+    x, right = [ones(2)], torch.ones(1)
+    with pytest.raises(VectorError, match=re.escape(f"The coefficient a is {what}; accepted is a tensor")):
+        combine_(x, x, wrong, right)
+    with pytest.raises(VectorError, match=re.escape(f"The coefficient b is {what}; accepted is a tensor")):
+        combine_(x, x, right, wrong)
+    assert x[0].tolist() == [1, 1]
+
+
 @pytest.mark.parametrize("segments", [[], [1], [1, 1, 1]])
 def test_segments_are_one_number_a_layer(segments: list[int]) -> None:
     x = [ones(2), ones(2)]

@@ -5,7 +5,8 @@ import threading
 import pytest
 import torch
 
-from gyroscope.vectors import dots
+import gyroscope
+from gyroscope.vectors import combine_, dots
 
 
 def in_a_new_thread(work):
@@ -36,3 +37,33 @@ def test_a_first_call_in_another_mode_leaves_the_next_as_it_is(first):
         assert got.tolist() == [[25.0]]
 
     in_a_new_thread(work)
+
+
+@pytest.mark.parametrize("size", [4, 300])
+@pytest.mark.parametrize("a", [1.0, 1e-3])
+def test_another_default_device_does_not_move_the_coefficients(size, a):
+    x, y = [torch.ones(size, size)], [torch.ones(size, size)]
+    a, b = torch.tensor([a]), torch.tensor([2.0])
+    expected = a + b
+    with torch.device("meta"):
+        combine_(x, y, a, b)
+    torch.testing.assert_close(x[0], expected.expand(size, size))
+
+
+@pytest.mark.parametrize("size", [4, 300])
+@pytest.mark.parametrize("cls", [torch.optim.SGD, torch.optim.Adam, gyroscope.SGD_AMom])
+@pytest.mark.parametrize("grafted", [False, True])
+def test_another_default_device_does_not_change_a_controlled_step(size, cls, grafted):
+    def turned(device):
+        torch.manual_seed(0)
+        w = torch.nn.Parameter(torch.randn(size, size, device="cpu"))
+        grads = torch.randn(2, size, size, device="cpu")
+        with torch.device(device):
+            inner = cls([w], lr=0.1)
+            optimizer = gyroscope.Graft(inner, torch.optim.SGD([w])) if grafted else gyroscope.Layca(inner)
+            for g in grads:
+                w.grad = g
+                optimizer.step()
+        return w.detach()
+
+    assert torch.equal(turned("meta"), turned("cpu"))

@@ -229,7 +229,7 @@ class Fast:
                 state["step"] = view
             self._set_powers(self._steps, group)
         else:
-            self._set_powers(torch.tensor([0.0 if new else 1.0 for new in fresh]), group)
+            self._set_powers(torch.tensor([0.0 if new else 1.0 for new in fresh], device="cpu"), group)
 
     def _set_powers(self, age: Tensor, group: Group) -> None:
         """βᵗ of every row, from the steps its layer has taken; nothing is waited for."""

@@ -72,7 +72,8 @@ class Graft(Wrapper):
         self.granularity = granularity
         self._length = Proposer(magnitude, keep_lr=True)
         self._heading = Proposer(direction)
-        self._skipped = torch.zeros(0, dtype=torch.int64)  # a count a parameter, in the order of the groups
+        # A count a parameter, in the order of the groups.
+        self._skipped = torch.zeros(0, dtype=torch.int64, device="cpu")
 
     def skipped(self) -> dict[str, int]:
         """How many steps parameters sat out because something was not finite, by name (waits for the device)."""

@@ -15,7 +15,7 @@ from torch.optim import LBFGS, Optimizer
 
 from gyroscope.control.coefficients import Law
 from gyroscope.control.numeric import as_number, is_rate
-from gyroscope.control.rates import alpha_multipliers, checked_multipliers
+from gyroscope.control.rates import checked_multipliers
 from gyroscope.control.roster import Entry, Roster, check_group
 from gyroscope.control.steering import Others, Steering, Work
 from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
@@ -258,7 +258,7 @@ class Layca(Wrapper):
         self._roster.split(self.inner, None, unsplittable=isinstance(self.inner, LBFGS), added=True)
         n = self._roster.layers
         if self._alpha is not None:
-            self._steering.multipliers = torch.tensor(alpha_multipliers(self._alpha, n), dtype=torch.float64)
+            self._steering.multipliers = checked_multipliers(None, self._alpha, n)
         else:
             self._steering.multipliers = torch.cat([old, old.new_ones(n - len(old))])
         self._steering.grow(ledgers)

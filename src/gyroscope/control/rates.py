@@ -62,7 +62,7 @@ def checked_multipliers(given: Sequence[float] | None, alpha: float, n_layers: i
             raise ControlError(f"{len(values)} multipliers were given for {n_layers} layers; give one a layer.")
         if not all(0.0 <= m < math.inf for m in values):
             raise ControlError(f"Multipliers must be finite and not negative; given [{few(values)}].")
-    return torch.tensor(values, dtype=torch.float64)
+    return torch.tensor(values, dtype=torch.float64, device="cpu")
 
 
 def _numbers(given: Any, n_layers: int) -> list[float]:
@@ -198,7 +198,7 @@ class Recorder:
     @property
     def rates(self) -> Rates:
         """What has been recorded so far."""
-        rows = self._rows or [torch.zeros(len(self._layers), dtype=torch.float64)]
+        rows = self._rows or [torch.zeros(len(self._layers), dtype=torch.float64, device="cpu")]
         tangents = torch.stack(rows)[: len(self._rows)]
         return Rates(tuple(layer.name for layer in self._layers), tangents)
 

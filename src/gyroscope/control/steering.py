@@ -69,7 +69,7 @@ class Steering:
         self.others: Others = others
         self.proposer = Proposer(inner, reads_weights)
         self.ledgers: dict[torch.device, Ledger] = {}
-        self.multipliers = torch.ones(roster.layers, dtype=torch.float64)
+        self.multipliers = torch.ones(roster.layers, dtype=torch.float64, device="cpu")
         self._layer_of_row: dict[torch.device, Tensor] = {}
         self._drivers: dict[Any, Any] = {}  # fused kernels by group, and by ("given", group)
 

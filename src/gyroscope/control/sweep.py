@@ -13,6 +13,7 @@ from torch import Tensor
 from gyroscope.control.coefficients import Law, coefficients
 from gyroscope.control.ledger import Ledger
 from gyroscope.vectors import combine_, dots
+from gyroscope.vectors.chunks import to_device
 from gyroscope.vectors.sharded import any_sharded
 
 # Layers are taken together up to this many elements, so that the update finds them in a CPU's cache.
@@ -95,8 +96,9 @@ def _apply(move: Move, products: Any, ledger: Ledger, law: Law) -> None:
         if isinstance(lr, Tensor):
             lr = lr.to(device, products.dtype)
     with np.errstate(all="ignore"):
-        a, b = _update_book(products, book, here, lr, law, move.sign, move.along)
-    combine_(move.weights, move.displacements, torch.as_tensor(a), torch.as_tensor(b), segments=move.counts)
+        ab = _update_book(products, book, here, lr, law, move.sign, move.along)
+    a, b = (torch.as_tensor(one, device=device) for one in ab)
+    combine_(move.weights, move.displacements, a, b, segments=move.counts)
 
 
 def _update_book(
@@ -121,4 +123,4 @@ def _index(rows: Sequence[int], device: torch.device) -> slice | Tensor:
     """Rows that stand together as a slice, which costs no copy to the device."""
     if rows and rows[-1] - rows[0] + 1 == len(rows):
         return slice(rows[0], rows[-1] + 1)
-    return torch.tensor(list(rows), device=device)
+    return to_device(np.array(rows, dtype=np.int64), device)

@@ -34,6 +34,16 @@ def cut(lengths: Sequence[int] | Ints, chunk: int = CHUNK) -> tuple[Ints, Ints, 
     return segment, np.arange(first[-1]) - first[segment], first
 
 
+def rows_of(members: Sequence[int], counts: Sequence[int] | Ints) -> Ints:
+    """The rows that the segments of some layers take among those of all, of which `counts` says how many each has.
+
+    >>> rows_of([0, 2], [1, 2, 3]).tolist()
+    [0, 3, 4, 5]
+    """
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
+    return np.concatenate([np.arange(starts[i], starts[i + 1]) for i in members])
+
+
 def schedule(chunks: int) -> Ints:
     """The order in which one launch first sums all chunks and then updates them.
 

@@ -152,7 +152,7 @@ def _scale_add_(x: Tensor, y: Tensor, a: float, b: float) -> None:
     if a == 1.0 and b == 0.0:
         return
     if not _is_safe(x, a, b) or not hasattr(torch, "_fused_sgd_"):
-        coefficients = torch.tensor([a, b], dtype=torch.float64)
+        coefficients = torch.tensor([a, b], dtype=torch.float64, device=x.device)
         _exact_(x, y, coefficients[:1], coefficients[1:])
         return
     torch._fused_sgd_(

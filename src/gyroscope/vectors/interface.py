@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
+from operator import index as whole
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from gyroscope.errors import VectorError
 from gyroscope.vectors import eager, sharded
+from gyroscope.vectors.chunks import rows_of, to_device
 
 _DTYPES = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
 
@@ -44,24 +46,23 @@ def dots(
     lists, index = _unique(pairs)
     counts = _counts(lists, segments)
     if not lists or not lists[0]:
-        return torch.zeros(0, len(pairs), dtype=torch.float64)
+        return torch.zeros(0, len(pairs), dtype=torch.float64, device="cpu")
     plan = sharded.plan(lists, counts)
     if plan is not None:
         lists = [sharded.local(one) for one in lists]
     device = _home(lists)
-    out = torch.empty(0)
+    out: Tensor
     groups = _by_device(lists)
     if len(groups) == 1:
         out = backend(device).dots(lists, index, counts)
     else:
         out = torch.empty(sum(counts), len(index), dtype=torch.float64, device=device)
-        first_row = [sum(counts[:i]) for i in range(len(counts))]
         for where, members in groups.items():
             part = backend(where).dots(
                 [[one[i] for i in members] for one in lists], index, [counts[i] for i in members]
             )
-            rows = [first_row[i] + r for i in members for r in range(counts[i])]
-            out[torch.tensor(rows, device=device)] = part.to(device, torch.float64, non_blocking=True)
+            rows = to_device(rows_of(members, counts), device)
+            out.index_copy_(0, rows, part.to(device, torch.float64, non_blocking=True))
     if plan is not None:
         out = plan.reduce(out)
     return out
@@ -83,6 +84,13 @@ def combine_(
     x, y = _listed(x, "x"), _listed(y, "y")
     counts = _counts([x, y], segments)
     total = sum(counts)
+    for name, given in (("a", a), ("b", b)):
+        if not isinstance(given, Tensor) or given.is_complex():
+            what = f"a {given.dtype} tensor" if isinstance(given, Tensor) else f"a {type(given).__name__}"
+            raise VectorError(
+                f"The coefficient {name} is {what}; accepted is a tensor of real numbers, one a layer or segment: "
+                f"torch.tensor({[1.0] * min(total, 3)}) for {min(total, 3)}."
+            )
     if a.shape != (total,) or b.shape != (total,):
         raise VectorError(
             f"combine_ needs one coefficient a layer or segment, so a and b of shape ({total},); "
@@ -98,14 +106,13 @@ def combine_(
         (where,) = groups
         backend(where).combine_(xs, ys, a.to(where), b.to(where), counts)
         return
-    first_row = [sum(counts[:i]) for i in range(len(counts))]
     for where, members in groups.items():
-        rows = torch.tensor([first_row[i] + r for i in members for r in range(counts[i])], device=a.device)
+        rows = rows_of(members, counts)
         backend(where).combine_(
             [xs[i] for i in members],
             [ys[i] for i in members],
-            a[rows].to(where),
-            b[rows].to(where),
+            a[to_device(rows, a.device)].to(where),
+            b[to_device(rows, b.device)].to(where),
             [counts[i] for i in members],
         )
 
@@ -185,7 +192,13 @@ def _counts(lists: Sequence[Sequence[Tensor]], segments: Sequence[int] | None) -
         _say_why_not(lists)
     if segments is None:
         return [1] * n
-    counts = list(segments)
+    try:
+        counts = [whole(parts) for parts in segments]
+    except TypeError:
+        raise VectorError(
+            f"segments is {segments!r}; accepted is a list of whole numbers, the parts of each layer: "
+            f"{[1] * min(n, 3)} for {min(n, 3)} that are not split."
+        ) from None
     if len(counts) != n:
         raise VectorError(f"segments has {len(counts)} entries for {n} layers.")
     for i, (t, parts) in enumerate(zip(lists[0], counts, strict=True)):

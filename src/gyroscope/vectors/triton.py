@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gyroscope.errors import VectorError
 from gyroscope.vectors import eager
-from gyroscope.vectors.chunks import CHUNK, Ints, cut, is_aligned, is_capturing, on, to_device
+from gyroscope.vectors.chunks import CHUNK, Ints, cut, is_aligned, is_capturing, on, rows_of, to_device
 from gyroscope.vectors.layout import aligned, is_dense, like, splits_in_memory
 
 _MOST_LISTS = 4  # inner products among more lists than these take several passes
@@ -299,9 +299,7 @@ def by_type(lists: Sequence[Sequence[Tensor]]) -> dict[tuple[torch.dtype, ...], 
 
 
 def _rows(members: Sequence[int], segments: Sequence[int], device: torch.device) -> Tensor:
-    """The rows that the segments of some layers take among those of all."""
-    starts = np.concatenate([[0], np.cumsum(segments)])
-    return to_device(np.concatenate([np.arange(starts[i], starts[i + 1]) for i in members]), device)
+    return to_device(rows_of(members, segments), device)
 
 
 def _inside(pair: tuple[int, int], used: Sequence[int]) -> tuple[int, int]:
