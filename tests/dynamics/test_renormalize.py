@@ -149,3 +149,14 @@ def test_units_of_every_shape_and_precision_get_the_norm(dtype):
 def test_what_has_no_norm_to_keep_is_refused(asked, says):
     with pytest.raises(DynamicsError, match=says):
         asked(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("scale", [1e-40, 1e-22, 1e30])
+def test_norms_are_right_where_the_squares_of_weights_are_no_numbers_of_their_type(scale):
+    net = nn.Linear(6, 4)
+    direction = (net.weight / net.weight.norm(dim=1, keepdim=True)).detach()
+    with torch.no_grad():
+        net.weight.copy_(net.weight.double() * scale)
+    renormalize_(net, radius=2.0)
+    # Numbers far below the smallest normal one have lost digits before.
+    assert torch.allclose(net.weight, 2 * direction, atol=1e-6 if scale > 1e-30 else 1e-3)

@@ -67,11 +67,12 @@ def renormalize_(layers: Iterable[Layer] | nn.Module, *, radius: float = 1.0, by
     """
     for layer in _checked(layers, radius, by):
         weight = layer.view(layer.parameter.detach())
-        # In float32 or more: the square of a half-precision weight may be zero.
-        wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
-        norms = torch.linalg.vector_norm(wide.reshape(layer.segments, -1), dim=1)
-        scale = torch.where(norms > 0, radius / norms, 1.0).view(-1, *[1] * (weight.dim() - 1))
-        weight.copy_(wide * scale)
+        wide = weight.to(torch.promote_types(weight.dtype, torch.float32)).reshape(layer.segments, -1)
+        # By the largest of them first: squares may be zero, or beyond the type, where no weight is.
+        most = torch.linalg.vector_norm(wide, float("inf"), dim=1, keepdim=True)
+        near = wide / torch.where(most > 0, most, 1.0)
+        norms = torch.linalg.vector_norm(near, dim=1, keepdim=True)
+        weight.copy_((near * (radius / torch.where(norms > 0, norms, 1.0))).view(weight.shape))
 
 
 def keep_norms(
