@@ -29,6 +29,7 @@ from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.law import Floats
 
 _LARGEST = 700.0  # of which the exponential is still a float64
+_SUMS = log(2.0**24)  # what sums of squares of activations may be, where squares of weights are 1
 
 
 def shrinkage(lr: float, decay: float, *, momentum: float = 0.0) -> float:
@@ -98,8 +99,9 @@ class ExponentialRates(LRScheduler):
     """A scheduler for torch's SGD with the rates η̃_t = η a^{−(2t+1)} of one or more groups; others stay as they are.
 
     `undo_decay` makes one from an optimizer that has weight decay. Step it once after every step of the optimizer. It
-    ends where a rate, or the factor a^{−2t} that it and the squares of weights have grown by, is beyond the type of the
-    group's parameters: after some 44/(1 − a) steps in float32, 350/(1 − a) in float64 and 5/(1 − a) in float16.
+    ends where a rate is beyond the type of the group's parameters, or the factor a^{−2t} that it and the squares of
+    weights have grown by leaves no room for sums of squares, 2²⁴ times as large: after some 36/(1 − a) steps in
+    float32, 345/(1 − a) in float64 and 4/(1 − a) in float16.
 
     Args:
         optimizer: an SGD.
@@ -138,12 +140,15 @@ class ExponentialRates(LRScheduler):
         logs = [-(2 * self.last_epoch + 1) * log1p(-share) for share in self.shrinkage]
         for i, (base, grown, group) in enumerate(zip(self.base_lrs, logs, groups, strict=True)):
             dtype = _narrowest(group["params"])
-            # A small rate may still be a number where the squares of weights are none.
-            if grown + max(0.0, log(float(base)) if base else 0.0) > min(_LARGEST, log(torch.finfo(dtype).max)):
+            range_of = log(torch.finfo(dtype).max)
+            # A small rate may still be a number where the squares of activations, which a normalizer adds up, are none.
+            room = range_of - min(_SUMS, range_of / 4)
+            if grown > min(_LARGEST, room) or grown + (log(float(base)) if base else 0.0) > min(_LARGEST, range_of):
                 raise DynamicsError(
-                    f"The rate of step {self.last_epoch} is beyond {dtype}, the type of the parameters in group {i}: "
-                    f"it has grown by e^{grown:.0f}, and the squares of weights as much. Stop here, or bring weights "
-                    "back to the norms they began with and begin anew with weight decay, to be undone again."
+                    f"The rate of step {self.last_epoch} has grown by e^{grown:.0f}, and the squares of weights as "
+                    f"much: it, or sums of squares of activations, may be beyond {dtype}, the type of the parameters "
+                    f"in group {i}. Stop here, or bring weights back to the norms they began with and begin anew with "
+                    "weight decay, to be undone again."
                 )
         return [base * exp(grown) for base, grown in zip(self.base_lrs, logs, strict=True)]
 
@@ -161,7 +166,7 @@ def undo_decay(optimizer: SGD, *, groups: Collection[int] | None = None) -> Expo
     groups belongs to a scale-invariant layer (`gyroscope.dynamics.invariance`). Put those in groups of their own, and
     give no weight decay to the others, or leave them out of `groups`: their rates and their decay stay as they are.
     With momentum, buffers are moved as the equivalence asks. Norms grow by 1/a a step, so in float32 there is an end
-    after some 44/(1 − a) steps, about 44(1 − β)/(ηλ): `shrinkage` gives 1 − a. The schedule then says so.
+    after some 36/(1 − a) steps, about 36(1 − β)/(ηλ): `shrinkage` gives 1 − a. The schedule then says so.
 
     Args:
         optimizer: torch's SGD, with or without momentum; no Nesterov, no dampening, which have no such schedule. It
