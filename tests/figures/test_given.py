@@ -102,3 +102,51 @@ def test_what_is_no_run_is_refused():
         figures.rates(7)
     with pytest.raises(StoreError, match="no run at"):
         figures.rates("no/such/folder")
+
+
+RUN = example_run(layers=4, steps=20)
+AX = figures.rotation_curves(RUN)
+
+
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        (lambda: figures.rotation_curves(RUN, layers=3), "layers=3"),
+        (lambda: figures.rotation_curves(RUN, layers=[3]), r"layers=\[3\]"),
+        (lambda: figures.curves(RUN, ["rotation"]), "has no"),
+        (lambda: figures.rotation_heatmap(RUN, quantity=None), "has no None"),
+        (lambda: figures.rotation_heatmap(RUN, limits=3), "limits=3"),
+        (lambda: figures.rotation_heatmap(RUN, limits=(0, np.nan)), "limits="),
+        (lambda: figures.rotation_heatmap(RUN, limits=(1, 1)), "limits="),
+        (lambda: figures.rotation_heatmap(RUN, quantity="gradient_norm", limits=(0, 1)), "logarithmic"),
+        (lambda: figures.dashboard(RUN, columns=2.5), "columns=2.5"),
+        (lambda: figures.dashboard(RUN, columns=None), "columns=None"),
+        (lambda: figures.rotation_panels([figures.Panel("a", [[0.0]])], columns=0), "columns=0"),
+        (lambda: figures.moment_percentiles(RUN, steps=["x"]), "steps is no array of numbers"),
+        (lambda: figures.compare(3), "compare was given a int"),
+        (lambda: figures.rotation_curves([["a"]]), "curves is no array of numbers"),
+        (lambda: figures.example_run(layers=0), "layers=0"),
+        (lambda: figures.example_run(quantities=["sharpness"]), "no sharpness"),
+        (lambda: figures.save(AX, ""), "'' was given for a figure's file"),
+        (lambda: figures.save(AX, None), "None was given for a figure's file"),
+        (lambda: figures.save(AX, "a\0b.png"), "was given for a figure's file"),
+        (lambda: figures.save(AX, "x.png", dpi=0), "dpi=0"),
+        (lambda: figures.save(AX, "x.png", dpi="200"), "dpi='200'"),
+    ],
+)
+def test_what_no_figure_takes_is_refused_in_words(tmp_path, monkeypatch, act, says):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FigureError, match=says):
+        act()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_is_an_error_of_our_own(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(FigureError, match=r"a.png cannot be written"):
+        figures.save(AX, tmp_path / "file" / "a.png")
+
+
+def test_steps_may_be_an_array():
+    ax = figures.moment_percentiles(RUN, steps=np.array([1, 10]))
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["step 1", "step 10"]

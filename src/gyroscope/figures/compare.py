@@ -97,6 +97,8 @@ def _runs(runs: Iterable[RunLike] | str | PathLike[str]) -> list[Measured]:
         return found
     if hasattr(runs, "series"):
         raise FigureError("compare takes several runs: give them as a list, or the folder they are in")
+    if not isinstance(runs, Iterable):
+        raise FigureError(f"compare was given a {type(runs).__name__}; it takes runs, their paths, or their folder")
     chosen = [as_run(run) for run in runs]
     if not chosen:
         raise FigureError("there are no runs to compare; give at least one")

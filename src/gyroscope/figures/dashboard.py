@@ -14,7 +14,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from gyroscope.errors import FigureError
 from gyroscope.figures.curves import curves
 from gyroscope.figures.effective_rates import effective_rates
-from gyroscope.figures.given import Layers, Measured, RunLike, as_run, choose, described, holds
+from gyroscope.figures.given import Layers, Measured, RunLike, as_run, at_least_one, choose, described, holds
 from gyroscope.figures.lines import page_key
 from gyroscope.figures.moment_percentiles import moment_percentiles
 from gyroscope.figures.neurons import neurons
@@ -73,9 +73,7 @@ def dashboard(run: RunLike, *, layers: Layers = None, columns: int = 3, title: s
     panels = [panel for panel in _PANELS if _holds(run, panel, layers)]
     if not panels:
         raise FigureError(f"{described(run)} holds nothing that a dashboard shows; was it closed before a step?")
-    if columns < 1:
-        raise FigureError(f"columns={columns}; it must be 1 or more")
-    columns = min(columns, len(panels))
+    columns = min(at_least_one(columns, "columns"), len(panels))
     rows = ceil(len(panels) / columns)
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.03)
     figure = Figure(figsize=(4.6 * columns, 3.0 * rows + 1.2), layout=layout)

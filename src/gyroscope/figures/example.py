@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gyroscope.errors import FigureError
+from gyroscope.figures.given import at_least_one
 from gyroscope.store.record import QuantityInfo
 
 Values = npt.NDArray[np.float64]
@@ -62,6 +64,7 @@ def example_run(
     >>> float(run.series("rotation")[0].max()), run.series("rotation").shape
     (0.0, (101, 4))
     """
+    layers, steps = at_least_one(layers, "layers"), at_least_one(steps, "steps")
     draw = np.random.default_rng(seed)
     time, depth = np.linspace(0, 1, steps)[:, None], np.linspace(0, 1, layers)[None, :]
 
@@ -102,7 +105,9 @@ def example_run(
         "full": np.clip(dying / 8, 0, 1),
     }
     data |= _conditioning(time, depth, weight, noise)
-    wanted = list(data if quantities is None else quantities)
+    wanted = [quantities] if isinstance(quantities, str) else list(data if quantities is None else quantities)
+    if unknown := [name for name in wanted if name not in data]:
+        raise FigureError(f"an example has no {unknown[0]}; it has {', '.join(data)}")
     series = {name: data[name].astype(np.float32) for name in wanted}
     for name in {"rate", "rate_per_step", "update_norm", "update_ratio", "effective_lr_measured"} & set(wanted):
         series[name][0] = np.nan  # nothing has moved yet

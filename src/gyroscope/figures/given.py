@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from numbers import Integral
 from os import PathLike
 from typing import Any, Protocol
 
@@ -88,8 +89,8 @@ def find(run: Measured, quantity: str, *, layers: Layers = None, infinite: bool 
     >>> find(example_run(layers=4), "rotation", layers="block1.*").values.shape
     (101, 2)
     """
-    if quantity not in run.quantities:
-        close = get_close_matches(quantity, run.quantities, n=1)
+    if not isinstance(quantity, str) or quantity not in run.quantities:
+        close = get_close_matches(str(quantity), run.quantities, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise FigureError(f"{described(run)} has no {quantity}: it holds {held(run)}{hint}")
     names = run.layers
@@ -142,12 +143,37 @@ def choose(names: Sequence[str], layers: Layers) -> list[int]:
     """
     if layers is None:
         return list(range(len(names)))
-    patterns = [layers] if isinstance(layers, str) else list(layers)
+    patterns = [layers] if isinstance(layers, str) else list(layers) if isinstance(layers, Iterable) else [layers]
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise FigureError(f"layers={layers!r} was given; it takes glob patterns on the layers' names, such as 'conv*'")
     chosen = [i for i, name in enumerate(names) if any(name == p or fnmatchcase(name, p) for p in patterns)]
     if not chosen:
         close = get_close_matches(patterns[0] if patterns else "", names, n=1, cutoff=0)
         raise FigureError(f"layers={layers!r} matches none of the {len(names)} layers; one of them is {close[0]!r}")
     return chosen
+
+
+def numbers(given: Any, what: str) -> npt.NDArray[np.float64]:
+    """Return what was given as an array of numbers.
+
+    >>> numbers([1, 2], "x")
+    array([1., 2.])
+    """
+    try:
+        return np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:  # torch says the last of tensors that have gradients
+        raise FigureError(f"{what} is no array of numbers: {error}") from error
+
+
+def at_least_one(given: Any, what: str) -> int:
+    """Return a count, from 1.
+
+    >>> at_least_one(3, "columns")
+    3
+    """
+    if not isinstance(given, Integral) or given < 1:
+        raise FigureError(f"{what}={given!r}; it must be a whole number, 1 or more")
+    return int(given)
 
 
 def described(run: Measured) -> str:

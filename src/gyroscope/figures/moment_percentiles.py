@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 
 from gyroscope.errors import FigureError
 from gyroscope.figures.bars import _MARKERS, colours, draw_bars, layer_axis
-from gyroscope.figures.given import Layers, RunLike, Series, as_run, described, find, held
+from gyroscope.figures.given import Layers, RunLike, Series, as_run, described, find, held, numbers
 from gyroscope.figures.lines import finish, own_axes
 
 _NAMES = ("moment_p10", "moment_p50", "moment_p90")
@@ -73,8 +73,8 @@ def _shown(series: Series, steps: Sequence[float] | None) -> list[int]:
     if steps is None:
         first, last = int(series.steps[0]), int(series.steps[-1])
         steps = [first + share * (last - first) for share in (0.02, 0.2, 1.0)]
-    elif not steps:
+    elif (count := numbers(steps, "steps").size) == 0:
         raise FigureError("steps is empty; give at least one step, or none for three over the run")
-    elif len(steps) > len(_MARKERS):
-        raise FigureError(f"{len(steps)} steps were asked for; at most {len(_MARKERS)} can be told apart")
-    return list(dict.fromkeys(series.at(step)[0] for step in steps))
+    elif count > len(_MARKERS):
+        raise FigureError(f"{count} steps were asked for; at most {len(_MARKERS)} can be told apart")
+    return list(dict.fromkeys(series.at(step)[0] for step in numbers(steps, "steps").ravel()))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 
 from gyroscope.errors import FigureError
-from gyroscope.figures.given import Layers, RunLike, as_run, find
+from gyroscope.figures.given import Layers, RunLike, as_run, find, numbers
 from gyroscope.figures.lines import depth_bar, depth_key, draw_lines, finish, own_axes, span
 from gyroscope.figures.looks import frame, look_of
 
@@ -58,7 +58,7 @@ def rotation_curves(
                 np.isin(measured.steps, series.steps)
             ]
     else:
-        y = np.asarray(run, dtype=float)
+        y = numbers(run, "curves")
         if y.ndim != 2:
             raise FigureError(f"curves has shape {y.shape}; it must be [times, layers]")
         times, total = (
@@ -87,7 +87,7 @@ def rotation_curves(
 
 
 def _times(x: npt.ArrayLike, count: int, of: str) -> npt.NDArray[np.float64]:
-    times = np.asarray(x, dtype=float)
+    times = numbers(x, "x")
     if times.shape != (count,):
         raise FigureError(f"x has shape {times.shape}; for {of} it must be ({count},)")
     return times

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import matplotlib
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from gyroscope.figures.given import Layers, RunLike, Series, as_run, find
+from gyroscope.errors import FigureError
+from gyroscope.figures.given import Layers, RunLike, Series, as_run, find, numbers
 from gyroscope.figures.lines import finish, own_axes, span
 from gyroscope.figures.looks import Look, look_of, settle
 from gyroscope.figures.looks import limits as limits_of
@@ -49,6 +52,7 @@ def rotation_heatmap(
     >>> ax.images[0].get_array().shape
     (34, 101)
     """
+    ends = None if limits is None else _ends(limits)
     run = as_run(run)
     series = find(run, quantity, layers=layers)
     look = settle(look_of(quantity, run.quantities[quantity]), series.values)
@@ -56,7 +60,9 @@ def rotation_heatmap(
     if ax is None:
         ax = own_axes(width=6.4, height=float(np.clip(1.1 + 0.15 * count, 2.7, 6.2)))
 
-    low, high = limits_of(look, series.values, close=True) if limits is None else limits
+    low, high = limits_of(look, series.values, close=True) if ends is None else ends
+    if look.scale == "log" and not 0 < low < high:
+        raise FigureError(f"limits={limits!r}; {quantity} is on a logarithmic scale here, which goes up from above 0")
     edges = _edges(series.steps)
     colours = matplotlib.colormaps["RdBu_r" if look.scale == "signed" else "magma"].with_extremes(bad="0.85")
     image = ax.imshow(
@@ -81,6 +87,13 @@ def rotation_heatmap(
     ax.set_xlim(edges[0], edges[-1])
     finish(ax, title=title)
     return ax
+
+
+def _ends(limits: Any) -> tuple[float, float]:
+    ends = numbers(limits, "limits")
+    if ends.shape != (2,) or ends[0] == ends[1] or not np.isfinite(ends).all():
+        raise FigureError(f"limits={limits!r}; it must be two numbers that differ, such as (0, 1)")
+    return float(ends[0]), float(ends[1])
 
 
 def _edges(steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

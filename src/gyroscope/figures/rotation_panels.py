@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from gyroscope.errors import FigureError
 from gyroscope.figures.depth import DEPTH
+from gyroscope.figures.given import at_least_one
 from gyroscope.figures.lines import span
 from gyroscope.figures.looks import limits, look_of
 from gyroscope.figures.rotation_curves import rotation_curves
@@ -48,7 +49,7 @@ def rotation_panels(
     """
     if not panels:
         raise FigureError("there are no panels to draw; give at least one")
-    columns = min(columns, len(panels))
+    columns = min(at_least_one(columns, "columns"), len(panels))
     rows = ceil(len(panels) / columns)
     figure = Figure(figsize=(2.1 * columns + 1.2, 2.1 * rows + 0.6), layout="constrained")
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Real
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ from gyroscope.errors import FigureError
 
 #: The formats a figure can be written in.
 FORMATS = ("png", "svg", "pdf")
+
+# Pixels of an inch; no image is as large as figures would be with more.
+_MOST = 10_000
 
 # The same figure gives the same file: no dates, no random ids. Fonts in a PDF that journals accept.
 _SETTINGS: dict[Any, Any] = {"svg.hashsalt": "gyroscope", "pdf.fonttype": 42}
@@ -36,11 +41,17 @@ def save(figure: Figure | Axes, path: Path | str, *, dpi: int = 200) -> list[Pat
     if not isinstance(whole, Figure):
         raise FigureError(f"save was given a {type(figure).__name__}; it takes a figure or axes of matplotlib")
     written = paths(path)
+    pixels: Any = dpi
+    if not isinstance(pixels, Real) or not 0 < float(pixels) <= _MOST:
+        raise FigureError(f"dpi={dpi!r}; it must be above 0, and at most {_MOST:,}")
     for file in written:
-        file.parent.mkdir(parents=True, exist_ok=True)
         form = file.suffix[1:].lower()
-        with matplotlib.rc_context(_SETTINGS):
-            whole.savefig(file, dpi=dpi, format=form, metadata=_NO_DATE[form])
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with matplotlib.rc_context(_SETTINGS):
+                whole.savefig(file, dpi=dpi, format=form, metadata=_NO_DATE[form])
+        except OSError as error:
+            raise FigureError(f"{file} cannot be written: {error.strerror or error}") from error
     return written
 
 
@@ -50,6 +61,8 @@ def paths(path: Path | str) -> list[Path]:
     >>> [str(file) for file in paths("rate0.1")]
     ['rate0.1.png', 'rate0.1.svg']
     """
+    if not isinstance(path, str | PathLike) or "\0" in str(path) or not Path(path).name:
+        raise FigureError(f"{path!r} was given for a figure's file; it takes a path, such as 'rates.png'")
     path = Path(path)
     ending = path.suffix[1:].lower()
     if ending in FORMATS:
