@@ -113,5 +113,11 @@ def test_what_is_not_there_or_damaged_is_said(tmp_path):
     (tmp_path / FILE).write_bytes(b"PK\x03\x04 no archive")
     with pytest.raises(LabError, match="cannot be read"):
         followed(tmp_path)
+    np.savez_compressed(tmp_path / FILE, loss=np.arange(1000.0))
+    content = (tmp_path / FILE).read_bytes()
+    for place in range(60, 160):  # some bytes fail as zlib's, some by their checksum
+        (tmp_path / FILE).write_bytes(content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :])
+        with pytest.raises(LabError, match="cannot be read"):
+            followed(tmp_path)
     with pytest.raises(LabError, match="a linear one can be followed"):
         LastLayer(torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1)), 1, torch.device("cpu"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +54,8 @@ def followed(folder: Path | str) -> Followed:
             return Followed(**{name: file[name] for name in _COLUMNS})
     except FileNotFoundError as error:
         raise LabError(f"{path} is not there: the last layer is followed in trials with follows=True") from error
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+    except Exception as error:
+        # A damaged file fails in whatever way the bytes at hand happen to lead to.
         raise LabError(f"{path} cannot be read ({error}); delete the trial's folder to train it again") from error
 
 
