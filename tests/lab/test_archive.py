@@ -90,6 +90,17 @@ def test_rates_to_copy_are_those_of_the_trial_that_is_copied(tmp_path):
         archive.rates(COPY)
 
 
+def test_rates_of_which_a_bit_has_changed_are_not_copied(tmp_path):
+    archive = Archive(tmp_path)
+    run_one(COPY.source, archive)
+    path = archive.folder(COPY.source) / RATES
+    whole, tangents = path.read_bytes(), archive.rates(COPY).tangents.numpy().tobytes()
+    place = whole.index(tangents)
+    path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    with pytest.raises(LabError, match=rf"{RATES} cannot be read .*damaged.*delete .* to run RMSprop again"):
+        archive.rates(COPY)
+
+
 def test_weights_are_there_where_they_were_kept(tmp_path):
     archive, kept = Archive(tmp_path), replace(SGD, keeps=True)
     run_trials([SGD, kept], archive, engine="serial")

@@ -78,9 +78,14 @@ class Archive:
             return None
         where = self.folder(trial.source)
         try:
-            return Rates.load(where / RATES)
+            rates = Rates.load(where / RATES)
+            checkpoint.require_whole(where / RATES)
+            return rates
         except ControlError as error:
             raise LabError(f"{error} Delete {where} to run {trial.source.recipe.name} again") from error
+        except Exception as error:
+            said = f"{where / RATES} cannot be read ({type(error).__name__}: {error})"
+            raise LabError(f"{said}; delete {where} to run {trial.source.recipe.name} again") from error
 
     def weights(self, trial: Trial) -> dict[str, dict[str, Tensor]]:
         """What a trial with `keeps` kept: the weights of its layers at the start ("initial"), and all as "tested"."""

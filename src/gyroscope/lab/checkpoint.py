@@ -56,12 +56,17 @@ def load(folder: Path, *, key: str) -> dict[str, Any] | None:
 
 def read(path: Path) -> dict[str, Any]:
     """Return what `torch.save` wrote to a file, if it is all there; nothing in the file is executed."""
-    with ZipFile(path) as file:
-        damaged = file.testzip()  # torch.load does not look at the checksums
-    if damaged is not None:
-        raise ValueError(f"{damaged} in it is damaged")
+    require_whole(path)
     found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return found
+
+
+def require_whole(path: Path) -> None:
+    """Refuse a file of `torch.save` that is not as it was written: torch.load does not look at the checksums."""
+    with ZipFile(path) as file:
+        damaged = file.testzip()
+    if damaged is not None:
+        raise ValueError(f"{damaged} in it is damaged")
 
 
 def recorded(monitor: Monitor) -> None:
