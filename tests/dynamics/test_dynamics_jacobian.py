@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gyroscope.conditioning.fisher import fisher
+from gyroscope.dynamics.batch_norm import BatchCenter
+from gyroscope.dynamics.empirical_fisher import fisher_diagonal, per_example_gradients
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.jacobian import (
     estimated_jacobian_norm,
@@ -187,3 +189,64 @@ def test_outputs_that_are_all_zero_have_no_degree():
     model = net(3, 2)
     with pytest.raises(DynamicsError, match="All outputs are zero"):
         weight_degree(model, torch.zeros(4, 3, dtype=torch.float64))
+
+
+class Counting(nn.Module):
+    """Counts its passes in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x):
+        self.passes += 1
+        return self.linear(x)
+
+
+class Dropping(nn.Linear):
+    """Drops units whatever its mode."""
+
+    def forward(self, x):
+        return torch.nn.functional.dropout(super().forward(x))
+
+
+OF_SAMPLES = {
+    "jacobian_norm": jacobian_norm,
+    "estimated_jacobian_norm": estimated_jacobian_norm,
+    "fisher_diagonal": fisher_diagonal,
+    "per_example_gradients": lambda model, x: per_example_gradients(
+        model, cross_entropy, x, torch.zeros(len(x)).long()
+    ),
+}
+
+
+@pytest.mark.parametrize("function", OF_SAMPLES.values(), ids=OF_SAMPLES)
+def test_what_is_of_single_samples_refuses_layers_that_mix_them_or_draw_and_leaves_the_model_as_it_was(function):
+    x = torch.randn(5, 3)
+    centred = nn.Sequential(nn.Linear(3, 4), BatchCenter(4), nn.Linear(4, 2))
+    with pytest.raises(DynamicsError, match=r"not apply because 1 \(BatchCenter\) mixes the samples of a batch"):
+        function(centred, x)
+    assert not centred[1].running_mean.any()
+    with pytest.raises(DynamicsError, match="random"):
+        function(Dropping(3, 2), x)
+    with pytest.raises(DynamicsError, match="has no values yet"):
+        function(nn.LazyLinear(2), x)
+    with pytest.raises(DynamicsError, match="The inputs are a list"):
+        function(nn.Linear(3, 2), x.tolist())
+    with pytest.raises(DynamicsError, match="failed with RuntimeError"):
+        function(nn.Linear(4, 2), x)
+    counting = Counting()
+    function(counting, x)
+    assert counting.passes == 0
+
+
+@pytest.mark.parametrize(
+    "function", [jacobian_norm, gauss_newton_norm, lambda net, x: estimated_jacobian_norm(net, x).value]
+)
+def test_norms_are_the_same_within_inference_mode(function):
+    torch.manual_seed(0)
+    net, x = nn.Linear(3, 2), torch.randn(4, 3)
+    outside = function(net, x)
+    with torch.inference_mode():
+        assert function(net, x.clone()) == outside

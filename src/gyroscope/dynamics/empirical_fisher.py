@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn.functional import embedding_bag
 
-from gyroscope.alone import alone
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.one_by_one import buffers, check_inputs, parts, passing, refuse_mixing
 
 Likelihood = Literal["categorical", "gaussian"]
 
@@ -56,19 +56,24 @@ def per_example_gradients(
     tensor([[-1.],
             [-2.]])
     """
-    weights, buffers = _parts(model)
-    if len(inputs) != len(targets) or not len(inputs):
+    weights, others = _parts(model, inputs)
+    if not isinstance(targets, Tensor) or targets.dim() < 1:
+        given = (
+            f"{targets.dtype} {tuple(targets.shape)}" if isinstance(targets, Tensor) else f"a {type(targets).__name__}"
+        )
+        raise DynamicsError(f"The targets are {given}; accepted is a tensor [N, ...], one row an input.")
+    if len(inputs) != len(targets):
         raise DynamicsError(f"{len(inputs)} inputs and {len(targets)} targets; accepted is one target an input.")
 
     def one(w: dict[str, Tensor], x: Tensor, t: Tensor) -> Tensor:
-        return loss(functional_call(model, {**w, **buffers}, (x[None],)), t[None])
+        return loss(functional_call(model, {**w, **others, **buffers(model)}, (x[None],)), t[None])
 
     size = sum(w.numel() for w in weights.values())
     at_once = _at_once(size, chunk)
     found: Tensor | None = None
     for start in range(0, len(inputs), at_once):
         part = slice(start, start + at_once)
-        with alone():
+        with passing():
             rows = vmap(grad(one), in_dims=(None, 0, 0))(weights, inputs[part], targets[part])
         together = torch.cat([rows[name].flatten(1) for name in weights], dim=1)
         found = together.new_empty(len(inputs), size) if found is None else found
@@ -95,21 +100,19 @@ def fisher_diagonal(
     """
     if likelihood not in ("categorical", "gaussian"):
         raise DynamicsError(f"likelihood is {likelihood!r}; accepted are 'categorical' and 'gaussian'.")
-    weights, buffers = _parts(model)
-    if not len(inputs):
-        raise DynamicsError("No inputs were given; the mean over them is not defined.")
+    weights, others = _parts(model, inputs)
 
     def one(w: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-        z = functional_call(model, {**w, **buffers}, (x[None],))[0].flatten()
+        z = functional_call(model, {**w, **others, **buffers(model)}, (x[None],))[0].flatten()
         scores = z.log_softmax(0) if likelihood == "categorical" else z
         return scores, scores.detach()
 
-    with alone(), torch.no_grad():
-        outputs = functional_call(model, {**weights, **buffers}, (inputs[:1],)).numel()
+    with passing(), torch.no_grad():
+        outputs = functional_call(model, {**weights, **others, **buffers(model)}, (inputs[:1],)).numel()
     at_once = _at_once(outputs * sum(w.numel() for w in weights.values()), chunk, most=_TOGETHER)
     total: Tensor | None = None
     for some in torch.split(inputs, at_once):
-        with alone():
+        with passing():
             rows, scores = vmap(jacrev(one, has_aux=True), in_dims=(None, 0))(weights, some)
         r = scores.exp() if likelihood == "categorical" else torch.ones_like(scores)
         part = torch.cat([torch.einsum("nc,ncp->p", r, rows[name].flatten(2).square()) for name in weights])
@@ -242,21 +245,14 @@ def step_gain(gradients: Tensor, batch_size: int, larger: int) -> StepGain:
     return StepGain(each, float(each.nanmedian()), (larger / batch_size) ** 0.5)
 
 
-def _parts(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What gradients are taken by, and everything else."""
-    weights = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+def _parts(model: nn.Module, inputs: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What gradients are taken by, and the other parameters."""
+    weights, others = parts(model)
     if not weights:
         raise DynamicsError("No parameter requires a gradient.")
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
-            raise DynamicsError(
-                f"Gradients of single examples do not apply because {name or 'the model'} mixes the samples of a "
-                "batch; put the model into eval mode."
-            )
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
-            raise DynamicsError(f"{name or 'the model'} drops units at random; put the model into eval mode.")
-    rest = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
-    return weights, rest | {name: b.detach() for name, b in model.named_buffers()}
+    refuse_mixing(model, "Gradients of single examples do")
+    check_inputs(inputs)
+    return weights, others
 
 
 def _at_once(numbers: int, chunk: int | None = None, *, most: int = _HELD) -> int:

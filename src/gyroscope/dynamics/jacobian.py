@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
-from gyroscope.alone import alone
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.one_by_one import buffers, check_inputs, outside, parts, passing, refuse_mixing
 
 OutputHessian = Literal["identity", "softmax"]
 
@@ -75,17 +75,17 @@ def jacobian_norm(model: nn.Module, inputs: Tensor, *, limit: int = 10_000_000) 
     >>> jacobian_norm(net, torch.zeros(5, 2))
     tensor(24.)
     """
-    f = _one_by_one(model)
-    with torch.no_grad():
-        outputs = _output(model(inputs), inputs)
+    f = _one_by_one(model, inputs)
+    with passing(), torch.no_grad():
+        outputs = _output(f(inputs), inputs)
     size = outputs.numel() * inputs[0].numel()
     if size > limit:
         raise DynamicsError(
             f"The Jacobians have {size:,} elements and limit is {limit:,}; take fewer samples, a larger limit, or "
             "estimated_jacobian_norm."
         )
-    with alone():
-        jacobians: Tensor = vmap(jacrev(f))(inputs)
+    with passing():
+        jacobians: Tensor = vmap(jacrev(lambda x: f(x[None])[0]))(inputs)
     return jacobians.detach().flatten(1).square().sum(1).mean()
 
 
@@ -108,15 +108,15 @@ def estimated_jacobian_norm(model: nn.Module, inputs: Tensor, *, probes: int = 3
     """
     if probes < 2:
         raise DynamicsError(f"probes is {probes}; at least 2 are needed for a standard error.")
-    _one_by_one(model)
-    x = inputs.detach().requires_grad_()
-    with torch.enable_grad(), alone():
-        z = _output(functional_call(model, _state(model), (x,)), inputs)
+    f = _one_by_one(model, inputs)
+    with passing(drawn=False), torch.enable_grad():
+        x = outside(inputs).requires_grad_()
+        z = _output(f(x), inputs)
     generator = torch.Generator().manual_seed(seed)
     found = []
     for _ in range(probes):
         signs = torch.randint(0, 2, z.shape, generator=generator).to(z) * 2 - 1
-        [g] = torch.autograd.grad(z, x, signs, retain_graph=True)
+        [g] = torch.autograd.grad(z, x, signs, retain_graph=True, materialize_grads=True)
         found.append(g.flatten(1).double().square().sum(1).mean())
     values = torch.stack(found)
     return Estimate(float(values.mean()), float(values.std() / probes**0.5), probes)
@@ -157,23 +157,19 @@ def weight_degree(model: nn.Module, inputs: Tensor) -> tuple[float, float]:
     return degree, float((moved - degree * z).norm()) / length if length > 0 else 0.0
 
 
-def _state(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters, and copies of buffers, which a pass through the model may change."""
-    own = {name: p.detach() for name, p in model.named_parameters()}
-    return own | {name: b.detach().clone() for name, b in model.named_buffers()}
-
-
 def _along_weights(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """z and J_w w over the parameters that require gradients.
 
     It is the derivative of u → J_wᵀu along w, two passes backward: torch's forward mode has fewer operations.
     """
-    weights = {name: p.detach().requires_grad_() for name, p in model.named_parameters() if p.requires_grad}
-    if not weights:
+    trained, others = parts(model)
+    check_inputs(inputs)
+    if not trained:
         raise DynamicsError("No parameter requires a gradient; there is no w to take the norm of.")
-    by = list(weights.values())
-    with torch.enable_grad(), alone():
-        z = _output(functional_call(model, {**_state(model), **weights}, (inputs,)), inputs)
+    with passing(), torch.enable_grad():
+        weights = {name: p.detach().requires_grad_() for name, p in trained.items()}
+        by = list(weights.values())
+        z = _output(functional_call(model, {**weights, **others, **buffers(model)}, (outside(inputs),)), inputs)
         u = torch.zeros_like(z, requires_grad=True)
         pulled = torch.autograd.grad(z, by, u, create_graph=True, materialize_grads=True)
         kept = [i for i, one in enumerate(pulled) if one.requires_grad]
@@ -181,20 +177,14 @@ def _along_weights(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
     return z.detach(), moved.detach()
 
 
-def _one_by_one(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The model as a function of one sample."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
-            raise DynamicsError(
-                f"The Jacobian of one sample does not apply because {name or 'the model'} ({type(module).__name__}) "
-                "mixes the samples of a batch; put the model into eval mode."
-            )
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
-            raise DynamicsError(f"{name or 'the model'} drops units at random; put the model into eval mode.")
-    state = _state(model)
+def _one_by_one(model: nn.Module, inputs: Tensor) -> Callable[[Tensor], Tensor]:
+    """The model as a function of samples [N, ...]."""
+    trained, others = parts(model)
+    refuse_mixing(model, "The Jacobian of one sample does")
+    check_inputs(inputs, real=True)
 
     def f(x: Tensor) -> Tensor:
-        result: Tensor = functional_call(model, state, (x[None],))[0]
+        result: Tensor = functional_call(model, {**trained, **others, **buffers(model)}, (x,))
         return result
 
     return f
