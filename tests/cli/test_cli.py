@@ -1,8 +1,10 @@
+import io
+
 import pytest
 from typer.testing import CliRunner
 
 import gyroscope
-from gyroscope.cli import app
+from gyroscope.cli import app, main
 
 run = CliRunner().invoke
 
@@ -42,3 +44,16 @@ def test_what_is_not_understood_exits_with_two(argument, says):
     assert result.exit_code == 2
     assert says in result.stderr
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
+def test_what_an_encoding_has_no_letter_for_is_a_question_mark(monkeypatch, encoding):
+    printed = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr("sys.stdout", printed)
+    monkeypatch.setattr("sys.argv", ["gyroscope", "train", "--help"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    printed.flush()
+    assert end.value.code == 0
+    said = "or ρ under a control" if encoding == "utf-8" else "or ? under a control"
+    assert said in " ".join(printed.buffer.getvalue().decode(encoding).replace("|", " ").replace("│", " ").split())

@@ -1,6 +1,8 @@
 """The command line: `gyroscope`."""
 
+import sys
 from importlib.util import find_spec
+from io import TextIOWrapper
 
 from gyroscope.errors import MissingExtraError
 
@@ -15,7 +17,6 @@ from gyroscope.cli.app import app
 def main() -> None:
     """Run the command line.
 
-    >>> import sys
     >>> sys.argv = ["gyroscope", "--version"]
     >>> try:
     ...     main()
@@ -24,6 +25,9 @@ def main() -> None:
     gyroscope ...
     0
     """
+    if isinstance(sys.stdout, TextIOWrapper):
+        # Where the system's encoding has no letter ρ, a question mark is better than a traceback.
+        sys.stdout.reconfigure(errors="replace")
     app()
 
 
