@@ -255,3 +255,23 @@ def test_a_loss_without_labels_is_refused():
         QuasiDiagonal(sgd(net), net, F.mse_loss)
     with pytest.raises(DynamicsError, match="damping is inf"):
         QuasiDiagonal(sgd(net), net, damping=float("inf"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("damping", [0.0, 0.1])
+@pytest.mark.parametrize("constant", [slice(0, 1), slice(None)], ids=["one", "all"])
+def test_weights_of_inputs_that_are_the_same_in_all_samples_are_left_where_they_are(dtype, damping, constant):
+    # Seven times such a number over seven is another one, by rounding, and leaves a variance.
+    torch.manual_seed(0)
+    net = nn.Linear(3, 2, dtype=dtype)
+    x = torch.randn(7, 3, dtype=dtype)
+    x[:, constant] = torch.tensor([0.1, 0.7, -3.3], dtype=dtype)[constant]
+    optimizer = QuasiDiagonal(torch.optim.SGD(net.parameters(), lr=0.01), net, damping=damping)
+    before, bias = net.weight.detach().clone(), net.bias.detach().clone()
+    net(x).square().mean().backward()
+    optimizer.step()
+    moved = (net.weight - before).abs()
+    if damping == 0 or constant == slice(None):
+        assert not moved[:, constant].any()
+    assert moved.max() < 1
+    assert not torch.equal(net.bias, bias)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from gyroscope.dynamics.direction_launch import Directions
 
 
+_ROUNDING = 16  # times the type's precision: means of equal numbers are closer to them than that
+
+
 def quasi_diagonal(gradient: Parts, mean: Tensor, variance: Tensor) -> Parts:
     """R Rᵀ applied to the gradient of a layer s = W a + b (equation 10 of Grosse's chapter 5).
 
@@ -57,6 +60,11 @@ def _direction(gradient: Parts, mean: Tensor, precision: Tensor, back: Tensor) -
     if b is not None:
         return P, b - along.squeeze(-1)
     return P.addcmul_(along, back.unsqueeze(-2), value=-1), None  # Sherman and Morrison's formula
+
+
+def _beyond_rounding(variance: Tensor, mean: Tensor) -> Tensor:
+    """Variances, and 0 where they are no more than the mean's rounding makes of numbers that are all the same."""
+    return torch.where(variance > (_ROUNDING * torch.finfo(mean.dtype).eps * mean).square(), variance, 0.0)
 
 
 def _reciprocal(values: Tensor) -> Tensor:
@@ -166,7 +174,7 @@ class QuasiDiagonal(Preconditioner[Moments]):
         found: dict[int, Parts] = {}
         for held in self._statistics.held:
             a, cohorts = held.activations, held.shelf.cohorts
-            precision = _reciprocal(self._damped(a, a.variance))
+            precision = _reciprocal(self._damped(a, _beyond_rounding(a.variance, a.mean)))
             back = precision * a.mean
             back = back / a.spread(1 + a.sums(back * a.mean))
             lengths = [len(cohort.indices) * cohort.inputs for cohort in cohorts]
