@@ -422,6 +422,26 @@ def test_weights_and_gradients_of_any_magnitude(magnitude, scale):
     assert float(p.detach().double().norm()) == pytest.approx(float(before.double().norm()), rel=1e-6)
 
 
+def test_a_step_that_ends_at_zero_before_the_norm_is_put_back_moves_nothing():
+    torch.manual_seed(0)
+    p = nn.Parameter(torch.randn(20, 10, device=DEVICE))
+    before = p.detach().clone()
+    p.grad = p.detach().clone()  # so w + ρ‖w‖ s/‖s‖ = w − w at ρ = 1
+    hyperball(optim.SGD([p], lr=1.0)).step()
+    assert torch.equal(p.detach(), before)
+
+
+@pytest.mark.parametrize("tiny", [1e-158, 1e-150])
+def test_gradients_whose_squares_all_but_vanish_in_float64_keep_the_norm(tiny):
+    torch.manual_seed(0)
+    p = nn.Parameter(torch.randn(20, 10, dtype=torch.float64, device=DEVICE))
+    before = p.detach().clone()
+    p.grad = torch.randn(20, 10, dtype=torch.float64, device=DEVICE) * tiny
+    gyroscope.Layca(optim.SGD([p], lr=0.1)).step()
+    assert angle(before, p) == pytest.approx(math.atan(0.1), rel=1e-6)
+    assert float(p.detach().norm()) == pytest.approx(float(before.norm()), rel=1e-6)
+
+
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_a_layer_of_zeros_stays_and_turns_once_it_is_initialised(name):
     params = parameters(((5, 7), (4, 6)))

@@ -96,6 +96,26 @@ def test_a_layer_with_a_non_finite_gradient_sits_the_step_out(inner, bad):
     assert optimizer.skipped() == {"group0.0": 1}
 
 
+def test_a_step_that_ends_at_zero_before_the_norm_is_put_back_moves_nothing():
+    torch.manual_seed(0)
+    p = torch.nn.Parameter(torch.randn(20, 10))
+    before = p.detach().clone()
+    p.grad = p.detach().clone()  # so w + ρ‖w‖ s/‖s‖ = w − w at ρ = 1
+    gyroscope.control.hyperball(torch.optim.SGD([p], lr=1.0)).step()
+    assert torch.equal(p.detach(), before)
+
+
+@pytest.mark.parametrize("tiny", [1e-158, 1e-150])
+def test_gradients_whose_squares_all_but_vanish_in_float64_keep_the_norm(tiny):
+    torch.manual_seed(0)
+    p = torch.nn.Parameter(torch.randn(20, 10, dtype=torch.float64))
+    before = p.detach().clone()
+    p.grad = torch.randn(20, 10, dtype=torch.float64) * tiny
+    gyroscope.Layca(torch.optim.SGD([p], lr=0.1)).step()
+    assert angle(before, p) == pytest.approx(math.atan(0.1), rel=1e-6)
+    assert float(p.detach().norm()) == pytest.approx(float(before.norm()), rel=1e-6)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), complex(0, float("inf"))])
 def test_raise_looks_at_complex_gradients_of_other_parameters_too(bad):
     layer, other = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(3, dtype=torch.complex64))

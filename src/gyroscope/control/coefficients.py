@@ -23,7 +23,8 @@ from torch import Tensor
 
 Array = TypeVar("Array", Tensor, npt.NDArray[np.float64])
 
-# A tangent below this share of the displacement (squared) is rounding noise: there is no direction to turn to.
+# A tangent below this share of the displacement (squared) is rounding noise: there is no direction to turn to. So are
+# weights that a step took back to this share of their length, and of its own.
 TANGENT_FLOOR = 1e-14
 
 
@@ -47,9 +48,9 @@ class Law:
 def coefficients(dots: Array, rate: Array, radius: Array, law: Law) -> tuple[Array, Array, Array]:
     """(a, b, moved) from `dots` = [⟨w,w⟩, ⟨w,s⟩, ⟨s,s⟩] a layer, `rate` = ρ and `radius` = ‖w₀‖.
 
-    Where there is nothing to do or no direction to do it in (ρ = 0, s = 0, s parallel to w under operation 1,
-    w = 0, anything not finite), a = 1, b = 0 and `moved` is False. Tensors or NumPy arrays: on a CPU the latter
-    cost a fraction of the former at these sizes.
+    Where there is nothing to do or no direction to do it in (ρ = 0, s = 0, s parallel to w under operation 1, a step
+    that ends at 0 before operation 4, w = 0, anything not finite), a = 1, b = 0 and `moved` is False. Tensors or NumPy
+    arrays: on a CPU the latter cost a fraction of the former at these sizes.
 
     >>> w_and_s = torch.tensor([[1.0, 0.0, 4.0]], dtype=torch.float64)   # w = (1, 0), s = (0, 2)
     >>> a, b, moved = coefficients(w_and_s, torch.tensor([1.0]), torch.tensor([1.0]), Law())
@@ -63,15 +64,20 @@ def coefficients(dots: Array, rate: Array, radius: Array, law: Law) -> tuple[Arr
     moved = xp.isfinite(ww + abs(ws) + ss) & (ww > 0) & (ss > 0)
     moved = moved & (rate > 0) & xp.isfinite(rate) & (square > TANGENT_FLOOR * ss)
     norm = xp.sqrt(ww)
-    c = rate * (norm if law.scale == "relative" else 1.0) / xp.sqrt(square)
+    length = rate * (norm if law.scale == "relative" else xp.ones_like(norm))
+    c = length / xp.sqrt(square)
     one = xp.ones_like(c)
+    # ‖c u‖ is the length, whatever c: of a tiny displacement c² would be infinite.
+    far = ww + length * length
     if law.project:
         a = 1 - c * along
-        new = xp.sqrt(ww + c * c * square)
+        new = xp.sqrt(far)
     else:
         a = one
-        new = xp.sqrt(ww + 2 * c * ws + c * c * ss)
+        new = xp.sqrt((far + 2 * c * ws).clip(0))
+    moved = moved & xp.isfinite(new)
     if law.reproject:
+        moved = moved & (new * new > TANGENT_FLOOR * far)
         k = radius / new
     elif law.growth is not None:
         k = xp.minimum(one, (norm + law.growth * radius) / new)

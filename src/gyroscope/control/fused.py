@@ -231,17 +231,21 @@ def step_kernel(
             if PROJECT:
                 square = s2 - ratio * wt
             moved = finite & (w2 > 0) & (s2 > 0) & (rate > 0) & (rate < float("inf")) & (square > FLOOR * s2)
-            step = rate / tl.sqrt(square)
+            length = rate
             if RELATIVE:
-                step = step * norm
+                length = rate * norm
+            step = length / tl.sqrt(square)
+            far = w2 + length * length
             a = tl.full((), 1.0, tl.float64)
             if PROJECT:
                 a = 1.0 - step * ratio
-                new = tl.sqrt(w2 + step * step * square)
+                new = tl.sqrt(far)
             else:
-                new = tl.sqrt(w2 + 2.0 * step * wt + step * step * s2)
+                new = tl.sqrt(tl.maximum(far + 2.0 * step * wt, 0.0))
+            moved = moved & (new < float("inf"))
             k = tl.full((), 1.0, tl.float64)
             if REPROJECT:
+                moved = moved & (new * new > FLOOR * far)
                 k = start_norm / new
             elif CAPPED:
                 k = tl.minimum(1.0, (norm + growth * start_norm) / new)
