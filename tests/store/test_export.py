@@ -1,7 +1,9 @@
 import csv
 import io
 import json
+import os
 import sys
+import threading
 
 import numpy as np
 import pandas as pd
@@ -182,6 +184,12 @@ def test_without_its_library_the_extra_is_named(run, tmp_path, way, library, mon
 
 
 @pytest.mark.parametrize("way", ["to_csv", "to_json", "to_parquet"])
+def test_a_name_that_is_too_long_is_refused_in_words(run, tmp_path, way):
+    with pytest.raises(StoreError, match="File name too long"):
+        getattr(run, way)(tmp_path / ("x" * 5000))
+
+
+@pytest.mark.parametrize("way", ["to_csv", "to_json", "to_parquet"])
 def test_a_quantity_that_is_named_twice_is_one_column(run, tmp_path, way):
     names = list(run.quantities)[:1]
     once = getattr(run, way)(tmp_path / "once", names).read_bytes()
@@ -196,3 +204,29 @@ def test_a_path_or_a_name_that_is_none_is_refused(run, tmp_path, monkeypatch, wa
     with pytest.raises(StoreError, match="was given for"):
         getattr(run, way)(path, wanted)
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("way", ["to_csv", "to_json"])
+def test_what_is_no_file_is_written_to_and_stays_what_it_is(run, tmp_path, way):
+    wanted = getattr(run, way)(tmp_path / "file").read_bytes()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    got = []
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    getattr(run, way)(pipe)
+    reader.join(30)
+    assert got == [wanted]
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("way", ["to_csv", "to_json", "to_parquet"])
+def test_a_link_stays_one_and_what_it_leads_to_is_written(run, tmp_path, way):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder" / "target")
+    for _ in range(2):  # it leads to nothing yet, and then to a file
+        getattr(run, way)(tmp_path / "link")
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "folder" / "target").stat().st_size > 0
+    assert sorted(file.name for file in (tmp_path / "folder").iterdir()) == ["target"]
