@@ -110,7 +110,7 @@ def layers(
             parameter of two or more dimensions that is no layer by itself, as kind "other".
         exclude: glob pattern or patterns on the names to leave out.
         granularity: the parts of a layer. "tensor": one, the papers' layer. "row": one per output unit (per
-            token for an embedding). "block": the q, k, v of a fused projection, the gates of an LSTM or GRU.
+            token for an embedding). "block": the q, k, v of `in_proj_weight` and `c_attn`, the gates of an LSTM or GRU.
             "expert": along the leading dimension of a three-dimensional weight of kind "other".
         sample: an input (a tensor, a tuple of positional arguments or a dict of keyword arguments) for one
             forward pass, after which layers are in order of first use; without it they are in registration
