@@ -142,6 +142,12 @@ def test_a_format_there_is_not_is_refused_before_anything_is_read(here):
     assert "a.jpg ends in .jpg" in result.stderr
 
 
+def test_a_number_for_a_figure_that_is_not_asked_for_is_refused(four):
+    result = run(four, "--accuracy", "loss")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--accuracy is for the figure, and none is asked for; give a file for it: --out" in result.stderr
+
+
 def test_a_number_that_was_not_logged_is_named(four, here):
     result = run(four, "--out", "a.png", "--accuracy", "top5")
     assert result.exit_code == 1

@@ -52,6 +52,8 @@ def compare(
 
     For example: gyroscope compare runs/lab/digits --out rotation.png
     """
+    if accuracy is not None and out is None:
+        fail("--accuracy is for the figure, and none is asked for; give a file for it: --out", code=BAD_ARGUMENT)
     try:
         _load(figures=out is not None)
         target = None if out is None else _target(out)
