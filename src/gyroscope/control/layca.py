@@ -14,12 +14,10 @@ from torch._compile import _disable_dynamo
 from torch.optim import LBFGS, Optimizer
 
 from gyroscope.control.coefficients import Law
-from gyroscope.control.numeric import as_number, is_rate
 from gyroscope.control.rates import checked_multipliers
-from gyroscope.control.roster import Entry, Roster, check_group
+from gyroscope.control.roster import Entry, Roster, as_number, check_group, few, is_rate, unlike
 from gyroscope.control.steering import Others, Steering, Work
 from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
-from gyroscope.control.wording import few, unlike
 from gyroscope.errors import ControlError
 from gyroscope.layer import Layer
 from gyroscope.vectors.chunks import is_capturing

@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from gyroscope.control.numeric import as_number
-from gyroscope.control.roster import check_dtype, chosen_layers
-from gyroscope.control.wording import few, unlike
+from gyroscope.control.roster import as_number, check_dtype, chosen_layers, few, unlike
 from gyroscope.errors import ControlError
 from gyroscope.layer import Layer
 from gyroscope.vectors import dots

@@ -1,7 +1,11 @@
-"""Which of an optimizer's parameters are layers, in which order, and at which rows of the ledger."""
+"""Which of an optimizer's parameters are layers, in which order, and at which rows of the ledger.
+
+And what else is asked of what users give to a controller: what is a rate, and what the layers are called in messages.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gyroscope.control.numeric import is_rate
 from gyroscope.control.torch_contract import Wrapper
-from gyroscope.control.wording import few
 from gyroscope.errors import ControlError
 from gyroscope.layer import Layer, layers
 
@@ -276,3 +278,54 @@ def _named(chosen: Sequence[Layer], places: dict[int, tuple[int, int]]) -> list[
             "Flattened parameters (ZeRO, FSDP1) have no layers; use FSDP2 (fully_shard) or DDP."
         )
     return found
+
+
+def as_number(given: Any) -> float:
+    """What was given as a float; not a number if it is none. A tensor on an accelerator is waited for.
+
+    >>> import torch
+    >>> as_number(torch.tensor(0.5)), as_number(1), as_number("1"), as_number(torch.ones(2))
+    (0.5, 1.0, nan, nan)
+    """
+    if isinstance(given, str | bytes):
+        return math.nan
+    try:
+        return float(given.detach() if isinstance(given, Tensor) else given)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # several elements, a complex number, an int too large
+        return math.nan
+
+
+def is_rate(given: Any) -> bool:
+    """Whether this can be a rate: a finite number from 0.
+
+    Of a tensor on an accelerator only the shape is looked at, for its value would be waited for.
+
+    >>> import torch
+    >>> is_rate(0.1), is_rate(torch.tensor([0.1])), is_rate(torch.tensor(-0.1)), is_rate("0.1")
+    (True, True, False, False)
+    """
+    if isinstance(given, Tensor) and given.device.type != "cpu":
+        return given.numel() == 1
+    return 0.0 <= as_number(given) < math.inf
+
+
+def few(names: Sequence[object], most: int = 5) -> str:
+    """The first of many names, and how many more there are.
+
+    >>> few(["a", "b"]), few(["a", "b", "c", "d"], most=2)
+    ('a, b', 'a, b and 2 more')
+    """
+    more = len(names) - most
+    return ", ".join(map(str, names[:most])) + (f" and {more} more" if more > 0 else "")
+
+
+def unlike(theirs: Sequence[Any], mine: Sequence[Any]) -> str:
+    """Where two lists begin to differ.
+
+    >>> unlike(["a", "b"], ["a", "c"]), unlike(["a"], ["a", "b"])
+    ("2 and 2; number 1 is 'b' there and 'c' here", "1 and 2; number 1 is missing there and 'b' here")
+    """
+    k = next((k for k, (one, other) in enumerate(zip(theirs, mine, strict=False)) if one != other), None)
+    k = min(len(theirs), len(mine)) if k is None else k
+    there, here = (repr(one[k]) if k < len(one) else "missing" for one in (theirs, mine))
+    return f"{len(theirs)} and {len(mine)}; number {k} is {there} there and {here} here"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gyroscope.control.numeric import as_number, is_rate
+from gyroscope.control.roster import as_number, is_rate
 from gyroscope.errors import ControlError
 
 

@@ -22,10 +22,9 @@ from torch.optim import Optimizer
 from gyroscope.control.coefficients import Law
 from gyroscope.control.ledger import Ledger
 from gyroscope.control.proposal import Proposal, Proposer
-from gyroscope.control.roster import Entry, Roster
+from gyroscope.control.roster import Entry, Roster, few
 from gyroscope.control.rules import Group, decay_of, kernel_of
 from gyroscope.control.sweep import Move, sweep
-from gyroscope.control.wording import few
 from gyroscope.errors import ControlError
 from gyroscope.vectors import backend, dots
 from gyroscope.vectors.layout import is_dense, splits_in_memory
