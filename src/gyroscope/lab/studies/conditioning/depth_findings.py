@@ -39,7 +39,7 @@ def of_losses(found: Mapping[Network, Cell], uncut: Callable[[Cell], int], *, fu
         _alike(normal, early, full=full),
         _falls(normal, last, "the deeper a ResNet_LastBN, the lower its training loss in the end", full=full),
         _below(found, last, "ResNet_LastBN has a lower training loss than ResNet at every depth",
-               ("0.043 against 0.081 at 56 layers", "{:.3f} against {:.3f}"), ("ResNet_LastBN", "ResNet"), full=full),
+               ("0.043 against 0.081 at 56 layers", "{:.3g} against {:.3g}"), ("ResNet_LastBN", "ResNet"), full=full),
     ]  # fmt: skip
 
 

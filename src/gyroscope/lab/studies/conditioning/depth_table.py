@@ -116,7 +116,7 @@ def figure8(lab: Lab) -> Report:
     for network, cell in found.items():
         told = paper.LAST_LOSS.get(network) if lab.scale == "full" else None
         # As text, for two digits would not tell them apart.
-        rows.append((str(network), f"{cell.loss[-1]:.3f}", told and f"{told:.3f}", f"{cell.loss[uncut(cell) - 1]:.3f}"))
+        rows.append((str(network), f"{cell.loss[-1]:.3g}", told and f"{told:.3f}", f"{cell.loss[uncut(cell) - 1]:.3g}"))
     return Report(
         {"figure": draw_losses(found, FIGURE8)},
         (Table("Training loss", columns, tuple(rows)),),
