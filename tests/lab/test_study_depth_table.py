@@ -155,7 +155,7 @@ def test_figure_8_shows_losses_by_epoch_and_what_the_paper_says_of_them(tmp_path
     assert [finding.holds for finding in report.findings] == [True] * 4
     first, second = report.tables[0].rows[:2]
     assert first == ("ResNet, 56 layers", "0.081", "0.081", f"{0.2 + 56 / 1e4:.3g}")
-    assert second[2:] == ("0.043", "0.200")
+    assert second[2:] == ("0.043", "0.2")
     left, right = report.figures["figure"].axes
     assert [len(left.lines), len(right.lines)] == [4, 4]
     assert left.lines[0].get_ydata().tolist() == pytest.approx(
