@@ -115,6 +115,11 @@ def test_runs_are_compared_one_by_one_or_from_their_folder(runs, drawn):
             ["seed0", "--quantity", "lr"],
             "--quantity is for --figure curves, rotation_heatmap or conditioning_over_time, not dashboard",
         ),
+        (["seed0", "--accuracy", "loss"], "--accuracy is for --figure compare, not dashboard"),
+        (
+            ["seed0", "--figure", "scalars", "--layers", "block*"],
+            "scalars shows the whole network; leave --layers out",
+        ),
     ],
 )
 def test_arguments_that_do_not_fit_exit_with_two_and_write_nothing(runs, here, arguments, says):

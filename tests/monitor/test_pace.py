@@ -291,3 +291,12 @@ def test_a_loop_measured_by_hand_keeps_to_the_budget_and_hears_the_file_that_ask
         monitor.measure()
     assert monitor.run.steps[-3:].tolist() == [202, 203, 204]
     monitor.close()
+
+
+def test_a_wish_that_no_tensor_holds_reaches_the_ranks_that_wait_for_it(monkeypatch):
+    told = []
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda wishes, _: told.append(wishes.tolist()))
+    pace = Pace(every=10**30, budget=None, detail_every=10, shared=True)
+    pace.requested = 10**20
+    pace.agree(torch.device("cpu"))
+    assert [wish > 10**18 for wish in told[0]] == [True, True, True, False]

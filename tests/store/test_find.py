@@ -82,6 +82,12 @@ def test_what_is_no_path_is_refused_in_words(act, path):
         act(path)
 
 
+def test_a_file_is_no_folder_of_runs(tmp_path):
+    path = write(tmp_path / "run", rows(0))
+    with pytest.raises(StoreError, match=r"run.sqlite is a file; give the folder"):
+        runs(path / "run.sqlite")
+
+
 def test_a_folder_whose_name_is_too_long_is_refused_in_words(tmp_path):
     with pytest.raises(StoreError, match="File name too long"):
         writer(tmp_path / ("x" * 5000))

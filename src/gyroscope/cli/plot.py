@@ -74,8 +74,9 @@ def plot(
         ),
     ] = None,
     accuracy: Annotated[
-        str, typer.Option(help="The logged number that compare puts against rotation.")
-    ] = "test_accuracy",
+        str | None,
+        typer.Option(help="The logged number that compare puts against rotation.", show_default="test_accuracy"),
+    ] = None,
 ) -> None:
     """Draw what a run has measured, and say which file it is in.
 
@@ -98,11 +99,15 @@ def plot(
     if quantity is not None and figure not in _OF_ANY_QUANTITY:
         names = f"{', '.join(known.value for known in _OF_ANY_QUANTITY[:-1])} or {_OF_ANY_QUANTITY[-1].value}"
         fail(f"--quantity is for --figure {names}, not {figure.value}", code=BAD_ARGUMENT)
+    if accuracy is not None and figure is not Name.compare:
+        fail(f"--accuracy is for --figure {Name.compare.value}, not {figure.value}", code=BAD_ARGUMENT)
+    if layers and figure in _WITHOUT_LAYERS:
+        fail(f"{figure.value} shows the whole network; leave --layers out", code=BAD_ARGUMENT)
     if figure is not Name.compare and len(runs) > 1:
         fail(f"{figure.value} shows one run and {len(runs)} were given; compare shows several", code=BAD_ARGUMENT)
     file = _file(out, format, default=_default(runs[0], figure))
     try:
-        drawn = _draw(runs, figure, layers or None, quantity, accuracy)
+        drawn = _draw(runs, figure, layers or None, quantity, accuracy or "test_accuracy")
         from gyroscope.figures import save
 
         [written] = save(drawn, file)

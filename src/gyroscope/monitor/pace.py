@@ -12,6 +12,9 @@ from gyroscope.monitor.clock import LEARNING, Clock
 # Ranks of a sharded model agree on the interval every so many measured steps.
 _AGREE = 32
 
+# A wish that no tensor can hold would keep the other ranks waiting forever.
+_MOST = 2**62
+
 # So many measurements are waited for before the interval is changed again.
 _PATIENCE = 4
 
@@ -120,11 +123,8 @@ class Pace:
         if self.measurements % _AGREE:
             return None
         every = self.every if self._wanted is None else self._wanted
-        decided = torch.tensor(
-            [every, self.clock.stretched(every), self.requested, self.clock.analyses_stretched()],
-            dtype=torch.int64,
-            device=device,
-        )
+        wishes = (every, self.clock.stretched(every), self.requested, self.clock.analyses_stretched())
+        decided = torch.tensor([min(wish, _MOST) for wish in wishes], dtype=torch.int64, device=device)
         torch.distributed.broadcast(decided, 0)
         every, interval, self.requested, self._analyses_apart = map(int, decided.tolist())
         self.agreed_on, self._wanted = True, None

@@ -58,6 +58,8 @@ def runs(folder: str | os.PathLike[str] = "runs", *, broken: list[StoreError] | 
     ['a', 'b']
     """
     top = path_of(folder, "the folder to look for runs in")
+    if is_file(top):
+        raise StoreError(f"{top} is a file; give the folder that runs are in, or that of a run.")
     if not is_dir(top):
         raise StoreError(
             f"There is no folder {top}; give one that runs have been written to (`gyroscope.watch(model, optimizer, "
