@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -106,7 +107,8 @@ def last_norm(
         raise LayerError(f"kind={kind!r} is not known; a normalization is 'batch' or 'layer'.")
     if gain not in ("uniform", "ones"):
         raise LayerError(f"gain={gain!r} is not known; γ starts 'uniform', from U(0, 1), or as 'ones'.")
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
+    given: Any = seed
+    if not isinstance(given, Integral) or isinstance(given, bool) or not 0 <= seed < 2**32:
         raise LayerError(f"seed={seed!r} draws no gains; it can be a whole number from 0 to 2³² − 1.")
     chosen = last_linear(model, sample, layer=layer)
     name = ".".join(filter(None, [owner(chosen), ATTRIBUTE]))
@@ -127,7 +129,7 @@ def _made(layer: Layer, kind: Kind, gain: Gain, seed: int) -> nn.Module:
     norm: nn.Module = make(features(layer), device=weight.device, dtype=weight.dtype)
     if gain == "uniform":
         # Drawn on the CPU in float32, so that it is the same wherever the layer lies.
-        generator = torch.Generator("cpu").manual_seed(seed)
+        generator = torch.Generator("cpu").manual_seed(int(seed))
         drawn = torch.rand(features(layer), generator=generator, dtype=torch.float32, device="cpu")
         norm.load_state_dict({"weight": drawn}, strict=False)
     return norm.train(layer.module.training)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -664,6 +665,11 @@ def test_a_pass_that_failed_is_no_first_pass() -> None:
     with pytest.raises(AttributeError, match="no_such_thing"):
         model(torch.ones(2, 4))
     assert model(torch.ones(3, 4)).shape == (3, 4)
+
+
+def test_a_whole_number_of_numpy_is_a_seed() -> None:
+    numpys, pythons = (gyroscope.last_norm(nn.Linear(8, 2), seed=seed).module for seed in (np.int64(3), 3))
+    assert torch.equal(numpys.weight, pythons.weight)
 
 
 @pytest.mark.parametrize("seed", ["x", 1.5, True, -1, 2**32])
