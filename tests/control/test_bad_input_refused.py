@@ -504,10 +504,11 @@ def test_groups_that_were_changed_behind_the_controllers_back_are_refused(cls, c
             groups.pop()
     new.grad = torch.ones(3, 3)
     backward(model)
-    with Unchanged(
-        optimizer, r"had groups of \[2, 2\] parameters and now has groups of .*add_param_group of the controller"
-    ):
+    message = r"had groups of \[2, 2\] parameters and now has groups of .*add_param_group of the controller"
+    with Unchanged(optimizer, message):
         optimizer.step()
+    with Unchanged(optimizer, message):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, 2))]})
 
 
 @pytest.mark.parametrize(

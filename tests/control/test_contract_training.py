@@ -333,6 +333,17 @@ def test_alpha_is_spread_over_the_layers_of_an_added_group_too() -> None:
     assert turned == pytest.approx([RHO * expected[0], RHO * expected[1], 2 * RHO * expected[2]], rel=NEAR)
 
 
+def test_the_others_of_an_added_group_have_their_own_rate_too() -> None:
+    model, late = mlp(), nn.Linear(4, 2)
+    optimizer = Layca(sgd(model.parameters()), model, others_lr=1e-3)
+    optimizer.param_groups[1]["lr"] = 5e-4  # as a scheduler has left it
+    optimizer.add_param_group({"params": late.parameters(), "lr": 2 * RHO})
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))], "lr": 0.5})
+    assert [group["lr"] for group in optimizer.param_groups] == [RHO, 5e-4, 2 * RHO, 1e-3, 1e-3, 0.5]
+    assert [optimizer.controls(i) for i in range(6)] == [True, False, True, False, False, False]
+
+
 def test_the_names_of_an_added_group_name_its_layers() -> None:
     model, late = mlp(), nn.Linear(4, 2)
     optimizer = Layca(torch.optim.SGD(model.named_parameters(), lr=RHO))

@@ -105,6 +105,7 @@ class Layca(Wrapper):
         self.nonfinite = nonfinite
         self.zero_norm = zero_norm
         self._alpha = alpha if multipliers is None else None
+        self._others_lr = others_lr
         self._roster = roster
         self._steering = Steering(optimizer, roster, Law(project, scale, reproject, growth), others, reads_weights)
         self._steering.multipliers = factors
@@ -248,12 +249,18 @@ class Layca(Wrapper):
         return radius[e.row] if e.segments == 1 else radius[e.row : e.row + e.segments]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its parameters of two or more dimensions become layers, after those there are."""
+        """Add a group; its parameters of two or more dimensions become layers, after those there are.
+
+        Its other parameters have the learning rate `others_lr`, if that was given; a group without layers may have its
+        own.
+        """
+        self._roster.refuse_changes(self.param_groups)
         lr = param_group.get("lr", self.inner.defaults.get("lr"))
         self.inner.add_param_group({**param_group, "params": check_group(param_group["params"], lr)})
         old, ledgers = self._steering.multipliers, self._steering.ledgers
         self._roster.extend(self.inner.param_groups[-1])
-        self._roster.split(self.inner, None, unsplittable=isinstance(self.inner, LBFGS), added=True)
+        others_lr = self._others_lr if self._roster.groups[-1] or "lr" not in param_group else None
+        self._roster.split(self.inner, others_lr, unsplittable=isinstance(self.inner, LBFGS), added=True)
         n = self._roster.layers
         if self._alpha is not None:
             self._steering.multipliers = checked_multipliers(None, self._alpha, n)

@@ -104,9 +104,10 @@ class Roster:
         """Make every group hold either layers or other parameters, the latter at `others_lr`.
 
         A scheduler that was built on the groups before would not know of the new ones; with `added`, the group that
-        was just added is not yet one of them.
+        was just added is not yet one of them, and the others stay as they are.
         """
         groups = optimizer.param_groups
+        first = len(groups) - 1 if added else 0
         mixed = [i for i, own in enumerate(self.groups) if 0 < len(own) < len(groups[i]["params"])]
         if mixed and unsplittable:
             if others_lr is not None:
@@ -134,7 +135,7 @@ class Roster:
             self.groups.append({})
         if others_lr is not None:
             for i, own in enumerate(self.groups):
-                if not own:
+                if not own and i >= first:
                     groups[i]["lr"] = others_lr
         self._sizes = [len(group["params"]) for group in groups]
 
