@@ -108,7 +108,7 @@ def last_norm(
     if gain not in ("uniform", "ones"):
         raise LayerError(f"gain={gain!r} is not known; γ starts 'uniform', from U(0, 1), or as 'ones'.")
     given: Any = seed
-    if not isinstance(given, Integral) or isinstance(given, bool) or not 0 <= seed < 2**32:
+    if isinstance(given, bool) or not isinstance(given, Integral) or not 0 <= seed < 2**32:
         raise LayerError(f"seed={seed!r} draws no gains; it can be a whole number from 0 to 2³² − 1.")
     chosen = last_linear(model, sample, layer=layer)
     name = ".".join(filter(None, [owner(chosen), ATTRIBUTE]))
