@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -131,7 +130,7 @@ class Spread(Training):
         return weights
 
     def _save_in_time(self) -> None:
-        if self.folder is not None and from_first(lambda: time.perf_counter() - self._saved >= self._save_every):
+        if self.folder is not None and from_first(lambda: self.pace.due):
             self.save()
 
     def save(self) -> None:

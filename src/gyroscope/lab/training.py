@@ -23,6 +23,7 @@ from gyroscope.lab.feed import Feed
 from gyroscope.lab.gauge import Gauge, Reading, correct
 from gyroscope.lab.last_layer import LastLayer
 from gyroscope.lab.own import Own
+from gyroscope.lab.pace import Pace
 from gyroscope.lab.result import Result
 from gyroscope.lab.tangents import Tangents
 from gyroscope.lab.trial import Trial, require_nothing_kept
@@ -55,7 +56,7 @@ def train(
         folder: where to record the run and to save, and to go on from what is there; None to keep nothing.
         device: what to train on.
         rates: for a recipe that copies: what to copy.
-        save_every: seconds between checkpoints, which are taken at the end of an epoch.
+        save_every: seconds from one end of an epoch with a checkpoint to the next; more if it takes long; 0 for all.
         on_epoch: called at the end of every epoch.
         parallel: how ranks share the work: each with all weights ("ddp"), or with a part of them ("fsdp").
 
@@ -93,7 +94,7 @@ class Training:
         waiting: whether it waits for what an epoch tells.
         rank, ranks: which of how many processes this is; see `gyroscope.lab.spread`.
         own, tangents, last, best: its random numbers, rates, last layer's course and best weights so far.
-        began, before: when this process began, and seconds that others had spent on it.
+        began, before, pace: when this process began, seconds that others had spent on it, and when it saves again.
     """
 
     rank, ranks = 0, 1
@@ -133,8 +134,7 @@ class Training:
         self._sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         self.rotation, self.norms = [[0.0] * len(self.gauge.names)], [self.gauge.read()[:, 1].tolist()]
         self.best: tuple[float, int, dict[str, Tensor]] | None = None
-        self.began, self.before, self._saved = time.perf_counter(), 0.0, time.perf_counter()
-        self._save_every = save_every
+        self.began, self.before, self.pace = time.perf_counter(), 0.0, Pace(save_every)
         self._copied: int | None = None
         self.tangents = self._table(rates, schedule.epochs * self.steps)
         self.last = LastLayer(self.model, schedule.epochs * self.steps, self.device) if trial.follows else None
@@ -332,16 +332,16 @@ class Training:
             self.monitor.close()
 
     def _save_in_time(self) -> None:
-        if self.folder is not None and time.perf_counter() - self._saved >= self._save_every:
+        if self.folder is not None and self.pace.due:
             self.save()
 
     def save(self) -> None:
         """Save everything that the rest of the training depends on."""
         assert self.folder is not None
-        if self.monitor is not None:
-            checkpoint.recorded(self.monitor)
-        checkpoint.save(self.folder, self._state())
-        self._saved = time.perf_counter()
+        with self.pace.taken():
+            if self.monitor is not None:
+                checkpoint.recorded(self.monitor)
+            checkpoint.save(self.folder, self._state())
 
     def _state(self) -> dict[str, Any]:
         return saved.state(self)
