@@ -9,7 +9,7 @@ import torch
 import gyroscope
 from gyroscope.lab import models
 from gyroscope.lab.archive import Archive
-from gyroscope.lab.captured import compile_blocks
+from gyroscope.lab.captured import compile_blocks, room_for_kinds
 from gyroscope.lab.engine import run_trials
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.last_layer import followed
@@ -202,3 +202,28 @@ def test_every_residual_block_is_compiled_and_nothing_else(monkeypatch):
         assert compile_blocks(models.make(name, seed=0)) == (blocks > 0)
         assert len(compiled) == blocks
         assert all(options == {"dynamic": False} for _, options in compiled)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # by torch, of its own doing
+def test_blocks_of_every_architecture_and_precision_are_compiled_in_one_process(monkeypatch):
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append(graph)
+        return graph.forward
+
+    own = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **options: own(module, backend=backend, **options))
+    torch._dynamo.reset()
+    limit = torch._dynamo.config.recompile_limit
+    x = torch.randn(2, 3, 8, 8)
+    for depth in (14, 20):
+        model = models.make(f"resnet-{depth}", seed=0)
+        compile_blocks(model)
+        for kind in (torch.float32, torch.bfloat16):
+            with room_for_kinds(), torch.autocast("cpu", dtype=kind, enabled=kind is not torch.float32):
+                model(x).sum().backward()
+    torch._dynamo.reset()
+    # The first block of a stage, for its shortcut, and all others, in three stages, of which the first needs none.
+    assert len(seen) == 10
+    assert torch._dynamo.config.recompile_limit == limit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +17,9 @@ from gyroscope.lab.trial import Trial
 # Steps of a size that are taken one by one before a graph of them is made: libraries choose their algorithms in the
 # first, and optimizers make their state.
 _BEFORE = 3
+# Kinds of block that may be compiled: five for every architecture and precision, of which a population has many. torch
+# stops at eight for the whole process, and the others would go without.
+_KINDS = 256
 
 
 def compile_blocks(model: nn.Module) -> bool:
@@ -32,6 +35,14 @@ def compile_blocks(model: nn.Module) -> bool:
     for block in blocks:
         block.compile(dynamic=False)
     return bool(blocks)
+
+
+def room_for_kinds() -> AbstractContextManager[Any]:
+    """Within it blocks of many kinds are compiled."""
+    limits: AbstractContextManager[Any] = torch._dynamo.config.patch(
+        recompile_limit=_KINDS, accumulated_recompile_limit=_KINDS
+    )
+    return limits
 
 
 class Captured(Training):
@@ -59,7 +70,8 @@ class Captured(Training):
             raise LabError("a captured training needs a stream of its own; make it within torch.cuda.stream(...)")
         super().__init__(trial, split, device=device, captured=True, **options)
         self._whole = trial.schedule.batch
-        if compiled is not False and not compile_blocks(self.model) and compiled:
+        self._compiles = compiled is not False and compile_blocks(self.model)
+        if compiled and not self._compiles:
             self._compile()
         self._taken: dict[int, int] = {}
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, list[Tensor | None]]] = {}
@@ -78,7 +90,11 @@ class Captured(Training):
 
     def advance(self, count: int) -> None:
         """The work of a step for the device; smaller batches than the others go without what was compiled."""
-        with nullcontext() if count == self._whole else torch.compiler.set_stance("force_eager"):
+        if count != self._whole:
+            context: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+        else:
+            context = room_for_kinds() if self._compiles else nullcontext()
+        with context:
             super().advance(count)
 
     def _evaluated(self, x: Tensor, y: Tensor) -> Tensor:
