@@ -10,13 +10,14 @@ two differ in scale: √(s + ε) and √s + ε' are alike at s = 0 if ε' = √�
 
 from __future__ import annotations
 
-from math import isfinite, sqrt
+from math import sqrt
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.given import finite, whole
 
 
 class Sum(NamedTuple):
@@ -110,8 +111,8 @@ def adagrad_as_rmsprop(k: int, *, lr: float, eps: float = 1e-10, inside: bool = 
     >>> adagrad_as_rmsprop(4, lr=1.0, eps=0.0)
     Pace(lr=0.5, beta=0.75, eps=0.0)
     """
-    if k < 1:
-        raise DynamicsError(f"k is {k}; steps are counted from 1.")
+    if not whole(k, 1):
+        raise DynamicsError(f"k is {k!r}; steps are counted from 1.")
     _check(lr, eps)
     return Pace(lr / sqrt(k), 1 - 1 / k, eps / k if inside else eps / sqrt(k))
 
@@ -144,7 +145,10 @@ def adam(
     >>> w                                          # the first step is α, whatever the gradient
     tensor([0.9000, 1.1000])
     """
-    beta1, beta2 = betas
+    try:
+        beta1, beta2 = betas
+    except (TypeError, ValueError):
+        raise DynamicsError(f"betas is {betas!r}; accepted are two numbers.") from None
     _check(lr, eps, beta1=beta1, beta2=beta2)
     step, mean, square = state if state is not None else Moments(0, torch.zeros_like(w), torch.zeros_like(w))
     step += 1
@@ -160,8 +164,8 @@ def _root(square: Tensor, eps: float, inside: bool) -> Tensor:
 
 def _check(lr: float, eps: float, **betas: float) -> None:
     for name, value in (("lr", lr), ("eps", eps)):
-        if not (isfinite(value) and value >= 0):
-            raise DynamicsError(f"{name} is {value}; accepted are finite numbers from 0.")
+        if not (finite(value) and value >= 0):
+            raise DynamicsError(f"{name} is {value!r}; accepted are finite numbers from 0.")
     for name, value in betas.items():
-        if not 0 <= value < 1:
-            raise DynamicsError(f"{name} is {value}; accepted are values from 0 to below 1.")
+        if not (finite(value) and 0 <= value < 1):
+            raise DynamicsError(f"{name} is {value!r}; accepted are values from 0 to below 1.")

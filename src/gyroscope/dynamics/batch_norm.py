@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.given import finite, whole
 
 Through = Literal["both", "direct", "statistics"]
 
@@ -149,9 +150,10 @@ class BatchCenter(nn.Module):
 
     def __init__(self, features: int, *, momentum: float = 0.1, bias: bool = False) -> None:
         super().__init__()
-        if features < 1 or not 0.0 <= momentum <= 1.0:
+        if not (whole(features, 1) and finite(momentum) and 0.0 <= momentum <= 1.0):
             raise DynamicsError(
-                f"features is {features} and momentum {momentum}; accepted are features from 1 and momentum in [0, 1]."
+                f"features is {features!r} and momentum {momentum!r}; accepted are a whole number of features from 1 "
+                "and a momentum in [0, 1]."
             )
         self.features, self.momentum = features, momentum
         self.register_buffer("running_mean", torch.zeros(features))
@@ -164,6 +166,8 @@ class BatchCenter(nn.Module):
             raise DynamicsError(f"The input has {r.shape[1]} units, shape {tuple(r.shape)}; this one {self.features}.")
         per_unit = (1, -1, *[1] * (r.dim() - 2))
         if self.training:
+            if not r.numel():
+                raise DynamicsError(f"The batch has shape {tuple(r.shape)}: it is empty, and has no mean to keep.")
             mean = _mean(r)
             with torch.no_grad():
                 self.running_mean.lerp_(mean.flatten().to(self.running_mean.dtype), self.momentum)
@@ -183,6 +187,8 @@ def _mean(x: Tensor) -> Tensor:
 
 def _statistics(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     _check(x)
+    if not (finite(eps) and eps >= 0):
+        raise DynamicsError(f"eps is {eps!r}; accepted are finite numbers from 0.")
     mean = _mean(x)
     return mean, (_mean((x - mean) ** 2) + eps).sqrt()
 
@@ -194,6 +200,8 @@ def _check(x: Any) -> None:
 
 
 def _check_same(x: Tensor, gradient: Tensor) -> None:
+    _check(x)
+    _check(gradient)
     if x.shape != gradient.shape:
         raise DynamicsError(
             f"The batch has shape {tuple(x.shape)} and the gradient {tuple(gradient.shape)}; accepted are equal shapes."

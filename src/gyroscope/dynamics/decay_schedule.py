@@ -10,15 +10,16 @@ and the effective learning rate α/y levels off, where without decay it would fa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import isfinite, log, sqrt
+from math import log, log1p, sqrt
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.given import finite, whole
 from gyroscope.dynamics.share import check_share
 
 Floats = npt.NDArray[np.float64]
@@ -52,14 +53,14 @@ def norm_squares(lr: float, decay: float, steps: int, *, start: float = 1.0, gra
     array([1.    , 1.06  , 1.0944])
     """
     share = check_share(lr, decay)
-    if steps < 0:
-        raise DynamicsError(f"steps is {steps}; accepted are numbers from 0.")
-    if not (isfinite(start) and start > 0):
+    if not whole(steps, 0):
+        raise DynamicsError(f"steps is {steps!r}; accepted are whole numbers from 0.")
+    if not (finite(start) and start > 0):
         raise DynamicsError(
-            f"start is {start}; accepted are finite norms above 0, since a zero vector has no direction."
+            f"start is {start!r}; accepted are finite norms above 0, since a zero vector has no direction."
         )
-    if not (isfinite(gradient) and gradient >= 0):
-        raise DynamicsError(f"gradient is {gradient}; accepted are finite norms from 0.")
+    if not (finite(gradient) and gradient >= 0):
+        raise DynamicsError(f"gradient is {gradient!r}; accepted are finite norms from 0.")
     keep, push = (1 - share) ** 2, (lr * gradient) ** 2
     squares = np.empty(steps + 1)
     squares[0] = y = start**2
@@ -114,10 +115,13 @@ def steps_to_rest(lr: float, decay: float, *, within: float = 0.5) -> float:
     >>> round(steps_to_rest(0.1, 5e-4))                   # ln 2/(4αλ)
     3465
     """
-    if not 0 < within < 1:
-        raise DynamicsError(f"within is {within}; accepted are shares between 0 and 1.")
-    contraction = abs(fixed_point(lr, decay).contraction)
-    return log(within) / log(contraction) if contraction > 0 else 1.0
+    if not (finite(within) and 0 < within < 1):
+        raise DynamicsError(f"within is {within!r}; accepted are shares between 0 and 1.")
+    contraction, d = fixed_point(lr, decay).contraction, lr * decay
+    if contraction == 0:
+        return 1.0
+    # As ln(1 − 2d(2 − d)) for small d, where the factor itself may round to 1.
+    return log(within) / (log1p(-2 * d * (2 - d)) if contraction > 0 else log(-contraction))
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,8 +170,8 @@ def figure7(
     """
     if decay is not None and product is not None:
         raise DynamicsError("decay and product were both given; give λ for all rates, or αλ for all.")
-    if not len(rates) or not all(isfinite(lr) and lr > 0 for lr in rates):
-        raise DynamicsError(f"rates is {list(rates)}; accepted are one or more finite numbers above 0.")
+    if not isinstance(rates, Iterable) or not len(rates) or not all(finite(lr) and lr > 0 for lr in rates):
+        raise DynamicsError(f"rates is {rates!r}; accepted are one or more finite numbers above 0.")
     strength = 0.01 if decay is None else decay
     pairs = [(lr, strength if product is None else product / lr) for lr in rates]
     squares = np.stack([norm_squares(lr, d, steps, start=start, gradient=gradient) for lr, d in pairs])
@@ -186,6 +190,8 @@ def figure7(
 def _pull(lr: float, decay: float, gradient: float) -> float:
     """αλ, where the recurrence has a fixed point."""
     share = check_share(lr, decay)
+    if not (finite(gradient) and gradient >= 0):
+        raise DynamicsError(f"gradient is {gradient!r}; accepted are finite norms above 0.")
     reasons = {
         "λ is 0: without decay the norm grows for ever, and the effective learning rate falls as 1/√k": decay,
         "α is 0: nothing moves, and every norm is a fixed point": lr,
@@ -194,6 +200,6 @@ def _pull(lr: float, decay: float, gradient: float) -> float:
     for reason, value in reasons.items():
         if value == 0:
             raise DynamicsError(f"The equilibrium of weight decay does not apply because {reason}. It must be above 0.")
-    if not (isfinite(gradient) and gradient > 0):
-        raise DynamicsError(f"gradient is {gradient}; accepted are finite norms above 0.")
+    if share == 0:
+        raise DynamicsError(f"αλ is below the smallest float64 (α = {lr:g}, λ = {decay:g}): nothing decays.")
     return share

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.given import finite, whole
 
 
 def product(factors: Sequence[Tensor]) -> Tensor:
@@ -52,8 +53,8 @@ def schatten(w: Tensor, p: float) -> Tensor:
     >>> schatten(torch.diag(torch.tensor([4.0, 9.0])), 0.5)
     tensor(5.)
     """
-    if not p > 0:
-        raise DynamicsError(f"p is {p}; accepted are numbers above 0.")
+    if not (finite(p) and p > 0):
+        raise DynamicsError(f"p is {p!r}; accepted are numbers above 0.")
     return _singular(w).pow(p).sum()
 
 
@@ -88,6 +89,8 @@ def balanced_factors(w: Tensor, depth: int, *, width: int | None = None) -> list
         return [w.clone()]
     u, values, vh = torch.linalg.svd(w, full_matrices=False)
     tiny = max(w.shape) * torch.finfo(w.dtype).eps * values.max() if len(values) else 0.0
+    if width is not None and not whole(width, 0):
+        raise DynamicsError(f"width is {width!r}; accepted are whole numbers, and None.")
     rank, most = int((values > tiny).sum()), len(values) if width is None else width
     if most < rank:
         raise DynamicsError(f"width is {most} and the rank of W is {rank}; a narrower layer cannot pass W on.")
@@ -112,6 +115,8 @@ def descended_factors(factors: Sequence[Tensor], *, iterations: int = 200) -> li
     [2.0, 2.0, 2.0]
     """
     _check_factors(factors)
+    if not whole(iterations, 1):
+        raise DynamicsError(f"iterations is {iterations!r}; accepted are whole numbers from 1.")
     given = [factor.detach() for factor in factors]
     logs = [torch.zeros(len(f), len(f), dtype=f.dtype, device=f.device, requires_grad=True) for f in given[:-1]]
     if not logs:
@@ -190,8 +195,8 @@ def threshold(decay: float, depth: int) -> float:
     [0.0, 1.0, 2.0, 2.381]
     """
     _check_depth(depth)
-    if not 0 <= decay < float("inf"):
-        raise DynamicsError(f"decay is {decay}; accepted are finite numbers from 0.")
+    if not (finite(decay) and decay >= 0):
+        raise DynamicsError(f"decay is {decay!r}; accepted are finite numbers from 0.")
     if depth == 1 or decay == 0:
         return 0.0
     if depth == 2:
@@ -201,15 +206,16 @@ def threshold(decay: float, depth: int) -> float:
 
 
 def _singular(w: Tensor) -> Tensor:
-    if w.dim() != 2 or not w.is_floating_point():
-        raise DynamicsError(f"W is {w.dtype} of shape {tuple(w.shape)}; accepted are real matrices.")
+    if not isinstance(w, Tensor) or w.dim() != 2 or not w.is_floating_point() or not bool(torch.isfinite(w).all()):
+        given = f"{w.dtype} of shape {tuple(w.shape)}" if isinstance(w, Tensor) else f"a {type(w).__name__}"
+        raise DynamicsError(f"W is {given}; accepted are real matrices of finite numbers.")
     values: Tensor = torch.linalg.svdvals(w)
     return values
 
 
 def _check_depth(depth: int) -> None:
-    if depth < 1:
-        raise DynamicsError(f"depth is {depth}; a network has at least one layer.")
+    if not whole(depth, 1):
+        raise DynamicsError(f"depth is {depth!r}; a network has at least one layer.")
 
 
 def _check_factors(factors: Sequence[Tensor]) -> None:

@@ -7,13 +7,14 @@ about as 1/√(1 + k/k₀). `gyroscope.dynamics.law` fits that to runs in which 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite, nan
+from math import inf, nan
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.given import finite, numbers, whole
 from gyroscope.dynamics.law import Floats, Law, decay_law
 
 
@@ -25,9 +26,9 @@ def effective_lr(lr: npt.ArrayLike, weight_norm: npt.ArrayLike, *, momentum: flo
     >>> effective_lr(0.1, [1.0, 2.0]).tolist()
     [0.1, 0.025]
     """
-    if not 0.0 <= momentum < 1.0:
-        raise DynamicsError(f"momentum is {momentum}; accepted are values from 0 to below 1.")
-    rate, norm = np.asarray(lr, dtype=np.float64), np.asarray(weight_norm, dtype=np.float64)
+    if not (finite(momentum) and 0.0 <= momentum < 1.0):
+        raise DynamicsError(f"momentum is {momentum!r}; accepted are values from 0 to below 1.")
+    rate, norm = numbers("lr", lr), numbers("weight_norm", weight_norm)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.where(norm > 0, rate / ((1.0 - momentum) * norm * norm), nan), dtype=np.float64)
 
@@ -51,10 +52,10 @@ def norm_growth(lr: npt.ArrayLike, steps: int, *, norm: float = 1.0, gradient: n
     >>> (norm_growth(2.0, 2) ** 2).round(6).tolist()
     [1.0, 5.0, 5.8]
     """
-    if not isinstance(steps, int) or steps < 0:
+    if not whole(steps, 0):
         raise DynamicsError(f"steps is {steps!r}; accepted are whole numbers from 0.")
-    if not (isfinite(norm) and norm > 0):
-        raise DynamicsError(f"norm is {norm}; accepted are finite numbers above 0: without a norm, no direction.")
+    if not (finite(norm) and norm > 0):
+        raise DynamicsError(f"norm is {norm!r}; accepted are finite numbers above 0: without a norm, no direction.")
     added = (_series("lr", lr, steps) * _series("gradient", gradient, steps)) ** 2
     squares = [float(norm) ** 2]
     for one in added.tolist():
@@ -71,8 +72,8 @@ def decay_time(lr: float, *, norm: float = 1.0, gradient: float = 1.0) -> float:
     (49.99999999999999, 799.9999999999999)
     """
     for name, value in (("lr", lr), ("norm", norm), ("gradient", gradient)):
-        if not (isfinite(value) and value >= 0):
-            raise DynamicsError(f"{name} is {value}; accepted are finite numbers from 0.")
+        if not (finite(value) and value >= 0):
+            raise DynamicsError(f"{name} is {value!r}; accepted are finite numbers from 0.")
     square = (lr * gradient) ** 2
     return norm**4 / (2 * square) if square else np.inf
 
@@ -85,9 +86,9 @@ def implicit_decay(steps: npt.ArrayLike, k0: float, *, start: float = 1.0) -> Fl
     >>> implicit_decay([0, 75], 25.0, start=0.1).tolist()
     [0.1, 0.05]
     """
-    if not k0 > 0:
-        raise DynamicsError(f"k0 is {k0}; accepted are numbers above 0, and inf for no decay.")
-    return np.asarray(start / np.sqrt(1 + np.asarray(steps, dtype=np.float64) / k0))
+    if not (finite(k0) or k0 == inf) or k0 <= 0:
+        raise DynamicsError(f"k0 is {k0!r}; accepted are numbers above 0, and inf for no decay.")
+    return np.asarray(numbers("start", start) / np.sqrt(1 + numbers("steps", steps) / k0))
 
 
 def fit_norms(steps: npt.ArrayLike, norms: npt.ArrayLike, *, lr: npt.ArrayLike = 1.0) -> Law:
@@ -97,7 +98,10 @@ def fit_norms(steps: npt.ArrayLike, norms: npt.ArrayLike, *, lr: npt.ArrayLike =
     >>> round(fit_norms(k, (1 + k / 40) ** 0.25, lr=0.1).k0, 6)
     40.0
     """
-    return decay_law(steps, effective_lr(lr, norms), lr=np.broadcast_to(lr, np.shape(norms)))
+    sizes, rate = numbers("norms", norms), numbers("lr", lr)
+    if rate.shape not in ((), sizes.shape):
+        raise DynamicsError(f"lr has shape {rate.shape} and norms {sizes.shape}; accepted are one lr, or one a norm.")
+    return decay_law(steps, effective_lr(rate, sizes), lr=rate)
 
 
 class Growth(NamedTuple):
@@ -127,7 +131,7 @@ def figure6(lr: Sequence[float] = (0.01, 0.1, 1.0, 10.0), steps: int = 10_000) -
     >>> (found.rates[:, -1] * np.sqrt(2 * 1000)).round(3).tolist()
     [0.408, 0.976, 0.999, 0.976]
     """
-    alphas = np.asarray(lr, dtype=np.float64)
+    alphas = numbers("lr", lr)
     if alphas.ndim != 1 or not (np.isfinite(alphas) & (alphas > 0)).all():
         raise DynamicsError(f"lr is {lr!r}; accepted are learning rates above 0.")
     norms = np.stack([norm_growth(alpha, steps) for alpha in alphas.tolist()]) if len(alphas) else np.empty((0, steps))
@@ -135,7 +139,7 @@ def figure6(lr: Sequence[float] = (0.01, 0.1, 1.0, 10.0), steps: int = 10_000) -
 
 
 def _series(name: str, given: npt.ArrayLike, steps: int) -> Floats:
-    values = np.asarray(given, dtype=np.float64)
+    values = numbers(name, given)
     if values.shape not in ((), (steps,)) or not (np.isfinite(values) & (values >= 0)).all():
         raise DynamicsError(
             f"{name} has shape {values.shape}; accepted are one number from 0, or one for each of the {steps} steps."

@@ -11,7 +11,7 @@ where they are not. (Section 6 of the chapter states this the other way round by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +23,7 @@ from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn.functional import embedding_bag
 
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.given import check_seed, generator, whole
 from gyroscope.dynamics.one_by_one import buffers, check_inputs, parts, passing, refuse_mixing
 
 Likelihood = Literal["categorical", "gaussian"]
@@ -156,8 +157,8 @@ def measured_second_moment(
     True
     """
     _check(gradients, batch_size, replacement)
-    if draws < 1:
-        raise DynamicsError(f"draws is {draws}; at least 1 is needed.")
+    if not whole(draws, 1):
+        raise DynamicsError(f"draws is {draws!r}; at least 1 is needed.")
     found = torch.zeros_like(gradients[0])
     for some in _batches(gradients.shape, batch_size, draws, replacement, seed):
         # As gradients[some].mean(1), without a copy of the gradients of every batch.
@@ -191,8 +192,12 @@ def batch_law(gradients: Tensor, batch_sizes: Sequence[int], *, draws: int = 100
     >>> round(batch_law(g, [1, 4, 16, 64], draws=2000).exponent, 1)
     -1.0
     """
+    if not isinstance(batch_sizes, Iterable) or not all(whole(b, 1) for b in batch_sizes):
+        raise DynamicsError(f"batch_sizes is {batch_sizes!r}; accepted are two or more whole numbers from 1.")
     if len(batch_sizes) < 2 or len(set(batch_sizes)) != len(batch_sizes):
         raise DynamicsError(f"batch_sizes is {list(batch_sizes)}; at least two different ones are needed.")
+    _check(gradients, 1, True)
+    check_seed(seed)
     g = gradients.double()
     measured = np.array(
         [
@@ -238,8 +243,11 @@ def step_gain(gradients: Tensor, batch_size: int, larger: int) -> StepGain:
     >>> step_gain(g, 16, 64).each
     tensor([2., 1.])
     """
-    if not batch_size <= larger:
-        raise DynamicsError(f"batch_size is {batch_size} and larger {larger}; give the smaller one first.")
+    if not (whole(batch_size, 1) and whole(larger, 1) and batch_size <= larger):
+        raise DynamicsError(
+            f"batch_size is {batch_size!r} and larger {larger!r}; accepted are whole numbers from 1: give the smaller "
+            "one first."
+        )
     before, after = (second_moment(gradients, batch_size=b) for b in (batch_size, larger))
     each = (before / after).sqrt()
     return StepGain(each, float(each.nanmedian()), (larger / batch_size) ** 0.5)
@@ -259,28 +267,29 @@ def _at_once(numbers: int, chunk: int | None = None, *, most: int = _HELD) -> in
     """How many examples at once, where each takes so many numbers; as many as were asked for, if any were."""
     if chunk is None:
         return min(most, max(1, _HELD // numbers))
-    if chunk < 1:
-        raise DynamicsError(f"chunk is {chunk}; accepted are numbers from 1, and None.")
+    if not whole(chunk, 1):
+        raise DynamicsError(f"chunk is {chunk!r}; accepted are numbers from 1, and None.")
     return chunk
 
 
 def _batches(shape: Sequence[int], size: int, draws: int, replacement: bool, seed: int) -> Iterator[Tensor]:
     """Indices of batches [some, size], so many at a time that they fit, and so do their gradients [some, P]."""
-    generator = torch.Generator().manual_seed(seed)
+    drawn = generator(seed)
     n, parameters = shape
     at_once = _at_once(max(parameters, size if replacement else n))
     for start in range(0, draws, at_once):
         some = min(at_once, draws - start)
         if replacement:
-            yield torch.randint(0, n, (some, size), generator=generator)
+            yield torch.randint(0, n, (some, size), generator=drawn)
         else:
-            yield torch.rand(some, n, generator=generator).argsort(1)[:, :size]
+            yield torch.rand(some, n, generator=drawn).argsort(1)[:, :size]
 
 
 def _check(gradients: Tensor, batch_size: int, replacement: bool) -> int:
-    if gradients.dim() != 2 or not len(gradients):
-        raise DynamicsError(f"gradients is {tuple(gradients.shape)}; accepted is [examples, parameters].")
-    if batch_size < 1 or (not replacement and batch_size > len(gradients)):
+    if not isinstance(gradients, Tensor) or gradients.dim() != 2 or not len(gradients):
+        given = tuple(gradients.shape) if isinstance(gradients, Tensor) else f"a {type(gradients).__name__}"
+        raise DynamicsError(f"gradients is {given}; accepted is [examples, parameters].")
+    if not whole(batch_size, 1) or (not replacement and batch_size > len(gradients)):
         most = "" if replacement else f" to {len(gradients)}, the number of examples"
-        raise DynamicsError(f"batch_size is {batch_size}; accepted are numbers from 1{most}.")
+        raise DynamicsError(f"batch_size is {batch_size!r}; accepted are numbers from 1{most}.")
     return len(gradients)

@@ -121,7 +121,12 @@ def _known(value: float) -> float | None:
 
 
 def _chosen(run: Run, layers: str | Iterable[str] | None) -> list[int]:
-    patterns = ["*"] if layers is None else [layers] if isinstance(layers, str) else list(layers)
+    given: Any = layers
+    patterns: list[Any] = ["*"] if given is None else [given]
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        patterns = list(given)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise DynamicsError(f"layers is {layers!r}; accepted are glob patterns on the names of layers, one or more.")
     chosen = [i for i, name in enumerate(run.layers) if any(fnmatchcase(name, pattern) for pattern in patterns)]
     if not chosen:
         raise DynamicsError(f"layers is {layers!r}; none of {', '.join(run.layers) or 'no layers'} is called so.")
@@ -141,6 +146,8 @@ def _units(
         found = measure(model, loss, batch)
     if found is None:
         return {}
+    if not isinstance(found, Invariance):
+        raise DynamicsError(f"invariance is a {type(found).__name__}; accepted is what gyroscope.invariance gives.")
     if not set(found.layers) & set(run.layers):
         raise DynamicsError(
             f"The model has the layers {', '.join(found.layers[:3])}, … and the run {', '.join(run.layers[:3])}, …: it "

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.given import finite
 
 Function = Callable[[Tensor], Tensor]
 
@@ -38,8 +39,8 @@ def homogeneity(function: Function, x: Tensor, *, factor: float = 2.0) -> Homoge
     >>> round(found.degree, 12), round(found.residual, 12)
     (3.0, 0.0)
     """
-    if not (factor > 0 and factor != 1):
-        raise DynamicsError(f"factor is {factor}; accepted are numbers above 0 other than 1.")
+    if not (finite(factor) and factor > 0 and factor != 1):
+        raise DynamicsError(f"factor is {factor!r}; accepted are numbers above 0 other than 1.")
     with torch.no_grad():
         here, there = function(x), function(factor * x)
         size, other = (float(torch.linalg.vector_norm(value)) for value in (here, there))

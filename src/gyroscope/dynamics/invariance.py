@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import isfinite, sqrt
+from math import sqrt
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gyroscope.dynamics.alignment import Alignment, alignment, norm
 from gyroscope.dynamics.changes import outputs_of
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.given import finite, generator, whole
 from gyroscope.dynamics.invariance_result import Invariance, LayerInvariance, ScaleInvariant
 from gyroscope.dynamics.on_loan import Layers, Loss, OnLoan
 from gyroscope.dynamics.rescaling import Rescaled, rescaled
@@ -94,12 +95,15 @@ def invariance(
     >>> found["0.weight"].cosine_unit < 1e-3
     True
     """
-    if not (isinstance(tolerance, int | float) and isfinite(tolerance) and tolerance > 0):
+    if not (finite(tolerance) and tolerance > 0):
         raise DynamicsError(f"tolerance is {tolerance!r}; accepted are numbers above 0.")
-    if not isinstance(points, int) or points < 1:
+    if not whole(points, 1):
         raise DynamicsError(f"points is {points!r}; accepted are whole numbers from 1.")
+    if not callable(loss):
+        raise DynamicsError(f"The loss is a {type(loss).__name__}; accepted is a function of (output, target).")
+    draw = generator(seed)
     loan = OnLoan(model, batch, loss, layers=layers, dtype=dtype)
-    own, draw = loan.weights(), torch.Generator().manual_seed(seed)
+    own = loan.weights()
     value, gradients = loan.gradients(own)
     seen = [_aligned(loan.layers, own, gradients)]
     for _ in range(points - 1):

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.given import finite, generator, whole
 from gyroscope.dynamics.one_by_one import buffers, check_inputs, outside, parts, passing, refuse_mixing
 
 OutputHessian = Literal["identity", "softmax"]
@@ -78,6 +79,8 @@ def jacobian_norm(model: nn.Module, inputs: Tensor, *, limit: int = 10_000_000) 
     f = _one_by_one(model, inputs)
     with passing(), torch.no_grad():
         outputs = _output(f(inputs), inputs)
+    if not (finite(limit) and limit >= 0):
+        raise DynamicsError(f"limit is {limit!r}; accepted are numbers from 0.")
     size = outputs.numel() * inputs[0].numel()
     if size > limit:
         raise DynamicsError(
@@ -106,16 +109,16 @@ def estimated_jacobian_norm(model: nn.Module, inputs: Tensor, *, probes: int = 3
     >>> estimated_jacobian_norm(net, torch.ones(4, 3), probes=8)           # with one output there is no chance in it
     Estimate(value=12.0, error=0.0, probes=8)
     """
-    if probes < 2:
-        raise DynamicsError(f"probes is {probes}; at least 2 are needed for a standard error.")
+    if not whole(probes, 2):
+        raise DynamicsError(f"probes is {probes!r}; at least 2 are needed for a standard error.")
     f = _one_by_one(model, inputs)
     with passing(drawn=False), torch.enable_grad():
         x = outside(inputs).requires_grad_()
         z = _output(f(x), inputs)
-    generator = torch.Generator().manual_seed(seed)
+    drawn = generator(seed)
     found = []
     for _ in range(probes):
-        signs = torch.randint(0, 2, z.shape, generator=generator).to(z) * 2 - 1
+        signs = torch.randint(0, 2, z.shape, generator=drawn).to(z) * 2 - 1
         [g] = torch.autograd.grad(z, x, signs, retain_graph=True, materialize_grads=True)
         found.append(g.flatten(1).double().square().sum(1).mean())
     values = torch.stack(found)

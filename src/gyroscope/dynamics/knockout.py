@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from math import isfinite
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.given import finite
 
 _NAME = "knockout"  # of the child that a batch normalization gets
 
@@ -54,9 +54,12 @@ class Knockout(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        low, high = (float(bound) for bound in gain)
-        if not (isfinite(shift) and shift >= 0 and isfinite(spread) and spread >= 0):
-            raise DynamicsError(f"shift is {shift} and spread {spread}; accepted are finite numbers from 0.")
+        try:
+            low, high = (float(bound) for bound in gain)
+        except (TypeError, ValueError):
+            raise DynamicsError(f"gain is {gain!r}; accepted are two numbers, 0 < least ≤ largest.") from None
+        if not (finite(shift) and shift >= 0 and finite(spread) and spread >= 0):
+            raise DynamicsError(f"shift is {shift!r} and spread {spread!r}; accepted are finite numbers from 0.")
         if not 0 < low <= high < float("inf"):
             raise DynamicsError(f"gain is {gain!r}; accepted are two numbers, 0 < least ≤ largest.")
         self.shift, self.gain, self.spread, self.generator = float(shift), (low, high), float(spread), generator

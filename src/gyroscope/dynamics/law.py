@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.given import numbers
 
 Floats = npt.NDArray[np.float64]
 Kind = Literal["sgd", "adamw"]
@@ -60,13 +61,15 @@ def decay_law(
     """
     if kind not in ("sgd", "adamw"):
         raise DynamicsError(f"kind is {kind!r}; accepted are 'sgd' (also with momentum) and 'adamw'.")
-    k, e = np.asarray(steps, dtype=np.float64), np.asarray(effective_lr, dtype=np.float64)
+    k, e = numbers("steps", steps), numbers("effective_lr", effective_lr)
     if k.ndim != 1 or k.shape != e.shape:
         raise DynamicsError(
             f"steps has shape {k.shape} and effective_lr {e.shape}; accepted are two series of one length."
         )
-    rate = _filled(np.ones_like(e) if lr is None else np.broadcast_to(np.asarray(lr, dtype=np.float64), e.shape))
-    lost = _filled(np.broadcast_to(np.asarray(shrinkage, dtype=np.float64), e.shape))
+    if not (np.diff(k) >= 0).all():
+        raise DynamicsError("The steps go back, or are no numbers; accepted are the steps of a series in their order.")
+    rate = _filled(np.ones_like(e) if lr is None else _along("lr", lr, e))
+    lost = _filled(_along("shrinkage", shrinkage, e))
     power = 2 if kind == "sgd" else 1
     top = float(np.max(rate, initial=0.0))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -115,6 +118,18 @@ def _line(remains: Floats, grown: Floats, y: Floats) -> tuple[float, float, floa
     if np.ptp(y) <= _STILL * float(y.mean()):
         return start, 0.0, 1.0
     return start, slope / scale, 1.0 - left / spread
+
+
+def _along(name: str, given: npt.ArrayLike, like: Floats) -> Floats:
+    """One number, or one for each of a series."""
+    values = numbers(name, given)
+    if values.shape not in ((), like.shape):
+        raise DynamicsError(
+            f"{name} has shape {values.shape}; accepted are one number, or one for each of {len(like)}."
+        )
+    if (values < 0).any():
+        raise DynamicsError(f"{name} is below 0 at some step; accepted are numbers from 0.")
+    return np.asarray(np.broadcast_to(values, like.shape))
 
 
 def _filled(series: Floats) -> Floats:

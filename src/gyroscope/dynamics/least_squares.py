@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.given import finite, numbers, whole
 
 Floats = npt.NDArray[np.float64]
 Method = Literal["gradient", "natural", "empirical"]
@@ -65,10 +66,12 @@ def line_problem(
     >>> line_problem(noise=0.0).optimum.round(6)
     array([1., 2.])
     """
-    if samples < 2 or noise < 0:
+    if not (whole(samples, 2) and finite(noise) and noise >= 0):
         raise DynamicsError(
             f"{samples} samples with noise {noise}; at least 2 samples and no negative noise are needed."
         )
+    if not whole(seed, 0):
+        raise DynamicsError(f"seed is {seed!r}; accepted are whole numbers from 0.")
     draw = np.random.default_rng(seed)
     x = draw.uniform(0.0, 2.0, samples)
     t = offset + slope * x + noise * draw.standard_normal(samples)
@@ -115,9 +118,9 @@ def path(problem: Problem, method: Method, *, start: npt.ArrayLike, lr: float, s
            [3.  , 3.5 ],
            [2.  , 2.75]])
     """
-    if steps < 0 or not lr > 0:
-        raise DynamicsError(f"{steps} steps at the rate {lr}; accepted are steps from 0 and rates above 0.")
-    theta = np.array(start, dtype=np.float64)
+    if not (whole(steps, 0) and finite(lr) and lr > 0):
+        raise DynamicsError(f"{steps!r} steps at the rate {lr!r}; accepted are steps from 0 and rates above 0.")
+    theta = numbers("start", start).copy()
     if theta.shape != problem.features.shape[1:]:
         raise DynamicsError(f"start has shape {theta.shape}; {problem.features.shape[1:]} is needed.")
     found = [theta]
@@ -171,6 +174,8 @@ def figure2(
     >>> round(detour(paths.natural), 2), round(detour(paths.gradient), 2), round(detour(paths.empirical), 2)
     (1.0, 1.16, 2.4)
     """
+    if not isinstance(rates, tuple | list) or len(rates) != len(METHODS):
+        raise DynamicsError(f"rates is {rates!r}; accepted are three numbers, of {', '.join(METHODS)}.")
     at = line_problem() if problem is None else problem
     ways = (path(at, m, start=start, lr=lr, steps=steps) for m, lr in zip(METHODS, rates, strict=True))
     return Paths(at, *ways)

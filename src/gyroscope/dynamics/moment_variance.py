@@ -79,6 +79,8 @@ def variance_shares(moments: Iterable[Tensor], *, counting: Counting = "elements
         raise DynamicsError(f"counting is {counting!r}; accepted are 'elements' and 'layers'.")
     means, variances, sizes, zeros = [], [], [], 0
     for v in moments:
+        if not isinstance(v, Tensor):
+            raise DynamicsError(f"The moments of a layer are a {type(v).__name__}; accepted are tensors.")
         if bool((v < 0).any()) or not bool(torch.isfinite(v).all()):
             raise DynamicsError("Second moments are finite numbers from 0; some of these are not.")
         logs = v.detach()[v.detach() > 0].double().log()
@@ -113,7 +115,17 @@ def optimizer_shares(
     >>> round(optimizer_shares(optimizer).share, 3)               # (3 log 2)² between the layers, (log 2)² within
     0.9
     """
-    wanted = [p for group in optimizer.param_groups for p in group["params"]] if parameters is None else parameters
+    if not isinstance(optimizer, Optimizer):
+        raise DynamicsError(f"The optimizer is a {type(optimizer).__name__}; accepted is a torch.optim.Optimizer.")
+    given: Any = parameters
+    if given is not None and not (isinstance(given, Iterable) and not isinstance(given, Tensor)):
+        given = [given]
+    wanted = [p for group in optimizer.param_groups for p in group["params"]] if given is None else list(given)
+    if not all(isinstance(p, Tensor) for p in wanted):
+        raise DynamicsError(
+            f"parameters is of {type(wanted[0]).__name__}s; accepted is a list of tensors, such as [layer.parameter "
+            "for layer in gyroscope.layers(model)]."
+        )
     found = [v for p in wanted if (v := _held(optimizer.state.get(p, {}), p)) is not None]
     if not found:
         raise DynamicsError(
@@ -158,6 +170,8 @@ def recorded_shares(run: _Recorded) -> Course:
     >>> recorded_shares(run)
     Course(steps=array([10]), share=array([1.]))
     """
+    if not hasattr(run, "quantities"):
+        raise DynamicsError(f"run is a {type(run).__name__}; accepted is what gyroscope.load(folder) gives.")
     missing = [name for name in _NAMES if name not in run.quantities]
     if missing:
         raise DynamicsError(

@@ -12,9 +12,8 @@ Three properties, each found by changing one thing at a layer and looking at wha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from math import isfinite
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from gyroscope.dynamics.batch_norm import BatchCenter
 from gyroscope.dynamics.changes import altered, first_of, others, outputs_of, relative_change, shifted
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.given import check_seed, finite, generator
 from gyroscope.dynamics.on_loan import Layers, OnLoan
 from gyroscope.errors import LayerError
 from gyroscope.layer import layers as find_layers
@@ -67,10 +67,16 @@ def properties(
     >>> row["scale_invariant"], row["centring"], row["stochastic"]
     ('tensor', False, False)
     """
-    if not (isfinite(tolerance) and tolerance > 0):
-        raise DynamicsError(f"tolerance is {tolerance}; accepted are numbers above 0.")
+    if not (finite(tolerance) and tolerance > 0):
+        raise DynamicsError(f"tolerance is {tolerance!r}; accepted are numbers above 0.")
+    if not isinstance(x, Tensor | tuple | list | Mapping):
+        raise DynamicsError(
+            f"The inputs are a {type(x).__name__}; accepted is a tensor, a tuple of positional or a dict of keyword "
+            "arguments."
+        )
+    check_seed(seed)
     loan = OnLoan(_with_layer(module, x, seed), (x, None), layers=layers, dtype=dtype)
-    draw = torch.Generator().manual_seed(seed)
+    draw = generator(seed)
     own, plain = loan.weights(), outputs_of(loan.output())
     return [_row(loan, own, plain, i, draw, tolerance) for i in range(len(own))]
 

@@ -166,7 +166,9 @@ class _Within(nn.Module):
 def _chosen(model: Any, given: Any) -> list[Layer]:
     if not isinstance(model, nn.Module):
         raise DynamicsError(f"The model is a {type(model).__name__}; accepted is a torch.nn.Module.")
-    listed: list[Any] | None = None if given is None else [given] if isinstance(given, str | Layer) else list(given)
+    listed: list[Any] | None = None
+    if given is not None:
+        listed = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     chosen: list[Layer]
     if listed and all(isinstance(one, Layer) for one in listed):
         chosen = list({id(one.parameter): one for one in listed}.values())

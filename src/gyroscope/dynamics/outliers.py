@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from gyroscope.class_names import wrapped_in
 from gyroscope.conditioning.batches import batches
@@ -20,6 +21,7 @@ from gyroscope.conditioning.fisher import fisher
 from gyroscope.conditioning.fisher_scores import Labels
 from gyroscope.conditioning.labels import Loss
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.given import finite, whole
 
 
 def outlier(mean: Tensor) -> Tensor:
@@ -125,13 +127,15 @@ def outliers(
     own = deepcopy(_unwrapped(model)).double()
     module = _linear(own, layer)
     size = module.weight.numel() + module.out_features
+    if not finite(limit):
+        raise DynamicsError(f"limit is {limit!r}; accepted is a number of weights.")
     if size > limit:
         raise DynamicsError(
             f"The layer {layer!r} has {size:,} weights and biases, above the limit of {limit:,}: its curvature would "
             f"take {8 * size**2 / 1e9:,.1f} GB. Choose a smaller layer, or raise limit=."
         )
-    if count is not None and not 1 <= count <= module.out_features:
-        raise DynamicsError(f"count is {count}; accepted is a number from 1 to the {module.out_features} outputs.")
+    if count is not None and not (whole(count, 1) and count <= module.out_features):
+        raise DynamicsError(f"count is {count!r}; accepted is a number from 1 to the {module.out_features} outputs.")
     own.requires_grad_(False)
     if "bias" not in dict(module.named_parameters()):
         module.bias = nn.Parameter(module.weight.new_zeros(module.out_features))
@@ -170,11 +174,24 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 def _linear(model: nn.Module, layer: str) -> nn.Linear:
     linears = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear)}
-    if layer not in linears:
+    if not isinstance(layer, str) or layer not in linears:
         raise DynamicsError(
             f"There is no linear layer {layer!r}; the model's are {', '.join(map(repr, linears)) or 'none'}."
         )
-    return linears[layer]
+    found = linears[layer]
+    if is_parametrized(found) or "weight" not in found._parameters:
+        raise DynamicsError(
+            f"The weights of {layer!r} are computed from other parameters, whose curvature is another; accepted is a "
+            "layer whose weight is a parameter. torch.nn.utils.parametrize.remove_parametrizations makes it one."
+        )
+    own = {id(p) for p in found.parameters(recurse=False)}
+    for name, other in model.named_modules(remove_duplicate=False):
+        if name != layer and any(id(p) in own for p in other.parameters(recurse=False)):
+            raise DynamicsError(
+                f"{layer!r} shares parameters with {name!r}: its curvature is of both uses; accepted is a layer that "
+                "is applied once."
+            )
+    return found
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ from torch.optim import LBFGS, Optimizer
 from gyroscope.conditioning.labels import Loss
 from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.given import check_seed, finite, whole
 from gyroscope.dynamics.observer import Labels, Observer, Statistics
 from gyroscope.dynamics.places import Parts, Place, places
 from gyroscope.vectors.chunks import is_capturing
@@ -87,6 +88,7 @@ class Preconditioner(Wrapper, Generic[R]):
                 "one gradient, such as torch.optim.SGD(model.parameters(), lr=0.1)."
             )
         check_count("every", every)
+        check_seed(seed)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             ranks = torch.distributed.get_world_size()
             if ranks > 1:
@@ -229,11 +231,11 @@ class Preconditioner(Wrapper, Generic[R]):
 
 def check_count(name: str, given: Any) -> None:
     """Refuse what is no count."""
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+    if not whole(given, 1):
         raise DynamicsError(f"{name} is {given!r}; accepted is a whole number from 1.")
 
 
 def check_number(name: str, given: Any, *, below: float) -> None:
     """Refuse what is no number from 0."""
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < below:
+    if isinstance(given, bool) or not finite(given) or not 0 <= given < below:
         raise DynamicsError(f"{name} is {given!r}; accepted is a finite number from 0, below {below:g}.")

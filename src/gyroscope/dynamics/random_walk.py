@@ -7,7 +7,7 @@ every step, or kept in part, put a rule into the situation that theory speaks of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite, sqrt
+from math import sqrt
 from typing import TypeVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gyroscope.dynamics.decay import Rule
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.given import finite, generator, whole
 
 S = TypeVar("S")
 Floats = npt.NDArray[np.float64]
@@ -66,16 +67,16 @@ def random_walk(
     array([1.    , 1.06  , 1.0944])
     """
     for name, value in (("start", start), ("gradient", gradient)):
-        if not (isfinite(value) and value > 0):
-            raise DynamicsError(f"{name} is {value}; accepted are finite norms above 0.")
-    if not -1 <= agreement <= 1:
-        raise DynamicsError(f"agreement is {agreement}; accepted are correlations from -1 to 1.")
-    if min(steps, size - 2, walks - 1) < 0:
+        if not (finite(value) and value > 0):
+            raise DynamicsError(f"{name} is {value!r}; accepted are finite norms above 0.")
+    if not (finite(agreement) and -1 <= agreement <= 1):
+        raise DynamicsError(f"agreement is {agreement!r}; accepted are correlations from -1 to 1.")
+    if not (whole(steps, 0) and whole(size, 2) and whole(walks, 1)):
         raise DynamicsError(f"{steps} steps of {walks} walks of size {size}: at least 0, 1 and 2 are needed.")
-    generator = torch.Generator().manual_seed(seed)
+    draws = generator(seed)
 
     def drawn() -> Tensor:
-        return torch.randn(walks, size, dtype=torch.float64, generator=generator)
+        return torch.randn(walks, size, dtype=torch.float64, generator=draws)
 
     w, way = drawn(), drawn()
     w = w * (start / w.norm(dim=1, keepdim=True))

@@ -16,7 +16,6 @@ effective rate are one number, and nothing decays by itself.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import isfinite
 from typing import Any, Literal, get_args
 
 import torch
@@ -25,6 +24,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.given import finite
 from gyroscope.layer import Layer, split
 from gyroscope.layer import layers as find_layers
 
@@ -37,6 +37,8 @@ def sphere_step(weight: Tensor, gradient: Tensor, lr: float, *, radius: float = 
     >>> sphere_step(torch.tensor([1.0, 0.0]), torch.tensor([0.0, -0.75]), 1.0).tolist()
     [0.800000011920929, 0.6000000238418579]
     """
+    if not (finite(lr) and finite(radius) and radius > 0):
+        raise DynamicsError(f"lr is {lr!r} and radius {radius!r}; accepted are finite numbers, and a radius above 0.")
     stepped = weight - lr * gradient
     norm: Tensor = torch.linalg.vector_norm(stepped)
     if not bool(norm > 0):
@@ -99,6 +101,8 @@ def keep_norms(
     1.0
     """
     chosen = _checked(layers, radius, by)
+    if not isinstance(optimizer, Optimizer):
+        raise DynamicsError(f"The optimizer is a {type(optimizer).__name__}; accepted is a torch.optim.Optimizer.")
     renormalize_(chosen, radius=radius, by=by)
 
     def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -110,9 +114,13 @@ def keep_norms(
 def _checked(given: Iterable[Layer] | nn.Module, radius: float, by: By) -> list[Layer]:
     if by not in get_args(By):
         raise DynamicsError(f"by is {by!r}; accepted are {', '.join(map(repr, get_args(By)))}.")
-    if not (isfinite(radius) and radius > 0):
-        raise DynamicsError(f"radius is {radius}; accepted are finite numbers above 0.")
-    found: list[Any] = find_layers(given) if isinstance(given, nn.Module) else list(given)
+    if not (finite(radius) and radius > 0):
+        raise DynamicsError(f"radius is {radius!r}; accepted are finite numbers above 0.")
+    found: list[Any] = []
+    if isinstance(given, nn.Module):
+        found += find_layers(given)
+    elif isinstance(given, Iterable):
+        found += given
     if not found or not all(isinstance(layer, Layer) for layer in found):
         raise DynamicsError("layers is no list from gyroscope.layers(model), and no model; give one of them.")
     return [split(layer, "row" if by == "unit" else "tensor") for layer in found]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from math import isfinite
-
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.given import finite
 
 
 def check_share(lr: float, decay: float) -> float:
@@ -31,5 +30,5 @@ def check_strength(name: str, value: float) -> None:
 
     >>> check_strength("decay", 0.1)
     """
-    if not (isfinite(value) and value >= 0):
-        raise DynamicsError(f"{name} is {value}; accepted are finite numbers from 0.")
+    if not (finite(value) and value >= 0):
+        raise DynamicsError(f"{name} is {value!r}; accepted are finite numbers from 0.")
