@@ -12,6 +12,7 @@ does not depend. And the memory that one step takes, with activations kept and w
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 import tempfile
@@ -70,7 +71,8 @@ class Contender:
         its = replace(its, model=f"resnet-{depth}", options=tuple(options.items()))
         trial = Trial(its, RECIPE, precision="bf16", every=1 if way.watched else None)
         self.stream = torch.cuda.Stream()
-        given: dict[str, Any] = {"device": "cuda", "folder": folder if way.watched else None}
+        # Without checkpoints, which a monitor does not need.
+        given: dict[str, Any] = {"device": "cuda", "folder": folder if way.watched else None, "save_every": math.inf}
         with torch.cuda.stream(self.stream):
             if way.graph:
                 self.training: Training = Captured(trial, split, compiled=None if way.compiled else False, **given)
