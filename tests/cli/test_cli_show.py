@@ -9,10 +9,11 @@ from typer.testing import CliRunner
 
 import gyroscope.cli.show as module
 from figures.made import example_run, run_of, written
+from gyroscope.cli.kept import Kept
 from gyroscope.cli.show import show
 from gyroscope.cli.sparkline import BLOCKS, sparklines
 from gyroscope.cli.standing_out import in_words
-from gyroscope.store import Event, LayerInfo, QuantityInfo, Rows, Writer
+from gyroscope.store import Event, LayerInfo, QuantityInfo, Rows, Run, Writer
 
 NAN = np.nan
 app = typer.Typer(rich_markup_mode="markdown")
@@ -239,6 +240,29 @@ def test_a_layer_that_was_zero_at_first_is_not_said_to_be_zero_now(tmp_path):
     said = say(tmp_path, rotation=[[np.nan, 0, np.nan], [np.nan, 0.6, np.nan]], weight_norm=[[0, 1, 0], [3, 1, 0]])
     assert "layer0.weight has no rotation: it is measured against weights that are zero." in said
     assert "layer2.weight has no rotation: it is zero or not finite." in said
+
+
+def test_a_page_reads_every_series_once(small, monkeypatch):
+    asked, real = [], Run.series
+
+    def series(self, name, *, steps=None):
+        asked.extend([name] if steps is None else [])
+        return real(self, name, steps=steps)
+
+    monkeypatch.setattr(Run, "series", series)
+    assert run(small.path).exit_code == 0
+    assert "rotation" in asked
+    assert len(asked) == len(set(asked))
+
+
+def test_what_is_kept_is_not_changed_by_those_who_ask_and_forgotten_on_refreshing(small):
+    with Kept(small.path) as kept:
+        kept.series("rotation")[:] = 7
+        np.testing.assert_array_equal(kept.series("rotation"), small.series("rotation"))
+        np.testing.assert_array_equal(kept.series("rate", steps=small.steps), small.series("rate"))
+        np.testing.assert_array_equal(kept.series("rate", steps=[3, 99]), small.series("rate", steps=[3, 99]))
+        kept.refresh()
+        assert not kept._kept
 
 
 def test_only_a_layer_that_does_not_move_is_where_it_started(tmp_path):

@@ -49,10 +49,11 @@ def show(
 
     For example: gyroscope show runs/first --layers all
     """
+    from gyroscope.cli.kept import Kept
     from gyroscope.store import load
 
     try:
-        with load(run) as opened:
+        with load(run) as found, Kept(found.path) as opened:
             _check(opened, quantity)
             console = Console()
             width = console.width if console.is_terminal else _UNBOUNDED
