@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from math import isfinite
 from numbers import Integral
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from gyroscope.dynamics.errors import DynamicsError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def finite(value: Any) -> bool:
@@ -43,7 +45,7 @@ def numbers(name: str, given: Any) -> npt.NDArray[np.float64]:
     array([1., 2.])
     """
     try:
-        found = np.asarray(given.detach().cpu() if isinstance(given, torch.Tensor) else given)
+        found = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
         if found.size and found.dtype.kind not in "biuf":  # numpy would take text for numbers
             raise ValueError
         return found.astype(np.float64)
@@ -57,6 +59,8 @@ def generator(seed: Any) -> torch.Generator:
     >>> generator(5).initial_seed()
     5
     """
+    import torch  # which the laws of a run, in numpy alone, do without
+
     check_seed(seed)
     return torch.Generator().manual_seed(int(seed))
 
