@@ -140,6 +140,10 @@ def test_what_is_known_is_shown_under_its_own_seed(tmp_path):
     assert deeper[6] == pytest.approx(6.89)
     assert list(report.tables[0].columns[2:]) == ["depth 56", "depth 110"]
     assert [finding.holds for finding in report.findings] == [None] * 5
+    page = TABLE1.page(lab, report)
+    assert "Shown in part: 91 trainings are not there yet (" in page
+    assert "(c10-resnet-56: SGD (3 times); " in page
+    assert page.count("c10-resnet-56: SGD") == 1
 
 
 def losses(trial):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite
@@ -164,7 +165,8 @@ class Study:
         """The report as a Markdown page."""
         parts = [f"# {self.name}\n\n{self.title}\n\nScale: {lab.scale}. Every number is in `result.json`."]
         if missing := self.not_trained(lab):
-            parts.append(f"Shown in part: {len(missing)} trainings are not there yet ({'; '.join(missing)}).")
+            said = "; ".join(name + f" ({n} times)" * (n > 1) for name, n in Counter(missing).items())
+            parts.append(f"Shown in part: {len(missing)} trainings are not there yet ({said}).")
         if report.findings:
             columns = ("the paper says", "paper", "here", "")
             rows = tuple((one.says, one.paper, one.here, one.verdict) for one in report.findings)
