@@ -160,6 +160,47 @@ def test_the_state_of_another_model_is_refused_and_nothing_changes(make: Make, k
     assert same(weights(model), weights(twin))
 
 
+def _radius(value: object) -> Callable[[dict[str, Any]], object]:
+    return lambda s: s["state"][0].__setitem__("radius", value)
+
+
+DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "multipliers that are no rates": lambda s: s.update(multipliers=torch.tensor([1.0, torch.nan])),
+    "too many multipliers": lambda s: s.update(multipliers=torch.ones(3)),
+    "multipliers of another type": lambda s: s.update(multipliers="x"),
+    "layers of another type": lambda s: s.update(layers=5),
+    "shapes of another type": lambda s: s.update(shapes=5),
+    "a shape of another type": lambda s: s.update(shapes=[1, 2]),
+    "a radius that is no number": _radius("x"),
+    "a radius that is not finite": _radius(torch.tensor(torch.inf)),
+    "a state of another type": lambda s: s.update(state=[]),
+    "an entry of another type": lambda s: s["state"].update({0: 5}),
+    "groups of another type": lambda s: s.update(param_groups=None),
+    "a group of another type": lambda s: s["param_groups"].__setitem__(0, 1),
+    "a group without parameters": lambda s: s["param_groups"][0].pop("params"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_state_is_refused_and_nothing_changes(damage: str) -> None:
+    model, other = mlp(), mlp(seed=1)
+    optimizer, source = (Layca(adam(m.parameters()), m) for m in (model, other))
+    train(model, optimizer, range(2))
+    train(other, source, range(3))
+    own, state = snapshot(optimizer), snapshot(source)
+    DAMAGES[damage](state)
+    with pytest.raises(ControlError):
+        optimizer.load_state_dict(state)
+    assert_same_state(snapshot(optimizer), own)
+
+
+@pytest.mark.parametrize("wrap", [lambda inner, _: Layca(inner), lambda inner, other: Graft(inner, other)])
+def test_what_is_no_state_is_refused_by_its_type(wrap: Callable[..., Any]) -> None:
+    params = list(mlp().parameters())
+    with pytest.raises(ControlError, match="The state is a NoneType; pass what state_dict"):
+        wrap(adam(params), sgd(params)).load_state_dict(None)
+
+
 def test_a_state_of_whole_layers_is_refused_by_rows_and_the_reverse() -> None:
     model, twin = mlp(), mlp()
     whole = Layca(sgd(model.parameters()), model)

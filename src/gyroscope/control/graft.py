@@ -12,7 +12,7 @@ from torch.optim import LBFGS, Optimizer
 
 from gyroscope.control.proposal import Proposal, Proposer
 from gyroscope.control.roster import names_of
-from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
+from gyroscope.control.torch_contract import Wrapper, check_state, check_whole, load_uncast
 from gyroscope.errors import ControlError
 from gyroscope.vectors import combine_, dots
 from gyroscope.vectors.chunks import to_device
@@ -154,6 +154,7 @@ class Graft(Wrapper):
         return {**self.inner.state_dict(), "direction": self.direction.state_dict()}
 
     def _load(self, state_dict: dict[str, Any]) -> None:
+        check_whole(state_dict)
         if "direction" not in state_dict:
             raise ControlError("The state has no 'direction'; pass what the state_dict() of a Graft returned.")
         check_state(self.inner, state_dict)

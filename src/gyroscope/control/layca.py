@@ -17,7 +17,7 @@ from gyroscope.control.coefficients import Law
 from gyroscope.control.rates import checked_multipliers
 from gyroscope.control.roster import Entry, Roster, as_number, check_group, few, is_rate, unlike
 from gyroscope.control.steering import Others, Steering, Work
-from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
+from gyroscope.control.torch_contract import Wrapper, check_state, check_whole, load_uncast
 from gyroscope.errors import ControlError
 from gyroscope.layer import Layer
 from gyroscope.vectors.chunks import is_capturing
@@ -299,13 +299,16 @@ class Layca(Wrapper):
         return [of[e.index] for e in self._roster.in_order()]
 
     def _load(self, state_dict: dict[str, Any]) -> None:
-        saved = state_dict.get("layers")
+        check_whole(state_dict)
+        saved, shapes = state_dict.get("layers"), state_dict.get("shapes")
+        listed = [saved, shapes, *(shapes if isinstance(shapes, list | tuple) else ())]
+        if not all(given is None or isinstance(given, list | tuple) for given in listed):
+            raise ControlError("The state is damaged: 'layers' and 'shapes' must be lists. Load another checkpoint.")
         if saved is not None and tuple(saved) != self.layers:
             raise ControlError(
                 f"The state is of a model with other layers than this one: {unlike(list(saved), self.layers)}. Build "
                 "the model and the optimizer as they were when the state was saved."
             )
-        shapes = state_dict.get("shapes")
         if shapes is not None and (theirs := [list(shape) for shape in shapes]) != (mine := self._shapes()):
             raise ControlError(
                 f"The state is of a model whose layers have other shapes than this one's: {unlike(theirs, mine)}. "
@@ -319,12 +322,19 @@ class Layca(Wrapper):
                     f"The state has {radius.numel()} radii for layer {e.name}, which has {e.segments} segments; use "
                     "the granularity it was saved with."
                 )
+            if radius is not None and not isinstance(radius, Tensor | float | int):
+                raise ControlError(f"The state's radius of layer {e.name} is a {type(radius).__name__}, and no number.")
+        factors = state_dict.get("multipliers")
+        if factors is not None:
+            given = factors.tolist() if isinstance(factors, Tensor) else factors
+            factors = checked_multipliers(given, 0.0, self._roster.layers)
         # To the inner optimizer a radius alone is no state: it would look for the rest of it.
         state = {key: {} if set(own) == {"radius"} else own for key, own in state_dict["state"].items()}
         radii = self._radii_in(state_dict)
+        if radii and not bool(torch.isfinite(torch.cat([r.reshape(-1).cpu() for r in radii.values()])).all()):
+            raise ControlError("The state holds radii that are not finite; it is damaged. Load another checkpoint.")
         load_uncast(self.inner, {**state_dict, "state": state})
         self._take_radii(radii)
-        factors = state_dict.get("multipliers")
         if factors is not None and factors.tolist() != self.multipliers.tolist():
             self.multipliers = factors
 

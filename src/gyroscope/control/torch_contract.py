@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -148,7 +148,8 @@ class Wrapper(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave; a state of another model is refused before anything is changed."""
-        state_dict = state_dict.copy()
+        if isinstance(state_dict, Mapping):
+            state_dict = dict(state_dict)
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = hook(self, state_dict)
             if changed is not None:
@@ -175,13 +176,28 @@ class Wrapper(Optimizer):
         return f"{type(self).__name__} over {self.inner!r}"
 
 
-def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-    """Refuse a state that cannot belong to the optimizer's parameters."""
+def check_whole(state_dict: dict[str, Any]) -> None:
+    """Refuse what is no state, or a damaged one."""
+    given: Any = state_dict
+    if not isinstance(given, Mapping):
+        raise ControlError(f"The state is a {type(given).__name__}; pass what state_dict() returned.")
     if "param_groups" not in state_dict or "state" not in state_dict:
         raise ControlError(
             f"A state needs the keys 'state' and 'param_groups'; given {sorted(map(str, state_dict))}. "
             "Pass what state_dict() returned."
         )
+    state, groups = state_dict["state"], state_dict["param_groups"]
+    whole = isinstance(state, Mapping) and all(isinstance(entry, Mapping) for entry in state.values())
+    if not whole or not isinstance(groups, list | tuple) or not all(_is_group(group) for group in groups):
+        raise ControlError(
+            "The state is damaged: its 'state' must hold a dict for each parameter, and its 'param_groups' a dict with "
+            "'params' for each group. Pass what state_dict() returned, or load another checkpoint."
+        )
+
+
+def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+    """Refuse a state that cannot belong to the optimizer's parameters."""
+    check_whole(state_dict)
     saved, own = state_dict["param_groups"], optimizer.param_groups
     if [len(g["params"]) for g in saved] != [len(g["params"]) for g in own]:
         raise ControlError(
@@ -197,6 +213,10 @@ def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
                         f"The state's {name!r} has shape {tuple(value.shape)} for a parameter of shape "
                         f"{tuple(p.shape)}: it belongs to another model."
                     )
+
+
+def _is_group(group: Any) -> bool:
+    return isinstance(group, Mapping) and isinstance(group.get("params"), list | tuple)
 
 
 # State that torch's optimizers keep in the parameter's own shape.
