@@ -589,6 +589,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "loss": ({"loss": lambda o, y: o @ y, "labels": "true"}, "the loss failed with RuntimeError"),
     "loss that is not finite": ({"loss": lambda o, y: o.mean() / 0, "labels": "true"}, "the loss is -?inf"),
     "not finite": ({"batch": (normal(N, 4) * torch.inf, Y)}, "not finite"),
+    "no loss": ({"loss": None}, "the loss is a NoneType"),
+    "labels in an array": ({"labels": np.array([1, 2])}, "'model', 'sampled', 'true'"),
+    "dtype in words": ({"dtype": "float64"}, "dtype is 'float64'; accepted are floating-point types"),
+    "dtype of whole numbers": ({"dtype": torch.int32}, "accepted are floating-point types"),
+    "seed": ({"seed": "a"}, "seed is 'a'; accepted is a whole number"),
+    "limit": ({"limit": None}, "limit is None"),
+    "no values": ({"model": mlp().to("meta")}, "on the meta device"),
+    "no samples": ({"batch": (normal(0, 4), Y[:0])}, "the batch is empty"),
+    "no samples, true labels": ({"batch": (normal(0, 4), Y[:0]), "labels": "true"}, "the batch is empty"),
     "no classes": ({"model": nn.Sequential(mlp(1), nn.Flatten(0))}, r"\[samples, classes, ...\]"),
 }
 

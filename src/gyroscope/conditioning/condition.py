@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from numbers import Integral
 from typing import Any
 
 from torch import nn
 
 from gyroscope.conditioning import ranks
 from gyroscope.conditioning.batches import is_pair
+from gyroscope.conditioning.labels import check_seed
 from gyroscope.conditioning.losses import Loss, Reduction, check_reduction
 from gyroscope.conditioning.passes import Labels, Passes
 from gyroscope.conditioning.result import Conditioning
@@ -88,9 +88,7 @@ def condition(
         raise ConditioningError(
             f"labels is {labels!r}; accepted are 'true', 'sampled' or a function (output, generator) → targets."
         )
-    start: Any = seed
-    if isinstance(start, bool) or not isinstance(start, Integral):
-        raise ConditioningError(f"seed is {seed!r}; accepted is a whole number.")
+    check_seed(seed)
     groups = ranks.groups_given(model, group)
     spectrometer = None
     if not groups and is_pair(batch):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +17,14 @@ import torch
 from torch import nn
 
 from gyroscope.conditioning.batches import batches
-from gyroscope.conditioning.fisher_network import Network, borrowed, cast_loss, first_output, network
+from gyroscope.conditioning.fisher_network import (
+    Network,
+    borrowed,
+    cast_loss,
+    check_run,
+    first_output,
+    network,
+)
 from gyroscope.conditioning.fisher_parameters import parameters
 from gyroscope.conditioning.fisher_products import Product, fisher_product, gauss_newton_product, hessian_product
 from gyroscope.conditioning.fisher_scores import Labels, scores_of
@@ -83,6 +91,7 @@ def top_eigenvalue(
         9.0
     """
     _check(matrix, labels, which, tolerance, iterations)
+    check_run(loss, dtype, seed)
     chosen = parameters(model, only=layer)
     device = dict(chosen.model.named_parameters())[next(iter(chosen.names))].device
     given = list(islice(batches(batch, device), 2))
@@ -110,7 +119,7 @@ def _extreme(times: Product, size: int, end: str, tolerance: float, iterations: 
     """The eigenvalue at one end of the spectrum of a symmetric matrix given by its products."""
     # float32 is half the memory, where no more digits are asked for than it has.
     kind = np.float32 if tolerance >= 1e-5 else np.float64
-    start = np.random.default_rng(seed).standard_normal(size, dtype=kind)
+    start = np.random.default_rng(seed % 2**64).standard_normal(size, dtype=kind)
     start /= np.linalg.norm(start)
     first = _apply(times, start)
     scale = float(np.linalg.norm(first))
@@ -159,18 +168,23 @@ def _wide(model: nn.Module) -> torch.dtype | None:
     return torch.float32 if any(t.dtype.itemsize < 4 for t in tensors) else None
 
 
-def _check(matrix: Any, labels: Any, which: Any, tolerance: float, iterations: int) -> None:
-    if matrix not in _MATRICES:
+def _check(matrix: Any, labels: Any, which: Any, tolerance: Any, iterations: Any) -> None:
+    if not isinstance(matrix, str) or matrix not in _MATRICES:
         raise ConditioningError(f"matrix is {matrix!r}; accepted are {', '.join(map(repr, _MATRICES))}.")
-    if which not in _ENDS:
+    if not isinstance(which, str) or which not in _ENDS:
         raise ConditioningError(f"which is {which!r}; accepted are {', '.join(map(repr, _ENDS))}.")
-    if labels is not None and (matrix != "fisher" or not (labels in ("model", "sampled") or callable(labels))):
+    drawn = callable(labels) or (isinstance(labels, str) and labels in ("model", "sampled"))
+    if labels is not None and (matrix != "fisher" or not drawn):
         raise ConditioningError(
             f"labels is {labels!r} with matrix={matrix!r}; accepted are 'model', 'sampled' or a function (output, "
             "generator) → targets with 'fisher', and none with the other matrices, which have those of the batch."
         )
-    if not 0 < tolerance < 1 or iterations < 1:
+    if not (isinstance(tolerance, Real) and 0 < float(tolerance) < 1 and _is_count(iterations)):
         raise ConditioningError(
-            f"tolerance={tolerance} and iterations={iterations}; accepted are a tolerance between 0 and 1, and one "
+            f"tolerance={tolerance!r} and iterations={iterations!r}; accepted are a tolerance between 0 and 1, and one "
             "iteration or more."
         )
+
+
+def _is_count(given: Any) -> bool:
+    return not isinstance(given, bool) and isinstance(given, Integral) and int(given) >= 1

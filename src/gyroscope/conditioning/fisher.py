@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
+from numbers import Real
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from gyroscope.conditioning.batches import batches
 from gyroscope.conditioning.fisher_moments import Moments, Sum
-from gyroscope.conditioning.fisher_network import borrowed, cast_loss, first_output, network
+from gyroscope.conditioning.fisher_network import borrowed, cast_loss, check_run, first_output, network
 from gyroscope.conditioning.fisher_parameters import Parameters, parameters
 from gyroscope.conditioning.fisher_rows import gradient_rows
 from gyroscope.conditioning.fisher_scores import Labels, scores_of
@@ -142,11 +143,15 @@ def fisher(
         >>> F.spectrum().values.round(4)
         array([0.3333, 0.3333, 0.3333, 0.3333, 0.    , 0.    ])
     """
-    if labels not in ("model", "sampled", "true") and not callable(labels):
+    check_run(loss, dtype, seed)
+    if not callable(labels) and not (isinstance(labels, str) and labels in ("model", "sampled", "true")):
         raise ConditioningError(
             f"labels is {labels!r}; accepted are 'model', 'sampled', 'true', or a function (output, generator) → "
             "targets."
         )
+    most: Any = limit
+    if not isinstance(most, Real) or not float(most) > 0:
+        raise ConditioningError(f"limit is {limit!r}; accepted is a number of parameters above 0.")
     chosen = parameters(model, only=layers, weights=blocks)
     _refuse_large(chosen, blocks, limit)
     device = next(p.device for name, p in chosen.model.named_parameters() if name in chosen.names)

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gyroscope.conditioning.batches import Batch
-from gyroscope.conditioning.labels import Loss
+from gyroscope.conditioning.labels import Loss, check_seed
 from gyroscope.conditioning.untouched import untouched
 from gyroscope.errors import ConditioningError
 
@@ -68,6 +68,18 @@ def network(model: nn.Module, names: Mapping[str, object], batch: Batch, dtype: 
         {name: _cast(b.detach(), dtype) for name, b in model.named_buffers()},
         cast(batch, dtype),
     )
+
+
+def check_run(loss: Any, dtype: Any, seed: Any) -> None:
+    """Refuse what is no loss, no dtype to run a network in, or no seed.
+
+    >>> check_run(print, None, 0)
+    """
+    if not callable(loss):
+        raise ConditioningError(f"the loss is a {type(loss).__name__}; accepted is a function of (output, target).")
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ConditioningError(f"dtype is {dtype!r}; accepted are floating-point types, or None for the model's own.")
+    check_seed(seed)
 
 
 def cast(tree: Any, dtype: torch.dtype | None) -> Any:

@@ -48,9 +48,10 @@ def parameters(model: nn.Module, *, only: str | Iterable[str] | None = None, wei
         model = getattr(model, wrapped)
     named = dict(model.named_parameters())
     for name, parameter in named.items():
-        if is_lazy(parameter) or "DTensor" in ancestry(parameter) or parameter.is_complex():
+        if is_lazy(parameter) or parameter.is_meta or "DTensor" in ancestry(parameter) or parameter.is_complex():
             raise ConditioningError(
-                f"{name!r} is lazy, sharded or complex; give a model whose parameters are whole, real tensors."
+                f"{name!r} is lazy, on the meta device, sharded or complex; give a model whose parameters are whole, "
+                "real tensors with values."
             )
     try:
         shown = {id(layer.parameter): layer.name for layer in layers(model, include=only)}

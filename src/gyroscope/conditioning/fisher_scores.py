@@ -94,12 +94,10 @@ def model_scores(loss: Loss, output: Tensor, target: Any) -> Scores:
                 )
     labelled = _labelled(q, output, target)
     predictions = labelled[:1].numel()
-    samples = int(labelled.reshape(len(output), -1).any(1).sum()) if len(output) else 0
+    samples = _some(int(labelled.reshape(len(output), -1).any(1).sum()) if len(output) else 0)
     share = {"sum": 1.0, "none": 1 / predictions, "mean": samples / max(1, int(labelled.sum()))}[q.reduction]
     each = share * labelled.to(output.dtype)
-    return Scores(
-        _some(samples), lambda which: _factor(q, output[which], each[which]), partial(_times, q, output, each)
-    )
+    return Scores(samples, lambda which: _factor(q, output[which], each[which]), partial(_times, q, output, each))
 
 
 def label_scores(loss: Loss, output: Tensor, target: Any) -> Scores:
@@ -109,8 +107,8 @@ def label_scores(loss: Loss, output: Tensor, target: Any) -> Scores:
     >>> label_scores(mse_loss, torch.ones(2, 1), torch.tensor([[0.0], [-1.0]])).factor(slice(0, 2)).flatten()
     tensor([2., 4.])
     """
+    samples, q = _some(len(output)), known(loss)
     rows = _scores(loss, output, target)
-    samples, q = len(output), known(loss)
     if q is None:
         _refuse_mixing(loss, output, target, rows)
     elif q.family == "categorical" and output.dim() > 1:

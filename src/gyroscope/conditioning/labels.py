@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -102,6 +103,15 @@ def known(loss: Loss) -> Likelihood | None:
     if base is F.binary_cross_entropy_with_logits:
         return Likelihood("bernoulli", reduction)
     return Likelihood("categorical", reduction, base is F.nll_loss, settings.get("ignore_index", -100))
+
+
+def check_seed(seed: Any) -> None:
+    """Refuse what no generator takes for a seed.
+
+    >>> check_seed(5)
+    """
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not -(2**63) <= int(seed) < 2**63:
+        raise ConditioningError(f"seed is {seed!r}; accepted is a whole number from −2⁶³ to 2⁶³ − 1.")
 
 
 def sample_targets(loss: Loss, output: Tensor, *, generator: torch.Generator, like: Tensor | None = None) -> Tensor:

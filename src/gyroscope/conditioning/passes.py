@@ -113,10 +113,10 @@ class Passes:
             ) from error
         try:
             target = self._target(output, batch.target)
-            value, note = self._loss(output, target)
             n = _samples(output, target)
             if n == 0:
-                raise ConditioningError("A batch is empty: the model's output has no rows.")
+                raise ConditioningError("A batch is empty: the model's output has no rows, or there are no labels.")
+            value, note = self._loss(output, target)
         except Exception as error:
             ranks.agree(error, together)
             raise
