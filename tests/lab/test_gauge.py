@@ -92,6 +92,18 @@ def test_a_layer_that_only_grows_does_not_turn():
         assert gauge.read()[0, 0].item() == pytest.approx(0.0, abs=1e-15)
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e-6, 1e-3, 1.0, 1e6, 1e30])
+def test_the_angle_does_not_depend_on_lengths(scale):
+    layer = nn.Linear(50, 40, bias=False)
+    now = layer.weight.detach().clone()
+    start = scale * (now + 0.5 * torch.randn(40, 50, generator=torch.Generator().manual_seed(0)))
+    layer.weight.data.copy_(start)
+    gauge = Gauge(layer)
+    layer.weight.data.copy_(now)
+    a, b = (w.double().flatten() / w.double().norm() for w in (now, start))
+    assert gauge.read()[0, 0].item() == pytest.approx(float((a - b).square().sum() / 2), rel=1e-10)
+
+
 def test_what_is_no_number_reads_as_none():
     layer = nn.Linear(2, 2)
     gauge = Gauge(layer)

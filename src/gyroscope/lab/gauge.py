@@ -14,6 +14,8 @@ from gyroscope.vectors import dots
 
 # Activations of so many images at a time fit anywhere.
 _AT_ONCE = {"cpu": 2000, "cuda": 5000}
+# Lengths of which the shorter has this share of the longer, or more, can be subtracted.
+_ALIKE = 1e-3
 
 
 class Reading:
@@ -45,7 +47,8 @@ class Gauge:
 
         1 − cos θ = (‖w − w₀‖² − (‖w‖ − ‖w₀‖)²) / (2 ‖w‖ ‖w₀‖),
 
-    which is exactly 0 where nothing moved, and keeps its digits at small angles. nan for a layer that is zero.
+    which is exactly 0 where nothing moved, and keeps its digits at small angles; of lengths that are far apart it is
+    1 − ⟨w, w₀⟩ / (‖w‖ ‖w₀‖) itself. nan for a layer that is zero.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[2.0, 0.0]]))
@@ -70,7 +73,10 @@ class Gauge:
         norm, start = products.sqrt().unbind(1)
         distance = dots({"dd": (moved, moved)}).squeeze(1)
         rotation = (distance - (norm - start).square()).clamp(min=0.0) / (2.0 * norm * start)
-        rotation = rotation.clamp(max=2.0)  # where one length is lost beside the other, rounding is all there is
+        # Where one length is nearly lost beside the other, the difference of squares is rounding alone.
+        cosine = dots({"wr": (now, self.initial)}).squeeze(1) / (norm * start)
+        apart = torch.minimum(norm, start) < _ALIKE * torch.maximum(norm, start)
+        rotation = torch.where(apart, 1.0 - cosine, rotation).clamp(min=0.0, max=2.0)
         rotation = torch.where(norm * start > 0, rotation, torch.nan)  # of rounding alone, divided by 0
         return torch.stack([rotation, norm], dim=1)
 
