@@ -8,6 +8,7 @@ import torch
 from gyroscope.lab.data.augment import Augmentation
 from gyroscope.lab.data.source import Source
 from gyroscope.lab.data.split import Split
+from gyroscope.lab.data.text import Text
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.task import Task
 from gyroscope.lab.tasks import TASKS, task
@@ -139,3 +140,21 @@ def test_the_best_validated_weights_cannot_be_tested_where_nothing_is_held_out()
     with pytest.raises(LabError, match="c100-resnet tests the weights of the best validation accuracy, but no"):
         task("c100-resnet").check(Source("digits").load())
     task("c100-resnet").check(Source("digits", validation=0.1).load())
+
+
+@pytest.mark.parametrize("part", ["y_train", "y_test", "y_val"])
+def test_labels_that_a_network_has_no_output_for_are_refused_before_training(part):
+    split = Source("digits", validation=0.1).load()
+    labels = getattr(split, part).clone()
+    labels[-1] = 10
+    with pytest.raises(LabError, match=r"labels up to 10, and resnet-20 is made for 10 classes; give .*11"):
+        task("digits-deep").check(replace(split, **{part: labels}))
+    more = replace(task("digits-deep"), options=(("channels", 1), ("classes", 11)))
+    more.check(replace(split, **{part: labels}))
+
+
+def test_characters_that_a_network_does_not_know_are_refused_before_training():
+    text = Text("made", "abc", torch.arange(60) % 3).split(context=2)
+    known = Task("text", Source("shakespeare"), "gpt-small", options=(("vocab", 2),))
+    with pytest.raises(LabError, match="labels up to 2, and gpt-small is made for 2 vocab"):
+        known.check(text)

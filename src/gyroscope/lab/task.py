@@ -66,6 +66,15 @@ class Task:
         """
         if not len(split.y_train):
             raise LabError(f"{self.name} has no examples to train on")
+        # Noticed on a GPU, a label too many ends the process.
+        most = max(int(y.max()) for y in (split.y_train, split.y_test, split.y_val) if y is not None and len(y)) + 1
+        told = models.defaults(self.model) | dict(self.options)
+        for option in ("classes", "vocab"):
+            if most > told.get(option, most):
+                raise LabError(
+                    f"{self.name} has labels up to {most - 1}, and {self.model} is made for {told[option]} {option}; "
+                    f'give the task options=(("{option}", {most}), ...)'
+                )
         if self.tests == "best" and split.x_val is None:
             raise LabError(
                 f"{self.name} tests the weights of the best validation accuracy, but no examples are held out; hold "

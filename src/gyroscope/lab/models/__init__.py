@@ -1,5 +1,5 @@
 """Networks, made by name."""
 
-from gyroscope.lab.models.registry import MODELS, make
+from gyroscope.lab.models.registry import MODELS, defaults, make
 
-__all__ = ["MODELS", "make"]
+__all__ = ["MODELS", "defaults", "make"]

@@ -66,13 +66,24 @@ def make(name: str, *, seed: int, **options: Any) -> nn.Module:
     7152
     """
     builder, fields = _find(name)
-    accepted = [option for option in list(signature(builder).parameters)[1:] if option not in fields]
+    accepted = list(defaults(name))
     unknown = [option for option in options if option not in accepted]
     if unknown:
         said = f"its options are: {', '.join(accepted)}" if accepted else "it has none"
         raise LabError(f"model {name!r} has no option {', '.join(unknown)}; {said}")
     _require_kinds(name, builder, {"seed": seed} | options)
     return builder(int(seed), **fields, **options)
+
+
+def defaults(name: str) -> dict[str, Any]:
+    """Return the options of a model, and what each is unless given.
+
+    >>> defaults("digits-cnn"), defaults("resnet-20")["classes"]
+    ({}, 10)
+    """
+    builder, fields = _find(name)
+    parameters = list(signature(builder).parameters.items())[1:]
+    return {option: parameter.default for option, parameter in parameters if option not in fields}
 
 
 def _require_kinds(name: str, builder: Callable[..., nn.Module], given: dict[str, Any]) -> None:
