@@ -127,6 +127,12 @@ def test_a_layer_that_is_not_there_cannot_be_trained():
             Trial(DIGITS, Recipe("", 0.1, only=only)).network()
 
 
+@pytest.mark.parametrize("given", [{"frozen": (0, 1, 2)}, {"only": 1, "frozen": (1,)}], ids=["all", "the one"])
+def test_a_network_without_a_layer_that_is_trained_is_refused(given):
+    with pytest.raises(LabError, match="no layer of mlp-3x16 is left to train: frozen are"):
+        Trial(DIGITS, Recipe("", 0.1, **given)).network()
+
+
 def test_initial_weights_are_scaled_and_nothing_else_is():
     plain = dict(Trial(DIGITS, Recipe("", 0.1)).network().named_parameters())
     scaled = dict(Trial(DIGITS, Recipe("", 0.1, scale=0.25)).network().named_parameters())

@@ -77,6 +77,9 @@ class Archive:
         if trial.source is None:
             return None
         where = self.folder(trial.source)
+        if not where.exists():
+            said = f"{trial.recipe.name} copies the rates of {trial.source.recipe.name}, which is not in {self.root}"
+            raise LabError(f"{said}; run that one first, or leave both to run_trials")
         try:
             rates = Rates.load(where / RATES)
             checkpoint.require_whole(where / RATES)

@@ -128,6 +128,8 @@ class Trial:
             if not -len(its) <= index < len(its):
                 raise LabError(f"layer {index} is to be frozen; {self.task.model} has {len(its)}")
             its[index].parameter.requires_grad_(False)
+        if not any(layer.parameter.requires_grad for layer in its):
+            raise LabError(f"no layer of {self.task.model} is left to train: frozen are {self.recipe.frozen}")
         return model
 
 
