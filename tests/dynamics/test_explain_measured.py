@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import gyroscope
-from dynamics.explain_runs import clusters, normalized, train, walk, written
+from dynamics.explain_runs import clusters, normalized, plain, train, walk, written
 from gyroscope.dynamics import keep_norms
 from gyroscope.dynamics.explain import TOPICS, explain
 
@@ -188,3 +188,15 @@ def test_of_a_layer_that_no_optimizer_holds_that_is_all_that_is_said(tmp_path):
             "does not apply",
             "because no optimizer steps it.",
         )
+
+
+def test_a_layer_whose_gradient_is_zero_is_said_to_be_dead_and_not_measured_too_seldom(tmp_path):
+    net = plain()
+    with torch.no_grad():
+        net[0].bias.fill_(-1000.0)
+    folder = train(tmp_path / "run", net, lambda net: torch.optim.SGD(net.parameters(), lr=0.1), 30)
+    said = gyroscope.explain(folder)["0.weight"].about("scale invariance")
+    assert said.verdict == "undecided"
+    assert said.words.startswith(
+        "Its gradient was zero at 30 steps, and had a direction at 0 steps, where 10 are needed"
+    )

@@ -66,6 +66,12 @@ def scale_statement(layer: Evidence, found: Orthogonality, model: LayerInvarianc
     if found.count < ENOUGH and (why := ended(layer)):
         before = f"before, its gradient was measured at {times(found.count)}, and {ENOUGH} are needed"
         return said("undecided", sentence(f"{why}; {before}"), "undecided: not finite")
+    if found.count < ENOUGH and (dead := int((layer.gradient == 0).sum())):
+        words = (
+            f"Its gradient was zero at {times(dead)}, and had a direction at {times(found.count)}, where {ENOUGH} are "
+            "needed: its units are dead or saturated, or the loss does not depend on it."
+        )
+        return said("undecided", words, "undecided: zero gradient")
     if not found.count:
         why = record(["invariance"]) if layer.missing("invariance") else "it had no gradient at any measured step"
         return said("undecided", sentence(why), f"undecided: {why.split(';')[0]}")
