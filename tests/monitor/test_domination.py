@@ -416,7 +416,14 @@ def test_a_run_without_the_quantities_says_what_to_record(tmp_path):
         assert "dominated" not in in_words(run)
 
 
-@pytest.mark.parametrize("given", [{"threshold": 0.0}, {"share": 1.0}, {"patience": 0}], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"threshold": 0.0}, {"share": 1.0}, {"patience": 0}, {"threshold": "x"}, {"share": None}, {"patience": 2.5},
+        {"patience": np.nan},
+    ],
+    ids=str,
+)  # fmt: skip
 def test_bounds_that_mean_nothing_are_refused(tmp_path, given):
     with series(tmp_path, np.ones((3, 2))) as run, pytest.raises(MonitorError, match=next(iter(given))):
         dominated(run, **given)

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from gyroscope.errors import MonitorError
+from gyroscope.monitor import dominated, stalled
 from gyroscope.monitor.predict import Prediction, in_words, predictions
 from gyroscope.store.record import LayerInfo
 
@@ -198,6 +199,16 @@ def test_some_layers_may_be_asked_for():
         {"lr": k + 0.1, "weight_norm": k + 1.0}, [{"class": "SGD"}], [LayerInfo(n, "linear", (4, 4)) for n in "abc"]
     )
     assert [p.layer for p in predictions(run, ["c", "a"])] == ["a", "c"]
+    assert [p.layer for p in predictions(run, "b")] == ["b"]
+    for unknown in (["a", "d"], "abc"):
+        with pytest.raises(MonitorError, match="no layer"):
+            predictions(run, unknown)
+
+
+@pytest.mark.parametrize("act", [predictions, dominated, stalled])
+def test_the_path_of_a_run_is_no_run(act):
+    with pytest.raises(MonitorError, match=r"A str was given for a run; accepted is what gyroscope\.load gives"):
+        act("runs/first")
 
 
 def test_a_run_without_gradients_is_predicted_as_far_as_it_goes():

@@ -114,6 +114,18 @@ def test_a_quantity_is_registered_recorded_read_back_and_forgotten(tmp_path):
         forget("radial_share")
 
 
+def test_our_own_quantities_are_not_forgotten(tmp_path):
+    with pytest.raises(MonitorError, match="'rotation' is one of our own"):
+        forget("rotation")
+    assert "rotation" in known()
+
+
+@pytest.mark.parametrize(("unit", "meaning"), [(3, "words"), ("1", 3), ("", "words"), ("1", ""), ("1", None)])
+def test_a_quantity_needs_a_unit_and_a_meaning_in_words(unit, meaning):
+    with pytest.raises(MonitorError, match="needs a unit"):
+        quantity("mine", unit, meaning)
+
+
 def test_products_that_no_quantity_needs_are_found_out():
     assert find(["alignment"])[0].needs >= {"vp", "pp"}
     assert not find(["rotation"])[0].needs & {"vp", "pp", "uu", "vv"}

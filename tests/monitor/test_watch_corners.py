@@ -363,6 +363,14 @@ def test_multiples_of_every_are_measured_after_a_sample_too(tmp_path):
         assert {0, 4, 8, 12, 16, 20, 24} <= set(run.steps.tolist())
 
 
+@pytest.mark.parametrize("act", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_monitor_is_not_copied_and_says_so(tmp_path, act):
+    model = mlp()
+    refused = pytest.raises(MonitorError, match="cannot be copied or pickled")
+    with gyroscope.watch(model, sgd(model), tmp_path / "run") as monitor, refused:
+        act(monitor)
+
+
 def test_cost_counts_every_measured_step(tmp_path):
     model = mlp()
     optimizer = sgd(model)

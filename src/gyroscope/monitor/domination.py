@@ -36,6 +36,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ import numpy.typing as npt
 from gyroscope.errors import MonitorError
 from gyroscope.monitor.stall import Stall
 from gyroscope.monitor.stall_of_run import stalls
+from gyroscope.monitor.theory import as_run
 from gyroscope.store import Run
 from gyroscope.store.record import LayerInfo
 
@@ -132,7 +134,8 @@ def dominated(
     ...         [(one.layer, one.since, one.until) for one in dominated(run)]
     [('0.weight', 1, None)]
     """
-    if not threshold > 0 or not 0 < share < 1 or patience < 1:
+    as_run(run)
+    if not _bounded(threshold, share, patience):
         raise MonitorError(
             f"threshold={threshold!r}, share={share!r} and patience={patience!r} were given; accepted are a threshold "
             "above 0, a share between 0 and 1, and a patience of 1 or more."
@@ -146,6 +149,11 @@ def dominated(
             found.append(_of_stall(run, stall))
     place = {layer.name: i for i, layer in enumerate(run.layer_table)}
     return sorted(found, key=lambda one: (one.since, place[one.layer]))
+
+
+def _bounded(threshold: Any, share: Any, patience: Any) -> bool:
+    numbers = isinstance(threshold, Real) and isinstance(share, Real) and isinstance(patience, Integral)
+    return numbers and threshold > 0 and 0 < share < 1 and patience >= 1
 
 
 class Episodes:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from gyroscope.conditioning.schedule import Schedule
-from gyroscope.errors import GyroscopeError
+from gyroscope.errors import GyroscopeError, MonitorError
 from gyroscope.layer import Layer
 from gyroscope.monitor import given
 from gyroscope.monitor.chronicle import About, Chronicle
@@ -115,18 +115,11 @@ class Monitor:
                 weights = [layer.parameter for layer in its]
                 held = Reference.take(weights, start, precision=reference_dtype, place=reference_device)
                 self._tracks.append(Track(its, its_optimizer, held, moves=moves))
-                self._details.append(
-                    Detail(
-                        model,
-                        its,
-                        its_optimizer,
-                        activations=activations,
-                        spread=neurons,
-                        threshold=threshold,
-                        conditioning=analyses,
-                        shared=self._sharded,
-                    )
-                )
+                detail = Detail(
+                    model, its, its_optimizer, activations=activations, spread=neurons, threshold=threshold,
+                    conditioning=analyses, shared=self._sharded,
+                )  # fmt: skip
+                self._details.append(detail)
             self._chronicle.prepare(self._tracks, self._details, self._pace.clock)
         given_loss = None if isinstance(loss, nn.Module) else loss
         self._loop = Loop(self._tracks, self._details, self._pace, self._chronicle, given_loss)
@@ -256,6 +249,12 @@ class Monitor:
     def __repr__(self) -> str:
         every = f"every {self.interval} steps" if self.interval > 1 else "every step"
         return f"Monitor({str(self.path)!r}: {len(self.layers)} layers, {every}, {self.steps} steps so far)"
+
+    def __reduce__(self) -> NoReturn:
+        raise MonitorError(
+            "A monitor cannot be copied or pickled: it hangs on an optimizer, and writes a run. Leave it out of what "
+            "is copied; its state_dict() can be."
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs so that a later run goes on with these curves: the steps, and the reference.

@@ -14,7 +14,7 @@ from gyroscope.dynamics.effective_rate import effective_lr
 from gyroscope.dynamics.equilibrium import Equilibrium, Memory, equilibrium
 from gyroscope.dynamics.law import Floats, Kind, Law, decay_law
 from gyroscope.errors import MonitorError
-from gyroscope.monitor.theory import scale_invariant
+from gyroscope.monitor.theory import as_run, scale_invariant
 from gyroscope.recurrence import CONTROLLERS, recurrence_of
 from gyroscope.store.record import LayerInfo
 
@@ -85,7 +85,7 @@ def predictions(run: Measured, layers: Collection[str] | None = None) -> list[Pr
     is that of the last learning rate and weight decay above zero; its norm takes ‖∇‖‖w‖ from the run's later half.
 
     Raises:
-        MonitorError: the run holds no weight norms.
+        MonitorError: the run holds no weight norms, or no layer of a name.
 
     >>> from types import SimpleNamespace
     >>> k = np.arange(50)[:, None]
@@ -98,6 +98,11 @@ def predictions(run: Measured, layers: Collection[str] | None = None) -> list[Pr
     conv1 is scale-invariant, so only its direction matters: without weight decay its norm grows, and its effective
     learning rate falls by itself, to a half after 60 steps (R² 1.00).
     """
+    as_run(run)
+    wanted = [layers] if isinstance(layers, str) else layers
+    unknown = [name for name in wanted or () if name not in run.layers]
+    if unknown:
+        raise MonitorError(f"The run has no layer {unknown[0]!r}; its first is {run.layers[0]!r}.")
     if "weight_norm" not in run.quantities:
         raise MonitorError(
             "This run holds no weight norms, and predictions are made from them. Record the quantities weight_norm, "
@@ -116,7 +121,7 @@ def predictions(run: Measured, layers: Collection[str] | None = None) -> list[Pr
     return [
         _predict(run.layers[i], found[i], run.steps, optimizers[i], *(column[i] for column in columns), size=size)
         for i, size in enumerate(sizes or [None] * count)
-        if layers is None or run.layers[i] in layers
+        if wanted is None or run.layers[i] in wanted
     ]
 
 

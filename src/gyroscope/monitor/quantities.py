@@ -66,7 +66,7 @@ def quantity(name: str, unit: str, meaning: str) -> Callable[[Function], Functio
         raise MonitorError(f"A quantity's name is {name!r}; accepted are letters, digits and underscores: 'my_ratio'.")
     if name in _registry and _registry[name].function.__module__ == __name__:
         raise MonitorError(f"There is a quantity {name!r} already, one of our own; choose another name.")
-    if not unit or not meaning or "\n" in meaning:
+    if not all(isinstance(words, str) and words for words in (unit, meaning)) or "\n" in meaning:
         raise MonitorError(f"{name!r} needs a unit ('1' for a ratio) and a meaning of one line.")
 
     def register(function: Function) -> Function:
@@ -87,6 +87,8 @@ def forget(name: str) -> None:
     """Take a quantity out of the registry again."""
     if name not in _registry:
         raise MonitorError(_unknown(name))
+    if name in DEFAULT:
+        raise MonitorError(f"{name!r} is one of our own quantities, which stay; watch(quantities=...) chooses some.")
     del _registry[name]
 
 

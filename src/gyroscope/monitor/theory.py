@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import sqrt
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,17 @@ import numpy.typing as npt
 from gyroscope.errors import MonitorError
 
 _UNSIZED = 10_000  # elements of a layer whose size is not given
+
+
+def as_run(run: Any) -> None:
+    """Refuse what is no run, such as the path of one.
+
+    >>> as_run("runs/first")
+    Traceback (most recent call last):
+    gyroscope.errors.MonitorError: A str was given for a run; accepted is what gyroscope.load gives.
+    """
+    if not hasattr(run, "series") or not hasattr(run, "quantities"):
+        raise MonitorError(f"A {type(run).__name__} was given for a run; accepted is what gyroscope.load gives.")
 
 
 def scale_invariant(
