@@ -405,6 +405,12 @@ def test_an_image_of_more_pixels_than_memory_is_not_decoded(folder, monkeypatch)
         read(folder)
 
 
+def test_an_image_that_is_a_line_is_not_scaled_to_more_pixels_than_memory(tmp_path):
+    Image.new("L", (60_000, 1), 7).save(tmp_path / "line.JPEG")
+    with pytest.raises(LabError, match=r"line.JPEG has 60000 × 1 pixels, too many once the shorter side has 64"):
+        decode(tmp_path / "line.JPEG", side=64, short=64)
+
+
 def test_images_that_do_not_fit_on_the_disk_are_not_begun(folder, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 13 * 3 * 64 * 64 - 1}))
     with pytest.raises(LabError, match=r"take 0\.0 GB, and .* has 0\.0 GB left; make room, set GYROSCOPE_CACHE"):

@@ -9,6 +9,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,9 @@ def decode(path: Path | str, *, side: int, short: int) -> npt.NDArray[np.uint8]:
     width, height = image.size
     if min(width, height) != short:
         scale = short / min(width, height)
+        if width * height * scale**2 > (Image.MAX_IMAGE_PIXELS or inf):
+            said = f"{path} has {width} × {height} pixels, too many once the shorter side has {short}"
+            raise LabError(f"{said}; it is damaged, or no photograph: fetch it again")
         image = image.resize((round(width * scale), round(height * scale)), Image.Resampling.BILINEAR)
     left, top = (image.width - side) // 2, (image.height - side) // 2
     kept = image.crop((left, top, left + side, top + side))
