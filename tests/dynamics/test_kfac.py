@@ -310,3 +310,27 @@ def test_with_a_clip_networks_train_at_rates_that_they_are_lost_at_without():
 
     assert max(loss_after(1e-3, lr) for lr in (0.05, 0.3)) < 0.6
     assert not loss_after(None, 0.3) < 1.1  # ln 3 is that of guessing; not a number counts as well
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_loss_is_asked_once_whether_it_is_a_mean_and_then_called_once_a_step(reduction):
+    calls = []
+
+    def loss(output, target):
+        calls.append(len(output))
+        return F.cross_entropy(output, target, reduction=reduction)
+
+    def factors(given):
+        torch.manual_seed(0)
+        net = nn.Linear(3, 2)
+        x, y = torch.randn(8, 3), torch.arange(8) % 2
+        optimizer = KFAC(torch.optim.SGD(net.parameters(), lr=0.1), net, given, labels=lambda output, generator: y)
+        for _ in range(4):
+            optimizer.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            optimizer.step()
+        return optimizer._statistics.S[0].value
+
+    assert torch.allclose(factors(loss), factors(F.cross_entropy), atol=1e-6)
+    assert calls[-3:] == [8, 8, 8]
+    assert len(calls) <= 7

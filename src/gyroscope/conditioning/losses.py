@@ -58,6 +58,16 @@ def mean_loss(loss: Loss, output: Any, target: Any, *, reduction: Reduction = "a
     return value, note
 
 
+def reduction_of(loss: Loss, output: Any, target: Any) -> Reduction:
+    """Whether a loss of one value is a mean or a sum, as `mean_loss` finds out: for those who ask it again and again.
+
+    >>> out, y = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])
+    >>> reduction_of(lambda o, t: functional.cross_entropy(o, t, reduction="sum"), out, y)
+    'sum'
+    """
+    return "sum" if _reduction(loss, output, target)[0] == "sum" else "mean"
+
+
 def check_reduction(reduction: Any) -> None:
     """Refuse what is no reduction."""
     if not isinstance(reduction, str) or reduction not in get_args(Reduction):

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gyroscope.alone import listens
 from gyroscope.conditioning.labels import Loss, distribution, known, sample_targets
-from gyroscope.conditioning.losses import mean_loss
+from gyroscope.conditioning.losses import Reduction, mean_loss, reduction_of
 from gyroscope.conditioning.uses import tensors
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.places import Place
@@ -89,6 +89,7 @@ class Observer:
         self.drawn: Tensor | None = None  # the state of the generator, where one was loaded
         self._generator: torch.Generator | None = None
         self._before: Tensor | None = None  # the state before labels that have not been used yet
+        self._reduction: Reduction = "auto"
         self._pass: _Pass | None = None
         self._handles: list[RemovableHandle] = []
         check_labels(labels, loss)
@@ -193,7 +194,9 @@ class Observer:
         else:
             targets = sample_targets(self.loss, first, generator=generator)
             output = first
-        value, _ = mean_loss(self.loss, output, targets)
+        if self._reduction == "auto":  # once: it takes further calls of the loss, and waits for the device
+            self._reduction = reduction_of(self.loss, output, targets)
+        value, _ = mean_loss(self.loss, output, targets, reduction=self._reduction)
         edges = [edge for _, _, edge in now.uses if edge is not None]
         gradients = torch.autograd.grad(value, edges, retain_graph=True, allow_unused=True)
         samples = _predictions(self.loss, len(first) if first.dim() else 1, targets)
