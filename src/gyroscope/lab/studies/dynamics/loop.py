@@ -31,6 +31,7 @@ from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.run_one import loaded
 from gyroscope.lab.schedule import Schedule
 from gyroscope.lab.studies.study import clean
+from gyroscope.lab.whole_file import write_whole
 
 Numbers = dict[str, list[Any]]
 
@@ -85,16 +86,13 @@ def kept(lab: Lab, study: str, setting: Any, measure: Callable[[], dict[str, Any
         try:
             content = json.loads(path.read_text())
             return dict(content["found"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise LabError(f"{path} cannot be read ({error}); delete it to measure again") from error
     if lab.known:
         raise LabError(f"a training of {study} is not in {path}; let it be trained (leave --known out)")
     with _one_thread(device_of(lab)):
         found = clean(measure())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps({"setting": told, "found": found}, allow_nan=False) + "\n")
-    new.replace(path)
+    write_whole(path, json.dumps({"setting": told, "found": found}, allow_nan=False) + "\n")
     return dict(found)
 
 

@@ -20,6 +20,7 @@ from gyroscope.dynamics.exponential import undo_decay
 from gyroscope.lab import models
 from gyroscope.lab.data.split import Split
 from gyroscope.lab.errors import LabError
+from gyroscope.lab.whole_file import write_whole
 
 #: With weight decay; with the exponential schedule in its place; with neither; with decay from another last digit.
 Way = Literal["decay", "exponential", "neither", "rounding"]
@@ -96,10 +97,7 @@ class Twins:
 
     def write(self, path: Path) -> None:
         """Keep it in a file that is there whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(asdict(self), allow_nan=False) + "\n")
-        new.replace(path)
+        write_whole(path, json.dumps(asdict(self), allow_nan=False) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Twins:

@@ -23,6 +23,7 @@ from gyroscope.lab.errors import LabError
 from gyroscope.lab.result import Result
 from gyroscope.lab.training import Training
 from gyroscope.lab.trial import Trial
+from gyroscope.lab.whole_file import write_whole
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,8 @@ class Course:
 
     def write(self, path: Path) -> None:
         """Keep it in a file that is there whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(".new")
         content = {"epochs": self.epochs, "silhouettes": self.silhouettes, "result": self.result.as_json()}
-        new.write_text(json.dumps(content, allow_nan=False) + "\n")
-        new.replace(path)
+        write_whole(path, json.dumps(content, allow_nan=False) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Course:
