@@ -356,3 +356,41 @@ def test_a_save_that_fails_leaves_the_file_there_was(tmp_path, monkeypatch):
         Rates(("weight",), torch.zeros(9, 1, dtype=torch.float64)).save(path)
     assert Rates.load(path).tangents.tolist() == [[1.0]]
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("wrap", [gyroscope.Layca, lambda adam: gyroscope.Graft(adam, sgd_beside(adam))])
+def test_an_optimizer_inside_a_controller_is_not_recorded(wrap):
+    """Its weights are not in their place while it steps, so that every angle would be zero."""
+    model = network()
+    adam = torch.optim.Adam(model.parameters(), lr=0.1)
+    outer = wrap(adam)
+    with pytest.raises(ControlError, match=r"The Adam is inside a (Layca|Graft), .*; record the (Layca|Graft)"):
+        record(model, adam)
+    with record(model, outer) as recorder:
+        train(model, outer, 1)
+    assert bool((recorder.rates.tangents > 0).all())
+
+
+def sgd_beside(optimizer):
+    return torch.optim.SGD([p for group in optimizer.param_groups for p in group["params"]], lr=0.1)
+
+
+def test_an_optimizer_that_is_wrapped_while_it_is_recorded_is_refused_at_the_step():
+    model = network()
+    adam = torch.optim.Adam(model.parameters(), lr=0.1)
+    before = [p.detach().clone() for p in model.parameters()]
+    with record(model, adam) as recorder:
+        optimizer = gyroscope.Layca(adam, model)
+        with pytest.raises(ControlError, match="The Adam is inside a Layca"):
+            train(model, optimizer, 1)
+    assert all(torch.equal(p, w) for p, w in zip(model.parameters(), before, strict=True))
+    assert len(recorder.rates.tangents) == 0
+
+
+def test_an_optimizer_whose_controller_is_gone_is_recorded_again():
+    model = network()
+    adam = torch.optim.Adam(model.parameters(), lr=0.1)
+    gyroscope.Layca(adam)
+    with record(model, adam) as recorder:
+        train(model, adam, 1)
+    assert bool((recorder.rates.tangents > 0).all())

@@ -69,11 +69,15 @@ class Graft(Wrapper):
         if _parameters(magnitude) != _parameters(direction):
             raise ControlError("magnitude and direction hold different parameters; build both on the same ones.")
         self.direction = direction
+        self._attach()  # to both
         self.granularity = granularity
         self._length = Proposer(magnitude, keep_lr=True)
         self._heading = Proposer(direction)
         # A count a parameter, in the order of the groups.
         self._skipped = torch.zeros(0, dtype=torch.int64, device="cpu")
+
+    def _controlled(self) -> list[Optimizer]:
+        return [self.inner, self.direction] if "direction" in self.__dict__ else [self.inner]
 
     def skipped(self) -> dict[str, int]:
         """How many steps parameters sat out because something was not finite, by name (waits for the device)."""

@@ -192,7 +192,7 @@ class Layca(Wrapper):
             else:
                 loss = evaluate()
         ready = self._steering.ready()
-        work = self._steering.work(but=ready, late=inside is not None)
+        work = self._steering.work(but=set(ready), late=inside is not None)
         if self.nonfinite == "raise" and inside is None and (names := self._steering.nonfinite()):
             raise ControlError(
                 f"The gradients of {few(names)} are not finite; nothing was changed. Lower the rate, clip, or "

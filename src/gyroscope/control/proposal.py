@@ -14,7 +14,7 @@ Gradients and weights are back in their place, bit for bit, before this returns,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,7 +63,7 @@ class Proposer:
         self,
         positions: Sequence[Sequence[int]],
         *,
-        hidden: Sequence[int] = (),
+        hidden: Collection[int] = (),
         frozen: Sequence[int] = (),
         closure: Callable[[], Any] | None = None,
     ) -> tuple[list[Proposal], Any]:
@@ -220,7 +220,7 @@ class Proposer:
             torch._foreach_zero_(proposal.displacements)
 
     @contextmanager
-    def _hide(self, hidden: Sequence[int]) -> Iterator[None]:
+    def _hide(self, hidden: Collection[int]) -> Iterator[None]:
         groups = self.optimizer.param_groups
         kept = {i: groups[i]["params"] for i in hidden}
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import weakref
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from gyroscope.control.roster import as_number, check_dtype, chosen_layers, few, unlike
+from gyroscope.control.torch_contract import controller_of
 from gyroscope.errors import ControlError
 from gyroscope.layer import Layer
 from gyroscope.vectors import dots
@@ -173,6 +175,8 @@ class Recorder:
                 'record has one angle a layer and step. Use granularity "tensor": gyroscope.layers(model), or the '
                 "model itself."
             )
+        self._optimizer = weakref.ref(optimizer)
+        self._refuse_inside()
         self._before: list[Tensor] = []
         self._rows: list[Tensor] = []
         self._handles = [
@@ -180,8 +184,20 @@ class Recorder:
             optimizer.register_step_post_hook(self._measure),
         ]
 
+    def _refuse_inside(self) -> None:
+        """Refuse an optimizer whose steps are not those the weights take; it may have been wrapped meanwhile."""
+        optimizer = self._optimizer()
+        outer = None if optimizer is None else controller_of(optimizer)
+        if outer is not None:
+            name = type(outer).__name__
+            raise ControlError(
+                f"The {type(optimizer).__name__} is inside a {name}, which takes other steps than it proposes; record "
+                f"the {name}: record(model, optimizer) with the optimizer that is stepped."
+            )
+
     @torch.no_grad()
     def _remember(self, *_: Any) -> None:
+        self._refuse_inside()
         self._before = [layer.parameter.detach().clone() for layer in self._layers]
 
     @torch.no_grad()

@@ -11,7 +11,7 @@ Other parameters are stepped by the inner optimizer itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -116,7 +116,7 @@ class Steering:
         """Whether somebody listens to the inner optimizer's own step, which must then be called."""
         return bool(self.inner._optimizer_step_pre_hooks or self.inner._optimizer_step_post_hooks)
 
-    def work(self, but: Sequence[int] = (), *, late: bool = False) -> dict[int, Work]:
+    def work(self, but: Collection[int] = (), *, late: bool = False) -> dict[int, Work]:
         """For each controlled group that is not in `but`, the layers that have a gradient, or get one `late`."""
         found = {}
         for i in self.roster.controlled():
@@ -216,9 +216,10 @@ class Steering:
                 f"{few(sparse)} has a sparse gradient; use sparse=False on the embedding, or exclude it "
                 "(gyroscope.layers(model, exclude=...)) so that the inner optimizer steps it. Nothing was changed."
             )
+        seen = {*asked, *rest}
         proposals, loss = self.proposer.propose(
             [list(entries) for entries in self.roster.groups],
-            hidden=[i for i in range(len(groups)) if i not in asked and i not in rest],
+            hidden={i for i in range(len(groups)) if i not in seen},
             frozen=asked if self.others == "frozen" else (),
             closure=closure,
         )

@@ -8,6 +8,7 @@ optimizer that never hears of it, and steps would come out too long by the scale
 from __future__ import annotations
 
 import functools
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,6 +30,23 @@ _HOOKS = (
     "_optimizer_load_state_dict_pre_hooks",
     "_optimizer_load_state_dict_post_hooks",
 )
+
+
+# By the optimizer inside, the wrapper that decides how far its steps go.
+_controllers: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Wrapper]] = weakref.WeakKeyDictionary()
+
+
+def controller_of(optimizer: Optimizer) -> Wrapper | None:
+    """The controller around an optimizer, if it has one: while this one steps, weights are not in their place.
+
+    >>> import gyroscope
+    >>> inner = torch.optim.SGD([torch.ones(2, 2)], lr=0.1)
+    >>> outer = gyroscope.Layca(inner)
+    >>> controller_of(inner) is outer, controller_of(outer)
+    (True, None)
+    """
+    known = _controllers.get(optimizer)
+    return None if known is None else known()
 
 
 class Wrapper(Optimizer):
@@ -74,6 +92,12 @@ class Wrapper(Optimizer):
                 self.__dict__[name] = OrderedDict()
         self._warned_capturable_if_run_uncaptured = True
         self._patch_step_function()
+        for one in self._controlled():
+            _controllers[one] = weakref.ref(self)
+
+    def _controlled(self) -> list[Optimizer]:
+        """The optimizers inside whose own steps are not those that are taken."""
+        return [self.inner] if self.sets_lengths else []
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
