@@ -39,4 +39,4 @@ def test_a_measurement_that_is_damaged_is_named(tmp_path):
     path.unlink()
     path.mkdir()
     with pytest.raises(LabError, match=r"\.json cannot be read \(.*Is a directory.*; delete it to measure again"):
-        kept(lab, "example", Schedule(), lambda: {})
+        kept(lab, "example", Schedule(), dict)

@@ -18,6 +18,7 @@ import gyroscope
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.trial import Trial
+from gyroscope.lab.whole_file import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -134,10 +135,11 @@ class Study:
             _fit_heading(figure)
         written = [path for name, figure in report.figures.items() for path in save(figure, folder / name)]
         numbers = folder / "result.json"
-        text = json.dumps(self.as_json(lab, report), indent=1, allow_nan=False, ensure_ascii=False)
-        numbers.write_text(text + "\n", encoding="utf-8")
+        write_whole(
+            numbers, json.dumps(self.as_json(lab, report), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+        )
         page = folder / "README.md"
-        page.write_text(self.page(lab, report), encoding="utf-8")
+        write_whole(page, self.page(lab, report))
         return [*written, page, numbers]
 
     def as_json(self, lab: Lab, report: Report) -> dict[str, Any]:
