@@ -133,6 +133,9 @@ def test_a_restored_model_computes_what_it_did():
     [
         (lambda: knock_out(nn.Linear(2, 2)), "has no batch normalization"),
         (lambda: knock_out(Small(), include="first"), "are block.1, norm"),
+        (lambda: knock_out(Small(), include=5), "include is 5; accepted is a glob pattern"),
+        (lambda: knock_out(None), "The model is a NoneType"),
+        (lambda: restore(None), "The model is a NoneType"),
         (lambda: Knockout(gain=(0.0, 1.0)), "0 < least"),
         (lambda: Knockout(shift=-1.0), "from 0"),
         (lambda: Knockout()(torch.ones(3)), r"\[B, D, ...\]"),

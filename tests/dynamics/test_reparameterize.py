@@ -1,5 +1,7 @@
 """Layers in other coordinates compute the same function, exactly (equations 7 to 9, figure 3)."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -93,3 +95,36 @@ def test_the_given_layer_is_left_as_it_is_and_frozen_layers_stay_frozen():
     assert not tilde.weight.requires_grad
     assert not tilde.bias.requires_grad
     assert not list(FixedAffine(Affine(torch.ones(2), torch.ones(2))).parameters())
+
+
+def test_layers_of_half_precision_are_reparameterized_in_float64():
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 2).half()
+    psi = Affine(torch.randn(3, 3) + 2 * torch.eye(3), torch.randn(3))
+    found = reparameterize(layer, activations=psi)
+    expected = reparameterize(copy.deepcopy(layer).double(), activations=psi)
+    assert found.weight.dtype == found.bias.dtype == torch.float16
+    assert torch.equal(found.weight, expected.weight.half())
+    assert torch.equal(found.bias, expected.bias.half())
+
+
+WITHOUT = {
+    "parametrized": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), "computed from other parameters"),
+    "lazy": (lambda: nn.LazyLinear(2), "has no values yet"),
+    "meta": (lambda: nn.Linear(3, 2, device="meta"), "has no values yet"),
+}
+
+
+@pytest.mark.parametrize(("make", "says"), WITHOUT.values(), ids=WITHOUT)
+def test_layers_without_weights_of_their_own_are_refused(make, says):
+    with pytest.raises(DynamicsError, match=says):
+        reparameterize(make(), activations=Affine(torch.ones(3), torch.zeros(3)))
+
+
+def test_what_is_no_map_is_refused():
+    with pytest.raises(DynamicsError, match="The map of activations is a Tensor; accepted is an Affine"):
+        reparameterize(nn.Linear(3, 2), activations=torch.eye(3))
+    with pytest.raises(DynamicsError, match="The matrix of an affine map is a int"):
+        Affine(1, torch.zeros(2))
+    with pytest.raises(DynamicsError, match="The means are a NoneType"):
+        standardizing(None, None)

@@ -29,6 +29,10 @@ class Affine:
     shift: Tensor
 
     def __post_init__(self) -> None:
+        for name, given in (("matrix", self.matrix), ("shift", self.shift)):
+            if not isinstance(given, Tensor) or not given.is_floating_point():
+                kind = given.dtype if isinstance(given, Tensor) else f"a {type(given).__name__}"
+                raise DynamicsError(f"The {name} of an affine map is {kind}; accepted are floating-point tensors.")
         d = self.shift.shape[0] if self.shift.dim() == 1 else -1
         if self.matrix.shape not in ((d,), (d, d)):
             raise DynamicsError(
@@ -61,6 +65,9 @@ def standardizing(mean: Tensor, variance: Tensor) -> Affine:
     >>> standardizing(torch.tensor([3.0]), torch.tensor([4.0]))(torch.tensor([5.0]))
     tensor([1.])
     """
+    for name, given in (("means", mean), ("variances", variance)):
+        if not isinstance(given, Tensor):
+            raise DynamicsError(f"The {name} are a {type(given).__name__}; accepted is a tensor, one a coordinate.")
     if mean.shape != variance.shape or mean.dim() != 1 or not bool((variance > 0).all()):
         raise DynamicsError(
             f"Means of shape {list(mean.shape)} and variances of shape {list(variance.shape)} were given; accepted are "

@@ -121,6 +121,9 @@ def knock_out(
     >>> restore(net)
     2
     """
+    _check_model(model)
+    if not isinstance(include, str):
+        raise DynamicsError(f"include is {include!r}; accepted is a glob pattern on the names of normalizations.")
     found = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
     chosen = {name: module for name, module in found.items() if fnmatchcase(name, include)}
     if not chosen:
@@ -144,6 +147,7 @@ def restore(model: nn.Module) -> int:
     >>> restore(nn.Linear(2, 2))
     0
     """
+    _check_model(model)
     count = 0
     for module in model.modules():
         hooks: Any = module._forward_hooks
@@ -152,6 +156,11 @@ def restore(model: nn.Module) -> int:
             del module._modules[_NAME]
             count += 1
     return count
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise DynamicsError(f"The model is a {type(model).__name__}; accepted is a torch.nn.Module.")
 
 
 class _Behind:

@@ -14,13 +14,16 @@ Equations 7 to 9 are Ψ = Σ^(−1/2), ψ = −Σ^(−1/2) m and no Ω: W̃ = W 
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
 
 from gyroscope.dynamics.affine import Affine, FixedAffine
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.vectors.eager import accumulator
 
 L = TypeVar("L", bound=nn.Linear | nn.Conv2d)
 
@@ -58,14 +61,15 @@ def reparameterize(layer: L, *, activations: Affine | None = None, preactivation
     """
     if not isinstance(layer, nn.Linear | nn.Conv2d):
         raise DynamicsError(f"The layer is a {type(layer).__name__}; accepted are nn.Linear and nn.Conv2d.")
+    _refuse_without_weights(layer)
     outputs, inputs = layer.weight.shape[0], _inputs(layer)
     psi = _like(layer.weight, activations, inputs, "activations")
     omega = _like(layer.weight, preactivations, outputs, "preactivations")
     if isinstance(layer, nn.Conv2d):
         _refuse_inexact(layer, psi, omega)
     back_in, back_out = psi.inverse(), omega.inverse()
-    # [out, in/groups, kernel]; features have a kernel of 1.
-    W = layer.weight.flatten(2) if layer.weight.dim() > 2 else layer.weight.unsqueeze(2)
+    # [out, in/groups, kernel]; features have a kernel of 1. In float64: hardly invertible matrices cost digits.
+    W = (layer.weight.flatten(2) if layer.weight.dim() > 2 else layer.weight.unsqueeze(2)).to(psi.shift)
     if back_in.diagonal:
         W = W * _seen(back_in.matrix, layer).unsqueeze(2)
     else:
@@ -73,7 +77,7 @@ def reparameterize(layer: L, *, activations: Affine | None = None, preactivation
     W = W * back_out.matrix.view(-1, 1, 1) if back_out.diagonal else torch.einsum("po,oik->pik", back_out.matrix, W)
     bias = None
     if layer.bias is not None or bool(psi.shift.any()) or bool(omega.shift.any()):
-        bias = back_out(W.new_zeros(outputs) if layer.bias is None else layer.bias)
+        bias = back_out(W.new_zeros(outputs) if layer.bias is None else layer.bias.to(W))
         bias -= torch.einsum("oik,oi->o", W, _seen(psi.shift, layer))
     new = deepcopy(layer)
     _set(new, W.reshape(layer.weight.shape), bias)
@@ -102,12 +106,25 @@ def _inputs(layer: nn.Linear | nn.Conv2d) -> int:
     return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
 
 
+def _refuse_without_weights(layer: nn.Linear | nn.Conv2d) -> None:
+    if is_parametrized(layer) or "weight" not in layer._parameters:
+        raise DynamicsError(
+            "The layer's weights are computed from other parameters, and cannot be set; accepted is a layer whose "
+            "weight is a parameter. torch.nn.utils.parametrize.remove_parametrizations makes it one."
+        )
+    if is_lazy(layer.weight) or layer.weight.is_meta:
+        raise DynamicsError("The layer has no values yet; give one that has been initialized.")
+
+
 def _like(weight: Tensor, given: Affine | None, size: int, name: str) -> Affine:
+    exact: dict[str, Any] = {"dtype": accumulator(weight.device), "device": weight.device}
     if given is None:
-        return Affine(weight.new_ones(size), weight.new_zeros(size))
+        return Affine(torch.ones(size, **exact), torch.zeros(size, **exact))
+    if not isinstance(given, Affine):
+        raise DynamicsError(f"The map of {name} is a {type(given).__name__}; accepted is an Affine, or None.")
     if given.shift.shape[0] != size:
         raise DynamicsError(f"The map of {name} is of {given.shift.shape[0]} numbers, and the layer has {size}.")
-    return Affine(given.matrix.to(weight), given.shift.to(weight))
+    return Affine(given.matrix.to(**exact), given.shift.to(**exact))
 
 
 def _refuse_inexact(layer: nn.Conv2d, psi: Affine, omega: Affine) -> None:
@@ -133,7 +150,8 @@ def _seen(of_input: Tensor, layer: nn.Linear | nn.Conv2d) -> Tensor:
 
 def _set(layer: nn.Linear | nn.Conv2d, weight: Tensor, bias: Tensor | None) -> None:
     trains = layer.weight.requires_grad
-    layer.weight = nn.Parameter(weight.clone(), requires_grad=trains)
+    dtype = layer.weight.dtype
+    layer.weight = nn.Parameter(weight.to(dtype, copy=True), requires_grad=trains)
     if bias is not None:
         trains = trains if layer.bias is None else layer.bias.requires_grad
-        layer.bias = nn.Parameter(bias.clone(), requires_grad=trains)
+        layer.bias = nn.Parameter(bias.to(dtype, copy=True), requires_grad=trains)
