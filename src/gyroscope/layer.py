@@ -97,7 +97,7 @@ def layers(
     all of these. A module of another class gives those parameters of its own that have two dimensions larger
     than one and "weight", "kernel" or "proj" but not "bias" or "norm" in their name. Not layers: biases, the
     gains of normalisation modules, parameters that hold integers or nothing. Frozen parameters are layers:
-    they can be measured. A tied weight appears once, under the first of its names.
+    they can be measured. A tied weight appears once, under the first of its names by which it is one.
 
     A parametrized weight is measured where the optimizer moves it. For `weight_norm`, w = g v/‖v‖, the layer
     is the direction v and not the gain g; for `spectral_norm`, `orthogonal`, pruning and whatever else starts
@@ -210,16 +210,21 @@ _KNOWN: tuple[tuple[Any, Kind, str], ...] = (
 def _find(model: nn.Module) -> dict[str, tuple[Layer, bool]]:
     """By name in registration order, each parameter as the layer it would be and whether it is by default.
 
-    A second name of a tied parameter leads to the layer of the first.
+    The other names of a tied parameter lead to the layer of the first, or of the first under which it is a layer.
     """
     found: dict[str, tuple[Layer, bool]] = {}
-    first: dict[int, str] = {}
+    tied: dict[int, list[str]] = {}
     for prefix, module, parent in _walk(model):
         for name, attribute, how in _own_parameters(module):
             layer = Layer(prefix + name, "other", 0, module, attribute, parametrization=how)
             kind = _kind(layer, name, parent)
-            original = first.setdefault(id(layer.parameter), layer.name)
-            found[layer.name] = found.get(original, (replace(layer, kind=kind or "other"), kind is not None))
+            names = tied.setdefault(id(layer.parameter), [])
+            known = found[names[0]] if names else None
+            names.append(layer.name)
+            if known is not None and (known[1] or kind is None):
+                found[layer.name] = known
+            else:
+                found |= dict.fromkeys(names, (replace(layer, kind=kind or "other"), kind is not None))
     return found
 
 

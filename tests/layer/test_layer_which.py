@@ -165,6 +165,24 @@ def test_tied_weights_appear_once_under_their_first_name() -> None:
     ]
 
 
+def test_a_weight_that_is_first_registered_as_no_layer_is_the_layer_of_the_module_that_has_it() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(4, 4))
+            self.fc = nn.Linear(4, 4)
+            self.head = nn.Linear(4, 4)
+            self.fc.weight = self.head.weight = self.table
+
+    model = Shared()
+    (layer,) = layers(model)
+    assert (layer.name, layer.kind, layer.module) == ("fc.weight", "linear", model.fc)
+    assert layer.parameter is model.table
+    for other in ("table", "head.weight"):
+        with pytest.raises(LayerError, match=rf"'{other}' is tied to 'fc\.weight'"):
+            layers(model, include=other)
+
+
 def test_a_module_registered_twice_appears_once() -> None:
     shared = nn.Linear(2, 2)
     assert names(nn.Sequential(shared, nn.ReLU(), shared)) == ["0.weight"]
