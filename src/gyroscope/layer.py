@@ -250,7 +250,7 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, str, str | None]]:
     own = [name for name, parameter in module._parameters.items() if parameter is not None]
     for name in own if not isinstance(module, ParametrizationList) else ():
         stem = name.removesuffix("_v").removesuffix("_orig")
-        if name == f"{stem}_v" and f"{stem}_g" in own:
+        if name == f"{stem}_v" and f"{stem}_g" in own and _is_gain(module, f"{stem}_g", name):
             yield stem, name, "weight_norm"
         elif name == f"{stem}_orig" and f"{stem}_mask" in module._buffers:
             yield stem, name, "prune"
@@ -265,6 +265,12 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, str, str | None]]:
             for original in steps._parameters:
                 place = f"parametrizations.{name}.{original}"
                 yield name if original == direction else place, place, how
+
+
+def _is_gain(module: nn.Module, gain: str, direction: str) -> bool:
+    """Whether these can be the g and v of `weight_norm`: a value, key and gate of attention end like them too."""
+    g, v = (module._parameters[name] for name in (gain, direction))
+    return g.dim() in (0, v.dim()) and sum(size > 1 for size in g.shape) <= 1  # type: ignore[union-attr]
 
 
 def _kind(layer: Layer, name: str, parent: nn.Module | None) -> Kind | None:

@@ -237,6 +237,12 @@ def test_a_parametrized_weight_is_the_tensor_the_optimizer_moves(
     assert any(layer.parameter is parameter for parameter in model.parameters())
 
 
+def test_a_value_and_a_gate_are_no_direction_and_gain() -> None:
+    gated = Holder(proj_q=(4, 4), proj_v=(4, 4), proj_g=(4, 4))
+    found = [(layer.name, layer.parametrization) for layer in layers(gated)]
+    assert found == [("proj_q", None), ("proj_v", None), ("proj_g", None)]
+
+
 def test_parametrizations_reach_attention_and_recurrence() -> None:
     attention = nn.MultiheadAttention(4, 2)
     parametrizations.weight_norm(attention.out_proj)
