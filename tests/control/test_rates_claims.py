@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -51,6 +52,15 @@ def test_warm_up_follows_the_published_line(steps, lr):
         assert optimizer.param_groups[0]["lr"] == pytest.approx(warmup_rate(lr, t, steps), rel=1e-12)
         optimizer.step()
         schedule.step()
+
+
+@pytest.mark.parametrize("steps", [torch.tensor(4), np.int64(4)])
+def test_a_warm_up_over_a_number_of_torch_or_numpy_gives_plain_rates(steps):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2, 2))], lr=1.0)
+    schedule = warmup(optimizer, steps, start=torch.tensor(0.5))
+    optimizer.step()
+    schedule.step()
+    assert (type(optimizer.param_groups[0]["lr"]), optimizer.param_groups[0]["lr"]) == (float, 0.625)
 
 
 def test_layers_turn_by_the_warm_up_rate():

@@ -97,8 +97,10 @@ def warmup(optimizer: Optimizer, steps: int, *, start: float = 0.1) -> LambdaLR:
     if not 0.0 <= as_number(start) <= 1.0:
         raise ControlError(f"start is {start!r}; accepted are shares of the rate, from 0 to 1.")
 
+    last, begin = as_number(steps), as_number(start)
+
     def factor(t: int) -> float:
-        return 1.0 if t >= steps else t / steps + start * (1.0 - t / steps)
+        return 1.0 if t >= last else t / last + begin * (1.0 - t / last)
 
     return LambdaLR(optimizer, factor)
 
