@@ -71,6 +71,12 @@ def test_nothing_is_said_of_weights_whose_digits_are_lost_beside_those_they_have
     assert value("update_norm", d) == pytest.approx(length)
 
 
+def test_a_gradient_along_the_weights_measures_no_effective_learning_rate():
+    w, turn = np.random.default_rng(0).standard_normal((2, 1000))
+    assert np.isnan(value("effective_lr_measured", products(w=w + 0.1 * turn, b=w, g=0.3 * w)))
+    assert value("effective_lr_measured", products(w=w + 0.1 * turn, b=w, g=0.3 * w + 0.01 * turn)) > 0
+
+
 def test_what_is_not_there_is_nan_and_never_a_warning():
     zeros = Products.zeros((2, 3))
     for name, values in compute(find(), zeros).items():

@@ -12,7 +12,7 @@ from watched import backward, check, copies_of, inputs, mlp, train
 
 import gyroscope
 from gyroscope.monitor import staged
-from oracles.monitor import cosine_distance
+from oracles.monitor import cosine_distance, measured
 
 
 def plain(model: nn.Module, **options) -> torch.optim.Optimizer:
@@ -88,6 +88,22 @@ def test_the_rotation_of_weights_that_have_all_but_vanished_is_right(tmp_path, s
         train(model, optimizer, [0, 1], copies=copies, step=shrink)
     expected = cosine_distance(copies.weights[-1][0], copies.weights[0][0])
     assert monitor.run.series("rotation")[-1, 0] == pytest.approx(expected, abs=1e-6, rel=1e-6)
+
+
+@pytest.mark.parametrize("across", [3e-2, 3e-3])
+def test_steps_that_go_mostly_along_the_weights_turn_them_by_what_they_do(tmp_path, across):
+    model = nn.Linear(200, 100, bias=False)
+    optimizer, copies = plain(model, lr=1.0, momentum=0.0), copies_of(model)
+
+    def shrink(model, _):
+        w, noise = model.weight.detach(), torch.randn(100, 200)
+        model.weight.grad = 0.03 * (w + across * noise * w.norm() / noise.norm())
+
+    with watch(model, optimizer, tmp_path / "run") as monitor:
+        train(model, optimizer, range(3), copies=copies, step=shrink)
+    found = measured(copies, range(4))
+    for name in ("rate", "rotation"):
+        np.testing.assert_allclose(monitor.run.series(name)[1:], found[name][1:], rtol=1e-5, err_msg=name)
 
 
 def test_sampled_steps_in_the_middle_are_measured_one_by_one(tmp_path):

@@ -175,6 +175,8 @@ def _columns(rows: int, two: bool) -> tuple[list[int], list[int]]:
 
 _SQUARES = [COLUMNS.index(name) for name in ("ww", "ee", "gg", "uu", "vv")]
 _GROWTH = [COLUMNS.index(name) for name in ("ww", "we", "ee", "gg")]
+# The share of a displacement's square beyond which, in float32, too few digits of what is across the weights are left.
+_ALONG = 0.99
 _MOVES = [[COLUMNS.index(name) for name in pair] for pair in (("wu", "uu"), ("wv", "vv"))]
 
 
@@ -189,9 +191,13 @@ def _out_of_range(result: Tensor, gradients: Sequence[Tensor]) -> bool:
     # Weights that have outgrown w₀, or shrunk to little beside it: w − w₀ shows little of the shorter of the two.
     if ((ww > 100 * rr) | ((rr > 100 * ww) & (ww > 0))).any():
         return True
-    for pair in _MOVES:  # a displacement along the weights turns them by next to nothing
+    # A displacement along the weights turns them by next to nothing, since the last measurement or the reference.
+    growth = (2 * we - ee) / (np.sqrt(ww) + np.sqrt(np.maximum(rr, 0.0)) + 1e-30)
+    if ((_ALONG * ee < growth * growth) & (ee > 0)).any():
+        return True
+    for pair in _MOVES:
         wd, dd = columns[pair]
-        if ((1 - 1e-4) * ww * dd < wd * wd).any():
+        if (_ALONG * ww * dd < wd * wd).any():
             return True
     return not gg.all() and any(bool(gradients[i].any()) for i in np.flatnonzero(gg == 0).tolist())
 
