@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.nn.utils.prune import random_unstructured
 from torch.utils.checkpoint import checkpoint
 
 import gyroscope
@@ -1023,3 +1024,50 @@ def test_the_layers_that_are_chosen_have_the_numbers_they_have_among_all() -> No
     some = found["2.weight"]
     assert (some.lambda_x, some.lambda_g, some.kappa_f) == (every.lambda_x, every.lambda_g, every.kappa_f)
     assert (some.gradient_spectral, some.domination) == (every.gradient_spectral, every.domination)
+
+
+class UsedTwice(nn.Module):
+    """A weight that a module multiplies by, and that something else uses in another way."""
+
+    def __init__(self, other: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.other = nn.Linear(4, 4), nn.Linear(4, 3), other
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        return self.last(h + self.other(h, self.first.weight))
+
+
+OTHERWISE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
+    "einsum": (lambda h, w: torch.einsum("bi,oi->bo", h, w), "it is used in a Unsqueeze"),
+    "a stack of one": (lambda h, w: torch.bmm(h[None], w.T[None])[0], "it is used in a Unsqueeze"),
+    "from the left": (lambda h, w: (w @ h.T).T, "it is multiplied from the left"),
+    "elementwise": (lambda h, w: h * w[0], "it is used in a Select"),
+}
+
+
+@pytest.mark.parametrize(("other", "why"), OTHERWISE.values(), ids=OTHERWISE)
+def test_a_use_that_cannot_be_read_beside_one_that_can_is_said_to_be_missing(other: Any, why: str) -> None:
+    batch = torch.randn(8, 4, generator=torch.Generator().manual_seed(1)), torch.arange(8) % 3
+    found = gyroscope.condition(UsedTwice(other), F.cross_entropy, batch)
+    assert found["first.weight"].samples == 8
+    assert found.notes == (f"some uses of weights are not in their rows: first.weight: {why}",)
+    assert "not in their rows" in str(found)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        nn.utils.parametrizations.weight_norm,
+        nn.utils.parametrizations.spectral_norm,
+        nn.utils.spectral_norm,
+        lambda module: random_unstructured(module, "weight", 1),
+    ],
+    ids=["weight norm", "spectral norm", "spectral norm by a hook", "pruning"],
+)
+def test_what_a_weight_is_computed_from_is_not_used_in_another_way(made: Any) -> None:
+    model = nn.Sequential(made(nn.Linear(4, 4)), nn.Tanh(), nn.Linear(4, 3))
+    found = gyroscope.condition(model, F.cross_entropy, (torch.randn(8, 4), torch.arange(8) % 3))
+    assert found.layers == ("0.weight", "2.weight")
+    assert found.notes == ()

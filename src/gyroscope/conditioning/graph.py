@@ -135,9 +135,9 @@ def _use(node: Any, wanted: dict[int, int]) -> list[Found]:
             return [Found(wanted[id(leaf[0])], "conv", None, node, ("input",))]
     elif name == "EmbeddingBackward" and (leaf := _leaf(node.next_functions[0])) is not None and id(leaf[0]) in wanted:
         return [Found(wanted[id(leaf[0])], "embedding", None, node, ("indices",))]
-    else:
+    elif not _passes(name):
         for edge in node.next_functions:
-            if (leaf := _leaf(edge, direct=True)) is not None and id(leaf[0]) in wanted and not _passes(name):
+            if (leaf := _leaf(edge)) is not None and id(leaf[0]) in wanted:
                 return [
                     Found(wanted[id(leaf[0])], "other", None, node, f"it is used in a {name.removesuffix('Backward')}")
                 ]
@@ -148,7 +148,7 @@ def _passes(name: str) -> bool:
     return name in _THROUGH or name in _SPLIT
 
 
-def _leaf(edge: tuple[Any, int], *, direct: bool = False) -> tuple[Tensor, slice | None, bool] | None:
+def _leaf(edge: tuple[Any, int]) -> tuple[Tensor, slice | None, bool] | None:
     """The parameter at the end of an edge, the rows that are used, and whether transposed; None where there is none."""
     node, output = edge
     rows: slice | None = None
@@ -157,7 +157,7 @@ def _leaf(edge: tuple[Any, int], *, direct: bool = False) -> tuple[Tensor, slice
         name = _name(node)
         if hasattr(node, "variable"):
             return node.variable, rows, turned
-        if direct or not _passes(name):
+        if not _passes(name):
             return None
         if name in _SPLIT:
             if rows is not None or node._saved_dim not in (0, -node._saved_self_sym_sizes.__len__()):

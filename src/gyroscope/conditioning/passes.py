@@ -234,11 +234,21 @@ class Passes:
             for i, layer in enumerate(self.layers)
             if i not in seen
         }
+        if partly := self._partly(seen):
+            more = f"; and {len(partly) - 4} more" if len(partly) > 4 else ""
+            self.notes[f"some uses of weights are not in their rows: {'; '.join(partly[:4])}{more}"] = None
         untreated = missing | untreated
         if not entries:
             reasons = "; ".join(f"{name}: {why}" for name, why in list(untreated.items())[:4])
             raise ConditioningError(f"None of the {len(self.layers)} layers could be treated: {reasons}.")
         return Conditioning(tuple(entries), p, untreated, tuple(self.notes), mean, self.batches)
+
+    def _partly(self, seen: set[int]) -> list[str]:
+        """The layers that have a row, but not of all uses of their weight, and why."""
+        reasons = ((i, self.layers[i], why) for i, why in sorted(self.capture.reasons.items()) if i in seen)
+        # A parameter that the weight is computed from is used there, and not in another way than the weight.
+        own = ((layer, why) for i, layer, why in reasons if _is_own(layer, self.weights[i]))
+        return [f"{layer.name}: {why}" for layer, why in own]
 
     def _solved(
         self, uses: list[Use], units: dict[int, tuple[float, float]], *, p: tuple[float, ...], spectra: bool
@@ -281,6 +291,16 @@ def _show_recurrences(model: nn.Module, device: torch.device, stack: ExitStack) 
         else:
             stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
             torch._C._set_mkldnn_enabled(False)
+
+
+def _is_own(layer: Layer, weight: Tensor) -> bool:
+    """Whether a module multiplies by the parameter itself, and not by what is computed from it.
+
+    What torch's pruning, weight and spectral normalization by hooks compute a weight from is called `weight_orig` and
+    `weight_v`.
+    """
+    hooked = layer.attribute.endswith(("_orig", "_v"))
+    return layer.module._parameters.get(layer.attribute) is weight and not hooked
 
 
 def _wide(gradient: Tensor) -> Tensor:
