@@ -47,12 +47,25 @@ def test_the_environment_overrides_the_device(
     device: str, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interface, "_has_triton", lambda: True)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("GYROSCOPE_BACKEND", "eager")
     assert backend(device) is eager
     monkeypatch.setenv("GYROSCOPE_BACKEND", "triton")
     assert backend(device) is kernels
     monkeypatch.setenv("GYROSCOPE_BACKEND", "")
     assert backend(device) is (kernels if device == "cuda" else eager)
+
+
+def test_triton_where_it_cannot_run_is_refused(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GYROSCOPE_BACKEND", "triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(interface, "_has_triton", lambda: True)
+    with pytest.raises(VectorError, match=r"a layer lies on the CPU, where Triton needs its interpreter.*unset"):
+        backend("cpu")
+    assert backend("cuda") is kernels
+    monkeypatch.setattr(interface, "_has_triton", lambda: False)
+    with pytest.raises(VectorError, match="GYROSCOPE_BACKEND is 'triton', which is not installed"):
+        backend("cuda")
 
 
 @pytest.mark.parametrize("name", ["Triton", "cuda", "sharded", " eager"])

@@ -132,6 +132,8 @@ def backend(device: torch.device | str) -> ModuleType:
     wanted = name or ("triton" if torch.device(device).type == "cuda" and _has_triton() else "eager")
     if wanted == "eager":
         return eager
+    if name == "triton":
+        _refuse_idle_triton(torch.device(device).type)
     from gyroscope.vectors import triton
 
     return triton
@@ -140,6 +142,17 @@ def backend(device: torch.device | str) -> ModuleType:
 @cache
 def _has_triton() -> bool:
     return find_spec("triton") is not None
+
+
+def _refuse_idle_triton(kind: str) -> None:
+    """Say what Triton lacks where it was asked for; its own words are of drivers."""
+    if not _has_triton():
+        raise VectorError("GYROSCOPE_BACKEND is 'triton', which is not installed; install triton, or unset it.")
+    if kind == "cpu" and os.environ.get("TRITON_INTERPRET", "0").lower() not in ("1", "true", "on", "y", "yes"):
+        raise VectorError(
+            "GYROSCOPE_BACKEND is 'triton' and a layer lies on the CPU, where Triton needs its interpreter "
+            "(TRITON_INTERPRET=1, for tests); unset GYROSCOPE_BACKEND, which takes each device's own backend."
+        )
 
 
 def _unique(
