@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from gyroscope.lab.engine import run_trials
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.ray_session import connected
 from gyroscope.lab.recipe import Recipe
+from gyroscope.lab.run_one import run_one
 from gyroscope.lab.tasks import task
 from gyroscope.lab.training import Training
 from gyroscope.lab.trial import Trial
@@ -50,6 +51,41 @@ def ray(tmp_path_factory):
     yield ray
     ray.shutdown()
     signal.signal(signal.SIGTERM, handler)
+
+
+class Counted:
+    """Workers that end one at a time, and note how many are at work."""
+
+    def __init__(self, ray, archive, *_, **__):
+        self.archive, self.most = archive, 0
+        Counted.last = self
+
+    def begin(self, trial):
+        return trial
+
+    def wait(self, running):
+        self.most = max(self.most, len(running))
+        return list(running)[:1]
+
+    def outcome(self, task, trial):
+        run_one(trial, self.archive)
+        return cluster._Outcome()
+
+    def notes(self):
+        return []
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(("jobs", "most"), [(None, 3), (2, 2), (1, 1)])
+def test_a_cluster_is_given_as_many_trials_at_a_time_as_jobs_says(tmp_path, monkeypatch, jobs, most):
+    monkeypatch.setattr(cluster, "imported", lambda: None)
+    monkeypatch.setattr(cluster, "connected", lambda ray: nullcontext())
+    monkeypatch.setattr(cluster, "_Crew", Counted)
+    trials = [Trial(task("digits-one-layer").lasting(1), Recipe("SGD", 0.1), seed) for seed in range(3)]
+    assert len(run_trials(trials, Archive(tmp_path), engine="ray", jobs=jobs)) == 3
+    assert Counted.last.most == most
 
 
 @pytest.fixture(scope="module")

@@ -42,6 +42,7 @@ def run_on_ray(
     data: Path | None = None,
     on_note: Callable[[Note], None] = lambda note: None,
     on_done: Callable[[Trial, Result], None] = lambda trial, result: None,
+    jobs: int | None = None,
     gpus: float | None = None,
     retries: int = 3,
 ) -> None:
@@ -58,6 +59,7 @@ def run_on_ray(
         data: the folder of the datasets; a machine that has none there looks where its own GYROSCOPE_DATA says.
         on_note: called as each training ends an epoch.
         on_done: called as each ends.
+        jobs: how many the cluster is given at a time; unless given, all that can begin.
         gpus: the share of a GPU that a trial takes beside a CPU; unless given, an eighth where the cluster has GPUs,
             and else 0.
         retries: how often a trial whose worker is lost is begun again.
@@ -73,6 +75,7 @@ def run_on_ray(
         try:
             while waiting or running:
                 ready = [t for t in waiting if t.source is None or archive.result(t.source) is not None]
+                ready = ready[: None if jobs is None else jobs - len(running)]
                 running |= {crew.begin(trial): trial for trial in ready}
                 waiting = [t for t in waiting if t not in ready]
                 if not running:

@@ -41,7 +41,8 @@ def run_trials(
         archive: what is known, and where results go.
         engine: "serial", "workers" (processes on a CPU), "population" (a GPU), "ray" (a cluster), or "auto": a
             population where there is a GPU, workers where there is more than one job, else serial.
-        jobs: how many at a time; one for each CPU, at most 8, unless given.
+        jobs: how many at a time; unless given, one for each CPU, at most 8, and on a cluster all it has room for. With
+            "serial" it is one, whatever is given.
         data: the folder of the datasets; GYROSCOPE_DATA unless given.
         on_note: called as each training ends an epoch.
         on_done: called as each ends, not for those whose result was there.
@@ -79,7 +80,7 @@ def run_trials(
     elif chosen == "ray":
         from gyroscope.lab.cluster import run_on_ray
 
-        run_on_ray(missing, archive, data=folder, on_note=on_note, on_done=on_done)
+        run_on_ray(missing, archive, data=folder, on_note=on_note, on_done=on_done, jobs=jobs)
     elif chosen == "workers":
         from gyroscope.lab.workers import run_in_workers
 
