@@ -112,7 +112,7 @@ def estimated_jacobian_norm(model: nn.Module, inputs: Tensor, *, probes: int = 3
     if not whole(probes, 2):
         raise DynamicsError(f"probes is {probes!r}; at least 2 are needed for a standard error.")
     f = _one_by_one(model, inputs)
-    with passing(drawn=False), torch.enable_grad():
+    with passing(undrawn=inputs.device), torch.enable_grad():
         x = outside(inputs).requires_grad_()
         z = _output(f(x), inputs)
     drawn = generator(seed)

@@ -72,16 +72,16 @@ def refuse_mixing(model: nn.Module, what: str) -> None:
 
 
 @contextmanager
-def passing(*, drawn: bool = True) -> Iterator[None]:
+def passing(*, undrawn: torch.device | None = None) -> Iterator[None]:
     """Passes of a model that nobody else listens to; what fails in them fails as an error of this room.
 
     Args:
-        drawn: whether the model may draw random numbers.
+        undrawn: a device on which, as on the host, no random numbers may be drawn.
     """
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(alone())
-        before = None if drawn else torch.get_rng_state()
+        before = None if undrawn is None else _random_states(undrawn)
         try:
             yield
         except (DynamicsError, torch.OutOfMemoryError):
@@ -91,9 +91,13 @@ def passing(*, drawn: bool = True) -> Iterator[None]:
                 f"A pass through the model or its loss failed with {type(error).__name__}: {error} The model is as it "
                 "was; it is called with the inputs alone, and derivatives are taken sample by sample."
             ) from error
-        if before is not None and not torch.equal(before, torch.get_rng_state()):
-            torch.set_rng_state(before)
+        if undrawn is not None and before is not None and not all(map(torch.equal, before, _random_states(undrawn))):
             raise DynamicsError("The model draws random numbers; put it into eval mode, where it should draw none.")
+
+
+def _random_states(device: torch.device) -> list[Tensor]:
+    elsewhere = [] if device.type == "cpu" else [torch.get_device_module(device).get_rng_state(device)]
+    return [torch.get_rng_state(), *elsewhere]
 
 
 def outside(tensor: Tensor) -> Tensor:
