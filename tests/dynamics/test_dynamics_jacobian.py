@@ -228,8 +228,10 @@ def test_what_is_of_single_samples_refuses_layers_that_mix_them_or_draw_and_leav
     with pytest.raises(DynamicsError, match=r"not apply because 1 \(BatchCenter\) mixes the samples of a batch"):
         function(centred, x)
     assert not centred[1].running_mean.any()
+    dropping, before = Dropping(3, 2), torch.get_rng_state()
     with pytest.raises(DynamicsError, match="random"):
-        function(Dropping(3, 2), x)
+        function(dropping, x)
+    assert torch.equal(torch.get_rng_state(), before)
     with pytest.raises(DynamicsError, match="has no values yet"):
         function(nn.LazyLinear(2), x)
     with pytest.raises(DynamicsError, match="The inputs are a list"):

@@ -108,7 +108,7 @@ def fisher_diagonal(
         scores = z.log_softmax(0) if likelihood == "categorical" else z
         return scores, scores.detach()
 
-    with passing(), torch.no_grad():
+    with passing(undrawn=inputs.device), torch.no_grad():
         outputs = functional_call(model, {**weights, **others, **buffers(model)}, (inputs[:1],)).numel()
     at_once = _at_once(outputs * sum(w.numel() for w in weights.values()), chunk, most=_TOGETHER)
     total: Tensor | None = None

@@ -77,7 +77,7 @@ def jacobian_norm(model: nn.Module, inputs: Tensor, *, limit: int = 10_000_000) 
     tensor(24.)
     """
     f = _one_by_one(model, inputs)
-    with passing(), torch.no_grad():
+    with passing(undrawn=inputs.device), torch.no_grad():
         outputs = _output(f(inputs), inputs)
     if not (finite(limit) and limit >= 0):
         raise DynamicsError(f"limit is {limit!r}; accepted are numbers from 0.")

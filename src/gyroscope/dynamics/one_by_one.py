@@ -92,12 +92,19 @@ def passing(*, undrawn: torch.device | None = None) -> Iterator[None]:
                 "was; it is called with the inputs alone, and derivatives are taken sample by sample."
             ) from error
         if undrawn is not None and before is not None and not all(map(torch.equal, before, _random_states(undrawn))):
+            _set_random_states(undrawn, before)
             raise DynamicsError("The model draws random numbers; put it into eval mode, where it should draw none.")
 
 
 def _random_states(device: torch.device) -> list[Tensor]:
     elsewhere = [] if device.type == "cpu" else [torch.get_device_module(device).get_rng_state(device)]
     return [torch.get_rng_state(), *elsewhere]
+
+
+def _set_random_states(device: torch.device, states: list[Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.get_device_module(device).set_rng_state(states[1], device)
 
 
 def outside(tensor: Tensor) -> Tensor:
