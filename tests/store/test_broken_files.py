@@ -9,7 +9,8 @@ import pytest
 from runs_for_tests import rows, write, writer
 
 from gyroscope.errors import StoreError
-from gyroscope.store import LayerInfo, Rows, load
+from gyroscope.store import LayerInfo, Rows, load, runs
+from gyroscope.store.example import write_example
 
 STEPS = range(60)
 MANY = [LayerInfo(f"layer{i}", "linear", (2, 2)) for i in range(1500)]
@@ -197,3 +198,29 @@ def test_what_a_writer_leaves_that_was_killed_at_the_very_beginning_is_no_obstac
         (tmp_path / name).write_bytes(b"half")
     write(tmp_path, rows(0))
     np.testing.assert_array_equal(load(tmp_path).steps, [0])
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE layers SET name = NULL",
+        "UPDATE layers SET part = 'x'",
+        "UPDATE attempts SET time = 'x'",
+        "UPDATE attempts SET time = 1e300",
+        "UPDATE attempts SET time = NULL",
+        "UPDATE attempts SET ended = 'x'",
+        "UPDATE scalars SET name = X'ff' WHERE step = 10",
+        "UPDATE events SET text = X'ff00'",
+        "UPDATE events SET kind = NULL",
+        "UPDATE quantities SET name = NULL",
+        "UPDATE quantities SET meaning = X'ff'",
+    ],
+)
+def test_what_cannot_have_been_written_is_damage_and_hides_no_other_run(tmp_path, statement):
+    write_example(tmp_path / "bad").close()
+    write_example(tmp_path / "good").close()
+    change(tmp_path / "bad", statement)
+    with pytest.raises(StoreError, match=r"is damaged: .*cannot be understood"), load(tmp_path / "bad") as run:
+        _ = run.layer_table, run.quantities, run.attempts, run.scalars, run.events
+    broken = []
+    assert "good" in [run.name for run in runs(tmp_path, broken=broken)]

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# In seconds since 1970: no clock has shown it.
+_YEAR_10000 = 253_402_300_800
+
 
 class Scalar(NamedTuple):
     """Numbers of the whole network: `values[i]` was logged at `steps[i]`."""
@@ -99,15 +102,17 @@ class Run:
         """What the run has values of, by name."""
         has_rows = "EXISTS (SELECT 1 FROM series WHERE quantity = id)"
         rows = self._ask(f"SELECT name, unit, meaning FROM quantities WHERE {has_rows} ORDER BY id")
-        return {name: QuantityInfo(name, unit, meaning) for name, unit, meaning in rows}
+        return {row[0]: QuantityInfo(*schema.of_kinds(row, str, str, str)) for row in rows}
 
     @cached_property
     @_understood
     def attempts(self) -> list[Attempt]:
         """The stretches in which it was written: more than one if it was resumed."""
-        return [
-            Attempt(*row) for row in self._ask("SELECT attempt, start_step, time, ended FROM attempts ORDER BY attempt")
-        ]
+        rows = self._ask("SELECT attempt, start_step, time, ended FROM attempts ORDER BY attempt")
+        found = [Attempt(*schema.of_kinds(row, int, int, schema.NUMBER, schema.OR_NONE)) for row in rows]
+        if any(not 0 <= time < _YEAR_10000 for one in found for time in (one.time, one.ended or 0)):
+            raise ValueError("a time that is none")
+        return found
 
     @property
     def state(self) -> Literal["running", "ended", "interrupted"]:
@@ -152,9 +157,8 @@ class Run:
     def scalars(self) -> dict[str, Scalar]:
         """What was logged of the whole network, by name."""
         found: dict[str, dict[int, float]] = {}
-        for name, step, attempt, value in self._ask(
-            "SELECT name, step, attempt, value FROM scalars ORDER BY name, step, attempt"
-        ):
+        for row in self._ask("SELECT name, step, attempt, value FROM scalars ORDER BY name, step, attempt"):
+            name, step, attempt, value = schema.of_kinds(row, str, int, int, schema.OR_NONE)
             if self._history.shows(attempt, step):
                 found.setdefault(name, {})[step] = np.nan if value is None else value
         return {
@@ -167,7 +171,8 @@ class Run:
     def events(self) -> list[Event]:
         """What happened, in the order of steps."""
         rows = self._ask("SELECT step, kind, text, time, attempt FROM events ORDER BY step, attempt, rowid")
-        return [Event(*row) for *row, attempt in rows if self._history.shows(attempt, row[0])]
+        checked = (schema.of_kinds(row, int, str, str, schema.NUMBER, int) for row in rows)
+        return [Event(*row) for *row, attempt in checked if self._history.shows(attempt, row[0])]
 
     def to_pandas(self, quantity: Wanted = None) -> pandas.DataFrame:
         """A data frame: of one quantity or scalar, a row a step; of several or all, a row a step and layer."""

@@ -11,6 +11,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from gyroscope.errors import StoreError
 from gyroscope.store.connect import damaged
@@ -96,12 +97,34 @@ def write_layers(connection: sqlite3.Connection, layers: Sequence[LayerInfo]) ->
     connection.executemany("INSERT INTO layers VALUES (?, ?, ?, ?, ?)", rows)
 
 
+Row = tuple[Any, ...]
+NUMBER = (int, float)
+OR_NONE = (int, float, type(None))
+
+
+def of_kinds(row: Row, *kinds: type | tuple[type, ...]) -> Row:
+    """The row as it is: SQLite takes anything in any column, and so a damaged file may hold anything.
+
+    Raises:
+        TypeError: a value is of another kind.
+
+    >>> of_kinds((3, "note"), int, str)
+    (3, 'note')
+    """
+    for value, kind in zip(row, kinds, strict=True):
+        if not isinstance(value, kind):
+            name = kind.__name__ if isinstance(kind, type) else "number"
+            raise TypeError(f"{value!r:.40} was found where a {name} belongs")
+    return row
+
+
 LAYERS = "SELECT name, kind, shape, part FROM layers ORDER BY position"
 
 
 def layers_from(rows: Iterable[tuple[str, str, str, int]], file: Path) -> tuple[LayerInfo, ...]:
     """The layers of a run, in forward order, from the answer to `LAYERS`."""
     try:
-        return tuple(LayerInfo(name, kind, tuple(json.loads(shape)), part) for name, kind, shape, part in rows)
+        checked = (of_kinds(row, str, str, str, int) for row in rows)
+        return tuple(LayerInfo(name, kind, tuple(json.loads(shape)), part) for name, kind, shape, part in checked)
     except (TypeError, ValueError) as error:
         raise damaged(file, f"its layers cannot be understood ({error})") from error
