@@ -94,3 +94,48 @@ def test_what_cannot_be_analysed_is_refused_by_name():
         outliers(net, F.mse_loss, batch, "0", count=3)
     with pytest.raises(DynamicsError, match="applied once"):
         outliers(net, F.mse_loss, (torch.ones(4, 3, 2), torch.zeros(4, 3, 2)), "0")
+
+
+class ByName(nn.Module):
+    """Calls its layer with a keyword argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.linear(input=x)
+
+
+def test_a_layer_that_is_called_by_keyword_is_seen():
+    model, batch = ByName(), (torch.randn(6, 3), torch.arange(6) % 2)
+    assert (
+        outliers(model, F.cross_entropy, batch, "linear").nu
+        == outliers(nn.Sequential(model.linear), F.cross_entropy, batch, "0").nu
+    )
+
+
+def test_outliers_are_the_same_within_inference_mode():
+    model, batch = nn.Sequential(nn.Linear(3, 2)), (torch.randn(6, 3), torch.arange(6) % 2)
+    expected = outliers(model, F.cross_entropy, batch, "0").measured
+    with torch.inference_mode():
+        assert torch.equal(outliers(model, F.cross_entropy, batch, "0").measured, expected)
+
+
+def hooked():
+    model = nn.Sequential(nn.Linear(3, 2))
+    model.computed = model[0].weight * 2  # has a graph, and cannot be copied
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: nn.Sequential(nn.LazyLinear(2)), "has no values yet"),
+        (lambda: nn.Sequential(nn.Linear(4, 2)), "The forward pass in float64 failed with RuntimeError"),
+        (hooked, "The model cannot be copied"),
+    ],
+)
+def test_models_that_cannot_be_run_or_copied_are_refused_in_words(make, says):
+    with pytest.raises(DynamicsError, match=says):
+        outliers(make(), F.cross_entropy, (torch.randn(6, 3), torch.arange(6) % 2), "0")

@@ -418,3 +418,12 @@ def test_a_loss_that_fails_is_told_of():
     batch = torch.randn(8, 3), torch.rand(8)
     with pytest.raises(DynamicsError, match=r"The loss failed with RuntimeError: .* dtype=None leaves types"):
         invariance(model, F.cross_entropy, batch)
+
+
+def test_invariance_is_found_within_inference_mode_too():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    batch = torch.randn(32, 5), torch.arange(32) % 3
+    expected = invariance(net, F.cross_entropy, batch).rows()
+    with torch.inference_mode():
+        assert invariance(net, F.cross_entropy, batch).rows() == expected

@@ -73,7 +73,8 @@ class OnLoan:
             (one,) = batches(batch, self.layers[0].parameter.device)
         except GyroscopeError as error:
             raise DynamicsError(str(error)) from error
-        self.batch = cast(one, dtype)
+        with torch.inference_mode(False):  # whose tensors have no gradients
+            self.batch = cast(one, dtype)
         self.held = dict(self.model.named_parameters())
         keys = {id(parameter): name for name, parameter in self.held.items()}
         self.keys = [keys[id(layer.parameter)] for layer in self.layers]
@@ -88,7 +89,8 @@ class OnLoan:
 
     def gradients(self, weights: Sequence[Tensor] | None = None) -> tuple[float, list[Tensor | None]]:
         """The loss and its gradient at each layer's weight, None for a layer the loss does not depend on."""
-        leaves = [w.detach().clone().requires_grad_(True) for w in (self.weights() if weights is None else weights)]
+        with torch.inference_mode(False):
+            leaves = [w.detach().clone().requires_grad_(True) for w in (self.weights() if weights is None else weights)]
         value: float = self._run(self._backward, leaves, gradients=True)
         found = [leaf.grad for leaf in leaves]
         return value, [g.to_dense() if g is not None and g.is_sparse else g for g in found]
@@ -150,7 +152,8 @@ class OnLoan:
 
     def _copy(self, tensor: Tensor) -> Tensor:
         dtype = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
-        return tensor.detach().to(dtype, copy=True)
+        with torch.inference_mode(False):
+            return tensor.detach().to(dtype, copy=True)
 
 
 class _Within(nn.Module):

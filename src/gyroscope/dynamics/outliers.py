@@ -22,6 +22,7 @@ from gyroscope.conditioning.fisher_scores import Labels
 from gyroscope.conditioning.labels import Loss
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.given import finite, whole
+from gyroscope.dynamics.one_by_one import parts
 
 
 def outlier(mean: Tensor) -> Tensor:
@@ -124,7 +125,23 @@ def outliers(
         >>> found.nu, found.predicted.tolist(), found.measured.round(decimals=9).tolist()
         (5.0, [5.0, 5.0], [5.0, 5.0])
     """
-    own = deepcopy(_unwrapped(model)).double()
+    with torch.inference_mode(False):
+        return _outliers(
+            _copied(_unwrapped(model)), loss, batch, layer, count=count, labels=labels, limit=limit, seed=seed
+        )
+
+
+def _outliers(
+    own: nn.Module,
+    loss: Loss,
+    batch: Any,
+    layer: str,
+    *,
+    count: int | None,
+    labels: Labels,
+    limit: int,
+    seed: int,
+) -> Outliers:
     module = _linear(own, layer)
     size = module.weight.numel() + module.out_features
     if not finite(limit):
@@ -172,6 +189,18 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
+def _copied(model: nn.Module) -> nn.Module:
+    """A copy in float64."""
+    parts(model)  # refuses those without values
+    try:
+        return deepcopy(model).double()
+    except Exception as error:
+        raise DynamicsError(
+            f"The model cannot be copied: {type(error).__name__}: {error} Weights that hooks compute, as the old "
+            "torch.nn.utils.weight_norm does, are one reason; torch.nn.utils.parametrizations has others."
+        ) from error
+
+
 def _linear(model: nn.Module, layer: str) -> nn.Linear:
     linears = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear)}
     if not isinstance(layer, str) or layer not in linears:
@@ -198,10 +227,19 @@ def _linear(model: nn.Module, layer: str) -> nn.Linear:
 def _mean_activations(model: nn.Module, module: nn.Linear, given: list[tuple[Any, Any]]) -> Tensor:
     """m over the samples of all batches."""
     seen: list[Tensor] = []
-    handle = module.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+
+    def look(_: nn.Module, args: Any, kwargs: Any) -> None:
+        seen.append(args[0] if args else kwargs["input"])
+
+    handle = module.register_forward_pre_hook(look, with_kwargs=True)
     try:
         for args, kwargs in given:
             model(*args, **kwargs)
+    except Exception as error:
+        raise DynamicsError(
+            f"The forward pass in float64 failed with {type(error).__name__}: {error}. The batch is (inputs, targets), "
+            "inputs a tensor, a tuple of positional or a dict of keyword arguments."
+        ) from error
     finally:
         handle.remove()
     if len(seen) != len(given) or any(x.dim() != 2 for x in seen):
