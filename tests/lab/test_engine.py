@@ -10,13 +10,14 @@ import pytest
 import torch
 
 import gyroscope
-from gyroscope.lab import engine, population
+from gyroscope.lab import engine, population, workers
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.captured import Captured
 from gyroscope.lab.engine import run_trials
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.population import run_population
 from gyroscope.lab.recipe import Recipe
+from gyroscope.lab.run_one import Note
 from gyroscope.lab.tasks import task
 from gyroscope.lab.training import train
 from gyroscope.lab.trial import Trial
@@ -144,10 +145,12 @@ def test_workers_that_wait_for_what_nobody_runs_say_so(tmp_path):
     ("given", "says"),
     [
         ({"engine": "gpu"}, "no engine is called 'gpu'; there are: auto, serial, workers, population, ray"),
-        ({"jobs": 0}, "0 jobs at a time; 1 or more are accepted"),
+        ({"jobs": 0}, "0 jobs at a time; a whole number, 1 or more, is accepted"),
         ({"jobs": -2}, "-2 jobs at a time"),
+        ({"jobs": "2"}, "'2' jobs at a time"),
+        ({"jobs": 1.5}, "1.5 jobs at a time"),
     ],
-    ids=["engine", "no jobs", "fewer than no jobs"],
+    ids=["engine", "no jobs", "fewer than no jobs", "text", "half a job"],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_written(tmp_path, given, says):
     with pytest.raises(LabError, match=says):
@@ -296,3 +299,14 @@ def test_without_a_gpu_several_trials_with_several_jobs_run_in_workers(tmp_path,
     monkeypatch.setattr("gyroscope.lab.workers.run_in_workers", pretend)
     assert len(run_trials(TRIALS[:count], Archive(tmp_path), jobs=jobs)) == count
     assert chosen == workers
+
+
+def test_notes_of_several_workers_are_not_mixed_however_long_they_are(monkeypatch):
+    receiving, sending = multiprocessing.Pipe(duplex=False)
+    monkeypatch.setattr(workers, "_sending", sending, raising=False)
+    monkeypatch.setattr(workers, "_turns", multiprocessing.Lock(), raising=False)
+    sent = [Note(str(place), str(place) * 100_000, 1, 1, 0.0, 0.0, 0.0) for place in range(20)]
+    told = [threading.Thread(target=workers._tell, args=(note,), daemon=True) for note in sent]
+    for thread in told:
+        thread.start()
+    assert sorted((receiving.recv() for _ in sent), key=lambda note: int(note.key)) == sent

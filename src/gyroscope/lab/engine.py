@@ -57,8 +57,8 @@ def run_trials(
     """
     if engine not in get_args(Engine):
         raise LabError(f"no engine is called {engine!r}; there are: {', '.join(get_args(Engine))}")
-    if jobs is not None and jobs < 1:
-        raise LabError(f"{jobs} jobs at a time; 1 or more are accepted")
+    if jobs is not None and (type(jobs) is not int or jobs < 1):
+        raise LabError(f"{jobs!r} jobs at a time; a whole number, 1 or more, is accepted")
     trials = list(trials)
     missing = archive.missing(trials)
     folder = None if data is None else Path(data)

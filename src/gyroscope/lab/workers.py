@@ -10,6 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Lock
 from pathlib import Path
 
 import torch
@@ -38,7 +39,7 @@ def run_in_workers(
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
     receiving, sending = context.Pipe(duplex=False)
-    with ProcessPoolExecutor(jobs, context, initializer=_start, initargs=(sending,)) as pool:
+    with ProcessPoolExecutor(jobs, context, initializer=_start, initargs=(sending, context.Lock())) as pool:
         try:
             waiting, futures = list(trials), dict[Future[Result], Trial]()
             while waiting or futures:
@@ -82,15 +83,17 @@ def _children_ignore_interrupts() -> Iterator[None]:
 
 
 _sending: Connection
+_turns: Lock
 
 
-def _start(sending: Connection) -> None:
-    global _sending
-    _sending = sending
+def _start(sending: Connection, turns: Lock) -> None:
+    global _sending, _turns
+    _sending, _turns = sending, turns
     torch.set_num_threads(1)
     end_with_parent()
 
 
 def _tell(note: Note) -> None:
-    # Short messages are written to a pipe whole, so workers need not take turns.
-    _sending.send(note)
+    # Of messages that are longer than a pipe writes whole, some systems' 512 bytes, several would be mixed.
+    with _turns:
+        _sending.send(note)
