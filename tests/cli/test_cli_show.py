@@ -242,6 +242,11 @@ def test_a_layer_that_was_zero_at_first_is_not_said_to_be_zero_now(tmp_path):
     assert "layer2.weight has no rotation: it is zero or not finite." in said
 
 
+def test_a_curve_that_is_not_known_is_not_drawn_where_the_others_are_zero():
+    assert sparklines([0, 1], [[0.0, NAN], [0.0, NAN]], width=2) == ["▁▁", "  "]
+    assert sparklines([0, 1], [[NAN], [NAN]], width=2) == ["  "]
+
+
 def test_a_page_reads_every_series_once(small, monkeypatch):
     asked, real = [], Run.series
 

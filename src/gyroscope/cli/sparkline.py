@@ -27,7 +27,7 @@ def sparklines(steps: npt.ArrayLike, values: npt.ArrayLike, *, width: int = 24, 
         cells, low, high = np.log(cells), float(np.log(low)), float(np.log(high))
     else:
         low = min(low, 0.0)
-    level = np.zeros_like(cells) if low == high else (cells - low) / (high - low)
+    level = 0.0 * cells if low == high else (cells - low) / (high - low)  # what is not known stays so
     return ["".join(_block(value) for value in column) for column in level.T]
 
 
