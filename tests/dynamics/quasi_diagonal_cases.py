@@ -316,6 +316,30 @@ def test_sizes_of_batches_and_damping_may_change(torchs):
         torch.testing.assert_close(ours, theirs, **CLOSE)
 
 
+@pytest.mark.parametrize("damping", [0.0, 0.1])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("constant", [slice(0, 1), slice(None)], ids=["one", "all"])
+def test_inputs_that_are_the_same_in_all_samples_have_no_variance(torchs, damping, biased, constant):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(7, 3, generator=generator, dtype=torch.float64)
+    x[:, constant] = torch.tensor([0.1, 0.7, -3.3], dtype=torch.float64)[constant]
+    found = []
+    for plain in (False, True):
+        torchs(plain)
+        torch.manual_seed(0)
+        net = nn.Linear(3, 2, bias=biased).to(DEVICE, torch.float64)
+        before = net.weight.detach().clone()
+        optimizer = QuasiDiagonal(torch.optim.SGD(net.parameters(), lr=0.01), net, damping=damping)
+        for _ in range(2):  # the kernels are made for the second
+            optimizer.zero_grad()
+            net(x.to(DEVICE)).square().mean().backward()
+            optimizer.step()
+        moved = net.weight.detach() - before
+        assert moved.abs().max() < 1
+        found.append(moved)
+    torch.testing.assert_close(*found, **CLOSE)
+
+
 def test_copies_and_loaded_states_train_on_alike_and_gradients_are_the_loops_own():
     net = make_net()
     optimizer = QuasiDiagonal(sgd(net), net)

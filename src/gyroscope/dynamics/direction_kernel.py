@@ -27,13 +27,33 @@ def _share(values, n, damping, TC: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _moments(means, variances, j, inside, NOISE: tl.constexpr, TC: tl.constexpr):
+    """Means and variances; 0 for variances that are no more than rounding makes of numbers that are all the same."""
+    m = tl.load(means + j, mask=inside, other=0.0).to(TC)
+    v = tl.load(variances + j, mask=inside, other=0.0).to(TC)
+    noise = NOISE * m
+    return m, tl.where(v > noise * noise, v, 0.0)
+
+
+@triton.jit
+def _share_of_variances(means, variances, n, damping, NOISE: tl.constexpr, TC: tl.constexpr, BLOCK: tl.constexpr):
+    """What damping adds to variances."""
+    total = tl.zeros((BLOCK,), TC)
+    for low in range(0, n, BLOCK):
+        k = low + tl.arange(0, BLOCK)
+        _, v = _moments(means, variances, k, k < n, NOISE, TC)
+        total += v
+    return damping * tl.sum(total) / n
+
+
+@triton.jit
 def _product(
-    gradient, means, variances, added, factor, k, n, channels, positions, at, inside, TC: tl.constexpr
+    gradient, means, variances, added, factor, k, n, channels, positions, at, inside,
+    NOISE: tl.constexpr, TC: tl.constexpr,
 ):  # fmt: skip
     """(∇W − f mᵀ) Σ⁻¹ of some columns k, with a factor f of each row; and m and Σ⁻¹ there."""
-    j = k % channels * positions + k // channels
-    m = tl.load(means + j, mask=k < n, other=0.0).to(TC)
-    precision = _reciprocal(tl.load(variances + j, mask=k < n, other=0.0).to(TC) + added)
+    m, v = _moments(means, variances, k % channels * positions + k // channels, k < n, NOISE, TC)
+    precision = _reciprocal(v + added)
     W = tl.load(gradient + at, mask=inside, other=0.0).to(TC)
     return (W - factor[:, None] * m[None, :]) * precision[None, :], m, precision
 
@@ -41,7 +61,8 @@ def _product(
 @triton.jit
 def directions_kernel(
     owners, records, pointers, value, slopes, out, coordinates, damping_near, damping_rest,
-    TG: tl.constexpr, TC: tl.constexpr, SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    TG: tl.constexpr, TC: tl.constexpr, SCALED: tl.constexpr, NOISE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Some rows of one layer.
 
@@ -75,7 +96,7 @@ def directions_kernel(
     if bias >= 0:
         b = tl.load(pointer(pointers, bias, TG, False) + row, mask=some, other=0.0).to(TC)
     gradient = pointer(pointers, layer, TG, False)
-    added = _share(variances, n, damping, TC, COLUMNS)
+    added = _share_of_variances(means, variances, n, damping, NOISE, TC, COLUMNS)
     along = tl.zeros((ROWS, COLUMNS), TC)
     lengths = tl.zeros((COLUMNS,), TC)
     for low in range(0, n, COLUMNS):
@@ -83,7 +104,7 @@ def directions_kernel(
         at = line + k[None, :]
         inside = some[:, None] & (k < n)[None, :]
         P, m, precision = _product(
-            gradient, means, variances, added, b, k, n, channels, positions, at, inside, TC
+            gradient, means, variances, added, b, k, n, channels, positions, at, inside, NOISE, TC
         )  # fmt: skip
         along += P * m[None, :]
         lengths += precision * m * m
@@ -100,6 +121,6 @@ def directions_kernel(
             at = line + k[None, :]
             inside = some[:, None] & (k < n)[None, :]
             P, m, precision = _product(
-                gradient, means, variances, added, shift, k, n, channels, positions, at, inside, TC
+                gradient, means, variances, added, shift, k, n, channels, positions, at, inside, NOISE, TC
             )  # fmt: skip
             tl.store(to_weight + at, rounded(P * scale[:, None], TG), mask=inside)

@@ -13,6 +13,7 @@ from gyroscope.dynamics.direction_kernel import directions_kernel
 from gyroscope.dynamics.launches import Addresses, Launcher, shared_out
 from gyroscope.dynamics.moments import Held
 from gyroscope.dynamics.places import Place
+from gyroscope.dynamics.running import noise
 from gyroscope.vectors.captured import in_two
 from gyroscope.vectors.chunks import Ints, is_capturing, to_device
 from gyroscope.vectors.triton import TYPES
@@ -56,7 +57,7 @@ class DirectionLaunch:
         self._before = [to_device(owners, device), to_device(records, device)]
         self._between = [averages, averages if slopes is None else slopes.value, self._out, averages.shape[1]]
         computed = torch.float64 if kind == torch.float64 else torch.float32
-        self._after = [TYPES[kind], TYPES[computed], slopes is not None, _ROWS, _COLUMNS]
+        self._after = [TYPES[kind], TYPES[computed], slopes is not None, noise(averages.dtype), _ROWS, _COLUMNS]
 
     def __call__(self, gradients: Sequence[Tensor], damping: float) -> bool:
         """Find the directions; False where a CUDA graph is captured without having been prepared for."""

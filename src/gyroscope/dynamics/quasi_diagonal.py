@@ -15,14 +15,11 @@ from gyroscope.dynamics.moments import Held, Moments, has_kernels
 from gyroscope.dynamics.observer import Labels
 from gyroscope.dynamics.places import Parts
 from gyroscope.dynamics.preconditioner import Exchange, Preconditioner, check_number
-from gyroscope.dynamics.running import Averages
+from gyroscope.dynamics.running import Averages, noise
 from gyroscope.vectors.chunks import is_capturing
 
 if TYPE_CHECKING:
     from gyroscope.dynamics.direction_launch import Directions
-
-
-_ROUNDING = 16  # times the type's precision: means of equal numbers are closer to them than that
 
 
 def quasi_diagonal(gradient: Parts, mean: Tensor, variance: Tensor) -> Parts:
@@ -64,7 +61,7 @@ def _direction(gradient: Parts, mean: Tensor, precision: Tensor, back: Tensor) -
 
 def _beyond_rounding(variance: Tensor, mean: Tensor) -> Tensor:
     """Variances, and 0 where they are no more than the mean's rounding makes of numbers that are all the same."""
-    return torch.where(variance > (_ROUNDING * torch.finfo(mean.dtype).eps * mean).square(), variance, 0.0)
+    return torch.where(variance > (noise(mean.dtype) * mean).square(), variance, 0.0)
 
 
 def _reciprocal(values: Tensor) -> Tensor:

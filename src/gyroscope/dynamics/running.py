@@ -74,6 +74,11 @@ class Counts:
         return found if self._new is None else torch.where(self._new, found, 0.0)
 
 
+def noise(kind: torch.dtype) -> float:
+    """A share of a number that means of numbers equal to it, in this type, are closer to it than."""
+    return 16 * torch.finfo(kind).eps
+
+
 class Averages:
     """Running averages of vectors of several sizes.
 
