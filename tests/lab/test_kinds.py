@@ -20,7 +20,7 @@ MADE = {"Recipe": Recipe("SGD", 0.1), "Schedule": Schedule(), "Source": Source("
         ("Recipe", "rate", True, "a number"),
         ("Recipe", "weight_decay", None, "a number"),
         ("Recipe", "optimizer", ["sgd"], "text"),
-        ("Recipe", "frozen", [0, 1], "a tuple"),
+        ("Recipe", "frozen", (0, 1.0), "a tuple"),
         ("Recipe", "frozen", 0, "a tuple"),
         ("Recipe", "only", 1.0, "a whole number"),
         ("Recipe", "records", "no", "True or False"),
@@ -46,6 +46,18 @@ def test_what_is_of_the_wrong_kind_is_refused_by_name_where_it_enters(what, name
     with pytest.raises(LabError) as refused:
         replace(MADE[what], **{name: given})
     assert str(refused.value).startswith(f"{name} of a {what} is {given!r}; it can be {accepted}")
+
+
+def test_what_was_read_from_json_is_what_was_written():
+    for known in TASKS.values():
+        trial = Trial(known, Recipe("SGD", 0.1, frozen=(0, 1)))
+        told = trial.description
+        schedule, source = Schedule(**told["task"]["schedule"]), Source(**told["task"]["source"])
+        assert (schedule, source) == (known.schedule, known.source)
+        assert replace(known, **{name: told["task"][name] for name in ("options", "fails")}) == known
+        recipe = Recipe(**told["recipe"])
+        assert recipe == trial.recipe
+        assert hash(recipe) == hash(trial.recipe)
 
 
 def test_whole_numbers_are_numbers_and_so_are_floats_of_numpy():

@@ -19,10 +19,10 @@ _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
 
 
 def require_kinds(value: object) -> None:
-    """Refuse a dataclass of which a field is not of the kind it is declared as.
+    """Refuse a dataclass of which a field is not of the kind it is declared as; a list becomes the tuple it stands for.
 
-    A text that is compared with a number fails with words that name neither, a truth value counts as 1, and a list
-    where a tuple is declared fails much later, as what cannot be hashed.
+    A text that is compared with a number fails with words that name neither, and a truth value counts as 1. Lists are
+    what JSON gives for tuples, and cannot be hashed.
 
     >>> from gyroscope.lab.schedule import Schedule
     >>> Schedule(cuts=0.5)
@@ -31,7 +31,8 @@ def require_kinds(value: object) -> None:
     """
     kind: Any = type(value)
     for name, hint in _hints(kind).items():
-        given = getattr(value, name)
+        given = _settled(getattr(value, name), hint)
+        object.__setattr__(value, name, given)  # of what is frozen, but only now made
         if not _fits(given, hint):
             raise LabError(f"{name} of a {kind.__name__} is {given!r}; it can be {_in_words(hint)}")
 
@@ -40,6 +41,16 @@ def require_kinds(value: object) -> None:
 def _hints(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind)
     return {one.name: hints[one.name] for one in fields(kind)}
+
+
+def _settled(value: Any, hint: Any) -> Any:
+    """The same with tuples for lists where tuples are declared."""
+    hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    declared = next((one for one in hints if get_origin(one) is tuple), None)
+    if declared is None or not isinstance(value, list | tuple):
+        return value
+    inner = get_args(declared)
+    return tuple(_settled(one, inner[0] if inner[-1] is Ellipsis else Any) for one in value)
 
 
 def _fits(value: Any, hint: Any) -> bool:
