@@ -109,6 +109,26 @@ def test_models_and_optimizers_that_do_not_belong_together_are_refused(tmp_path,
     assert not list(tmp_path.iterdir())
 
 
+def test_the_optimizer_inside_a_controller_is_refused(tmp_path):
+    model = mlp()
+    controller = gyroscope.Layca(torch.optim.SGD(model.parameters(), 0.1), model)
+    with pytest.raises(MonitorError, match=r"The SGD is inside a Layca: .* Watch the Layca"):
+        gyroscope.watch(model, controller.inner, tmp_path / "run")
+    assert untouched(model, controller.inner)
+    assert not list(tmp_path.iterdir())
+
+
+def test_options_that_are_tensors_are_kept_as_numbers(tmp_path):
+    model = mlp()
+    rates = {"lr": torch.tensor(0.25), "betas": (torch.tensor(0.5), torch.tensor(0.75))}
+    groups = [{"params": [p]} for p in model.parameters()]
+    gyroscope.watch(model, torch.optim.Adam(groups, **rates), tmp_path / "run").close()
+    with gyroscope.load(tmp_path / "run") as run:
+        about = run.meta["optimizers"][0]
+    assert (about["lr"], about["betas"]) == (0.25, [0.5, 0.75])
+    assert "differ" not in about
+
+
 def test_layers_without_values_or_of_whole_numbers_are_refused(tmp_path):
     model = nn.Linear(3, 2, device="meta")
     with pytest.raises(MonitorError, match="meta device"):

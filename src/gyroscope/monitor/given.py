@@ -29,6 +29,8 @@ _DTYPES = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
 
 def optimizers(given: Any) -> list[Optimizer]:
     """One optimizer or several, as a list."""
+    from gyroscope.control.torch_contract import controller_of  # a neighbour, which monitors do without otherwise
+
     found = list(given) if isinstance(given, list | tuple) else [given]
     for one in found:
         # Accelerate and others wrap an optimizer without being one; what they call in the end is the same object.
@@ -41,7 +43,15 @@ def optimizers(given: Any) -> list[Optimizer]:
         raise MonitorError("The list of optimizers is empty; give the one that steps the model.")
     if len({id(one) for one in found}) < len(found):
         raise MonitorError("The same optimizer is listed twice; list each once.")
-    return [one if isinstance(one, Optimizer) else one.optimizer for one in found]
+    bare = [one if isinstance(one, Optimizer) else one.optimizer for one in found]
+    for one in bare:
+        if (outer := controller_of(one)) is not None:
+            name = type(outer).__name__
+            raise MonitorError(
+                f"The {type(one).__name__} is inside a {name}: while it steps, weights are not in their place. Watch "
+                f"the {name}, which is what the loop steps."
+            )
+    return bare
 
 
 def layers(model: Any, chosen: Sequence[Layer] | str | Iterable[str] | None) -> list[Layer]:
@@ -238,13 +248,13 @@ def meta(
 
 
 def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    group = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+    group = {key: _read(value) for key, value in optimizer.param_groups[0].items() if key != "params"}
     plain: dict[str, Any] = {k: v for k, v in group.items() if isinstance(v, str) or _plain(v)}
     plain |= {key: list(value) for key, value in group.items() if isinstance(value, tuple) and all(map(_plain, value))}
     about = {"class": type(optimizer).__name__, **plain}
     # Rates and decays are recorded layer by layer; what else groups differ in no layer can be told of.
     others = [other for other in optimizer.param_groups[1:] if isinstance(other, Mapping)]
-    differ = sorted(k for k in plain if k not in _BY_LAYER and any(other.get(k) != group[k] for other in others))
+    differ = sorted(k for k in plain if k not in _BY_LAYER and any(_read(other.get(k)) != group[k] for other in others))
     if differ:
         about["differ"] = differ
     return {**about, **_around(optimizer)}
@@ -274,6 +284,13 @@ def _around(optimizer: Optimizer) -> dict[str, Any]:
 
 
 _BY_LAYER = ("lr", "initial_lr", "weight_decay", "name", "max_lr", "min_lr", "base_momentum", "max_momentum")
+
+
+def _read(value: Any) -> Any:
+    """Options that are tensors, or pairs of them, as numbers."""
+    if isinstance(value, tuple):
+        return tuple(map(_read, value))
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
 def _plain(value: object) -> bool:
