@@ -240,6 +240,17 @@ def test_a_corrupt_file_is_named(tmp_path, content):
         Rates.load(path)
 
 
+def test_rates_of_which_a_bit_has_flipped_on_disk_are_refused(tmp_path):
+    path = tmp_path / "rates.pt"
+    tangents = torch.rand(50, 2, dtype=torch.float64)
+    Rates(("a", "b"), tangents).save(path)
+    content = bytearray(path.read_bytes())
+    content[content.index(tangents.numpy().tobytes()) + 7] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(ControlError, match=r"does not hold recorded rates: .*damaged"):
+        Rates.load(path)
+
+
 def test_a_truncated_file_is_named(tmp_path):
     path = tmp_path / "rates.pt"
     Rates(("a", "b"), torch.rand(5, 2, dtype=torch.float64)).save(path)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from gyroscope.checksums import require_whole
 from gyroscope.control.roster import as_number, check_dtype, chosen_layers, few, unlike
 from gyroscope.control.torch_contract import controller_of
 from gyroscope.errors import ControlError
@@ -147,6 +148,7 @@ class Rates:
     def load(cls, path: str | Path) -> Rates:
         """Read what `save` wrote."""
         try:
+            require_whole(path)
             data = torch.load(path, weights_only=True, map_location="cpu")
             names, tangents = tuple(data["layers"]), data["tangents"].to(torch.float64)
             if tangents.dim() != 2 or tangents.shape[1] != len(names):

@@ -81,9 +81,7 @@ class Archive:
             said = f"{trial.recipe.name} copies the rates of {trial.source.recipe.name}, which is not in {self.root}"
             raise LabError(f"{said}; run that one first, or leave both to run_trials")
         try:
-            rates = Rates.load(where / RATES)
-            checkpoint.require_whole(where / RATES)
-            return rates
+            return Rates.load(where / RATES)
         except ControlError as error:
             raise LabError(f"{error} Delete {where} to run {trial.source.recipe.name} again") from error
         except Exception as error:

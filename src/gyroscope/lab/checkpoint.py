@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 import torch
 
+from gyroscope.checksums import require_whole
 from gyroscope.lab.errors import LabError
 from gyroscope.monitor import Monitor
 
@@ -59,14 +59,6 @@ def read(path: Path) -> dict[str, Any]:
     require_whole(path)
     found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return found
-
-
-def require_whole(path: Path) -> None:
-    """Refuse a file of `torch.save` that is not as it was written: torch.load does not look at the checksums."""
-    with ZipFile(path) as file:
-        damaged = file.testzip()
-    if damaged is not None:
-        raise ValueError(f"{damaged} in it is damaged")
 
 
 def recorded(monitor: Monitor) -> None:
