@@ -1,0 +1,58 @@
+"""The names of `gyroscope` as people and type checkers see them, whatever is installed."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import gyroscope
+
+WITHOUT = """
+import sys
+sys.modules[sys.argv[1]] = None  # as if it were not installed
+"""
+
+
+def without(library, program):
+    return subprocess.run([sys.executable, "-c", WITHOUT + program, library], capture_output=True, text=True)
+
+
+def test_names_that_are_loaded_when_used_are_seen_before():
+    assert set(gyroscope.__all__) <= set(dir(gyroscope))
+
+
+def test_all_names_can_be_taken_with_a_star_where_matplotlib_is_missing():
+    done = without("matplotlib", "from gyroscope import *\nprint(Layca.__name__, 'figures' in dir())")
+    assert (done.stdout, done.stderr) == ("Layca False\n", "")
+
+
+def test_figures_are_among_the_names_where_matplotlib_is_installed():
+    assert "figures" in gyroscope.__all__
+
+
+def test_a_type_checker_sees_every_name_and_takes_no_other():
+    """Type checkers believe a `__getattr__` they can see, and would then accept any misspelt name."""
+    tree = ast.parse(Path(gyroscope.__file__).read_text())
+    seen = {}
+    for node in tree.body:
+        hidden = isinstance(node, ast.If) and ast.unparse(node.test) == "not TYPE_CHECKING"
+        for inner in () if hidden else ast.walk(node):
+            if isinstance(inner, ast.ImportFrom):
+                seen |= {alias.asname or alias.name: inner for alias in inner.names}
+            elif isinstance(inner, ast.FunctionDef):
+                seen[inner.name] = inner
+    assert set(gyroscope.__all__) <= set(seen)
+    assert "__getattr__" not in seen
+
+
+def test_the_command_says_in_one_line_what_to_install():
+    done = without("typer", "from gyroscope.__main__ import main\nmain()")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "gyroscope: the gyroscope command needs typer and rich, which are not installed: pip install 'gyroscope[lab]'\n"
+    )
+
+
+def test_the_package_can_be_run_as_the_command():
+    done = subprocess.run([sys.executable, "-m", "gyroscope", "--version"], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"gyroscope {gyroscope.__version__}\n", "")
