@@ -180,7 +180,7 @@ def adam(courses: Courses, sgd: Course | None) -> list[Finding]:
                     "well adjusted",
                     f"λmax({FACTORS[name]}) × {first:.2g} a layer at first, × {last:.2g} in the end (a factor of "
                     f"{apart(plain, name)[1]:.3g} between layers); with SGD × {beside:.2g} ({apart(sgd, name)[1]:.3g})",
-                    not exponential(last) and exponential(beside),
+                    apart(plain, name)[1] <= APART and exponential(beside),
                 )
             )
     if plain is not None and normalized is not None:
