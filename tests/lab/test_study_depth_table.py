@@ -184,3 +184,41 @@ def test_saving_writes_the_figure_the_page_and_all_numbers(lab, tmp_path):
     assert [(one["architecture"], one["depth"]) for one in kept[:2]] == [("ResNet", 8), ("ResNet_LastBN", 8)]
     assert kept[0]["loss"] == pytest.approx(raw(lab, FIG8.trials(lab)[0])["loss"], abs=1e-4)
     assert {path.name for path in TABLE1.save(lab, TABLE1.run(lab), tmp_path)} == {"README.md", "result.json"}
+
+
+@pytest.mark.parametrize(
+    ("gains", "seeds", "holds"),
+    [
+        ((2.0, 1.0), 1, True),
+        ((2.0, -0.2), 1, None),  # twenty images of ten thousand may be chance
+        ((0.2, 0.2), 1, None),
+        ((0.2, 0.2), 5, True),  # where five seeds agree to a twentieth of a point
+        ((2.0, -1.0), 1, False),
+    ],
+)
+def test_errors_of_few_images_and_seeds_decide_nothing_that_may_be_chance(tmp_path, gains, seeds, holds):
+    gained = dict(zip((56, 110), gains, strict=True))
+
+    def errors(trial):
+        network = network_of(trial.task)
+        better = gained[network.depth] if network.architecture == "ResNet_LastBN" else 0.0
+        return result(0.93 + (better + 0.02 * (trial.seed - 3)) / 100)
+
+    class Few(MadeLab):
+        def held(self, trials):
+            return [one for one in trials if one.seed <= seeds and network_of(one.task).depth in gained]
+
+    report = TABLE1.run(Few(Archive(tmp_path), "full", known=True, make=errors))
+    assert report.findings[0].holds is holds
+
+
+def test_losses_until_the_cut_are_compared_as_a_whole_and_not_at_one_epoch(tmp_path):
+    def crossing(trial):
+        network = network_of(trial.task)
+        early = [0.5 + network.depth / 1e3] * 78 + [0.2 - network.depth / 1e5]
+        return result(0.9, loss=early + [0.1] * 81)
+
+    report = FIG8.run(MadeLab(Archive(tmp_path), "full", make=crossing))
+    says, holds = report.findings[0].says, report.findings[0].holds
+    assert "until the rate is cut" in says
+    assert holds
