@@ -10,11 +10,28 @@ READY  := $(VENV)/.ready
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
+# A folder that was renamed or copied has a .venv whose programs start those of the folder it was made in.
+MADE_IN := $(shell cat $(READY) 2>/dev/null)
+ifneq "$(MADE_IN)" ""
+ifneq "$(MADE_IN)" "$(CURDIR)"
+.PHONY: $(READY)
+CLEAR := --clear
+endif
+endif
+
+VERSION := import sys; print("%d.%d" % sys.version_info[:2])
+
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
+	@given=$$($(PYTHON) -c '$(VERSION)'); case "$$given" in 3.1[1-9]|3.[2-9]?) ;; *) \
+	    echo "Python 3.11 or later is needed, and $(PYTHON) is $${given:-not found}; name another:" \
+	    "make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1;; esac; \
+	there=$$($(BIN)/python -c '$(VERSION)' 2>/dev/null || echo "$$given"); \
+	test -n "$(CLEAR)" -o "$$there" = "$$given" || { \
+	    echo "$(VENV) has Python $$there, and $(PYTHON) is $$given; to make it anew: rm -r $(VENV)" >&2; exit 1; }
+	$(PYTHON) -m venv $(CLEAR) $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	@touch $@
+	@pwd -P > $@
 
 demo: $(READY)  ## train the digits network under Layca; prints a table, writes demo/
 	$(BIN)/gyroscope demo
