@@ -1,4 +1,4 @@
-"""What `make` does before there is anything to run, tried on a copy of the Makefile with programs that say a version."""
+"""What `make` does before there is anything to run: on a copy of the Makefile, with programs that say a version."""
 
 import os
 import shutil
