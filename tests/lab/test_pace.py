@@ -35,6 +35,11 @@ def test_what_takes_long_takes_no_more_than_a_fiftieth_of_the_time(clock):
     assert passed(clock, Pace(30.0), took=2.0) == 100.0
 
 
+def test_what_took_long_once_is_due_as_asked_when_it_takes_little_again(clock):
+    pace = Pace(30.0)
+    assert [passed(clock, pace, took=took) for took in (0.1, 20.0, 0.1)] == pytest.approx([30.0, 1000.0, 30.0], abs=1.5)
+
+
 def test_what_is_asked_for_always_is_always_due(clock):
     pace = Pace(0.0)
     assert pace.due

@@ -215,7 +215,7 @@ def test_blocks_of_every_architecture_and_precision_are_compiled_in_one_process(
     own = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **options: own(module, backend=backend, **options))
     torch._dynamo.reset()
-    limit = torch._dynamo.config.recompile_limit
+    limit = torch._dynamo.config.cache_size_limit
     x = torch.randn(2, 3, 8, 8)
     for depth in (14, 20):
         model = models.make(f"resnet-{depth}", seed=0)
@@ -226,4 +226,4 @@ def test_blocks_of_every_architecture_and_precision_are_compiled_in_one_process(
     torch._dynamo.reset()
     # The first block of a stage, for its shortcut, and all others, in three stages, of which the first needs none.
     assert len(seen) == 10
-    assert torch._dynamo.config.recompile_limit == limit
+    assert torch._dynamo.config.cache_size_limit == limit

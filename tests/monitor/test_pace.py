@@ -300,3 +300,21 @@ def test_a_wish_that_no_tensor_holds_reaches_the_ranks_that_wait_for_it(monkeypa
     pace.requested = 10**20
     pace.agree(torch.device("cpu"))
     assert [wish > 10**18 for wish in told[0]] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_step_that_could_not_be_measured_is_counted_where_other_ranks_count_on_it(tmp_path, hands, by_hand):
+    monitor = run(tmp_path, hands, 0, budget=None)
+    loop, track = monitor._loop, monitor._tracks[0]
+    loop.pace.shared = True
+
+    def fail(track):
+        raise RuntimeError("no memory left")
+
+    loop._measure = fail
+    if not by_hand:
+        loop.before(track)
+    with pytest.raises(RuntimeError, match="no memory left"):
+        loop.by_hand(track) if by_hand else loop.after(track)
+    assert (loop.pace.taken, loop.pace.measurements) == (1, 1)
+    monitor.close()

@@ -39,8 +39,9 @@ def compile_blocks(model: nn.Module) -> bool:
 
 def room_for_kinds() -> AbstractContextManager[Any]:
     """Within it blocks of many kinds are compiled."""
+    # By the names that torch 2.6 knows; later ones know them too.
     limits: AbstractContextManager[Any] = torch._dynamo.config.patch(
-        recompile_limit=_KINDS, accumulated_recompile_limit=_KINDS
+        cache_size_limit=_KINDS, accumulated_cache_size_limit=_KINDS
     )
     return limits
 

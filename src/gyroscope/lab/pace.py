@@ -24,12 +24,13 @@ class Pace:
     """
 
     def __init__(self, every: float) -> None:
-        self._every, self._last = every, time.perf_counter()
+        self._every = self._apart = every
+        self._last = time.perf_counter()
 
     @property
     def due(self) -> bool:
         """Whether the time has come."""
-        return time.perf_counter() - self._last >= self._every
+        return time.perf_counter() - self._last >= self._apart
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -37,5 +38,4 @@ class Pace:
         began = time.perf_counter()
         yield
         self._last = time.perf_counter()
-        if self._every:
-            self._every = max(self._every, _APART * (self._last - began))
+        self._apart = max(self._every, _APART * (self._last - began)) if self._every else 0.0

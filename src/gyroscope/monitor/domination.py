@@ -36,16 +36,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gyroscope.accepted import real
 from gyroscope.errors import MonitorError
 from gyroscope.monitor.stall import Stall
 from gyroscope.monitor.stall_of_run import stalls
-from gyroscope.monitor.theory import as_run
+from gyroscope.monitor.theory import require_run
 from gyroscope.store import Run
 from gyroscope.store.record import LayerInfo
 
@@ -134,13 +134,14 @@ def dominated(
     ...         [(one.layer, one.since, one.until) for one in dominated(run)]
     [('0.weight', 1, None)]
     """
-    as_run(run)
-    if not _bounded(threshold, share, patience):
+    require_run(run)
+    least, most, lasts = real(threshold), real(share), real(patience)
+    if not (least > 0 and 0 < most < 1 and lasts >= 1 and lasts.is_integer()):
         raise MonitorError(
             f"threshold={threshold!r}, share={share!r} and patience={patience!r} were given; accepted are a threshold "
             "above 0, a share between 0 and 1, and a patience of 1 or more."
         )
-    parts = seen(run, known_steps(run), threshold=threshold, share=share, patience=patience)
+    parts = seen(run, known_steps(run), threshold=least, share=most, patience=int(lasts))
     found = [one for part in parts for one in part.found]
     with suppress(MonitorError):  # what shows a stall was not recorded
         for stall in stalls(run):
@@ -149,11 +150,6 @@ def dominated(
             found.append(_of_stall(run, stall))
     place = {layer.name: i for i, layer in enumerate(run.layer_table)}
     return sorted(found, key=lambda one: (one.since, place[one.layer]))
-
-
-def _bounded(threshold: Any, share: Any, patience: Any) -> bool:
-    numbers = isinstance(threshold, Real) and isinstance(share, Real) and isinstance(patience, Integral)
-    return numbers and threshold > 0 and 0 < share < 1 and patience >= 1
 
 
 class Episodes:

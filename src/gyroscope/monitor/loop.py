@@ -59,24 +59,32 @@ class Loop:
     def after(self, track: Track) -> None:
         """It was taken."""
         self._arrive()
-        measured, sampled, analysed = track.measuring, track.sampling, track.conditioning
+        measured = track.measuring
         track.measuring = False
         try:
+            self._take(track, measured, analysed=track.conditioning)
+        finally:
+            self.arm(track)
+            self._left = perf_counter()
+
+    def _take(self, track: Track, measured: bool, *, analysed: bool, seen: bool = True) -> None:
+        """Count a step, measure it if it is to be, and say which are next; `seen` if a hook has seen it begin."""
+        sampled = track.sampling
+        try:
             with self._own:
-                if track.skipped():
+                if seen and track.skipped():
                     track.leave()
                     return
                 self._count(track)
                 if measured:
                     self._measure(track)
+                    if not seen:
+                        track.anchor()
             self._look_ahead(track, measured, sampled, analysed)
         except Exception:
             if self.pace.shared:  # other ranks go on to count on this one
                 self._look_ahead(track, measured, sampled, analysed)
             raise
-        finally:
-            self.arm(track)
-            self._left = perf_counter()
 
     def _look_ahead(self, track: Track, measured: bool, sampled: bool, analysed: bool) -> None:
         if sampled:
@@ -104,13 +112,9 @@ class Loop:
         try:
             with self._own:
                 self.chronicle.begin()
-                measured = self._due(track)
-                sampled = track.sampling = track.sampling and measured
-                self._count(track)
-                if measured:
-                    self._measure(track)
-                    track.anchor()
-            self._look_ahead(track, measured, sampled, analysed=False)
+            measured = self._due(track)
+            track.sampling = track.sampling and measured
+            self._take(track, measured, analysed=False, seen=False)
         finally:
             self.arm(track)
             self._left = perf_counter()

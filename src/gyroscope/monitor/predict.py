@@ -14,7 +14,7 @@ from gyroscope.dynamics.effective_rate import effective_lr
 from gyroscope.dynamics.equilibrium import Equilibrium, Memory, equilibrium
 from gyroscope.dynamics.law import Floats, Kind, Law, decay_law
 from gyroscope.errors import MonitorError
-from gyroscope.monitor.theory import as_run, scale_invariant
+from gyroscope.monitor.theory import require_run, scale_invariant
 from gyroscope.recurrence import CONTROLLERS, recurrence_of
 from gyroscope.store.record import LayerInfo
 
@@ -98,8 +98,8 @@ def predictions(run: Measured, layers: Collection[str] | None = None) -> list[Pr
     conv1 is scale-invariant, so only its direction matters: without weight decay its norm grows, and its effective
     learning rate falls by itself, to a half after 60 steps (R² 1.00).
     """
-    as_run(run)
-    wanted = [layers] if isinstance(layers, str) else layers
+    require_run(run)
+    wanted = None if layers is None else [layers] if isinstance(layers, str) else list(layers)
     unknown = [name for name in wanted or () if name not in run.layers]
     if unknown:
         raise MonitorError(f"The run has no layer {unknown[0]!r}; its first is {run.layers[0]!r}.")

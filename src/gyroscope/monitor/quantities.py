@@ -40,7 +40,7 @@ _registry: dict[str, Quantity] = {}
 _INVISIBLE = 1e-7
 
 # The share of a gradient's square that must be across the weights to be told from rounding: an angle of 0.001.
-_ALONG = 1e-6
+_ACROSS = 1e-6
 
 # Of a w₀ so many times as short as w, ⟨w,w₀⟩ = ⟨w,w⟩ − ⟨w,e⟩ is known to 1e-6 of ‖w‖‖w₀‖, and to less beyond.
 _OUTGROWN = 1e10
@@ -247,7 +247,7 @@ def _effective_lr(d: Products) -> Array:
 @quantity("effective_lr_measured", "1", "angle of this step over ‖w‖ times the gradient's norm across w")
 def _effective_lr_measured(d: Products) -> Array:
     square = d.bb * d.gg - d.bg**2  # (‖w‖‖g⊥‖)²; of a gradient along the weights there is nothing left but rounding
-    return np.where(square > _ALONG * d.bb * d.gg, angle(d.ww, d.wu, d.uu) / np.sqrt(square), np.nan)
+    return np.where(square > _ACROSS * d.bb * d.gg, angle(d.ww, d.wu, d.uu) / np.sqrt(square), np.nan)
 
 
 @quantity("alignment", "1", "cosine between this displacement and the one before")

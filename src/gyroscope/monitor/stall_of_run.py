@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gyroscope.errors import MonitorError
 from gyroscope.monitor.stall import Array, Stall, found_in, picked
-from gyroscope.monitor.theory import as_run
+from gyroscope.monitor.theory import require_run
 from gyroscope.store import Run
 
 #: A file beside a run, with the last layer at every step: NumPy's arrays of these names among others.
@@ -63,7 +63,7 @@ def stalls(run: Run, *, classes: int | None = None, layer: str | None = None, lo
     ...     stalls(run)  # its loss is no guess
     []
     """
-    as_run(run)
+    require_run(run)
     last = next((info for info in reversed(run.layer_table) if info.kind == "linear"), None)
     if last is not None and loss is None and layer in (None, last.name) and (run.path / FILE).exists():
         count = last.shape[0] if classes is None else classes

@@ -21,10 +21,10 @@ from gyroscope.errors import MonitorError
 _UNSIZED = 10_000  # elements of a layer whose size is not given
 
 
-def as_run(run: Any) -> None:
+def require_run(run: Any) -> None:
     """Refuse what is no run, such as the path of one.
 
-    >>> as_run("runs/first")
+    >>> require_run("runs/first")
     Traceback (most recent call last):
     gyroscope.errors.MonitorError: A str was given for a run; accepted is what gyroscope.load gives.
     """
