@@ -200,6 +200,7 @@ def test_some_layers_may_be_asked_for():
     )
     assert [p.layer for p in predictions(run, ["c", "a"])] == ["a", "c"]
     assert [p.layer for p in predictions(run, "b")] == ["b"]
+    assert [p.layer for p in predictions(run, iter("ab"))] == ["a", "b"]
     for unknown in (["a", "d"], "abc"):
         with pytest.raises(MonitorError, match="no layer"):
             predictions(run, unknown)
