@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 import gyroscope
 from gyroscope.control.rates import alpha_multipliers
-from gyroscope.control.roster import check_group
+from gyroscope.control.refusals import check_group
 from gyroscope.errors import ControlError, GyroscopeError, LayerError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -13,11 +13,14 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import LBFGS, Optimizer
 
+from gyroscope.accepted import real
 from gyroscope.control.coefficients import Law
 from gyroscope.control.rates import checked_multipliers
-from gyroscope.control.roster import Entry, Roster, as_number, check_group, few, is_rate, unlike
+from gyroscope.control.refusals import check_choice, check_group, check_rate, few
+from gyroscope.control.roster import Entry, Roster
+from gyroscope.control.saved import check_saved, radii_in
 from gyroscope.control.steering import Others, Steering, Work
-from gyroscope.control.torch_contract import Wrapper, check_state, check_whole, load_uncast
+from gyroscope.control.torch_contract import Wrapper, load_uncast
 from gyroscope.errors import ControlError
 from gyroscope.layer import Layer
 from gyroscope.vectors.chunks import is_capturing
@@ -87,17 +90,17 @@ class Layca(Wrapper):
         reads_weights: bool | None = None,
     ) -> None:
         super().__init__(optimizer)
-        _accept("others", others, ("inner", "frozen"))
-        _accept("nonfinite", nonfinite, ("skip", "raise"))
-        _accept("zero_norm", zero_norm, ("raise", "skip"))
-        _accept("scale", scale, ("relative", "unit"))
-        if growth is not None and (reproject or not as_number(growth) >= 0):
+        check_choice("others", others, ("inner", "frozen"))
+        check_choice("nonfinite", nonfinite, ("skip", "raise"))
+        check_choice("zero_norm", zero_norm, ("raise", "skip"))
+        check_choice("scale", scale, ("relative", "unit"))
+        if growth is not None and (reproject or not real(growth) >= 0):
             raise ControlError(f"growth is {growth!r}; it needs reproject=False and a value from 0.")
-        if others_lr is not None and not 0 <= as_number(others_lr) < math.inf:
+        if others_lr is not None and not 0 <= real(others_lr) < math.inf:
             raise ControlError(f"others_lr is {others_lr!r}; accepted are finite numbers from 0.")
-        growth, others_lr = (None if given is None else as_number(given) for given in (growth, others_lr))
+        growth, others_lr = (None if given is None else real(given) for given in (growth, others_lr))
         for i, group in enumerate(optimizer.param_groups):
-            _check_rate(group, i)
+            check_rate(group, i)
         roster = Roster.of(optimizer, model_or_layers)
         factors = checked_multipliers(multipliers, alpha, roster.layers)
         # Everything has been checked; only now is anything changed.
@@ -182,7 +185,7 @@ class Layca(Wrapper):
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         self._roster.refuse_changes(self.param_groups)
         for i in self._roster.controlled():
-            _check_rate(self.param_groups[i], i)
+            check_rate(self.param_groups[i], i)
         loss = None
         inside = None
         if closure is not None:
@@ -267,19 +270,14 @@ class Layca(Wrapper):
         else:
             self._steering.multipliers = torch.cat([old, old.new_ones(n - len(old))])
         self._steering.grow(ledgers)
-        for g, j, e in self._places():
+        for g, j, e in self._roster.places():
             if e.index in self._met:
                 self._show_radius(self.param_groups[g]["params"][j], e)
-
-    def _places(self) -> Iterator[tuple[int, int, Entry]]:
-        for g, entries in enumerate(self._roster.groups):
-            for j, e in entries.items():
-                yield g, j, e
 
     def _save(self) -> dict[str, Any]:
         saved = self.inner.state_dict()
         state = dict(saved["state"])
-        for g, j, e in self._places():
+        for g, j, e in self._roster.places():
             radius = self._radii.get(e.index)
             if radius is None and e.index in self._met:
                 radius = self._radius(self.param_groups[g]["params"][j], e)
@@ -290,62 +288,23 @@ class Layca(Wrapper):
         if state:
             # torch's distributed checkpoints want an entry for every parameter as soon as there is one for any.
             state = {key: state.get(key, {}) for group in saved["param_groups"] for key in group["params"]}
-        about = {"layers": list(self.layers), "shapes": self._shapes(), "multipliers": self.multipliers}
+        shapes = self._roster.shapes(self.param_groups)
+        about = {"layers": list(self.layers), "shapes": shapes, "multipliers": self.multipliers}
         return {**saved, "state": state, **about}
 
-    def _shapes(self) -> list[list[int]]:
-        """The shapes of the layers, in forward order."""
-        of = {e.index: list(self.param_groups[g]["params"][j].shape) for g, j, e in self._places()}
-        return [of[e.index] for e in self._roster.in_order()]
-
     def _load(self, state_dict: dict[str, Any]) -> None:
-        check_whole(state_dict)
-        saved, shapes = state_dict.get("layers"), state_dict.get("shapes")
-        listed = [saved, shapes, *(shapes if isinstance(shapes, list | tuple) else ())]
-        if not all(given is None or isinstance(given, list | tuple) for given in listed):
-            raise ControlError("The state is damaged: 'layers' and 'shapes' must be lists. Load another checkpoint.")
-        if saved is not None and tuple(saved) != self.layers:
-            raise ControlError(
-                f"The state is of a model with other layers than this one: {unlike(list(saved), self.layers)}. Build "
-                "the model and the optimizer as they were when the state was saved."
-            )
-        if shapes is not None and (theirs := [list(shape) for shape in shapes]) != (mine := self._shapes()):
-            raise ControlError(
-                f"The state is of a model whose layers have other shapes than this one's: {unlike(theirs, mine)}. "
-                "Build the model as it was when the state was saved."
-            )
-        check_state(self.inner, state_dict)
-        for g, j, e in self._places():
-            radius = _radius_in(state_dict, g, j)
-            if isinstance(radius, Tensor) and radius.numel() != e.segments:
-                raise ControlError(
-                    f"The state has {radius.numel()} radii for layer {e.name}, which has {e.segments} segments; use "
-                    "the granularity it was saved with."
-                )
-            if radius is not None and not isinstance(radius, Tensor | float | int):
-                raise ControlError(f"The state's radius of layer {e.name} is a {type(radius).__name__}, and no number.")
+        check_saved(state_dict, self.inner, self._roster)
         factors = state_dict.get("multipliers")
         if factors is not None:
             given = factors.tolist() if isinstance(factors, Tensor) else factors
             factors = checked_multipliers(given, 0.0, self._roster.layers)
         # To the inner optimizer a radius alone is no state: it would look for the rest of it.
         state = {key: {} if set(own) == {"radius"} else own for key, own in state_dict["state"].items()}
-        radii = self._radii_in(state_dict)
-        if radii and not bool(torch.isfinite(torch.cat([r.reshape(-1).cpu() for r in radii.values()])).all()):
-            raise ControlError("The state holds radii that are not finite; it is damaged. Load another checkpoint.")
+        radii = radii_in(state_dict, self._roster)
         load_uncast(self.inner, {**state_dict, "state": state})
         self._take_radii(radii)
         if factors is not None and factors.tolist() != self.multipliers.tolist():
             self.multipliers = factors
-
-    def _radii_in(self, state_dict: dict[str, Any]) -> dict[int, Tensor]:
-        """The radii of a state by layer, as they were saved; copies, for the state may hold views of our own."""
-        found = {}
-        for g, j, e in self._places():
-            radius = _radius_in(state_dict, g, j)
-            if radius is not None:
-                found[e.index] = torch.as_tensor(radius, dtype=torch.float64).detach().clone()
-        return found
 
     def _take_radii(self, radii: dict[int, Tensor]) -> None:
         """A loaded radius wins over a fresh one, in the digits it was saved in: keep it until the layer's next step.
@@ -355,7 +314,7 @@ class Layca(Wrapper):
         self._met.clear()
         self._radii = dict(radii)
         self._steering.forget()
-        for _, _, e in self._places():
+        for _, _, e in self._roster.places():
             if e.index not in radii:
                 for ledger in self._steering.ledgers.values():
                     ledger.radius[e.row : e.row + e.segments] = -1
@@ -372,7 +331,7 @@ class Layca(Wrapper):
             given.clear()
             with suppress(KeyError, IndexError):  # a state of another model, which torch is about to refuse
                 if (wrapper := me()) is not None:
-                    given.append(wrapper._radii_in(state_dict))
+                    given.append(radii_in(state_dict, wrapper._roster))
 
         def loaded(_: Optimizer) -> None:
             if given and (wrapper := me()) is not None:
@@ -384,28 +343,6 @@ class Layca(Wrapper):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._listen()
-        for g, j, e in self._places():
+        for g, j, e in self._roster.places():
             if e.index in self._met:
                 self._show_radius(self.param_groups[g]["params"][j], e)
-
-
-def _radius_in(state_dict: dict[str, Any], g: int, j: int) -> Any:
-    """The radius that a state holds for parameter j of group g, or None."""
-    key = state_dict["param_groups"][g]["params"][j]
-    return state_dict["state"].get(key, {}).get("radius")
-
-
-def _accept(name: str, given: str, accepted: Sequence[str]) -> None:
-    if given not in accepted:
-        raise ControlError(f"{name} is {given!r}; accepted are {', '.join(map(repr, accepted))}.")
-
-
-def _check_rate(group: dict[str, Any], i: int) -> None:
-    """Refuse a rate that is no angle. Where a tensor on an accelerator holds one, layers are left as they are."""
-    lr = group.get("lr")
-    if lr is None:
-        raise ControlError(f"Group {i} has no 'lr', which Layca takes for the rate; give the inner optimizer one.")
-    if not is_rate(lr):
-        raise ControlError(
-            f"Group {i} has lr {lr!r}; Layca's rate is tan θ of a step, a finite value from 0 (try 3**-3)."
-        )

@@ -1,19 +1,15 @@
-"""Which of an optimizer's parameters are layers, in which order, and at which rows of the ledger.
-
-And what else is asked of what users give to a controller: what is a rate, and what the layers are called in messages.
-"""
+"""Which of an optimizer's parameters are layers, in which order, and at which rows of the ledger."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gyroscope.control.refusals import check_dtype, few
 from gyroscope.control.torch_contract import Wrapper
 from gyroscope.errors import ControlError
 from gyroscope.layer import Layer, layers
@@ -100,6 +96,17 @@ class Roster:
         """All layers in forward order."""
         return sorted((e for group in self.groups for e in group.values()), key=lambda e: e.index)
 
+    def places(self) -> Iterator[tuple[int, int, Entry]]:
+        """All layers with their group and their position in it."""
+        for g, entries in enumerate(self.groups):
+            for j, e in entries.items():
+                yield g, j, e
+
+    def shapes(self, groups: Sequence[dict[str, Any]]) -> list[list[int]]:
+        """The shapes of the layers, in forward order."""
+        of = {e.index: list(groups[g]["params"][j].shape) for g, j, e in self.places()}
+        return [of[e.index] for e in self.in_order()]
+
     def split(self, optimizer: Optimizer, others_lr: float | None, *, unsplittable: bool, added: bool = False) -> None:
         """Make every group hold either layers or other parameters, the latter at `others_lr`.
 
@@ -185,42 +192,6 @@ def chosen_layers(model_or_layers: nn.Module | Sequence[Layer]) -> list[Layer]:
     return chosen
 
 
-def check_group(params: Any, lr: Any) -> list[Any]:
-    """Refuse a group that is to be added, before it is, if its matrices cannot be layers or its rate is no angle.
-
-    Args:
-        params: what the group has under "params": tensors, or pairs of names and tensors. Entries that are neither
-            are left for torch to refuse.
-        lr: the group's rate; the value of a tensor on an accelerator is not looked at, which would wait.
-
-    Returns:
-        The parameters as a list: to be added instead of `params`, which may be an iterator and is then used up.
-
-    >>> len(check_group(nn.Linear(3, 2).parameters(), 0.1))
-    2
-    """
-    if isinstance(params, Set):
-        raise ControlError("The group's parameters are a set, which has no order; give a list.")
-    every = [params] if isinstance(params, Tensor) else list(params)
-    for j, one in enumerate(every):
-        named = isinstance(one, tuple) and len(one) == 2
-        p = one[1] if named else one
-        if isinstance(p, Tensor) and p.dim() >= 2:
-            name = f"Parameter {one[0] if named else j} of the group"
-            check_dtype(name, p.dtype, "Leave it out, and step it with an optimizer of its own.")
-    if not is_rate(lr):
-        raise ControlError(
-            f"The group has lr {lr!r}; Layca's rate is tan θ of a step, a finite value from 0 (try 3**-3)."
-        )
-    return every
-
-
-def check_dtype(what: str, dtype: torch.dtype, remedy: str) -> None:
-    """Refuse elements that cannot be turned: complex numbers and integers."""
-    if not dtype.is_floating_point:
-        raise ControlError(f"{what} is {dtype}; accepted are float32, float64, bfloat16 and float16. {remedy}")
-
-
 def _called(thing: object) -> str:
     """What a thing is, for a message.
 
@@ -233,7 +204,7 @@ def _called(thing: object) -> str:
 def names_of(group: dict[str, Any], g: int) -> list[str]:
     """What the parameters of group `g` are called: their names, or else their places.
 
-    >>> names_of({"params": [torch.zeros(2), torch.zeros(3)]}, 4)
+    >>> names_of({"params": list(nn.Linear(3, 2).parameters())}, 4)
     ['group4.0', 'group4.1']
     """
     return group.get("param_names") or [f"group{g}.{j}" for j in range(len(group["params"]))]
@@ -279,54 +250,3 @@ def _named(chosen: Sequence[Layer], places: dict[int, tuple[int, int]]) -> list[
             "Flattened parameters (ZeRO, FSDP1) have no layers; use FSDP2 (fully_shard) or DDP."
         )
     return found
-
-
-def as_number(given: Any) -> float:
-    """What was given as a float; not a number if it is none. A tensor on an accelerator is waited for.
-
-    >>> import torch
-    >>> as_number(torch.tensor(0.5)), as_number(1), as_number("1"), as_number(torch.ones(2))
-    (0.5, 1.0, nan, nan)
-    """
-    if isinstance(given, str | bytes):
-        return math.nan
-    try:
-        return float(given.detach() if isinstance(given, Tensor) else given)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # several elements, a complex number, an int too large
-        return math.nan
-
-
-def is_rate(given: Any) -> bool:
-    """Whether this can be a rate: a finite number from 0.
-
-    Of a tensor on an accelerator only the shape is looked at, for its value would be waited for.
-
-    >>> import torch
-    >>> is_rate(0.1), is_rate(torch.tensor([0.1])), is_rate(torch.tensor(-0.1)), is_rate("0.1")
-    (True, True, False, False)
-    """
-    if isinstance(given, Tensor) and given.device.type != "cpu":
-        return given.numel() == 1
-    return 0.0 <= as_number(given) < math.inf
-
-
-def few(names: Sequence[object], most: int = 5) -> str:
-    """The first of many names, and how many more there are.
-
-    >>> few(["a", "b"]), few(["a", "b", "c", "d"], most=2)
-    ('a, b', 'a, b and 2 more')
-    """
-    more = len(names) - most
-    return ", ".join(map(str, names[:most])) + (f" and {more} more" if more > 0 else "")
-
-
-def unlike(theirs: Sequence[Any], mine: Sequence[Any]) -> str:
-    """Where two lists begin to differ.
-
-    >>> unlike(["a", "b"], ["a", "c"]), unlike(["a"], ["a", "b"])
-    ("2 and 2; number 1 is 'b' there and 'c' here", "1 and 2; number 1 is missing there and 'b' here")
-    """
-    k = next((k for k, (one, other) in enumerate(zip(theirs, mine, strict=False)) if one != other), None)
-    k = min(len(theirs), len(mine)) if k is None else k
-    there, here = (repr(one[k]) if k < len(one) else "missing" for one in (theirs, mine))
-    return f"{len(theirs)} and {len(mine)}; number {k} is {there} there and {here} here"

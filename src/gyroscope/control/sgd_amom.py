@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gyroscope.control.roster import as_number, is_rate
+from gyroscope.accepted import real
+from gyroscope.control.refusals import is_rate
 from gyroscope.errors import ControlError
 
 
@@ -46,7 +47,7 @@ class SGD_AMom(Optimizer):  # noqa: N801 — the paper's name
         *,
         maximize: bool = False,
     ) -> None:
-        if not 0.0 <= as_number(momentum) < 1.0:
+        if not 0.0 <= real(momentum) < 1.0:
             raise ControlError(f"momentum is {momentum!r}; accepted are values from 0 to below 1.")
         if not is_rate(lr):
             raise ControlError(f"lr is {lr!r}; accepted are finite values from 0, or a tensor that holds one.")

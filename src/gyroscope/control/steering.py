@@ -22,7 +22,8 @@ from torch.optim import Optimizer
 from gyroscope.control.coefficients import Law
 from gyroscope.control.ledger import Ledger
 from gyroscope.control.proposal import Proposal, Proposer
-from gyroscope.control.roster import Entry, Roster, few
+from gyroscope.control.refusals import few
+from gyroscope.control.roster import Entry, Roster
 from gyroscope.control.rules import Group, decay_of, kernel_of
 from gyroscope.control.sweep import Move, sweep
 from gyroscope.errors import ControlError

@@ -1,0 +1,267 @@
+"""Rates recorded from one run and replayed in another."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gyroscope.checksums import require_whole
+from gyroscope.control.refusals import check_dtype, check_optimizer, few, unlike
+from gyroscope.control.roster import chosen_layers
+from gyroscope.control.torch_contract import controller_of
+from gyroscope.errors import ControlError
+from gyroscope.layer import Layer
+from gyroscope.vectors import dots
+
+if TYPE_CHECKING:
+    from gyroscope.control.layca import Layca
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Recorded rotation rates: tan θ of every layer at every step.
+
+    Attributes:
+        layers: the layers' names, in forward order.
+        tangents: `[steps, layers]`, float64.
+    """
+
+    layers: tuple[str, ...]
+    tangents: Tensor
+
+    def save(self, path: str | Path) -> None:
+        """Write to a file that `load` reads; nothing in it is executed on loading.
+
+        A file that was there is replaced once the new one is complete.
+        """
+        to = Path(path)
+        part = to.parent / f".{to.name}.{os.getpid()}.part"
+        try:
+            try:
+                torch.save({"layers": list(self.layers), "tangents": self.tangents.cpu()}, part)
+                part.replace(to)
+            finally:
+                part.unlink(missing_ok=True)
+        except (OSError, RuntimeError) as error:  # torch raises the latter where a file cannot be written
+            raise ControlError(
+                f"The rates could not be written to {to} ({error}). Give a file in a folder that exists, can be "
+                "written to and has room; they are still there to be saved."
+            ) from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> Rates:
+        """Read what `save` wrote."""
+        try:
+            require_whole(path)
+            data = torch.load(path, weights_only=True, map_location="cpu")
+            names, tangents = tuple(data["layers"]), data["tangents"].to(torch.float64)
+            if tangents.dim() != 2 or tangents.shape[1] != len(names):
+                raise ValueError(f"rates of shape {tuple(tangents.shape)} for {len(names)} layers")
+            return cls(names, tangents)
+        except FileNotFoundError:
+            raise ControlError(f"There is no file {path}; `Rates.save` writes one.") from None
+        except Exception as error:
+            raise ControlError(
+                f"{path} does not hold recorded rates: {error}. `Rates.save` writes such a file."
+            ) from error
+
+
+class Recorder:
+    """Records by how much each layer turns in each step of any optimizer; made by `record`."""
+
+    def __init__(self, model_or_layers: nn.Module | Sequence[Layer], optimizer: Optimizer) -> None:
+        check_optimizer(optimizer)
+        self._layers = chosen_layers(model_or_layers)
+        for layer in self._layers:
+            check_dtype(
+                f"Layer {layer.name}", layer.parameter.dtype, "Exclude it: gyroscope.layers(model, exclude=...)."
+            )
+        split = [layer.name for layer in self._layers if layer.segments > 1]
+        if split:
+            raise ControlError(
+                f"These layers are split into segments: {few(split)}; a "
+                'record has one angle a layer and step. Use granularity "tensor": gyroscope.layers(model), or the '
+                "model itself."
+            )
+        self._optimizer = weakref.ref(optimizer)
+        self._refuse_inside()
+        self._before: list[Tensor] = []
+        self._rows: list[Tensor] = []
+        self._handles = [
+            optimizer.register_step_pre_hook(self._remember),
+            optimizer.register_step_post_hook(self._measure),
+        ]
+
+    def _refuse_inside(self) -> None:
+        """Refuse an optimizer whose steps are not those the weights take; it may have been wrapped meanwhile."""
+        optimizer = self._optimizer()
+        outer = None if optimizer is None else controller_of(optimizer)
+        if outer is not None:
+            name = type(outer).__name__
+            raise ControlError(
+                f"The {type(optimizer).__name__} is inside a {name}, which takes other steps than it proposes; record "
+                f"the {name}: record(model, optimizer) with the optimizer that is stepped."
+            )
+
+    @torch.no_grad()
+    def _remember(self, *_: Any) -> None:
+        self._refuse_inside()
+        self._before = [layer.parameter.detach().clone() for layer in self._layers]
+
+    @torch.no_grad()
+    def _measure(self, *_: Any) -> None:
+        before, after = self._before, [layer.parameter.detach() for layer in self._layers]
+        # From the displacement: differences of nearby numbers are exact, while 1 − cos θ of a small angle is not.
+        moved = list(torch._foreach_sub(after, before))
+        products = dots({"ww": (before, before), "wd": (before, moved), "dd": (moved, moved)})
+        self._rows.append(tangent(products))
+        self._before = []
+
+    @property
+    def rates(self) -> Rates:
+        """What has been recorded so far."""
+        rows = self._rows or [torch.zeros(len(self._layers), dtype=torch.float64, device="cpu")]
+        tangents = torch.stack(rows)[: len(self._rows)]
+        return Rates(tuple(layer.name for layer in self._layers), tangents)
+
+    def close(self) -> Rates:
+        """Stop recording; the hooks are gone afterwards."""
+        for handle in self._handles:
+            handle.remove()
+        return self.rates
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def tangent(products: Tensor) -> Tensor:
+    """tan θ between w and w + d from [⟨w,w⟩, ⟨w,d⟩, ⟨d,d⟩] a row; 0 where w is zero or did not move.
+
+    For angles beyond 90° the absolute value, as in the authors' √(1/cos²θ − 1).
+
+    >>> tangent(torch.tensor([[4.0, 0.0, 1.0]], dtype=torch.float64))      # w = (2, 0), d = (0, 1)
+    tensor([0.5000], dtype=torch.float64)
+    """
+    ww, wd, dd = products.unbind(1)
+    across = (dd - wd * (wd / ww)).clamp(min=0.0)
+    result = (across * ww).sqrt() / (ww + wd).abs()
+    return torch.where((ww > 0) & (dd > 0), result, torch.zeros_like(result))
+
+
+def record(model_or_layers: nn.Module | Sequence[Layer], optimizer: Optimizer) -> Recorder:
+    """Record tan θ of every layer at every step of `optimizer`, for `replay`; layers of granularity "tensor".
+
+    >>> model = nn.Linear(3, 2)
+    >>> optimizer = torch.optim.Adam(model.parameters())
+    >>> with record(model, optimizer) as recorder:
+    ...     model(torch.ones(1, 3)).sum().backward(); optimizer.step()
+    >>> tuple(recorder.rates.tangents.shape)
+    (1, 1)
+    """
+    return Recorder(model_or_layers, optimizer)
+
+
+class Replay:
+    """Gives each layer of a `Layca` the recorded rate, step by step; made by `replay`."""
+
+    def __init__(self, optimizer: Layca, recorded: Rates) -> None:
+        _require_record(optimizer, recorded)
+        self.optimizer = optimizer
+        self.taken = 0
+        if tuple(recorded.layers) != optimizer.layers:
+            raise ControlError(
+                "The rates were recorded on other layers than this optimizer controls: "
+                f"{unlike(recorded.layers, optimizer.layers)}. Replay on a model of the same layers."
+            )
+        for i, group in enumerate(optimizer.param_groups):
+            if optimizer.controls(i) and float(group["lr"]) != 1.0:
+                raise ControlError(
+                    f"Group {i} has lr {float(group['lr'])}; a replayed run takes its rates from the record, so build "
+                    "the inner optimizer with lr=1 (other values scale the record; set them afterwards)."
+                )
+        if optimizer._steering.others == "inner":
+            for i, group in enumerate(optimizer.param_groups):
+                steps = any(p.requires_grad for p in group["params"])
+                if steps and not optimizer.controls(i) and float(group["lr"]) == 1.0:
+                    raise ControlError(
+                        f"Group {i} holds parameters that are no layers (biases, gains), which the inner optimizer "
+                        'would step at the learning rate 1 meant for the record. Build the Layca with others="frozen", '
+                        "as in the papers, or give them a rate of their own: others_lr=..."
+                    )
+        if not bool(torch.isfinite(recorded.tangents).all()):
+            raise ControlError("The record holds rates that are not finite: the recorded run diverged. Record another.")
+        if bool((recorded.tangents < 0).any()):
+            raise ControlError("The record holds negative rates; a rate is |tan θ| of a step, as `record` gives it.")
+        device = optimizer.param_groups[0]["params"][0].device
+        self._tangents = recorded.tangents.to(device)
+        self._handles = [
+            optimizer.register_step_pre_hook(self._set),
+            optimizer.register_step_post_hook(self._count),
+        ]
+
+    def _set(self, *_: Any) -> None:
+        if self.taken >= len(self._tangents):
+            raise ControlError(
+                f"The record has {len(self._tangents)} steps and all are replayed; stop here, or record a longer run."
+            )
+        self.optimizer.multipliers = self._tangents[self.taken]
+
+    def _count(self, *_: Any) -> None:
+        # Afterwards: a step that was refused has not been taken.
+        self.taken += 1
+
+    def close(self) -> None:
+        """Stop replaying; the optimizer keeps the last rates."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def _require_record(optimizer: Any, recorded: Any) -> None:
+    from gyroscope.control.layca import (
+        Layca,  # which takes its multipliers from rates.py, and that the names of this module
+    )
+
+    if not isinstance(optimizer, Layca):
+        raise ControlError(
+            f"replay() was given a {type(optimizer).__name__}; rates are replayed by a controller, such as "
+            "gyroscope.Layca(gyroscope.SGD_AMom(model.parameters(), lr=1.0), model)."
+        )
+    if not isinstance(recorded, Rates):
+        raise ControlError(
+            f"The record is a {type(recorded).__name__}; accepted is a Rates: `recorder.rates`, or Rates.load(path)."
+        )
+    shape = tuple(recorded.tangents.shape) if isinstance(recorded.tangents, Tensor) else None
+    if shape is None or len(shape) != 2 or shape[1] != len(recorded.layers):
+        what = type(recorded.tangents).__name__ if shape is None else f"tensor of shape {shape}"
+        raise ControlError(
+            f"The record's tangents are a {what} for {len(recorded.layers)} layers; accepted is a tensor of shape "
+            "[steps, layers]."
+        )
+
+
+def replay(optimizer: Layca, recorded: Rates) -> Replay:
+    """Make `optimizer` turn each layer by the recorded tan θ at each step: the papers' AdaptCopy.
+
+    The groups of layers have lr 1, other values scale the record; parameters that are no layers are frozen, as in the
+    papers, or have a learning rate of their own.
+
+    >>> import gyroscope
+    >>> model = nn.Linear(3, 2)
+    >>> optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model, others="frozen")
+    >>> player = replay(optimizer, Rates(("weight",), torch.tensor([[0.25]], dtype=torch.float64)))
+    >>> model(torch.ones(1, 3)).sum().backward(); optimizer.step()
+    >>> optimizer.rates()
+    {'weight': 0.25}
+    """
+    return Replay(optimizer, recorded)

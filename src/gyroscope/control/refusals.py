@@ -1,0 +1,110 @@
+"""What a controller refuses of what users give it, and how its messages name what is many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence, Set
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gyroscope.accepted import real
+from gyroscope.errors import ControlError
+
+
+def is_rate(given: Any) -> bool:
+    """Whether this can be a rate: a finite number from 0.
+
+    Of a tensor on an accelerator only the shape is looked at, for its value would be waited for.
+
+    >>> is_rate(0.1), is_rate(torch.tensor([0.1])), is_rate(torch.tensor(-0.1)), is_rate("0.1")
+    (True, True, False, False)
+    """
+    if isinstance(given, Tensor) and given.device.type != "cpu":
+        return given.numel() == 1
+    return 0.0 <= real(given) < math.inf
+
+
+def check_rate(group: dict[str, Any], i: int) -> None:
+    """Refuse a rate that is no angle. Where a tensor on an accelerator holds one, layers are left as they are."""
+    lr = group.get("lr")
+    if lr is None:
+        raise ControlError(f"Group {i} has no 'lr', which Layca takes for the rate; give the inner optimizer one.")
+    if not is_rate(lr):
+        raise ControlError(
+            f"Group {i} has lr {lr!r}; Layca's rate is tan θ of a step, a finite value from 0 (try 3**-3)."
+        )
+
+
+def check_group(params: Any, lr: Any) -> list[Any]:
+    """Refuse a group that is to be added, before it is, if its matrices cannot be layers or its rate is no angle.
+
+    Args:
+        params: what the group has under "params": tensors, or pairs of names and tensors. Entries that are neither
+            are left for torch to refuse.
+        lr: the group's rate; the value of a tensor on an accelerator is not looked at, which would wait.
+
+    Returns:
+        The parameters as a list: to be added instead of `params`, which may be an iterator and is then used up.
+
+    >>> len(check_group(torch.nn.Linear(3, 2).parameters(), 0.1))
+    2
+    """
+    if isinstance(params, Set):
+        raise ControlError("The group's parameters are a set, which has no order; give a list.")
+    every = [params] if isinstance(params, Tensor) else list(params)
+    for j, one in enumerate(every):
+        named = isinstance(one, tuple) and len(one) == 2
+        p = one[1] if named else one
+        if isinstance(p, Tensor) and p.dim() >= 2:
+            name = f"Parameter {one[0] if named else j} of the group"
+            check_dtype(name, p.dtype, "Leave it out, and step it with an optimizer of its own.")
+    if not is_rate(lr):
+        raise ControlError(
+            f"The group has lr {lr!r}; Layca's rate is tan θ of a step, a finite value from 0 (try 3**-3)."
+        )
+    return every
+
+
+def check_dtype(what: str, dtype: torch.dtype, remedy: str) -> None:
+    """Refuse elements that cannot be turned: complex numbers and integers."""
+    if not dtype.is_floating_point:
+        raise ControlError(f"{what} is {dtype}; accepted are float32, float64, bfloat16 and float16. {remedy}")
+
+
+def check_optimizer(given: Any) -> None:
+    """Refuse what is no torch optimizer."""
+    if not isinstance(given, Optimizer):
+        raise ControlError(
+            f"The optimizer is a {type(given).__name__}; accepted is a torch.optim.Optimizer, the one that is stepped."
+        )
+
+
+def check_choice(name: str, given: str, accepted: Sequence[str]) -> None:
+    """Refuse an option that is none of those there are."""
+    if given not in accepted:
+        raise ControlError(f"{name} is {given!r}; accepted are {', '.join(map(repr, accepted))}.")
+
+
+def few(names: Sequence[object], most: int = 5) -> str:
+    """The first of many names, and how many more there are.
+
+    >>> few(["a", "b"]), few(["a", "b", "c", "d"], most=2)
+    ('a, b', 'a, b and 2 more')
+    """
+    more = len(names) - most
+    return ", ".join(map(str, names[:most])) + (f" and {more} more" if more > 0 else "")
+
+
+def unlike(theirs: Sequence[Any], mine: Sequence[Any]) -> str:
+    """Where two lists begin to differ.
+
+    >>> unlike(["a", "b"], ["a", "c"]), unlike(["a"], ["a", "b"])
+    ("2 and 2; number 1 is 'b' there and 'c' here", "1 and 2; number 1 is missing there and 'b' here")
+    """
+    k = next((k for k, (one, other) in enumerate(zip(theirs, mine, strict=False)) if one != other), None)
+    k = min(len(theirs), len(mine)) if k is None else k
+    there, here = (repr(one[k]) if k < len(one) else "missing" for one in (theirs, mine))
+    return f"{len(theirs)} and {len(mine)}; number {k} is {there} there and {here} here"
