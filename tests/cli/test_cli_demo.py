@@ -1,4 +1,5 @@
 import json
+import shlex
 import sys
 
 import numpy as np
@@ -152,6 +153,14 @@ def test_what_is_known_is_shown_again_and_trained_again_only_if_asked_to(tmp_pat
     assert second.stderr == ""
     assert "results are kept" not in again.stdout
     assert again.stderr.startswith("1/1 digits: Layca 3^-5, seed 0: train ")
+
+
+@pytest.mark.usefixtures("short")
+def test_commands_for_the_runs_can_be_pasted_where_a_folder_has_a_space(tmp_path):
+    said = run(app, ["demo", "--quick", "--jobs", "1", "--out", str(tmp_path / "my demo")]).stdout.splitlines()[-1]
+    listing, showing = said.removeprefix("Each training is a run: ").split("; ")
+    assert shlex.split(listing) == ["gyroscope", "runs", str(tmp_path / "my demo" / "runs")]
+    assert run(app, shlex.split(showing)[1:]).exit_code == 0
 
 
 @pytest.mark.usefixtures("short")

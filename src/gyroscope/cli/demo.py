@@ -144,5 +144,5 @@ def _report(measured: Demo, written: list[Path], out: Path, command: str, trials
         typer.echo(f"{known} {len(trials)} trainings were known: results are kept. To train anew: {command} --again")
     took = f"Trained in {measured.seconds:.0f} s. " if measured.trained else ""
     typer.echo(f"{took}Wrote {', '.join(map(str, written))}. Open {written[0]} in a browser.")
-    last = Archive(out / "runs").folder(trials[-1])
-    typer.echo(f"Each training is a run: gyroscope runs {out / 'runs'}; gyroscope show {last}")
+    runs, last = quote(str(out / "runs")), quote(str(Archive(out / "runs").folder(trials[-1])))
+    typer.echo(f"Each training is a run: gyroscope runs {runs}; gyroscope show {last}")
