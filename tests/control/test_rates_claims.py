@@ -1,5 +1,6 @@
 """Rates over layers and over time: the published multipliers and warm-up, and rotations recorded and replayed."""
 
+import io
 import math
 
 import numpy as np
@@ -369,7 +370,7 @@ def test_a_save_that_fails_leaves_the_file_there_was(tmp_path, monkeypatch):
     Rates(("weight",), torch.ones(1, 1, dtype=torch.float64)).save(path)
 
     def half(data, to):
-        to.write_bytes(b"half a fi")
+        to.write(b"half a fi")
         raise RuntimeError("no space left on device")
 
     monkeypatch.setattr(torch, "save", half)
@@ -377,6 +378,22 @@ def test_a_save_that_fails_leaves_the_file_there_was(tmp_path, monkeypatch):
         Rates(("weight",), torch.zeros(9, 1, dtype=torch.float64)).save(path)
     assert Rates.load(path).tangents.tolist() == [[1.0]]
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_rates_are_saved_to_open_files_and_through_links(tmp_path):
+    rates = Rates(("weight",), torch.ones(1, 1, dtype=torch.float64))
+    opened = io.BytesIO(b"before")
+    opened.seek(6)
+    rates.save(opened)
+    opened.seek(6)
+    assert Rates.load(opened).tangents.tolist() == [[1.0]]
+    (tmp_path / "link.pt").symlink_to(tmp_path / "rates.pt")
+    for _ in range(2):  # it leads to nothing yet, and then to a file
+        rates.save(tmp_path / "link.pt")
+        assert (tmp_path / "link.pt").is_symlink()
+        # Neither the name nor the time is in it.
+        assert (tmp_path / "rates.pt").read_bytes() == opened.getvalue()[6:]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.pt", "rates.pt"]
 
 
 @pytest.mark.parametrize("wrap", [gyroscope.Layca, lambda adam: gyroscope.Graft(adam, sgd_beside(adam))])

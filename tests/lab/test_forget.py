@@ -4,6 +4,7 @@ from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.run_one import run_one
 from gyroscope.lab.tasks import task
 from gyroscope.lab.trial import Trial
+from gyroscope.whole_file import whole_file
 
 TRIAL = Trial(task("digits").lasting(1), Recipe("SGD", 0.1, records=True), keeps=True, follows=True)
 
@@ -16,6 +17,9 @@ def test_forgetting_a_trial_takes_what_it_wrote_and_nothing_of_anybody_else(tmp_
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     (archive.root / "reference.new").touch()  # of a disk that was full
+    with whole_file(archive.root / "rates.pt") as new:
+        half = new.name
+    (archive.root / half).touch()  # of a process that was killed
     forget(archive, [TRIAL])
     left = [path for path in archive.root.rglob("*") if path.is_file() and ".claims" not in path.parts]
     assert {path: path.read_text() for path in left} == others

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from gyroscope.control.torch_contract import controller_of
 from gyroscope.errors import ControlError
 from gyroscope.layer import Layer
 from gyroscope.vectors import dots
+from gyroscope.whole_file import whole_file
 
 if TYPE_CHECKING:
     from gyroscope.control.layca import Layca
@@ -37,27 +38,27 @@ class Rates:
     layers: tuple[str, ...]
     tangents: Tensor
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | os.PathLike[str] | IO[bytes]) -> None:
         """Write to a file that `load` reads; nothing in it is executed on loading.
 
-        A file that was there is replaced once the new one is complete.
+        A file that was there is replaced once the new one is complete. An open file is written to as it is.
         """
-        to = Path(path)
-        part = to.parent / f".{to.name}.{os.getpid()}.part"
+        data = {"layers": list(self.layers), "tangents": self.tangents.cpu()}
+        if not isinstance(path, str | os.PathLike):
+            torch.save(data, path)
+            return
         try:
-            try:
-                torch.save({"layers": list(self.layers), "tangents": self.tangents.cpu()}, part)
-                part.replace(to)
-            finally:
-                part.unlink(missing_ok=True)
+            # Opened here: torch would write the name of the new file into it.
+            with whole_file(Path(path)) as new, new.open("wb") as file:
+                torch.save(data, file)
         except (OSError, RuntimeError) as error:  # torch raises the latter where a file cannot be written
             raise ControlError(
-                f"The rates could not be written to {to} ({error}). Give a file in a folder that exists, can be "
+                f"The rates could not be written to {path} ({error}). Give a file in a folder that exists, can be "
                 "written to and has room; they are still there to be saved."
             ) from error
 
     @classmethod
-    def load(cls, path: str | Path) -> Rates:
+    def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Rates:
         """Read what `save` wrote."""
         try:
             require_whole(path)

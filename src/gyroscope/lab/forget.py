@@ -45,6 +45,7 @@ _OWN = (
     "result.json",
     "result.new",
     "rates.pt",
+    "rates-*.new",
     "weights.pt",
     FILE,
 )

@@ -15,9 +15,9 @@ import numpy as np
 
 from gyroscope.errors import StoreError
 from gyroscope.store import schema
-from gyroscope.store.folder import is_dir, is_file
 from gyroscope.store.given import names_of, path_of
 from gyroscope.store.tables import Table, Wanted, text
+from gyroscope.whole_file import whole_file
 
 if TYPE_CHECKING:
     from gyroscope.store.reader import Run
@@ -98,9 +98,7 @@ def _whole(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
 
 @contextmanager
 def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path to write to, which becomes `path` at the end; nothing is left if that is not reached.
-
-    A link stays one, and what it leads to is exchanged. What is no file, such as /dev/stdout, is written to as it is.
+    """A path to write to, which becomes `path` at the end; see `whole_file`. /dev/stdout is written to as it is.
 
     Raises:
         StoreError: it cannot be written.
@@ -108,20 +106,11 @@ def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     final = path_of(path, "a file to write")
     if not final.name:
         raise StoreError(f"{str(path)!r} was given for a file to write; it has no name. Give one, such as 'run.csv'.")
-    part: Path | None = None
     try:
-        if final.exists() and not is_file(final) and not is_dir(final):
-            yield final
-            return
-        target = Path(os.path.realpath(final))
-        part = target.with_name(f".{target.name}.part")
-        yield part
-        os.replace(part, target)
+        with whole_file(final) as part:
+            yield part
     except OSError as error:
         raise StoreError(f"{final} cannot be written: {error.strerror or error}. Give another path.") from error
-    finally:
-        if part is not None and is_file(part):
-            part.unlink()
 
 
 def _finite(value: Any) -> Any:

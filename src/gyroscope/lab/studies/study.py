@@ -18,7 +18,7 @@ import gyroscope
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.trial import Trial
-from gyroscope.lab.whole_file import write_whole
+from gyroscope.whole_file import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

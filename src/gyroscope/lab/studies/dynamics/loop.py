@@ -31,7 +31,7 @@ from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.run_one import loaded
 from gyroscope.lab.schedule import Schedule
 from gyroscope.lab.studies.study import clean
-from gyroscope.lab.whole_file import write_whole
+from gyroscope.whole_file import write_whole
 
 Numbers = dict[str, list[Any]]
 

@@ -20,7 +20,7 @@ from gyroscope.dynamics.exponential import undo_decay
 from gyroscope.lab import models
 from gyroscope.lab.data.split import Split
 from gyroscope.lab.errors import LabError
-from gyroscope.lab.whole_file import write_whole
+from gyroscope.whole_file import write_whole
 
 #: With weight decay; with the exponential schedule in its place; with neither; with decay from another last digit.
 Way = Literal["decay", "exponential", "neither", "rounding"]

@@ -23,7 +23,7 @@ from gyroscope.lab.errors import LabError
 from gyroscope.lab.result import Result
 from gyroscope.lab.training import Training
 from gyroscope.lab.trial import Trial
-from gyroscope.lab.whole_file import write_whole
+from gyroscope.whole_file import write_whole
 
 
 @dataclass(frozen=True)
