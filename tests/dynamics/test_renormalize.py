@@ -11,7 +11,7 @@ from gyroscope.dynamics.batch_norm import batch_norm
 from gyroscope.dynamics.effective_rate import effective_lr
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.renormalize import keep_norms, renormalize_, sphere_step
-from gyroscope.layer import layers
+from gyroscope.layer import layers, split
 
 STEPS = 40
 
@@ -160,3 +160,26 @@ def test_norms_are_right_where_the_squares_of_weights_are_no_numbers_of_their_ty
     renormalize_(net, radius=2.0)
     # Numbers far below the smallest normal one have lost digits before.
     assert torch.allclose(net.weight, 2 * direction, atol=1e-6 if scale > 1e-30 else 1e-3)
+
+
+@pytest.mark.parametrize("by", ["unit", "tensor"])
+def test_ordinary_weights_are_divided_by_their_norms_and_by_nothing_else_to_the_bit(by):
+    torch.manual_seed(0)
+    net = nn.ModuleList([nn.Linear(37, 11), nn.Conv2d(3, 5, 3), nn.ConvTranspose1d(5, 3, 3), nn.Linear(300, 2)])
+    units = [split(layer, "row" if by == "unit" else "tensor") for layer in layers(net)]
+    views = [layer.view(layer.parameter.detach()) for layer in units]
+    expected = []
+    for layer, w in zip(units, views, strict=True):
+        norms = torch.linalg.vector_norm(w.reshape(layer.segments, -1), dim=1)
+        expected.append(w * (0.7 / norms).view(-1, *[1] * (w.dim() - 1)))
+    renormalize_(net, radius=0.7, by=by)
+    assert all(map(torch.equal, views, expected))
+
+
+def test_what_has_no_finite_norm_is_left_in_its_own_unit_alone():
+    net = nn.Linear(3, 3, bias=False)
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[3.0, 4.0, 0.0], [1.0, torch.nan, 2.0], [0.0, 0.0, 0.0]]))
+    renormalize_(net)
+    expected = torch.tensor([[0.6, 0.8, 0.0], [1.0, torch.nan, 2.0], [0.0, 0.0, 0.0]])
+    torch.testing.assert_close(net.weight.detach(), expected, equal_nan=True)

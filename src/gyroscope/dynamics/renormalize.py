@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from gyroscope.conditioning.eigen import power_of_two
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.given import finite
 from gyroscope.layer import Layer, split
@@ -70,11 +71,12 @@ def renormalize_(layers: Iterable[Layer] | nn.Module, *, radius: float = 1.0, by
     for layer in _checked(layers, radius, by):
         weight = layer.view(layer.parameter.detach())
         wide = weight.to(torch.promote_types(weight.dtype, torch.float32)).reshape(layer.segments, -1)
-        # By the largest of them first: squares may be zero, or beyond the type, where no weight is.
-        most = torch.linalg.vector_norm(wide, float("inf"), dim=1, keepdim=True)
-        near = wide / torch.where(most > 0, most, 1.0)
+        # Brought near 1 first: squares may be zero, or beyond the type, where no weight is. A power of two rounds nothing
+        # and leaves ordinary weights as they would be without.
+        most = wide.abs().amax(1, keepdim=True)
+        near = wide / torch.where(most.isfinite(), power_of_two(most), 1.0)
         norms = torch.linalg.vector_norm(near, dim=1, keepdim=True)
-        weight.copy_((near * (radius / torch.where(norms > 0, norms, 1.0))).view(weight.shape))
+        weight.copy_((near * torch.where(norms > 0, radius / norms, 1.0)).view(weight.shape))
 
 
 def keep_norms(
