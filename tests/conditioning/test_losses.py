@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import gyroscope
 from gyroscope.conditioning import Conditioning
-from gyroscope.conditioning.losses import mean_loss
+from gyroscope.conditioning.losses import mean_loss, reduction_of
 from gyroscope.errors import ConditioningError
 
 SUM = "the loss is a sum over the batch; it was divided by the number of samples"
@@ -365,3 +365,23 @@ def test_mean_loss_is_the_mean_with_its_graph() -> None:
         (gradient,) = torch.autograd.grad(value, output)
         (expected,) = torch.autograd.grad(CE(output, Y[:6]), output)
         torch.testing.assert_close(gradient, expected)
+
+
+TOLD: dict[str, tuple[Any, Tensor, str]] = {
+    "an attribute": (nn.CrossEntropyLoss(reduction="sum"), torch.full((6,), -100), "sum"),
+    "a known function": (CE, torch.full((6,), -100), "mean"),
+    "a mean": (lambda o, t: CE(o, t), Y[:6], "mean"),
+    "a sum": (lambda o, t: CE(o, t, reduction="sum"), Y[:6], "sum"),
+    "a value a sample": (nn.CrossEntropyLoss(reduction="none"), Y[:6], "mean"),
+    "a mean of no labels": (lambda o, t: CE(o, t), torch.full((6,), -100), "auto"),
+    "a sum of no labels": (lambda o, t: CE(o, t, reduction="sum"), torch.full((6,), -100), "auto"),
+    "an infinite sum": (lambda o, t: CE(o, t, reduction="sum") * torch.inf, Y[:6], "auto"),
+    "neither": (NEITHERS["the square of a sum"], Y[:6], "auto"),
+    "one that cannot be asked": (lambda o, t: CE(o[:6], t) if len(o) == 6 else None, Y[:6], "auto"),
+}
+
+
+@pytest.mark.parametrize("kind", TOLD)
+def test_a_reduction_is_said_only_where_it_is_known(kind: str) -> None:
+    loss, target, expected = TOLD[kind]
+    assert reduction_of(loss, mlp()(X[:6]), target) == expected

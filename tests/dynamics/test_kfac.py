@@ -334,3 +334,27 @@ def test_a_loss_is_asked_once_whether_it_is_a_mean_and_then_called_once_a_step(r
     assert torch.allclose(factors(loss), factors(F.cross_entropy), atol=1e-6)
     assert calls[-3:] == [8, 8, 8]
     assert len(calls) <= 7
+
+
+@pytest.mark.parametrize("first", [0.0, float("nan"), float("inf")], ids=["zero", "nan", "inf"])
+def test_a_sum_is_known_for_one_after_a_first_loss_that_told_nothing(first):
+    x, y = double(8, 3), torch.arange(8) % 2
+
+    def factor(asked):
+        torch.manual_seed(0)
+        net, scale = nn.Linear(3, 2).double(), [first]
+
+        def loss(output, target):
+            return F.cross_entropy(output, target, reduction="sum") * scale[0]
+
+        if not asked:
+            loss.reduction = "sum"
+        optimizer = KFAC(sgd(net, 0.0), net, loss, labels=lambda output, generator: y)
+        for scale[0] in (first, 1.0, 1.0):
+            optimizer.zero_grad()
+            net(x).square().sum().backward()
+            optimizer.step()
+        return optimizer._statistics.S[0].value
+
+    assert factor(asked=False).abs().max() > 0
+    torch.testing.assert_close(factor(asked=True), factor(asked=False))

@@ -61,11 +61,15 @@ def mean_loss(loss: Loss, output: Any, target: Any, *, reduction: Reduction = "a
 def reduction_of(loss: Loss, output: Any, target: Any) -> Reduction:
     """Whether a loss of one value is a mean or a sum, as `mean_loss` finds out: for those who ask it again and again.
 
+    "auto" where these samples do not tell, since their loss is zero or not finite, or is neither: others may.
+
     >>> out, y = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])
     >>> reduction_of(lambda o, t: functional.cross_entropy(o, t, reduction="sum"), out, y)
     'sum'
+    >>> reduction_of(lambda o, t: functional.cross_entropy(o, t, reduction="sum"), out, torch.full((6,), -100))
+    'auto'
     """
-    return "sum" if _reduction(loss, output, target)[0] == "sum" else "mean"
+    return _reduction(loss, output, target)[0]
 
 
 def check_reduction(reduction: Any) -> None:
@@ -81,26 +85,29 @@ def _length(output: Any) -> int | None:
     return next((int(one.shape[0]) for one in tensors(output) if one.dim() > 0), None)
 
 
-def _reduction(loss: Loss, output: Any, target: Any) -> tuple[str, str | None]:
+def _reduction(loss: Loss, output: Any, target: Any) -> tuple[Reduction, str | None]:
+    """What the loss is, "auto" where that cannot be told and a mean is to be assumed; and what there is to say."""
     told = getattr(loss, "reduction", None)
     inner = getattr(loss, "func", None)  # functools.partial
     if inner is not None:
         told = getattr(loss, "keywords", {}).get("reduction", told)
     if isinstance(told, str) and told in ("mean", "sum"):
-        return told, None
+        return "sum" if told == "sum" else "mean", None
     if any(one is loss or one is inner for one in _MEANS):
         return "mean", None
     try:
         with torch.no_grad():
             once, twice = _asked(loss, output, target)
     except Exception:
-        return "mean", "the loss could not be asked whether it is a mean; it was taken for one"
+        return "auto", "the loss could not be asked whether it is a mean; it was taken for one"
     close = 0.02 * abs(once)
-    if abs(twice - once) <= close:
+    if 0 < close < math.inf and abs(twice - once) <= close:
         return "mean", None
-    if abs(twice - 2 * once) <= close:
+    if 0 < close < math.inf and abs(twice - 2 * once) <= close:
         return "sum", "the loss is a sum over the batch; it was divided by the number of samples"
-    return "mean", "the loss is neither a mean nor a sum over the batch; it was taken for a mean"
+    if once == twice == 0:
+        return "auto", None
+    return "auto", "the loss is neither a mean nor a sum over the batch; it was taken for a mean"
 
 
 def _asked(loss: Loss, output: Any, target: Any) -> tuple[float, float]:
@@ -113,7 +120,8 @@ def _asked(loss: Loss, output: Any, target: Any) -> tuple[float, float]:
         def some(rows: Tensor) -> Tensor:
             return torch.cat([rows[:few]] * times)
 
-        return float(loss(_with_rows(output, n, some), _with_rows(target, n, some)))
+        # A value a sample is averaged.
+        return float(loss(_with_rows(output, n, some), _with_rows(target, n, some)).mean())
 
     few = 4
     once = asked(few, 1)

@@ -194,9 +194,9 @@ class Observer:
         else:
             targets = sample_targets(self.loss, first, generator=generator)
             output = first
-        if self._reduction == "auto":  # once: it takes further calls of the loss, and waits for the device
+        if self._reduction == "auto":  # until it is known: it takes further calls of the loss, and waits for the device
             self._reduction = reduction_of(self.loss, output, targets)
-        value, _ = mean_loss(self.loss, output, targets, reduction=self._reduction)
+        value, _ = mean_loss(self.loss, output, targets, reduction="sum" if self._reduction == "sum" else "mean")
         edges = [edge for _, _, edge in now.uses if edge is not None]
         gradients = torch.autograd.grad(value, edges, retain_graph=True, allow_unused=True)
         samples = _predictions(self.loss, len(first) if first.dim() else 1, targets)
