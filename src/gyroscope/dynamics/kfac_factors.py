@@ -122,11 +122,7 @@ class Factors:
     @property
     def held(self) -> list[Held]:
         """All of it, cohort by cohort; where the weights are when it is first asked for."""
-        if not self._shelves:
-            self._shelves = [self._made(shelf) for shelf in shelves(self.places)]
-            for counts, several in self._shelves:
-                places = ((one, at, i) for one in several for at, i in enumerate(one.cohort.indices))
-                self._where |= {i: (one, at, counts, place) for place, (one, at, i) in enumerate(places)}
+        self._make()
         return [one for _, several in self._shelves for one in several]
 
     @property
@@ -152,8 +148,9 @@ class Factors:
         """Take what was added into the averages; what is not finite counts as what is known, or as 0."""
         new = {i: _of_a_step(uses) for i, uses in self._uses.items()}
         self._uses = {}
-        if not new or not self.held:
+        if not new:
             return
+        self._make()
         for counts, several in self._shelves:
             order = [i for one in several for i in one.cohort.indices]
             if any(i in new for i in order):
@@ -207,6 +204,13 @@ class Factors:
         inputs = place.inputs + place.biased
         return {"A": (inputs, inputs), "S": (place.outputs, place.outputs)}
 
+    def _make(self) -> None:
+        if not self._shelves:
+            self._shelves = [self._made(shelf) for shelf in shelves(self.places)]
+            for counts, several in self._shelves:
+                places = ((one, at, i) for one in several for at, i in enumerate(one.cohort.indices))
+                self._where |= {i: (one, at, counts, place) for place, (one, at, i) in enumerate(places)}
+
     def _made(self, shelf: Shelf) -> tuple[Counts, list[Held]]:
         held = []
         for cohort in shelf.cohorts:
@@ -217,7 +221,7 @@ class Factors:
 
     def _find(self, index: int) -> tuple[Held, int, Counts, int]:
         """The factors of a layer's cohort and its place in them, the counts of its device and its place in those."""
-        assert self.held
+        self._make()
         return self._where[index]
 
     def __getstate__(self) -> dict[str, Any]:

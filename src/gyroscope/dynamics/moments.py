@@ -75,10 +75,7 @@ class Moments:
     @property
     def held(self) -> list[Held]:
         """All of it, where the weights are when it is first asked for."""
-        if not self._held:
-            refuse_in_a_graph()
-            self._held = [self._made(shelf) for shelf in shelves(self.places)]
-            self._where = {i: (one, at) for one in self._held for at, i in enumerate(one.shelf.order)}
+        self._make()
         return self._held
 
     @property
@@ -174,6 +171,12 @@ class Moments:
                 self._launches = [MomentLaunches(self.places, one.shelf.order, one.activations)]
         return self._launches
 
+    def _make(self) -> None:
+        if not self._held:
+            refuse_in_a_graph()
+            self._held = [self._made(shelf) for shelf in shelves(self.places)]
+            self._where = {i: (one, at) for one in self._held for at, i in enumerate(one.shelf.order)}
+
     def _made(self, shelf: Shelf) -> Held:
         order = [self.places[i] for i in shelf.order]
         spreads = Spreads([place.inputs for place in order], self.decay, shelf.like)
@@ -181,7 +184,7 @@ class Moments:
         return Held(shelf, spreads, slopes)
 
     def _find(self, index: int) -> tuple[Held, int]:
-        assert self.held
+        self._make()
         return self._where[index]
 
     def _known(self, index: int) -> Known:
