@@ -62,6 +62,19 @@ def test_what_is_printed_is_what_the_json_holds(figure1):
         assert by_name[name][1] == f"{test:.2f}"
 
 
+def test_results_of_a_larger_scale_are_not_replaced(here):
+    there = here / "results" / "rotation" / "fig1" / "result.json"
+    there.parent.mkdir(parents=True)
+    there.write_text('{"scale": "full"}')
+    result = run("rotation/fig1", "--scale", "smoke", "--engine", "serial")
+    assert result.exit_code == 2
+    said = " ".join(result.stderr.split())
+    assert "has rotation/fig1 at scale full" in said
+    assert "--out FOLDER" in said
+    assert there.read_text() == '{"scale": "full"}'
+    assert not (here / "runs").exists()
+
+
 def test_trainings_are_kept_as_runs_and_shared_with_other_studies(figure1):
     first, folder = figure1
     assert len(first.stderr.splitlines()) == len(gyroscope.store.runs(folder / "runs")) == 5

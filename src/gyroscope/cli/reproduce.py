@@ -79,6 +79,8 @@ def reproduce(
             _list(laboratory, out)
             return
         chosen = _with_tasks(laboratory, choose(names))
+        for study in chosen:  # before anything is trained
+            study.refuse_to_replace(laboratory, out)
     except GyroscopeError as error:
         fail(str(error), code=BAD_ARGUMENT)
     make_folder(out, "--out")

@@ -44,8 +44,8 @@ def show(
     """Show a run as a table: one row a layer, with its last values and how they came about.
 
     **rotation** is how far a layer has turned from where it started, 0 not at all and 1 a right angle.
-    **rad/step** is how fast it turns now, **‖w‖** the norm of its weights, **‖Δw‖/‖w‖** the size of an
-    update beside them, **η/‖w‖²** the learning rate it feels. A dash is not known, nan not finite.
+    **rad/step** is how fast it turns now, net over the steps since the measurement before, **‖w‖** the
+    norm of its weights, **‖Δw‖/‖w‖** the size of an update beside them, **η/‖w‖²** the learning rate it feels. A dash is not known, nan not finite.
 
     For example: gyroscope show runs/first --layers all
     """
@@ -86,9 +86,15 @@ def _page(run: Run, quantity: str, rows: list[int], width: int) -> RenderableTyp
 
     table, left_out = layer_table(run, quantity=quantity, rows=rows, width=width)
     below = [in_words(run)]
-    earlier = of_earlier_steps(run, quantity=quantity, headings=[column.header for column in table.columns])
+    headings = [str(column.header) for column in table.columns]
+    earlier = of_earlier_steps(run, quantity=quantity, headings=headings)
     if earlier:
         below.append(earlier)
+    if "rad/step" in headings and len(run.steps) > 1 and (since := int(run.steps[-1] - run.steps[-2])) > 1:
+        below.append(
+            f"rad/step is the angle over the last {since:,} steps, divided by them: less than a single step turns, as "
+            "far as steps undo each other."
+        )
     if len(rows) < len(run.layers):
         below.append(f"{len(rows)} of {len(run.layers):,} layers are shown; --layers all shows them all.")
     if left_out:

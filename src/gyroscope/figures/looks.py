@@ -42,7 +42,7 @@ class Look:
 _LOOKS = {
     "rotation": Look("rotation (cosine distance)", "fraction"),
     "rate": Look("rotation since last measured (rad)", "log", noisy=True),
-    "rate_per_step": Look("rotation rate (rad per step)", "log", noisy=True),
+    "rate_per_step": Look("net rotation (rad per step)", "log", noisy=True),
     "weight_norm": Look("weight norm ‖w‖", "log"),
     "gradient_norm": Look("gradient norm ‖g‖", "log", noisy=True),
     "update_norm": Look("update norm ‖Δw‖", "log", noisy=True),

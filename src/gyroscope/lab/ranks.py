@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -50,6 +51,9 @@ def process_group(*, cuda: bool = False) -> Iterator[str]:
     try:
         yield device
     finally:
+        # What still holds the group, as a model within a cycle does, would end its threads after the interpreter, which
+        # aborts the process now and then.
+        gc.collect()
         dist.destroy_process_group()
 
 

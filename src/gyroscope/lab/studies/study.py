@@ -16,7 +16,7 @@ import torch
 
 import gyroscope
 from gyroscope.lab.errors import LabError
-from gyroscope.lab.laboratory import Lab
+from gyroscope.lab.laboratory import SCALES, Lab
 from gyroscope.lab.trial import Trial
 from gyroscope.whole_file import write_whole
 
@@ -125,10 +125,25 @@ class Study:
                 f"it cannot be shown in part: {said} in {lab.trial(self.trials(lab)[0]).precision}"
             ) from error
 
+    def refuse_to_replace(self, lab: Lab, out: Path | str) -> None:
+        """Refuse a folder that has this study at a larger scale, which may have taken a GPU hours."""
+        path = Path(out, self.name, "result.json")
+        try:
+            there = json.loads(path.read_text(encoding="utf-8"))["scale"]
+            larger = SCALES.index(there) > SCALES.index(lab.scale)
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        if larger:
+            raise LabError(
+                f"{path.parent} has {self.name} at scale {there}, which the one at scale {lab.scale} would replace; write "
+                "elsewhere (--out FOLDER), or delete that first"
+            )
+
     def save(self, lab: Lab, report: Report, out: Path | str) -> list[Path]:
         """Write the figures (png, svg), the tables (README.md) and all numbers (result.json) to `out`/`name`."""
         from gyroscope.figures.save import save
 
+        self.refuse_to_replace(lab, out)
         folder = Path(out, self.name)
         folder.mkdir(parents=True, exist_ok=True)
         for figure in report.figures.values():
