@@ -194,6 +194,23 @@ def test_a_damaged_state_is_refused_and_nothing_changes(damage: str) -> None:
     assert_same_state(snapshot(optimizer), own)
 
 
+@pytest.mark.parametrize("stepped", [False, True])
+@pytest.mark.parametrize("wrap", [lambda inner, _: Layca(inner), lambda inner, other: Graft(inner, other)])
+def test_what_an_optimizer_keeps_of_itself_and_not_of_a_parameter_comes_back(
+    wrap: Callable[..., Any], stepped: bool
+) -> None:
+    """torch copies entries under keys that are no parameter's as they are, in both directions."""
+    model = mlp()
+    optimizer = wrap(momentum(model.parameters()), adam(model.parameters()))
+    optimizer.inner.state["calls"] = 3
+    if stepped:
+        train(model, optimizer, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    other = wrap(momentum(model.parameters()), adam(model.parameters()))
+    other.load_state_dict(saved)
+    assert saved["state"]["calls"] == other.inner.state["calls"] == other.state_dict()["state"]["calls"] == 3
+
+
 @pytest.mark.parametrize("wrap", [lambda inner, _: Layca(inner), lambda inner, other: Graft(inner, other)])
 def test_what_is_no_state_is_refused_by_its_type(wrap: Callable[..., Any]) -> None:
     params = list(mlp().parameters())

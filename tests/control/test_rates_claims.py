@@ -409,6 +409,20 @@ def test_an_optimizer_inside_a_controller_is_not_recorded(wrap):
     assert bool((recorder.rates.tangents > 0).all())
 
 
+def test_a_controller_is_found_around_preconditioners_too(tmp_path):
+    model = network()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    inner = gyroscope.dynamics.KFAC(gyroscope.dynamics.KFAC(sgd, model, labels="true"), model, labels="true")
+    record(model, sgd).close()  # its steps are those that are taken
+    outer = gyroscope.Layca(inner, model)
+    for one in (inner, inner.inner, sgd):
+        with pytest.raises(ControlError, match=rf"The {type(one).__name__} is inside a Layca"):
+            record(model, one)
+        with pytest.raises(gyroscope.errors.MonitorError, match="is inside a Layca"):
+            gyroscope.watch(model, one, tmp_path / "run")
+    record(model, outer).close()
+
+
 def sgd_beside(optimizer):
     return torch.optim.SGD([p for group in optimizer.param_groups for p in group["params"]], lr=0.1)
 

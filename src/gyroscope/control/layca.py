@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -287,7 +287,7 @@ class Layca(Wrapper):
                 state[key] = {**state.get(key, {}), "radius": radius}
         if state:
             # torch's distributed checkpoints want an entry for every parameter as soon as there is one for any.
-            state = {key: state.get(key, {}) for group in saved["param_groups"] for key in group["params"]}
+            state = {**{key: {} for group in saved["param_groups"] for key in group["params"]}, **state}
         shapes = self._roster.shapes(self.param_groups)
         about = {"layers": list(self.layers), "shapes": shapes, "multipliers": self.multipliers}
         return {**saved, "state": state, **about}
@@ -299,7 +299,8 @@ class Layca(Wrapper):
             given = factors.tolist() if isinstance(factors, Tensor) else factors
             factors = checked_multipliers(given, 0.0, self._roster.layers)
         # To the inner optimizer a radius alone is no state: it would look for the rest of it.
-        state = {key: {} if set(own) == {"radius"} else own for key, own in state_dict["state"].items()}
+        alone = [k for k, own in state_dict["state"].items() if isinstance(own, Mapping) and set(own) == {"radius"}]
+        state = {**state_dict["state"], **{k: {} for k in alone}}
         radii = radii_in(state_dict, self._roster)
         load_uncast(self.inner, {**state_dict, "state": state})
         self._take_radii(radii)

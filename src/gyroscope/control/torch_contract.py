@@ -39,6 +39,8 @@ _controllers: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Wrapper]] = weakr
 def controller_of(optimizer: Optimizer) -> Wrapper | None:
     """The controller around an optimizer, if it has one: while this one steps, weights are not in their place.
 
+    Also where there are preconditioners in between.
+
     >>> import gyroscope
     >>> inner = torch.optim.SGD([torch.ones(2, 2)], lr=0.1)
     >>> outer = gyroscope.Layca(inner)
@@ -94,6 +96,9 @@ class Wrapper(Optimizer):
         self._patch_step_function()
         for one in self._controlled():
             _controllers[one] = weakref.ref(self)
+            while isinstance(one, Wrapper) and not one.sets_lengths:  # a preconditioner, whose inner takes its steps
+                one = one.inner
+                _controllers[one] = weakref.ref(self)
 
     def _controlled(self) -> list[Optimizer]:
         """The optimizers inside whose own steps are not those that are taken."""
@@ -211,8 +216,9 @@ def check_whole(state_dict: dict[str, Any]) -> None:
             "Pass what state_dict() returned."
         )
     state, groups = state_dict["state"], state_dict["param_groups"]
-    whole = isinstance(state, Mapping) and all(isinstance(entry, Mapping) for entry in state.values())
-    if not whole or not isinstance(groups, list | tuple) or not all(_is_group(group) for group in groups):
+    whole = isinstance(state, Mapping) and isinstance(groups, list | tuple) and all(map(_is_group, groups))
+    # What an optimizer keeps under other keys is its own affair: torch copies it.
+    if not whole or not all(isinstance(state.get(key, {}), Mapping) for group in groups for key in group["params"]):
         raise ControlError(
             "The state is damaged: its 'state' must hold a dict for each parameter, and its 'param_groups' a dict with "
             "'params' for each group. Pass what state_dict() returned, or load another checkpoint."
