@@ -511,6 +511,29 @@ def test_groups_that_were_changed_behind_the_controllers_back_are_refused(cls, c
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, 2))]})
 
 
+@pytest.mark.parametrize("others", ["inner", "frozen"])
+@pytest.mark.parametrize("cls", [torch.optim.SGD, torch.optim.Adam, gyroscope.SGD_AMom])
+def test_a_group_without_matrices_may_be_added_to_the_inner_optimizer_itself(cls, others):
+    came = []
+    for behind in (False, True):
+        torch.manual_seed(0)
+        model = network()
+        optimizer = gyroscope.Layca(cls(model.parameters(), lr=0.01), model, others=others)
+        gain, matrix = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, 2))
+        parameters = [*model.parameters(), gain, matrix]
+        for added in (None, gain, matrix):
+            if added is not None:
+                to = optimizer.inner if behind and added is gain else optimizer
+                to.add_param_group({"params": [added], "lr": 0.5})
+                assert optimizer.controls(len(optimizer.param_groups) - 1) == (added is matrix)
+            for k, p in enumerate(parameters):
+                p.grad = torch.arange(1.0, 1.0 + p.numel()).reshape(p.shape) + k
+            optimizer.step()
+        came.append([p.detach().clone() for p in parameters])
+        assert bool((gain.detach() != 1.0).all()) == (others == "inner")
+    assert all(torch.equal(p, q) for p, q in zip(*came, strict=True))
+
+
 @pytest.mark.parametrize(
     ("group", "says"),
     [

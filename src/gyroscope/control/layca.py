@@ -149,7 +149,7 @@ class Layca(Wrapper):
 
     def controls(self, group: int) -> bool:
         """Whether a parameter group holds layers, so that its `lr` is ρ."""
-        return bool(self._roster.groups[group])
+        return group < len(self._roster.groups) and bool(self._roster.groups[group])
 
     def rates(self) -> dict[str, float]:
         """The rate ρ_l at which each layer turns now, by name (waits for the device)."""

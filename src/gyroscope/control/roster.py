@@ -147,14 +147,22 @@ class Roster:
         self._sizes = [len(group["params"]) for group in groups]
 
     def refuse_changes(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Refuse groups that are not those of the roster any more: whose parameters are layers is known by place."""
+        """Refuse groups that are not those of the roster any more: whose parameters are layers is known by place.
+
+        Groups without matrices that were added to the inner optimizer hold no layers, and are taken in as such.
+        """
         sizes = [len(group["params"]) for group in groups]
-        if sizes != self._sizes:
+        if sizes == self._sizes:
+            return
+        more = groups[len(self._sizes) :]
+        if sizes[: len(self._sizes)] != self._sizes or any(p.dim() >= 2 for group in more for p in group["params"]):
             raise ControlError(
                 f"The optimizer had groups of {self._sizes} parameters and now has groups of {sizes}, of which it is "
                 "not known what are layers; nothing was changed. Add parameters with add_param_group of the "
                 "controller, or build it anew after changing the groups."
             )
+        self.groups += [{} for _ in more]
+        self._sizes = sizes
 
     def extend(self, group: dict[str, Any]) -> None:
         """Take in a group that was added: its matrices become the last layers."""
