@@ -68,9 +68,9 @@ def figure1(lab: Lab) -> Report:
 
     def note(cell: Cell) -> str:
         reference = best[cell.task.name]
-        return f"{cell.test:.2f} %" if cell is reference else f"{cell.test - reference.test:+.2f} %"
+        return f"{cell.test:.2f} %" if cell is reference else f"{cell.test - reference.test:+.2f} points"
 
-    figure = grid(rows, heading="Layer rotation under Layca, and test accuracy", note=note)
+    figure = grid(rows, heading="Layer rotation under Layca, and test accuracy against the last", note=note)
     return Report(
         {"figure": figure},
         tuple(_accuracies(row) for row in rows),
