@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Literal, get_args
@@ -24,9 +22,11 @@ from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 from gyroscope.class_names import ancestry, is_conv1d, is_norm, snake, wrapped_in
 from gyroscope.errors import LayerError
 from gyroscope.layer_order import forward_order
+from gyroscope.layer_parts import Granularity as Granularity
+from gyroscope.layer_parts import split as split
+from gyroscope.layer_patterns import matching, patterns, unmatched
 
 Kind = Literal["linear", "conv", "conv_transpose", "attention", "recurrent", "embedding", "other"]
-Granularity = Literal["tensor", "row", "block", "expert"]
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ def layers(
     if granularity not in get_args(Granularity):
         accepted = ", ".join(map(repr, get_args(Granularity)))
         raise LayerError(f"granularity={granularity!r} is not known; use one of {accepted}.")
-    included = ["*"] if include is None else _patterns("include", include)
-    excluded = [] if exclude is None else _patterns("exclude", exclude)
+    included = ["*"] if include is None else patterns("include", include)
+    excluded = [] if exclude is None else patterns("exclude", exclude)
     found = _find(model)
     by_name = set(included)
     chosen = [
@@ -150,12 +150,13 @@ def layers(
     if sample is not None:
         chosen = _in_order_of_use(model, chosen, sample)
     names = {layer.name: None for layer in chosen}  # in order, and quick to ask
-    matched = {pattern: _matching(pattern, names) for pattern in (*included, *excluded)}
+    matched = {pattern: matching(pattern, names) for pattern in (*included, *excluded)}
     for pattern, its in matched.items():
         if not its:
-            raise LayerError(_unmatched(pattern, list(names), found))
+            raise LayerError(unmatched(pattern, list(names), found))
     wanted, unwanted = (set[str]().union(*map(matched.__getitem__, some)) for some in (included, excluded))
-    kept = [layer for layer in chosen if layer.name in wanted - unwanted]
+    left = wanted - unwanted
+    kept = [layer for layer in chosen if layer.name in left]
     if not kept:
         raise LayerError(
             f"include={include!r} and exclude={exclude!r} leave none of the {len(chosen)} layers; loosen one."
@@ -163,7 +164,7 @@ def layers(
     return [split(replace(layer, index=i), granularity) for i, layer in enumerate(kept)]
 
 
-def zero_norm(layers: Sequence[Layer]) -> list[Layer]:
+def zero_norm(layers: Iterable[Layer]) -> list[Layer]:
     """The layers whose weight is exactly zero: they have no direction w/‖w‖, so no rotation or rate.
 
     The norm is ℓ0, the number of non-zero elements, because the square of a tiny weight can underflow to
@@ -175,12 +176,13 @@ def zero_norm(layers: Sequence[Layer]) -> list[Layer]:
     >>> [layer.name for layer in zero_norm(layers(net))]
     ['1.weight']
     """
-    if not isinstance(layers, Sequence) or not all(isinstance(layer, Layer) for layer in layers):
+    listed = list(layers) if isinstance(layers, Iterable) else [None]
+    if not all(isinstance(layer, Layer) for layer in listed):
         raise LayerError(
             f"zero_norm() was given a {type(layers).__name__}; it takes a list of layers: gyroscope.layers(model)."
         )
     groups: defaultdict[tuple[torch.device, Any], list[tuple[Layer, Tensor]]] = defaultdict(list)
-    for layer in layers:
+    for layer in listed:
         weight: Any = layer.parameter.detach()
         mesh = weight.device_mesh if "DTensor" in ancestry(weight) else None
         local = weight if mesh is None else weight.to_local()
@@ -193,7 +195,7 @@ def zero_norm(layers: Sequence[Layer]) -> list[Layer]:
             # Summing over replicas too multiplies a count, and leaves a zero a zero.
             torch.distributed.all_reduce(norms, group=process_group)
         zero |= {id(layer) for (layer, _), norm in zip(group, norms.tolist(), strict=True) if norm == 0}
-    return [layer for layer in layers if id(layer) in zero]
+    return [layer for layer in listed if id(layer) in zero]
 
 
 _KNOWN: tuple[tuple[Any, Kind, str], ...] = (
@@ -325,37 +327,6 @@ def _refuse_flat(layer: Layer, flat: bool) -> None:
         )
 
 
-def _patterns(option: str, given: Any) -> list[str]:
-    listed = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
-    for one in listed:
-        if not isinstance(one, str):
-            raise LayerError(
-                f"{option}={given!r} holds a {type(one).__name__}; accepted are names of layers and glob patterns on "
-                'them, one ("encoder.*") or a list of them.'
-            )
-    return listed
-
-
-def _matching(pattern: str, names: dict[str, None]) -> set[str]:
-    """The names that a pattern stands for; a name stands for itself, whatever characters it has."""
-    same = {pattern} & names.keys()
-    # Thousands of names are looked up; only what has a wildcard is held against each.
-    return same | {name for name in names if fnmatchcase(name, pattern)} if re.search(r"[*?[]", pattern) else same
-
-
-def _unmatched(pattern: str, names: list[str], found: dict[str, tuple[Layer, bool]]) -> str:
-    if pattern in found:
-        layer, _ = found[pattern]
-        if layer.name != pattern:
-            return f"{pattern!r} is tied to {layer.name!r} and has no layer of its own; use that name."
-        return (
-            f"{pattern!r} with shape {tuple(layer.parameter.shape)} and {layer.parameter.dtype} is no layer; "
-            "`include` also takes the name of a real or complex parameter of two or more dimensions."
-        )
-    close = get_close_matches(pattern, names, n=3, cutoff=0.4) or names[:3]
-    return f"pattern {pattern!r} matches no layer; close names are {', '.join(map(repr, close))}."
-
-
 def _in_order_of_use(model: nn.Module, chosen: list[Layer], sample: object) -> list[Layer]:
     parameters = [layer.parameter for layer in chosen]
     if any("DTensor" in ancestry(parameter) for parameter in parameters):
@@ -367,42 +338,3 @@ def _in_order_of_use(model: nn.Module, chosen: list[Layer], sample: object) -> l
     while (wrapped := wrapped_in(model)) and wrapped != "_fsdp_wrapped_module":
         model = getattr(model, wrapped)
     return [chosen[position] for position in forward_order(model, parameters, sample)]
-
-
-def split(layer: Layer, granularity: Granularity) -> Layer:
-    """The same layer in the parts of another granularity.
-
-    >>> split(layers(nn.Linear(3, 2))[0], "row").segments
-    2
-    """
-    shape = layer.parameter.shape
-    segments, dim = 1, 0
-    match granularity:
-        case "row":
-            transposed = layer.kind == "conv_transpose"
-            if transposed and layer.module.groups != 1:
-                raise LayerError(
-                    f"granularity='row' cannot split {layer.name!r}: a transposed convolution in "
-                    f"{layer.module.groups} groups has its output units along two dimensions, "
-                    "[in, out/groups, ...]. Exclude it, or use granularity='tensor'."
-                )
-            dim = 1 if transposed or (layer.kind == "linear" and is_conv1d(layer.module)) else 0
-            segments = shape[dim]
-        case "block":
-            segments, dim = _blocks(layer, shape)
-        case "expert":
-            segments = shape[0] if layer.kind == "other" and len(shape) == 3 else 1
-    return replace(layer, segments=segments, dim=dim)
-
-
-def _blocks(layer: Layer, shape: Sequence[int]) -> tuple[int, int]:
-    name = layer.name.split(".")
-    if layer.kind == "attention" and name[-1] == "in_proj_weight":
-        return 3, 0
-    if layer.kind == "recurrent" and not name[-1].startswith("weight_hr"):
-        gates = {(nn.LSTM, nn.LSTMCell): 4, (nn.GRU, nn.GRUCell): 3}
-        return next((n for classes, n in gates.items() if isinstance(layer.module, classes)), 1), 0
-    if layer.kind == "linear" and is_conv1d(layer.module) and name[-2:] == ["c_attn", "weight"]:
-        # [width, 3 width] holds q, k, v; in cross-attention [width, 2 width] holds k, v.
-        return (shape[1] // shape[0], 1) if shape[1] % shape[0] == 0 else (1, 0)
-    return 1, 0
