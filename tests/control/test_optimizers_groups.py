@@ -223,28 +223,28 @@ def test_a_rate_in_a_tensor_is_the_same_rate(inner):
         torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1])
-def test_a_bad_rate_in_a_tensor_is_refused_where_it_is_at_hand(rate):
+def with_rate(rate):
+    """A layer, its weights, and its controller, whose rate is in a tensor and became `rate` before the first step."""
     model = nn.Linear(5, 4, bias=False)
-    before = model.weight.detach().clone()
     lr = torch.tensor(0.1)
     optimizer = gyroscope.Layca(optim.SGD(model.parameters(), lr=lr), model)
     lr.fill_(rate)
     give_gradients(model, 0)
+    return model.weight, model.weight.detach().clone(), optimizer
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1])
+def test_a_bad_rate_in_a_tensor_is_refused_where_it_is_at_hand(rate):
+    weight, before, optimizer = with_rate(rate)
     with pytest.raises(ControlError, match=r"Group 0 has lr tensor\(.*a finite value from 0"):
         optimizer.step()
-    assert torch.equal(model.weight.detach(), before)
+    assert torch.equal(weight.detach(), before)
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1])
 def test_a_bad_rate_on_a_device_moves_no_layer(rate, monkeypatch):
     """There it is not looked at, which would wait; so the layers simply stay."""
     monkeypatch.setattr("gyroscope.control.refusals.is_rate", lambda lr: True)
-    model = nn.Linear(5, 4, bias=False)
-    before = model.weight.detach().clone()
-    lr = torch.tensor(0.1)
-    optimizer = gyroscope.Layca(optim.SGD(model.parameters(), lr=lr), model)
-    lr.fill_(rate)
-    give_gradients(model, 0)
+    weight, before, optimizer = with_rate(rate)
     optimizer.step()
-    assert torch.equal(model.weight.detach(), before)
+    assert torch.equal(weight.detach(), before)
