@@ -88,7 +88,7 @@ def condition(
         raise ConditioningError(
             f"labels is {labels!r}; accepted are 'true', 'sampled' or a function (output, generator) → targets."
         )
-    check_seed(seed)
+    seed = check_seed(seed)
     groups = ranks.groups_given(model, group)
     spectrometer = None
     if not groups and is_pair(batch):

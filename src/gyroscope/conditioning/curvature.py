@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
-from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from gyroscope.accepted import real
 from gyroscope.conditioning.batches import batches
 from gyroscope.conditioning.fisher_network import (
     Network,
@@ -90,8 +90,14 @@ def top_eigenvalue(
         >>> round(top_eigenvalue(net, nn.MSELoss(reduction="sum"), (x, torch.zeros(2, 4)), matrix="hessian"), 4)
         9.0
     """
-    _check(matrix, labels, which, tolerance, iterations)
-    check_run(loss, dtype, seed)
+    _check(matrix, labels, which)
+    accuracy, most = real(tolerance), real(iterations)
+    if not (0 < accuracy < 1 and most >= 1 and most.is_integer()):
+        raise ConditioningError(
+            f"tolerance={tolerance!r} and iterations={iterations!r}; accepted are a tolerance between 0 and 1, and one "
+            "iteration or more."
+        )
+    seed = check_run(loss, dtype, seed)
     chosen = parameters(model, only=layer)
     device = dict(chosen.model.named_parameters())[next(iter(chosen.names))].device
     given = list(islice(batches(batch, device), 2))
@@ -101,7 +107,7 @@ def top_eigenvalue(
     with borrowed(chosen.model):
         f = network(chosen.model, chosen.names, given[0], kind)
         times = _product(f, cast_loss(loss, kind), matrix, labels or "model", seed)
-        return _extreme(times, sum(chosen.sizes), _ENDS[which], tolerance, iterations, seed)
+        return _extreme(times, sum(chosen.sizes), _ENDS[which], accuracy, int(most), seed)
 
 
 def _product(f: Network, loss: Loss, matrix: Matrix, labels: Labels, seed: int) -> Product:
@@ -119,7 +125,7 @@ def _extreme(times: Product, size: int, end: str, tolerance: float, iterations: 
     """The eigenvalue at one end of the spectrum of a symmetric matrix given by its products."""
     # float32 is half the memory, where no more digits are asked for than it has.
     kind = np.float32 if tolerance >= 1e-5 else np.float64
-    start = np.random.default_rng(seed % 2**64).standard_normal(size, dtype=kind)
+    start = np.random.default_rng(seed).standard_normal(size, dtype=kind)
     start /= np.linalg.norm(start)
     first = _apply(times, start)
     scale = float(np.linalg.norm(first))
@@ -168,7 +174,7 @@ def _wide(model: nn.Module) -> torch.dtype | None:
     return torch.float32 if any(t.dtype.itemsize < 4 for t in tensors) else None
 
 
-def _check(matrix: Any, labels: Any, which: Any, tolerance: Any, iterations: Any) -> None:
+def _check(matrix: Any, labels: Any, which: Any) -> None:
     if not isinstance(matrix, str) or matrix not in _MATRICES:
         raise ConditioningError(f"matrix is {matrix!r}; accepted are {', '.join(map(repr, _MATRICES))}.")
     if not isinstance(which, str) or which not in _ENDS:
@@ -179,12 +185,3 @@ def _check(matrix: Any, labels: Any, which: Any, tolerance: Any, iterations: Any
             f"labels is {labels!r} with matrix={matrix!r}; accepted are 'model', 'sampled' or a function (output, "
             "generator) → targets with 'fisher', and none with the other matrices, which have those of the batch."
         )
-    if not (isinstance(tolerance, Real) and 0 < float(tolerance) < 1 and _is_count(iterations)):
-        raise ConditioningError(
-            f"tolerance={tolerance!r} and iterations={iterations!r}; accepted are a tolerance between 0 and 1, and one "
-            "iteration or more."
-        )
-
-
-def _is_count(given: Any) -> bool:
-    return not isinstance(given, bool) and isinstance(given, Integral) and int(given) >= 1

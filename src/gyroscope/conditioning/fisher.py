@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gyroscope.accepted import real
 from gyroscope.conditioning.batches import batches
 from gyroscope.conditioning.fisher_moments import Moments, Sum
 from gyroscope.conditioning.fisher_network import borrowed, cast_loss, check_run, first_output, network
@@ -143,17 +143,17 @@ def fisher(
         >>> F.spectrum().values.round(4)
         array([0.3333, 0.3333, 0.3333, 0.3333, 0.    , 0.    ])
     """
-    check_run(loss, dtype, seed)
+    seed = check_run(loss, dtype, seed)
     if not callable(labels) and not (isinstance(labels, str) and labels in ("model", "sampled", "true")):
         raise ConditioningError(
             f"labels is {labels!r}; accepted are 'model', 'sampled', 'true', or a function (output, generator) → "
             "targets."
         )
-    most: Any = limit
-    if not isinstance(most, Real) or not float(most) > 0:
+    most = real(limit)
+    if not most > 0:
         raise ConditioningError(f"limit is {limit!r}; accepted is a number of parameters above 0.")
     chosen = parameters(model, only=layers, weights=blocks)
-    _refuse_large(chosen, blocks, limit)
+    _refuse_large(chosen, blocks, most)
     device = next(p.device for name, p in chosen.model.named_parameters() if name in chosen.names)
     generator = torch.Generator(device).manual_seed(seed)
     # A device without float64 has its gradients added up on the host.
@@ -176,14 +176,14 @@ def fisher(
     return Exact(names, chosen.sizes, chosen.weights, samples, torch.finfo(output.dtype).eps, moments)
 
 
-def _refuse_large(chosen: Parameters, blocks: bool, limit: int) -> None:
+def _refuse_large(chosen: Parameters, blocks: bool, limit: float) -> None:
     sizes = dict(zip(chosen.names.values(), chosen.sizes, strict=True)) if blocks else {"": sum(chosen.sizes)}
     name, most = max(sizes.items(), key=lambda item: item[1])
     if most > limit:
         which = f"the block of {name!r}" if blocks else "the matrix"
         smaller = "" if blocks else "blocks=True for one matrix a layer, "
         raise ConditioningError(
-            f"{which} is over {most:,} parameters, above the limit of {limit:,}: it would take "
+            f"{which} is over {most:,} parameters, above the limit of {limit:,.15g}: it would take "
             f"{8 * most**2 / 1e9:,.1f} GB. Use gyroscope.condition for the spectra of all layers at any size, "
             f"top_eigenvalue for λmax alone, {smaller}layers= for some of the layers, or raise limit=."
         )

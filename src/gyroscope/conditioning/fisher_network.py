@@ -70,16 +70,17 @@ def network(model: nn.Module, names: Mapping[str, object], batch: Batch, dtype: 
     )
 
 
-def check_run(loss: Any, dtype: Any, seed: Any) -> None:
-    """Refuse what is no loss, no dtype to run a network in, or no seed.
+def check_run(loss: Any, dtype: Any, seed: Any) -> int:
+    """Refuse what is no loss, no dtype to run a network in, or no seed; the seed as generators take it.
 
-    >>> check_run(print, None, 0)
+    >>> check_run(print, None, 5)
+    5
     """
     if not callable(loss):
         raise ConditioningError(f"the loss is a {type(loss).__name__}; accepted is a function of (output, target).")
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ConditioningError(f"dtype is {dtype!r}; accepted are floating-point types, or None for the model's own.")
-    check_seed(seed)
+    return check_seed(seed)
 
 
 def cast(tree: Any, dtype: torch.dtype | None) -> Any:

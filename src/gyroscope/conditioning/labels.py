@@ -14,13 +14,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 
+from gyroscope.accepted import whole
 from gyroscope.errors import ConditioningError
 from gyroscope.vectors.eager import accumulator
 
@@ -105,13 +105,16 @@ def known(loss: Loss) -> Likelihood | None:
     return Likelihood("categorical", reduction, base is F.nll_loss, settings.get("ignore_index", -100))
 
 
-def check_seed(seed: Any) -> None:
-    """Refuse what no generator takes for a seed.
+def check_seed(seed: Any) -> int:
+    """What a generator takes for a seed, as a number from 0 on; else an error.
 
-    >>> check_seed(5)
+    >>> check_seed(5), check_seed(-1) == 2**64 - 1
+    (5, True)
     """
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or not -(2**63) <= int(seed) < 2**63:
-        raise ConditioningError(f"seed is {seed!r}; accepted is a whole number from −2⁶³ to 2⁶³ − 1.")
+    found = whole(seed, -(2**63))
+    if found is None or found >= 2**64:
+        raise ConditioningError(f"seed is {seed!r}; accepted is a whole number from −2⁶³ to 2⁶⁴ − 1.")
+    return found % 2**64
 
 
 def sample_targets(loss: Loss, output: Tensor, *, generator: torch.Generator, like: Tensor | None = None) -> Tensor:

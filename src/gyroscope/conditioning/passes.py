@@ -52,7 +52,7 @@ class Passes:
         # As they are now: FSDP2 puts others in their place within a pass, and gradients on these.
         self.weights = [layer.parameter for layer in layers]
         self.device = self.weights[0].device
-        self.generator = torch.Generator(self.device).manual_seed(seed + ranks.place(groups))
+        self.generator = torch.Generator(self.device).manual_seed((seed + ranks.place(groups)) % 2**64)
         self.sharded = any_sharded(self.model.parameters())
         self.spectrometer = spectrometer
         self.capture = Capture(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any, Literal
 
+from gyroscope.accepted import real, whole
 from gyroscope.conditioning.shares import P, check_p
 from gyroscope.errors import ConditioningError
 
@@ -35,16 +35,21 @@ class Schedule:
     def __post_init__(self) -> None:
         every: Any = self.every
         scale: Any = self.scale
-        if every != "budget":
-            if isinstance(every, bool) or not isinstance(every, Integral) or every < 1:
+        if not (isinstance(every, str) and every == "budget"):
+            steps = whole(every, 1)
+            if steps is None:
                 raise ConditioningError(
                     f'conditioning={every!r} was given; accepted is a number of steps from 1, or "budget".'
                 )
-            object.__setattr__(self, "every", int(every))
-        if not callable(scale) and not (isinstance(scale, Real) and 0 < float(scale) < math.inf):
-            raise ConditioningError(
-                f"The scale of the loss is {scale!r}; accepted is a finite number above 0, or a function that gives it."
-            )
+            object.__setattr__(self, "every", steps)
+        if not callable(scale):
+            factor = real(scale)
+            if not 0 < factor < math.inf:
+                raise ConditioningError(
+                    f"The scale of the loss is {scale!r}; accepted is a finite number above 0, or a function that "
+                    "gives it."
+                )
+            object.__setattr__(self, "scale", factor)
         object.__setattr__(self, "p", check_p(self.p))
 
     @classmethod
