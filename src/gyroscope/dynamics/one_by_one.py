@@ -23,14 +23,22 @@ def parts(model: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     >>> [list(one) for one in parts(net)]
     [['weight'], ['bias']]
     """
-    if not isinstance(model, nn.Module):
-        raise DynamicsError(f"The model is a {type(model).__name__}; accepted is a torch.nn.Module.")
+    refuse_valueless(model)
     named = dict(model.named_parameters())
-    for name, p in named.items():
-        if is_lazy(p) or p.is_meta:
-            raise DynamicsError(f"{name!r} has no values yet; give a model that has been initialized.")
     weights = {name: outside(p) for name, p in named.items() if p.requires_grad}
     return weights, {name: outside(p) for name, p in named.items() if not p.requires_grad}
+
+
+def refuse_valueless(model: Any) -> None:
+    """Refuse what is no model, and a model some of whose parameters have no values yet.
+
+    >>> refuse_valueless(nn.Linear(2, 1))
+    """
+    if not isinstance(model, nn.Module):
+        raise DynamicsError(f"The model is a {type(model).__name__}; accepted is a torch.nn.Module.")
+    for name, p in model.named_parameters():
+        if is_lazy(p) or p.is_meta:
+            raise DynamicsError(f"{name!r} has no values yet; give a model that has been initialized.")
 
 
 def buffers(model: nn.Module) -> dict[str, Tensor]:
