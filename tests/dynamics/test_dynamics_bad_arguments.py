@@ -99,14 +99,79 @@ EACH = [(name, argument) for name, (_, taken) in NUMBERS.items() for argument in
 def test_what_is_no_number_is_refused_by_its_name(name, argument):
     call, taken = NUMBERS[name]
     for wrong in ("0.5", ["0.5"], object()):
-        with pytest.raises(DynamicsError, match=f"{argument}|steps at the rate|steps of|samples with"):
+        with pytest.raises(DynamicsError, match=rf"\b{argument}\b"):
             call(**{**taken, argument: wrong})
 
 
+@pytest.mark.parametrize("whole", [np.int64, np.array, torch.tensor], ids=["numpy", "array", "tensor"])
 @pytest.mark.parametrize("name", NUMBERS)
-def test_numbers_of_numpy_are_numbers(name):
+def test_numbers_of_numpy_and_torch_are_numbers(name, whole):
     call, taken = NUMBERS[name]
-    call(**{argument: np.int64(n) if isinstance(n, int) else np.float32(n) for argument, n in taken.items()})
+    call(**{argument: whole(n) if isinstance(n, int) else np.float32(n) for argument, n in taken.items()})
+
+
+def same(found, expected):
+    """Whether all that is in them is, to the bit."""
+    return all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_one_learning_rate_in_a_list_is_one_for_all_steps():
+    k, e = np.arange(5), 0.1 / np.sqrt(1 + np.arange(5) / 3)
+    assert same(dynamics.decay_law(k, e, lr=[0.1]), dynamics.decay_law(k, e, lr=0.1))
+    assert same(dynamics.decay_law(k, e, shrinkage=[0.01]), dynamics.decay_law(k, e, shrinkage=0.01))
+    assert same(dynamics.fit_norms(k, 1 + k, lr=[0.1]), dynamics.fit_norms(k, 1 + k, lr=0.1))
+
+
+def test_rates_of_methods_may_be_an_array():
+    rates = (0.1, 0.02, 0.03)
+    found, expected = (dynamics.figure2(steps=3, rates=given) for given in (np.array(rates), rates))
+    assert same(*((one.gradient, one.natural, one.empirical) for one in (found, expected)))
+
+
+@pytest.mark.parametrize("form", [float, np.float32, np.array, torch.tensor])
+def test_steps_and_depths_in_formulas_may_be_floats_of_whole_numbers(form):
+    assert adaptive.adagrad_as_rmsprop(form(4), lr=1.0, eps=0.5) == adaptive.adagrad_as_rmsprop(4, lr=1.0, eps=0.5)
+    assert deep_linear.threshold(1.0, form(3)) == deep_linear.threshold(1.0, 3)
+    for wrong in (3.5, float("inf")):
+        with pytest.raises(DynamicsError, match=r"\bk is"):
+            adaptive.adagrad_as_rmsprop(wrong, lr=1.0)
+        with pytest.raises(DynamicsError, match=r"\bdepth is"):
+            deep_linear.threshold(1.0, wrong)
+
+
+def test_no_limit_is_an_infinite_one():
+    inf = float("inf")
+    assert dynamics.jacobian_norm(nn.Linear(3, 2), X, limit=inf) > 0
+    assert len(dynamics.outliers(net(), F.cross_entropy, (X, Y), "0", limit=inf).predicted) == 4
+
+
+def test_seeds_go_on_from_the_largest():
+    assert dynamics.batch_law(ROWS, [1, 2], draws=2, seed=2**64 - 1).measured.shape == (2,)
+
+
+class Unasked(nn.Module):
+    """Is not to be called."""
+
+    def forward(self, x):
+        raise AssertionError
+
+
+def test_arguments_are_refused_before_any_work(monkeypatch):
+    with pytest.raises(DynamicsError, match="limit is -1"):
+        dynamics.jacobian_norm(Unasked(), X, limit=-1)
+    with pytest.raises(DynamicsError, match=r"seed is 0\.5"):
+        dynamics.estimated_jacobian_norm(Unasked(), X, seed=0.5)
+    monkeypatch.setattr(torch.linalg, "svd", None)
+    monkeypatch.setattr(torch.linalg, "svdvals", None)
+    with pytest.raises(DynamicsError, match="width is -1"):
+        dynamics.balanced_factors(EYE, 2, width=-1)
+
+
+def test_groups_are_positions_however_they_are_written():
+    for groups in ([0, 0], np.array([0]), (torch.tensor(0),), {0}):
+        optimizer = sgd(net())
+        dynamics.undo_decay(optimizer, groups=groups)
+        assert optimizer.param_groups[0]["weight_decay"] == 0
 
 
 REFUSED = {
@@ -116,6 +181,8 @@ REFUSED = {
     "no optimizer": (lambda: dynamics.keep_norms(None, net()), "The optimizer is a NoneType"),
     "no layers": (lambda: dynamics.renormalize_(5), "no list from gyroscope.layers"),
     "groups": (lambda: dynamics.undo_decay(sgd(net()), groups=0), "groups is 0; accepted are positions"),
+    "groups of groups": (lambda: dynamics.undo_decay(sgd(net()), groups=[[0]]), r"groups is \[\[0\]\]; accepted"),
+    "groups beyond": (lambda: dynamics.undo_decay(sgd(net()), groups=[-1]), r"groups is \[-1\]; accepted"),
     "mixed groups": (lambda: dynamics.undo_decay(sgd(net()), groups=[0, "a"]), "accepted are positions from 0 to 0"),
     "no rates": (lambda: dynamics.ExponentialRates(sgd(net()), None), "shrinkage is None"),
     "rates of what": (lambda: dynamics.ExponentialRates(None, [0.1]), "The optimizer is a NoneType"),
@@ -177,3 +244,30 @@ def test_outliers_of_a_weight_that_is_not_the_layers_own_are_refused(tie):
         nn.utils.parametrizations.weight_norm(model[0])
     with pytest.raises(DynamicsError, match="shares parameters with '2'" if tie else "computed from other parameters"):
         dynamics.outliers(model, F.cross_entropy, (X, Y), "0")
+
+
+class Hungry(nn.Linear):
+    """Runs out of memory where it is told to."""
+
+    def __init__(self, where, error):
+        super().__init__(3, 4)
+        self.where, self.error = where, error
+
+    def forward(self, x):
+        if self.where == "pass":
+            raise self.error
+        return super().forward(x)
+
+    def __deepcopy__(self, memo):
+        if self.where == "copy":
+            raise self.error
+        return Hungry(self.where, self.error)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("none left"), MemoryError("none left")], ids=["torch", "host"]
+)
+@pytest.mark.parametrize("where", ["copy", "pass"])
+def test_running_out_of_memory_is_not_put_down_to_the_model(where, error):
+    with pytest.raises(type(error), match="none left"):
+        dynamics.outliers(nn.Sequential(Hungry(where, error), nn.Linear(4, 2)), F.cross_entropy, (X, Y), "1")

@@ -10,14 +10,15 @@ two differ in scale: √(s + ε) and √s + ε' are alike at s = 0 if ε' = √�
 
 from __future__ import annotations
 
-from math import sqrt
+from math import inf, sqrt
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from gyroscope.accepted import real
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.given import finite, whole
+from gyroscope.dynamics.given import integral
 
 
 class Sum(NamedTuple):
@@ -111,10 +112,11 @@ def adagrad_as_rmsprop(k: int, *, lr: float, eps: float = 1e-10, inside: bool = 
     >>> adagrad_as_rmsprop(4, lr=1.0, eps=0.0)
     Pace(lr=0.5, beta=0.75, eps=0.0)
     """
-    if not whole(k, 1):
+    step = integral(k, least=1)
+    if step is None:
         raise DynamicsError(f"k is {k!r}; steps are counted from 1.")
     _check(lr, eps)
-    return Pace(lr / sqrt(k), 1 - 1 / k, eps / k if inside else eps / sqrt(k))
+    return Pace(lr / sqrt(step), 1 - 1 / step, eps / step if inside else eps / sqrt(step))
 
 
 def adam(
@@ -164,8 +166,8 @@ def _root(square: Tensor, eps: float, inside: bool) -> Tensor:
 
 def _check(lr: float, eps: float, **betas: float) -> None:
     for name, value in (("lr", lr), ("eps", eps)):
-        if not (finite(value) and value >= 0):
+        if not 0 <= real(value) < inf:
             raise DynamicsError(f"{name} is {value!r}; accepted are finite numbers from 0.")
     for name, value in betas.items():
-        if not (finite(value) and 0 <= value < 1):
+        if not 0 <= real(value) < 1:
             raise DynamicsError(f"{name} is {value!r}; accepted are values from 0 to below 1.")

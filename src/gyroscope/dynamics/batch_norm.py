@@ -6,13 +6,14 @@ of unit j are those of all entries that belong to it.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
+from gyroscope.accepted import real, whole
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.given import finite, whole
 
 Through = Literal["both", "direct", "statistics"]
 
@@ -150,14 +151,15 @@ class BatchCenter(nn.Module):
 
     def __init__(self, features: int, *, momentum: float = 0.1, bias: bool = False) -> None:
         super().__init__()
-        if not (whole(features, 1) and finite(momentum) and 0.0 <= momentum <= 1.0):
+        units = whole(features, 1)
+        if units is None or not 0.0 <= real(momentum) <= 1.0:
             raise DynamicsError(
                 f"features is {features!r} and momentum {momentum!r}; accepted are a whole number of features from 1 "
                 "and a momentum in [0, 1]."
             )
-        self.features, self.momentum = features, momentum
-        self.register_buffer("running_mean", torch.zeros(features))
-        self.bias = nn.Parameter(torch.zeros(features)) if bias else None
+        self.features, self.momentum = units, real(momentum)
+        self.register_buffer("running_mean", torch.zeros(units))
+        self.bias = nn.Parameter(torch.zeros(units)) if bias else None
 
     def forward(self, r: Tensor) -> Tensor:
         """S, of R's shape."""
@@ -187,7 +189,7 @@ def _mean(x: Tensor) -> Tensor:
 
 def _statistics(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     _check(x)
-    if not (finite(eps) and eps >= 0):
+    if not 0 <= real(eps) < inf:
         raise DynamicsError(f"eps is {eps!r}; accepted are finite numbers from 0.")
     mean = _mean(x)
     return mean, (_mean((x - mean) ** 2) + eps).sqrt()

@@ -14,13 +14,13 @@ of A and of S. A does not change with γ, S goes as 1/γ².
 
 from __future__ import annotations
 
-from math import sqrt
+from math import inf, sqrt
 
 import torch
 from torch import Tensor
 
+from gyroscope.accepted import real
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.given import finite
 
 
 def damped_step(G: Tensor, gradient: Tensor, *, damping: float) -> Tensor:
@@ -93,7 +93,7 @@ def balance_scale(eigenvalue: float, *, damping: float) -> float:
     _check_damping(damping)
     if damping == 0:
         raise DynamicsError("The norm does not matter because the damping is 0: undamped steps do not depend on it.")
-    if not (finite(eigenvalue) and eigenvalue >= 0):
+    if not 0 <= real(eigenvalue) < inf:
         raise DynamicsError(f"eigenvalue is {eigenvalue!r}; accepted are finite numbers from 0.")
     return sqrt(eigenvalue / damping)
 
@@ -105,7 +105,7 @@ def first_order_rate(lr: float, *, damping: float, norm: float) -> float:
     0.05
     """
     for name, value in (("lr", lr), ("norm", norm)):
-        if not (finite(value) and value >= 0):
+        if not 0 <= real(value) < inf:
             raise DynamicsError(f"{name} is {value!r}; accepted are finite numbers from 0.")
     at = effective_damping(damping, scale=norm)
     if at == 0:
@@ -125,10 +125,10 @@ def first_order_cosine(G: Tensor, gradient: Tensor, *, damping: float, scale: fl
 
 
 def _check_damping(damping: float) -> None:
-    if not (finite(damping) and damping >= 0):
+    if not 0 <= real(damping) < inf:
         raise DynamicsError(f"damping is {damping!r}; accepted are finite numbers from 0.")
 
 
 def _check_scale(scale: float) -> None:
-    if not (finite(scale) and scale > 0):
+    if not 0 < real(scale) < inf:
         raise DynamicsError(f"scale is {scale!r}; accepted are finite numbers above 0.")

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import log, log1p, sqrt
+from math import inf, log, log1p, sqrt
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from gyroscope.accepted import real
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.given import finite, whole
+from gyroscope.dynamics.given import count
 from gyroscope.dynamics.share import check_share
 
 Floats = npt.NDArray[np.float64]
@@ -53,13 +54,12 @@ def norm_squares(lr: float, decay: float, steps: int, *, start: float = 1.0, gra
     array([1.    , 1.06  , 1.0944])
     """
     share = check_share(lr, decay)
-    if not whole(steps, 0):
-        raise DynamicsError(f"steps is {steps!r}; accepted are whole numbers from 0.")
-    if not (finite(start) and start > 0):
+    steps = count("steps", steps, least=0)
+    if not 0 < real(start) < inf:
         raise DynamicsError(
             f"start is {start!r}; accepted are finite norms above 0, since a zero vector has no direction."
         )
-    if not (finite(gradient) and gradient >= 0):
+    if not 0 <= real(gradient) < inf:
         raise DynamicsError(f"gradient is {gradient!r}; accepted are finite norms from 0.")
     keep, push = (1 - share) ** 2, (lr * gradient) ** 2
     squares = np.empty(steps + 1)
@@ -115,7 +115,7 @@ def steps_to_rest(lr: float, decay: float, *, within: float = 0.5) -> float:
     >>> round(steps_to_rest(0.1, 5e-4))                   # ln 2/(4αλ)
     3465
     """
-    if not (finite(within) and 0 < within < 1):
+    if not 0 < real(within) < 1:
         raise DynamicsError(f"within is {within!r}; accepted are shares between 0 and 1.")
     contraction, d = fixed_point(lr, decay).contraction, lr * decay
     if contraction == 0:
@@ -170,7 +170,7 @@ def figure7(
     """
     if decay is not None and product is not None:
         raise DynamicsError("decay and product were both given; give λ for all rates, or αλ for all.")
-    if not isinstance(rates, Iterable) or not len(rates) or not all(finite(lr) and lr > 0 for lr in rates):
+    if not isinstance(rates, Iterable) or not len(rates) or not all(0 < real(lr) < inf for lr in rates):
         raise DynamicsError(f"rates is {rates!r}; accepted are one or more finite numbers above 0.")
     strength = 0.01 if decay is None else decay
     pairs = [(lr, strength if product is None else product / lr) for lr in rates]
@@ -190,7 +190,7 @@ def figure7(
 def _pull(lr: float, decay: float, gradient: float) -> float:
     """αλ, where the recurrence has a fixed point."""
     share = check_share(lr, decay)
-    if not (finite(gradient) and gradient >= 0):
+    if not 0 <= real(gradient) < inf:
         raise DynamicsError(f"gradient is {gradient!r}; accepted are finite norms above 0.")
     reasons = {
         "λ is 0: without decay the norm grows for ever, and the effective learning rate falls as 1/√k": decay,

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import inf
 
 import torch
 from torch import Tensor
 
+from gyroscope.accepted import real
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.given import finite, whole
+from gyroscope.dynamics.given import count, integral
 
 
 def product(factors: Sequence[Tensor]) -> Tensor:
@@ -53,7 +55,7 @@ def schatten(w: Tensor, p: float) -> Tensor:
     >>> schatten(torch.diag(torch.tensor([4.0, 9.0])), 0.5)
     tensor(5.)
     """
-    if not (finite(p) and p > 0):
+    if not 0 < real(p) < inf:
         raise DynamicsError(f"p is {p!r}; accepted are numbers above 0.")
     return _singular(w).pow(p).sum()
 
@@ -64,8 +66,8 @@ def smallest_penalty(w: Tensor, depth: int) -> Tensor:
     >>> smallest_penalty(torch.tensor([[8.0]]), 3)                 # 2² + 2² + 2²
     tensor(12.)
     """
-    _check_depth(depth)
-    return depth * schatten(w, 2 / depth)
+    layers = _layers(depth)
+    return layers * schatten(w, 2 / layers)
 
 
 def balanced_factors(w: Tensor, depth: int, *, width: int | None = None) -> list[Tensor]:
@@ -83,15 +85,14 @@ def balanced_factors(w: Tensor, depth: int, *, width: int | None = None) -> list
     tensor([[2., 0.],
             [0., 1.]])
     """
-    _check_depth(depth)
-    _singular(w)
+    depth = _layers(depth)
+    between = None if width is None else count("width", width, least=0)
+    _check_matrix(w)
     if depth == 1:
         return [w.clone()]
     u, values, vh = torch.linalg.svd(w, full_matrices=False)
     tiny = max(w.shape) * torch.finfo(w.dtype).eps * values.max() if len(values) else 0.0
-    if width is not None and not whole(width, 0):
-        raise DynamicsError(f"width is {width!r}; accepted are whole numbers, and None.")
-    rank, most = int((values > tiny).sum()), len(values) if width is None else width
+    rank, most = int((values > tiny).sum()), len(values) if between is None else between
     if most < rank:
         raise DynamicsError(f"width is {most} and the rank of W is {rank}; a narrower layer cannot pass W on.")
     roots = torch.zeros(most, dtype=w.dtype, device=w.device)
@@ -115,8 +116,7 @@ def descended_factors(factors: Sequence[Tensor], *, iterations: int = 200) -> li
     [2.0, 2.0, 2.0]
     """
     _check_factors(factors)
-    if not whole(iterations, 1):
-        raise DynamicsError(f"iterations is {iterations!r}; accepted are whole numbers from 1.")
+    iterations = count("iterations", iterations, least=1)
     given = [factor.detach() for factor in factors]
     logs = [torch.zeros(len(f), len(f), dtype=f.dtype, device=f.device, requires_grad=True) for f in given[:-1]]
     if not logs:
@@ -169,7 +169,7 @@ def shrunk(target: Tensor, *, decay: float, depth: int) -> Tensor:
     tensor([0., 1., 9.])
     tensor([0.0000, 1.0000, 9.5283])
     """
-    at = threshold(decay, depth)
+    at, depth = threshold(decay, depth), _layers(depth)
     size, power = target.abs(), 2 / depth - 1
     if depth == 1 or decay == 0:
         return target / (1 + decay if depth == 1 else 1)
@@ -194,8 +194,8 @@ def threshold(decay: float, depth: int) -> float:
     >>> [round(threshold(1.0, depth), 3) for depth in (1, 2, 3, 4)]
     [0.0, 1.0, 2.0, 2.381]
     """
-    _check_depth(depth)
-    if not (finite(decay) and decay >= 0):
+    depth = _layers(depth)
+    if not 0 <= real(decay) < inf:
         raise DynamicsError(f"decay is {decay!r}; accepted are finite numbers from 0.")
     if depth == 1 or decay == 0:
         return 0.0
@@ -206,16 +206,22 @@ def threshold(decay: float, depth: int) -> float:
 
 
 def _singular(w: Tensor) -> Tensor:
-    if not isinstance(w, Tensor) or w.dim() != 2 or not w.is_floating_point() or not bool(torch.isfinite(w).all()):
-        given = f"{w.dtype} of shape {tuple(w.shape)}" if isinstance(w, Tensor) else f"a {type(w).__name__}"
-        raise DynamicsError(f"W is {given}; accepted are real matrices of finite numbers.")
+    _check_matrix(w)
     values: Tensor = torch.linalg.svdvals(w)
     return values
 
 
-def _check_depth(depth: int) -> None:
-    if not whole(depth, 1):
+def _check_matrix(w: Tensor) -> None:
+    if not isinstance(w, Tensor) or w.dim() != 2 or not w.is_floating_point() or not bool(torch.isfinite(w).all()):
+        given = f"{w.dtype} of shape {tuple(w.shape)}" if isinstance(w, Tensor) else f"a {type(w).__name__}"
+        raise DynamicsError(f"W is {given}; accepted are real matrices of finite numbers.")
+
+
+def _layers(depth: int) -> int:
+    found = integral(depth, least=1)
+    if found is None:
         raise DynamicsError(f"depth is {depth!r}; a network has at least one layer.")
+    return found
 
 
 def _check_factors(factors: Sequence[Tensor]) -> None:

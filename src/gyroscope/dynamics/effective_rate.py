@@ -13,9 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gyroscope.accepted import real
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.given import finite, numbers, whole
-from gyroscope.dynamics.law import Floats, Law, decay_law
+from gyroscope.dynamics.given import count, numbers
+from gyroscope.dynamics.law import Floats, Law, along, decay_law
 
 
 def effective_lr(lr: npt.ArrayLike, weight_norm: npt.ArrayLike, *, momentum: float = 0.0) -> Floats:
@@ -26,7 +27,7 @@ def effective_lr(lr: npt.ArrayLike, weight_norm: npt.ArrayLike, *, momentum: flo
     >>> effective_lr(0.1, [1.0, 2.0]).tolist()
     [0.1, 0.025]
     """
-    if not (finite(momentum) and 0.0 <= momentum < 1.0):
+    if not 0.0 <= real(momentum) < 1.0:
         raise DynamicsError(f"momentum is {momentum!r}; accepted are values from 0 to below 1.")
     rate, norm = numbers("lr", lr), numbers("weight_norm", weight_norm)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -52,9 +53,8 @@ def norm_growth(lr: npt.ArrayLike, steps: int, *, norm: float = 1.0, gradient: n
     >>> (norm_growth(2.0, 2) ** 2).round(6).tolist()
     [1.0, 5.0, 5.8]
     """
-    if not whole(steps, 0):
-        raise DynamicsError(f"steps is {steps!r}; accepted are whole numbers from 0.")
-    if not (finite(norm) and norm > 0):
+    steps = count("steps", steps, least=0)
+    if not 0 < real(norm) < inf:
         raise DynamicsError(f"norm is {norm!r}; accepted are finite numbers above 0: without a norm, no direction.")
     added = (_series("lr", lr, steps) * _series("gradient", gradient, steps)) ** 2
     squares = [float(norm) ** 2]
@@ -72,7 +72,7 @@ def decay_time(lr: float, *, norm: float = 1.0, gradient: float = 1.0) -> float:
     (49.99999999999999, 799.9999999999999)
     """
     for name, value in (("lr", lr), ("norm", norm), ("gradient", gradient)):
-        if not (finite(value) and value >= 0):
+        if not 0 <= real(value) < inf:
             raise DynamicsError(f"{name} is {value!r}; accepted are finite numbers from 0.")
     square = (lr * gradient) ** 2
     return norm**4 / (2 * square) if square else np.inf
@@ -86,7 +86,7 @@ def implicit_decay(steps: npt.ArrayLike, k0: float, *, start: float = 1.0) -> Fl
     >>> implicit_decay([0, 75], 25.0, start=0.1).tolist()
     [0.1, 0.05]
     """
-    if not (finite(k0) or k0 == inf) or k0 <= 0:
+    if not real(k0) > 0:
         raise DynamicsError(f"k0 is {k0!r}; accepted are numbers above 0, and inf for no decay.")
     return np.asarray(numbers("start", start) / np.sqrt(1 + numbers("steps", steps) / k0))
 
@@ -98,9 +98,8 @@ def fit_norms(steps: npt.ArrayLike, norms: npt.ArrayLike, *, lr: npt.ArrayLike =
     >>> round(fit_norms(k, (1 + k / 40) ** 0.25, lr=0.1).k0, 6)
     40.0
     """
-    sizes, rate = numbers("norms", norms), numbers("lr", lr)
-    if rate.shape not in ((), sizes.shape):
-        raise DynamicsError(f"lr has shape {rate.shape} and norms {sizes.shape}; accepted are one lr, or one a norm.")
+    sizes = numbers("norms", norms)
+    rate = along("lr", lr, sizes)
     return decay_law(steps, effective_lr(rate, sizes), lr=rate)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Literal
 
 import numpy as np
@@ -22,8 +23,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn.functional import embedding_bag
 
+from gyroscope.accepted import whole
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.given import check_seed, generator, whole
+from gyroscope.dynamics.given import check_seed, count, generator
 from gyroscope.dynamics.one_by_one import buffers, check_inputs, parts, passing, refuse_mixing
 
 Likelihood = Literal["categorical", "gaussian"]
@@ -138,7 +140,7 @@ def second_moment(gradients: Tensor, *, batch_size: int = 1, replacement: bool =
     >>> second_moment(g, batch_size=2, replacement=False).item()
     4.0
     """
-    n = _check(gradients, batch_size, replacement)
+    n, batch_size = _check(gradients, batch_size, replacement)
     mean = gradients.mean(0)
     centred = gradients - mean
     share = 1 / batch_size if replacement else (n - batch_size) / (max(1, n - 1) * batch_size)
@@ -156,9 +158,8 @@ def measured_second_moment(
     >>> abs(measured_second_moment(g, batch_size=4, draws=20_000).item() - 4.25) < 0.05
     True
     """
-    _check(gradients, batch_size, replacement)
-    if not whole(draws, 1):
-        raise DynamicsError(f"draws is {draws!r}; at least 1 is needed.")
+    _, batch_size = _check(gradients, batch_size, replacement)
+    draws = count("draws", draws, least=1)
     found = torch.zeros_like(gradients[0])
     for some in _batches(gradients.shape, batch_size, draws, replacement, seed):
         # As gradients[some].mean(1), without a copy of the gradients of every batch.
@@ -192,26 +193,27 @@ def batch_law(gradients: Tensor, batch_sizes: Sequence[int], *, draws: int = 100
     >>> round(batch_law(g, [1, 4, 16, 64], draws=2000).exponent, 1)
     -1.0
     """
-    if not isinstance(batch_sizes, Iterable) or not all(whole(b, 1) for b in batch_sizes):
+    if not isinstance(batch_sizes, Iterable) or any(whole(b, 1) is None for b in batch_sizes):
         raise DynamicsError(f"batch_sizes is {batch_sizes!r}; accepted are two or more whole numbers from 1.")
-    if len(batch_sizes) < 2 or len(set(batch_sizes)) != len(batch_sizes):
-        raise DynamicsError(f"batch_sizes is {list(batch_sizes)}; at least two different ones are needed.")
+    sizes = [index(b) for b in batch_sizes]
+    if len(sizes) < 2 or len(set(sizes)) != len(sizes):
+        raise DynamicsError(f"batch_sizes is {sizes}; at least two different ones are needed.")
     _check(gradients, 1, True)
-    check_seed(seed)
+    first = check_seed(seed)
     g = gradients.double()
     measured = np.array(
         [
-            float(measured_second_moment(g, batch_size=b, draws=draws, seed=seed + i).sum())
-            for i, b in enumerate(batch_sizes)
+            float(measured_second_moment(g, batch_size=b, draws=draws, seed=(first + i) % 2**64).sum())
+            for i, b in enumerate(sizes)
         ]
     )
-    predicted = np.array([float(second_moment(g, batch_size=b).sum()) for b in batch_sizes])
+    predicted = np.array([float(second_moment(g, batch_size=b).sum()) for b in sizes])
     signal = float(g.mean(0).square().sum())
     if predicted.max() - signal <= 1e-12 * signal:
         raise DynamicsError("The law does not apply because the gradients of all examples are the same: no noise.")
     falls = np.maximum(measured - signal, np.finfo(float).tiny)
-    exponent = float(np.polyfit(np.log(batch_sizes), np.log(falls), 1)[0])
-    return BatchLaw(np.array(batch_sizes), measured, predicted, exponent, (predicted - signal) / predicted)
+    exponent = float(np.polyfit(np.log(sizes), np.log(falls), 1)[0])
+    return BatchLaw(np.array(sizes), measured, predicted, exponent, (predicted - signal) / predicted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,14 +245,15 @@ def step_gain(gradients: Tensor, batch_size: int, larger: int) -> StepGain:
     >>> step_gain(g, 16, 64).each
     tensor([2., 1.])
     """
-    if not (whole(batch_size, 1) and whole(larger, 1) and batch_size <= larger):
+    small, large = whole(batch_size, 1), whole(larger, 1)
+    if small is None or large is None or small > large:
         raise DynamicsError(
             f"batch_size is {batch_size!r} and larger {larger!r}; accepted are whole numbers from 1: give the smaller "
             "one first."
         )
-    before, after = (second_moment(gradients, batch_size=b) for b in (batch_size, larger))
+    before, after = (second_moment(gradients, batch_size=b) for b in (small, large))
     each = (before / after).sqrt()
-    return StepGain(each, float(each.nanmedian()), (larger / batch_size) ** 0.5)
+    return StepGain(each, float(each.nanmedian()), (large / small) ** 0.5)
 
 
 def _parts(model: nn.Module, inputs: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -267,9 +270,7 @@ def _at_once(numbers: int, chunk: int | None = None, *, most: int = _HELD) -> in
     """How many examples at once, where each takes so many numbers; as many as were asked for, if any were."""
     if chunk is None:
         return min(most, max(1, _HELD // numbers))
-    if not whole(chunk, 1):
-        raise DynamicsError(f"chunk is {chunk!r}; accepted are numbers from 1, and None.")
-    return chunk
+    return count("chunk", chunk, least=1)
 
 
 def _batches(shape: Sequence[int], size: int, draws: int, replacement: bool, seed: int) -> Iterator[Tensor]:
@@ -285,11 +286,13 @@ def _batches(shape: Sequence[int], size: int, draws: int, replacement: bool, see
             yield torch.rand(some, n, generator=drawn).argsort(1)[:, :size]
 
 
-def _check(gradients: Tensor, batch_size: int, replacement: bool) -> int:
+def _check(gradients: Tensor, batch_size: int, replacement: bool) -> tuple[int, int]:
+    """How many examples there are, and how many in a batch."""
     if not isinstance(gradients, Tensor) or gradients.dim() != 2 or not len(gradients):
         given = tuple(gradients.shape) if isinstance(gradients, Tensor) else f"a {type(gradients).__name__}"
         raise DynamicsError(f"gradients is {given}; accepted is [examples, parameters].")
-    if not whole(batch_size, 1) or (not replacement and batch_size > len(gradients)):
+    size = whole(batch_size, 1)
+    if size is None or (not replacement and size > len(gradients)):
         most = "" if replacement else f" to {len(gradients)}, the number of examples"
         raise DynamicsError(f"batch_size is {batch_size!r}; accepted are numbers from 1{most}.")
-    return len(gradients)
+    return len(gradients), size

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite, log, nan, sqrt
+from math import inf, isfinite, log, nan, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from gyroscope.accepted import real
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.given import finite
 from gyroscope.dynamics.law import Floats, Kind
 from gyroscope.dynamics.share import check_share
 
@@ -118,7 +118,7 @@ def equilibrium(
     rate = sqrt(2 * shrinkage * memory.square) / memory.total
     norm = nan
     if gradient is not None:
-        if not (finite(gradient) and gradient >= 0):
+        if not 0 <= real(gradient) < inf:
             raise DynamicsError(f"gradient is {gradient!r}; accepted are finite norms from 0, or None.")
         square = (lr * memory.total * gradient) ** 2 / (2 * shrinkage)
         norm = square ** (0.25 if kind == "sgd" else 0.5)
@@ -157,7 +157,7 @@ def steps_until(at: Equilibrium, *, start: float, within: float = 0.05, kind: Ki
     >>> steps_until(at, start=3.1)
     0.0
     """
-    if not (finite(within) and 0 < within < 1):
+    if not 0 < real(within) < 1:
         raise DynamicsError(f"within is {within!r}; accepted are shares between 0 and 1.")
     y, near = _distance(at, start, kind), abs((1 + (within if start > at.norm else -within)) ** _power(kind) - 1)
     return at.half_life * log(abs(y) / near) / log(2) if abs(y) > near else 0.0
@@ -165,7 +165,7 @@ def steps_until(at: Equilibrium, *, start: float, within: float = 0.05, kind: Ki
 
 def _distance(at: Equilibrium, start: float, kind: Kind) -> float:
     """(‖w_0‖^p − ‖w_∞‖^p)/‖w_∞‖^p."""
-    if not (finite(start) and start > 0):
+    if not 0 < real(start) < inf:
         raise DynamicsError(f"start is {start!r}; accepted are finite norms above 0.")
     if not isfinite(at.half_life):
         raise DynamicsError(_NOTHING_DECAYS)
@@ -181,5 +181,5 @@ def _power(kind: Kind) -> int:
 
 
 def _check_share(name: str, value: float) -> None:
-    if not (finite(value) and 0.0 <= value < 1.0):
+    if not 0.0 <= real(value) < 1.0:
         raise DynamicsError(f"{name} is {value!r}; accepted are values from 0 to below 1.")

@@ -16,7 +16,8 @@ the same β, and a first buffer ṽ₀ = v₀ − (1 − a)/(ηa) w₀ in place 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from math import exp, log, log1p, sqrt
+from math import exp, inf, isfinite, log, log1p, sqrt
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,9 @@ import torch
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from gyroscope.accepted import real, whole
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.given import finite, numbers, whole
+from gyroscope.dynamics.given import count, numbers
 from gyroscope.dynamics.law import Floats
 
 _LARGEST = 700.0  # of which the exponential is still a float64
@@ -50,9 +52,9 @@ def shrinkage(lr: float, decay: float, *, momentum: float = 0.0) -> float:
     (0.05, 0.0111)
     """
     for name, value in (("lr", lr), ("decay", decay)):
-        if not (finite(value) and value >= 0):
+        if not 0 <= real(value) < inf:
             raise DynamicsError(f"{name} is {value!r}; accepted are finite numbers from 0.")
-    if not (finite(momentum) and 0.0 <= momentum < 1.0):
+    if not 0.0 <= real(momentum) < 1.0:
         raise DynamicsError(f"momentum is {momentum!r}; accepted are values from 0 to below 1.")
     pull, bound = lr * decay, (1 - sqrt(momentum)) ** 2
     if pull > bound or pull >= 1:
@@ -79,8 +81,7 @@ def exponential_rates(lr: npt.ArrayLike, decay: float, steps: int, *, momentum: 
     >>> exponential_rates(0.5, 1.0, 3).round(9).tolist()
     [1.0, 4.0, 16.0]
     """
-    if not whole(steps, 0):
-        raise DynamicsError(f"steps is {steps!r}; accepted are whole numbers from 0.")
+    steps = count("steps", steps, least=0)
     rates = numbers("lr", lr)
     if rates.shape not in ((), (steps,)):
         raise DynamicsError(f"lr has shape {rates.shape}; accepted are one number, or one for each of {steps} steps.")
@@ -124,7 +125,7 @@ class ExponentialRates(LRScheduler):
     def __init__(self, optimizer: Optimizer, shrinkage: Collection[float], last_epoch: int = -1) -> None:
         if not isinstance(optimizer, Optimizer):
             raise DynamicsError(f"The optimizer is a {type(optimizer).__name__}; accepted is a torch.optim.Optimizer.")
-        if not isinstance(shrinkage, Collection) or not all(finite(share) for share in shrinkage):
+        if not isinstance(shrinkage, Collection) or not all(isfinite(real(share)) for share in shrinkage):
             raise DynamicsError(f"shrinkage is {shrinkage!r}; accepted is one number for each group.")
         self.shrinkage = [float(share) for share in shrinkage]
         if len(self.shrinkage) != len(optimizer.param_groups) or not all(0 <= share < 1 for share in self.shrinkage):
@@ -192,9 +193,9 @@ def undo_decay(optimizer: SGD, *, groups: Collection[int] | None = None) -> Expo
     held: list[dict[str, Any]] = optimizer.param_groups
     chosen = [i for i, group in enumerate(held) if group["weight_decay"]]
     if groups is not None:
-        chosen = list(dict.fromkeys(groups)) if isinstance(groups, Collection) else [-1]
-    if not all(whole(i, 0) and i < len(held) for i in chosen):
-        raise DynamicsError(f"groups is {groups!r}; accepted are positions from 0 to {len(held) - 1}.")
+        if not isinstance(groups, Collection) or not all(whole(i) in range(len(held)) for i in groups):
+            raise DynamicsError(f"groups is {groups!r}; accepted are positions from 0 to {len(held) - 1}.")
+        chosen = list(dict.fromkeys(map(index, groups)))
     for i in chosen:
         if held[i]["nesterov"] or held[i]["dampening"] or held[i].get("maximize"):
             raise DynamicsError(

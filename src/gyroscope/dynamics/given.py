@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-from math import isfinite
-from numbers import Integral
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gyroscope.accepted import real, whole
 from gyroscope.dynamics.errors import DynamicsError
 
 if TYPE_CHECKING:
     import torch
 
 
-def finite(value: Any) -> bool:
-    """Whether this is one finite real number, of Python, numpy or torch.
+def count(name: str, given: Any, *, least: int) -> int:
+    """A whole number from `least` on, of Python, numpy or torch; what is none is refused by its name.
 
     >>> import numpy as np
-    >>> finite(0.1), finite(np.float32(0.1)), finite(float("nan")), finite("0.1"), finite(None)
-    (True, True, False, False, False)
+    >>> count("steps", np.int64(3), least=0)
+    3
     """
-    try:
-        return isfinite(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        return False
+    found = whole(given, least)
+    if found is None:
+        raise DynamicsError(f"{name} is {given!r}; accepted are whole numbers from {least}.")
+    return found
 
 
-def whole(value: Any, least: int) -> TypeGuard[int]:
-    """Whether this is a whole number, of Python or numpy, from `least` on.
+def integral(given: Any, *, least: int) -> int | None:
+    """A whole number from `least` on, also as a float, for formulas that take either; None for what is none.
 
-    >>> import numpy as np
-    >>> whole(3, 1), whole(np.int64(3), 1), whole(0, 1), whole(3.0, 1), whole(True, 1)
-    (True, True, False, False, False)
+    >>> integral(3, least=1), integral(3.0, least=1), integral(3.5, least=1), integral("3", least=1)
+    (3, 3, None, None)
     """
-    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
+    found = real(given)
+    return int(found) if found.is_integer() and found >= least else None
 
 
 def numbers(name: str, given: Any) -> npt.NDArray[np.float64]:
@@ -61,14 +60,16 @@ def generator(seed: Any) -> torch.Generator:
     """
     import torch  # which the laws of a run, in numpy alone, do without
 
-    check_seed(seed)
-    return torch.Generator().manual_seed(int(seed))
+    return torch.Generator().manual_seed(check_seed(seed))
 
 
-def check_seed(seed: Any) -> None:
-    """Refuse what is no seed of torch's.
+def check_seed(seed: Any) -> int:
+    """What a generator of torch's takes for a seed, as a number from 0 on; else an error.
 
-    >>> check_seed(5)
+    >>> check_seed(5), check_seed(-1) == 2**64 - 1
+    (5, True)
     """
-    if not whole(seed, -(2**63)) or int(seed) >= 2**64:
+    found = whole(seed, -(2**63))
+    if found is None or found >= 2**64:
         raise DynamicsError(f"seed is {seed!r}; accepted are whole numbers from −2⁶³ to 2⁶⁴ − 1.")
+    return found % 2**64

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import log, nan
+from math import inf, log, nan
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from gyroscope.accepted import real
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.given import finite
 
 Function = Callable[[Tensor], Tensor]
 
@@ -39,7 +39,7 @@ def homogeneity(function: Function, x: Tensor, *, factor: float = 2.0) -> Homoge
     >>> round(found.degree, 12), round(found.residual, 12)
     (3.0, 0.0)
     """
-    if not (finite(factor) and factor > 0 and factor != 1):
+    if not (0 < real(factor) < inf and factor != 1):
         raise DynamicsError(f"factor is {factor!r}; accepted are numbers above 0 other than 1.")
     with torch.no_grad():
         here, there = function(x), function(factor * x)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import sqrt
+from math import inf, sqrt
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gyroscope.accepted import real
 from gyroscope.dynamics.alignment import Alignment, alignment, norm
 from gyroscope.dynamics.changes import outputs_of
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.given import finite, generator, whole
+from gyroscope.dynamics.given import count, generator
 from gyroscope.dynamics.invariance_result import Invariance, LayerInvariance, ScaleInvariant
 from gyroscope.dynamics.on_loan import Layers, Loss, OnLoan
 from gyroscope.dynamics.rescaling import Rescaled, rescaled
@@ -95,10 +96,9 @@ def invariance(
     >>> found["0.weight"].cosine_unit < 1e-3
     True
     """
-    if not (finite(tolerance) and tolerance > 0):
+    if not 0 < real(tolerance) < inf:
         raise DynamicsError(f"tolerance is {tolerance!r}; accepted are numbers above 0.")
-    if not whole(points, 1):
-        raise DynamicsError(f"points is {points!r}; accepted are whole numbers from 1.")
+    points = count("points", points, least=1)
     if not callable(loss):
         raise DynamicsError(f"The loss is a {type(loss).__name__}; accepted is a function of (output, target).")
     draw = generator(seed)

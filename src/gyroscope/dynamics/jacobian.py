@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
+from gyroscope.accepted import real, whole
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.given import finite, generator, whole
+from gyroscope.dynamics.given import generator
 from gyroscope.dynamics.one_by_one import buffers, check_inputs, outside, parts, passing, refuse_mixing
 
 OutputHessian = Literal["identity", "softmax"]
@@ -76,15 +77,16 @@ def jacobian_norm(model: nn.Module, inputs: Tensor, *, limit: int = 10_000_000) 
     >>> jacobian_norm(net, torch.zeros(5, 2))
     tensor(24.)
     """
+    most = real(limit)
+    if not most >= 0:
+        raise DynamicsError(f"limit is {limit!r}; accepted are numbers from 0.")
     f = _one_by_one(model, inputs)
     with passing(undrawn=inputs.device), torch.no_grad():
         outputs = _output(f(inputs), inputs)
-    if not (finite(limit) and limit >= 0):
-        raise DynamicsError(f"limit is {limit!r}; accepted are numbers from 0.")
     size = outputs.numel() * inputs[0].numel()
-    if size > limit:
+    if size > most:
         raise DynamicsError(
-            f"The Jacobians have {size:,} elements and limit is {limit:,}; take fewer samples, a larger limit, or "
+            f"The Jacobians have {size:,} elements and limit is {most:,.15g}; take fewer samples, a larger limit, or "
             "estimated_jacobian_norm."
         )
     with passing():
@@ -109,20 +111,21 @@ def estimated_jacobian_norm(model: nn.Module, inputs: Tensor, *, probes: int = 3
     >>> estimated_jacobian_norm(net, torch.ones(4, 3), probes=8)           # with one output there is no chance in it
     Estimate(value=12.0, error=0.0, probes=8)
     """
-    if not whole(probes, 2):
+    many = whole(probes, 2)
+    if many is None:
         raise DynamicsError(f"probes is {probes!r}; at least 2 are needed for a standard error.")
+    drawn = generator(seed)
     f = _one_by_one(model, inputs)
     with passing(undrawn=inputs.device), torch.enable_grad():
         x = outside(inputs).requires_grad_()
         z = _output(f(x), inputs)
-    drawn = generator(seed)
     found = []
-    for _ in range(probes):
+    for _ in range(many):
         signs = torch.randint(0, 2, z.shape, generator=drawn).to(z) * 2 - 1
         [g] = torch.autograd.grad(z, x, signs, retain_graph=True, materialize_grads=True)
         found.append(g.flatten(1).double().square().sum(1).mean())
     values = torch.stack(found)
-    return Estimate(float(values.mean()), float(values.std() / probes**0.5), probes)
+    return Estimate(float(values.mean()), float(values.std() / many**0.5), many)
 
 
 def kfac_norm(weight: Tensor, A: Tensor, S: Tensor) -> Tensor:

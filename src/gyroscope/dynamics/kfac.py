@@ -12,10 +12,11 @@ from torch.optim import Optimizer
 from gyroscope.conditioning.labels import Loss
 from gyroscope.dynamics.cohorts import Cohort
 from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.dynamics.given import count
 from gyroscope.dynamics.kfac_factors import Factors, Tikhonov
 from gyroscope.dynamics.observer import Labels
 from gyroscope.dynamics.places import Parts, Place, joined, split
-from gyroscope.dynamics.preconditioner import Preconditioner, check_count, check_number
+from gyroscope.dynamics.preconditioner import Preconditioner, check_number
 
 
 class KFAC(Preconditioner[Factors]):
@@ -94,14 +95,13 @@ class KFAC(Preconditioner[Factors]):
     ) -> None:
         check_number("damping", damping, below=float("inf"))
         check_number("decay", decay, below=1.0)
-        check_count("decompose_every", decompose_every)
-        check_count("largest", largest)
+        self.decompose_every = count("decompose_every", decompose_every, least=1)
+        self.largest = count("largest", largest, least=1)
         if clip is not None:
             check_number("clip", clip, below=float("inf"))
         if tikhonov not in get_args(Tikhonov):
             raise DynamicsError(f"tikhonov is {tikhonov!r}; accepted are {', '.join(map(repr, get_args(Tikhonov)))}.")
         self.damping, self.tikhonov, self.clip = damping, tikhonov, clip
-        self.decompose_every, self.largest = decompose_every, largest
 
         def factors(found: Sequence[Place]) -> Factors:
             return Factors(found, decay)

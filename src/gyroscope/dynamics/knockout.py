@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from gyroscope.accepted import real
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.given import finite
 
 _NAME = "knockout"  # of the child that a batch normalization gets
 
@@ -58,7 +59,7 @@ class Knockout(nn.Module):
             low, high = (float(bound) for bound in gain)
         except (TypeError, ValueError):
             raise DynamicsError(f"gain is {gain!r}; accepted are two numbers, 0 < least ≤ largest.") from None
-        if not (finite(shift) and shift >= 0 and finite(spread) and spread >= 0):
+        if not (0 <= real(shift) < inf and 0 <= real(spread) < inf):
             raise DynamicsError(f"shift is {shift!r} and spread {spread!r}; accepted are finite numbers from 0.")
         if not 0 < low <= high < float("inf"):
             raise DynamicsError(f"gain is {gain!r}; accepted are two numbers, 0 < least ≤ largest.")

@@ -68,8 +68,8 @@ def decay_law(
         )
     if not (np.diff(k) >= 0).all():
         raise DynamicsError("The steps go back, or are no numbers; accepted are the steps of a series in their order.")
-    rate = _filled(np.ones_like(e) if lr is None else _along("lr", lr, e))
-    lost = _filled(_along("shrinkage", shrinkage, e))
+    rate = _filled(np.ones_like(e) if lr is None else along("lr", lr, e))
+    lost = _filled(along("shrinkage", shrinkage, e))
     power = 2 if kind == "sgd" else 1
     top = float(np.max(rate, initial=0.0))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -120,16 +120,20 @@ def _line(remains: Floats, grown: Floats, y: Floats) -> tuple[float, float, floa
     return start, slope / scale, 1.0 - left / spread
 
 
-def _along(name: str, given: npt.ArrayLike, like: Floats) -> Floats:
-    """One number, or one for each of a series."""
+def along(name: str, given: npt.ArrayLike, like: Floats) -> Floats:
+    """One number, or one for each of a series, as a series.
+
+    >>> along("lr", [0.1], np.zeros(3))
+    array([0.1, 0.1, 0.1])
+    """
     values = numbers(name, given)
-    if values.shape not in ((), like.shape):
+    if values.shape not in ((), (1,), like.shape):
         raise DynamicsError(
-            f"{name} has shape {values.shape}; accepted are one number, or one for each of {len(like)}."
+            f"{name} has shape {values.shape}; accepted are one number, or one for each of {like.size}."
         )
     if (values < 0).any():
         raise DynamicsError(f"{name} is below 0 at some step; accepted are numbers from 0.")
-    return np.asarray(np.broadcast_to(values, like.shape))
+    return np.asarray(np.broadcast_to(values.reshape(()) if values.size == 1 else values, like.shape))
 
 
 def _filled(series: Floats) -> Floats:

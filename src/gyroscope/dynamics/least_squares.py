@@ -11,13 +11,15 @@ small where errors are large, and examples that fit badly count as if they were 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from gyroscope.accepted import real, whole
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.given import finite, numbers, whole
+from gyroscope.dynamics.given import count, numbers
 
 Floats = npt.NDArray[np.float64]
 Method = Literal["gradient", "natural", "empirical"]
@@ -66,16 +68,15 @@ def line_problem(
     >>> line_problem(noise=0.0).optimum.round(6)
     array([1., 2.])
     """
-    if not (whole(samples, 2) and finite(noise) and noise >= 0):
+    many = whole(samples, 2)
+    if many is None or not 0 <= real(noise) < inf:
         raise DynamicsError(
             f"{samples} samples with noise {noise}; at least 2 samples and no negative noise are needed."
         )
-    if not whole(seed, 0):
-        raise DynamicsError(f"seed is {seed!r}; accepted are whole numbers from 0.")
-    draw = np.random.default_rng(seed)
-    x = draw.uniform(0.0, 2.0, samples)
-    t = offset + slope * x + noise * draw.standard_normal(samples)
-    return Problem(np.stack([np.ones(samples), x], axis=1), t)
+    draw = np.random.default_rng(count("seed", seed, least=0))
+    x = draw.uniform(0.0, 2.0, many)
+    t = offset + slope * x + noise * draw.standard_normal(many)
+    return Problem(np.stack([np.ones(many), x], axis=1), t)
 
 
 def direction(problem: Problem, theta: npt.ArrayLike, method: Method) -> Floats:
@@ -118,14 +119,15 @@ def path(problem: Problem, method: Method, *, start: npt.ArrayLike, lr: float, s
            [3.  , 3.5 ],
            [2.  , 2.75]])
     """
-    if not (whole(steps, 0) and finite(lr) and lr > 0):
+    many, rate = whole(steps, 0), real(lr)
+    if many is None or not 0 < rate < inf:
         raise DynamicsError(f"{steps!r} steps at the rate {lr!r}; accepted are steps from 0 and rates above 0.")
     theta = numbers("start", start).copy()
     if theta.shape != problem.features.shape[1:]:
         raise DynamicsError(f"start has shape {theta.shape}; {problem.features.shape[1:]} is needed.")
     found = [theta]
-    for _ in range(steps):
-        theta = theta - lr * direction(problem, theta, method)
+    for _ in range(many):
+        theta = theta - rate * direction(problem, theta, method)
         found.append(theta)
     return np.stack(found)
 
@@ -157,7 +159,7 @@ def figure2(
     *,
     start: npt.ArrayLike = (4.5, 4.5),
     steps: int = 1500,
-    rates: tuple[float, float, float] = (0.1, 0.02, 0.03),
+    rates: npt.ArrayLike = (0.1, 0.02, 0.03),
 ) -> Paths:
     """The paths of gradient descent, natural gradient descent and the empirical Fisher matrix, from one start.
 
@@ -174,8 +176,9 @@ def figure2(
     >>> round(detour(paths.natural), 2), round(detour(paths.gradient), 2), round(detour(paths.empirical), 2)
     (1.0, 1.16, 2.4)
     """
-    if not isinstance(rates, tuple | list) or len(rates) != len(METHODS):
+    each = numbers("rates", rates)
+    if each.shape != (len(METHODS),):
         raise DynamicsError(f"rates is {rates!r}; accepted are three numbers, of {', '.join(METHODS)}.")
     at = line_problem() if problem is None else problem
-    ways = (path(at, m, start=start, lr=lr, steps=steps) for m, lr in zip(METHODS, rates, strict=True))
+    ways = (path(at, m, start=start, lr=lr, steps=steps) for m, lr in zip(METHODS, each.tolist(), strict=True))
     return Paths(at, *ways)

@@ -14,16 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from gyroscope.accepted import real
 from gyroscope.dynamics.batch_norm import BatchCenter
 from gyroscope.dynamics.changes import altered, first_of, others, outputs_of, relative_change, shifted
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.given import check_seed, finite, generator
+from gyroscope.dynamics.given import check_seed, generator
 from gyroscope.dynamics.on_loan import Layers, OnLoan
 from gyroscope.errors import LayerError
 from gyroscope.layer import layers as find_layers
@@ -67,14 +69,14 @@ def properties(
     >>> row["scale_invariant"], row["centring"], row["stochastic"]
     ('tensor', False, False)
     """
-    if not (finite(tolerance) and tolerance > 0):
+    if not 0 < real(tolerance) < inf:
         raise DynamicsError(f"tolerance is {tolerance!r}; accepted are numbers above 0.")
     if not isinstance(x, Tensor | tuple | list | Mapping):
         raise DynamicsError(
             f"The inputs are a {type(x).__name__}; accepted is a tensor, a tuple of positional or a dict of keyword "
             "arguments."
         )
-    check_seed(seed)
+    seed = check_seed(seed)
     loan = OnLoan(_with_layer(module, x, seed), (x, None), layers=layers, dtype=dtype)
     draw = generator(seed)
     own, plain = loan.weights(), outputs_of(loan.output())

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from gyroscope.accepted import real, whole
 from gyroscope.class_names import wrapped_in
 from gyroscope.conditioning.batches import batches
 from gyroscope.conditioning.fisher import fisher
 from gyroscope.conditioning.fisher_scores import Labels
 from gyroscope.conditioning.labels import Loss
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.given import finite, whole
-from gyroscope.dynamics.one_by_one import parts
+from gyroscope.dynamics.one_by_one import refuse_valueless
 
 
 def outlier(mean: Tensor) -> Tensor:
@@ -144,14 +144,16 @@ def _outliers(
 ) -> Outliers:
     module = _linear(own, layer)
     size = module.weight.numel() + module.out_features
-    if not finite(limit):
+    most = real(limit)
+    if not most >= 0:
         raise DynamicsError(f"limit is {limit!r}; accepted is a number of weights.")
-    if size > limit:
+    if size > most:
         raise DynamicsError(
-            f"The layer {layer!r} has {size:,} weights and biases, above the limit of {limit:,}: its curvature would "
-            f"take {8 * size**2 / 1e9:,.1f} GB. Choose a smaller layer, or raise limit=."
+            f"The layer {layer!r} has {size:,} weights and biases, above the limit of {most:,.15g}: its curvature "
+            f"would take {8 * size**2 / 1e9:,.1f} GB. Choose a smaller layer, or raise limit=."
         )
-    if count is not None and not (whole(count, 1) and count <= module.out_features):
+    k = module.out_features if count is None else whole(count, 1)
+    if k is None or k > module.out_features:
         raise DynamicsError(f"count is {count!r}; accepted is a number from 1 to the {module.out_features} outputs.")
     own.requires_grad_(False)
     if "bias" not in dict(module.named_parameters()):
@@ -160,13 +162,12 @@ def _outliers(
     given = list(batches(batch, module.weight.device))
     mean = _mean_activations(own, module, [(_doubled(one.args), _doubled(one.kwargs)) for one in given])
     pairs = [(_doubled(one.kwargs) or _doubled(one.args), one.target) for one in given]
-    found = fisher(own, loss, pairs, labels=labels, limit=limit, seed=seed)
+    found = fisher(own, loss, pairs, labels=labels, limit=size, seed=seed)
     assert found.matrix is not None
     weight, bias = (found.slices[name] for name in found.parameters)
     measured, vectors = torch.linalg.eigh(found.matrix[weight, weight])
     measured, vectors = measured.flip(0), vectors.flip(1)
     predicted, directions = predicted_outliers(mean, found.matrix[bias, bias])
-    k = count or module.out_features
     # [k, k]: the i-th predicted on the j-th measured.
     cosines = directions[:k].flatten(1) @ vectors[:, :k]
     return Outliers(
@@ -191,9 +192,11 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 def _copied(model: nn.Module) -> nn.Module:
     """A copy in float64."""
-    parts(model)  # refuses those without values
+    refuse_valueless(model)
     try:
         return deepcopy(model).double()
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
     except Exception as error:
         raise DynamicsError(
             f"The model cannot be copied: {type(error).__name__}: {error} Weights that hooks compute, as the old "
@@ -235,6 +238,8 @@ def _mean_activations(model: nn.Module, module: nn.Linear, given: list[tuple[Any
     try:
         for args, kwargs in given:
             model(*args, **kwargs)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
     except Exception as error:
         raise DynamicsError(
             f"The forward pass in float64 failed with {type(error).__name__}: {error}. The batch is (inputs, targets), "

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
+from gyroscope.accepted import real
 from gyroscope.conditioning.labels import Loss
 from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.given import check_seed, finite, whole
+from gyroscope.dynamics.given import check_seed, count
 from gyroscope.dynamics.observer import Labels, Observer, Statistics
 from gyroscope.dynamics.places import Parts, Place, places
 from gyroscope.vectors.chunks import is_capturing
@@ -87,8 +88,7 @@ class Preconditioner(Wrapper, Generic[R]):
                 f"The optimizer is a {type(optimizer).__name__}; accepted is a torch.optim.Optimizer that steps from "
                 "one gradient, such as torch.optim.SGD(model.parameters(), lr=0.1)."
             )
-        check_count("every", every)
-        check_seed(seed)
+        self.every, seed = count("every", every, least=1), check_seed(seed)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             ranks = torch.distributed.get_world_size()
             if ranks > 1:
@@ -111,7 +111,6 @@ class Preconditioner(Wrapper, Generic[R]):
                 "are nn.Linear and nn.Conv2d without groups whose parameters the optimizer holds."
             )
         super().__init__(optimizer)
-        self.every = every
         self._statistics: R = statistics(self._places)
         self._observer = Observer(
             model, self._places, self._statistics,
@@ -229,13 +228,7 @@ class Preconditioner(Wrapper, Generic[R]):
         return {i: of[id(place.module.weight)] for i, place in enumerate(self._places)}
 
 
-def check_count(name: str, given: Any) -> None:
-    """Refuse what is no count."""
-    if not whole(given, 1):
-        raise DynamicsError(f"{name} is {given!r}; accepted is a whole number from 1.")
-
-
 def check_number(name: str, given: Any, *, below: float) -> None:
     """Refuse what is no number from 0."""
-    if isinstance(given, bool) or not finite(given) or not 0 <= given < below:
+    if not 0 <= real(given) < below:
         raise DynamicsError(f"{name} is {given!r}; accepted is a finite number from 0, below {below:g}.")

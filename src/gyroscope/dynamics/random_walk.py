@@ -7,7 +7,7 @@ every step, or kept in part, put a rule into the situation that theory speaks of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from typing import TypeVar
 
 import numpy as np
@@ -15,9 +15,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gyroscope.accepted import real, whole
 from gyroscope.dynamics.decay import Rule
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.given import finite, generator, whole
+from gyroscope.dynamics.given import generator
 
 S = TypeVar("S")
 Floats = npt.NDArray[np.float64]
@@ -67,22 +68,23 @@ def random_walk(
     array([1.    , 1.06  , 1.0944])
     """
     for name, value in (("start", start), ("gradient", gradient)):
-        if not (finite(value) and value > 0):
+        if not 0 < real(value) < inf:
             raise DynamicsError(f"{name} is {value!r}; accepted are finite norms above 0.")
-    if not (finite(agreement) and -1 <= agreement <= 1):
+    if not -1 <= real(agreement) <= 1:
         raise DynamicsError(f"agreement is {agreement!r}; accepted are correlations from -1 to 1.")
-    if not (whole(steps, 0) and whole(size, 2) and whole(walks, 1)):
+    many, elements, beside = whole(steps, 0), whole(size, 2), whole(walks, 1)
+    if many is None or elements is None or beside is None:
         raise DynamicsError(f"{steps} steps of {walks} walks of size {size}: at least 0, 1 and 2 are needed.")
     draws = generator(seed)
 
     def drawn() -> Tensor:
-        return torch.randn(walks, size, dtype=torch.float64, generator=draws)
+        return torch.randn(beside, elements, dtype=torch.float64, generator=draws)
 
     w, way = drawn(), drawn()
     w = w * (start / w.norm(dim=1, keepdim=True))
     state: S | None = None
     norms, angles = [w.norm(dim=1)], []
-    for _ in range(steps):
+    for _ in range(many):
         unit = w / norms[-1][:, None]
         way = agreement * way + sqrt(1 - agreement**2) * drawn()
         aside = way - (way * unit).sum(1, keepdim=True) * unit
@@ -91,4 +93,4 @@ def random_walk(
         norms.append(w.norm(dim=1))
         turned = w / norms[-1][:, None]
         angles.append(2 * torch.atan2((turned - unit).norm(dim=1), (turned + unit).norm(dim=1)))
-    return Walk(torch.stack(norms).numpy(), torch.stack(angles).numpy() if angles else np.empty((0, walks)))
+    return Walk(torch.stack(norms).numpy(), torch.stack(angles).numpy() if angles else np.empty((0, beside)))

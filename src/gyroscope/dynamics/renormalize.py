@@ -16,6 +16,7 @@ effective rate are one number, and nothing decays by itself.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf, isfinite
 from typing import Any, Literal, get_args
 
 import torch
@@ -23,9 +24,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from gyroscope.accepted import real
 from gyroscope.conditioning.eigen import power_of_two
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.given import finite
 from gyroscope.layer import Layer, split
 from gyroscope.layer import layers as find_layers
 
@@ -38,7 +39,7 @@ def sphere_step(weight: Tensor, gradient: Tensor, lr: float, *, radius: float = 
     >>> sphere_step(torch.tensor([1.0, 0.0]), torch.tensor([0.0, -0.75]), 1.0).tolist()
     [0.800000011920929, 0.6000000238418579]
     """
-    if not (finite(lr) and finite(radius) and radius > 0):
+    if not (isfinite(real(lr)) and 0 < real(radius) < inf):
         raise DynamicsError(f"lr is {lr!r} and radius {radius!r}; accepted are finite numbers, and a radius above 0.")
     stepped = weight - lr * gradient
     norm: Tensor = torch.linalg.vector_norm(stepped)
@@ -71,8 +72,8 @@ def renormalize_(layers: Iterable[Layer] | nn.Module, *, radius: float = 1.0, by
     for layer in _checked(layers, radius, by):
         weight = layer.view(layer.parameter.detach())
         wide = weight.to(torch.promote_types(weight.dtype, torch.float32)).reshape(layer.segments, -1)
-        # Brought near 1 first: squares may be zero, or beyond the type, where no weight is. A power of two rounds nothing
-        # and leaves ordinary weights as they would be without.
+        # Brought near 1 first: squares may be zero, or beyond the type, where no weight is. A power of two rounds
+        # nothing, and leaves ordinary weights as they would be without.
         most = wide.abs().amax(1, keepdim=True)
         near = wide / torch.where(most.isfinite(), power_of_two(most), 1.0)
         norms = torch.linalg.vector_norm(near, dim=1, keepdim=True)
@@ -116,7 +117,7 @@ def keep_norms(
 def _checked(given: Iterable[Layer] | nn.Module, radius: float, by: By) -> list[Layer]:
     if by not in get_args(By):
         raise DynamicsError(f"by is {by!r}; accepted are {', '.join(map(repr, get_args(By)))}.")
-    if not (finite(radius) and radius > 0):
+    if not 0 < real(radius) < inf:
         raise DynamicsError(f"radius is {radius!r}; accepted are finite numbers above 0.")
     found: list[Any] = []
     if isinstance(given, nn.Module):

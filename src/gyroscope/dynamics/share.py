@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from math import inf
+
+from gyroscope.accepted import real
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.given import finite
 
 
 def check_share(lr: float, decay: float) -> float:
@@ -30,5 +32,5 @@ def check_strength(name: str, value: float) -> None:
 
     >>> check_strength("decay", 0.1)
     """
-    if not (finite(value) and value >= 0):
+    if not 0 <= real(value) < inf:
         raise DynamicsError(f"{name} is {value!r}; accepted are finite numbers from 0.")
