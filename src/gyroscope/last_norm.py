@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from gyroscope.accepted import whole
 from gyroscope.class_names import ancestry, wrapped_in
 from gyroscope.errors import LayerError
 from gyroscope.last_linear import around, features, last_linear, owner
@@ -107,15 +107,15 @@ def last_norm(
         raise LayerError(f"kind={kind!r} is not known; a normalization is 'batch' or 'layer'.")
     if gain not in ("uniform", "ones"):
         raise LayerError(f"gain={gain!r} is not known; γ starts 'uniform', from U(0, 1), or as 'ones'.")
-    given: Any = seed
-    if isinstance(given, bool) or not isinstance(given, Integral) or not 0 <= seed < 2**32:
+    drawn = whole(seed, 0)
+    if drawn is None or drawn >= 2**32:
         raise LayerError(f"seed={seed!r} draws no gains; it can be a whole number from 0 to 2³² − 1.")
     chosen = last_linear(model, sample, layer=layer)
     name = ".".join(filter(None, [owner(chosen), ATTRIBUTE]))
     if ATTRIBUTE in chosen.module._modules:
         raise LayerError(f"the input of {chosen.name!r} is normalized already, by {name!r}.")
     _refuse_wrapped(model, chosen, kind)
-    norm = _made(chosen, kind, gain, seed)
+    norm = _made(chosen, kind, gain, drawn)
     chosen.module.add_module(ATTRIBUTE, norm)
     # Last of the hooks there are, so that it is what the layer multiplies; hooks put on later see it normalized.
     chosen.module.register_forward_pre_hook(_normalize, with_kwargs=True)

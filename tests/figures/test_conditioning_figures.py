@@ -120,6 +120,7 @@ def test_p_that_are_asked_for_are_shown():
     figure = conditioning_by_layer(found, p=[0.25, 0.75], labels=["a", "b"])
     assert legend(figure)[:4] == ["a", "b", "p = 25 %", "p = 75 %"]
     assert legend(conditioning_by_layer(found[0], p=0.5)) == ["p = 50 %"]
+    assert legend(conditioning_by_layer(found[0], p=np.float32(0.5))) == ["p = 50 %"]
 
 
 def test_only_p_that_all_networks_have_are_shown():

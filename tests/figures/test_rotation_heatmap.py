@@ -36,6 +36,18 @@ def test_rotation_is_coloured_from_zero_to_one_or_to_less_where_all_is_less():
     assert drawn(run_of(rotation=[[0.0], [1.7]])).get_clim() == pytest.approx((0, 1.7))
 
 
+def test_an_end_of_the_colours_that_is_not_given_is_what_suits_the_quantity():
+    run = run_of(rotation=[[0.0], [0.04]])
+    assert drawn(run, limits=(None, 1)).get_clim() == (0, 1)
+    assert drawn(run, limits=[np.float32(0.03125), None]).get_clim() == (0.03125, 0.05)
+    assert drawn(run, limits=(None, None)).get_clim() == (0, 0.05)
+
+
+def test_ends_that_are_equal_are_taken_as_matplotlib_takes_them():
+    below, above = drawn(run_of(rotation=[[0.0], [0.04]]), limits=(0, 0)).get_clim()
+    assert below == -above
+
+
 def test_uneven_steps_are_where_they_belong():
     steps = [0, 1, 10, 100, 1000]
     rotation = np.arange(10).reshape(5, 2) / 10

@@ -57,3 +57,11 @@ def test_a_spike_of_one_layer_at_one_step_is_still_in_the_picture(tmp_path):
     spike[12_345] = 0.9
     pixels = [imread(save(rotation_curves(y), tmp_path / f"{y.max()}.png")[0]) for y in (calm, spike)]
     assert (pixels[0] != pixels[1]).any()
+
+
+@pytest.mark.parametrize("dpi", ["figure", None, np.float32(50), 50])
+def test_pixels_are_counted_as_matplotlib_counts_them(tmp_path, dpi):
+    figure = rotation_curves(example_run(steps=5)).get_figure()
+    [path] = save(figure, tmp_path / "ours.png", dpi=dpi)
+    figure.savefig(tmp_path / "theirs.png", dpi=dpi)
+    assert imread(path).shape == imread(tmp_path / "theirs.png").shape

@@ -6,6 +6,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -149,8 +150,9 @@ def test_workers_that_wait_for_what_nobody_runs_say_so(tmp_path):
         ({"jobs": -2}, "-2 jobs at a time"),
         ({"jobs": "2"}, "'2' jobs at a time"),
         ({"jobs": 1.5}, "1.5 jobs at a time"),
+        ({"jobs": True}, "True jobs at a time"),
     ],
-    ids=["engine", "no jobs", "fewer than no jobs", "text", "half a job"],
+    ids=["engine", "no jobs", "fewer than no jobs", "text", "half a job", "a truth value"],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_written(tmp_path, given, says):
     with pytest.raises(LabError, match=says):
@@ -288,7 +290,7 @@ def test_a_failing_trial_of_a_population_does_not_take_others_along_but_what_cop
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
-@pytest.mark.parametrize(("jobs", "count", "workers"), [(1, 2, []), (4, 1, []), (4, 3, [3]), (2, 4, [2])])
+@pytest.mark.parametrize(("jobs", "count", "workers"), [(1, 2, []), (4, 1, []), (4, 3, [3]), (np.int64(2), 4, [2])])
 def test_without_a_gpu_several_trials_with_several_jobs_run_in_workers(tmp_path, monkeypatch, jobs, count, workers):
     chosen = []
 

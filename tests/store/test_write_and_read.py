@@ -54,7 +54,17 @@ def test_some_steps_can_be_asked_for_in_any_order(tmp_path):
     assert run.series("rotation", steps=[]).shape == (0, 3)
 
 
-@pytest.mark.parametrize("steps", [[0.5], ["a"], [True, False], slice(0, 2), [2**70], [None]])
+@pytest.mark.parametrize("dtype", [object, np.uint64, np.int8, np.float32])
+def test_steps_can_be_in_arrays_of_any_whole_numbers(tmp_path, dtype):
+    run = load(write(tmp_path / "run", rows(*range(10))))
+    steps = np.array([7, 2], dtype=dtype)
+    np.testing.assert_array_equal(run.series("rotation", steps=steps)[:, 0], [7, 2])
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [[0.5], ["a"], [True, False], slice(0, 2), [2**70], [2**2000], [None], np.array([1, True], dtype=object), [2**63]],
+)
 def test_steps_that_are_no_whole_numbers_are_refused_rather_than_read_as_others(tmp_path, steps):
     run = load(write(tmp_path / "run", rows(0, 1)))
     with pytest.raises(StoreError, match="whole numbers"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from gyroscope.accepted import real
 from gyroscope.conditioning import Conditioning
 from gyroscope.conditioning.result import percent
 from gyroscope.errors import FigureError
@@ -108,7 +110,8 @@ def _shares(shown: Mapping[str, Conditioning], p: float | Sequence[float] | None
             return measured[-_SHARES:]
         middle, last = measured[len(measured) // 2], measured[-1]
         return sorted({middle, last} if _LINES // len(every) > 1 else {middle})
-    asked = [p] if isinstance(p, int | float) else list(p)
+    given: Any = p
+    asked = list(given) if isnan(real(given)) else [real(given)]
     missing = [share for share in asked if share not in measured]
     if missing:
         had = ", ".join(f"{share:g}" for share in measured) or "none"

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from numbers import Integral
 from os import PathLike
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from gyroscope.accepted import whole
 from gyroscope.errors import FigureError
 from gyroscope.store.record import QuantityInfo
 
@@ -171,9 +171,10 @@ def at_least_one(given: Any, what: str) -> int:
     >>> at_least_one(3, "columns")
     3
     """
-    if not isinstance(given, Integral) or given < 1:
+    count = whole(given, 1)
+    if count is None:
         raise FigureError(f"{what}={given!r}; it must be a whole number, 1 or more")
-    return int(given)
+    return count
 
 
 def described(run: Measured) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from math import isfinite
 from typing import Any
 
 import matplotlib
@@ -11,8 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
+from gyroscope.accepted import real
 from gyroscope.errors import FigureError
-from gyroscope.figures.given import Layers, RunLike, Series, as_run, find, numbers
+from gyroscope.figures.given import Layers, RunLike, Series, as_run, find
 from gyroscope.figures.lines import finish, own_axes, span
 from gyroscope.figures.looks import Look, look_of, settle
 from gyroscope.figures.looks import limits as limits_of
@@ -30,7 +33,7 @@ def rotation_heatmap(
     quantity: str = "rotation",
     ax: Axes | None = None,
     layers: Layers = None,
-    limits: tuple[float, float] | None = None,
+    limits: tuple[float | None, float | None] | None = None,
     title: str | None = None,
 ) -> Axes:
     """Draw a quantity of every layer over the steps, and return the axes.
@@ -43,8 +46,8 @@ def rotation_heatmap(
         quantity: the name of what is shown.
         ax: axes to draw on; those of a new figure, high enough for the layers, if not given.
         layers: glob pattern or patterns on the layers' names; all if not given.
-        limits: the values at both ends of the colours; what suits the quantity if not given. The same
-            limits, such as (0, 1), make pictures of several runs comparable.
+        limits: the values at both ends of the colours; what suits the quantity if not given, or at an end that is
+            None. The same limits, such as (0, 1), make pictures of several runs comparable.
         title: text above.
 
     >>> from gyroscope.figures import example_run
@@ -60,7 +63,8 @@ def rotation_heatmap(
     if ax is None:
         ax = own_axes(width=6.4, height=float(np.clip(1.1 + 0.15 * count, 2.7, 6.2)))
 
-    low, high = limits_of(look, series.values, close=True) if ends is None else ends
+    suits = limits_of(look, series.values, close=True)
+    low, high = suits if ends is None else (own if end is None else end for own, end in zip(suits, ends, strict=True))
     if look.scale == "log" and not 0 < low < high:
         raise FigureError(f"limits={limits!r}; {quantity} is on a logarithmic scale here, which goes up from above 0")
     edges = _edges(series.steps)
@@ -89,11 +93,12 @@ def rotation_heatmap(
     return ax
 
 
-def _ends(limits: Any) -> tuple[float, float]:
-    ends = numbers(limits, "limits")
-    if ends.shape != (2,) or ends[0] == ends[1] or not np.isfinite(ends).all():
-        raise FigureError(f"limits={limits!r}; it must be two numbers that differ, such as (0, 1)")
-    return float(ends[0]), float(ends[1])
+def _ends(limits: Any) -> tuple[float | None, ...]:
+    given = list(limits) if isinstance(limits, Iterable) else []
+    ends = tuple(None if end is None else real(end) for end in given)
+    if len(ends) != 2 or not all(end is None or isfinite(end) for end in ends):
+        raise FigureError(f"limits={limits!r}; it must be two numbers, such as (0, 1), or None for either")
+    return ends
 
 
 def _edges(steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

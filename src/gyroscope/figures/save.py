@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from numbers import Real
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from gyroscope.accepted import real
 from gyroscope.errors import FigureError
 
 #: The formats a figure can be written in.
@@ -24,11 +24,12 @@ _SETTINGS: dict[Any, Any] = {"svg.hashsalt": "gyroscope", "pdf.fonttype": 42}
 _NO_DATE: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
-def save(figure: Figure | Axes, path: Path | str, *, dpi: int = 200) -> list[Path]:
+def save(figure: Figure | Axes, path: Path | str, *, dpi: float | Literal["figure"] | None = 200) -> list[Path]:
     """Write `figure` (or the figure that axes belong to) and return the paths written.
 
     A path that ends in .png, .svg or .pdf is that one file; without such an ending, PNG and SVG are written
-    under that name. Folders are made as needed. `dpi` counts the pixels of an inch.
+    under that name. Folders are made as needed. `dpi` counts the pixels of an inch; "figure" takes the figure's own,
+    None what matplotlib is set to.
 
     >>> import tempfile
     >>> from gyroscope.figures import rotation_curves
@@ -41,15 +42,15 @@ def save(figure: Figure | Axes, path: Path | str, *, dpi: int = 200) -> list[Pat
     if not isinstance(whole, Figure):
         raise FigureError(f"save was given a {type(figure).__name__}; it takes a figure or axes of matplotlib")
     written = paths(path)
-    pixels: Any = dpi
-    if not isinstance(pixels, Real) or not 0 < float(pixels) <= _MOST:
-        raise FigureError(f"dpi={dpi!r}; it must be above 0, and at most {_MOST:,}")
+    pixels: Any = dpi if dpi is None or (isinstance(dpi, str) and dpi == "figure") else real(dpi)
+    if isinstance(pixels, float) and not 0 < pixels <= _MOST:
+        raise FigureError(f"dpi={dpi!r}; it must be above 0, and at most {_MOST:,}, or 'figure' for the figure's own")
     for file in written:
         form = file.suffix[1:].lower()
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             with matplotlib.rc_context(_SETTINGS):
-                whole.savefig(file, dpi=dpi, format=form, metadata=_NO_DATE[form])
+                whole.savefig(file, dpi=pixels, format=form, metadata=_NO_DATE[form])
         except OSError as error:
             raise FigureError(f"{file} cannot be written: {error.strerror or error}") from error
     return written

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 import torch
 
+from gyroscope.accepted import whole
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.result import Result
@@ -57,8 +58,10 @@ def run_trials(
     """
     if engine not in get_args(Engine):
         raise LabError(f"no engine is called {engine!r}; there are: {', '.join(get_args(Engine))}")
-    if jobs is not None and (type(jobs) is not int or jobs < 1):
-        raise LabError(f"{jobs!r} jobs at a time; a whole number, 1 or more, is accepted")
+    if jobs is not None:
+        given, jobs = jobs, whole(jobs, 1)
+        if jobs is None:
+            raise LabError(f"{given!r} jobs at a time; a whole number, 1 or more, is accepted")
     trials = list(trials)
     missing = archive.missing(trials)
     folder = None if data is None else Path(data)

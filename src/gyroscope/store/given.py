@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from operator import index
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gyroscope.accepted import real, whole
 from gyroscope.errors import StoreError
 from gyroscope.store.record import LayerInfo, QuantityInfo, Steps
 
@@ -36,10 +36,9 @@ def step_of(given: Any) -> int:
     >>> step_of(np.int32(7))
     7
     """
-    try:
-        step = index(given)
-    except TypeError:
-        raise StoreError(f"the step {given!r} was given; a step is a whole number.") from None
+    step = whole(given)
+    if step is None:
+        raise StoreError(f"the step {given!r} was given; a step is a whole number.")
     if not -_MOST <= step < _MOST:
         raise StoreError(f"the step {step} was given; a step is an integer of 64 bits.")
     return step
@@ -55,8 +54,14 @@ def steps_of(given: Any) -> Steps:
         steps = np.asarray(given)
     except (TypeError, ValueError):
         steps = np.array(given, dtype=object)
-    whole = steps.dtype.kind in "iu" or (steps.dtype.kind == "f" and bool((steps == np.floor(steps)).all()))
-    if not whole or not (np.abs(steps.astype(float)) < _MOST).all():
+    match steps.dtype.kind:
+        case "f":
+            fine = bool((steps == np.floor(steps)).all() and (np.abs(steps) < _MOST).all())
+        case "O":
+            fine = all((step := whole(one, -_MOST)) is not None and step < _MOST for one in steps.flat)
+        case kind:
+            fine = kind == "i" or (kind == "u" and bool((steps < _MOST).all()))
+    if not fine:
         raise StoreError(
             f"steps is {given!r:.80}; accepted are some of the run's steps, as whole numbers: `steps=[0, 100]`, or "
             "`steps=run.steps[mask]`."
@@ -89,11 +94,7 @@ def check_run(layers: Any, quantities: Any, meta: Any, queue: Any, tick: Any) ->
         raise StoreError(f"A run was given {said}; it takes at least one layer, each under a name of its own.")
     check_quantities(quantities)
     _check_meta(meta)
-    try:
-        fine = queue >= 1 and tick > 0
-    except TypeError:
-        fine = False
-    if not fine:
+    if not (real(queue) >= 1 and real(tick) > 0):
         raise StoreError(f"queue={queue} and tick={tick} were given; queue is 1 or more, tick a time in seconds.")
 
 
