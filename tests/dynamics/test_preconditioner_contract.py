@@ -296,6 +296,19 @@ def test_a_state_of_another_preconditioner_is_refused_before_anything_changes():
     assert not two._statistics.known(0)
 
 
+@pytest.mark.parametrize("kind", [KFAC, QuasiDiagonal])
+def test_what_an_optimizer_keeps_under_a_key_of_its_own_is_saved_and_loaded(kind):
+    net = nn.Linear(2, 2)
+    optimizer = kind(torch.optim.SGD(net.parameters(), lr=1.0), net, labels="true")
+    optimizer.inner.state["calls"] = 3
+    net(torch.randn(8, 2)).sum().backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    optimizer.inner.state["calls"] = 4
+    optimizer.load_state_dict(state)
+    assert optimizer.inner.state["calls"] == 3
+
+
 def test_closing_stops_watching():
     net = make_net()
     optimizer = QuasiDiagonal(INNER["sgd"](net), net)

@@ -44,8 +44,9 @@ def show(
     """Show a run as a table: one row a layer, with its last values and how they came about.
 
     **rotation** is how far a layer has turned from where it started, 0 not at all and 1 a right angle.
-    **rad/step** is how fast it turns now, net over the steps since the measurement before, **‖w‖** the
-    norm of its weights, **‖Δw‖/‖w‖** the size of an update beside them, **η/‖w‖²** the learning rate it feels. A dash is not known, nan not finite.
+    **rad/step** is how fast it turns now, net over the steps since the measurement before, **‖w‖** the norm
+    of its weights, **‖Δw‖/‖w‖** the size of an update beside them, **η/‖w‖²** the learning rate it feels. A dash
+    is not known, nan not finite.
 
     For example: gyroscope show runs/first --layers all
     """

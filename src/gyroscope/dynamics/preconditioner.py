@@ -206,7 +206,8 @@ class Preconditioner(Wrapper, Generic[R]):
                         "here: it belongs to another model, or to another preconditioner."
                     )
         rest = {
-            key: {k: v for k, v in own.items() if not k.startswith(self.prefix)}
+            # What an optimizer keeps under a key of its own is no parameter's, and need not be a dictionary.
+            key: {k: v for k, v in own.items() if not k.startswith(self.prefix)} if isinstance(own, dict) else own
             for key, own in state_dict["state"].items()
         }
         load_uncast(self.inner, {**state_dict, "state": rest})

@@ -135,8 +135,8 @@ class Study:
             return
         if larger:
             raise LabError(
-                f"{path.parent} has {self.name} at scale {there}, which the one at scale {lab.scale} would replace; write "
-                "elsewhere (--out FOLDER), or delete that first"
+                f"{path.parent} has {self.name} at scale {there}, which the one at scale {lab.scale} would replace; "
+                "write elsewhere (--out FOLDER), or delete that first"
             )
 
     def save(self, lab: Lab, report: Report, out: Path | str) -> list[Path]:
