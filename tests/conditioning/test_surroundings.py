@@ -177,3 +177,12 @@ def test_an_analysis_of_a_watched_model_with_a_reentrant_checkpoint_leaves_the_w
     for name in plain.quantities:
         np.testing.assert_array_equal(plain.series(name), disturbed.series(name), err_msg=name)
     assert all(torch.equal(one, other) for one, other in zip(weights, others, strict=True))
+
+
+def test_a_torch_that_does_not_say_what_its_graphs_keep_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4))
+    x, y = torch.randn(8, 1, 4, 4), torch.arange(8) % 4
+    wanted = gyroscope.condition(model, nn.functional.cross_entropy, (x, y)).rows()
+    monkeypatch.delattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
+    assert gyroscope.condition(model, nn.functional.cross_entropy, (x, y)).rows() == wanted

@@ -257,8 +257,10 @@ def _on_gradient(h: Tensor, arrived: Callable[[Tensor], None]) -> None:
 
 
 def _is_kept(weight: Tensor) -> bool:
-    """Whether the graph keeps the input that a weight is multiplied by, and as it is."""
-    return weight.requires_grad and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    """Whether the graph keeps the input that a weight is multiplied by, and as it is; False where torch is silent."""
+    # Since torch 2.8; before, inputs are kept beside the graph, which takes memory and changes nothing else.
+    hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return weight.requires_grad and hooks is not None and hooks(False) is None
 
 
 def _own(module: nn.Module, by_parameter: dict[int, int], by_module: dict[int, list[int]]) -> list[int]:

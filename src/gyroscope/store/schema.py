@@ -47,6 +47,7 @@ def create(connection: sqlite3.Connection) -> None:
     >>> connection = sqlite3.connect(":memory:")
     >>> create(connection)
     >>> check(connection, Path("memory"))
+    >>> connection.close()
     """
     for statement in TABLES.values():
         connection.execute(statement)
@@ -92,6 +93,7 @@ def write_layers(connection: sqlite3.Connection, layers: Sequence[LayerInfo]) ->
     >>> write_layers(connection, [LayerInfo("conv1.weight", "conv", (8, 3, 3, 3))])
     >>> layers_from(connection.execute(LAYERS), Path("memory"))
     (LayerInfo(name='conv1.weight', kind='conv', shape=(8, 3, 3, 3), part=0),)
+    >>> connection.close()
     """
     rows = ((i, one.name, one.kind, json.dumps(one.shape), one.part) for i, one in enumerate(layers))
     connection.executemany("INSERT INTO layers VALUES (?, ?, ?, ?, ?)", rows)
