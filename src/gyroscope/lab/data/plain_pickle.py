@@ -26,9 +26,9 @@ def read_plain_pickle(content: bytes, *, name: str) -> object:
 
     >>> read_plain_pickle(pickle.dumps({b"labels": [6, 9]}), name="data_batch_1")
     {b'labels': [6, 9]}
-    >>> read_plain_pickle(pickle.dumps(print), name="data_batch_1")
+    >>> read_plain_pickle(pickle.dumps(eval), name="data_batch_1")
     Traceback (most recent call last):
-    gyroscope.lab.errors.LabError: data_batch_1 is refused: it asks for builtins.print, which no file of images needs...
+    gyroscope.lab.errors.LabError: data_batch_1 is refused: it asks for builtins.eval, which no file of images needs...
     """
     try:
         return _Plain(content, name).load()
