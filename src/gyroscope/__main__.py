@@ -6,16 +6,7 @@ from gyroscope.errors import MissingExtraError
 
 
 def main() -> None:
-    """Run the command line, or say in one line what to install for it.
-
-    >>> sys.argv = ["gyroscope", "--version"]
-    >>> try:
-    ...     main()
-    ... except SystemExit as end:
-    ...     print(end.code)
-    gyroscope ...
-    0
-    """
+    """Run the command line, or say in one line what to install for it."""
     try:
         from gyroscope import cli
     except MissingExtraError as error:

@@ -25,6 +25,16 @@ def whole(value: Any, least: int | None = None) -> int | None:
     return found if least is None or found >= least else None
 
 
+def seed(value: Any) -> int | None:
+    """What a generator of torch's takes for a seed, as a number from 0 on; None if it is none.
+
+    >>> seed(5), seed(-1) == 2**64 - 1, seed(2**64), seed("5")
+    (5, True, None, None)
+    """
+    found = whole(value, -(2**63))
+    return None if found is None or found >= 2**64 else found % 2**64
+
+
 def real(value: Any) -> float:
     """What was given as a float; not a number if it is none. A tensor on an accelerator is waited for.
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 
-from gyroscope.accepted import whole
+from gyroscope import accepted
 from gyroscope.errors import ConditioningError
 from gyroscope.vectors.eager import accumulator
 
@@ -111,10 +111,10 @@ def check_seed(seed: Any) -> int:
     >>> check_seed(5), check_seed(-1) == 2**64 - 1
     (5, True)
     """
-    found = whole(seed, -(2**63))
-    if found is None or found >= 2**64:
+    found = accepted.seed(seed)
+    if found is None:
         raise ConditioningError(f"seed is {seed!r}; accepted is a whole number from −2⁶³ to 2⁶⁴ − 1.")
-    return found % 2**64
+    return found
 
 
 def sample_targets(loss: Loss, output: Tensor, *, generator: torch.Generator, like: Tensor | None = None) -> Tensor:

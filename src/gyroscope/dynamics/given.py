@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gyroscope import accepted
 from gyroscope.accepted import real, whole
 from gyroscope.dynamics.errors import DynamicsError
 
@@ -69,7 +70,7 @@ def check_seed(seed: Any) -> int:
     >>> check_seed(5), check_seed(-1) == 2**64 - 1
     (5, True)
     """
-    found = whole(seed, -(2**63))
-    if found is None or found >= 2**64:
+    found = accepted.seed(seed)
+    if found is None:
         raise DynamicsError(f"seed is {seed!r}; accepted are whole numbers from −2⁶³ to 2⁶⁴ − 1.")
-    return found % 2**64
+    return found
