@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gyroscope.control.coefficients import Law
-from gyroscope.control.launch import Hyper, Launch, rows_of
+from gyroscope.control.launch import Hyper, Launch, rows_among
 from gyroscope.control.ledger import Ledger
 from gyroscope.control.rules import Group, Rule, decay_of, kernel_of
 from gyroscope.vectors.chunks import to_device
@@ -186,7 +186,7 @@ class Fast:
         moments = [self._state.tensors[key] for key in keys if key != "step"]
         self._launches = []
         for members in by_type([params, grads, *moments]).values():
-            its_rows = rows_of(rows, counts, members)
+            its_rows = rows_among(rows, counts, members)
             launch = Launch(self._lists(grads, members), its_rows, [counts[i] for i in members])
             self._launches.append((launch, members))
 

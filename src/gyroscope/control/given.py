@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from gyroscope.control.coefficients import Law
 from gyroscope.control.fast import StateView
-from gyroscope.control.launch import Hyper, Launch, rows_of
+from gyroscope.control.launch import Hyper, Launch, rows_among
 from gyroscope.control.ledger import Ledger
 from gyroscope.control.proposal import Proposal
 from gyroscope.vectors.chunks import on
@@ -62,7 +62,7 @@ class Given:
             self._launches = []
             for members in by_type([params, moves]).values():
                 w, d = [params[i] for i in members], [moves[i] for i in members]
-                its_rows = rows_of(rows, counts, members)
+                its_rows = rows_among(rows, counts, members)
                 self._launches.append(Launch([w, d, d, d], its_rows, [counts[i] for i in members]))
             self._known = seen
         for launch in self._launches:
@@ -99,6 +99,6 @@ class Given:
         self._states, self._clearing = [], []
         for (name, dtype), members in found.items():
             view = StateView(optimizer, [params[i] for i in members], [name])
-            launch = Launch([view.tensors[name]], rows_of(rows, counts, members), [counts[i] for i in members])
+            launch = Launch([view.tensors[name]], rows_among(rows, counts, members), [counts[i] for i in members])
             self._states.append(view)
             self._clearing.append((launch, TYPES[dtype]))

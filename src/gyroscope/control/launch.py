@@ -17,7 +17,7 @@ from gyroscope.control.fused import RULES, step_kernel
 from gyroscope.control.ledger import Ledger
 from gyroscope.errors import ControlError
 from gyroscope.vectors.captured import Spare, in_two
-from gyroscope.vectors.chunks import CHUNK, cut, is_aligned, is_capturing, on, schedule, to_device
+from gyroscope.vectors.chunks import CHUNK, cut, is_aligned, is_capturing, on, rows_of, schedule, to_device
 from gyroscope.vectors.triton import TYPES
 
 # Measured on an H200: smaller chunks spend their time starting, larger blocks run out of registers, and three
@@ -184,11 +184,10 @@ class Launch:
         return self._uploaded[1]
 
 
-def rows_of(rows: Sequence[int], counts: Sequence[int], members: Sequence[int]) -> list[int]:
+def rows_among(rows: Sequence[int], counts: Sequence[int], members: Sequence[int]) -> list[int]:
     """The rows of some layers, where `rows` are those of all and `counts` how many each has.
 
-    >>> rows_of([7, 8, 9], [1, 2], [1])
+    >>> rows_among([7, 8, 9], [1, 2], [1])
     [8, 9]
     """
-    starts = np.cumsum([0, *counts]).tolist()
-    return [rows[k] for i in members for k in range(starts[i], starts[i + 1])]
+    return [rows[k] for k in rows_of(members, counts).tolist()]
