@@ -70,16 +70,17 @@ def test_a_terminal_shows_each_training_under_way_with_its_numbers_and_time_left
         ]
         clock.now += 30  # until a first epoch is over, which takes long
         progress.on_note(note(TRIALS[0], 1))
+        assert shown(progress)[0][-2:] == ["–:––", "left"]
         clock.now += 10
         progress.on_note(note(TRIALS[0], 3, loss=0.25))
-        # 3 epochs of 30 took 40 s. Of this training 2 took 10 s, and 7 are left.
+        # Two epochs took 10 s, so that it took 25 s to start. Seven epochs are left of this training, 27 of all.
         whole, first = shown(progress)
-        assert whole == ["0", "of", "3", "trainings", "epoch", "loss", "acc", "%", "rotation", "6:00", "left"]
+        assert whole == ["0", "of", "3", "trainings", "epoch", "loss", "acc", "%", "rotation", "2:15", "left"]
         assert first == ["digits:", "SGD,", "seed", "0", "3/10", "0.25", "75.0", "0.125", "0:35", "left"]
         progress.on_done(TRIALS[0], RESULT)
         [whole] = shown(progress)
-        # 10 epochs of 30 took 40 s.
-        assert whole[:4] + whole[-2:] == ["1", "of", "3", "trainings", "1:20", "left"]
+        # Ten epochs of 30 took 15 s.
+        assert whole[:4] + whole[-2:] == ["1", "of", "3", "trainings", "0:30", "left"]
 
 
 def test_a_wide_terminal_has_bars(terminal):
@@ -119,10 +120,21 @@ def test_what_was_done_before_a_resume_says_nothing_about_the_speed():
     whole = Whole(began=0.0)
     whole.add("resumed", weight=10.0, epochs=10)
     whole.add("new", weight=10.0, epochs=10)
-    whole.note("resumed", 9, now=2.0)  # eight epochs were there: here are 12 to do, and one took 2 s
-    assert whole.left(2.0) == pytest.approx(22.0)
+    whole.note("resumed", 9, now=2.0)  # eight epochs were there: here are 12 to do
+    assert whole.left(2.0) is None
+    whole.note("resumed", 10, now=4.0)  # two of them took 4 s
+    assert whole.left(4.0) == pytest.approx(20.0)
     whole.finish("resumed")
     assert whole.left(4.0) == pytest.approx(20.0)
+
+
+def test_trainings_of_one_epoch_are_timed_with_their_start():
+    whole = Whole(began=0.0)
+    for name in ("a", "b"):
+        whole.add(name, weight=1.0, epochs=1)
+    whole.note("a", 1, now=3.0)
+    whole.finish("a")
+    assert whole.left(3.0) == pytest.approx(3.0)
 
 
 def test_trainings_count_for_the_time_they_are_expected_to_take():

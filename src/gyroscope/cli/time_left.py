@@ -46,15 +46,23 @@ class Running:
         """What had been done of it before."""
         return self.weight * (self.first or 0) / self.epochs
 
+    def pace(self, now: float) -> float | None:
+        """The seconds that an epoch took; None until the second note."""
+        over = self.epoch - (self.first or 0) - 1  # the first of them was not timed
+        return None if over < 1 else (now - self.since) / over
+
     def left(self, now: float) -> float | None:
         """The seconds it still takes, by the time its epochs took; None until the second note."""
-        over = self.epoch - (self.first or 0) - 1  # the first of them was not timed
-        return None if over < 1 else (now - self.since) / over * (self.epochs - self.epoch)
+        pace = self.pace(now)
+        return None if pace is None else pace * (self.epochs - self.epoch)
 
 
 @dataclass
 class Whole:
     """Trainings that are run together.
+
+    What goes by before the first epoch begins (data are read, steps are compiled) is not taken for the speed of what
+    follows: how long it was is known from the first training that tells of two epochs.
 
     Attributes:
         began: when they began.
@@ -65,10 +73,11 @@ class Whole:
     >>> whole = Whole(began=0.0)
     >>> whole.add("a", weight=10.0, epochs=10)
     >>> whole.add("b", weight=30.0, epochs=10)
-    >>> whole.note("a", 1, now=1.0)
-    >>> whole.note("a", 5, now=4.0)
-    >>> whole.share, whole.left(now=4.0)
-    (0.125, 28.0)
+    >>> whole.note("a", 1, now=6.0)
+    >>> whole.left(now=6.0)
+    >>> whole.note("a", 5, now=10.0)
+    >>> whole.share, whole.left(now=10.0)
+    (0.125, 35.0)
     """
 
     began: float
@@ -77,6 +86,7 @@ class Whole:
     done: int = 0
     _total: float = 0.0
     _finished: float = 0.0
+    _start_up: float | None = None
 
     def add(self, key: str, *, weight: float, epochs: int) -> None:
         """A training will be run."""
@@ -86,14 +96,19 @@ class Whole:
 
     def note(self, key: str, epoch: int, *, now: float) -> None:
         """A training has ended an epoch."""
-        if key in self.open:
-            self.open[key].noted(epoch, now)
+        if key not in self.open:
+            return
+        running = self.open[key]
+        running.noted(epoch, now)
+        if self._start_up is None and (pace := running.pace(now)) is not None:
+            self._start_up = max(running.since - pace - self.began, 0.0)
 
     def finish(self, key: str) -> None:
         """A training has ended, at its last epoch or before."""
         ended = self.open.pop(key, None)
         if ended is not None:
             self.done += 1
+            self._start_up = self._start_up or 0.0  # one that had no second epoch does not tell
             self._total -= ended.before  # what had been done before says nothing about the speed
             self._finished += ended.weight - ended.before
 
@@ -106,7 +121,9 @@ class Whole:
 
     def left(self, now: float) -> float | None:
         """The seconds they still take, if they go on as they went; None before anything is known."""
-        return (now - self.began) * (1.0 - self.share) / self.share if self.share > 0 else None
+        if self._start_up is None or self.share <= 0:
+            return None
+        return (now - self.began - self._start_up) * (1.0 - self.share) / self.share
 
 
 def clock(seconds: float | None) -> str:
