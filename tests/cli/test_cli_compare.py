@@ -116,7 +116,12 @@ def test_a_run_that_is_given_twice_is_shown_once(four):
 
 @pytest.mark.parametrize(
     ("out", "names"),
-    [("new/a.pdf", ["new/a.pdf"]), ("b", ["b.png", "b.svg"]), (".", ["compare.png", "compare.svg"])],
+    [
+        ("new/a.pdf", ["new/a.pdf"]),
+        ("b", ["b.png", "b.svg"]),
+        (".", ["compare.png", "compare.svg"]),
+        ("new/", ["new/compare.png", "new/compare.svg"]),
+    ],
 )
 def test_the_figure_is_written_where_it_says(four, here, out, names):
     result = run(four, "--out", out)

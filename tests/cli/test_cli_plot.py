@@ -61,6 +61,7 @@ def test_the_dashboard_is_what_one_gets_without_asking(runs, here):
         (["--out", "lr0.1"], "lr0.1.png"),
         (["--out", "lr0.1", "--format", "pdf"], "lr0.1.pdf"),
         (["--out", ".", "--format", "svg"], "seed0_rates.svg"),
+        (["--out", "new/"], "new/seed0_rates.png"),
         (["--format", "pdf"], "seed0_rates.pdf"),
     ],
 )

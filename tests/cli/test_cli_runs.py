@@ -100,6 +100,7 @@ def test_export_writes_beside_and_says_where(run, tmp_path):
         (["--out", "x.JSON"], "x.JSON", b"{\n"),
         (["--out", "x.dat", "--to", "csv"], "x.dat", b"step,layer"),
         (["--out", "folder", "--to", "json"], "folder/first.json", b"{\n"),
+        (["--out", "new/one/", "--to", "json"], "new/one/first.json", b"{\n"),
     ],
 )
 def test_export_as_asked(run, tmp_path, arguments, name, starts):
@@ -137,6 +138,7 @@ def test_exported_json_is_read_back(run, tmp_path):
         (["first", "--out", "x.csv", "--to", "json"], 2, "disagree"),
         (["first", "--to", "xlsx"], 2, "xlsx"),
         (["first", "--out", "nowhere/x.csv"], 1, "nowhere/x.csv cannot be written"),
+        (["first", "--out", "first/run.sqlite/"], 1, "first/run.sqlite/first.csv cannot be written"),
     ],
 )
 def test_export_refuses_in_words(run, tmp_path, arguments, code, says):

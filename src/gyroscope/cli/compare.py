@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
+from gyroscope.cli.target import Target, target
 from gyroscope.errors import GyroscopeError, StoreError
 
 if TYPE_CHECKING:
@@ -30,8 +31,13 @@ def compare(
         ),
     ],
     out: Annotated[
-        Path | None,
-        typer.Option(help="File to draw into: .png, .svg, .pdf, or both of the first.", show_default="no figure"),
+        Target | None,
+        typer.Option(
+            parser=target,
+            metavar="<path>",
+            help="File to draw into: .png, .svg, .pdf, or both of the first; or a folder.",
+            show_default="no figure",
+        ),
     ] = None,
     accuracy: Annotated[
         str | None,
@@ -56,7 +62,7 @@ def compare(
         fail("--accuracy is for the figure, and none is asked for; give a file for it: --out", code=BAD_ARGUMENT)
     try:
         _load(figures=out is not None)
-        target = None if out is None else _target(out)
+        figure = None if out is None else _figure(out)
     except GyroscopeError as error:
         fail(str(error), code=BAD_ARGUMENT if out is not None else FAILED)
     problems: list[StoreError] = []
@@ -65,7 +71,7 @@ def compare(
             found = _find(runs, problems, stack)
             if found:
                 _print(found)
-            written = _draw(found, accuracy, target) if found and target is not None else []
+            written = _draw(found, accuracy, figure) if found and figure is not None else []
     except KeyboardInterrupt:
         fail("interrupted", code=INTERRUPTED)
     except GyroscopeError as error:
@@ -87,12 +93,12 @@ def _load(*, figures: bool) -> None:
         import gyroscope.figures  # noqa: F401
 
 
-def _target(out: Path) -> Path:
+def _figure(out: Target) -> Path:
     from gyroscope.figures.save import paths
 
-    target = out / "compare" if out.is_dir() else out
-    paths(target)  # refuses formats there are not, before anything is read
-    return target
+    figure = out.path / "compare" if out.folder else out.path
+    paths(figure)  # refuses formats there are not, before anything is read
+    return figure
 
 
 def _find(given: list[Path], problems: list[StoreError], stack: ExitStack) -> list[Run]:

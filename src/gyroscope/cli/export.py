@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
+from gyroscope.cli.target import Target, target
 from gyroscope.errors import GyroscopeError
 
 
@@ -31,8 +32,13 @@ def export(
         Format | None, typer.Option("--to", help="Kind of file.", show_default="by the ending of --out, or csv")
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="File to write, or folder to write into.", show_default="RUN.csv, in this folder"),
+        Target | None,
+        typer.Option(
+            parser=target,
+            metavar="<path>",
+            help="File to write, or folder to write into.",
+            show_default="RUN.csv, in this folder",
+        ),
     ] = None,
     quantity: Annotated[
         list[str] | None,
@@ -59,11 +65,15 @@ def export(
             name = f"{opened.name}_{_plain(wanted)}" if isinstance(wanted, str) else opened.name
             file, kind = _file(out, to, default=name)
             ways = {Format.csv: opened.to_csv, Format.json: opened.to_json, Format.parquet: opened.to_parquet}
+            if out is not None and out.folder:
+                out.path.mkdir(parents=True, exist_ok=True)
             written = ways[kind](file, wanted)
     except KeyboardInterrupt:
         fail("interrupted", code=INTERRUPTED)
     except GyroscopeError as error:
         fail(str(error), code=FAILED)
+    except OSError as error:
+        fail(f"{file} cannot be written: {error.strerror or error}", code=FAILED)
     typer.echo(f"Wrote {written}")
 
 
@@ -72,14 +82,14 @@ def _plain(name: str) -> str:
     return name.replace("/", "_").replace("\\", "_")
 
 
-def _file(out: Path | None, to: Format | None, *, default: str) -> tuple[Path, Format]:
+def _file(out: Target | None, to: Format | None, *, default: str) -> tuple[Path, Format]:
     endings = {f".{known.value}": known for known in Format}
-    if out is None or out.is_dir():
+    if out is None or out.folder:
         kind = to or Format.csv
-        return (out or Path()) / f"{default}.{kind.value}", kind
-    known = endings.get(out.suffix.lower())
+        return (out.path if out else Path()) / f"{default}.{kind.value}", kind
+    known = endings.get(out.path.suffix.lower())
     if known is None and to is None:
         fail(f"--out {out} ends in none of {', '.join(endings)}; say which with --to", code=BAD_ARGUMENT)
     if known is not None and to is not None and known is not to:
         fail(f"--out {out} and --to {to.value} disagree; leave one out", code=BAD_ARGUMENT)
-    return out, to or known or Format.csv
+    return out.path, to or known or Format.csv

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
+from gyroscope.cli.target import Target, target
 from gyroscope.errors import GyroscopeError
 
 if TYPE_CHECKING:
@@ -56,8 +57,13 @@ def plot(
     ],
     figure: Annotated[Name, typer.Option(metavar="NAME", help="What to draw, by its name above.")] = Name.dashboard,
     out: Annotated[
-        Path | None,
-        typer.Option(help="File to write, or folder to write into.", show_default="RUN_FIGURE.png, in this folder"),
+        Target | None,
+        typer.Option(
+            parser=target,
+            metavar="<path>",
+            help="File to write, or folder to write into.",
+            show_default="RUN_FIGURE.png, in this folder",
+        ),
     ] = None,
     format: Annotated[
         Format | None, typer.Option(help="Kind of file.", show_default="by the ending of --out, or png")
@@ -127,17 +133,17 @@ def _default(run: Path, figure: Name) -> str:
     )
 
 
-def _file(out: Path | None, format: Format | None, *, default: str) -> Path:
+def _file(out: Target | None, format: Format | None, *, default: str) -> Path:
     endings = [f".{known.value}" for known in Format]
-    if out is None or out.is_dir():
-        return (out or Path()) / f"{default}.{(format or Format.png).value}"
-    ending = out.suffix.lower()
+    if out is None or out.folder:
+        return (out.path if out else Path()) / f"{default}.{(format or Format.png).value}"
+    ending = out.path.suffix.lower()
     if ending in endings:
         if format is not None and ending != f".{format.value}":
             fail(f"--out {out} and --format {format.value} disagree; leave one out", code=BAD_ARGUMENT)
-        return out
+        return out.path
     if ending[1:].isalpha():
-        fail(f"--out {out} ends in {out.suffix}; figures are written as {', '.join(endings)}", code=BAD_ARGUMENT)
+        fail(f"--out {out} ends in {out.path.suffix}; figures are written as {', '.join(endings)}", code=BAD_ARGUMENT)
     return Path(f"{out}.{(format or Format.png).value}")
 
 
