@@ -228,7 +228,7 @@ CLAIMS: list[Callable[[], None]] = [
 def _rank(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=20))
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
     outcome = {}
     for claim in CLAIMS:
         try:
