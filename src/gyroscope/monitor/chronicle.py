@@ -145,6 +145,12 @@ class Chronicle:
         if self.about.writes:
             self._put("event", (self.steps, kind, text))
 
+    def warn(self, text: str) -> None:
+        """Say in the log, and record, that something is not as it should be."""
+        if self.about.writes:
+            _LOG.warning("%s: %s", self.about.path, text)
+        self.event("error", text)
+
     def end(self) -> None:
         """Record the last step, where it was not measured."""
         self.begin()

@@ -15,6 +15,7 @@ from gyroscope.layer import Layer
 from gyroscope.monitor import activations as acts
 from gyroscope.monitor import moments, neurons
 from gyroscope.monitor.conditioned import Conditioned
+from gyroscope.monitor.exchanged import Exchanged
 from gyroscope.monitor.track import Track
 from gyroscope.store.record import QuantityInfo
 from gyroscope.transfer import to_host
@@ -36,6 +37,7 @@ class Detail:
         shared: bool = False,
     ) -> None:
         self.optimizer = optimizer
+        self.exchanged = Exchanged(model, layers)
         self.neurons = neurons.Neurons(layers) if spread else None
         hidden = acts.unavailable(model) if activations or conditioning else None
         self.why_not = hidden

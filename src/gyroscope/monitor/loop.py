@@ -185,6 +185,8 @@ class Loop:
         if failed is not None:
             track.settle()
             raise failed
+        if track.sampling:
+            self._tell_exchanged(part)
         kept = not self.recording or self.chronicle.measured(part, measured, detail)
         track.settle(recorded=kept or self.pace.shared)
         recorder = self.chronicle.recorder
@@ -195,6 +197,11 @@ class Loop:
                 self.chronicle.event("interval", self.pace.overrun())
         if self._loss is not None and part == 0 and self.recording:
             self.chronicle.log(given.numbers(None, {"loss": self._loss()}))
+
+    def _tell_exchanged(self, part: int) -> None:
+        said = self.details[part].exchanged.said()
+        if said is not None and self.recording:
+            self.chronicle.warn(said)
 
     def _arrive(self) -> None:
         if self._left is not None:

@@ -1,0 +1,44 @@
+"""Layers that a model no longer has: whoever puts another module in their place goes on with that one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from gyroscope.layer import Layer
+
+_NAMED = 3
+
+
+class Exchanged:
+    """Finds watched layers whose module is no longer part of the model.
+
+    A parameter that is exchanged within its module is followed, and so is a module that a wrapper has been put around.
+
+    >>> from gyroscope.layer import layers
+    >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> exchanged = Exchanged(net, layers(net))
+    >>> exchanged.said()
+    >>> net[1] = nn.Linear(2, 3)
+    >>> exchanged.said()
+    '1.weight is no longer part of the model. It goes on being measured as it was; watch the changed model anew.'
+    >>> exchanged.said()
+    """
+
+    def __init__(self, model: nn.Module, layers: Sequence[Layer]) -> None:
+        self._model, self._there = model, list(layers)
+
+    def said(self) -> str | None:
+        """Those that are gone since this was last asked, in words."""
+        modules = set(map(id, self._model.modules()))
+        gone = [layer.name for layer in self._there if id(layer.module) not in modules]
+        if not gone:
+            return None
+        self._there = [layer for layer in self._there if id(layer.module) in modules]
+        more = f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
+        verb, subject, was = ("is", "It goes", "it was") if len(gone) == 1 else ("are", "They go", "they were")
+        return (
+            f"{', '.join(gone[:_NAMED])}{more} {verb} no longer part of the model. "
+            f"{subject} on being measured as {was}; watch the changed model anew."
+        )

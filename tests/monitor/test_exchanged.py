@@ -1,0 +1,79 @@
+"""Layers that are taken out of a model while it is watched."""
+
+import logging
+
+import torch
+from torch import nn
+from watched import inputs, mlp, train
+
+import gyroscope
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def told(run, caplog):
+    """The errors that a run tells of, each of which has been logged, with its step."""
+    found = [(event.step, event.text) for event in run.events if event.kind == "error"]
+    assert [record.message for record in caplog.records] == [f"{run.path}: {text}" for _, text in found]
+    return found
+
+
+def test_modules_that_are_exchanged_are_told_of_once_and_nothing_else_changes(tmp_path, caplog):
+    model = mlp()
+    optimizer = sgd(model)
+
+    def exchange(i):
+        if i == 2:
+            model[4] = nn.Linear(30, 3)
+
+    with (
+        caplog.at_level(logging.WARNING, logger="gyroscope"),
+        gyroscope.watch(model, optimizer, tmp_path / "run", budget=None, detail_every=2) as monitor,
+    ):
+        train(model, optimizer, inputs(8), each=exchange)
+    with monitor.run as run:
+        [(step, text)] = told(run, caplog)
+        assert step == 3
+        assert text.startswith("4.weight is no longer part of the model. It goes on being measured as it was; ")
+        assert run.steps.tolist() == list(range(9))
+
+
+def test_of_many_the_first_are_named(tmp_path, caplog):
+    model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(6)))
+    optimizer = sgd(model)
+    with gyroscope.watch(model, optimizer, tmp_path / "run") as monitor:
+        for i in range(1, 6):
+            model[i] = nn.Linear(6, 6)
+        train(model, optimizer, inputs(1))
+    with monitor.run as run:
+        [(step, text)] = told(run, caplog)
+    assert step == 1
+    assert text.startswith("1.weight, 2.weight, 3.weight and 2 more are no longer part of the model. They go on")
+
+
+def test_what_is_wrapped_or_gets_another_parameter_is_still_there(tmp_path, caplog):
+    model = mlp()
+    optimizer = sgd(model)
+
+    def wrap(i):
+        if i == 1:
+            model[0] = nn.Sequential(model[0])
+            with torch.no_grad():
+                model[2].weight = nn.Parameter(model[2].weight.clone())
+
+    with gyroscope.watch(model, optimizer, tmp_path / "run", detail_every=1) as monitor:
+        train(model, optimizer, inputs(3), each=wrap)
+    with monitor.run as run:
+        assert told(run, caplog) == []
+
+
+def test_a_model_that_is_taken_apart_after_training_is_not_told_of(tmp_path, caplog):
+    model = mlp()
+    optimizer = sgd(model)
+    with gyroscope.watch(model, optimizer, tmp_path / "run") as monitor:
+        train(model, optimizer, inputs(3))
+        del model[4]
+    with monitor.run as run:
+        assert told(run, caplog) == []
