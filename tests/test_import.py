@@ -1,46 +1,105 @@
-"""`import gyroscope` needs torch and numpy alone, and loads nothing that is not used."""
+"""Nothing is loaded that is not used: the core needs torch and numpy alone, and runs are read without torch."""
 
 import json
+import pickle
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
+
+import gyroscope
 
 HEAVY = {"torch._dynamo", "torch.distributed.tensor", "triton", "matplotlib", "sklearn", "scipy", "typer", "rich"}
 THEORY = {f"gyroscope.dynamics.{name}" for name in ("explain", "invariance", "kfac", "normalizers", "outliers")}
 PROGRAM = """
 import importlib, json, sys
 loaded = {}
-for name in ("torch", "gyroscope", "gyroscope.store", "gyroscope.cli.data"):
+for name in sys.argv[1:]:
     importlib.import_module(name)
     loaded[name] = sorted(sys.modules)
 json.dump(loaded, sys.stdout)
 """
 
 
-@pytest.fixture(scope="module")
-def loaded():
+def loaded(*names):
     """All that is loaded once a module is imported, one after the other, in a fresh process."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *names], capture_output=True, text=True, check=True)
     return {name: set(modules) for name, modules in json.loads(done.stdout).items()}
 
 
-def test_importing_loads_nothing_heavy(loaded):
-    new = loaded["gyroscope"] - loaded["torch"]
+@pytest.fixture(scope="module")
+def core():
+    return loaded("torch", "gyroscope", "gyroscope.control", "gyroscope.monitor.watch")
+
+
+@pytest.fixture(scope="module")
+def readers():
+    """What reads runs, each beside those before it."""
+    return loaded(
+        "gyroscope", "gyroscope.store", "gyroscope.cli.app", "gyroscope.cli.data", "gyroscope.cli.standing_out",
+        "gyroscope.monitor.request", "gyroscope.dynamics.explain", "gyroscope.lab.compare", "gyroscope.figures",
+    )  # fmt: skip
+
+
+def test_importing_loads_nothing_heavy(core):
+    new = core["gyroscope.monitor.watch"] - core["torch"]
     assert "gyroscope.control.layca" in new
     assert sorted(new & HEAVY) == []
     assert sorted(new & THEORY) == []
 
 
-def test_the_core_does_not_import_what_only_the_extras_need(loaded):
-    assert sorted(loaded["gyroscope"] & {"matplotlib", "rich", "typer", "sklearn"}) == []
+def test_the_core_does_not_import_what_only_the_extras_need(core):
+    assert sorted(core["gyroscope.monitor.watch"] & {"matplotlib", "rich", "typer", "sklearn"}) == []
 
 
-def test_importing_the_store_loads_neither_pandas_nor_pyarrow(loaded):
-    assert "gyroscope.store" in loaded["gyroscope.store"]
-    assert sorted(loaded["gyroscope.store"] & {"pandas", "pyarrow"}) == []
+def test_importing_gyroscope_loads_no_room(core):
+    rooms = {f"gyroscope.{room}" for room in ("conditioning", "control", "dynamics", "monitor", "store", "vectors")}
+    assert sorted(core["gyroscope"] & rooms) == []
+    assert "gyroscope.control" in core["gyroscope.control"]
 
 
-def test_the_laboratory_is_not_loaded_until_the_command_needs_it(loaded):
-    assert "gyroscope.cli.data" in loaded["gyroscope.cli.data"]
-    assert "gyroscope.lab" not in loaded["gyroscope.cli.data"]
+def test_runs_are_read_compared_drawn_and_explained_without_torch(readers):
+    everything = readers["gyroscope.figures"]
+    assert {"gyroscope.figures.dashboard", "gyroscope.dynamics.explain", "gyroscope.lab.compare"} <= everything
+    assert "torch" not in everything
+
+
+def test_importing_the_store_loads_neither_pandas_nor_pyarrow(readers):
+    assert "gyroscope.store" in readers["gyroscope.store"]
+    assert sorted(readers["gyroscope.store"] & {"pandas", "pyarrow"}) == []
+
+
+def test_the_laboratory_is_not_loaded_until_the_command_needs_it(readers):
+    assert "gyroscope.cli.data" in readers["gyroscope.cli.data"]
+    assert "gyroscope.lab" not in readers["gyroscope.cli.data"]
+
+
+@pytest.mark.parametrize("room", ["", ".conditioning", ".dynamics", ".lab", ".monitor"])
+def test_every_public_name_is_there_and_listed(room):
+    name = f"gyroscope{room}"
+    program = f"import {name} as room; print([one for one in room.__all__ if getattr(room, one) is None], dir(room))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("[] [")
+    assert all(repr(one) in done.stdout for one in import_module(name).__all__)
+
+
+def test_a_function_in_a_file_of_its_name_stays_the_function():
+    program = (
+        "import gyroscope, gyroscope.last_norm, gyroscope.monitor.watch, gyroscope.conditioning.condition\n"
+        "import gyroscope.dynamics.invariance\n"
+        "functions = gyroscope.last_norm, gyroscope.watch, gyroscope.monitor.watch, gyroscope.condition\n"
+        "functions += gyroscope.conditioning.condition, gyroscope.dynamics.invariance, gyroscope.invariance\n"
+        "print({type(one).__name__ for one in functions})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "{'function'}\n"
+
+
+def test_what_is_not_there_is_said_as_by_any_module():
+    with pytest.raises(AttributeError, match=r"^module 'gyroscope' has no attribute 'wacth'$"):
+        _ = gyroscope.wacth
+    with pytest.raises(ImportError, match=r"cannot import name 'wacth' from 'gyroscope'"):
+        from gyroscope import wacth  # noqa: F401
+    assert not hasattr(gyroscope, "_wacth")
+    assert pickle.loads(pickle.dumps(gyroscope.Layer)) is gyroscope.Layer

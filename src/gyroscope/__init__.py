@@ -2,20 +2,22 @@
 
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gyroscope import conditioning, control, dynamics, errors, monitor, store, vectors
-from gyroscope.conditioning import Conditioning, condition
-from gyroscope.control import Graft, Layca, SGD_AMom
+from gyroscope import errors
 from gyroscope.errors import GyroscopeError
-from gyroscope.last_norm import last_norm
-from gyroscope.layer import Layer, layers
-from gyroscope.monitor import Monitor, watch
-from gyroscope.store import Run, load, runs
+from gyroscope.lazy import lazy
 
 if TYPE_CHECKING:
-    from gyroscope import figures, integrations
+    from gyroscope import conditioning, control, dynamics, figures, integrations, monitor, store, vectors
+    from gyroscope.conditioning import Conditioning
+    from gyroscope.conditioning.condition import condition
+    from gyroscope.control import Graft, Layca, SGD_AMom
     from gyroscope.dynamics import explain, invariance
+    from gyroscope.last_norm import last_norm
+    from gyroscope.layer import Layer, layers
+    from gyroscope.monitor import Monitor, watch
+    from gyroscope.store import Run, load, runs
 
 __version__ = "0.1.0"
 
@@ -53,16 +55,18 @@ if sys.modules.get("matplotlib") is None and find_spec("matplotlib") is None:
 
 
 if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistake
-
-    def __getattr__(name: str) -> Any:
-        """Rooms that need more than torch and numpy are loaded when they are first used, and so is the theory."""
-        if name in ("figures", "integrations"):
-            from importlib import import_module
-
-            return import_module(f"gyroscope.{name}")
-        if name in ("explain", "invariance"):
-            return getattr(dynamics, name)
-        raise AttributeError(f"module 'gyroscope' has no attribute {name!r}")
+    __getattr__ = lazy(
+        __name__,
+        {
+            "conditioning": "Conditioning condition",
+            "control": "Graft Layca SGD_AMom",
+            "dynamics": "explain invariance",
+            "last_norm": "last_norm",
+            "layer": "Layer layers",
+            "monitor": "Monitor watch",
+            "store": "Run load runs",
+        },
+    )
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gyroscope.conditioning import products
-from gyroscope.conditioning.spectra import Spectrum, index_at, product_at, spectra_of
+from gyroscope.conditioning.products import index_at, product_at
+from gyroscope.conditioning.spectra import Spectrum, spectra_of
 from gyroscope.errors import ConditioningError
 
 P = (0.1, 0.25, 0.5, 0.75, 1.0)

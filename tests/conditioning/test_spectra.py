@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gyroscope.conditioning import eigen, products, spectra
+from gyroscope.conditioning import eigen
 from gyroscope.conditioning.spectra import Spectrum, spectra_of
 from gyroscope.errors import ConditioningError
 
@@ -108,11 +108,5 @@ def test_values_that_are_no_spectrum_are_refused(values: list[float], dimension:
 def test_kappa_of_a_float32_covariance_is_that_of_its_float64_spectrum() -> None:
     x = torch.randn(200, 12, generator=torch.Generator().manual_seed(0))
     sigma = (x.T @ x / 200).double()
-    s = Spectrum.of(spectra.eigenvalues([sigma])[0], 12, tolerance=12 * 2.0**-52)
+    s = Spectrum.of(eigen.eigenvalues([sigma])[0], 12, tolerance=12 * 2.0**-52)
     assert s.kappa(1.0) == pytest.approx(np.linalg.cond(sigma.numpy()), rel=1e-10)
-
-
-def test_the_names_of_eigen_and_products_are_found_here_as_well() -> None:
-    assert spectra.eigenvalues is eigen.eigenvalues
-    assert spectra.largest is eigen.largest
-    assert spectra.product_at is products.product_at

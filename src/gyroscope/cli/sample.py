@@ -27,7 +27,7 @@ def sample(
 
     For example: gyroscope sample runs/first --steps 20
     """
-    from gyroscope.monitor.recorder import SIGNAL
+    from gyroscope.monitor.request import ask
     from gyroscope.store import load
 
     if steps < 1:
@@ -37,9 +37,7 @@ def sample(
             state = opened.state
             if state != "running":
                 fail(f"{run} is not running ({state}); there is nobody to ask", code=FAILED)
-            request = opened.path / f".{SIGNAL}"
-            request.write_text(f"{steps}\n")
-            request.replace(opened.path / SIGNAL)  # whole or not at all: somebody is looking for it
+            ask(opened.path, steps)
     except GyroscopeError as error:
         fail(str(error), code=FAILED)
     except OSError as error:

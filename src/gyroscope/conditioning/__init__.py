@@ -1,19 +1,29 @@
 """Layer-wise conditioning: where the loss is steep, and which layer is hard to train (Huang et al., 2020)."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from gyroscope.conditioning.condition import condition
-from gyroscope.conditioning.result import Conditioning, LayerConditioning, Spectra
-from gyroscope.conditioning.schedule import Schedule
-from gyroscope.conditioning.spectra import Spectrum
+from gyroscope.lazy import lazy
+
+if TYPE_CHECKING:
+    from gyroscope.conditioning import curvature, fisher
+    from gyroscope.conditioning.condition import condition
+    from gyroscope.conditioning.result import Conditioning, LayerConditioning, Spectra
+    from gyroscope.conditioning.schedule import Schedule
+    from gyroscope.conditioning.spectra import Spectrum
 
 __all__ = ["Conditioning", "LayerConditioning", "Schedule", "Spectra", "Spectrum", "condition", "curvature", "fisher"]
 
+if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistake
+    __getattr__ = lazy(
+        __name__,
+        {
+            "condition": "condition",
+            "result": "Conditioning LayerConditioning Spectra",
+            "schedule": "Schedule",
+            "spectra": "Spectrum",
+        },
+    )
 
-def __getattr__(name: str) -> Any:
-    """Exact curvature loads torch.func, which most users of this room do not need."""
-    if name in ("curvature", "fisher"):
-        from importlib import import_module
 
-        return import_module(f"gyroscope.conditioning.{name}")
-    raise AttributeError(f"module 'gyroscope.conditioning' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -11,7 +11,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gyroscope.conditioning.spectra import Spectrum, eigenvalues
+from gyroscope.conditioning.eigen import eigenvalues
+from gyroscope.conditioning.spectra import Spectrum
 
 
 @dataclass(frozen=True, eq=False)

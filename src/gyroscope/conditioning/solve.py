@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from gyroscope.conditioning.domination import shorter_grams
+from gyroscope.conditioning.products import product_at
 from gyroscope.conditioning.result import Kappas, LayerConditioning, Spectra
-from gyroscope.conditioning.spectra import product_at
 from gyroscope.conditioning.spectrometer import Spectrometer
 from gyroscope.conditioning.uses import Use
 from gyroscope.layer import Layer

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from gyroscope.conditioning.eigen import eigenvalues, largest
-from gyroscope.conditioning.products import index_at, product_at
+from gyroscope.conditioning.products import index_at
 from gyroscope.errors import ConditioningError
 
-__all__ = ["Spectrum", "eigenvalues", "index_at", "largest", "product_at", "spectra_of"]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +52,7 @@ class Spectrum:
     def of(cls, eigenvalues: Tensor, dimension: int, *, tolerance: float) -> Spectrum:
         """The spectrum with those `eigenvalues`, in any order; those ≤ tolerance·λmax count as zero.
 
+        >>> import torch
         >>> Spectrum.of(torch.tensor([1e-18, 1.0, -1e-17, 4.0]), 5, tolerance=1e-15).values
         array([4., 1., 0., 0.])
         """
@@ -109,9 +110,12 @@ def spectra_of(
 
     With `roundings`, also those at most that share of the *mean* eigenvalue count as zero.
 
+    >>> import torch
     >>> [s.values.tolist() for s in spectra_of([torch.tensor([1.0, 2.0]), torch.zeros(0)], [2, 2], [0.0, 0.0])]
     [[2.0, 1.0], []]
     """
+    import torch  # which a spectrum that is there already does without
+
     held: dict[torch.device, list[int]] = defaultdict(list)
     for i, v in enumerate(values):
         held[v.device].append(i)

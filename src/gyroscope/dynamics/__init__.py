@@ -3,12 +3,10 @@
 After Grosse's chapter on adaptive gradient methods, normalization and weight decay; docs/dynamics.md goes through it.
 """
 
-import sys
-from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gyroscope.errors import DynamicsError
+from gyroscope.lazy import lazy
 
 if TYPE_CHECKING:
     from gyroscope.dynamics import adaptive, batch_norm, damping, decay, deep_linear, homogeneity, least_squares
@@ -114,58 +112,36 @@ __all__ = [
     "variance_shares",
 ]
 
-#: Where each name comes from, loaded when it is first used: most of them need torch.func or whole passes of a model,
-#: and a monitor, which is loaded with gyroscope itself, needs two of these files.
-_MODULES = {
-    "affine": "Affine standardizing",
-    "batch_norm": "BatchCenter batch_center_paths batch_norm_paths",
-    "decay_schedule": "figure7 fixed_point norm_squares rate_at_rest",
-    "deep_linear": "balanced_factors schatten",
-    "effective_rate": "decay_time effective_lr figure6 fit_norms implicit_decay norm_growth",
-    "empirical_fisher": "batch_law fisher_diagonal per_example_gradients second_moment step_gain",
-    "equilibrium": "Equilibrium equilibrium",
-    "explain": "explain",
-    "explain_result": "Explanation",
-    "exponential": "ExponentialRates exponential_rates undo_decay",
-    "invariance": "invariance",
-    "invariance_result": "Invariance",
-    "jacobian": "estimated_jacobian_norm gauss_newton_norm jacobian_norm",
-    "kfac": "KFAC",
-    "knockout": "Knockout knock_out restore",
-    "law": "Law decay_law",
-    "least_squares": "figure2",
-    "moment_variance": "optimizer_shares recorded_shares variance_shares",
-    "normalizers": "comparison properties",
-    "outliers": "Outliers outliers",
-    "quasi_diagonal": "QuasiDiagonal",
-    "random_walk": "random_walk",
-    "renormalize": "keep_norms renormalize_",
-    "reparameterize": "reparameterize",
-}
-_WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
-
-
-class _Room(ModuleType):
-    """This package. `invariance` and others are functions in files of the same name: the function is what is public."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        # What Python does when a file of a package is first imported, whoever imports it.
-        if not (name in _WHERE and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Room
-
-
 if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistake
-
-    def __getattr__(name: str) -> Any:
-        if name in _WHERE:
-            found = globals()[name] = getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
-            return found
-        if name in __all__:
-            return import_module(f"{__name__}.{name}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __getattr__ = lazy(
+        __name__,
+        {
+            "affine": "Affine standardizing",
+            "batch_norm": "BatchCenter batch_center_paths batch_norm_paths",
+            "decay_schedule": "figure7 fixed_point norm_squares rate_at_rest",
+            "deep_linear": "balanced_factors schatten",
+            "effective_rate": "decay_time effective_lr figure6 fit_norms implicit_decay norm_growth",
+            "empirical_fisher": "batch_law fisher_diagonal per_example_gradients second_moment step_gain",
+            "equilibrium": "Equilibrium equilibrium",
+            "explain": "explain",
+            "explain_result": "Explanation",
+            "exponential": "ExponentialRates exponential_rates undo_decay",
+            "invariance": "invariance",
+            "invariance_result": "Invariance",
+            "jacobian": "estimated_jacobian_norm gauss_newton_norm jacobian_norm",
+            "kfac": "KFAC",
+            "knockout": "Knockout knock_out restore",
+            "law": "Law decay_law",
+            "least_squares": "figure2",
+            "moment_variance": "optimizer_shares recorded_shares variance_shares",
+            "normalizers": "comparison properties",
+            "outliers": "Outliers outliers",
+            "quasi_diagonal": "QuasiDiagonal",
+            "random_walk": "random_walk",
+            "renormalize": "keep_norms renormalize_",
+            "reparameterize": "reparameterize",
+        },
+    )
 
 
 def __dir__() -> list[str]:

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import nn
 
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.explain_decay import decay_statement, equilibrium_statement
@@ -19,9 +18,11 @@ from gyroscope.dynamics.explain_measure import orthogonality_of
 from gyroscope.dynamics.explain_result import Explanation, LayerExplanation
 from gyroscope.dynamics.explain_scale import change, rate_statement, scale_statement
 from gyroscope.dynamics.explain_statement import TOPICS, Statement
-from gyroscope.dynamics.invariance import invariance as measure
 from gyroscope.dynamics.invariance_result import Invariance, LayerInvariance
 from gyroscope.store import Run, load
+
+if TYPE_CHECKING:  # runs are explained without torch
+    from torch import nn
 
 __all__ = ["TOPICS", "Explanation", "LayerExplanation", "Statement", "explain"]
 
@@ -143,7 +144,9 @@ def _units(
             raise DynamicsError("model and invariance were both given; give the model, or what was found of it.")
         if loss is None or batch is None:
             raise DynamicsError("A model was given without a loss or a batch; give all three, or invariance=.")
-        found = measure(model, loss, batch)
+        from gyroscope.dynamics.invariance import invariance
+
+        found = invariance(model, loss, batch)
     if found is None:
         return {}
     if not isinstance(found, Invariance):

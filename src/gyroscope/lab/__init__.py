@@ -1,13 +1,23 @@
 """The laboratory: small tasks, the networks they train, and the demo that ties them together."""
 
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from gyroscope.errors import MissingExtraError
+from gyroscope.lazy import lazy
+
+if TYPE_CHECKING:
+    from gyroscope.lab import data, models
 
 # Looked up rather than imported: scikit-learn takes a second to load and only `data` needs it.
 if find_spec("sklearn") is None:
     raise MissingExtraError("gyroscope.lab needs scikit-learn, which is not installed: pip install 'gyroscope[lab]'")
 
-from gyroscope.lab import data, models
-
 __all__ = ["data", "models"]
+
+if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistake
+    __getattr__ = lazy(__name__, {})
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,13 +1,18 @@
 """Measuring: `watch` attaches a monitor to a training loop; quantities are functions of inner products."""
 
-from gyroscope.monitor.clock import Cost
-from gyroscope.monitor.domination import Domination, dominated
-from gyroscope.monitor.monitor import Monitor
-from gyroscope.monitor.products import Products
-from gyroscope.monitor.quantities import forget, known, quantity
-from gyroscope.monitor.stall import Stall
-from gyroscope.monitor.stall_of_run import stalled
-from gyroscope.monitor.watch import watch
+from typing import TYPE_CHECKING
+
+from gyroscope.lazy import lazy
+
+if TYPE_CHECKING:
+    from gyroscope.monitor.clock import Cost
+    from gyroscope.monitor.domination import Domination, dominated
+    from gyroscope.monitor.monitor import Monitor
+    from gyroscope.monitor.products import Products
+    from gyroscope.monitor.quantities import forget, known, quantity
+    from gyroscope.monitor.stall import Stall
+    from gyroscope.monitor.stall_of_run import stalled
+    from gyroscope.monitor.watch import watch
 
 __all__ = [
     "Cost",
@@ -22,3 +27,22 @@ __all__ = [
     "stalled",
     "watch",
 ]
+
+if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistake
+    __getattr__ = lazy(
+        __name__,
+        {
+            "clock": "Cost",
+            "domination": "Domination dominated",
+            "monitor": "Monitor",
+            "products": "Products",
+            "quantities": "forget known quantity",
+            "stall": "Stall",
+            "stall_of_run": "stalled",
+            "watch": "watch",
+        },
+    )
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

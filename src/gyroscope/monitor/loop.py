@@ -11,7 +11,7 @@ from gyroscope.monitor.chronicle import Chronicle
 from gyroscope.monitor.clock import Stopwatch
 from gyroscope.monitor.detail import Detail
 from gyroscope.monitor.pace import Pace
-from gyroscope.monitor.recorder import SIGNAL
+from gyroscope.monitor.request import SIGNAL
 from gyroscope.monitor.track import Track
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gyroscope.monitor import request
 from gyroscope.monitor.clock import Clock
 from gyroscope.monitor.detail import Detail
 from gyroscope.monitor.measured import Measured, arriving, products_of
@@ -28,9 +28,6 @@ from gyroscope.store import Deferred, Event, LayerInfo, QuantityInfo, Rows, Scal
 from gyroscope.store.record import Record, Values
 
 _LOG = logging.getLogger("gyroscope")
-
-#: A file of this name in a run's folder makes a running monitor measure the next steps in detail.
-SIGNAL = "sample"
 
 
 @dataclass(frozen=True)
@@ -170,13 +167,7 @@ class Recorder:
             yield record
 
     def _look_for_signal(self) -> None:
-        """A file in the run's folder asks a running job for detail; it may hold the number of steps."""
-        file = self.path / SIGNAL
-        if file.exists():
-            text = file.read_text(errors="replace").strip()
-            with suppress(OSError):
-                os.unlink(file)
-            self.asked = int(text) if text.isdecimal() and int(text) > 0 else 5
+        self.asked = request.take(self.path) or self.asked
 
 
 def _computed(one: Quantity, products: Products) -> tuple[Values, str | None]:
