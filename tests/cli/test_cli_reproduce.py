@@ -92,8 +92,9 @@ def test_the_list_has_every_study_with_its_title_and_what_it_takes(here):
         assert study.name in text
         assert study.title.split(":")[0] in text
     [figure1] = [cells for cells in rows(result) if cells[0] == "rotation/fig1"]
-    # 5 × 15 epochs and 3 × 5 × 60 epochs of 0.045 s.
-    assert figure1[2:4] == ["5: 3.4 s", "15: 41 s"]
+    # 5 × 15 epochs and 3 × 5 × 60 epochs of 0.045 s, which is 40.5 s: Pythons add up in more than one way.
+    assert figure1[2] == "5: 3.4 s"
+    assert figure1[3] in ("15: 40 s", "15: 41 s")
     assert figure1[4].startswith("25: ≈ ")
     assert run().stdout == result.stdout
 

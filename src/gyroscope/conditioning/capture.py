@@ -257,10 +257,10 @@ def _on_gradient(h: Tensor, arrived: Callable[[Tensor], None]) -> None:
 
 
 def _is_kept(weight: Tensor) -> bool:
-    """Whether the graph keeps the input that a weight is multiplied by, and as it is; False where torch is silent."""
-    # Since torch 2.8; before, inputs are kept beside the graph, which takes memory and changes nothing else.
+    """Whether the graph keeps the input that a weight is multiplied by, and as it is."""
+    # Since torch 2.8. Before, what a checkpoint is to recompute is kept all the same, which takes memory.
     hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return weight.requires_grad and hooks is not None and hooks(False) is None
+    return weight.requires_grad and (hooks is None or hooks(False) is None)
 
 
 def _own(module: nn.Module, by_parameter: dict[int, int], by_module: dict[int, list[int]]) -> list[int]:

@@ -18,6 +18,7 @@ from gyroscope.control.ledger import Ledger
 from gyroscope.errors import ControlError
 from gyroscope.vectors.captured import Spare, in_two
 from gyroscope.vectors.chunks import CHUNK, cut, is_aligned, is_capturing, on, rows_of, schedule, to_device
+from gyroscope.vectors.relaunch import relauncher
 from gyroscope.vectors.triton import TYPES
 
 # Measured on an H200: smaller chunks spend their time starting, larger blocks run out of registers, and three
@@ -138,9 +139,9 @@ class Launch:
             arguments = self._arguments(rule, hyper, lr, ledger, law, zero)
             with on(self.device):
                 compiled = step_kernel[(len(self.items),)](*arguments, num_warps=WARPS)
-            # The interpreter leaves nothing to keep, and a kernel that reads the rate from memory cannot take a number.
-            if hasattr(compiled, "function") and not isinstance(lr, Tensor):
-                self._compiled[key] = compiled[(len(self.items), 1, 1)], arguments
+            # A kernel that reads the rate from memory cannot take a number.
+            if not isinstance(lr, Tensor) and (again := relauncher(compiled, len(self.items))) is not None:
+                self._compiled[key] = again, arguments
             return
         # The same tensors as when it was compiled, so there is no need to look at each argument again.
         run, arguments = known

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gyroscope.vectors.captured import Spare
 from gyroscope.vectors.chunks import Ints, is_capturing, on, to_device
+from gyroscope.vectors.relaunch import relauncher
 
 _TABLES_KEPT = 16
 
@@ -89,8 +90,7 @@ class Launcher:
                 self._run(*arguments)
                 return
             compiled = self.kernel[(self.programs,)](*arguments, num_warps=self.warps)
-        if hasattr(compiled, "function"):  # the interpreter leaves nothing to keep
-            self._run = compiled[(self.programs, 1, 1)]
+        self._run = relauncher(compiled, self.programs)
 
 
 def shared_out(counts: Sequence[int]) -> tuple[npt.NDArray[np.int32], Ints]:

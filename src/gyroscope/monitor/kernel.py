@@ -14,6 +14,7 @@ from torch import Tensor
 from gyroscope.monitor.products import COLUMNS
 from gyroscope.vectors.chunks import CHUNK, cut, is_aligned, on, to_device
 from gyroscope.vectors.layout import like
+from gyroscope.vectors.relaunch import relauncher
 from gyroscope.vectors.triton import TYPES, pointer, rounded, total
 
 if TYPE_CHECKING:
@@ -184,8 +185,8 @@ class Kernel:
                 known(*tensors, *settings)
                 return
             compiled = kernel[(self._chunks,)](*tensors, *settings, num_warps=_WARPS)
-        if key is not None and hasattr(compiled, "function"):  # the interpreter leaves nothing to keep
-            self._compiled[key] = compiled[(self._chunks, 1, 1)]
+        if key is not None and (again := relauncher(compiled, self._chunks)) is not None:
+            self._compiled[key] = again
 
     def _point(self, lists: Sequence[Sequence[Tensor]]) -> tuple[Tensor, bool, int]:
         """Where the tensors lie now, on the device; the last few answers are kept, since gradients move about."""

@@ -15,6 +15,7 @@ Rounding = Literal["uniform", "nearest"]
 
 # What an int8 holds.
 _FARTHEST = 127
+_FILLS = get_args(Fill)  # here, since older compilers do not look into typing
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Augmentation:
     half: bool = False
 
     def __post_init__(self) -> None:
-        for name, accepted in (("per", get_args(Per)), ("fill", get_args(Fill)), ("rounding", get_args(Rounding))):
+        for name, accepted in (("per", get_args(Per)), ("fill", _FILLS), ("rounding", get_args(Rounding))):
             _one_of(name, getattr(self, name), accepted)
         if isinstance(self.shift, bool) or not isinstance(self.shift, int) or not 0 <= self.shift <= _FARTHEST:
             raise LabError(f"shift is {self.shift!r}; a whole number of pixels from 0 to {_FARTHEST} is accepted")
@@ -117,7 +118,7 @@ def augment(x: torch.Tensor, moves: torch.Tensor, *, fill: Fill) -> torch.Tensor
     >>> augment(image, torch.tensor([[0, 0, 1]]), fill="reflect").flatten().tolist()
     [4, 3, 2, 1]
     """
-    _one_of("fill", fill, get_args(Fill))
+    _one_of("fill", fill, _FILLS)
     if x.ndim != 4 or moves.shape != (len(x), 3) or moves.is_floating_point():
         raise LabError(
             f"augment takes images [N, C, H, W] and whole numbers [N, 3] of dy, dx and flip; "
