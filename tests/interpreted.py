@@ -9,7 +9,7 @@ import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 
 import pytest
 
@@ -38,7 +38,7 @@ def patch_language_once() -> None:
 
     def patch(function: FunctionType) -> object:
         if patched and visible(function) <= patched:
-            return None  # a function inside a kernel: nobody asks it to restore anything
+            return SimpleNamespace(restore=lambda: None)  # a function inside a kernel
         launch = not patched
         scope = real(function)
         patched.update(visible(function))
