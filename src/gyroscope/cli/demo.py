@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gyroscope.cli.fail import FAILED, INTERRUPTED, fail
+from gyroscope.cli.loading import loading
 from gyroscope.cli.writable import at_least_one, make_folder
 from gyroscope.errors import GyroscopeError
 
@@ -65,8 +66,9 @@ def demo(
 def _load() -> None:
     # Not at the top, so that --help does not wait for scikit-learn and matplotlib; all at once, so that
     # one that is missing is noticed before the training and not after.
-    import gyroscope.figures
-    import gyroscope.lab.demo  # noqa: F401
+    with loading():
+        import gyroscope.figures
+        import gyroscope.lab.demo  # noqa: F401
 
 
 def _train(runs: Path, seeds: int, quick: bool, jobs: int, again: bool) -> tuple[Demo, list[Trial]]:

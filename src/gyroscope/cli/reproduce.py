@@ -13,6 +13,7 @@ import typer
 
 from gyroscope.cli.choices import Engine, Precision, Scale
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
+from gyroscope.cli.loading import loading
 from gyroscope.cli.writable import at_least_one, make_folder
 from gyroscope.errors import GyroscopeError
 
@@ -115,8 +116,12 @@ def choose(names: Sequence[str]) -> list[Study]:
 
 def _load() -> None:
     # Not at the top, so that --help does not wait; all at once, so that what is missing is noticed before training.
-    import gyroscope.figures
-    import gyroscope.lab  # noqa: F401
+    with loading():
+        import gyroscope.figures
+        import gyroscope.lab.laboratory  # noqa: F401
+        from gyroscope.lab.studies.catalogue import studies
+
+        studies()
 
 
 def _list(lab: Lab, out: Path) -> None:

@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 
 from gyroscope.cli.choices import Device, Parallel, Precision
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
+from gyroscope.cli.loading import loading
 from gyroscope.cli.writable import at_least_one, make_folder
 from gyroscope.errors import GyroscopeError
 
@@ -162,7 +163,8 @@ def _check(alpha: float, weight_decay: float, momentum: float, nesterov: bool) -
 
 
 def _load() -> None:
-    import gyroscope.lab  # noqa: F401  (says which extra is missing)
+    with loading():
+        import gyroscope.lab.laboratory  # noqa: F401  (says which extra is missing)
 
 
 def _on_gpu(device: Device) -> bool:
