@@ -27,6 +27,8 @@ from gyroscope.layer import Layer
 from gyroscope.vectors.chunks import is_capturing
 
 _NUMBERS = count()
+# Since torch 2.8. Before, what a checkpoint is to recompute is kept all the same, which takes memory.
+_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 _CALLED = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.Embedding, nn.EmbeddingBag)
 
@@ -258,9 +260,7 @@ def _on_gradient(h: Tensor, arrived: Callable[[Tensor], None]) -> None:
 
 def _is_kept(weight: Tensor) -> bool:
     """Whether the graph keeps the input that a weight is multiplied by, and as it is."""
-    # Since torch 2.8. Before, what a checkpoint is to recompute is kept all the same, which takes memory.
-    hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return weight.requires_grad and (hooks is None or hooks(False) is None)
+    return weight.requires_grad and (_top_hooks is None or _top_hooks(False) is None)
 
 
 def _own(module: nn.Module, by_parameter: dict[int, int], by_module: dict[int, list[int]]) -> list[int]:
