@@ -37,7 +37,7 @@ def main() -> None:
             "import numpy": ["-c", "import numpy"],
             "import torch": ["-c", "import torch"],
             "import gyroscope": ["-c", "import gyroscope"],
-            "gyroscope.load(run)": ["-c", "import gyroscope; gyroscope.load('first').rotation"],
+            "gyroscope.load(run)": ["-c", "import gyroscope; gyroscope.load('first').series('rotation')"],
             "gyroscope.watch": ["-c", "import gyroscope; gyroscope.watch"],
             "gyroscope --help": ["-m", "gyroscope", "--help"],
             "gyroscope show": ["-m", "gyroscope", "show", "first"],

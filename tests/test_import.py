@@ -9,6 +9,7 @@ from importlib import import_module
 import pytest
 
 import gyroscope
+from gyroscope.store.example import write_example
 
 HEAVY = {"torch._dynamo", "torch.distributed.tensor", "triton", "matplotlib", "sklearn", "scipy", "typer", "rich"}
 THEORY = {f"gyroscope.dynamics.{name}" for name in ("explain", "invariance", "kfac", "normalizers", "outliers")}
@@ -102,4 +103,45 @@ def test_what_is_not_there_is_said_as_by_any_module():
     with pytest.raises(ImportError, match=r"cannot import name 'wacth' from 'gyroscope'"):
         from gyroscope import wacth  # noqa: F401
     assert not hasattr(gyroscope, "_wacth")
-    assert pickle.loads(pickle.dumps(gyroscope.Layer)) is gyroscope.Layer
+    assert not hasattr(gyroscope, "monitor.wacth")
+
+
+@pytest.mark.parametrize("room", ["", ".conditioning", ".dynamics", ".lab", ".monitor"])
+def test_rooms_are_sent_to_other_processes_by_name(room):
+    module = import_module(f"gyroscope{room}")
+    assert pickle.loads(pickle.dumps(module)) is module
+
+
+def test_a_room_that_is_loaded_again_has_the_functions_of_its_files():
+    program = (
+        "import sys, importlib, gyroscope\n"
+        "before = gyroscope.watch\n"
+        "for name in ('gyroscope.monitor.watch', 'gyroscope.monitor', 'gyroscope'):\n"
+        "    importlib.reload(sys.modules[name])\n"
+        "print(gyroscope.watch is before, gyroscope.watch is sys.modules['gyroscope.monitor.watch'].watch)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False True\n"
+
+
+READS = """
+import sys
+sys.modules["torch"] = None  # whoever asks for it fails
+from typer.testing import CliRunner
+from gyroscope.cli import app
+for command in sys.argv[1:]:
+    done = CliRunner().invoke(app, command.split())
+    print(command, done.exit_code, done.exception or "", file=sys.stderr if done.exit_code else sys.stdout)
+"""
+
+
+def test_the_commands_that_read_runs_do_so_without_torch(tmp_path):
+    write_example(tmp_path / "runs" / "first").close()
+    commands = [
+        "runs runs", "show runs/first", "explain runs/first", "compare runs", "export runs/first --to json",
+        "plot runs/first", "plot runs/first --figure rotation_curves", "plot runs/first --figure rotation_heatmap",
+    ]  # fmt: skip
+    program = [sys.executable, "-c", READS, *commands]
+    done = subprocess.run(program, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stderr == ""
+    assert done.stdout.split("\n")[:-1] == [f"{command} 0 " for command in commands]

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from gyroscope.conditioning import Conditioning
     from gyroscope.conditioning.condition import condition
     from gyroscope.control import Graft, Layca, SGD_AMom
-    from gyroscope.dynamics import explain, invariance
+    from gyroscope.dynamics.explain import explain
+    from gyroscope.dynamics.invariance import invariance
     from gyroscope.last_norm import last_norm
     from gyroscope.layer import Layer, layers
-    from gyroscope.monitor import Monitor, watch
+    from gyroscope.monitor.monitor import Monitor
+    from gyroscope.monitor.watch import watch
     from gyroscope.store import Run, load, runs
 
 __version__ = "0.1.0"
@@ -67,7 +69,3 @@ if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistak
             "store": "Run load runs",
         },
     )
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -17,11 +17,19 @@ class Lazy(ModuleType):
     """A package with functions in files of the same name: the function is what the package calls so."""
 
     _where: Mapping[str, str] = {}
+    __all__: list[str]
 
     def __setattr__(self, name: str, value: object) -> None:
         # What Python does when a file of a package is first imported, whoever imports it.
         if not (name in self._where and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*self.__dict__, *self.__all__})
+
+    def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
+        # Tools that send functions to other processes know plain modules alone.
+        return import_module, (self.__name__,)
 
 
 def lazy(package: str, files: Mapping[str, str]) -> Callable[[str], Any]:
@@ -39,6 +47,8 @@ def lazy(package: str, files: Mapping[str, str]) -> Callable[[str], Any]:
     """
     where = {name: file for file, names in files.items() for name in names.split()}
     module = sys.modules[package]
+    for name in where:
+        module.__dict__.pop(name, None)  # a package that is loaded again takes what its files have now
     module.__dict__["_where"] = where
     module.__class__ = Lazy
 
@@ -47,8 +57,9 @@ def lazy(package: str, files: Mapping[str, str]) -> Callable[[str], Any]:
             found = getattr(import_module(f"{package}.{where[name]}"), name)
             setattr(module, name, found)
             return found
-        if not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
-            return import_module(f"{package}.{name}")
+        path = f"{package}.{name}"
+        if path in sys.modules or (name.isidentifier() and not name.startswith("_") and find_spec(path) is not None):
+            return import_module(path)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return find

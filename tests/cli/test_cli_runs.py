@@ -139,6 +139,9 @@ def test_exported_json_is_read_back(run, tmp_path):
         (["first", "--to", "xlsx"], 2, "xlsx"),
         (["first", "--out", "nowhere/x.csv"], 1, "nowhere/x.csv cannot be written"),
         (["first", "--out", "first/run.sqlite/"], 1, "first/run.sqlite/first.csv cannot be written"),
+        (["first", "--out", "new/", "--quantity", "angle"], 1, "has no 'angle'"),
+        (["first", "--out", "first/run.sqlite/new/"], 1, "first/run.sqlite/new cannot be written"),
+        (["first", "--out", 300 * "n"], 2, "ends in none of"),
     ],
 )
 def test_export_refuses_in_words(run, tmp_path, arguments, code, says):

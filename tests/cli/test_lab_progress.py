@@ -128,6 +128,17 @@ def test_what_was_done_before_a_resume_says_nothing_about_the_speed():
     assert whole.left(4.0) == pytest.approx(20.0)
 
 
+def test_how_long_it_took_to_start_is_known_as_soon_as_a_training_tells():
+    whole = Whole(began=0.0)
+    for name in ("resumed", "new"):
+        whole.add(name, weight=10.0, epochs=10)
+    whole.note("resumed", 10, now=61.0)  # its last epoch, which began at 60
+    whole.finish("resumed")
+    for epoch in range(1, 6):
+        whole.note("new", epoch, now=61.0 + epoch)
+    assert whole.left(66.0) == pytest.approx(5.0, rel=0.2)
+
+
 def test_trainings_of_one_epoch_are_timed_with_their_start():
     whole = Whole(began=0.0)
     for name in ("a", "b"):

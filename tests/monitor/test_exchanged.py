@@ -1,6 +1,7 @@
 """Layers that are taken out of a model while it is watched."""
 
 import logging
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -75,5 +76,28 @@ def test_a_model_that_is_taken_apart_after_training_is_not_told_of(tmp_path, cap
     with gyroscope.watch(model, optimizer, tmp_path / "run") as monitor:
         train(model, optimizer, inputs(3))
         del model[4]
+    with monitor.run as run:
+        assert told(run, caplog) == []
+
+
+def test_a_weight_that_another_module_has_is_still_there(tmp_path, caplog):
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6))
+    model[2].weight = model[0].weight  # tied
+    optimizer = sgd(model)
+    with gyroscope.watch(model, optimizer, tmp_path / "run", detail_every=1) as monitor:
+        kept = model[1].weight
+        model[0], model[1] = nn.Linear(6, 6), nn.Linear(6, 6)
+        model[1].weight = kept
+        train(model, optimizer, inputs(2))
+    with monitor.run as run:
+        assert told(run, caplog) == []
+
+
+def test_layers_beside_the_model_are_watched_without_a_word(tmp_path, caplog):
+    model, beside = mlp(), nn.Linear(3, 3)
+    optimizer = torch.optim.SGD([*model.parameters(), *beside.parameters()], lr=0.1)
+    layers = [*gyroscope.layers(model), *(replace(layer, name="beside") for layer in gyroscope.layers(beside))]
+    with gyroscope.watch(model, optimizer, tmp_path / "run", layers=layers, detail_every=1) as monitor:
+        train(model, optimizer, inputs(2))
     with monitor.run as run:
         assert told(run, caplog) == []

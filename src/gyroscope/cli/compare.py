@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
-from gyroscope.cli.target import Target, target
+from gyroscope.cli.target import Target, out_option
 from gyroscope.errors import GyroscopeError, StoreError
 
 if TYPE_CHECKING:
@@ -32,12 +32,7 @@ def compare(
     ],
     out: Annotated[
         Target | None,
-        typer.Option(
-            parser=target,
-            metavar="<path>",
-            help="File to draw into: .png, .svg, .pdf, or both of the first; or a folder.",
-            show_default="no figure",
-        ),
+        out_option("File to draw into (.png, .svg, .pdf, or both of the first)", "no figure"),
     ] = None,
     accuracy: Annotated[
         str | None,

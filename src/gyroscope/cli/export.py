@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
-from gyroscope.cli.target import Target, target
+from gyroscope.cli.target import Target, out_option
 from gyroscope.errors import GyroscopeError
 
 
@@ -33,12 +34,7 @@ def export(
     ] = None,
     out: Annotated[
         Target | None,
-        typer.Option(
-            parser=target,
-            metavar="<path>",
-            help="File to write, or folder to write into.",
-            show_default="RUN.csv, in this folder",
-        ),
+        out_option("File to write", "RUN.csv, in this folder"),
     ] = None,
     quantity: Annotated[
         list[str] | None,
@@ -65,15 +61,14 @@ def export(
             name = f"{opened.name}_{_plain(wanted)}" if isinstance(wanted, str) else opened.name
             file, kind = _file(out, to, default=name)
             ways = {Format.csv: opened.to_csv, Format.json: opened.to_json, Format.parquet: opened.to_parquet}
-            if out is not None and out.folder:
-                out.path.mkdir(parents=True, exist_ok=True)
-            written = ways[kind](file, wanted)
+            with nullcontext() if out is None else out.made():
+                written = ways[kind](file, wanted)
     except KeyboardInterrupt:
         fail("interrupted", code=INTERRUPTED)
     except GyroscopeError as error:
         fail(str(error), code=FAILED)
     except OSError as error:
-        fail(f"{file} cannot be written: {error.strerror or error}", code=FAILED)
+        fail(f"{out or Path()} cannot be written: {error.strerror or error}", code=FAILED)
     typer.echo(f"Wrote {written}")
 
 

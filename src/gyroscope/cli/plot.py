@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
-from gyroscope.cli.target import Target, target
+from gyroscope.cli.target import Target, out_option
 from gyroscope.errors import GyroscopeError
 
 if TYPE_CHECKING:
@@ -58,12 +58,7 @@ def plot(
     figure: Annotated[Name, typer.Option(metavar="NAME", help="What to draw, by its name above.")] = Name.dashboard,
     out: Annotated[
         Target | None,
-        typer.Option(
-            parser=target,
-            metavar="<path>",
-            help="File to write, or folder to write into.",
-            show_default="RUN_FIGURE.png, in this folder",
-        ),
+        out_option("File to write", "RUN_FIGURE.png, in this folder"),
     ] = None,
     format: Annotated[
         Format | None, typer.Option(help="Kind of file.", show_default="by the ending of --out, or png")

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import typer
 
 
 @dataclass(frozen=True)
@@ -22,12 +27,48 @@ class Target:
     def __str__(self) -> str:
         return str(self.path)
 
+    @contextmanager
+    def made(self) -> Iterator[None]:
+        """The folder, which is made if it is not there, and taken away again if nothing comes of it.
+
+        Raises:
+            OSError: it cannot be made.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as here, target(f"{here}/new/").made():
+        ...     os.path.isdir(f"{here}/new")
+        True
+        """
+        new = self.folder and not self.path.exists()
+        if new:
+            self.path.mkdir(parents=True)
+        try:
+            yield
+        except BaseException:
+            if new:
+                with suppress(OSError):
+                    self.path.rmdir()
+            raise
+
 
 def target(given: str) -> Target:
     """Read --out; a path alone cannot tell a folder that is not there from a file.
 
-    >>> target("new/"), target("new")
-    (Target(path=PosixPath('new'), folder=True), Target(path=PosixPath('new'), folder=False))
+    >>> target("figures/").folder, target("figures.png").folder
+    (True, False)
     """
-    path = Path(given)
-    return Target(path, path.is_dir() or given.endswith(("/", os.sep)))
+    return Target(Path(given), os.path.isdir(given) or given.endswith(("/", os.sep)))
+
+
+def out_option(what: str, default: str) -> Any:
+    """The option --out of a command, for a `Target`.
+
+    >>> out_option("File to write", "no file").help
+    'File to write, or folder to write into; a new folder ends in /.'
+    """
+    return typer.Option(
+        parser=target,
+        metavar="<path>",
+        help=f"{what}, or folder to write into; a new folder ends in /.",
+        show_default=default,
+    )

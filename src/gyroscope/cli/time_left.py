@@ -108,7 +108,6 @@ class Whole:
         ended = self.open.pop(key, None)
         if ended is not None:
             self.done += 1
-            self._start_up = self._start_up or 0.0  # one that had no second epoch does not tell
             self._total -= ended.before  # what had been done before says nothing about the speed
             self._finished += ended.weight - ended.before
 
@@ -121,9 +120,10 @@ class Whole:
 
     def left(self, now: float) -> float | None:
         """The seconds they still take, if they go on as they went; None before anything is known."""
-        if self._start_up is None or self.share <= 0:
+        if self.share <= 0 or (self._start_up is None and not self.done):
             return None
-        return (now - self.began - self._start_up) * (1.0 - self.share) / self.share
+        # Trainings that had no second epoch do not tell how long it took to start.
+        return (now - self.began - (self._start_up or 0.0)) * (1.0 - self.share) / self.share
 
 
 def clock(seconds: float | None) -> str:

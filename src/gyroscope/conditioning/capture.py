@@ -27,7 +27,8 @@ from gyroscope.layer import Layer
 from gyroscope.vectors.chunks import is_capturing
 
 _NUMBERS = count()
-# Since torch 2.8. Before, what a checkpoint is to recompute is kept all the same, which takes memory.
+# Since torch 2.8. Before, what a checkpoint is to recompute is kept all the same, which takes memory; if it is
+# overwritten in the meantime, its layer is not treated.
 _top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 _CALLED = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.Embedding, nn.EmbeddingBag)

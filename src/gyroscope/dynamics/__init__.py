@@ -142,7 +142,3 @@ if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistak
             "reparameterize": "reparameterize",
         },
     )
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

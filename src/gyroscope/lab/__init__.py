@@ -17,7 +17,3 @@ __all__ = ["data", "models"]
 
 if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistake
     __getattr__ = lazy(__name__, {})
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

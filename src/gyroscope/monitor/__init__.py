@@ -42,7 +42,3 @@ if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistak
             "watch": "watch",
         },
     )
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -15,6 +15,7 @@ class Exchanged:
     """Finds watched layers whose module is no longer part of the model.
 
     A parameter that is exchanged within its module is followed, and so is a module that a wrapper has been put around.
+    A weight that another module has now is still there.
 
     >>> from gyroscope.layer import layers
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -27,15 +28,20 @@ class Exchanged:
     """
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer]) -> None:
-        self._model, self._there = model, list(layers)
+        modules = set(map(id, model.modules()))
+        self._model = model
+        self._there = [layer for layer in layers if id(layer.module) in modules]  # one may watch what is beside a model
 
     def said(self) -> str | None:
         """Those that are gone since this was last asked, in words."""
         modules = set(map(id, self._model.modules()))
-        gone = [layer.name for layer in self._there if id(layer.module) not in modules]
+        if all(id(layer.module) in modules for layer in self._there):
+            return None
+        kept = modules | set(map(id, self._model.parameters()))
+        gone = [layer.name for layer in self._there if not {id(layer.module), id(layer.parameter)} & kept]
         if not gone:
             return None
-        self._there = [layer for layer in self._there if id(layer.module) in modules]
+        self._there = [layer for layer in self._there if {id(layer.module), id(layer.parameter)} & kept]
         more = f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
         verb, subject, was = ("is", "It goes", "it was") if len(gone) == 1 else ("are", "They go", "they were")
         return (

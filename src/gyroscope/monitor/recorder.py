@@ -167,7 +167,8 @@ class Recorder:
             yield record
 
     def _look_for_signal(self) -> None:
-        self.asked = request.take(self.path) or self.asked
+        if steps := request.take(self.path):
+            self.asked = steps
 
 
 def _computed(one: Quantity, products: Products) -> tuple[Values, str | None]:

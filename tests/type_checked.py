@@ -1,0 +1,26 @@
+"""What a type checker must know of the public names, some of which are functions in files of the same name.
+
+`make types` reads this; nothing runs it.
+"""
+
+from typing import assert_type
+
+from torch import nn, optim
+
+import gyroscope
+from gyroscope.conditioning import Spectrum
+from gyroscope.dynamics import KFAC, Explanation, Invariance
+from gyroscope.monitor import stalled
+
+
+def use(model: nn.Module, optimizer: optim.Optimizer, run: gyroscope.Run) -> None:
+    assert_type(gyroscope.watch(model, optimizer, "run"), gyroscope.Monitor)
+    assert_type(gyroscope.explain(run), Explanation)
+    assert_type(gyroscope.invariance(model, nn.CrossEntropyLoss(), None), Invariance)
+    assert_type(gyroscope.condition(model, nn.CrossEntropyLoss(), None), gyroscope.Conditioning)
+    assert_type(gyroscope.last_norm(model).features, int)
+    assert_type(gyroscope.layers(model), list[gyroscope.Layer])
+    assert_type(gyroscope.Layca(optimizer, model), gyroscope.Layca)
+    assert_type(gyroscope.figures.save.__name__, str)
+    names = (Spectrum, KFAC, stalled)  # once loaded, these rooms do not hide the functions above
+    assert names
