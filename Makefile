@@ -42,8 +42,9 @@ lint: $(READY)  ## ruff: lint and format check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(READY)  ## mypy --strict on src
+types: $(READY)  ## mypy --strict on src, and on a use of its public names by itself, as a user's code is
 	$(BIN)/mypy
+	$(BIN)/mypy tests/type_checked.py
 
 unit: $(READY)  ## the tests and the examples in docstrings and documents
 	$(BIN)/pytest -n 2 --dist worksteal

@@ -1,6 +1,6 @@
 """What a type checker must know of the public names, some of which are functions in files of the same name.
 
-`make types` reads this; nothing runs it.
+`make types` reads this by itself, since together with all of src it would not notice; nothing runs it.
 """
 
 from typing import assert_type
