@@ -299,6 +299,18 @@ def demo() -> list[str]:
     return [*rows, "", f"{below}{result['rank_correlation']:+.2f}."]
 
 
+def start_up() -> list[str]:
+    """Processes from their start to their end, beside an import of torch."""
+    result = load("start_up_cpu")
+    found, e = result["milliseconds"], result["environment"]
+    base = found["import torch"]["median_ms"]
+    rows = ["| | milliseconds | of an import of torch |", "|---|---|---|"]
+    for name, v in found.items():
+        times = f"{v['median_ms']:.0f} [{v['low_ms']:.0f}, {v['high_ms']:.0f}]"
+        rows.append(f"| {name} | {times} | {v['median_ms'] / base:.2f} |")
+    return [f"{e['cpu']}, {e['threads']} threads; torch {e['torch']}. `{result['command']}`", "", *rows]
+
+
 def pages() -> dict[str, dict[str, list[str]]]:
     gpu, cpu = load("step_cost_cuda"), load("step_cost_cpu")
     conditioned = {"conditioning h200": "conditioning_cost_cuda", "conditioning cpu": "conditioning_cost_cpu"}
@@ -313,6 +325,7 @@ def pages() -> dict[str, dict[str, list[str]]]:
             "measuring h200": measuring("monitor_cost_cuda"),
             "measuring cpu": measuring("monitor_cost_cpu"),
             **{table: conditioning(name) for table, name in measured.items()},
+            "start up": start_up(),
             "population": population(),
             "very deep": very_deep(),
             "preconditioners": preconditioners(),
