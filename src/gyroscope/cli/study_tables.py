@@ -42,12 +42,13 @@ def print_list(studies: Sequence[Study], lab: Lab, out: Path) -> None:
         table.add_column(scale, justify="right", no_wrap=True)
     table.add_column("results", no_wrap=True)
     labs, between = [replace(lab, scale=scale) for scale in SCALES], "\n" if narrow else " "
-    for study in studies:
-        costs = [_cost([study], one, between) for one in labs]
+    needed = [[_needs(study, one) for one in labs] for study in studies]
+    for study, needs in zip(studies, needed, strict=True):
+        costs = ["–" if one is None else _cost([one], between) for one in needs]
         words = (f"{study.name}\n{study.title}",) if narrow else (study.name, study.title)
         table.add_row(*map(Text, (*words, *costs, results_in(out, study.name))))
     table.add_section()
-    all_of_them = [_cost(studies, one, between) for one in labs]
+    all_of_them = [_cost([one for one in at if one is not None], between) for at in zip(*needed, strict=True)]
     table.add_row(*("all",) if narrow else ("all", ""), *map(Text, all_of_them), "")
     console.print(table)
     guessed = ", ".join(name for name, pace in PACES.items() if not pace.measured)
@@ -104,17 +105,17 @@ def _numeric(rows: Sequence[Sequence[Any]], place: int) -> bool:
     return all(value is None or isinstance(value, int | float) for value in (row[place] for row in rows))
 
 
-def _cost(studies: Sequence[Study], lab: Lab, between: str) -> str:
-    trials: list[Trial] = []
-    beside = 0.0
-    for study in studies:
-        try:
-            trials += study.trials(lab)
-            beside += study.beside.get(lab.scale, 0.0)
-        except GyroscopeError:  # it has none of the tasks that were asked for
-            if len(studies) == 1:
-                return "–"
-    whole = cost(trials, beside=beside)
+def _needs(study: Study, lab: Lab) -> tuple[Sequence[Trial], float] | None:
+    """The trainings of a study and the seconds beside them; None if it has none of the tasks that were asked for."""
+    try:
+        return study.trials(lab), study.beside.get(lab.scale, 0.0)
+    except GyroscopeError:
+        return None
+
+
+def _cost(needs: Sequence[tuple[Sequence[Trial], float]], between: str) -> str:
+    beside = sum(seconds for _, seconds in needs)
+    whole = cost([trial for trials, _ in needs for trial in trials], beside=beside)
     return f"{whole.trials or 'none'}:{between}{whole.words}" if whole.trials or beside else "none"
 
 
