@@ -101,6 +101,7 @@ def test_export_writes_beside_and_says_where(run, tmp_path):
         (["--out", "x.dat", "--to", "csv"], "x.dat", b"step,layer"),
         (["--out", "folder", "--to", "json"], "folder/first.json", b"{\n"),
         (["--out", "new/one/", "--to", "json"], "new/one/first.json", b"{\n"),
+        (["--out", "new/x.csv"], "new/x.csv", b"step,layer"),
     ],
 )
 def test_export_as_asked(run, tmp_path, arguments, name, starts):
@@ -137,7 +138,7 @@ def test_exported_json_is_read_back(run, tmp_path):
         (["first", "--out", "x.txt"], 2, "ends in none of .csv, .json, .parquet"),
         (["first", "--out", "x.csv", "--to", "json"], 2, "disagree"),
         (["first", "--to", "xlsx"], 2, "xlsx"),
-        (["first", "--out", "nowhere/x.csv"], 1, "nowhere/x.csv cannot be written"),
+        (["first", "--out", "nowhere/x.csv", "--quantity", "angle"], 1, "has no 'angle'"),
         (["first", "--out", "first/run.sqlite/"], 1, "first/run.sqlite/first.csv cannot be written"),
         (["first", "--out", "new/", "--quantity", "angle"], 1, "has no 'angle'"),
         (["first", "--out", "first/run.sqlite/new/"], 1, "first/run.sqlite/new cannot be written"),

@@ -107,10 +107,12 @@ def test_the_same_command_goes_on_where_it_was_interrupted(here, monkeypatch):
     monkeypatch.setattr("gyroscope.cli.lab_progress.LabProgress.on_note", interrupt)
     stopped = run("digits", "--epochs", "6", "--run", "mine")
     assert stopped.exit_code == 130
-    assert stopped.stderr == "gyroscope: interrupted; the same command goes on from the last checkpoint\n"
+    assert stopped.stderr.startswith("gyroscope: interrupted; the same command goes on from the last checkpoint, if ")
+    assert gyroscope.load("mine").state == "interrupted"
     assert "Traceback" not in stopped.output
     resumed = run("digits", "--epochs", "6", "--run", "mine")
     assert resumed.exit_code == 0, resumed.output
+    assert gyroscope.load("mine").state == "ended"
     assert seen == [1, 2, 3, 4, 5, 6]
     mine, other = result_of(here / "mine"), result_of(here / "whole")
     assert {**mine, "seconds": 0} == {**other, "seconds": 0}

@@ -141,11 +141,23 @@ def test_how_long_it_took_to_start_is_known_as_soon_as_a_training_tells():
 
 def test_trainings_of_one_epoch_are_timed_with_their_start():
     whole = Whole(began=0.0)
-    for name in ("a", "b"):
+    for name in "abcd":
         whole.add(name, weight=1.0, epochs=1)
-    whole.note("a", 1, now=3.0)
-    whole.finish("a")
-    assert whole.left(3.0) == pytest.approx(3.0)
+    for name in "abc":
+        assert whole.left(9.0) is None
+        whole.note(name, 1, now=9.0)
+        whole.finish(name)
+    assert whole.left(9.0) == pytest.approx(3.0)
+
+
+def test_notes_that_come_in_a_bunch_tell_nothing_of_the_speed():
+    whole = Whole(began=0.0)
+    whole.add("a", weight=10.0, epochs=100)
+    for epoch in range(1, 11):
+        whole.note("a", epoch, now=5.0)
+    assert whole.left(5.0) is None
+    whole.note("a", 14, now=7.0)  # half a second each: the first began at 4.5, or before
+    assert whole.left(7.0) is not None
 
 
 def test_trainings_count_for_the_time_they_are_expected_to_take():

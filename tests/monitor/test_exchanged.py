@@ -70,7 +70,7 @@ def test_what_is_wrapped_or_gets_another_parameter_is_still_there(tmp_path, capl
         assert told(run, caplog) == []
 
 
-def test_a_model_that_is_taken_apart_after_training_is_not_told_of(tmp_path, caplog):
+def test_what_is_exchanged_shortly_before_the_end_or_after_training_is_noted_at_the_end(tmp_path, caplog):
     model = mlp()
     optimizer = sgd(model)
     with gyroscope.watch(model, optimizer, tmp_path / "run") as monitor:
@@ -78,6 +78,8 @@ def test_a_model_that_is_taken_apart_after_training_is_not_told_of(tmp_path, cap
         del model[4]
     with monitor.run as run:
         assert told(run, caplog) == []
+        [note] = [event.text for event in run.events if event.kind == "note"]
+    assert note == "At the end the model is without 4.weight: what was measured is of the weights that it had before."
 
 
 def test_a_weight_that_another_module_has_is_still_there(tmp_path, caplog):

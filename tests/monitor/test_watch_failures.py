@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -241,3 +242,26 @@ def test_a_writer_that_cannot_keep_up_makes_the_interval_longer_and_says_so(tmp_
         assert "every 2 steps" in said[0]
         assert "every 4 steps" in said[1]
         assert "2 measurements were dropped" in said[2]
+
+
+@pytest.mark.parametrize(
+    ("error", "state"), [(None, "ended"), (ValueError, "interrupted"), (KeyboardInterrupt, "interrupted")]
+)
+def test_training_that_is_stopped_by_an_exception_is_an_interrupted_run(tmp_path, error, state):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with suppress(ValueError, KeyboardInterrupt), gyroscope.watch(model, optimizer, tmp_path / "run"):
+        train(model, optimizer, inputs(3))
+        if error is not None:
+            raise error
+    run = gyroscope.load(tmp_path / "run")
+    assert run.state == state
+    assert run.steps[-1] == 3
+
+
+def test_a_loop_of_ones_own_says_whether_it_came_to_its_end(tmp_path):
+    model = mlp()
+    monitor = gyroscope.watch(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "run")
+    monitor.close(interrupted=True)
+    monitor.close()
+    assert gyroscope.load(tmp_path / "run").state == "interrupted"

@@ -8,6 +8,7 @@ import pickle
 import sqlite3
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,33 @@ def test_somebody_who_reads_for_long_neither_stops_the_writer_nor_costs_it_anyth
     np.testing.assert_array_equal(run.steps, [0, 1])
     reader.close()
     np.testing.assert_array_equal(load(write(w.path, rows(2), step=1)).steps, [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("ending", "state"),
+    [("", "ended"), ("raise ValueError", "interrupted"), ("raise KeyboardInterrupt", "interrupted")],
+)
+def test_a_run_that_nobody_closed_says_how_its_program_ended(tmp_path, ending, state):
+    program = f"w = writer(sys.argv[1]); w.put(rows(0)); {ending}"
+    with python(program, tmp_path / "run", stderr=subprocess.PIPE) as process:
+        process.communicate()
+    run = load(tmp_path / "run")
+    assert run.state == state
+    assert run.steps.tolist() == [0]
+    assert [path.name for path in run.path.glob("run.sqlite*")] == ["run.sqlite"]  # all of it in one file
+
+
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
+def test_a_block_that_is_left_by_an_exception_interrupts_the_run(tmp_path, error):
+    with suppress(ValueError, KeyboardInterrupt), writer(tmp_path / "run") as w:
+        w.put(rows(0))
+        if error is not None:
+            raise error
+    assert load(w.path).state == ("ended" if error is None else "interrupted")
+    w.close()  # once more, which changes nothing
+    assert load(w.path).state == ("ended" if error is None else "interrupted")
+    write(w.path, rows(1))
+    assert load(w.path).state == "ended"
 
 
 def test_two_writers_in_one_process_are_refused(tmp_path):

@@ -29,7 +29,7 @@ class Target:
 
     @contextmanager
     def made(self) -> Iterator[None]:
-        """The folder, which is made if it is not there, and taken away again if nothing comes of it.
+        """The folder it is in, which is made if it is not there, and taken away again if nothing comes of it.
 
         Raises:
             OSError: it cannot be made.
@@ -39,15 +39,16 @@ class Target:
         ...     os.path.isdir(f"{here}/new")
         True
         """
-        new = self.folder and not self.path.exists()
+        folder = self.path if self.folder else self.path.parent
+        new = not folder.exists()
         if new:
-            self.path.mkdir(parents=True)
+            folder.mkdir(parents=True)
         try:
             yield
         except BaseException:
             if new:
                 with suppress(OSError):
-                    self.path.rmdir()
+                    folder.rmdir()
             raise
 
 

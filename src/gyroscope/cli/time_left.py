@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import isfinite
 
+# So many trainings that have ended tell how long others take, also if none tells how long it took to start.
+_ENOUGH = 3
+# Notes come in bunches, so that what they tell within less time than this is not a speed.
+_TELLS = 2.0
+
 
 @dataclass
 class Running:
@@ -100,7 +105,7 @@ class Whole:
             return
         running = self.open[key]
         running.noted(epoch, now)
-        if self._start_up is None and (pace := running.pace(now)) is not None:
+        if self._start_up is None and now - running.since >= _TELLS and (pace := running.pace(now)) is not None:
             self._start_up = max(running.since - pace - self.began, 0.0)
 
     def finish(self, key: str) -> None:
@@ -120,9 +125,8 @@ class Whole:
 
     def left(self, now: float) -> float | None:
         """The seconds they still take, if they go on as they went; None before anything is known."""
-        if self.share <= 0 or (self._start_up is None and not self.done):
+        if self.share <= 0 or (self._start_up is None and self.done < _ENOUGH):
             return None
-        # Trainings that had no second epoch do not tell how long it took to start.
         return (now - self.began - (self._start_up or 0.0)) * (1.0 - self.share) / self.share
 
 

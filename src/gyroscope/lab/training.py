@@ -306,7 +306,7 @@ class Training:
         )  # fmt: skip
         if self.monitor is not None and self.folder is not None:
             self.monitor.log(train_accuracy=trained, test_accuracy=test)
-            self.close()
+            self.monitor.close()
             checkpoint.recorded(self.monitor)
             with self._tested():
                 self._keep(self.folder, result)
@@ -327,9 +327,9 @@ class Training:
         return {"initial": initial, "tested": self.model.state_dict()}
 
     def close(self) -> None:
-        """Finish the run, wherever training is."""
+        """Finish the run, wherever training is: before its end, it is interrupted."""
         if self.monitor is not None:
-            self.monitor.close()
+            self.monitor.close(interrupted=True)
 
     def _save_in_time(self) -> None:
         if self.folder is not None and self.pace.due:

@@ -32,8 +32,8 @@ class Exchanged:
         self._model = model
         self._there = [layer for layer in layers if id(layer.module) in modules]  # one may watch what is beside a model
 
-    def said(self) -> str | None:
-        """Those that are gone since this was last asked, in words."""
+    def said(self, *, ended: bool = False) -> str | None:
+        """Those that are gone since this was last asked, in words; at the end it may have been after training."""
         modules = set(map(id, self._model.modules()))
         if all(id(layer.module) in modules for layer in self._there):
             return None
@@ -42,9 +42,11 @@ class Exchanged:
         if not gone:
             return None
         self._there = [layer for layer in self._there if {id(layer.module), id(layer.parameter)} & kept]
-        more = f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
+        names = ", ".join(gone[:_NAMED]) + (f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else "")
+        if ended:
+            return f"At the end the model is without {names}: what was measured is of the weights that it had before."
         verb, subject, was = ("is", "It goes", "it was") if len(gone) == 1 else ("are", "They go", "they were")
         return (
-            f"{', '.join(gone[:_NAMED])}{more} {verb} no longer part of the model. "
-            f"{subject} on being measured as {was}; watch the changed model anew."
+            f"{names} {verb} no longer part of the model. {subject} on being measured as {was}; watch the changed model "
+            "anew."
         )

@@ -159,6 +159,9 @@ class Loop:
     def end(self) -> None:
         """The last step was taken."""
         self.chronicle.end()
+        for detail in self.details:
+            if (said := detail.exchanged.said(ended=True)) is not None:
+                self.chronicle.event("note", said)
         if self.pace.dropped:
             text = f"{self.pace.dropped} measurements were dropped: the disk could not keep up"
             self.chronicle.event("interval", text)

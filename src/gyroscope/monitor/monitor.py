@@ -214,11 +214,11 @@ class Monitor:
         if self._recorder is not None:
             self._recorder.writer.flush(timeout)
 
-    def close(self) -> None:
-        """Record the last step, take every hook off and finish the run."""
+    def close(self, *, interrupted: bool = False) -> None:
+        """Record the last step, take every hook off and finish the run; its state is "ended" unless `interrupted`."""
         self._detach()
         self._safely(self._loop.end)
-        self._finish()
+        self._finish(interrupted=interrupted)
 
     def _detach(self) -> None:
         for handle in self._handles:
@@ -226,13 +226,13 @@ class Monitor:
         self._handles = []
         self._loop.rest()
 
-    def _finish(self) -> None:
+    def _finish(self, *, interrupted: bool = False) -> None:
         self._active = self._loop.alive = False
         self._chronicle.drain()
         for track in self._tracks:
             track.release()
         if self._recorder is not None:
-            self._recorder.close()
+            self._recorder.close(interrupted=interrupted)
 
     def __enter__(self) -> Monitor:
         return self
@@ -241,10 +241,10 @@ class Monitor:
         if error is not None:
             self._safely(self._chronicle.event, "stop", f"stopped by {type(error).__name__}: {error}")
         if error is None or not self._sharded:
-            self.close()
+            self.close(interrupted=error is not None)
         else:
             self._detach()  # other ranks may not come here, so there is nothing that waits for them
-            self._finish()
+            self._finish(interrupted=True)
 
     def __repr__(self) -> str:
         every = f"every {self.interval} steps" if self.interval > 1 else "every step"

@@ -113,9 +113,9 @@ class Recorder:
         """Have the reference written beside the run."""
         self.writer.put(Deferred(write_all, (saved, self.path / file)))
 
-    def close(self) -> None:
+    def close(self, *, interrupted: bool = False) -> None:
         """Finish the run, and let go of the model."""
-        self.writer.close()
+        self.writer.close(interrupted=interrupted)
         self._tracks, self._details = (), ()
 
     # On the writer's thread.

@@ -100,12 +100,13 @@ class Database:
         with _Transaction(self._connection):
             self._register(quantities)
 
-    def close(self, *, ended: bool) -> None:
-        """Leave one file, with everything in it."""
+    def close(self, *, ended: bool, failed: bool = False) -> None:
+        """Leave one file, with everything in it, unless writing has `failed`; `ended` if that was the end of it."""
         try:
-            if ended:
+            if ended and not failed:
                 now = (time.time(), self.attempt)
                 self._connection.execute("UPDATE attempts SET ended = ? WHERE attempt = ?", now)
+            if not failed:
                 # Somebody who reads for long keeps the write-ahead file; the next writer moves it in.
                 self._connection.execute("PRAGMA busy_timeout = 1000")
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -116,7 +116,7 @@ class Run:
 
     @property
     def state(self) -> Literal["running", "ended", "interrupted"]:
-        """Whether it is being written now, was closed, or its process ended without closing it."""
+        """Whether it is being written now, has come to its end, or was killed or ended by an exception before."""
         if lock.is_held(self.path):
             return "running"
         (ended,) = self._ask("SELECT ended FROM attempts ORDER BY attempt DESC LIMIT 1") or [(None,)]

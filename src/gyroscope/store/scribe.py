@@ -38,7 +38,7 @@ class Scribe:
             for record in records:
                 self.attempted(sink.write, record, of=sink)
 
-    def close(self, failed: bool) -> None:
+    def close(self, failed: bool, interrupted: bool) -> None:
         """Close the sinks and the database."""
         try:
             if self._sinks:
@@ -46,7 +46,7 @@ class Scribe:
             if self._notes and not failed:
                 self._commit(iter(()))
         finally:
-            self._database.close(ended=not failed)
+            self._database.close(ended=not interrupted, failed=failed)
 
     def attempted(self, act: Callable[..., Any], *given: Any, of: object) -> bool:
         """Call what others have provided. A failure is told once, in the log and in the run, and stops nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -81,7 +82,7 @@ class Writer:
         try:
             database.begin(step, quantities, meta)
         except BaseException as error:
-            database.close(ended=False)
+            database.close(ended=False, failed=True)
             self._lock.release()
             if isinstance(error, FAILURES):
                 raise in_words(error, run_file(self.path)) from error
@@ -91,9 +92,10 @@ class Writer:
         self._on_tick, self._tick = on_tick, tick
         self._mail = Mailbox(queue)
         self._inherited = False  # by a forked child
+        self._interrupted = False
         # A daemon, because Python waits for other threads before it calls what is registered with atexit.
         self._thread = threading.Thread(target=self._work, name=f"gyroscope writer {self.path.name}", daemon=True)
-        atexit.register(self.close)
+        atexit.register(self._at_exit)
         _writers.add(self)
         self._thread.start()
 
@@ -126,20 +128,28 @@ class Writer:
         if not in_time:
             raise StoreError(f"{self.path} was not written within {timeout} s; the writer goes on trying.")
 
-    def close(self) -> None:
-        """Write what is left, move it all into one file, and end. Called when the program ends, if not before."""
+    def close(self, *, interrupted: bool = False) -> None:
+        """Write what is left, move it all into one file, and end. Called when the program ends, if not before.
+
+        Args:
+            interrupted: whether what is recorded did not come to its end, which is then the state of the run.
+        """
         if self._inherited:
             return
+        self._interrupted = interrupted
         self._mail.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-            atexit.unregister(self.close)
+            atexit.unregister(self._at_exit)
+
+    def _at_exit(self) -> None:
+        self.close(interrupted=hasattr(sys, "last_value"))  # where an exception has ended the program
 
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(interrupted=kind is not None)
 
     def __repr__(self) -> str:
         return f"Writer({str(self.path)!r}, attempt={self.attempt})"
@@ -162,7 +172,7 @@ class Writer:
                 if self._on_tick is not None:
                     self._scribe.attempted(self._on_tick, of="on_tick")
                 self.busy_seconds = time.thread_time()
-            self._attempted(self._scribe.close, self.error is not None)
+            self._attempted(self._scribe.close, self.error is not None, self._interrupted)
         finally:
             self._lock.release()
             self.busy_seconds = time.thread_time()
