@@ -83,6 +83,15 @@ def test_a_terminal_shows_each_training_under_way_with_its_numbers_and_time_left
         assert whole[:4] + whole[-2:] == ["1", "of", "3", "trainings", "0:30", "left"]
 
 
+def test_while_nothing_is_trained_a_line_says_who_is_at_work(terminal):
+    with LabProgress(terminal, clock=Clock(), study="rotation/fig1") as progress:
+        assert shown(progress) == [["rotation/fig1:", "at", "work"]]
+        progress.on_begin(TRIALS[:1])
+        assert [row[:2] for row in shown(progress)] == [["0", "of"]]
+        progress.on_done(TRIALS[0], RESULT)
+        assert [row[:2] for row in shown(progress)] == [["rotation/fig1:", "at"], ["1", "of"]]
+
+
 def test_a_wide_terminal_has_bars(terminal):
     terminal.width = 120
     with LabProgress(terminal, clock=Clock()) as progress:

@@ -55,7 +55,8 @@ def demo(
     try:
         _load()
         measured, trials = _train(out / "runs", count, quick, jobs or min(os.cpu_count() or 1, 8), again)
-        written = _write(measured, out, command)
+        with loading(what="Drawing"):
+            written = _write(measured, out, command)
     except KeyboardInterrupt:
         fail(f"interrupted; to go on: {command}", code=INTERRUPTED)
     except (GyroscopeError, OSError) as error:

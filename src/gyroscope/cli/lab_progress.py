@@ -30,8 +30,8 @@ class LabProgress:
     """Shows what a laboratory does: give its methods to `Lab` as `on_begin`, `on_note` and `on_done`.
 
     In a terminal there is a bar for each training that is under way, with its loss, training accuracy, mean rotation
-    and time left, and one for all of them. Elsewhere there is a line for each training that has ended. All of it goes
-    to standard error.
+    and time left, and one for all of them; while nothing is trained, a line says that the `study` is at work. Elsewhere
+    there is a line for each training that has ended. All of it goes to standard error.
 
     >>> from gyroscope.lab.archive import Archive
     >>> from gyroscope.lab.laboratory import Lab
@@ -39,7 +39,9 @@ class LabProgress:
     ...     lab = Lab(Archive("runs"), **progress.hooks)
     """
 
-    def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic, study: str | None = None
+    ) -> None:
         self.console = Console(stderr=True) if console is None else console
         self._clock = clock
         self._whole = Whole(began=clock())
@@ -55,6 +57,7 @@ class LabProgress:
         )
         self._bars: dict[str, TaskID] = {}
         self._all: TaskID | None = None
+        self._beside = None if study is None else self._add(f"{study}: at work", total=None)
 
     @property
     def hooks(self) -> dict[str, Any]:
@@ -116,6 +119,8 @@ class LabProgress:
     def _update(self) -> None:
         if not self.console.is_terminal or not self._whole.trials:
             return
+        if self._beside is not None:
+            self._progress.update(self._beside, visible=not self._whole.open)
         if self._all is None:
             # Its other columns are what those below are called.
             self._all = self._add("", total=1.0)
@@ -129,7 +134,7 @@ class LabProgress:
             left=f"{clock(whole.left(self._clock()))} left",
         )
 
-    def _add(self, name: str, *, total: float) -> TaskID:
+    def _add(self, name: str, *, total: float | None) -> TaskID:
         blank: dict[str, Any] = dict.fromkeys(_FIELDS, "")
         return self._progress.add_task(name, total=total, **blank)
 

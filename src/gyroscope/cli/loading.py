@@ -9,7 +9,7 @@ from rich.console import Console
 
 
 @contextmanager
-def loading(console: Console | None = None) -> Iterator[None]:
+def loading(console: Console | None = None, *, what: str = "Getting ready") -> Iterator[None]:
     """Say so in a terminal, for as long as it takes; what is not a terminal is left alone.
 
     >>> with loading():
@@ -19,5 +19,5 @@ def loading(console: Console | None = None) -> Iterator[None]:
     if not console.is_terminal:
         yield
         return
-    with console.status("Getting ready"):
+    with console.status(what):
         yield

@@ -167,13 +167,9 @@ def _run(lab: Lab, study: Study, out: Path) -> bool:
     from gyroscope.cli.study_tables import print_report
 
     try:
-        with LabProgress() as progress:
-            shown = replace(
-                lab,
-                **progress.hooks,
-            )
-            report = study.run(shown)
-        written = study.save(lab, report, out)
+        with LabProgress(study=study.name) as progress:
+            report = study.run(replace(lab, **progress.hooks))
+            written = study.save(lab, report, out)
     except KeyboardInterrupt:
         fail("interrupted; the same command goes on where it stopped", code=INTERRUPTED)
     except (GyroscopeError, OSError) as error:

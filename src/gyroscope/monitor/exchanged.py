@@ -46,7 +46,5 @@ class Exchanged:
         if ended:
             return f"At the end the model is without {names}: what was measured is of the weights that it had before."
         verb, subject, was = ("is", "It goes", "it was") if len(gone) == 1 else ("are", "They go", "they were")
-        return (
-            f"{names} {verb} no longer part of the model. {subject} on being measured as {was}; watch the changed model "
-            "anew."
-        )
+        follows = f"{subject} on being measured as {was}; watch the changed model anew."
+        return f"{names} {verb} no longer part of the model. {follows}"
