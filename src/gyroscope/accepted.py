@@ -25,14 +25,19 @@ def whole(value: Any, least: int | None = None) -> int | None:
     return found if least is None or found >= least else None
 
 
-def seed(value: Any) -> int | None:
-    """What a generator of torch's takes for a seed, as a number from 0 on; None if it is none.
+def seed(value: Any, error: type[Exception]) -> int:
+    """What a generator of torch's takes for a seed, as a number from 0 on; else a room's own error.
 
-    >>> seed(5), seed(-1) == 2**64 - 1, seed(2**64), seed("5")
-    (5, True, None, None)
+    >>> seed(5, ValueError), seed(-1, ValueError) == 2**64 - 1
+    (5, True)
+    >>> seed("5", ValueError)
+    Traceback (most recent call last):
+    ValueError: seed is '5'; accepted is a whole number from −2⁶³ to 2⁶⁴ − 1.
     """
     found = whole(value, -(2**63))
-    return None if found is None or found >= 2**64 else found % 2**64
+    if found is None or found >= 2**64:
+        raise error(f"seed is {value!r}; accepted is a whole number from −2⁶³ to 2⁶⁴ − 1.")
+    return found % 2**64
 
 
 def real(value: Any) -> float:

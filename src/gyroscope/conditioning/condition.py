@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
+from gyroscope import accepted
 from gyroscope.conditioning import ranks
 from gyroscope.conditioning.batches import is_pair
-from gyroscope.conditioning.labels import check_seed
 from gyroscope.conditioning.losses import Loss, Reduction, check_reduction
 from gyroscope.conditioning.passes import Labels, Passes
 from gyroscope.conditioning.result import Conditioning
@@ -88,7 +88,7 @@ def condition(
         raise ConditioningError(
             f"labels is {labels!r}; accepted are 'true', 'sampled' or a function (output, generator) → targets."
         )
-    seed = check_seed(seed)
+    seed = accepted.seed(seed, ConditioningError)
     groups = ranks.groups_given(model, group)
     spectrometer = None
     if not groups and is_pair(batch):

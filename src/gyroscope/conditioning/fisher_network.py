@@ -17,8 +17,9 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from gyroscope import accepted
 from gyroscope.conditioning.batches import Batch
-from gyroscope.conditioning.labels import Loss, check_seed
+from gyroscope.conditioning.labels import Loss
 from gyroscope.conditioning.untouched import untouched
 from gyroscope.errors import ConditioningError
 
@@ -80,7 +81,7 @@ def check_run(loss: Any, dtype: Any, seed: Any) -> int:
         raise ConditioningError(f"the loss is a {type(loss).__name__}; accepted is a function of (output, target).")
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ConditioningError(f"dtype is {dtype!r}; accepted are floating-point types, or None for the model's own.")
-    return check_seed(seed)
+    return accepted.seed(seed, ConditioningError)
 
 
 def cast(tree: Any, dtype: torch.dtype | None) -> Any:

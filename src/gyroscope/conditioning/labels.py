@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 
-from gyroscope import accepted
 from gyroscope.errors import ConditioningError
 from gyroscope.vectors.eager import accumulator
 
@@ -103,18 +102,6 @@ def known(loss: Loss) -> Likelihood | None:
     if base is F.binary_cross_entropy_with_logits:
         return Likelihood("bernoulli", reduction)
     return Likelihood("categorical", reduction, base is F.nll_loss, settings.get("ignore_index", -100))
-
-
-def check_seed(seed: Any) -> int:
-    """What a generator takes for a seed, as a number from 0 on; else an error.
-
-    >>> check_seed(5), check_seed(-1) == 2**64 - 1
-    (5, True)
-    """
-    found = accepted.seed(seed)
-    if found is None:
-        raise ConditioningError(f"seed is {seed!r}; accepted is a whole number from −2⁶³ to 2⁶⁴ − 1.")
-    return found
 
 
 def sample_targets(loss: Loss, output: Tensor, *, generator: torch.Generator, like: Tensor | None = None) -> Tensor:

@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn.functional import embedding_bag
 
+from gyroscope import accepted
 from gyroscope.accepted import whole
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.given import check_seed, count, generator
+from gyroscope.dynamics.given import count, generator
 from gyroscope.dynamics.one_by_one import buffers, check_inputs, parts, passing, refuse_mixing
 
 Likelihood = Literal["categorical", "gaussian"]
@@ -199,7 +200,7 @@ def batch_law(gradients: Tensor, batch_sizes: Sequence[int], *, draws: int = 100
     if len(sizes) < 2 or len(set(sizes)) != len(sizes):
         raise DynamicsError(f"batch_sizes is {sizes}; at least two different ones are needed.")
     _check(gradients, 1, True)
-    first = check_seed(seed)
+    first = accepted.seed(seed, DynamicsError)
     g = gradients.double()
     measured = np.array(
         [

@@ -61,16 +61,4 @@ def generator(seed: Any) -> torch.Generator:
     """
     import torch  # which the laws of a run, in numpy alone, do without
 
-    return torch.Generator().manual_seed(check_seed(seed))
-
-
-def check_seed(seed: Any) -> int:
-    """What a generator of torch's takes for a seed, as a number from 0 on; else an error.
-
-    >>> check_seed(5), check_seed(-1) == 2**64 - 1
-    (5, True)
-    """
-    found = accepted.seed(seed)
-    if found is None:
-        raise DynamicsError(f"seed is {seed!r}; accepted are whole numbers from −2⁶³ to 2⁶⁴ − 1.")
-    return found
+    return torch.Generator().manual_seed(accepted.seed(seed, DynamicsError))

@@ -21,11 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from gyroscope import accepted
 from gyroscope.accepted import real
 from gyroscope.dynamics.batch_norm import BatchCenter
 from gyroscope.dynamics.changes import altered, first_of, others, outputs_of, relative_change, shifted
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.given import check_seed, generator
+from gyroscope.dynamics.given import generator
 from gyroscope.dynamics.on_loan import Layers, OnLoan
 from gyroscope.errors import LayerError
 from gyroscope.layer import layers as find_layers
@@ -76,7 +77,7 @@ def properties(
             f"The inputs are a {type(x).__name__}; accepted is a tensor, a tuple of positional or a dict of keyword "
             "arguments."
         )
-    seed = check_seed(seed)
+    seed = accepted.seed(seed, DynamicsError)
     loan = OnLoan(_with_layer(module, x, seed), (x, None), layers=layers, dtype=dtype)
     draw = generator(seed)
     own, plain = loan.weights(), outputs_of(loan.output())

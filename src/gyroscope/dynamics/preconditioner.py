@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
+from gyroscope import accepted
 from gyroscope.accepted import real
 from gyroscope.conditioning.labels import Loss
 from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.given import check_seed, count
+from gyroscope.dynamics.given import count
 from gyroscope.dynamics.observer import Labels, Observer, Statistics
 from gyroscope.dynamics.places import Parts, Place, places
 from gyroscope.vectors.chunks import is_capturing
@@ -88,7 +89,7 @@ class Preconditioner(Wrapper, Generic[R]):
                 f"The optimizer is a {type(optimizer).__name__}; accepted is a torch.optim.Optimizer that steps from "
                 "one gradient, such as torch.optim.SGD(model.parameters(), lr=0.1)."
             )
-        self.every, seed = count("every", every, least=1), check_seed(seed)
+        self.every, seed = count("every", every, least=1), accepted.seed(seed, DynamicsError)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             ranks = torch.distributed.get_world_size()
             if ranks > 1:
