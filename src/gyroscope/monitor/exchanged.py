@@ -38,10 +38,11 @@ class Exchanged:
         if all(id(layer.module) in modules for layer in self._there):
             return None
         kept = modules | set(map(id, self._model.parameters()))
-        gone = [layer.name for layer in self._there if not {id(layer.module), id(layer.parameter)} & kept]
+        before = self._there
+        self._there = [layer for layer in before if {id(layer.module), id(layer.parameter)} & kept]
+        gone = [layer.name for layer in before if layer not in self._there]
         if not gone:
             return None
-        self._there = [layer for layer in self._there if {id(layer.module), id(layer.parameter)} & kept]
         names = ", ".join(gone[:_NAMED]) + (f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else "")
         if ended:
             return f"At the end the model is without {names}: what was measured is of the weights that it had before."
