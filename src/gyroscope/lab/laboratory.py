@@ -23,6 +23,9 @@ Scale = Literal["smoke", "small", "full"]
 #: The scales: seconds on a CPU, minutes on a CPU, the paper's own protocol on a GPU.
 SCALES: tuple[Scale, ...] = get_args(Scale)
 
+#: Seeds of a full-scale configuration that are used where they are kept, and that no study needs.
+EXTRA_SEEDS = range(1, 3)
+
 # What stands in for a paper's task where its data or a GPU is not at hand, by the kind of its network.
 _STAND_INS = {
     "c10-resnet110": "digits-resnet",
@@ -76,7 +79,13 @@ class Lab:
 
     @property
     def seeds(self) -> range:
-        """One seed, but for the small scale, whose networks are too small for one to tell."""
+        """The seeds of each configuration.
+
+        The small scale has three, because one does not decide for networks of that size. The full scale needs one; a
+        laboratory that trains nothing (`known`) also takes the `EXTRA_SEEDS` that its archive holds.
+        """
+        if self.scale == "full" and self.known:
+            return range(EXTRA_SEEDS.stop)
         return range(3 if self.scale == "small" else 1)
 
     def task(self, name: str) -> Task:

@@ -6,7 +6,7 @@ import json
 import platform
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from textwrap import fill
@@ -174,8 +174,8 @@ class Study:
         }
 
     def not_trained(self, lab: Lab) -> list[str]:
-        """What the paper has and a laboratory that shows what is known has not: names of tasks and recipes."""
-        held = lab.held(trials := self.trials(lab))
+        """The trainings that the study needs and that a laboratory with `known` lacks: names of tasks and recipes."""
+        held = lab.held(trials := self.trials(replace(lab, known=False)))
         return [f"{one.task.name}: {one.recipe.name}" for one in trials if one not in held]
 
     def page(self, lab: Lab, report: Report) -> str:
