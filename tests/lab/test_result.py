@@ -102,7 +102,7 @@ def test_final_numbers_can_be_read_in_the_small_file(tmp_path):
     long_result(layers=2).write(tmp_path / "result.json", TRIAL, small=True)
     text = (tmp_path / "result.json").read_text()
     assert '"test_accuracy": 0.8869,\n' in text
-    assert '"last": [0.129449, 0.242142]' in text
+    assert '"last":[0.129449,0.242142]' in text
     assert json.loads(text)["trial"] == TRIAL
 
 
