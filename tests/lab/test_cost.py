@@ -83,3 +83,33 @@ def test_one_whose_size_its_name_does_not_say_has_no_cost():
     new = replace(task("tiny-cnn"), name="new", model="c10-cnn2")
     assert cost([Trial(new, SGD)]) == (1, None, True)
     assert cost([Trial(new, SGD)]).words == "?"
+
+
+def test_trials_with_analyses_and_optimizers_that_cannot_be_captured_pay_for_eager_steps():
+    deep = TASKS["c10-deep"].lasting(10)
+    captured, analysed, eager = (
+        expected(one).seconds
+        for one in (
+            Trial(deep, SGD),
+            Trial(deep, SGD, conditions=10**9),
+            Trial(deep, Recipe("Adagrad", 0.1, optimizer="adagrad")),
+        )
+    )
+    # An eager step of a ResNet-110 took 45 ms, one of half the layers takes half of that.
+    assert eager == pytest.approx(captured + 10 * 390 * 56 * (4e-4 - 8e-5))
+    assert analysed == pytest.approx(eager + 56 * 1.7e-3)
+    assert eager == pytest.approx(10 * 390 * 0.045 / 2, rel=0.1)
+
+
+def test_an_epoch_of_many_passes_costs_what_its_steps_do():
+    one_layer = TASKS["mnist-one-layer"]
+    longer = replace(one_layer, schedule=replace(one_layer.schedule, epochs=80, batch=100, passes=50))
+    # The kept trainings of 4,000 steps took 1.0 s each of an H200 that eight shared.
+    assert expected(Trial(longer, SGD)).seconds == pytest.approx(1.0, rel=0.5)
+    small = replace(TASKS["c10-cnn1"], schedule=replace(TASKS["c10-cnn1"].schedule, passes=10))
+    assert pace(small) == (pytest.approx(4.5, rel=0.01), False)
+
+
+def test_no_trial_on_a_gpu_is_shorter_than_its_start_and_end():
+    assert expected(Trial(TASKS["mnist-mlp"].lasting(1), SGD)).seconds == 1.0
+    assert expected(Trial(TASKS["digits"].lasting(1), SGD)).seconds == 0.045

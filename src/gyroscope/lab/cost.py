@@ -42,17 +42,25 @@ PACES: dict[str, Pace] = {
 }
 
 
-# Seconds for a layer and a step: of a ResNet-110 on an H200, and on one core of a CPU of a ResNet-20 and of ImageNet's
-# ResNets (18 and 50 layers, on digits). A perceptron's layer takes its products too, 6 W² operations an example;
-# seconds for each of them from 5 to 100 layers of 256 units in batches of 50 to 500, right within 1.5 times.
-_LAYER_ON_GPU, _LAYER_ON_CPU, _IMAGENET_LAYER_ON_CPU = 8e-5, 8e-4, 6e-3
-_OPERATION_ON_CPU = 1.25e-11
-# Seconds for a layer and an analysis of its conditioning: of a ResNet-110 on an H200, less those of a gradient
-# (benchmarks/results/conditioning_cost_cuda.json); and on one core of a CPU, what trials took with analyses less what
-# they took without. Convolutions of few channels and perceptrons of 32 units took 0.8 to 1.8 ms there, perceptrons of
-# 256 units 13 to 16 ms (5 under Adam), for eigenvalues take W³.
+# Seconds per layer and step on an H200. A graph: of a ResNet-110, and of perceptrons as the 100 kept trainings of
+# mnist-one-layer took them. Eager: of a ResNet-110 whose kernels are launched one by one, which is what trials with
+# analyses and optimizers that cannot be captured do (benchmarks/results/population_cuda.json).
+_LAYER_ON_GPU, _PERCEPTRON_LAYER_ON_GPU, _EAGER_LAYER_ON_GPU = 8e-5, 2.3e-5, 4e-4
+# Seconds per layer and step on one core of a CPU: of a ResNet-20 and of ImageNet's ResNets (18 and 50 layers, on
+# digits).
+_LAYER_ON_CPU, _IMAGENET_LAYER_ON_CPU = 8e-4, 6e-3
+# Seconds per operation of a perceptron, which has 6 W² per layer and example: in float32 on an H200, at two thirds of
+# its peak; and on one core of a CPU, from 5 to 100 layers of 256 units in batches of 50 to 500, right within a factor
+# of 1.5.
+_OPERATION_ON_GPU, _OPERATION_ON_CPU = 2.5e-14, 1.25e-11
+# Seconds per layer and analysis of its conditioning: of a ResNet-110 on an H200, less those of a gradient
+# (benchmarks/results/conditioning_cost_cuda.json); and on one core of a CPU, the time of trials with analyses less
+# that of trials without. Convolutions of few channels and perceptrons of 32 units took 0.8 to 1.8 ms there,
+# perceptrons of 256 units 13 to 16 ms (5 under Adam), because eigenvalues take W³.
 _ANALYSIS_ON_GPU, _ANALYSIS_ON_CPU, _CUBE_ON_CPU = 1.7e-3, 1.2e-3, 7e-10
-_EXAMPLES = {"digits": 200, "mnist": 60_000, "cifar-10": 50_000, "cifar-100": 50_000}
+# Seconds that the shortest kept trainings took of an H200 that eight shared, start and end included.
+_LEAST_ON_GPU = 1.0
+_EXAMPLES = {"digits": 200, "mnist": 60_000, "cifar-10": 50_000, "cifar-100": 50_000, "tiny-imagenet": 100_000}
 
 
 class Cost(NamedTuple):
@@ -95,7 +103,9 @@ def cost(trials: Sequence[Trial], *, beside: float = 0.0) -> Cost:
 
 
 def expected(trial: Trial) -> Pace | None:
-    """Return how long a trial takes: its epochs, and the analyses of its layers; None where that is not known.
+    """Return the seconds of a trial: its epochs, and the analyses of its layers; None if unknown.
+
+    On a GPU, trials with analyses and optimizers that cannot be captured run eagerly, which takes longer per step.
 
     >>> from dataclasses import replace
     >>> from gyroscope.lab.recipe import Recipe
@@ -103,20 +113,29 @@ def expected(trial: Trial) -> Pace | None:
     >>> [round(expected(one).seconds, 2) for one in (trial, replace(trial, conditions=10))]
     [1.3, 1.44]
     """
+    epochs, size = trial.schedule.epochs, _size(trial.task)
     its = pace(trial.task)
-    if its is None or trial.conditions is None:
-        return None if its is None else Pace(its.seconds * trial.schedule.epochs, its.measured)
-    size = _size(trial.task)
-    if size is None:
+    if its is None or (trial.conditions is not None and size is None):
         return None
-    analyses = ceil(trial.schedule.epochs * trial.schedule.steps(size.examples) / trial.conditions)
-    on_cpu = _ANALYSIS_ON_CPU + _CUBE_ON_CPU * size.width**3
-    each = size.layers * (on_cpu if trial.task.source.name == "digits" else _ANALYSIS_ON_GPU)
-    return Pace(its.seconds * trial.schedule.epochs + analyses * each, measured=False)
+    on_gpu = trial.task.source.name != "digits"
+    seconds, measured = epochs * its.seconds, its.measured
+    if on_gpu and size is not None and (trial.conditions is not None or not trial.recipe.capturable):
+        layer = _PERCEPTRON_LAYER_ON_GPU if size.width else _LAYER_ON_GPU
+        seconds += epochs * size.layers * size.steps * (_EAGER_LAYER_ON_GPU - layer)
+        measured = False
+    if trial.conditions is not None and size is not None:
+        analyses = ceil(epochs * size.steps / trial.conditions)
+        on_cpu = _ANALYSIS_ON_CPU + _CUBE_ON_CPU * size.width**3
+        seconds += analyses * size.layers * (_ANALYSIS_ON_GPU if on_gpu else on_cpu)
+        measured = False
+    return Pace(max(seconds, _LEAST_ON_GPU) if on_gpu else seconds, measured)
 
 
 def pace(task: Task) -> Pace | None:
-    """Return the pace of a task, or of a known one with the same data and network, or one from its size; or None.
+    """Return the seconds per epoch of a task, None if unknown.
+
+    They are those of a known task with the same data, network and number of steps. They follow from the network's
+    size otherwise, and where its name does not tell that, from the number of steps.
 
     >>> from dataclasses import replace
     >>> pace(replace(TASKS["c10-cnn1"], name="c10-cnn1, twice as long").lasting(200))
@@ -125,28 +144,47 @@ def pace(task: Task) -> Pace | None:
     >>> round(deep.seconds), deep.measured
     (38, False)
     """
-    if task.name in PACES:
-        return PACES[task.name]
-    alike = (known for known in TASKS.values() if (known.source.name, known.model) == (task.source.name, task.model))
-    return next((PACES[known.name] for known in alike if known.name in PACES), _from_its_size(task))
+    alike = [known for known in TASKS.values() if (known.source.name, known.model) == (task.source.name, task.model)]
+    known = next((one for one in alike if one.name == task.name), alike[0] if alike else None)
+    if known is None:
+        return _from_its_size(task)
+    steps, its_steps = _steps(task), _steps(known)
+    if steps is None or steps == its_steps:
+        return PACES.get(known.name)
+    ratio = steps / (its_steps or steps)
+    scaled = PACES.get(known.name)
+    return _from_its_size(task) or (None if scaled is None else Pace(ratio * scaled.seconds, measured=False))
 
 
 class _Size(NamedTuple):
-    """How many layers a network has, how many units each (0 where its name does not say), and examples to train on."""
+    """Layers of a network, units of each (0 where its name does not tell), and examples and steps per epoch."""
 
     layers: int
     width: int
     examples: int
+    steps: int
 
 
 def _size(task: Task) -> _Size | None:
     """The number of layers is in the names of networks of any depth, and that of units in those of perceptrons."""
     found = re.search(r"-(\d+)(?:x(\d+))?$", task.model)
-    examples = _EXAMPLES.get(task.source.name)
-    if found is None or examples is None:
+    examples, steps = _examples(task), _steps(task)
+    if found is None or examples is None or steps is None:
         return None
-    per_class = task.source.per_class
-    return _Size(int(found[1]), int(found[2] or 0), examples if per_class is None else 10 * per_class)
+    return _Size(int(found[1]), int(found[2] or 0), examples * task.schedule.passes, steps)
+
+
+def _examples(task: Task) -> int | None:
+    """The examples that a task trains on, None if unknown."""
+    if task.source.per_class is not None:
+        return 10 * task.source.per_class
+    published = _EXAMPLES.get(task.source.name)
+    return None if published is None else round(published * (1 - task.source.validation))
+
+
+def _steps(task: Task) -> int | None:
+    examples = _examples(task)
+    return None if examples is None else task.schedule.steps(examples)
 
 
 def _from_its_size(task: Task) -> Pace | None:
@@ -154,12 +192,13 @@ def _from_its_size(task: Task) -> Pace | None:
     size = _size(task)
     if size is None:
         return None
-    steps = task.schedule.steps(size.examples)
-    if task.source.name != "digits":
-        return Pace(_LAYER_ON_GPU * size.layers * steps, measured=False)
-    layer = _IMAGENET_LAYER_ON_CPU if task.model.startswith("imagenet") else _LAYER_ON_CPU
-    products = 6 * size.width**2 * size.examples * task.schedule.passes
-    return Pace(size.layers * (layer * steps + _OPERATION_ON_CPU * products), measured=False)
+    products = 6 * size.width**2 * size.examples
+    if task.source.name == "digits":
+        layer = _IMAGENET_LAYER_ON_CPU if task.model.startswith("imagenet") else _LAYER_ON_CPU
+        operation = _OPERATION_ON_CPU
+    else:
+        layer, operation = _PERCEPTRON_LAYER_ON_GPU if size.width else _LAYER_ON_GPU, _OPERATION_ON_GPU
+    return Pace(size.layers * (layer * size.steps + operation * products), measured=False)
 
 
 def lasting(seconds: float) -> str:
