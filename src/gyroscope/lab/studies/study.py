@@ -148,7 +148,9 @@ class Study:
         folder.mkdir(parents=True, exist_ok=True)
         for figure in report.figures.values():
             _fit_heading(figure)
-        written = [path for name, figure in report.figures.items() for path in save(figure, folder / name)]
+        written = [
+            path for name, figure in report.figures.items() for path in save(figure, folder / name, palette=True)
+        ]
         numbers = folder / "result.json"
         write_whole(
             numbers, json.dumps(self.as_json(lab, report), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
