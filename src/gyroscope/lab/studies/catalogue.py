@@ -16,6 +16,7 @@ _MODULES = (
     "rotation.warmup",
     "rotation.second_moments",
     "rotation.adaptive",
+    "rotation.adam_rates",
     "rotation.features",
     "rotation.plateaus",
     "rotation.lars",
