@@ -54,6 +54,19 @@ def load(folder: Path, *, key: str) -> dict[str, Any] | None:
     return state
 
 
+def epoch(folder: Path) -> int:
+    """Return how many epochs the folder's checkpoint holds: 0 if there is none, or it cannot be read.
+
+    >>> epoch(Path("nowhere"))
+    0
+    """
+    try:
+        # Mapped, so that the weights are not read.
+        return int(torch.load(folder / FILE, map_location="cpu", weights_only=True, mmap=True)["epoch"])
+    except Exception:
+        return 0
+
+
 def read(path: Path) -> dict[str, Any]:
     """Return what `torch.save` wrote to a file, if it is all there; nothing in the file is executed."""
     require_whole(path)

@@ -16,6 +16,9 @@ class Pace:
     Args:
         every: seconds; 0 for always.
 
+    Attributes:
+        took: seconds that the last time took; 0 before the first.
+
     >>> pace = Pace(0.0)
     >>> with pace.taken():
     ...     pass
@@ -26,6 +29,7 @@ class Pace:
     def __init__(self, every: float) -> None:
         self._every = self._apart = every
         self._last = time.perf_counter()
+        self.took = 0.0
 
     @property
     def due(self) -> bool:
@@ -38,4 +42,5 @@ class Pace:
         began = time.perf_counter()
         yield
         self._last = time.perf_counter()
-        self._apart = max(self._every, _APART * (self._last - began)) if self._every else 0.0
+        self.took = self._last - began
+        self._apart = max(self._every, _APART * self.took) if self._every else 0.0

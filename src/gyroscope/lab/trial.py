@@ -10,6 +10,8 @@ from typing import Any, get_args
 
 from torch import nn
 
+from gyroscope.lab.data.augment import Augmentation
+from gyroscope.lab.data.source import Source
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.schedule import Schedule
@@ -167,6 +169,39 @@ def describes(description: Any, trial: Trial) -> bool:
     (True, False)
     """
     return _agrees(description, trial.description)
+
+
+def from_description(description: Any) -> Trial:
+    """Return the trial that a description is of; options that it lacks were added later, and have their defaults.
+
+    Raises:
+        LabError: it is not a description of a trial.
+
+    >>> from gyroscope.lab.tasks import task
+    >>> trial = Trial(task("c10-cnn1"), Recipe("SGD", 0.1, momentum=0.9), seed=2, precision="bf16")
+    >>> from_description(trial.description) == trial
+    True
+    """
+    try:
+        task, augmentation = dict(description["task"]), description["task"]["augmentation"]
+        task["source"], task["schedule"] = _source(task["source"]), Schedule(**task["schedule"])
+        task["augmentation"] = None if augmentation is None else Augmentation(**augmentation)
+        return Trial(**description | {"task": Task(**task), "recipe": _recipe(description["recipe"])})
+    except (KeyError, TypeError, ValueError) as error:
+        raise LabError(f"a description of a trial was expected, got {str(description)[:80]!r} ({error})") from error
+
+
+def _source(description: dict[str, Any]) -> Source:
+    """Studies have sources with fields of their own."""
+    kinds: list[type[Source]] = [Source, *Source.__subclasses__()]
+    return next((one for one in kinds if description.keys() <= {its.name for its in fields(one)}), Source)(
+        **description
+    )
+
+
+def _recipe(description: dict[str, Any]) -> Recipe:
+    copies = description.get("copies")
+    return Recipe(**description | {"copies": None if copies is None else _recipe(copies)})
 
 
 def _agrees(there: Any, own: Any, named: str = "") -> bool:
