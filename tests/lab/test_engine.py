@@ -2,9 +2,8 @@ import multiprocessing
 import os
 import signal
 import threading
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -193,16 +192,11 @@ def test_captured_steps_are_refused_where_they_cannot_be_before_anything_is_writ
     assert not (tmp_path / "run").exists()
 
 
-# Populations beside other processes; on a CPU, step by step, and with no streams.
+# Populations next to other processes; on a CPU, where trainings take turns step by step.
 
 
 @pytest.fixture
-def on_cpu(monkeypatch):
-    cuda = SimpleNamespace(is_available=lambda: True, stream=lambda stream: nullcontext())
-    backends = SimpleNamespace(cudnn=SimpleNamespace(benchmark=False))
-    monkeypatch.setattr(population, "torch", SimpleNamespace(cuda=cuda, backends=backends))
-    done = SimpleNamespace(query=lambda: True)  # a CPU has done what it was asked for
-    monkeypatch.setattr(population, "_stream", lambda device: SimpleNamespace(record_event=lambda: done))
+def impatient(monkeypatch):
     monkeypatch.setattr(population, "_LOOK_EVERY", 0.01)
 
 
@@ -213,7 +207,7 @@ def populate(trials, archive, **options):
     run_population(trials, lambda trial: SPLIT, archive, device="cpu", **options)
 
 
-def test_a_population_gives_what_each_trial_gives_alone(tmp_path, on_cpu):
+def test_a_population_gives_what_each_trial_gives_alone(tmp_path, impatient):
     archive = Archive(tmp_path)
     populate(ADAGRAD, archive, at_once=2)
     assert [archive.result(trial) for trial in ADAGRAD] == [train(trial, SPLIT) for trial in ADAGRAD]
@@ -240,7 +234,7 @@ def held_elsewhere(archive, trial, meanwhile):
         thread.join()
 
 
-def test_a_population_does_not_wait_for_a_trial_of_another_process_while_it_has_others(tmp_path, on_cpu):
+def test_a_population_does_not_wait_for_a_trial_of_another_process_while_it_has_others(tmp_path, impatient):
     """Two that waited for each other's trials would wait for ever; and what the other has trained is not trained."""
     archive, result, done = Archive(tmp_path), train(ADAGRAD[0], SPLIT), []
 
@@ -260,14 +254,14 @@ def test_a_population_does_not_wait_for_a_trial_of_another_process_while_it_has_
     assert [path.name for path in archive.folder(ADAGRAD[0]).iterdir()] == ["result.json"]
 
 
-def test_a_population_does_not_train_what_another_process_has_finished_meanwhile(tmp_path, on_cpu):
+def test_a_population_does_not_train_what_another_process_has_finished_meanwhile(tmp_path, impatient):
     archive, done = Archive(tmp_path), []
     result = run_trials(ADAGRAD[:1], archive, engine="serial")
     populate(ADAGRAD[:1], archive, on_epoch=pytest.fail, on_done=lambda trial, result: done.append(result))
     assert done == result
 
 
-def test_a_population_trains_what_another_process_gave_up(tmp_path, on_cpu):
+def test_a_population_trains_what_another_process_gave_up(tmp_path, impatient):
     archive, done = Archive(tmp_path), []
     with held_elsewhere(archive, ADAGRAD[0], lambda folder: None) as let_go:
 
@@ -280,7 +274,7 @@ def test_a_population_trains_what_another_process_gave_up(tmp_path, on_cpu):
     assert archive.result(ADAGRAD[0]) == train(ADAGRAD[0], SPLIT)
 
 
-def test_a_failing_trial_of_a_population_does_not_take_others_along_but_what_copies_it(tmp_path, on_cpu):
+def test_a_failing_trial_of_a_population_does_not_take_others_along_but_what_copies_it(tmp_path, impatient):
     archive = Archive(tmp_path)
     adagrad = Recipe("Adagrad", 0.01, optimizer="adagrad", records=True, only=9)
     copy = Trial(QUICK, Recipe("copy", 1.0, control="layca", optimizer="adagrad", copies=adagrad))
