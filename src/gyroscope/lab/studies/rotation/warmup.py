@@ -3,6 +3,11 @@
 A residual network of 110 layers, trained with SGD and weight decay at a rate of 3⁻¹, does not start to learn: its
 layers turn abruptly, and the turns improve nothing. A rate that climbs to 3⁻¹ over the first epochs avoids these turns.
 Under Layca, which allows no abrupt turns, the network needs no warm-up.
+
+The conditioning paper explains the same failure otherwise: the last linear layer is badly conditioned, and batch
+normalization before it (LastBN) cures that. `lastbn` compares the three cures under the schedule of figure 4. The
+rotation paper's network leaves no place for LastBN, so the conditioning paper's ResNet-110 is trained with and without
+it: that one has affine batch normalization, identity shortcuts and a bias in its classifier.
 """
 
 from __future__ import annotations
@@ -32,6 +37,10 @@ PAPER: dict[int | None, tuple[float, float]] = {
 SHOWN = 25
 #: A training accuracy falls if it is lower than an epoch before by more than this.
 FALL = 0.05
+#: The names of the conditioning paper's networks without LastBN and with it, up to their depth.
+PLAIN, LASTBN = "resnet-", "resnet-lastbn-"
+#: The epochs of warm-up that LastBN is compared with.
+COMPARED = 5
 # A smoke test has a shallow network, and one warm-up.
 _SMOKE_MODEL, _SMOKE_WARMUPS = "resnet-8", (0, 5)
 
@@ -54,21 +63,27 @@ def warmups(lab: Lab) -> list[Trial]:
     return trials + over_seeds(task, [layca(-3)], lab.seeds)
 
 
+def cures(lab: Lab) -> list[Trial]:
+    """SGD without a cure, with a warm-up and under Layca; and the conditioning paper's network without and with LastBN.
+
+    >>> from gyroscope.lab.archive import Archive
+    >>> [(trial.task.model, trial.schedule.warmup) for trial in cures(Lab(Archive("runs"), "full"))][1:]
+    [('resnet-110', 5.0), ('resnet-110', 0.0), ('resnet-110', 0.0), ('resnet-lastbn-110', 0.0)]
+    """
+    known = [trial for trial in warmups(lab) if trial.recipe.control or trial.schedule.warmup in (0, COMPARED)]
+    first = next(trial for trial in known if not trial.recipe.control)
+    options = tuple(pair for pair in first.task.options if pair[0] != "keras")
+    depth = first.task.model.removeprefix(PLAIN)
+    for kind in (PLAIN, LASTBN):
+        task = replace(first.task, name=f"{first.task.source.name}-{kind}{depth}", model=kind + depth, options=options)
+        known += over_seeds(task, [first.recipe], lab.seeds)
+    return known
+
+
 def figure4(lab: Lab) -> Report:
     """Rotation and training accuracy over the first epochs, and the test accuracy in the end."""
     found = some(cells(lab, warmups(lab)))
-    storeys = []
-    for cell in found:
-        rotation, accuracy = cell.rotation[: SHOWN + 1], training_accuracy(cell)[:SHOWN]
-        epochs = np.arange(max(len(rotation), len(accuracy) + 1), dtype=float)
-        storeys.append(
-            Storeys(
-                _title(cell),
-                (epochs[: len(rotation)], rotation),
-                (epochs[1 : len(accuracy) + 1], accuracy),
-                note=f"test: {cell.test:.1f} %",
-            )
-        )
+    storeys = [_storeys(cell) for cell in found]
     heading = f"Warm-ups of {found[0].task.model}: the first {len(storeys[0].rotation[0]) - 1} epochs"
     figure = draw_storeys(storeys, heading=heading, xlabel="epoch")
     lines = []
@@ -103,6 +118,18 @@ def table5(lab: Lab) -> Report:
     return Report({}, (table,), (says,), _numbers(found))
 
 
+def _storeys(cell: Cell) -> Storeys:
+    """The rotation and the training accuracy of a cell over the first epochs."""
+    rotation, accuracy = cell.rotation[: SHOWN + 1], training_accuracy(cell)[:SHOWN]
+    epochs = np.arange(max(len(rotation), len(accuracy) + 1), dtype=float)
+    return Storeys(
+        _title(cell),
+        (epochs[: len(rotation)], rotation),
+        (epochs[1 : len(accuracy) + 1], accuracy),
+        note=f"test: {cell.test:.1f} %",
+    )
+
+
 def training_accuracy(cell: Cell) -> npt.NDArray[np.float64]:
     """The training accuracy of each epoch as it was while training, in percent: the mean over seeds."""
     epochs = min(len(result.accuracy) for result in cell.results)
@@ -118,6 +145,10 @@ def _warmup(cell: Cell) -> int | None:
 def _name(cell: Cell) -> str:
     epochs = _warmup(cell)
     return f"{cell.recipe.name}, none" if not epochs else f"{cell.recipe.name}, {epochs} epochs"
+
+
+def _has_lastbn(cell: Cell) -> bool:
+    return cell.task.model.startswith(LASTBN)
 
 
 def _title(cell: Cell) -> str:
@@ -164,6 +195,52 @@ def _only_deep(lab: Lab, holds: bool) -> bool | None:
 def _wanted(lab: Lab) -> int:
     """How many cells there are where all trainings are known: findings are about them all."""
     return len({(trial.task, trial.recipe) for trial in warmups(lab)})
+
+
+def lastbn(lab: Lab) -> Report:
+    """The three cures: rotation and training accuracy over the first epochs, and the test accuracy in the end."""
+    wanted = dict.fromkeys((trial.task, trial.recipe) for trial in cures(lab))
+    found = some(cells(lab, cures(lab)))
+    storeys = [replace(_storeys(cell), title=f"{_network(cell)}\n{_title(cell)}") for cell in found]
+    rows = tuple(
+        (_network(cell), _name(cell), cell.test, float(training_accuracy(cell)[:SHOWN][-1]), _largest(cell))
+        for cell in found
+    )
+    columns = ("network", "warm-up", "test % here", f"train % by epoch {SHOWN}", "largest turn in an epoch")
+    table = Table("Three cures for a deep network that does not start to learn", columns, rows)
+    heading = "A warm-up, Layca and LastBN: the first epochs"
+    return Report(
+        {"figure": draw_storeys(storeys, heading=heading, xlabel="epoch")},
+        (table,),
+        tuple(_of_lastbn(lab, found)) if len(found) == len(wanted) else (),
+        _numbers(found),
+    )
+
+
+def _network(cell: Cell) -> str:
+    """The network in words; the rotation paper's is called by the library that it was written for."""
+    if dict(cell.task.options).get("keras"):
+        return f"{cell.task.model} (Keras)"
+    return f"{cell.task.model.replace('-lastbn', '')}" + (" with LastBN" if _has_lastbn(cell) else "")
+
+
+def _of_lastbn(lab: Lab, found: Sequence[Cell]) -> list[Finding]:
+    _, warmed, controlled, without, cured = found
+    early = {id(cell): float(training_accuracy(cell)[:SHOWN][-1]) for cell in found}
+    return [
+        Finding(
+            "with LastBN the network starts to learn without a warm-up",
+            "LastBN cures what warm-ups cure",
+            f"{early[id(cured)]:.1f} % by epoch {SHOWN}, {early[id(without)]:.1f} % without LastBN",
+            _only_deep(lab, early[id(cured)] > early[id(without)] + 5.0),
+        ),
+        Finding(
+            "with LastBN the network generalizes as it does with a warm-up or under Layca",
+            "no comparison in the papers",
+            f"{cured.test:.2f} %, {warmed.test:.2f} % with a warm-up, {controlled.test:.2f} % under Layca",
+            _only_deep(lab, cured.test > max(warmed.test, controlled.test) - 1.0),
+        ),
+    ]
 
 
 def _findings(lab: Lab, found: Sequence[Cell]) -> list[Finding]:
@@ -230,4 +307,10 @@ def _numbers(found: Sequence[Cell]) -> dict[str, list[dict[str, object]]]:
 STUDIES = (
     Study("rotation/fig4", "Figure 4: the first epochs of a deep residual network with warm-ups", warmups, figure4),
     Study("rotation/table5", "Table 5: training accuracies of figure 4", warmups, table5),
+    Study(
+        "rotation/lastbn",
+        "Figure 4 again: LastBN, in the conditioning paper's ResNet-110, next to warm-ups and Layca",
+        cures,
+        lastbn,
+    ),
 )
