@@ -152,15 +152,13 @@ class Study:
             path for name, figure in report.figures.items() for path in save(figure, folder / name, palette=True)
         ]
         numbers = folder / "result.json"
-        write_whole(
-            numbers, json.dumps(self.as_json(lab, report), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-        )
+        write_whole(numbers, json_text(self.as_json(lab, report)) + "\n")
         page = folder / "README.md"
         write_whole(page, self.page(lab, report))
         return [*written, page, numbers]
 
     def as_json(self, lab: Lab, report: Report) -> dict[str, Any]:
-        """Every number, and what it was made with."""
+        """Every number, to 6 significant digits, and what it was made with."""
         return {
             "study": self.name,
             "title": self.title,
@@ -171,8 +169,8 @@ class Study:
             "concluded_on": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
             "not_trained": self.not_trained(lab),
             "findings": [{**asdict(finding), "verdict": finding.verdict} for finding in report.findings],
-            "tables": [clean(asdict(table)) for table in report.tables],
-            "numbers": clean(report.numbers),
+            "tables": [clean(asdict(table), digits=6) for table in report.tables],
+            "numbers": clean(report.numbers, digits=6),
         }
 
     def not_trained(self, lab: Lab) -> list[str]:
@@ -215,14 +213,44 @@ def as_text(value: Any) -> str:
     return str(value).replace("|", "/")
 
 
-def clean(value: Any) -> Any:
-    """The same with None for what is not finite, as strict JSON wants it.
+def clean(value: Any, *, digits: int | None = None) -> Any:
+    """Return the value as strict JSON can hold it: None replaces numbers that are not finite.
 
-    >>> clean({"a": [1.0, float("inf")]})
-    {'a': [1.0, None]}
+    Args:
+        value: numbers, words and None, in dictionaries, lists and tuples.
+        digits: round numbers to this many significant digits.
+
+    >>> clean({"a": [1.0, float("inf")]}), clean((68.17999999999999, 1e-9 / 3), digits=6)
+    ({'a': [1.0, None]}, [68.18, 3.33333e-10])
     """
     if isinstance(value, dict):
-        return {str(key): clean(one) for key, one in value.items()}
+        return {str(key): clean(one, digits=digits) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [clean(one) for one in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
+        return [clean(one, digits=digits) for one in value]
+    if not isinstance(value, float):
+        return value
+    if not isfinite(value):
+        return None
+    return value if digits is None else float(f"{value:.{digits}g}")
+
+
+def json_text(value: Any, *, indent: str = "\n") -> str:
+    """Return strict JSON with one entry per line, and with each list of numbers or words on a single line.
+
+    >>> print(json_text({"rates": [0.1, 0.3], "cells": [{"rate": 0.1}]}))
+    {
+     "rates": [0.1, 0.3],
+     "cells": [
+      {
+       "rate": 0.1
+      }
+     ]
+    }
+    """
+    deeper = indent + " "
+    if isinstance(value, dict) and value:
+        lines = (f"{json_text(str(key))}: {json_text(one, indent=deeper)}" for key, one in value.items())
+        return "{" + deeper + f",{deeper}".join(lines) + indent + "}"
+    if isinstance(value, list) and any(isinstance(one, dict | list) for one in value):
+        return "[" + deeper + f",{deeper}".join(json_text(one, indent=deeper) for one in value) + indent + "]"
+    return json.dumps(value, allow_nan=False, ensure_ascii=False)
