@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import groupby
+from math import inf
 from pathlib import Path
 
 from gyroscope.lab.archive import Archive
@@ -83,11 +84,14 @@ GROUPS = (
         ("rotation/*", "speed/fig6", "speed/fig9", "speed/fig10"),
         _SWEPT,
     ),
-    _Group("ResNet-110 with and without a warm-up", ("rotation/fig4", "rotation/table5")),
+    _Group("ResNet-110 with and without a warm-up, and with LastBN", ("rotation/fig4", "rotation/lastbn")),
     _Group(_SEEDS, ()),  # found by their seed
-    _Group("Rates tuned for each skew on C10-CNN1-light", ("speed/fig7",)),
-    _Group("Rates tuned for each skew on C10-CNN1 and C100-resnet", ("speed/fig2", "speed/table2"), _SWEPT),
+    _Group("Rates for initial weights of another size on C10-CNN1-light", ("speed/fig7",)),
+    _Group("Rates tuned for each skew on C10-CNN1 and C100-resnet", ("speed/fig2",), _SWEPT),
+    _Group("Other cheap studies", ("dynamics/*", "conditioning/a10")),
+    _Group("C10-CNN2", ("rotation/*", "speed/*"), ("c10-cnn2",)),
 )
+_TITLES = [one.title for one in GROUPS]
 
 
 def missing_trials(lab: Lab) -> list[Entry]:
@@ -223,33 +227,25 @@ def _group(entry: Entry, *, more: bool) -> str:
 
 
 def _in_order(entries: Sequence[Entry]) -> list[Entry]:
-    """Groups by value, then studies by price, then what is long, then what has no data; tasks stay together."""
+    """Groups by value, then studies by price, then long trainings, then those without data."""
     rest = [one for one in entries if not one.group]
     by_study: list[Entry] = []
     while rest:
-        served = {name for one in rest for name in one.studies}
-        of_study = {name: [one for one in rest if name in one.studies] for name in studies() if name in served}
+        of_study = {name: [one for one in rest if name in one.studies] for one in rest for name in one.studies}
         cheapest = min(of_study, key=lambda name: _minutes(of_study[name]))
         heading = f"{cheapest}: {studies()[cheapest].title}"
         by_study += _by_task([replace(one, group=heading) for one in of_study[cheapest]])
-        rest = [one for one in rest if one not in of_study[cheapest]]
-    named = {title: [one for one in entries if one.group == title] for title in (*_titles(), _LAST, _NO_DATA)}
-    first = [one for title in _titles() for one in _by_task(named[title])]
-    return [*first, *by_study, *_by_task(named[_LAST]), *_by_task(named[_NO_DATA])]
-
-
-def _titles() -> list[str]:
-    return [one.title for one in GROUPS]
+        rest = [one for one in rest if cheapest not in one.studies]
+    found = {title: _by_task([one for one in entries if one.group == title]) for title in (*_TITLES, _LAST, _NO_DATA)}
+    return [*(one for title in _TITLES for one in found[title]), *by_study, *found[_LAST], *found[_NO_DATA]]
 
 
 def _by_task(entries: Sequence[Entry]) -> list[Entry]:
-    """The cheapest task first, the cheapest trial first within it; what has no price comes last."""
-    price = {id(one): float("inf") if one.seconds is None else one.seconds for one in entries}
+    """The cheapest task first, and the cheapest trial first within it; trials without a price come last."""
     of_task: dict[str, list[Entry]] = {}
-    for one in entries:
+    for one in sorted(entries, key=lambda one: inf if one.seconds is None else one.seconds):
         of_task.setdefault(one.trial.task.name, []).append(one)
-    tasks = sorted(of_task.values(), key=lambda its: min(price[id(one)] for one in its))
-    return [one for its in tasks for one in sorted(its, key=lambda one: price[id(one)])]
+    return [one for its in of_task.values() for one in its]
 
 
 def _after_sources(entries: Sequence[Entry], listed: dict[str, _Listed], archive: Archive) -> list[Entry]:
