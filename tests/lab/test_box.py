@@ -314,8 +314,8 @@ def accuracies(archive):
 def test_everything_goes_to_the_runs_and_small_results_to_those_that_are_kept(tmp_path, finished):
     rows = collect(finished, tmp_path / "runs", tmp_path / "kept")
     runs, kept = Archive(tmp_path / "runs"), Archive(tmp_path / "kept")
-    assert [(row.trial, row.status, row.taken, row.before) for row in rows] == [
-        (trial, "finished", True, None) for trial in TRIALS
+    assert [(row.trial, row.status, row.taken, row.kept, row.before) for row in rows] == [
+        (trial, "finished", True, True, None) for trial in TRIALS
     ]
     assert accuracies(runs) == [row.test for row in rows]
     assert accuracies(kept) == pytest.approx(accuracies(runs), abs=1e-6)
@@ -331,7 +331,7 @@ def test_collecting_twice_changes_nothing(tmp_path, finished, unfinished):
         collect(path, tmp_path / "runs", tmp_path / "kept")
         before = snapshot(tmp_path / "runs", tmp_path / "kept")
         rows = collect(path, tmp_path / "runs", tmp_path / "kept")
-        assert not any(row.taken for row in rows)
+        assert not any(row.taken or row.kept for row in rows)
         assert snapshot(tmp_path / "runs", tmp_path / "kept") == before
 
 

@@ -23,14 +23,26 @@ def require_data(trials: Sequence[Trial], folder: Path, *, what: str) -> None:
     >>> from gyroscope.lab.trial import Trial
     >>> require_data([Trial(task("digits"), Recipe("SGD", 0.1))], Path("nowhere"), what="the task digits")
     """
-    sources = {trial.task.source.name: trial.task.source for trial in trials}
-    lacking = {name: why for name, source in sources.items() if (why := _problem(source, folder)) is not None}
-    if not lacking:
+    missing = lacking(trials, folder)
+    if not missing:
         return
     place = folder.expanduser().absolute()
-    found = "; ".join(lacking.values()) if place.is_dir() else "there is no such folder"
-    needs = f"{what} cannot be trained without {', '.join(lacking)}"
-    fail(f"{needs}. Looked in {place}: {found}. {to_get(list(lacking), folder)}", code=FAILED)
+    found = "; ".join(missing.values()) if place.is_dir() else "there is no such folder"
+    needs = f"{what} cannot be trained without {', '.join(missing)}"
+    fail(f"{needs}. Looked in {place}: {found}. {to_get(list(missing), folder)}", code=FAILED)
+
+
+def lacking(trials: Sequence[Trial], folder: Path) -> dict[str, str]:
+    """Return the datasets that trials need and `folder` lacks, and why each cannot be read.
+
+    >>> from gyroscope.lab.recipe import Recipe
+    >>> from gyroscope.lab.tasks import task
+    >>> from gyroscope.lab.trial import Trial
+    >>> list(lacking([Trial(task(name), Recipe("SGD", 0.1)) for name in ("digits", "c10-cnn1")], Path("nowhere")))
+    ['cifar-10']
+    """
+    sources = {trial.task.source.name: trial.task.source for trial in trials}
+    return {name: why for name, source in sources.items() if (why := _problem(source, folder)) is not None}
 
 
 def to_get(names: Sequence[str], folder: Path) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +22,10 @@ from gyroscope.errors import GyroscopeError
 if TYPE_CHECKING:
     from gyroscope.lab.laboratory import Lab
     from gyroscope.lab.studies.study import Study
+
+
+# The heading of the options about a GPU that is there for some minutes.
+_BOX = "A GPU for some minutes"
 
 
 def reproduce(
@@ -51,6 +57,21 @@ def reproduce(
     known: Annotated[
         bool, typer.Option("--known", help="Train nothing: show what the trainings that are kept tell.")
     ] = False,
+    minutes: Annotated[
+        float | None,
+        typer.Option(metavar="M", help="Train what is missing for M minutes, on a GPU.", rich_help_panel=_BOX),
+    ] = None,
+    archive: Annotated[
+        Path | None,
+        typer.Option(help="File for what --minutes trained.", show_default="box-<time>.tar", rich_help_panel=_BOX),
+    ] = None,
+    collect: Annotated[
+        Path | None,
+        typer.Option(metavar="ARCHIVE", help="Merge an archive into --runs and OUT/runs.", rich_help_panel=_BOX),
+    ] = None,
+    queue: Annotated[
+        bool, typer.Option("--queue", help="Write OUT/queue.md: what is missing.", rich_help_panel=_BOX)
+    ] = False,
 ) -> None:
     """Make figures and tables of the papers again, and put their numbers beside ours.
 
@@ -64,11 +85,18 @@ def reproduce(
     trained again. They run one after the other (**serial**), in processes (**workers**), side by side on a GPU
     (**population**) or on a cluster (**ray**); **auto** takes a GPU if there is one.
 
+    A GPU that is yours for some minutes trains the full-scale trainings that are missing, in the order of
+    OUT/queue.md, or those of the studies that are named: **--minutes** ends in time, and writes one archive of results
+    and checkpoints; **--collect** merges it.
+
     For example: gyroscope reproduce rotation/fig1 --scale small
     """
+    began = time.monotonic()
     at_least_one(jobs, "--jobs")
+    _refuse_mixtures(minutes, archive, collect, queue, names, engine)
     try:
         _load()
+        from gyroscope.cli import box
         from gyroscope.lab.archive import Archive
         from gyroscope.lab.laboratory import Lab
 
@@ -76,6 +104,17 @@ def reproduce(
             Archive(runs), scale.value, data=data, engine=engine.value, jobs=jobs, only=tuple(task or ()), known=known,
             precision=None if precision is None else precision.value,
         )  # fmt: skip
+        if collect is not None:
+            box.collect_archive(collect, runs=runs, out=out)
+            return
+        if queue:
+            box.write_queue(out)
+            return
+        if minutes is not None:
+            studies = [study.name for study in choose(names)] if names else []
+            full = replace(laboratory, scale="full", engine="population", known=False)
+            box.run_minutes(full, studies, minutes=minutes, out=out, data=data, archive=archive, began=began)
+            return
         if not names or names == ["list"]:
             _list(laboratory, out)
             return
@@ -112,6 +151,36 @@ def choose(names: Sequence[str]) -> list[Study]:
             raise LabError(f"no study is called {given!r}; {hint}gyroscope reproduce list shows them all")
         found |= {name: known[name] for name in matching}
     return [known[name] for name in known if name in found]
+
+
+def _refuse_mixtures(
+    minutes: float | None,
+    archive: Path | None,
+    collect: Path | None,
+    queue: bool,
+    names: Sequence[str] | None,
+    engine: Engine,
+) -> None:
+    """Give up where options do not go together."""
+    given = [
+        option
+        for option, is_given in (
+            ("--minutes", minutes is not None),
+            ("--collect", collect is not None),
+            ("--queue", queue),
+        )
+        if is_given
+    ]
+    if len(given) > 1:
+        fail(f"{' and '.join(given)} do not go together; give one of them", code=BAD_ARGUMENT)
+    if names and given and minutes is None:
+        fail(f"{given[0]} takes no studies, got {' '.join(names)}", code=BAD_ARGUMENT)
+    if archive is not None and minutes is None:
+        fail("--archive is the file that --minutes writes; give both, or neither", code=BAD_ARGUMENT)
+    if minutes is not None and not 0 < minutes < inf:
+        fail(f"`--minutes` must be a finite number > 0, got {minutes:g}. Try 30.", code=BAD_ARGUMENT)
+    if minutes is not None and engine not in (Engine.auto, Engine.population):
+        fail(f"`--minutes` needs the engine population, got {engine.value}. Leave --engine out.", code=BAD_ARGUMENT)
 
 
 def _load() -> None:

@@ -23,7 +23,7 @@ from io import BytesIO
 from math import inf
 from pathlib import Path, PurePosixPath
 from types import FrameType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -39,6 +39,9 @@ from gyroscope.lab.trial import Trial, from_description
 from gyroscope.store.connect import connect
 from gyroscope.store.schema import FILE as RUN
 from gyroscope.whole_file import whole_file
+
+if TYPE_CHECKING:
+    from gyroscope.lab.queue import Entry
 
 Status = Literal["finished", "resumable", "started", "failed"]
 
@@ -92,6 +95,17 @@ class Box:
     def count(self, status: Status) -> int:
         """Return how many trials have this status."""
         return sum(one.status == status for one in self.trials)
+
+
+def wanted(entries: Sequence[Entry], runs: Archive, kept: Archive) -> list[Entry]:
+    """Return the entries of a queue that neither archive has a result of.
+
+    What one of them copies comes along where its recorded rates are not in `runs`: it is trained again.
+    """
+    missing = [one.trial for one in entries if runs.result(one.trial) is None and kept.result(one.trial) is None]
+    sources = {one.key for trial in missing for one in trial.lineage[:-1] if not (runs.folder(one) / RATES).exists()}
+    keys = sources | {trial.key for trial in missing}
+    return [one for one in entries if one.trial.key in keys]
 
 
 def run_box(
@@ -288,7 +302,9 @@ class Collected:
     Attributes:
         trial: the trial.
         status: as in `Touched`, in the box.
-        taken: whether its files are now those of the archive; if not, what is there is finished, or further.
+        taken: whether its files in the runs are now those of the archive; if not, what is there is finished, the same,
+            or further.
+        kept: whether its result is new among those that are kept.
         epochs: how many are over, in the box.
         test: its test accuracy in the box, None if it did not finish there.
         before: the one that was kept before, None if there was none.
@@ -298,6 +314,7 @@ class Collected:
     trial: Trial
     status: Status
     taken: bool
+    kept: bool
     epochs: int
     test: float | None = None
     before: float | None = None
@@ -392,13 +409,11 @@ def _merged(one: Touched, result: Result | None, new: Path, archive: Archive, ke
             _move(new, folder)
         if archive.result(trial) is not None or (before is not None and not trial.recipe.records):
             (folder / checkpoint.FILE).unlink(missing_ok=True)
-        if before is None and (finished := archive.result(trial)) is not None:
+        kept = before is None and (finished := archive.result(trial)) is not None
+        if kept and finished is not None:
             _keep(trial, finished, folder, keeper.folder(trial))
-    test = None if result is None else result.test_accuracy
-    earlier = before or known
-    return Collected(
-        trial, one.status, taken, one.epochs, test, None if earlier is None else earlier.test_accuracy, one.reason
-    )
+    test, earlier = (None if its is None else its.test_accuracy for its in (result, before))
+    return Collected(trial, one.status, taken, kept, one.epochs, test, earlier, one.reason)
 
 
 def _move(new: Path, folder: Path) -> None:
