@@ -409,11 +409,11 @@ def _merged(one: Touched, result: Result | None, new: Path, archive: Archive, ke
             _move(new, folder)
         if archive.result(trial) is not None or (before is not None and not trial.recipe.records):
             (folder / checkpoint.FILE).unlink(missing_ok=True)
-        kept = before is None and (finished := archive.result(trial)) is not None
-        if kept and finished is not None:
+        finished = archive.result(trial) if before is None else None
+        if finished is not None:
             _keep(trial, finished, folder, keeper.folder(trial))
     test, earlier = (None if its is None else its.test_accuracy for its in (result, before))
-    return Collected(trial, one.status, taken, kept, one.epochs, test, earlier, one.reason)
+    return Collected(trial, one.status, taken, finished is not None, one.epochs, test, earlier, one.reason)
 
 
 def _move(new: Path, folder: Path) -> None:
