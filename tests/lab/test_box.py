@@ -19,7 +19,7 @@ from gyroscope.lab.population import Deadline, _pace, _Population, _Seat, run_po
 from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.run_one import run_one
 from gyroscope.lab.tasks import task
-from gyroscope.lab.training import RATES, WEIGHTS, Training
+from gyroscope.lab.training import RATES, WEIGHTS, Training, train
 from gyroscope.lab.trial import Trial
 from lab.trainings import recorded
 
@@ -32,6 +32,12 @@ TRIALS = [
     Trial(DIGITS, Recipe("SGD", 0.1, momentum=0.9), follows=True),
     Trial(replace(DIGITS, name="again"), Recipe("AdaptCopy", 1.0, control="layca", copies=ADAM), seed=1, keeps=True),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """The first training of a process takes seconds to begin, which claims about time are not about."""
+    train(Trial(DIGITS, Recipe("SGD", 0.1)), SPLIT)
 
 
 def box(trials, folder, **options):
@@ -80,7 +86,7 @@ def test_no_training_goes_on_after_the_deadline_and_each_has_a_checkpoint_of_its
         trials, lambda trial: SPLIT, Archive(tmp_path), device="cpu", until=began + 2.0,
         on_epoch=lambda training: epochs.update({training.trial.seed: training.epoch}),
     )  # fmt: skip
-    assert time.monotonic() - began < 2.5
+    assert time.monotonic() - began < 3.0
     assert outcome.left == trials
     for trial in trials:
         assert checkpoint.epoch(Archive(tmp_path).folder(trial)) == epochs[trial.seed] > 0
@@ -181,7 +187,7 @@ def test_few_trainings_that_are_not_captured_run_at_once_on_a_gpu(tmp_path):
 
 def test_another_training_is_seated_only_while_the_memory_allows(tmp_path, monkeypatch):
     free = [100]
-    monkeypatch.setattr("gyroscope.lab.population._free_memory", lambda device: free[0])
+    monkeypatch.setattr("gyroscope.lab.population.free_memory", lambda device: free[0])
     monkeypatch.setattr("gyroscope.lab.population._reclaim", lambda: None)
     made = waiting([], tmp_path, seconds=10.0, epochs=[])
     made.on_gpu = True
@@ -239,7 +245,7 @@ def test_a_box_ends_in_time_with_its_archive_and_says_what_it_did(tmp_path):
     trials = [TRIALS[0], Trial(ENDLESS, Recipe("SGD", 0.1)), Trial(DIGITS, Recipe("nowhere", 0.1, only=99))]
     began = time.monotonic()
     made = box(trials, tmp_path, minutes=0.1)
-    assert time.monotonic() - began < 6.5
+    assert time.monotonic() - began < 6.0
     assert sorted(statuses(made)) == ["failed", "finished", "resumable"]
     with tarfile.open(made.path) as tar:
         about = json.load(tar.extractfile("box.json"))

@@ -21,6 +21,7 @@ from gyroscope.lab import checkpoint
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.captured import Captured
 from gyroscope.lab.cost import expected
+from gyroscope.lab.data.memory import free_memory
 from gyroscope.lab.data.split import Split
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.result import Result
@@ -317,14 +318,14 @@ class _Population:
         """Whether another training fits if it takes as much as each of those that are seated."""
         if not self.on_gpu:
             return True
-        free = _free_memory(self.device)
+        free = free_memory(self.device) or 0
         if not self.seats:
             self.free_before = free
             return True
         each = ((self.free_before or free) - free) / len(self.seats)
         if free < 1.2 * each:
             _reclaim()
-            free = _free_memory(self.device)
+            free = free_memory(self.device) or 0
         return free >= 1.2 * each
 
     def _next(self) -> Trial | None:
@@ -554,10 +555,6 @@ def _stream(device: str) -> torch.cuda.Stream:
     stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(stream.device))
     return stream
-
-
-def _free_memory(device: str) -> int:
-    return torch.cuda.mem_get_info(device)[0]
 
 
 def _reclaim() -> None:
