@@ -5,11 +5,13 @@ import pytest
 from gyroscope.lab import laboratory as module
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.errors import LabError
-from gyroscope.lab.laboratory import SCALES, Lab
+from gyroscope.lab.laboratory import EXTRA_SEEDS, SCALES, Lab
 from gyroscope.lab.recipe import Recipe
+from gyroscope.lab.studies.catalogue import study as study_called
 from gyroscope.lab.tasks import TASKS, task
 from gyroscope.lab.training import train
 from gyroscope.lab.trial import Trial
+from lab.made_lab import made
 from lab.trainings import HELD
 
 QUICK = replace(HELD, model="mlp-2x8", options=(("inputs", 64),)).lasting(1)
@@ -46,6 +48,23 @@ def test_what_stands_in_is_of_the_same_kind(tmp_path):
 
 def test_seeds_are_one_but_where_networks_are_too_small_for_one_to_tell(tmp_path):
     assert {scale: len(lab(tmp_path, scale).seeds) for scale in SCALES} == {"smoke": 1, "small": 3, "full": 1}
+
+
+def test_kept_seeds_of_a_full_scale_configuration_are_used_and_not_missed(tmp_path):
+    study = study_called("rotation/fig12")
+    known = lab(tmp_path, "full", known=True, only=("c10-cnn1",), precision="bf16")
+    assert (list(known.seeds), list(EXTRA_SEEDS)) == ([0, 1, 2], [1, 2])
+    lars, best = study.trials(replace(known, known=False))
+    tests = {0: 0.88, 1: 0.89, 2: 0.90}
+    for trial in (lars, *(replace(best, seed=seed) for seed in tests)):
+        one = known.trial(trial)
+        known.archive.folder(one).mkdir(parents=True)
+        made(one, test=tests[one.seed]).write(known.archive.folder(one) / "result.json", one.description)
+    assert study.not_trained(known) == []
+    single, several = study.run(known).numbers["cells"]
+    assert (single["test"], single["test_std"]) == (pytest.approx(88.0), None)
+    assert (several["test"], several["test_std"]) == (pytest.approx(89.0), pytest.approx(1.0))
+    assert "Shown in part" not in study.page(known, study.run(known))
 
 
 def test_those_tasks_are_taken_that_were_asked_for(tmp_path):

@@ -41,7 +41,7 @@ def print_list(studies: Sequence[Study], lab: Lab, out: Path) -> None:
     for scale in SCALES:
         table.add_column(scale, justify="right", no_wrap=True)
     table.add_column("results", no_wrap=True)
-    labs, between = [replace(lab, scale=scale) for scale in SCALES], "\n" if narrow else " "
+    labs, between = [replace(lab, scale=scale, known=False) for scale in SCALES], "\n" if narrow else " "
     needed = [[_needs(study, one) for one in labs] for study in studies]
     for study, needs in zip(studies, needed, strict=True):
         costs = ["–" if one is None else _cost([one], between) for one in needs]
