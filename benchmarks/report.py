@@ -272,12 +272,11 @@ def trained(task: str) -> list[str]:
     ]
     found = [json.loads(path.read_text()) for path in sorted((RESULTS / "runs" / task).glob("*/result.json"))]
     for one in sorted(found, key=lambda one: _order(one["trial"]["recipe"])):
-        name, result = one["trial"]["recipe"]["name"], one["result"]
-        test, paper = 100 * result["test_accuracy"], told(task, name)
+        name, result = one["trial"]["recipe"]["name"], Result.from_json(one["result"])
+        test, paper = 100 * result.test_accuracy, told(task, name)
         beside = ["", ""] if paper is None else [f"{paper:.2f}", f"{test - paper:+.2f}"]
-        turned = sum(result["rotation"][-1]) / len(result["layers"])
-        learned = Result.from_json(result).learned
-        cells = [name, f"{test:.2f}", *beside, f"{100 * learned:.2f}", str(len(result["loss"]))]
+        turned = sum(result.final_rotation) / len(result.layers)
+        cells = [name, f"{test:.2f}", *beside, f"{100 * result.learned:.2f}", str(len(result.loss))]
         rows.append("| " + " | ".join([*cells, f"{turned:.2f}"]) + " |")
     return rows
 
