@@ -230,7 +230,7 @@ def _of_lastbn(lab: Lab, found: Sequence[Cell]) -> list[Finding]:
     return [
         Finding(
             "with LastBN the network starts to learn without a warm-up",
-            "LastBN cures what warm-ups cure",
+            "the conditioning paper: LastBN stabilizes very deep networks",
             f"{early[id(cured)]:.1f} % by epoch {SHOWN}, {early[id(without)]:.1f} % without LastBN",
             _only_deep(lab, early[id(cured)] > early[id(without)] + 5.0),
         ),
