@@ -18,7 +18,7 @@ from gyroscope.lab.trial import Trial
 # first, and optimizers make their state.
 _BEFORE = 3
 # Kinds of block that may be compiled: five for every architecture and precision, of which a population has many. torch
-# stops at eight for the whole process, and the others would go without.
+# stops at eight per process, and the others would run uncompiled.
 _KINDS = 256
 
 
@@ -54,9 +54,11 @@ class Captured(Training):
     on the same one, replayed side by side, write over each other's.
 
     Args:
-        compiled: whether the network is compiled first, which fuses what lies between its convolutions: block by block
-            where it is made of residual blocks, of which there are five kinds at any depth, and else as a whole. None
-            for the former alone, which takes seconds.
+        compiled: True to compile the network, which fuses the kernels between its convolutions: block by block where it
+            is made of residual blocks, of which there are five kinds at any depth, and otherwise as a whole, which
+            takes most of a minute. None to compile residual blocks only. With either, batches are taken and augmented
+            in one kernel, and in bf16 convolutions of few channels are those of `gyroscope.lab.narrow`. False for none
+            of this.
     """
 
     def __init__(
@@ -71,9 +73,15 @@ class Captured(Training):
             raise LabError("a captured training needs a stream of its own; make it within torch.cuda.stream(...)")
         super().__init__(trial, split, device=device, captured=True, **options)
         self._whole = trial.schedule.batch
-        self._compiles = compiled is not False and compile_blocks(self.model)
-        if compiled and not self._compiles:
-            self._compile()
+        self._compiles = compiled is not False
+        if self._compiles:
+            self.take = torch.compile(self.feed.take, dynamic=False)
+            if trial.precision == "bf16":
+                from gyroscope.lab.narrow import narrow  # needs Triton
+
+                narrow(self.model)
+            if not compile_blocks(self.model) and compiled:
+                self._compile()
         self._taken: dict[int, int] = {}
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, list[Tensor | None]]] = {}
         self._parameters = list(self.model.parameters())

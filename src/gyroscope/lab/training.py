@@ -122,6 +122,7 @@ class Training:
             self.split, batch=schedule.batch, augmentation=trial.task.augmentation, seed=trial.seed, device=self.device,
             passes=schedule.passes, share=(self.rank, self.ranks),
         )  # fmt: skip
+        self.take = self.feed.take
         self.steps = schedule.steps(len(split.y_train))
         self.epoch = 0
         self.ended: str | None = None
@@ -223,7 +224,7 @@ class Training:
 
     def advance(self, count: int) -> None:
         """The work of a step for the device; nothing here waits for it, so a CUDA graph can hold it."""
-        x, y = self.feed.take(count)
+        x, y = self.take(count)
         with self._autocast():
             outputs = self.forward(x)
         loss = F.cross_entropy(outputs.float().flatten(0, -2), y.flatten())
