@@ -158,7 +158,7 @@ class Study:
         return [*written, page, numbers]
 
     def as_json(self, lab: Lab, report: Report) -> dict[str, Any]:
-        """Every number, to 6 significant digits, and what it was made with."""
+        """Every number, to 7 significant digits, and what it was made with."""
         return {
             "study": self.name,
             "title": self.title,
@@ -169,8 +169,8 @@ class Study:
             "concluded_on": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
             "not_trained": self.not_trained(lab),
             "findings": [{**asdict(finding), "verdict": finding.verdict} for finding in report.findings],
-            "tables": [clean(asdict(table), digits=6) for table in report.tables],
-            "numbers": clean(report.numbers, digits=6),
+            "tables": [clean(asdict(table), digits=7) for table in report.tables],
+            "numbers": clean(report.numbers, digits=7),
         }
 
     def not_trained(self, lab: Lab) -> list[str]:
