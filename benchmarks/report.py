@@ -187,23 +187,19 @@ def conditioning(name: str) -> list[str]:
 
 
 def population() -> list[str]:
-    """Seconds that a training of C10-CNN1 takes, by how its steps are run and how many share the GPU."""
+    """Seconds per training, by network, how its steps are run, and how many share the GPU."""
+    names = {"c10-cnn1": "C10-CNN1, 100 epochs", "c100-resnet": "C100-resnet, 100 epochs",
+             "c10-deep": "ResNet-56, 160 epochs", "c10-resnet110": "ResNet-110, 200 epochs"}  # fmt: skip
     result = load("population_cuda")
-    found, e = result["c10-cnn1"], result["environment"]
-    sizes = sorted({one["trials"] for one in found.values()})
-    ways = list(dict.fromkeys(name.split(", ")[0] for name in found))
-    head = "| seconds for 100 epochs of C10-CNN1, trainings at once: | " + " | ".join(map(str, sizes)) + " |"
+    e, tasks = result["environment"], [name for name in names if name in result]
+    sizes = sorted({one["trials"] for task in tasks for one in result[task].values()})
+    head = "| seconds per run, trainings at once: | " + " | ".join(map(str, sizes)) + " |"
     rows = [f"{e['gpu']}; torch {e['torch']}. `{result['command']}`", "", head, "|---" * (len(sizes) + 1) + "|"]
-    for way in ways:
-        cells = [found.get(f"{way}, {size}") for size in sizes]
-        rows.append(
-            f"| {way} | " + " | ".join("" if c is None else f"{c['seconds_per_run']:.1f}" for c in cells) + " |"
-        )
-    if "c10-resnet110" in result:
-        steps = {name: one["step_ms"] for name, one in result["c10-resnet110"].items()}
-        rows += ["", "ResNet-110, milliseconds a step: " + ", ".join(f"{k} {v:.2f}" for k, v in steps.items()) + "."]
-    if "note" in result:
-        rows += ["", f"({result['note']})"]
+    for task in tasks:
+        for way in dict.fromkeys(name.split(", ")[0] for name in result[task]):
+            cells = [result[task].get(f"{way}, {size}") for size in sizes]
+            shown = ("" if c is None else f"{c['seconds_per_run']:.1f}" for c in cells)
+            rows.append(f"| {names[task]}: {way} | " + " | ".join(shown) + " |")
     return rows
 
 

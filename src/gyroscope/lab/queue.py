@@ -74,7 +74,7 @@ GROUPS = (
     _Group(
         "Cheap studies that never ran at full scale",
         (
-            *(f"conditioning/{name}" for name in ("fig3", "fig4", "fig5", "a5", "a6", "a7", "a8", "a9", "a11", "a12")),
+            *(f"conditioning/{name}" for name in ("fig3", "fig4", "fig5", "a5", "a6", "a7", "a11", "a12")),
             *("rotation/fig5", "rotation/fig10", "speed/fig8"),
         ),
     ),
@@ -86,6 +86,7 @@ GROUPS = (
     ),
     _Group("ResNet-110 with and without a warm-up, and with LastBN", ("rotation/fig4", "rotation/lastbn")),
     _Group(_SEEDS, ()),  # found by their seed
+    _Group("Conditioning of trained convolutions", ("conditioning/a8", "conditioning/a9")),
     _Group("Rates for initial weights of another size on C10-CNN1-light", ("speed/fig7",)),
     _Group("Rates tuned for each skew on C10-CNN1 and C100-resnet", ("speed/fig2",), _SWEPT),
     _Group("Other cheap studies", ("dynamics/*", "conditioning/a10")),
