@@ -7,11 +7,12 @@ import signal
 import tarfile
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from gyroscope.lab import checkpoint, last_layer
+from gyroscope.lab import checkpoint, last_layer, population
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.box import collect, run_box
 from gyroscope.lab.errors import LabError
@@ -78,18 +79,70 @@ def same(one, other):
 # A population with a deadline
 
 
-def test_no_training_goes_on_after_the_deadline_and_each_has_a_checkpoint_of_its_last_epoch(tmp_path):
+class Clock:
+    """Time that passes in steps of trainings, each of a second, and in checkpoints, each of five."""
+
+    def __init__(self, monkeypatch):
+        self.now, clock = 1000.0, self
+
+        class Timed(Training):
+            def step(self, count):
+                super().step(count)
+                clock.now += 1.0
+
+            def save(self):
+                super().save()
+                self.pace.took = 5.0
+                clock.now += 5.0
+
+        monkeypatch.setattr(population, "Training", Timed)
+        monkeypatch.setattr(population, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=time.sleep))
+
+
+@pytest.mark.parametrize("seconds", [200.0, 207.0, 213.0, 250.0])
+def test_every_training_is_saved_at_the_end_of_its_last_epoch_before_the_deadline(tmp_path, monkeypatch, seconds):
+    clock = Clock(monkeypatch)
     trials = [Trial(ENDLESS, Recipe("SGD", 0.1), seed) for seed in range(3)]
-    epochs = {}
-    began = time.monotonic()
+    until, epochs = clock.now + seconds, {}
+
+    def end_epoch(training):
+        if training.epoch == 1:
+            training.save()  # so that it is known how long that takes
+        epochs[training.trial.seed] = training.epoch
+
     outcome = run_population(
-        trials, lambda trial: SPLIT, Archive(tmp_path), device="cpu", until=began + 2.0,
-        on_epoch=lambda training: epochs.update({training.trial.seed: training.epoch}),
-    )  # fmt: skip
-    assert time.monotonic() - began < 3.0
-    assert outcome.left == trials
+        trials, lambda trial: SPLIT, Archive(tmp_path), device="cpu", until=until, on_epoch=end_epoch
+    )
+    assert sorted(trial.seed for trial in outcome.left) == [0, 1, 2]
+    # Three trainings of seven steps: an epoch of each takes 21 seconds. Not two of them are left unused.
+    assert until - 2 * 21 - 3 * 5 <= clock.now <= until
     for trial in trials:
-        assert checkpoint.epoch(Archive(tmp_path).folder(trial)) == epochs[trial.seed] > 0
+        assert checkpoint.epoch(Archive(tmp_path).folder(trial)) == epochs[trial.seed] > 1
+
+
+def test_no_step_is_taken_after_the_deadline_where_an_epoch_lasts_longer_than_those_before(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    trials, steps = [Trial(ENDLESS, Recipe("SGD", 0.1), seed) for seed in range(3)], []
+    until = clock.now + 150.0
+
+    def end_epoch(training):
+        if training.epoch == 3:
+            training.save()
+            step = training.step
+
+            def slow(count):
+                steps.append(clock.now)
+                step(count)
+                clock.now += 9.0
+
+            training.step = slow
+
+    outcome = run_population(
+        trials, lambda trial: SPLIT, Archive(tmp_path), device="cpu", until=until, on_epoch=end_epoch
+    )
+    assert sorted(trial.seed for trial in outcome.left) == [0, 1, 2]
+    assert until - 10.0 <= max(steps) < until
+    assert all(checkpoint.epoch(Archive(tmp_path).folder(trial)) == 3 for trial in trials)
 
 
 def test_a_training_that_was_left_resumes_to_the_result_of_one_that_was_not_bit_for_bit(tmp_path):
@@ -245,7 +298,7 @@ def test_a_box_ends_in_time_with_its_archive_and_says_what_it_did(tmp_path):
     trials = [TRIALS[0], Trial(ENDLESS, Recipe("SGD", 0.1)), Trial(DIGITS, Recipe("nowhere", 0.1, only=99))]
     began = time.monotonic()
     made = box(trials, tmp_path, minutes=0.1)
-    assert time.monotonic() - began < 6.0
+    assert time.monotonic() - began < 7.0
     assert sorted(statuses(made)) == ["failed", "finished", "resumable"]
     with tarfile.open(made.path) as tar:
         about = json.load(tar.extractfile("box.json"))
@@ -367,6 +420,8 @@ def test_a_finished_result_is_not_replaced_by_an_unfinished_training(tmp_path, f
     rows = collect(unfinished[1], tmp_path / "runs", tmp_path / "kept")
     assert [(row.status, row.taken, row.test) for row in rows] == [("resumable", False, None)] * 2
     assert [row.before for row in rows] == pytest.approx(accuracies(Archive(tmp_path / "runs"))[:2], abs=1e-6)
+    rows = collect(unfinished[1], tmp_path / "runs", tmp_path / "others")
+    assert [(row.taken, row.kept) for row in rows] == [(False, True)] * 2  # what the runs have is kept there
     assert snapshot(tmp_path / "runs", tmp_path / "kept") == before
 
 
