@@ -50,7 +50,7 @@ CASES = (
     Case("c10-cnn1", 45_000, 128 * 176, 100, RECIPES, (("eager", 1), ("graph", 8), ("compiled graph", 1),
          ("compiled graph", 4), ("compiled graph", 8))),
     Case("c100-resnet", 45_000, 128 * 88, 100, RECIPES, (("eager", 1), ("compiled graph", 1), ("compiled graph", 8))),
-    Case("c10-deep", 49_920, 128 * 65, 160, DEEP, (("eager", 1), ("compiled graph", 1), ("compiled graph", 2),
+    Case("c10-deep", 49_920, 128 * 130, 160, DEEP, (("eager", 1), ("compiled graph", 1), ("compiled graph", 2),
          ("compiled graph", 4), ("compiled graph", 8))),
     Case("c10-resnet110", 45_000, 128 * 40, 200, RECIPES, (("eager", 1), ("compiled graph", 1))),
 )  # fmt: skip
@@ -61,12 +61,13 @@ WAYS: dict[str, Callable[..., Training]] = {
 }
 
 
-def noise(examples: int) -> Split:
+def noise(examples: int, *, validation: bool) -> Split:
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (examples * 10 // 9, 3, 32, 32), dtype=torch.uint8, generator=generator)
     y = torch.randint(0, 10, (len(x),), generator=generator)
+    held_out = (x[examples:], y[examples:]) if validation else (None, None)
     mean, std = torch.tensor(120.7), torch.tensor(64.2)
-    return Split(x[:examples], y[:examples], x[:100], y[:100], x[examples:], y[examples:], mean, std)
+    return Split(x[:examples], y[:examples], x[:100], y[:100], *held_out, mean, std)
 
 
 class Population:
@@ -123,7 +124,7 @@ def main() -> None:
         "command": "python benchmarks/population.py",
     }
     for case in (case for case in CASES if case.task in options.tasks):
-        split = noise(case.here).to("cuda")
+        split = noise(case.here, validation=task(case.task).source.validation > 0).to("cuda")
         with tempfile.TemporaryDirectory() as folder:
             made = {f"{way}, {size}": Population(way, case, size, split, Path(folder)) for way, size in case.contenders}
             results = measured(made, options.rounds)

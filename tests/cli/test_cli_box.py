@@ -161,7 +161,7 @@ def test_a_training_that_fails_is_named_and_the_others_are_finished(here, monkey
         (["--minutes", "5", "--queue"], 2, "--minutes and --queue do not go together"),
         (["--minutes", "5", "--collect", "a.tar"], 2, "--minutes and --collect do not go together"),
         (["one/fig1", "--queue"], 2, "--queue takes no studies, got one/fig1"),
-        (["one/fig1", "--archive", "a.tar"], 2, "--archive is the file that --minutes writes"),
+        (["one/fig1", "--archive", "a.tar"], 2, "--archive is about the archive that --minutes writes"),
         (["--minutes", "0"], 2, "`--minutes` must be a finite number > 0, got 0. Try 30."),
         (["--minutes", "nan"], 2, "`--minutes` must be a finite number > 0, got nan"),
         (["--minutes", "5", "--engine", "serial"], 2, "`--minutes` needs the engine population, got serial"),

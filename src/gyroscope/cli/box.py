@@ -48,7 +48,15 @@ def write_queue(out: Path) -> None:
 
 
 def run_minutes(
-    lab: Lab, names: Sequence[str], *, minutes: float, out: Path, data: Path, archive: Path | None, began: float
+    lab: Lab,
+    names: Sequence[str],
+    *,
+    minutes: float,
+    out: Path,
+    data: Path,
+    archive: Path | None,
+    limit: int | None,
+    began: float,
 ) -> None:
     """Train from the top of `out/queue.md` for so many minutes, and write one archive.
 
@@ -59,6 +67,7 @@ def run_minutes(
         out: the folder of the queue and of the results that are kept.
         data: the folder of the datasets.
         archive: the file to write.
+        limit: the MiB that it may have; see `gyroscope.lab.box.run_box`.
         began: the moment of `time.monotonic()` from which the minutes count.
     """
     from gyroscope.lab import queue
@@ -82,7 +91,8 @@ def run_minutes(
         progress.say(f"{len(trials)} trainings are missing, the most valuable first")
         box = run_box(
             trials, lab.archive, minutes=minutes, path=archive, data=data, at_once=lab.jobs or AT_ONCE, device=device,
-            began=began, on_note=progress.on_note, on_done=progress.on_done, on_failed=progress.on_failed,
+            limit=None if limit is None else limit * 2**20, began=began, on_note=progress.on_note,
+            on_done=progress.on_done, on_failed=progress.on_failed,
         )  # fmt: skip
     except KeyboardInterrupt:
         fail("interrupted twice; the archive has what was saved before", code=INTERRUPTED)

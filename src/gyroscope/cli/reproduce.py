@@ -65,6 +65,15 @@ def reproduce(
         Path | None,
         typer.Option(help="File for what --minutes trained.", show_default="box-<time>.tar", rich_help_panel=_BOX),
     ] = None,
+    archive_mib: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Leave checkpoints out of an archive that would have more than N MiB.",
+            show_default="no limit",
+            rich_help_panel=_BOX,
+        ),
+    ] = None,
     collect: Annotated[
         Path | None,
         typer.Option(metavar="ARCHIVE", help="Merge an archive into --runs and OUT/runs.", rich_help_panel=_BOX),
@@ -93,7 +102,8 @@ def reproduce(
     """
     began = time.monotonic()
     at_least_one(jobs, "--jobs")
-    _refuse_mixtures(minutes, archive, collect, queue, names, engine)
+    at_least_one(archive_mib, "--archive-mib")
+    _refuse_mixtures(minutes, archive, archive_mib, collect, queue, names, engine)
     try:
         _load()
         from gyroscope.cli import box
@@ -113,7 +123,9 @@ def reproduce(
         if minutes is not None:
             studies = [study.name for study in choose(names)] if names else []
             full = replace(laboratory, scale="full", engine="population", known=False)
-            box.run_minutes(full, studies, minutes=minutes, out=out, data=data, archive=archive, began=began)
+            box.run_minutes(
+                full, studies, minutes=minutes, out=out, data=data, archive=archive, limit=archive_mib, began=began
+            )
             return
         if not names or names == ["list"]:
             _list(laboratory, out)
@@ -156,6 +168,7 @@ def choose(names: Sequence[str]) -> list[Study]:
 def _refuse_mixtures(
     minutes: float | None,
     archive: Path | None,
+    archive_mib: int | None,
     collect: Path | None,
     queue: bool,
     names: Sequence[str] | None,
@@ -175,8 +188,9 @@ def _refuse_mixtures(
         fail(f"{' and '.join(given)} do not go together; give one of them", code=BAD_ARGUMENT)
     if names and given and minutes is None:
         fail(f"{given[0]} takes no studies, got {' '.join(names)}", code=BAD_ARGUMENT)
-    if archive is not None and minutes is None:
-        fail("--archive is the file that --minutes writes; give both, or neither", code=BAD_ARGUMENT)
+    if minutes is None and (archive is not None or archive_mib is not None):
+        option = "--archive" if archive is not None else "--archive-mib"
+        fail(f"{option} is about the archive that --minutes writes; give both, or neither", code=BAD_ARGUMENT)
     if minutes is not None and not 0 < minutes < inf:
         fail(f"`--minutes` must be a finite number > 0, got {minutes:g}. Try 30.", code=BAD_ARGUMENT)
     if minutes is not None and engine not in (Engine.auto, Engine.population):

@@ -119,6 +119,7 @@ def run_box(
     device: str = "cuda",
     began: float | None = None,
     grace: float = _GRACE,
+    limit: int | None = None,
     on_note: Callable[[Note], None] = lambda note: None,
     on_done: Callable[[Trial, Result], None] = lambda trial, result: None,
     on_failed: Callable[[Trial, str], None] = lambda trial, why: None,
@@ -139,6 +140,8 @@ def run_box(
         device: the GPU; "cpu" trains them in turns.
         began: the moment of `time.monotonic()` from which the minutes count; now, unless given.
         grace: seconds that trainings have to end their epoch after a signal.
+        limit: bytes that the archive may have. Where it would be larger, checkpoints are left out of it, those of the
+            trainings that are the farthest from their end first; they stay in `archive`.
         on_note: called as each training ends an epoch.
         on_done: called as each ends.
         on_failed: called with each trial that fails, and the reason.
@@ -201,7 +204,7 @@ def run_box(
                     touched[key] = Touched(by_key[key], status, saved, progress.get(key, (0, 0.0))[1])
             used = (time.monotonic() - began) / 60
             box = Box(target, minutes, used, signals[0] if signals else None, tuple(touched.values()))
-            _write(box, archive, opened, device)
+            _write(box, archive, opened, device, inf if limit is None else limit)
     return box
 
 
@@ -226,8 +229,11 @@ def _stopped_by_signals(deadline: Deadline, grace: float) -> Iterator[list[str]]
             signal.signal(number, handler)
 
 
-def _write(box: Box, archive: Archive, opened: datetime, device: str) -> None:
+def _write(box: Box, archive: Archive, opened: datetime, device: str, limit: float) -> None:
     """Write the archive as a whole or not at all."""
+    for one in box.trials:
+        _merge_log(archive.folder(one.trial) / RUN)
+    left_out = _left_out(box, archive, limit)
     on_gpu = torch.device(device).type == "cuda"
     about = {
         "version": _VERSION,
@@ -250,12 +256,31 @@ def _write(box: Box, archive: Archive, opened: datetime, device: str) -> None:
             tar.addfile(entry, BytesIO(text))
             for one in box.trials:
                 folder = archive.folder(one.trial)
-                _merge_log(folder / RUN)
                 for name in _FILES:
-                    if (folder / name).is_file():
+                    if (folder / name).is_file() and folder / name not in left_out:
                         tar.add(folder / name, f"{_place(one.trial, archive)}/{name}", filter=_anonymous)
     except OSError as error:
         raise LabError(f"{box.path} cannot be written ({error}); the trainings are in {archive.root}") from error
+
+
+def _left_out(box: Box, archive: Archive, limit: float) -> set[Path]:
+    """The files of unfinished trainings to leave out so that the archive keeps within the limit."""
+    block = tarfile.RECORDSIZE
+
+    def size(paths: Sequence[Path]) -> int:
+        return sum(path.stat().st_size + block for path in paths)
+
+    files = {
+        one.trial.key: [path for name in _FILES if (path := archive.folder(one.trial) / name).is_file()]
+        for one in box.trials
+    }
+    total = block + sum(map(size, files.values()))
+    out: set[Path] = set()
+    for one in sorted(box.trials, key=lambda one: one.epochs / one.trial.schedule.epochs):
+        if total > limit and one.status != "finished":
+            total -= size(files[one.trial.key])
+            out.update(files[one.trial.key])
+    return out
 
 
 def _described(one: Touched, archive: Archive) -> dict[str, Any]:

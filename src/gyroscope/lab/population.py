@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -28,8 +28,9 @@ from gyroscope.lab.result import Result
 from gyroscope.lab.training import Training
 from gyroscope.lab.trial import Trial
 
-# Half a minute of compiling is a fifth of this many trainings of C10-CNN1.
-_WORTH_COMPILING = 4
+# Seconds that the trials of a kind take together from which on it is worth while to compile their network as a whole,
+# which takes most of a minute and saves a third, and to compile its residual blocks, which takes a third of that.
+_WHOLE, _BLOCKS = 120.0, 40.0
 # Steps that a trial may have asked for that are not done yet: enough to keep the device busy.
 _AHEAD = 3
 # Of steps that last longer than this, one: to ask for a large graph again while it runs makes the host wait for it, and
@@ -118,9 +119,8 @@ def run_population(
         archive: where results go.
         at_once: how many share the device at most.
         device: the GPU. On "cpu", trainings take turns step by step.
-        compiled: compile the networks, which takes half a minute for each kind and makes their steps a fifth faster;
-            None for those of which there are enough to make up for it. Residual blocks are compiled by themselves,
-            which takes seconds, unless this is False.
+        compiled: compile the networks, which takes most of a minute for each kind and makes their steps a third faster;
+            None to compile those kinds, or their residual blocks, whose trials take long enough to make up for it.
         until: a moment of `time.monotonic()` after which no step is taken. Trainings that end in time are preferred;
             every other one is saved at the end of an epoch. None to train to the end.
         on_epoch: called as each training ends an epoch.
@@ -250,7 +250,7 @@ class _Population:
         self.outcome = Outcome()
         self.waiting, self.elsewhere, self.seats = list(self.trials), list[Trial](), list[_Seat]()
         self.splits: dict[str, Split] = {}
-        self.kinds = Counter(map(_kind, _within(self.trials, 2 * self.length)))
+        self.kinds = _seconds_by_kind(self.trials, 2 * self.length)
         self.paces: dict[tuple[object, ...], float] = {}
         self.starts: dict[tuple[object, ...], float] = {}
         self.epochs_left = _epochs_left(self.trials, self.archive) if self.length < inf else {}
@@ -391,7 +391,7 @@ class _Population:
         take forever.
         """
         split = self._split(trial)
-        wanted = self.compiled if self.compiled is not None else (self.kinds[_kind(trial)] >= _WORTH_COMPILING or None)
+        wanted = self._compiles(trial)
         with ExitStack() as claim:
             folder = claim.enter_context(self.archive.claimed_if_free(trial))
             if folder is None or self.archive.result(trial) is not None:
@@ -409,6 +409,13 @@ class _Population:
             seat.turns = training.proceed(lambda training: self._end_epoch(seat))
             return seat
         raise AssertionError("unreachable")
+
+    def _compiles(self, trial: Trial) -> bool | None:
+        """Whether to compile the network of a trial as a whole, its residual blocks only (None), or nothing."""
+        if self.compiled is not None:
+            return self.compiled
+        seconds = self.kinds.get(_kind(trial), inf)
+        return True if seconds >= _WHOLE else None if seconds >= _BLOCKS else False
 
     def _split(self, trial: Trial) -> Split:
         name = repr(trial.task.source)
@@ -541,14 +548,17 @@ def _epochs_left(trials: Sequence[Trial], archive: Archive) -> dict[int, int]:
     return {id(trial): max(trial.schedule.epochs - saved.get(trial.key[:8], 0), 0) for trial in trials}
 
 
-def _within(trials: Sequence[Trial], seconds: float) -> Iterator[Trial]:
-    """The first trials, whose prices add up to so many seconds."""
+def _seconds_by_kind(trials: Sequence[Trial], seconds: float) -> dict[tuple[object, ...], float]:
+    """The seconds that the trials of each kind take together, of the first trials that take so many seconds in all."""
+    found: dict[tuple[object, ...], float] = {}
     for trial in trials:
         if seconds <= 0:
-            return
+            break
         whole = expected(trial)
-        seconds -= 0.0 if whole is None else whole.seconds
-        yield trial
+        price = inf if whole is None else whole.seconds
+        found[_kind(trial)] = found.get(_kind(trial), 0.0) + price
+        seconds -= price if price < inf else 0.0
+    return found
 
 
 def _stream(device: str) -> torch.cuda.Stream:
