@@ -338,6 +338,24 @@ def test_a_second_interruption_ends_a_box_at_once_and_leaves_an_archive(tmp_path
     assert one.status == "started"  # a checkpoint is due after half a minute
 
 
+def test_an_archive_that_would_be_too_large_leaves_checkpoints_out_the_least_advanced_first(tmp_path):
+    trials = [TRIALS[0], Trial(ENDLESS, Recipe("SGD", 0.1)), Trial(ENDLESS.lasting(50_000), Recipe("SGD", 0.1))]
+    for name, limit in (("all", None), ("one", 1), ("none", 0)):
+        whole = (tmp_path / "all" / "box.tar").stat().st_size if limit is not None else 0
+        size = None if limit is None else whole - 1 if limit else 1
+        made = box(trials, tmp_path / name, limit=size, on_note=stop_after(20, terminate))
+        with tarfile.open(made.path) as tar:
+            files = [path for path in tar.getnames() if path.endswith((checkpoint.FILE, "result.json"))]
+        slugs = {path.split("/")[1] for path in files}
+        left = {"all": trials, "one": [trials[0], trials[2]], "none": trials[:1]}[name]
+        assert slugs == {trial.slug for trial in left}
+        assert statuses(made).count("resumable") == 2
+        again = collect(made.path, tmp_path / f"{name}-runs", tmp_path / f"{name}-kept")
+        assert sorted(one.status for one in again) == sorted(
+            ["finished", *["resumable"] * (len(left) - 1), *["started"] * (3 - len(left))]
+        )
+
+
 @pytest.mark.parametrize("minutes", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_box_of_no_length_is_refused(tmp_path, minutes):
     with pytest.raises(LabError, match="`minutes` must be a finite number > 0"):
