@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from gyroscope.lab import models
 from gyroscope.lab.models.stages import stages
-from gyroscope.lab.narrow import convolve, gradient_sums, narrow, statistics
+from gyroscope.lab.narrow import convolve, gradient_sums, narrow, normalize, statistics
 from interpreted import patch_language_once
 
 patch_language_once()
@@ -99,8 +99,7 @@ def test_sums_of_a_gradient_are_over_the_pixels_that_its_relu_lets_pass(masked):
     assert apart(found, torch.stack([passed.sum((0, 2, 3)), (passed * hat).sum((0, 2, 3))])) < 1e-6
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch's own compiler
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"] if ON_GPU else ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", ["stages", "resnet-8", "resnet-8 of Keras", "resnet-lastbn-8"])
 def test_a_network_of_them_trains_as_it_does_without(name, backend):
     if name == "stages":
@@ -114,16 +113,44 @@ def test_a_network_of_them_trains_as_it_does_without(name, backend):
     assert [name for name, _ in ours.named_parameters()] == [name for name, _ in model.named_parameters()]
     step = torch.compile(ours, dynamic=False, backend=backend)
     losses = []
+    # Gradients in bf16, as on a GPU, are a tenth or two apart however they are computed; wrong ones are farther.
+    near, gradients_near = (0.02, 0.4) if ON_GPU else (1e-6, 1e-5)
     for network, forward in ((model, model), (ours, step)):
-        loss = F.cross_entropy(forward(x), y)
+        with torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=ON_GPU):
+            loss = F.cross_entropy(forward(x).float(), y)
         loss.backward()
         losses.append(loss.item())
         assert network.training
-    assert losses[1] == pytest.approx(losses[0], rel=WITHIN[torch.float32])
+    assert losses[1] == pytest.approx(losses[0], rel=near)
     for (name, there), (_, here) in zip(model.named_parameters(), ours.named_parameters(), strict=True):
-        assert apart(here.grad, there.grad) < 10 * WITHIN[torch.float32], name
+        assert apart(here.grad, there.grad) < gradients_near, name
     for (name, there), (_, here) in zip(model.named_buffers(), ours.named_buffers(), strict=True):
         if name.endswith(("running_mean", "running_var")):
-            assert apart(here, there) < WITHIN[torch.float32], name
+            assert apart(here, there) < near, name
+    model.load_state_dict(ours.state_dict())
     with torch.no_grad():  # tested as any other network
-        assert torch.equal(ours.eval()(x), model.eval()(x)) or apart(ours(x), model(x)) < WITHIN[torch.float32]
+        assert torch.equal(ours.eval()(x), model.eval()(x))
+
+
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
+def test_a_normalization_that_is_compiled_by_itself_has_the_gradients_of_torch_in_float64(affine, adds, relu):
+    leaves = [rand(3, 16, 6, 10, seed=11), rand(3, 16, 6, 10, seed=12)]
+    leaves += [rand(16, 1, 1, 1, seed=13).flatten() + 2.0, rand(16, 1, 1, 1, seed=14).flatten()]
+    y, r, weight, bias = (leaf.requires_grad_() for leaf in leaves)
+    exact_y, exact_r, exact_weight, exact_bias = (leaf.detach().double().requires_grad_() for leaf in leaves)
+    mean = y.detach().mean((0, 2, 3))
+    scale = (y.detach().var((0, 2, 3), correction=0) + 1e-3).rsqrt()
+    compiled = torch.compile(normalize, dynamic=False, backend="aot_eager")
+    z = compiled(y, mean, scale, weight if affine else None, bias if affine else None, r if adds else None, relu)
+    gains = (exact_weight, exact_bias) if affine else (None, None)
+    exact = F.batch_norm(exact_y, None, None, *gains, training=True, eps=1e-3) + (exact_r if adds else 0.0)
+    exact = exact.relu() if relu else exact
+    assert apart(z, exact) < 1e-6
+    g = rand(3, 16, 6, 10, seed=15)
+    z.backward(g)
+    exact.backward(g.double())
+    pairs = [(y, exact_y), *([(r, exact_r)] if adds else []), *([(weight, exact_weight), (bias, exact_bias)] * affine)]
+    for here, there in pairs:
+        assert apart(here.grad, there.grad) < 1e-5

@@ -104,6 +104,25 @@ def weights_kernel(
 
 
 @triton.jit
+def normalize_kernel(
+    y, mean, scale, weight, bias, residual, z, size,
+    M: tl.constexpr, AFFINE: tl.constexpr, ADDS: tl.constexpr, RELU: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """z = (y − mean)·scale, times weight plus bias if AFFINE, rounded, plus residual if ADDS; max(z, 0) if RELU."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < size
+    m = i % M
+    total = (tl.load(y + i, mask=inside).to(tl.float32) - tl.load(mean + m)) * tl.load(scale + m)
+    if AFFINE:
+        total = total * tl.load(weight + m) + tl.load(bias + m)
+    if ADDS:
+        total = total.to(y.dtype.element_ty).to(tl.float32) + tl.load(residual + i, mask=inside).to(tl.float32)
+    if RELU:
+        total = tl.maximum(total, 0.0)
+    tl.store(z + i, total.to(z.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def gradient_kernel(
     g, y, z, mean, scale, parts, pixels, share, M: tl.constexpr, RELU: tl.constexpr, BLOCK_P: tl.constexpr
 ):
@@ -252,7 +271,7 @@ def _keep(ctx, inputs, output):
 
 
 def _backward(ctx, g, _):
-    """The sums have no gradient here: `_Normalization` adds theirs to that of y."""
+    """The sums have no gradient here: `normalize` adds theirs to that of y."""
     x, w, y = ctx.saved_tensors
     if ctx.relu:
         g = torch.where(y > 0, g, 0.0)
@@ -304,36 +323,67 @@ def _(g: Tensor, y: Tensor, z: Tensor | None, mean: Tensor, scale: Tensor) -> Te
     return mean.new_empty((2, len(mean)))
 
 
-class _Normalization(torch.autograd.Function):
-    """z = ŷ·γ + β + r, or ReLU of it, with ŷ = (y − μ)·s and the statistics μ and s of y itself.
+@torch.library.custom_op("gyroscope_lab::normalize", mutates_args=())
+def normalize(
+    y: Tensor,
+    mean: Tensor,
+    scale: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    relu: bool,
+) -> Tensor:
+    """Return z = ŷ·γ + β + r, or ReLU of it, with ŷ = (y − μ)·s and the statistics μ and s of y itself."""
+    y = y.contiguous(memory_format=torch.channels_last)
+    added = y if residual is None else residual.contiguous(memory_format=torch.channels_last)
+    z = torch.empty_like(y)
+    size = y.numel()
+    normalize_kernel[(triton.cdiv(size, 2048),)](
+        y, mean, scale, mean if weight is None else weight, mean if bias is None else bias, added, z, size,
+        M=y.shape[1], AFFINE=weight is not None, ADDS=residual is not None, RELU=relu, BLOCK=2048, num_warps=4,
+    )  # fmt: skip
+    return z
 
-    ∂y = γ s (g − mean(g) − ŷ·mean(g·ŷ)),       ∂r = g,        g = ∂z where the ReLU lets it pass.
+
+@normalize.register_fake
+def _(
+    y: Tensor,
+    mean: Tensor,
+    scale: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    relu: bool,
+) -> Tensor:
+    return _like(y, y.shape[1])
+
+
+def _keep_normalized(ctx, inputs, output):
+    y, mean, scale, weight, _, residual, relu = inputs
+    ctx.save_for_backward(y, mean, scale, weight, output if relu else None)
+    ctx.adds = residual is not None
+
+
+def _normalize_backward(ctx, g):
+    """Return ∂y = γ s (g − mean(g) − ŷ·mean(g·ŷ)) and ∂r = g, with g = ∂z where the ReLU lets it pass.
+
+    μ and s have no gradient of their own: that is how y acts on z through them. What is elementwise here is fused by
+    torch's compiler.
     """
+    y, mean, scale, weight, z = ctx.saved_tensors
+    sums = gradient_sums(g, y, z, mean, scale)
+    plain, product = sums[0], sums[1]
+    if z is not None:
+        g = torch.where(z > 0, g, 0.0)
+    hat = (y - mean[:, None, None]) * scale[:, None, None]
+    each = y.shape[1] / y.numel()
+    factor = scale if weight is None else scale * weight
+    of_y = factor[:, None, None] * (g - each * plain[:, None, None] - hat * (each * product)[:, None, None])
+    affine = (None, None) if weight is None else (product, plain)
+    return of_y.to(y.dtype), None, None, *affine, g if ctx.adds else None, None
 
-    @staticmethod
-    def forward(ctx, y, mean, scale, weight, bias, residual, relu):
-        z = (y - mean[:, None, None]) * scale[:, None, None]
-        if weight is not None:
-            z = z * weight[:, None, None] + bias[:, None, None]
-        if residual is not None:
-            z = z.to(y.dtype) + residual
-        z = (torch.relu(z) if relu else z).to(y.dtype)
-        ctx.save_for_backward(y, mean, scale, weight, z if relu else None)
-        ctx.adds = residual is not None
-        return z
 
-    @staticmethod
-    def backward(ctx, g):
-        y, mean, scale, weight, z = ctx.saved_tensors
-        plain, product = gradient_sums(g, y, z, mean, scale).unbind()
-        if z is not None:
-            g = torch.where(z > 0, g, 0.0)
-        hat = (y - mean[:, None, None]) * scale[:, None, None]
-        each = y.shape[1] / y.numel()
-        factor = scale if weight is None else scale * weight
-        of_y = factor[:, None, None] * (g - each * plain[:, None, None] - hat * (each * product)[:, None, None])
-        affine = (None, None) if weight is None else (product, plain)
-        return of_y.to(y.dtype), None, None, *affine, g if ctx.adds else None, None
+normalize.register_autograd(_normalize_backward, setup_context=_keep_normalized)
 
 
 def _normalized(
@@ -353,7 +403,7 @@ def _normalized(
     pixels = y.numel() // y.shape[1]
     averages = norm.running_mean, norm.running_var, pixels, norm.momentum, norm.eps
     mean, scale = statistics(parts.detach(), *averages)
-    z: Tensor = _Normalization.apply(y, mean, scale, norm.weight, norm.bias, residual, last)  # type: ignore[no-untyped-call]
+    z: Tensor = normalize(y, mean, scale, norm.weight, norm.bias, residual, last)
     return z
 
 
