@@ -200,7 +200,7 @@ def population() -> list[str]:
             cells = [result[task].get(f"{way}, {size}") for size in sizes]
             shown = ("" if c is None else f"{c['seconds_per_run']:.1f}" for c in cells)
             rows.append(f"| {names[task]}: {way} | " + " | ".join(shown) + " |")
-    return rows
+    return [*rows, "", f"Note: {result['note']}"] if "note" in result else rows
 
 
 def very_deep() -> list[str]:
