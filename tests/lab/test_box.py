@@ -211,6 +211,17 @@ def test_trials_that_no_box_of_this_length_could_end_keep_their_place(tmp_path):
     assert waiting([long, fast], tmp_path, seconds=200.0, epochs=[5.0, 1.0])._next() is long
 
 
+def test_trials_that_no_box_of_this_length_could_end_do_not_overtake_others(tmp_path):
+    slow = Trial(replace(task("digits-deep"), name="slow").lasting(100), Recipe("SGD", 0.1))
+    long = Trial(replace(task("digits-deep"), name="long", model="resnet-32").lasting(100), Recipe("SGD", 0.1))
+    fast = Trial(DIGITS, Recipe("SGD", 0.1))
+    made = waiting([slow, long, fast], tmp_path, seconds=200.0, epochs=[1.0, 5.0, 1.0])
+    made.deadline.at = time.monotonic() + 50.0
+    assert made._next() is fast
+    made.waiting.remove(fast)
+    assert made._next() is slow
+
+
 def test_epochs_of_a_checkpoint_count_as_done(tmp_path):
     trial = Trial(DIGITS, Recipe("SGD", 0.1))
     other = Trial(replace(task("digits-deep"), name="other").lasting(2), Recipe("SGD", 0.1))

@@ -227,3 +227,21 @@ def test_blocks_of_every_architecture_and_precision_are_compiled_in_one_process(
     # The first block of a stage, for its shortcut, and all others, in three stages, of which the first needs none.
     assert len(seen) == 10
     assert torch._dynamo.config.cache_size_limit == limit
+
+
+@needs_gpu
+@pytest.mark.parametrize("compiled", [None, True])
+@pytest.mark.parametrize("name", ["digits-resnet", "digits-deep"])
+def test_narrow_residual_networks_turn_as_they_do_step_by_step(tmp_path, name, compiled):
+    short = task(name).lasting(2)
+    recipes = (
+        Recipe("Layca", 3.0**-3, control="layca"),
+        Recipe("Adam-Layca", 3.0**-4.5, optimizer="adam", control="layca"),
+    )
+    for recipe in recipes:
+        trial = Trial(short, recipe, precision="bf16")
+        alone = train(trial, SPLIT, device="cuda")
+        _, [ours] = population([trial], tmp_path / recipe.name, compiled=compiled)
+        assert ours.loss[0] == pytest.approx(alone.loss[0], rel=0.1)
+        # Every layer turns; of those with gradients of zero some would not.
+        assert np.array(ours.rotation[1]) == pytest.approx(np.array(alone.rotation[1]), rel=0.5)

@@ -331,8 +331,8 @@ class _Population:
     def _next(self) -> Trial | None:
         """Return the trial to seat next, None if there is none for now.
 
-        The first that is ready, without a deadline. With one, the first that ends in time, or would not even in all
-        of the time; if there is none, the first that ends an epoch.
+        The first that is ready, without a deadline. With one, the first that ends in time; if there is none, the first
+        that ends an epoch. A trial that all of the time is too short for keeps its place before those that come later.
         """
         fallback = None
         eager = sum(seat.eager for seat in self.seats)
@@ -355,7 +355,7 @@ class _Population:
             if left < _MARGIN * (epoch + max((seat.epoch or epoch for seat in self.seats), default=0.0)):
                 continue
             whole = epoch * (self.epochs_left[id(trial)] + _TESTS)
-            if whole <= left or whole > self.length:
+            if whole <= left or (whole > self.length and fallback is None):
                 return trial
             fallback = fallback or trial
         return fallback
