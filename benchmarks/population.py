@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -121,7 +122,7 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     found: dict[str, Any] = {
         "environment": environment(torch.device("cuda")),
-        "command": "python benchmarks/population.py",
+        "command": " ".join(["python benchmarks/population.py", *sys.argv[1:]]),
     }
     for case in (case for case in CASES if case.task in options.tasks):
         split = noise(case.here, validation=task(case.task).source.validation > 0).to("cuda")

@@ -258,16 +258,18 @@ RESULTS = HERE.parent / "results"
 
 
 def trained(task: str) -> list[str]:
-    """Every training of a task at full scale that is kept, beside the paper's test accuracy."""
+    """Every training of a task that is kept and was as long as the paper's, next to the paper's test accuracy."""
     from gyroscope.lab.result import Result
     from gyroscope.lab.studies.rotation.paper import told
+    from gyroscope.lab.tasks import TASKS
 
     rows = [
         "| | test % here | paper | difference | train % | epochs | mean rotation |",
         "|---|---|---|---|---|---|---|",
     ]
     found = [json.loads(path.read_text()) for path in sorted((RESULTS / "runs" / task).glob("*/result.json"))]
-    for one in sorted(found, key=lambda one: _order(one["trial"]["recipe"])):
+    whole = [one for one in found if one["trial"]["task"]["schedule"]["epochs"] == TASKS[task].schedule.epochs]
+    for one in sorted(whole, key=lambda one: _order(one["trial"]["recipe"])):
         name, result = one["trial"]["recipe"]["name"], Result.from_json(one["result"])
         test, paper = 100 * result.test_accuracy, told(task, name)
         beside = ["", ""] if paper is None else [f"{paper:.2f}", f"{test - paper:+.2f}"]

@@ -5,6 +5,7 @@ import os
 import signal
 import tarfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -50,6 +51,7 @@ def run(*arguments):
 
 
 def minutes(*arguments):
+    Path("box.tar").unlink(missing_ok=True)
     return run("--minutes", 5, "--archive", "box.tar", *arguments)
 
 
@@ -161,7 +163,7 @@ def test_a_training_that_fails_is_named_and_the_others_are_finished(here, monkey
         (["--minutes", "5", "--queue"], 2, "--minutes and --queue do not go together"),
         (["--minutes", "5", "--collect", "a.tar"], 2, "--minutes and --collect do not go together"),
         (["one/fig1", "--queue"], 2, "--queue takes no studies, got one/fig1"),
-        (["one/fig1", "--archive", "a.tar"], 2, "--archive is about the archive that --minutes writes"),
+        (["one/fig1", "--archive", "a.tar"], 2, "`--archive` needs `--minutes`."),
         (["--minutes", "0"], 2, "`--minutes` must be a finite number > 0, got 0. Try 30."),
         (["--minutes", "nan"], 2, "`--minutes` must be a finite number > 0, got nan"),
         (["--minutes", "5", "--engine", "serial"], 2, "`--minutes` needs the engine population, got serial"),
@@ -183,3 +185,16 @@ def test_without_a_gpu_no_box_begins(monkeypatch):
     result = run("--minutes", "5")
     assert result.exit_code == 2
     assert "on a GPU, and no CUDA device was found. Try" in result.stderr
+
+
+def test_an_archive_that_exists_is_not_replaced(here):
+    run("--queue")
+    minutes()
+    before = Path("box.tar").read_bytes()
+    (Archive("results/runs").root / "nothing").mkdir(parents=True)
+    for folder in (*Path("runs/lab").glob("*/*"), *Path("results/runs").glob("*/*")):
+        (folder / "result.json").unlink(missing_ok=True)
+    again = run("--minutes", 5, "--archive", "box.tar")
+    assert again.exit_code == 1
+    assert "box.tar exists. Collect it and delete it" in again.stderr
+    assert Path("box.tar").read_bytes() == before

@@ -85,23 +85,26 @@ def run_minutes(
         ]
         trials = [one.trial for one in _with_data(wanted(entries, lab.archive, Archive(out / "runs")), data)]
         if not trials:
-            typer.echo("Nothing to train: every training of the queue is kept, or its data is missing.", err=True)
+            typer.echo("Nothing to train: no training of the queue is both missing and has its data here.", err=True)
             return
         progress = _Lines(minutes, began)
         progress.say(f"{len(trials)} trainings are missing, the most valuable first")
-        box = run_box(
-            trials, lab.archive, minutes=minutes, path=archive, data=data, at_once=lab.jobs or AT_ONCE, device=device,
-            limit=None if limit is None else limit * 2**20, began=began, on_note=progress.on_note,
-            on_done=progress.on_done, on_failed=progress.on_failed,
-        )  # fmt: skip
-    except KeyboardInterrupt:
-        fail("interrupted twice; the archive has what was saved before", code=INTERRUPTED)
+        try:
+            box = run_box(
+                trials, lab.archive, minutes=minutes, path=archive, data=data, at_once=lab.jobs or AT_ONCE,
+                device=device, limit=None if limit is None else limit * 2**20, began=began, on_note=progress.on_note,
+                on_done=progress.on_done, on_failed=progress.on_failed,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            fail("interrupted twice; the archive has what was saved before", code=INTERRUPTED)
     except (GyroscopeError, OSError) as error:
         fail(str(error), code=FAILED)
     counts: Counter[str] = Counter(one.status for one in box.trials)
     ended = f", ended by {box.signal}" if box.signal else ""
     typer.echo(f"{_counted(counts)} in {box.used:.1f} of {minutes:g} minutes{ended}")
     typer.echo(f"Wrote {box.path} ({box.path.stat().st_size / 2**20:.1f} MiB)")
+    if box.left_out:
+        typer.echo(f"{box.left_out} unfinished trainings are left out of it; they are in {lab.archive.root}")
     typer.echo(f"To merge it: gyroscope reproduce --collect {box.path}")
     if counts["failed"] == len(box.trials) > 0:
         fail("every training failed", code=FAILED)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 # The heading of the options about a GPU that is there for some minutes.
-_BOX = "A GPU for some minutes"
+_BOX = "Time-limited GPUs"
 
 
 def reproduce(
@@ -63,13 +63,13 @@ def reproduce(
     ] = None,
     archive: Annotated[
         Path | None,
-        typer.Option(help="File for what --minutes trained.", show_default="box-<time>.tar", rich_help_panel=_BOX),
+        typer.Option(help="Archive that --minutes writes.", show_default="box-<time>.tar", rich_help_panel=_BOX),
     ] = None,
     archive_mib: Annotated[
         int | None,
         typer.Option(
             metavar="N",
-            help="Leave checkpoints out of an archive that would have more than N MiB.",
+            help="Largest archive, in MiB; the least advanced trainings are left out.",
             show_default="no limit",
             rich_help_panel=_BOX,
         ),
@@ -79,7 +79,7 @@ def reproduce(
         typer.Option(metavar="ARCHIVE", help="Merge an archive into --runs and OUT/runs.", rich_help_panel=_BOX),
     ] = None,
     queue: Annotated[
-        bool, typer.Option("--queue", help="Write OUT/queue.md: what is missing.", rich_help_panel=_BOX)
+        bool, typer.Option("--queue", help="Write OUT/queue.md, the list of missing trainings.", rich_help_panel=_BOX)
     ] = False,
 ) -> None:
     """Make figures and tables of the papers again, and put their numbers beside ours.
@@ -94,9 +94,8 @@ def reproduce(
     trained again. They run one after the other (**serial**), in processes (**workers**), side by side on a GPU
     (**population**) or on a cluster (**ray**); **auto** takes a GPU if there is one.
 
-    A GPU that is yours for some minutes trains the full-scale trainings that are missing, in the order of
-    OUT/queue.md, or those of the studies that are named: **--minutes** ends in time, and writes one archive of results
-    and checkpoints; **--collect** merges it.
+    With **--minutes**, train the missing full-scale trainings in the order of OUT/queue.md for M minutes on a GPU, then
+    write one archive of results and checkpoints. Names limit it to those studies. **--collect** merges the archive.
 
     For example: gyroscope reproduce rotation/fig1 --scale small
     """
@@ -190,7 +189,7 @@ def _refuse_mixtures(
         fail(f"{given[0]} takes no studies, got {' '.join(names)}", code=BAD_ARGUMENT)
     if minutes is None and (archive is not None or archive_mib is not None):
         option = "--archive" if archive is not None else "--archive-mib"
-        fail(f"{option} is about the archive that --minutes writes; give both, or neither", code=BAD_ARGUMENT)
+        fail(f"`{option}` needs `--minutes`.", code=BAD_ARGUMENT)
     if minutes is not None and not 0 < minutes < inf:
         fail(f"`--minutes` must be a finite number > 0, got {minutes:g}. Try 30.", code=BAD_ARGUMENT)
     if minutes is not None and engine not in (Engine.auto, Engine.population):

@@ -64,6 +64,11 @@ class Archive:
             raise LabError(f"{path} holds the result of another trial; move it elsewhere to run this one")
         return result
 
+    def holds(self, trial: Trial) -> bool:
+        """Whether a trial has its result and, if its recipe records rates for others, these too."""
+        known = self.result(trial) is not None
+        return known and (not trial.recipe.records or (self.folder(trial) / RATES).exists())
+
     def missing(self, trials: Sequence[Trial]) -> list[Trial]:
         """The trials without a result, each once, and each after the one whose rates it copies."""
         wanted: dict[str, Trial] = {}

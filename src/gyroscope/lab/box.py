@@ -84,6 +84,7 @@ class Box:
         used: how long it took, in minutes, without the writing of the archive.
         signal: the name of the signal that ended it early, None if none did.
         trials: those that it worked on.
+        left_out: how many unfinished trainings the archive lacks, because it would have been too large.
     """
 
     path: Path
@@ -91,10 +92,7 @@ class Box:
     used: float
     signal: str | None
     trials: tuple[Touched, ...]
-
-    def count(self, status: Status) -> int:
-        """Return how many trials have this status."""
-        return sum(one.status == status for one in self.trials)
+    left_out: int = 0
 
 
 def wanted(entries: Sequence[Entry], runs: Archive, kept: Archive) -> list[Entry]:
@@ -140,14 +138,14 @@ def run_box(
         device: the GPU; "cpu" trains them in turns.
         began: the moment of `time.monotonic()` from which the minutes count; now, unless given.
         grace: seconds that trainings have to end their epoch after a signal.
-        limit: bytes that the archive may have. Where it would be larger, checkpoints are left out of it, those of the
-            trainings that are the farthest from their end first; they stay in `archive`.
+        limit: bytes that the archive may have. If it would be larger, unfinished trainings are left out of it, those
+            that are the farthest from their end first; they stay in the folder of `archive`.
         on_note: called as each training ends an epoch.
         on_done: called as each ends.
         on_failed: called with each trial that fails, and the reason.
 
     Raises:
-        LabError: `minutes` is not a positive number, or the archive cannot be written.
+        LabError: `minutes` is not a positive number, or the archive exists or cannot be written.
 
     >>> from gyroscope.lab.recipe import Recipe
     >>> from gyroscope.lab.tasks import task
@@ -162,6 +160,7 @@ def run_box(
     began = time.monotonic() if began is None else began
     opened, seconds = datetime.now(UTC), 60 * minutes
     target = Path(f"box-{opened:%Y%m%dT%H%M%SZ}.tar") if path is None else Path(path)
+    _require_new(target)
     deadline = Deadline(began + seconds - min(_SHARE * seconds + _SECONDS, _MOST * seconds))
     folder = None if data is None else Path(data)
     progress: dict[str, tuple[int, float]] = {}
@@ -203,9 +202,25 @@ def run_box(
                     status: Status = "resumable" if saved else "started"
                     touched[key] = Touched(by_key[key], status, saved, progress.get(key, (0, 0.0))[1])
             used = (time.monotonic() - began) / 60
-            box = Box(target, minutes, used, signals[0] if signals else None, tuple(touched.values()))
-            _write(box, archive, opened, device, inf if limit is None else limit)
+            trained = tuple(touched.values())
+            with _uninterrupted():
+                out = _left_out(trained, archive, inf if limit is None else limit)
+                box = Box(target, minutes, used, signals[0] if signals else None, trained, len(out))
+                _write(box, archive, opened, device, out)
     return box
+
+
+def _require_new(target: Path) -> None:
+    """Refuse a path that the archive could not be written to when the time is over, or that has one."""
+    if target.exists():
+        raise LabError(f"{target} exists. Collect it and delete it, or give the archive another name.")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(target) as new:
+            new.touch()
+        target.unlink()
+    except OSError as error:
+        raise LabError(f"{target} cannot be written ({error}). Give the archive another name.") from error
 
 
 @contextmanager
@@ -229,11 +244,21 @@ def _stopped_by_signals(deadline: Deadline, grace: float) -> Iterator[list[str]]
             signal.signal(number, handler)
 
 
-def _write(box: Box, archive: Archive, opened: datetime, device: str, limit: float) -> None:
-    """Write the archive as a whole or not at all."""
-    for one in box.trials:
-        _merge_log(archive.folder(one.trial) / RUN)
-    left_out = _left_out(box, archive, limit)
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Within it, Ctrl-C does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _write(box: Box, archive: Archive, opened: datetime, device: str, left_out: set[str]) -> None:
+    """Write the archive as a whole or not at all, without the trials whose keys are in `left_out`."""
     on_gpu = torch.device(device).type == "cuda"
     about = {
         "version": _VERSION,
@@ -249,7 +274,6 @@ def _write(box: Box, archive: Archive, opened: datetime, device: str, limit: flo
     }
     text = json.dumps(about, indent=1, allow_nan=False).encode()
     try:
-        box.path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(box.path) as new, tarfile.open(new, "w") as tar:
             entry = tarfile.TarInfo(_BOX)
             entry.size, entry.mtime = len(text), int(time.time())
@@ -257,29 +281,26 @@ def _write(box: Box, archive: Archive, opened: datetime, device: str, limit: flo
             for one in box.trials:
                 folder = archive.folder(one.trial)
                 for name in _FILES:
-                    if (folder / name).is_file() and folder / name not in left_out:
+                    if (folder / name).is_file() and one.trial.key not in left_out:
                         tar.add(folder / name, f"{_place(one.trial, archive)}/{name}", filter=_anonymous)
     except OSError as error:
         raise LabError(f"{box.path} cannot be written ({error}); the trainings are in {archive.root}") from error
 
 
-def _left_out(box: Box, archive: Archive, limit: float) -> set[Path]:
-    """The files of unfinished trainings to leave out so that the archive keeps within the limit."""
-    block = tarfile.RECORDSIZE
-
-    def size(paths: Sequence[Path]) -> int:
-        return sum(path.stat().st_size + block for path in paths)
-
-    files = {
-        one.trial.key: [path for name in _FILES if (path := archive.folder(one.trial) / name).is_file()]
-        for one in box.trials
-    }
-    total = block + sum(map(size, files.values()))
-    out: set[Path] = set()
-    for one in sorted(box.trials, key=lambda one: one.epochs / one.trial.schedule.epochs):
+def _left_out(trained: Sequence[Touched], archive: Archive, limit: float) -> set[str]:
+    """The keys of the unfinished trials to leave out so that the archive keeps within the limit."""
+    sizes = {}
+    for one in trained:
+        folder = archive.folder(one.trial)
+        _merge_log(folder / RUN)
+        files = [path for name in _FILES if (path := folder / name).is_file()]
+        sizes[one.trial.key] = sum(path.stat().st_size + tarfile.RECORDSIZE for path in files)
+    total = tarfile.RECORDSIZE + sum(sizes.values())
+    out = set()
+    for one in sorted(trained, key=lambda one: one.epochs / one.trial.schedule.epochs):
         if total > limit and one.status != "finished":
-            total -= size(files[one.trial.key])
-            out.update(files[one.trial.key])
+            total -= sizes[one.trial.key]
+            out.add(one.trial.key)
     return out
 
 
@@ -387,7 +408,7 @@ def _checked(tar: tarfile.TarFile, path: Path) -> list[tuple[dict[str, Any], Tri
             raise LabError(f"{path} has version {about['version']}, and this Gyroscope reads version {_VERSION}")
         listed = [(one, from_description(one["trial"])) for one in about["trials"]]
         folders = {one["folder"]: (one, trial) for one, trial in listed}
-    except (AssertionError, KeyError, TypeError, ValueError, LabError) as error:
+    except (AssertionError, AttributeError, KeyError, TypeError, ValueError, LabError) as error:
         raise LabError(f"{path} is not the archive of a box: its {_BOX} cannot be read ({error})") from error
     accepted = {_BOX} | {f"{folder}/{name}" for folder in folders for name in _FILES}
     names = [member.name for member in members]
@@ -432,7 +453,7 @@ def _merged(one: Touched, result: Result | None, new: Path, archive: Archive, ke
             taken = known is None and needed and one.epochs > saved
         if taken:
             _move(new, folder)
-        if archive.result(trial) is not None or (before is not None and not trial.recipe.records):
+        if archive.result(trial) is not None:
             (folder / checkpoint.FILE).unlink(missing_ok=True)
         finished = archive.result(trial) if before is None else None
         if finished is not None:

@@ -1,7 +1,7 @@
 """3×3 convolutions of few channels as Triton kernels, with the batch statistics of their outputs.
 
 cuDNN's kernels are made for hundreds of channels. With 16 or 32, as in the first stages of CIFAR networks, most of each
-tile is empty, and a convolution takes two or three times as long as it needs to. With channels last, the three pixels
+tile is empty, and a convolution takes up to three times as long as it needs to. With channels last, the three pixels
 of a row that a 3×3 window covers are contiguous in memory, so a convolution over P pixels is three matrix products
 
     Y[P, M] = Σ_i  X_i[P, 3C] · W_i[3C, M],        i = 0, 1, 2: the rows of the window,
@@ -10,7 +10,8 @@ and so are its two gradients: that of the input is the same sum with the window 
 W_i′ = X_iᵀ · Y′. The kernels read float32 weights and round them on the fly, give float32 gradients of them, and sum y
 and y² for the batch normalization that follows: no weight is cast, and no output is read again for its statistics.
 
-`narrow` puts them into a network of the laboratory; parameters, their names and what is computed stay as they are.
+`narrow` puts them into a network of the laboratory. Parameters and their names stay as they are, and so does what is
+computed, except that the number of batches that a normalization has seen is not counted: nothing reads it.
 """
 
 from __future__ import annotations
@@ -275,7 +276,8 @@ def _backward(ctx, g, _):
     x, w, y = ctx.saved_tensors
     if ctx.relu:
         g = torch.where(y > 0, g, 0.0)
-    return input_gradient(g, w) if ctx.needs_input_grad[0] else None, weight_gradient(x, g), None
+    of_x, of_w, _ = ctx.needs_input_grad
+    return input_gradient(g, w) if of_x else None, weight_gradient(x, g) if of_w else None, None
 
 
 convolve.register_autograd(_backward, setup_context=_keep)
@@ -467,7 +469,7 @@ class _Block(BasicBlock):
 def narrow(model: nn.Module) -> None:
     """Let the convolutions of few channels of a model, and the normalizations after them, use the kernels above.
 
-    They are used in training, in bf16, on a GPU. Nothing else changes: not the parameters, not their names.
+    They are used in training; in evaluation, modules run as usual.
     """
     for module in model.modules():
         if type(module) is nn.Sequential:

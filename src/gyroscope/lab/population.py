@@ -44,8 +44,8 @@ _EAGER, _EAGER_SHARE = 2, 1 / 3
 # Before a deadline, an epoch is expected to last this many times the median of the last ones, and the tests after the
 # last epoch this share of one.
 _MARGIN, _TESTS = 1.25, 0.5
-# Seconds to compile and capture a network of a new kind, of a known kind, and of an epoch that has no price.
-_START, _START_AGAIN, _EPOCH = 45.0, 5.0, 10.0
+# Seconds until the first step of a kind that is compiled, until that of any other, and of an epoch without a price.
+_START, _START_UNCOMPILED, _EPOCH = 45.0, 5.0, 10.0
 # A checkpoint that was never measured: its weights, their initial values, and momentum or the best ones, in bytes per
 # second on a slow disk. A measured one may take half as long again.
 _COPIES, _DISK, _SLOWER = 4, 1e8, 1.5
@@ -160,6 +160,7 @@ class _Seat:
     asked: deque[torch.cuda.Event] = field(default_factory=deque)
     looked: float = 0.0
     lasts: float = 0.0
+    began_steps: bool = False
     # When the epoch began, and how long the last ones took; the first of a process is apart, for it also compiles.
     began: float = field(default_factory=time.monotonic)
     first: float | None = None
@@ -340,7 +341,7 @@ class _Population:
             if self.on_gpu and eager >= _EAGER and not _capturable(trial):
                 continue
             try:
-                ready = trial.source is None or self.archive.result(trial.source) is not None
+                ready = trial.source is None or self.archive.holds(trial.source)
             except LabError as error:
                 self.waiting.remove(trial)
                 self._fail(trial, _in_words(error))
@@ -349,7 +350,9 @@ class _Population:
                 continue
             if self.length == inf:
                 return trial
-            left = self.deadline.left - self._start(trial) - self._saves()
+            # Those that are seated and have not begun compile first, one after the other.
+            starts = sum(self._start(seat.trial) for seat in self.seats if not seat.began_steps)
+            left = self.deadline.left - starts - self._start(trial) - self._saves()
             epoch = self._epoch(trial)
             # Those that are seated wait while this one is compiled, and are to end their epoch after that.
             if left < _MARGIN * (epoch + max((seat.epoch or epoch for seat in self.seats), default=0.0)):
@@ -364,7 +367,8 @@ class _Population:
         """Seconds from the seating of a trial to its first step, as far as they are more than later steps take."""
         if not self.on_gpu:
             return 0.0
-        new = _START_AGAIN if self.compiled is False or not _capturable(trial) else _START
+        compiles = _capturable(trial) and self._compiles(trial) is not False
+        new = _START if compiles else _START_UNCOMPILED
         return self.starts.get(_kind(trial), new)
 
     def _epoch(self, trial: Trial) -> float:
@@ -394,7 +398,7 @@ class _Population:
         wanted = self._compiles(trial)
         with ExitStack() as claim:
             folder = claim.enter_context(self.archive.claimed_if_free(trial))
-            if folder is None or self.archive.result(trial) is not None:
+            if folder is None or self.archive.holds(trial):
                 return None
             began = time.monotonic()
             stream = _stream(self.device) if self.on_gpu else None
@@ -414,7 +418,7 @@ class _Population:
         """Whether to compile the network of a trial as a whole, its residual blocks only (None), or nothing."""
         if self.compiled is not None:
             return self.compiled
-        seconds = self.kinds.get(_kind(trial), inf)
+        seconds = self.kinds.get(_kind(trial), 0.0)
         return True if seconds >= _WHOLE else None if seconds >= _BLOCKS else False
 
     def _split(self, trial: Trial) -> Split:
@@ -446,6 +450,9 @@ class _Population:
         for seat in [seat for seat in self.seats if not seat.busy]:
             if self.deadline.left <= 0:
                 break
+            if not seat.began_steps and self._start(seat.trial) + self._saves() > self.deadline.left:
+                continue  # it would compile past the deadline
+            seat.began_steps = True
             began = time.monotonic()
             if seat.eager and captured and began < self.eager_again:
                 continue
@@ -527,7 +534,7 @@ def _capturable(trial: Trial) -> bool:
 
 def _kind(trial: Trial) -> tuple[object, ...]:
     """Trials of a kind run the same compiled network."""
-    return trial.task.model, trial.task.options, trial.schedule.batch, trial.precision
+    return trial.task.model, trial.task.options, trial.schedule.batch, trial.precision, _capturable(trial)
 
 
 def _pace(trial: Trial) -> tuple[object, ...]:

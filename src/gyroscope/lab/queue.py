@@ -167,7 +167,8 @@ def read(path: Path, lab: Lab) -> list[Entry]:
     for number, line in enumerate(lines, start=1):
         if line.startswith("## "):
             group = line.removeprefix("## ").strip()
-        if not line.startswith("|") or line.startswith(("|---", f"| {_COLUMNS[0]} |")):
+        first = line.removeprefix("|").split("|")[0].strip()
+        if not line.startswith("|") or first == _COLUMNS[0] or not first.strip("-:"):  # a heading, and the line below
             continue
         row = _ROW.match(line)
         if row is None or row[1] not in by_digits:

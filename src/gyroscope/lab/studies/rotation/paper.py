@@ -49,6 +49,8 @@ SGD_RATES: dict[str, dict[int, float]] = {
 }
 WEIGHT_DECAY: dict[str, float] = dict(zip(TASKS, (-0.30, 0.30, -0.85, -0.12, -0.24), strict=True))
 ADAPTIVE: dict[str, float] = dict(zip(TASKS, (-3.58, -11.99, -13.17, -1.55, -1.33), strict=True))
+#: The adaptive method of each task, by the first word of its recipes' names.
+METHODS = dict(zip(TASKS, ("RMSprop", "Adam", "Adagrad", "RMSprop", "Adam"), strict=True))
 ADAPTIVE_LAYCA: dict[str, float] = dict(zip(TASKS, (-0.20, -1.65, -0.34, 0.07, -1.05), strict=True))
 LARS: dict[str, float] = {"c10-cnn1": 88.51, "c100-resnet": 59.92, "tiny-cnn": 50.96}
 
@@ -96,6 +98,8 @@ def told(task: str, recipe: str) -> float | None:
     (86.04, 68.67, 88.51)
     >>> [round(told("c10-cnn1", name), 2) for name in ("SGD 3^-1", "SGD + L2", "RMSprop", "RMSprop-Layca 3^-3")]
     [79.68, 88.15, 84.87, 88.25]
+    >>> told("c10-cnn1", "Adam") is None
+    True
     """
     kind, _, rest = recipe.partition(" ")
     if "alpha" in rest:
@@ -109,6 +113,6 @@ def told(task: str, recipe: str) -> float | None:
         return by_rate(task, int(power)) if power.lstrip("-").isdigit() else None
     if kind == "SGD":
         return absolute(task, SGD_RATES.get(task, {}).get(int(power))) if power.lstrip("-").isdigit() else None
-    if kind.endswith("-Layca"):
-        return absolute(task, ADAPTIVE_LAYCA.get(task))
-    return absolute(task, ADAPTIVE.get(task)) if kind in ("RMSprop", "Adam", "Adagrad") else None
+    if kind.removesuffix("-Layca") != METHODS.get(task):
+        return None
+    return absolute(task, (ADAPTIVE_LAYCA if kind.endswith("-Layca") else ADAPTIVE).get(task))
