@@ -19,6 +19,7 @@ from gyroscope.control.roster import chosen_layers
 from gyroscope.control.torch_contract import controller_of
 from gyroscope.errors import ControlError
 from gyroscope.layer import Layer
+from gyroscope.outermost import register_outermost
 from gyroscope.vectors import dots
 from gyroscope.whole_file import whole_file
 
@@ -96,10 +97,7 @@ class Recorder:
         self._refuse_inside()
         self._before: list[Tensor] = []
         self._rows: list[Tensor] = []
-        self._handles = [
-            optimizer.register_step_pre_hook(self._remember),
-            optimizer.register_step_post_hook(self._measure),
-        ]
+        self._handles = register_outermost(optimizer, self._remember, self._measure)
 
     def _refuse_inside(self) -> None:
         """Refuse an optimizer whose steps are not those the weights take; it may have been wrapped meanwhile."""
@@ -206,10 +204,7 @@ class Replay:
             raise ControlError("The record holds negative rates; a rate is |tan θ| of a step, as `record` gives it.")
         device = optimizer.param_groups[0]["params"][0].device
         self._tangents = recorded.tangents.to(device)
-        self._handles = [
-            optimizer.register_step_pre_hook(self._set),
-            optimizer.register_step_post_hook(self._count),
-        ]
+        self._handles = register_outermost(optimizer, self._set, self._count)
 
     def _set(self, *_: Any) -> None:
         if self.taken >= len(self._tangents):
