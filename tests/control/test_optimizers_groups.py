@@ -248,3 +248,25 @@ def test_a_bad_rate_on_a_device_moves_no_layer(rate, monkeypatch):
     weight, before, optimizer = with_rate(rate)
     optimizer.step()
     assert torch.equal(weight.detach(), before)
+
+
+@pytest.mark.parametrize("change", ["reversed", "replaced", "taken out"])
+def test_groups_changed_by_hand_are_refused_and_nothing_moves(change):
+    model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.ReLU(), nn.Linear(8, 6, bias=False))
+    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model(torch.ones(2, 6)).square().sum().backward()
+    optimizer.step()
+    params = optimizer.param_groups[0]["params"]
+    if change == "reversed":
+        params.reverse()
+    elif change == "replaced":
+        params[1] = nn.Parameter(torch.randn(6, 8))
+        params[1].grad = torch.randn(6, 8)
+    else:
+        params.pop()
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(ControlError, match="nothing was changed"):
+        optimizer.step()
+    with pytest.raises(ControlError, match="nothing was changed"):
+        optimizer.state_dict()
+    assert all(torch.equal(a, p) for a, p in zip(before, model.parameters(), strict=True))

@@ -183,7 +183,7 @@ class Layca(Wrapper):
         return self._step(closure)
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
-        self._roster.refuse_changes(self.param_groups)
+        self._roster.refuse_changes(self.param_groups, begun=bool(self._met))
         for i in self._roster.controlled():
             check_rate(self.param_groups[i], i)
         loss = None
@@ -257,7 +257,7 @@ class Layca(Wrapper):
         Its other parameters have the learning rate `others_lr`, if that was given; a group without layers may have its
         own.
         """
-        self._roster.refuse_changes(self.param_groups)
+        self._roster.refuse_changes(self.param_groups, begun=bool(self._met))
         lr = param_group.get("lr", self.inner.defaults.get("lr"))
         self.inner.add_param_group({**param_group, "params": check_group(param_group["params"], lr)})
         old, ledgers = self._steering.multipliers, self._steering.ledgers
@@ -275,6 +275,7 @@ class Layca(Wrapper):
                 self._show_radius(self.param_groups[g]["params"][j], e)
 
     def _save(self) -> dict[str, Any]:
+        self._roster.refuse_changes(self.param_groups, begun=bool(self._met))
         saved = self.inner.state_dict()
         state = dict(saved["state"])
         for g, j, e in self._roster.places():
@@ -343,6 +344,7 @@ class Layca(Wrapper):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._roster.hold(self.param_groups)
         self._listen()
         for g, j, e in self._roster.places():
             if e.index in self._met:
