@@ -235,7 +235,9 @@ def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
             f"{[len(g['params']) for g in own]}: it belongs to another model or another grouping. Build the "
             "optimizer as it was built when the state was saved."
         )
-    for group, mine in zip(saved, own, strict=True):
+    # Other optimizers keep scalars or rows under the same names (NovoGrad, Nero).
+    known = type(_innermost(optimizer)).__module__.startswith(("torch.optim.", "gyroscope."))
+    for group, mine in zip(saved, own, strict=True) if known else ():
         for key, p in zip(group["params"], mine["params"], strict=True):
             for name, value in state_dict["state"].get(key, {}).items():
                 if name in _SHAPED and isinstance(value, Tensor) and value.shape != p.shape:
@@ -243,6 +245,12 @@ def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
                         f"The state's {name!r} has shape {tuple(value.shape)} for a parameter of shape "
                         f"{tuple(p.shape)}: it belongs to another model."
                     )
+
+
+def _innermost(optimizer: Optimizer) -> Optimizer:
+    while isinstance(optimizer, Wrapper):
+        optimizer = optimizer.inner
+    return optimizer
 
 
 def _is_group(group: Any) -> bool:
