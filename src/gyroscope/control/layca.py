@@ -16,7 +16,7 @@ from torch.optim import LBFGS, Optimizer
 from gyroscope.accepted import real
 from gyroscope.control.coefficients import Law
 from gyroscope.control.rates import checked_multipliers
-from gyroscope.control.refusals import check_choice, check_group, check_rate, few
+from gyroscope.control.refusals import check_choice, check_group, check_rate, check_weights_are_its, few
 from gyroscope.control.roster import Entry, Roster
 from gyroscope.control.saved import check_saved, radii_in
 from gyroscope.control.steering import Others, Steering, Work
@@ -90,6 +90,7 @@ class Layca(Wrapper):
         reads_weights: bool | None = None,
     ) -> None:
         super().__init__(optimizer)
+        check_weights_are_its(optimizer)
         check_choice("others", others, ("inner", "frozen"))
         check_choice("nonfinite", nonfinite, ("skip", "raise"))
         check_choice("zero_norm", zero_norm, ("raise", "skip"))

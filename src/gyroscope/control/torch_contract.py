@@ -67,6 +67,9 @@ class Wrapper(Optimizer):
                 f"The optimizer is a {type(inner).__name__}; accepted is a torch.optim.Optimizer, such as "
                 "torch.optim.SGD(model.parameters(), lr=3**-3)."
             )
+        for name in _HOOKS:  # wrappers of others may not have called Optimizer.__init__
+            if not hasattr(inner, name):
+                setattr(inner, name, OrderedDict())
         self.inner = inner
         self._attach()
 
