@@ -605,3 +605,23 @@ def test_an_optimizer_with_weights_of_its_own_is_refused(make):
     with pytest.raises(ControlError, match="keeps weights of its own"):
         gyroscope.Layca(optimizer, model)
     assert same(snapshot(optimizer), before)
+
+
+class ListsRates(torch.optim.SGD):
+    """Keeps the first rate of each group in a list (AdaBound)."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr)
+        self.base_lrs = [group["lr"] for group in self.param_groups]
+
+
+def test_an_optimizer_that_keeps_a_list_by_group_is_refused_where_a_group_would_be_split():
+    model = network()
+    optimizer = ListsRates(model.parameters(), lr=0.1)
+    before = snapshot(optimizer)
+    with pytest.raises(ControlError, match="base_lrs"):
+        gyroscope.Layca(optimizer, model)
+    assert same(snapshot(optimizer), before)
+    layers = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() == 1]
+    gyroscope.Layca(ListsRates([{"params": layers}, {"params": others}], lr=0.1), model)

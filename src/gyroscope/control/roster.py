@@ -134,6 +134,13 @@ class Roster:
                     f"Group {i} holds layers and other parameters and already has a scheduler. Wrap the optimizer "
                     "first and build the scheduler on the wrapper, since the group becomes two."
                 )
+        by_group = [name for name, value in vars(optimizer).items() if _is_by_group(value, len(groups))]
+        if mixed and by_group and not added:
+            raise ControlError(
+                f"{type(optimizer).__name__} keeps a number per group in `{by_group[0]}`, which would be one short "
+                f"when group {mixed[0]} becomes two. Build it with the layers and the other parameters in groups of "
+                'their own: [{"params": layers}, {"params": others}].'
+            )
         for i in mixed:
             group, own = groups[i], self.groups[i]
             rest = [j for j in range(len(group["params"])) if j not in own]
@@ -246,6 +253,15 @@ def names_of(group: dict[str, Any], g: int) -> list[str]:
     ['group4.0', 'group4.1']
     """
     return group.get("param_names") or [f"group{g}.{j}" for j in range(len(group["params"]))]
+
+
+def _is_by_group(value: Any, groups: int) -> bool:
+    """Whether an optimizer's attribute is a list of one number per group, such as AdaBound's first rates.
+
+    >>> _is_by_group([0.1], 1), _is_by_group([0.1], 2), _is_by_group(0.1, 1)
+    (True, False, False)
+    """
+    return isinstance(value, list) and len(value) == groups and all(isinstance(one, float | int) for one in value)
 
 
 def _pick(group: dict[str, Any], positions: Sequence[int]) -> dict[str, Any]:
