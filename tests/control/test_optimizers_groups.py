@@ -270,3 +270,28 @@ def test_groups_changed_by_hand_are_refused_and_nothing_moves(change):
     with pytest.raises(ControlError, match="nothing was changed"):
         optimizer.state_dict()
     assert all(torch.equal(a, p) for a, p in zip(before, model.parameters(), strict=True))
+
+
+class WritesRate(torch.optim.SGD):
+    """Halves the rate of its groups in every step, as optimizers with a schedule of their own do."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].mul_(0.5)
+            else:
+                group["lr"] *= 0.5
+
+
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)])
+def test_a_rate_that_the_inner_optimizer_writes_does_not_change_the_angle(rate):
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6))
+    optimizer = gyroscope.Layca(WritesRate(model.parameters(), lr=rate), model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 6)).square().sum().backward()
+        before = model[0].weight.detach().clone()
+        optimizer.step()
+        assert math.tan(angle(before, model[0].weight.detach())) == pytest.approx(0.1, rel=1e-4)
+    assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.1, 0.1 / 8])
