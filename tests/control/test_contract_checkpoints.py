@@ -177,6 +177,7 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "an entry of another type": lambda s: s["state"].update({0: 5}),
     "groups of another type": lambda s: s.update(param_groups=None),
     "a group of another type": lambda s: s["param_groups"].__setitem__(0, 1),
+    "an inner state without its count of steps": lambda s: [one.pop("step", None) for one in s["state"].values()],
     "a group without parameters": lambda s: s["param_groups"][0].pop("params"),
 }
 

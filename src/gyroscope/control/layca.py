@@ -35,8 +35,8 @@ class Layca(Wrapper):
         w' = k [(1 − ρ⟨w,s⟩/(‖w‖t)) w + (ρ‖w‖/t) s],   t² = ⟨s,s⟩ − ⟨w,s⟩²/⟨w,w⟩,   k = ‖w₀‖/(‖w‖√(1+ρ²))
 
     The `lr` of a parameter group is ρ: schedulers move it, and what the inner optimizer writes there is undone. The
-    inner optimizer's own learning rate, weight decay along w, and gradient scale no longer matter. w₀ is what the weights are at the first step; its norm is saved
-    with the state.
+    inner optimizer's own learning rate, weight decay along w, and gradient scale no longer matter. w₀ is what the
+    weights are at the first step; its norm is saved with the state.
 
     Args:
         optimizer: the inner optimizer. A group that holds both layers and other parameters becomes two groups.

@@ -283,7 +283,18 @@ def load_uncast(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     three digits.
     """
     check_state(optimizer, state_dict)
-    optimizer.load_state_dict({k: state_dict[k] for k in ("state", "param_groups")})
+    before = {"state": optimizer.state, "param_groups": optimizer.param_groups}
+    try:
+        optimizer.load_state_dict({k: state_dict[k] for k in before})
+    except Exception as error:
+        # torch's optimizers look at a state after they have taken it.
+        for name, value in before.items():
+            if getattr(optimizer, name) is not value:
+                setattr(optimizer, name, value)
+        raise ControlError(
+            f"The state could not be loaded into the {type(optimizer).__name__} ({type(error).__name__}: {error}); "
+            "nothing was changed. Pass what state_dict() returned, or load another checkpoint."
+        ) from error
     saved = state_dict["param_groups"]
     for group, mine in zip(saved, optimizer.param_groups, strict=True):
         for key, p in zip(group["params"], mine["params"], strict=True):
