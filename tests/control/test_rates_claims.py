@@ -448,6 +448,14 @@ def test_an_optimizer_whose_controller_is_gone_is_recorded_again():
     assert bool((recorder.rates.tangents > 0).all())
 
 
+def test_a_record_of_a_model_that_the_optimizer_does_not_step_is_refused():
+    model, other = nn.Linear(4, 3), nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ControlError, match="does not hold these layers of the model: weight"):
+        record(other, optimizer)
+    assert not optimizer._optimizer_step_pre_hooks
+
+
 class CallsItsBase(torch.optim.AdamW):
     """torch runs the hooks of both classes around this step."""
 

@@ -93,6 +93,14 @@ class Recorder:
                 'record has one angle a layer and step. Use granularity "tensor": gyroscope.layers(model), or the '
                 "model itself."
             )
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        missing = [x.name for x in self._layers if x.parameter.requires_grad and id(x.parameter) not in held]
+        if missing:
+            raise ControlError(
+                f"The optimizer does not hold these layers of the model: {few(missing)}, so it does not turn them. "
+                "Record the model it steps, or the layers it holds: record(gyroscope.layers(model, include=...), "
+                "optimizer)."
+            )
         self._optimizer = weakref.ref(optimizer)
         self._refuse_inside()
         self._before: list[Tensor] = []
