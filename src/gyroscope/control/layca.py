@@ -163,7 +163,10 @@ class Layca(Wrapper):
         return {e.name: rate[e.index] for e in self._roster.in_order()}
 
     def skipped(self) -> dict[str, int]:
-        """How many steps layers sat out because something was not finite, by name (waits for the device)."""
+        """How many steps layers sat out, by name (waits for the device).
+
+        Something was not finite, or an optimizer that is not torch's own moved the layer by rounding alone.
+        """
         ledgers = [ledger.skipped.tolist() for ledger in self._steering.ledgers.values()]
         counts = {
             e.name: max((max(one[r] for r in e.rows) for one in ledgers), default=0) for e in self._roster.in_order()
