@@ -385,3 +385,18 @@ TOLD: dict[str, tuple[Any, Tensor, str]] = {
 def test_a_reduction_is_said_only_where_it_is_known(kind: str) -> None:
     loss, target, expected = TOLD[kind]
     assert reduction_of(loss, mlp()(X[:6]), target) == expected
+
+
+@pytest.mark.parametrize("loss", [CE, nn.CrossEntropyLoss(ignore_index=7), nn.CrossEntropyLoss(reduction="sum")])
+@pytest.mark.parametrize("width", [5, 40])  # more samples than dimensions, and fewer
+def test_batches_with_ignored_labels_give_the_numbers_of_one_batch(loss, width):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, width), nn.Tanh(), nn.Linear(width, 4)).double()
+    x, y = torch.randn(24, 7, dtype=torch.float64), torch.randint(4, (24,))
+    y[:6] = getattr(loss, "ignore_index", -100)
+    whole = gyroscope.condition(model, loss, (x, y))
+    cut = gyroscope.condition(model, loss, [(x[i : i + 8], y[i : i + 8]) for i in (0, 8, 16)])
+    assert cut.loss == pytest.approx(whole.loss)
+    for name in ("0.weight", "2.weight"):
+        for quantity in ("lambda_x", "lambda_g", "lambda_f", "gradient_spectral", "domination"):
+            assert getattr(cut[name], quantity) == pytest.approx(getattr(whole[name], quantity)), (name, quantity)

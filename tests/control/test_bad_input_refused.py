@@ -546,3 +546,82 @@ def test_a_group_that_would_be_refused_at_construction_is_refused_when_it_is_add
     with pytest.raises(ControlError, match=says):
         optimizer.add_param_group(group)
     assert len(optimizer.param_groups) == 1
+
+
+class PassesOn(Optimizer):
+    """Wraps another optimizer without calling Optimizer.__init__, as wrappers of other libraries do."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    param_groups = property(lambda self: self.optimizer.param_groups)
+    state = property(lambda self: self.optimizer.state)
+    defaults = property(lambda self: self.optimizer.defaults)
+
+    def step(self, closure=None):
+        return self.optimizer.step(closure)
+
+    def state_dict(self):
+        return self.optimizer.state_dict()
+
+
+class Lookahead(PassesOn):
+    """Keeps slow weights."""
+
+
+class ScheduleFree(torch.optim.SGD):
+    """Exchanges the weights in train() and eval()."""
+
+    def train(self):
+        pass
+
+    def eval(self):
+        pass
+
+
+def test_a_wrapper_that_did_not_call_the_constructor_of_optimizers_steps():
+    model = network()
+    optimizer = gyroscope.Layca(PassesOn(torch.optim.AdamW(model.parameters(), lr=0.1)), model)
+    before = model[0].weight.detach().clone()
+    backward(model)
+    optimizer.step()
+    cosine = torch.cosine_similarity(before.flatten().double(), model[0].weight.detach().flatten().double(), dim=0)
+    assert math.tan(math.acos(cosine)) == pytest.approx(0.1, rel=1e-4)
+    assert "radius" in optimizer.state_dict()["state"][0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ps: Lookahead(torch.optim.SGD(ps, lr=0.1)),
+        lambda ps: PassesOn(Lookahead(torch.optim.SGD(ps, lr=0.1))),
+        lambda ps: ScheduleFree(ps, lr=0.1),
+    ],
+)
+def test_an_optimizer_with_weights_of_its_own_is_refused(make):
+    model = network()
+    optimizer = make(list(model.parameters()))
+    before = snapshot(optimizer)
+    with pytest.raises(ControlError, match="keeps weights of its own"):
+        gyroscope.Layca(optimizer, model)
+    assert same(snapshot(optimizer), before)
+
+
+class ListsRates(torch.optim.SGD):
+    """Keeps the first rate of each group in a list (AdaBound)."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr)
+        self.base_lrs = [group["lr"] for group in self.param_groups]
+
+
+def test_an_optimizer_that_keeps_a_list_by_group_is_refused_where_a_group_would_be_split():
+    model = network()
+    optimizer = ListsRates(model.parameters(), lr=0.1)
+    before = snapshot(optimizer)
+    with pytest.raises(ControlError, match="base_lrs"):
+        gyroscope.Layca(optimizer, model)
+    assert same(snapshot(optimizer), before)
+    layers = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() == 1]
+    gyroscope.Layca(ListsRates([{"params": layers}, {"params": others}], lr=0.1), model)

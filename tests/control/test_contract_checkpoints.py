@@ -177,6 +177,7 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "an entry of another type": lambda s: s["state"].update({0: 5}),
     "groups of another type": lambda s: s.update(param_groups=None),
     "a group of another type": lambda s: s["param_groups"].__setitem__(0, 1),
+    "an inner state without its count of steps": lambda s: [one.pop("step", None) for one in s["state"].values()],
     "a group without parameters": lambda s: s["param_groups"][0].pop("params"),
 }
 
@@ -325,3 +326,30 @@ def test_a_copy_of_a_scheduled_graft_continues_apart_from_the_original(duplicate
     train(twin, other, range(2, 4))
     assert same(weights(twin), weights(model))
     assert_same_state(snapshot(other), snapshot(optimizer))
+
+
+class KeepsScalars(torch.optim.Optimizer):
+    """Keeps one second moment per layer, under a name that torch gives to tensors of the layer's shape (NovoGrad)."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                state.setdefault("exp_avg_sq", torch.zeros([])).lerp_(p.grad.square().sum(), 0.1)
+                p.sub_(p.grad / state["exp_avg_sq"].sqrt(), alpha=group["lr"])
+
+
+def test_a_state_with_one_scalar_per_layer_continues_as_if_not_interrupted() -> None:
+    model, twin = mlp(), mlp()
+    optimizer, reference = (Layca(KeepsScalars(m.parameters()), m) for m in (model, twin))
+    train(model, optimizer, range(2))
+    train(twin, reference, range(2))
+    resumed = Layca(KeepsScalars(model.parameters()), model)
+    resumed.load_state_dict(snapshot(optimizer))
+    train(model, resumed, range(2, 4))
+    train(twin, reference, range(2, 4))
+    assert same(weights(model), weights(twin))

@@ -248,3 +248,79 @@ def test_a_bad_rate_on_a_device_moves_no_layer(rate, monkeypatch):
     weight, before, optimizer = with_rate(rate)
     optimizer.step()
     assert torch.equal(weight.detach(), before)
+
+
+@pytest.mark.parametrize("change", ["reversed", "replaced", "taken out"])
+def test_groups_changed_by_hand_are_refused_and_nothing_moves(change):
+    model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.ReLU(), nn.Linear(8, 6, bias=False))
+    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model(torch.ones(2, 6)).square().sum().backward()
+    optimizer.step()
+    params = optimizer.param_groups[0]["params"]
+    if change == "reversed":
+        params.reverse()
+    elif change == "replaced":
+        params[1] = nn.Parameter(torch.randn(6, 8))
+        params[1].grad = torch.randn(6, 8)
+    else:
+        params.pop()
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(ControlError, match="nothing was changed"):
+        optimizer.step()
+    with pytest.raises(ControlError, match="nothing was changed"):
+        optimizer.state_dict()
+    assert all(torch.equal(a, p) for a, p in zip(before, model.parameters(), strict=True))
+
+
+class WritesRate(torch.optim.SGD):
+    """Halves the rate of its groups in every step, as optimizers with a schedule of their own do."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].mul_(0.5)
+            else:
+                group["lr"] *= 0.5
+
+
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)])
+def test_a_rate_that_the_inner_optimizer_writes_does_not_change_the_angle(rate):
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6))
+    optimizer = gyroscope.Layca(WritesRate(model.parameters(), lr=rate), model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 6)).square().sum().backward()
+        before = model[0].weight.detach().clone()
+        optimizer.step()
+        assert math.tan(angle(before, model[0].weight.detach())) == pytest.approx(0.1, rel=1e-4)
+    assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.1, 0.1 / 8])
+
+
+class Tiny(torch.optim.Optimizer):
+    """Not known to Gyroscope; its steps are a given share of the weights, as those of Prodigy are at first."""
+
+    def __init__(self, params, lr, share):
+        super().__init__(params, {"lr": lr, "share": share})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad * (group["share"] * p.norm() / p.grad.norm()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_displacement_of_a_few_roundings_is_left_out_and_counted(dtype):
+    for share, moves in ((2.0, False), (40.0, True), (0.0, None)):
+        torch.manual_seed(0)
+        p = nn.Parameter(torch.randn(30, 40, dtype=dtype))
+        optimizer = gyroscope.Layca(Tiny([p], lr=0.1, share=share * torch.finfo(dtype).eps))
+        p.grad, before = torch.randn_like(p), p.detach().clone()
+        optimizer.step()
+        assert torch.equal(p, before) == (not moves)
+        assert optimizer.skipped() == ({"group0.0": 1} if moves is False else {})
+        if moves:  # along the gradient, to the degree that rounding allows
+            across = [x - (x * before).sum() / before.square().sum() * before for x in (before - p.detach(), p.grad)]
+            turned, g = (x.flatten().double() for x in across)
+            assert torch.cosine_similarity(turned, g, dim=0) > math.cos(math.radians(1.0))

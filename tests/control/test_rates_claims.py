@@ -446,3 +446,43 @@ def test_an_optimizer_whose_controller_is_gone_is_recorded_again():
     with record(model, adam) as recorder:
         train(model, adam, 1)
     assert bool((recorder.rates.tangents > 0).all())
+
+
+def test_a_record_of_a_model_that_the_optimizer_does_not_step_is_refused():
+    model, other = nn.Linear(4, 3), nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ControlError, match="does not hold these layers of the model: weight"):
+        record(other, optimizer)
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+class CallsItsBase(torch.optim.AdamW):
+    """torch runs the hooks of both classes around this step."""
+
+    fails = False
+
+    def step(self, closure=None):
+        if self.fails:
+            raise ArithmeticError
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_an_optimizer_that_calls_its_base_class_is_recorded_once_per_step(failing):
+    model = nn.Linear(4, 3)
+    torch.optim.AdamW(model.parameters())  # from now on, hooks run around AdamW's own step too
+    optimizer = CallsItsBase(model.parameters(), lr=0.01)
+    angles = []
+    with record(model, optimizer) as recorder:
+        for step in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).square().sum().backward()
+            before = model.weight.detach().clone()
+            optimizer.fails = failing and step == 1
+            if optimizer.fails:
+                with pytest.raises(ArithmeticError):
+                    optimizer.step()
+                continue
+            optimizer.step()
+            angles.append(math.tan(angle(before, model.weight.detach())))
+    assert recorder.rates.tangents[:, 0].tolist() == pytest.approx(angles, rel=1e-4)

@@ -473,6 +473,13 @@ def test_a_model_of_other_layers_is_refused(resting):
         explain(resting, model=other, loss=nn.functional.cross_entropy, batch=clusters())
 
 
+def test_a_model_of_other_shapes_is_refused(resting):
+    x, y = clusters()
+    other = nn.Sequential(nn.Linear(x.shape[1], 7), nn.ReLU(), nn.Identity(), nn.Linear(7, int(y.max()) + 1))
+    with pytest.raises(DynamicsError, match=r"0\.weight has shape \(7, .* in the run"):
+        explain(resting, model=other, loss=nn.functional.cross_entropy, batch=(x, y))
+
+
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(StoreError, match="There is no run"):
         explain(tmp_path)

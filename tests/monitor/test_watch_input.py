@@ -242,6 +242,35 @@ def test_a_state_that_is_none_is_refused(tmp_path, state):
         monitor.load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"steps": ["x"]},
+        {"steps": [-5]},
+        {"steps": 5},
+        {"layers": 5},
+        {"shapes": 5},
+        {"shapes": [5, 5, 5]},
+        {"shapes": []},
+        {"reference": 5},
+        {"squares": 5},
+        {"squares": {name: [1.0] for name in ("0.weight", "2.weight", "4.weight")}},
+        {"reference": dict.fromkeys(("0.weight", "2.weight", "4.weight"), torch.ones(3, device="meta"))},
+    ],
+)
+def test_a_damaged_state_is_refused_and_the_reference_stays(tmp_path, damage):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with gyroscope.watch(model, optimizer, tmp_path / "run") as monitor:
+        before = monitor.state_dict()
+        other = {**before, "reference": {name: t + 1 for name, t in before["reference"].items()}}
+        with pytest.raises(MonitorError):
+            monitor.load_state_dict({**other, **damage})
+        after = monitor.state_dict()
+        assert after["steps"] == before["steps"]
+        assert all(torch.equal(t, after["reference"][name]) for name, t in before["reference"].items())
+
+
 def test_the_default_call_makes_a_folder_under_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = mlp()

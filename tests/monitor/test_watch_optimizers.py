@@ -218,3 +218,24 @@ def test_steps_without_hooks_are_measured_by_hand(tmp_path):
         for name in ("rotation", "weight_norm", "gradient_norm"):
             np.testing.assert_allclose(run.series(name)[1:], expected[name][1:], rtol=1e-6, err_msg=name)
         np.testing.assert_allclose(run.series("rate")[2:], expected["rate"][2:], rtol=1e-5)
+
+
+class CallsItsBase(torch.optim.AdamW):
+    """torch runs the hooks of both classes around this step."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+def test_an_optimizer_that_calls_its_base_class_is_counted_once_per_step(tmp_path):
+    model = mlp()
+    torch.optim.AdamW(model.parameters())  # from now on, hooks run around AdamW's own step too
+    optimizer = CallsItsBase(model.parameters(), lr=0.01)
+    with watch(model, optimizer, tmp_path / "run"):
+        for x in inputs(5):
+            backward(model, x)
+            optimizer.step()
+    run = gyroscope.load(tmp_path / "run")
+    assert run.steps.tolist() == [0, 1, 2, 3, 4, 5]
+    assert (run.series("rate")[1:] > 0).all()
+    run.close()

@@ -208,6 +208,21 @@ def lists_sharded_in_different_ways_are_refused() -> None:
     assert together(rows).equal(values(0, shape=(4, 4)))
 
 
+def equal_meshes_with_groups_of_their_own_take_one_all_reduce() -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    meshes = [DeviceMesh.from_group(dist.new_group([0, 1]), "cpu") for _ in range(2)]
+    full = [values(1, torch.float64, (4, 3)), values(2, torch.float64, (6,))]
+    # Each layer's two tensors, and the two layers, lie on different meshes.
+    x = [distribute_tensor(t, mesh, [Shard(0)]) for t, mesh in zip(full, meshes, strict=True)]
+    y = [distribute_tensor(t, mesh, [Shard(0)]) for t, mesh in zip(full, reversed(meshes), strict=True)]
+    with counted() as calls:
+        found = dots({"xy": (x, y)})
+    assert len(calls) == 1
+    torch.testing.assert_close(found[:, 0], torch.stack([t.square().sum() for t in full]))
+
+
 CLAIMS: list[Callable[[], None]] = [
     dots_are_those_of_the_full_tensors,
     each_kind_of_layer_alone_is_right_too,
@@ -222,6 +237,7 @@ CLAIMS: list[Callable[[], None]] = [
     segments_of_a_sharded_tensor_are_refused,
     segments_of_replicas_are_those_of_the_whole,
     lists_sharded_in_different_ways_are_refused,
+    equal_meshes_with_groups_of_their_own_take_one_all_reduce,
 ]
 
 

@@ -86,10 +86,11 @@ class Capture:
             handle.remove()
         self._handles = []
 
-    def close(self, scale: float = 1.0) -> None:
+    def close(self, scale: float = 1.0, *, share: float = 1.0) -> None:
         """A batch has been through both passes, with the gradient of `scale` times the mean loss.
 
-        The samples of Σ∇h are the R gradients of the mean loss at the output, times R.
+        The samples of Σ∇h are the R gradients of the mean loss at the output, times R, and times the `share` of the
+        batch's samples that the mean is over.
         """
         for use in self.uses.values():
             if use.done:
@@ -102,7 +103,7 @@ class Capture:
                     self.reasons.setdefault(use.position, "no gradient reached its output")
             else:
                 use.x.close()
-                use.g.close(use.g.pending / scale)
+                use.g.close(share * use.g.pending / scale)
             use.calls = use.arrived = 0
 
     def find_functional(self, roots: Iterable[Tensor]) -> bool:

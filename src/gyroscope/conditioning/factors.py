@@ -172,6 +172,13 @@ class Factor:
         self.samples += self.pending
         self.pending = 0
 
+    def rescale(self, times: float) -> None:
+        """Multiply the samples of the closed batches by a number."""
+        if times != 1.0:
+            self._held = [(a, weight * times) for a, weight in self._held]
+            if self._total is not None:
+                self._times *= times**2
+
     def drop(self) -> None:
         """Forget the open batch."""
         self._held_open, self._open, self.pending = [], None, 0

@@ -38,7 +38,7 @@ class Exact:
         parameters: names of the parameters; that of a layer's weight is the layer's.
         sizes: how many elements each has; P is their sum.
         layers: those of the parameters that are the weight of a layer.
-        samples: N.
+        samples: N, without samples that have no label (`ignore_index` everywhere).
         epsilon: machine epsilon of the dtype the network was run in.
         moments: the whole matrix under None, or the blocks under the names of their layers.
     """

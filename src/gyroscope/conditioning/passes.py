@@ -13,7 +13,7 @@ from gyroscope.alone import alone
 from gyroscope.conditioning import ranks
 from gyroscope.conditioning.batches import Batch, batches
 from gyroscope.conditioning.capture import Capture
-from gyroscope.conditioning.labels import sample_targets
+from gyroscope.conditioning.labels import known, sample_targets
 from gyroscope.conditioning.losses import Loss, Reduction, mean_loss
 from gyroscope.conditioning.result import Conditioning, LayerConditioning
 from gyroscope.conditioning.solve import solve
@@ -65,7 +65,7 @@ class Passes:
         self.gradients: dict[int, Tensor] = {}
         self.notes: dict[str, None] = {}
         self.times = 1.0  # what the gradients are still to be multiplied by
-        self.samples = self.counted = self.batches = 0
+        self.samples = self.labelled = self.counted = self.batches = 0
         self.total = 0.0
 
     def run(self, given: Any) -> None:
@@ -117,25 +117,28 @@ class Passes:
             if n == 0:
                 raise ConditioningError("A batch is empty: the model's output has no rows, or there are no labels.")
             value, note = self._loss(output, target)
+            labelled = _labelled(self.loss, target, n)
         except Exception as error:
             ranks.agree(error, together)
             raise
-        counts = ranks.agree(None, together, n)
+        counts = ranks.agree(None, together, labelled)
         if note is not None:
             self.notes[note] = None
         self.reentrant = self.capture.find_functional([value])
         # Gradients of the mean over many samples may be too small for half precision: that of their sum is not.
         part = 1.0 if value.dtype is not torch.float16 else min(1.0, 2**15 / max(counts))
-        self.capture.scale = scale = n * part
+        self.capture.scale = scale = labelled * part
         found = self._backward(value, scale)
         # FSDP2 has averaged over the ranks.
         self._add(found, sum(counts), part * sum(counts) / len(counts))
         if self.capture.broken is not None:
             broken = self.capture.broken
             raise ConditioningError(f"A layer could not be read: {type(broken).__name__}: {broken}") from broken
-        self.capture.close(scale)
-        self.total += float(value.detach()) * n
+        # The mean over all batches takes each by its labels; `result` divides by their share of all samples.
+        self.capture.close(scale, share=1.0 if self.spectrometer is not None else labelled / n)
+        self.total += float(value.detach()) * labelled
         self.samples += n
+        self.labelled += labelled
         self.batches += 1
 
     def _add(self, found: dict[int, Tensor], n: int, scale: float) -> None:
@@ -218,14 +221,17 @@ class Passes:
         uses = {key: use for key, use in self.capture.uses.items() if use.x.samples and use.g.samples}
         units = self._units(groups)
         with torch.no_grad():
+            times = ranks.mean(float(self.samples), self.labelled, groups, self.device)
+            for use in uses.values() if self.spectrometer is None else ():
+                use.g.rescale(times)
             if groups:
                 uses = ranks.gather(uses, groups, self.device)
                 if not self.sharded:
                     weights = [layer.parameter for layer in self.layers]
                     own = {i: _wide(gradient) * self.times for i, gradient in self.gradients.items()}
-                    self.gradients = ranks.mean_gradients(own, self.samples, len(self.layers), groups, weights)
+                    self.gradients = ranks.mean_gradients(own, self.labelled, len(self.layers), groups, weights)
                     self.times = 1.0
-            mean = ranks.mean(self.total, self.samples, groups, self.device)
+            mean = ranks.mean(self.total, self.labelled, groups, self.device)
             ordered = in_order(uses)
             entries, untreated = ranks.together(groups, lambda: self._solved(ordered, units, p=p, spectra=spectra))
         seen = {use.position for use in ordered}
@@ -314,3 +320,16 @@ def _samples(output: Any, target: Any) -> int:
         return target.numel()
     first = next((one for one in tensors(output) if one.dim() > 0), None)
     return 1 if first is None else int(first.shape[0])
+
+
+def _labelled(loss: Loss, target: Any, n: int) -> int:
+    """How many of `n` samples the mean of a batch is over: those without a label (`ignore_index`) are not.
+
+    >>> _labelled(nn.functional.cross_entropy, torch.tensor([0, -100, 1]), 3)
+    2
+    """
+    q = known(loss)
+    classes = isinstance(target, Tensor) and not target.is_floating_point()
+    if q is None or q.family != "categorical" or q.reduction != "mean" or not classes:
+        return n
+    return int(target.ne(q.ignore_index).sum())

@@ -16,7 +16,7 @@ from torch.optim import LBFGS, Optimizer
 from gyroscope.accepted import real
 from gyroscope.control.coefficients import Law
 from gyroscope.control.rates import checked_multipliers
-from gyroscope.control.refusals import check_choice, check_group, check_rate, few
+from gyroscope.control.refusals import check_choice, check_group, check_rate, check_weights_are_its, few
 from gyroscope.control.roster import Entry, Roster
 from gyroscope.control.saved import check_saved, radii_in
 from gyroscope.control.steering import Others, Steering, Work
@@ -34,9 +34,9 @@ class Layca(Wrapper):
 
         w' = k [(1 − ρ⟨w,s⟩/(‖w‖t)) w + (ρ‖w‖/t) s],   t² = ⟨s,s⟩ − ⟨w,s⟩²/⟨w,w⟩,   k = ‖w₀‖/(‖w‖√(1+ρ²))
 
-    The `lr` of a parameter group is ρ: schedulers move it. The inner optimizer's own learning rate, weight decay
-    along w, and gradient scale no longer matter. w₀ is what the weights are at the first step; its norm is saved
-    with the state.
+    The `lr` of a parameter group is ρ: schedulers move it, and what the inner optimizer writes there is undone. The
+    inner optimizer's own learning rate, weight decay along w, and gradient scale no longer matter. w₀ is what the
+    weights are at the first step; its norm is saved with the state.
 
     Args:
         optimizer: the inner optimizer. A group that holds both layers and other parameters becomes two groups.
@@ -90,6 +90,7 @@ class Layca(Wrapper):
         reads_weights: bool | None = None,
     ) -> None:
         super().__init__(optimizer)
+        check_weights_are_its(optimizer)
         check_choice("others", others, ("inner", "frozen"))
         check_choice("nonfinite", nonfinite, ("skip", "raise"))
         check_choice("zero_norm", zero_norm, ("raise", "skip"))
@@ -162,7 +163,10 @@ class Layca(Wrapper):
         return {e.name: rate[e.index] for e in self._roster.in_order()}
 
     def skipped(self) -> dict[str, int]:
-        """How many steps layers sat out because something was not finite, by name (waits for the device)."""
+        """How many steps layers sat out, by name (waits for the device).
+
+        Something was not finite, or an optimizer that is not torch's own moved the layer by rounding alone.
+        """
         ledgers = [ledger.skipped.tolist() for ledger in self._steering.ledgers.values()]
         counts = {
             e.name: max((max(one[r] for r in e.rows) for one in ledgers), default=0) for e in self._roster.in_order()
@@ -183,7 +187,7 @@ class Layca(Wrapper):
         return self._step(closure)
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
-        self._roster.refuse_changes(self.param_groups)
+        self._roster.refuse_changes(self.param_groups, begun=bool(self._met))
         for i in self._roster.controlled():
             check_rate(self.param_groups[i], i)
         loss = None
@@ -257,7 +261,7 @@ class Layca(Wrapper):
         Its other parameters have the learning rate `others_lr`, if that was given; a group without layers may have its
         own.
         """
-        self._roster.refuse_changes(self.param_groups)
+        self._roster.refuse_changes(self.param_groups, begun=bool(self._met))
         lr = param_group.get("lr", self.inner.defaults.get("lr"))
         self.inner.add_param_group({**param_group, "params": check_group(param_group["params"], lr)})
         old, ledgers = self._steering.multipliers, self._steering.ledgers
@@ -275,6 +279,7 @@ class Layca(Wrapper):
                 self._show_radius(self.param_groups[g]["params"][j], e)
 
     def _save(self) -> dict[str, Any]:
+        self._roster.refuse_changes(self.param_groups, begun=bool(self._met))
         saved = self.inner.state_dict()
         state = dict(saved["state"])
         for g, j, e in self._roster.places():
@@ -343,6 +348,7 @@ class Layca(Wrapper):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._roster.hold(self.param_groups)
         self._listen()
         for g, j, e in self._roster.places():
             if e.index in self._met:

@@ -7,7 +7,8 @@ While the optimizer steps, its parameters point elsewhere:
   decay is taken out of the group and added by hand: coupled, to the gradient; decoupled, as the multiple `along`
   of the weights;
 - at a copy of the weights in float32 or better, where it does (or might: unknown optimizers), and the copy's
-  change is the displacement.
+  change is the displacement. A change of a few roundings of the weights has no direction: it becomes NaN, as a step
+  to be left out. (Not of sharded weights, of which a rank sees a part.)
 
 Gradients and weights are back in their place, bit for bit, before this returns, also when the optimizer raises.
 """
@@ -28,6 +29,10 @@ from gyroscope.errors import ControlError
 from gyroscope.vectors.sharded import any_sharded, as_sharded, is_sharded, local
 
 _LOW = (torch.bfloat16, torch.float16)
+
+# Displacements up to this many machine epsilons of the weights' norm are left out: rounding, which adds about 0.2,
+# would turn the direction of shorter ones by more than 1.5 degrees.
+_ROUNDINGS = 8.0
 
 
 @dataclass
@@ -56,6 +61,7 @@ class Proposer:
         known = rule_of(optimizer)
         self.rule: Rule = known
         self.reads_weights = known.reads_weights if reads_weights is None else reads_weights
+        self.only_direction = not keep_lr
         self.keep_lr = keep_lr or self.reads_weights or isinstance(optimizer, torch.optim.Rprop)
         self._buffers: dict[int, tuple[list[Any], list[Tensor]]] = {}
 
@@ -154,6 +160,8 @@ class Proposer:
             if self.reads_weights:
                 for buffer, w in zip(buffers, weights, strict=True):
                     buffer.sub_(w.to(buffer.dtype))
+                if self.only_direction:
+                    _leave_out_roundings(buffers, weights)
             proposal.displacements = buffers
 
         return take
@@ -250,6 +258,14 @@ class Proposer:
 
 def _at_least_float32(w: Tensor) -> Tensor:
     return w.to(torch.float32 if w.dtype in _LOW else w.dtype, copy=True)
+
+
+def _leave_out_roundings(moves: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+    """Make displacements NaN that are not zero, and too short beside the weights to have a direction."""
+    for move, w in zip(moves, weights, strict=True):
+        length = torch.linalg.vector_norm(move)
+        shortest = torch.linalg.vector_norm(w, dtype=move.dtype) * (_ROUNDINGS * torch.finfo(move.dtype).eps)
+        move.masked_fill_((length > 0) & (length <= shortest), torch.nan)
 
 
 def _restore_key(group: dict[str, Any], key: str) -> Callable[[], None]:

@@ -19,6 +19,7 @@ from gyroscope.control.roster import chosen_layers
 from gyroscope.control.torch_contract import controller_of
 from gyroscope.errors import ControlError
 from gyroscope.layer import Layer
+from gyroscope.outermost import register_outermost
 from gyroscope.vectors import dots
 from gyroscope.whole_file import whole_file
 
@@ -92,14 +93,19 @@ class Recorder:
                 'record has one angle a layer and step. Use granularity "tensor": gyroscope.layers(model), or the '
                 "model itself."
             )
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        missing = [x.name for x in self._layers if x.parameter.requires_grad and id(x.parameter) not in held]
+        if missing:
+            raise ControlError(
+                f"The optimizer does not hold these layers of the model: {few(missing)}, so it does not turn them. "
+                "Record the model it steps, or the layers it holds: record(gyroscope.layers(model, include=...), "
+                "optimizer)."
+            )
         self._optimizer = weakref.ref(optimizer)
         self._refuse_inside()
         self._before: list[Tensor] = []
         self._rows: list[Tensor] = []
-        self._handles = [
-            optimizer.register_step_pre_hook(self._remember),
-            optimizer.register_step_post_hook(self._measure),
-        ]
+        self._handles = register_outermost(optimizer, self._remember, self._measure)
 
     def _refuse_inside(self) -> None:
         """Refuse an optimizer whose steps are not those the weights take; it may have been wrapped meanwhile."""
@@ -206,10 +212,7 @@ class Replay:
             raise ControlError("The record holds negative rates; a rate is |tan θ| of a step, as `record` gives it.")
         device = optimizer.param_groups[0]["params"][0].device
         self._tangents = recorded.tangents.to(device)
-        self._handles = [
-            optimizer.register_step_pre_hook(self._set),
-            optimizer.register_step_post_hook(self._count),
-        ]
+        self._handles = register_outermost(optimizer, self._set, self._count)
 
     def _set(self, *_: Any) -> None:
         if self.taken >= len(self._tangents):

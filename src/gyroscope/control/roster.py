@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -13,6 +15,7 @@ from gyroscope.control.refusals import check_dtype, few
 from gyroscope.control.torch_contract import Wrapper
 from gyroscope.errors import ControlError
 from gyroscope.layer import Layer, layers
+from gyroscope.vectors.sharded import is_sharded
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ class Roster:
 
     def __init__(self, groups: list[dict[int, Entry]]) -> None:
         self.groups = groups
-        self._sizes: list[int] = []  # how many parameters the groups have, once each holds layers or others
+        # The parameters of the groups with their shapes, once each group holds layers or others.
+        self._held: list[list[tuple[weakref.ref[Tensor], torch.Size]]] = []
 
     @classmethod
     def of(cls, optimizer: Optimizer, model_or_layers: nn.Module | Sequence[Layer] | None) -> Roster:
@@ -122,7 +126,7 @@ class Roster:
                     f"{type(optimizer).__name__} takes one group only, so its other parameters cannot have a learning "
                     "rate of their own; leave others_lr out."
                 )
-            self._sizes = [len(group["params"]) for group in groups]
+            self.hold(groups)
             return
         for i in mixed:
             if "initial_lr" in groups[i] and not added:
@@ -130,6 +134,13 @@ class Roster:
                     f"Group {i} holds layers and other parameters and already has a scheduler. Wrap the optimizer "
                     "first and build the scheduler on the wrapper, since the group becomes two."
                 )
+        by_group = [name for name, value in vars(optimizer).items() if _is_by_group(value, len(groups))]
+        if mixed and by_group and not added:
+            raise ControlError(
+                f"{type(optimizer).__name__} keeps a number per group in `{by_group[0]}`, which would be one short "
+                f"when group {mixed[0]} becomes two. Build it with the layers and the other parameters in groups of "
+                'their own: [{"params": layers}, {"params": others}].'
+            )
         for i in mixed:
             group, own = groups[i], self.groups[i]
             rest = [j for j in range(len(group["params"])) if j not in own]
@@ -144,25 +155,51 @@ class Roster:
             for i, own in enumerate(self.groups):
                 if not own and i >= first:
                     groups[i]["lr"] = others_lr
-        self._sizes = [len(group["params"]) for group in groups]
+        self.hold(groups)
 
-    def refuse_changes(self, groups: Sequence[dict[str, Any]]) -> None:
+    def hold(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Remember which parameters the groups hold, and in which order."""
+        self._held = [[(weakref.ref(p), p.shape) for p in group["params"]] for group in groups]
+
+    def refuse_changes(self, groups: Sequence[dict[str, Any]], *, begun: bool) -> None:
         """Refuse groups that are not those of the roster any more: whose parameters are layers is known by place.
 
-        Groups without matrices that were added to the inner optimizer hold no layers, and are taken in as such.
+        Groups without matrices that were added to the inner optimizer hold no layers, and are taken in as such. A
+        parameter may become its own shards (FSDP2) and, unless the first step has `begun`, another of its shape.
         """
-        sizes = [len(group["params"]) for group in groups]
-        if sizes == self._sizes:
+        if self._same(groups):
             return
-        more = groups[len(self._sizes) :]
-        if sizes[: len(self._sizes)] != self._sizes or any(p.dim() >= 2 for group in more for p in group["params"]):
+        sizes, held = ([len(group["params"]) for group in groups], [len(own) for own in self._held])
+        more = groups[len(held) :]
+        if sizes[: len(held)] != held or any(p.dim() >= 2 for group in more for p in group["params"]):
             raise ControlError(
-                f"The optimizer had groups of {self._sizes} parameters and now has groups of {sizes}, of which it is "
+                f"The optimizer had groups of {held} parameters and now has groups of {sizes}, of which it is "
                 "not known what are layers; nothing was changed. Add parameters with add_param_group of the "
                 "controller, or build it anew after changing the groups."
             )
+        known = {id(p) for own in self._held for ref, _ in own if (p := ref()) is not None}
+        for g, own in enumerate(self._held):
+            for j, (p, (ref, shape)) in enumerate(zip(groups[g]["params"], own, strict=True)):
+                if p is not ref() and (id(p) in known or (begun and not is_sharded(p)) or p.shape != shape):
+                    raise ControlError(
+                        f"Parameter {j} of group {g} is not the one the optimizer was built on; nothing was changed. "
+                        "Keep the order of a group's parameters, add others with add_param_group of the controller, "
+                        "or build it anew after changing the groups."
+                    )
         self.groups += [{} for _ in more]
-        self._sizes = sizes
+        self.hold(groups)
+
+    def _same(self, groups: Sequence[dict[str, Any]]) -> bool:
+        if len(groups) != len(self._held):
+            return False
+        return all(
+            len(group["params"]) == len(own)
+            and all(p is ref() for p, (ref, _) in zip(group["params"], own, strict=True))
+            for group, own in zip(groups, self._held, strict=True)
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_held": []}  # a copy holds other parameters
 
     def extend(self, group: dict[str, Any]) -> None:
         """Take in a group that was added: its matrices become the last layers."""
@@ -216,6 +253,15 @@ def names_of(group: dict[str, Any], g: int) -> list[str]:
     ['group4.0', 'group4.1']
     """
     return group.get("param_names") or [f"group{g}.{j}" for j in range(len(group["params"]))]
+
+
+def _is_by_group(value: Any, groups: int) -> bool:
+    """Whether an optimizer's attribute is a list of one number per group, such as AdaBound's first rates.
+
+    >>> _is_by_group([0.1], 1), _is_by_group([0.1], 2), _is_by_group(0.1, 1)
+    (True, False, False)
+    """
+    return isinstance(value, list) and len(value) == groups and all(isinstance(one, float | int) for one in value)
 
 
 def _pick(group: dict[str, Any], positions: Sequence[int]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ Other parameters are stepped by the inner optimizer itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from gyroscope.control.ledger import Ledger
 from gyroscope.control.proposal import Proposal, Proposer
 from gyroscope.control.refusals import few
 from gyroscope.control.roster import Entry, Roster
-from gyroscope.control.rules import Group, decay_of, kernel_of
+from gyroscope.control.rules import UNKNOWN, Group, decay_of, kernel_of
 from gyroscope.control.sweep import Move, sweep
 from gyroscope.errors import ControlError
 from gyroscope.vectors import backend, dots
@@ -218,12 +219,13 @@ class Steering:
                 "(gyroscope.layers(model, exclude=...)) so that the inner optimizer steps it. Nothing was changed."
             )
         seen = {*asked, *rest}
-        proposals, loss = self.proposer.propose(
-            [list(entries) for entries in self.roster.groups],
-            hidden={i for i in range(len(groups)) if i not in seen},
-            frozen=asked if self.others == "frozen" else (),
-            closure=closure,
-        )
+        with _keeping_rates([groups[i] for i in asked]) if self.proposer.rule is UNKNOWN else nullcontext():
+            proposals, loss = self.proposer.propose(
+                [list(entries) for entries in self.roster.groups],
+                hidden={i for i in range(len(groups)) if i not in seen},
+                frozen=asked if self.others == "frozen" else (),
+                closure=closure,
+            )
         return {i: proposals[i] for i in asked}, loss
 
     def _follow(
@@ -331,3 +333,17 @@ class Steering:
                     grads.append(torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense)
         finite = torch.isfinite(dots({"gg": (grads, grads)})[:, 0]).tolist()
         return [name for name, ok in zip(names, finite, strict=True) if not ok]
+
+
+@contextmanager
+def _keeping_rates(groups: Sequence[Group]) -> Iterator[None]:
+    """Undo what an optimizer writes into the rates of some groups: there they are angles, and the user's to change."""
+    rates = [group["lr"] for group in groups]
+    values = [rate.clone() if isinstance(rate, Tensor) else rate for rate in rates]
+    try:
+        yield
+    finally:
+        for group, rate, value in zip(groups, rates, values, strict=True):
+            if isinstance(rate, Tensor):
+                rate.copy_(value)
+            group["lr"] = rate

@@ -67,6 +67,9 @@ class Wrapper(Optimizer):
                 f"The optimizer is a {type(inner).__name__}; accepted is a torch.optim.Optimizer, such as "
                 "torch.optim.SGD(model.parameters(), lr=3**-3)."
             )
+        for name in _HOOKS:  # wrappers of others may not have called Optimizer.__init__
+            if not hasattr(inner, name):
+                setattr(inner, name, OrderedDict())
         self.inner = inner
         self._attach()
 
@@ -235,7 +238,9 @@ def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
             f"{[len(g['params']) for g in own]}: it belongs to another model or another grouping. Build the "
             "optimizer as it was built when the state was saved."
         )
-    for group, mine in zip(saved, own, strict=True):
+    # Other optimizers keep scalars or rows under the same names (NovoGrad, Nero).
+    known = type(_innermost(optimizer)).__module__.startswith(("torch.optim.", "gyroscope."))
+    for group, mine in zip(saved, own, strict=True) if known else ():
         for key, p in zip(group["params"], mine["params"], strict=True):
             for name, value in state_dict["state"].get(key, {}).items():
                 if name in _SHAPED and isinstance(value, Tensor) and value.shape != p.shape:
@@ -243,6 +248,12 @@ def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
                         f"The state's {name!r} has shape {tuple(value.shape)} for a parameter of shape "
                         f"{tuple(p.shape)}: it belongs to another model."
                     )
+
+
+def _innermost(optimizer: Optimizer) -> Optimizer:
+    while isinstance(optimizer, Wrapper):
+        optimizer = optimizer.inner
+    return optimizer
 
 
 def _is_group(group: Any) -> bool:
@@ -272,7 +283,18 @@ def load_uncast(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     three digits.
     """
     check_state(optimizer, state_dict)
-    optimizer.load_state_dict({k: state_dict[k] for k in ("state", "param_groups")})
+    before = {"state": optimizer.state, "param_groups": optimizer.param_groups}
+    try:
+        optimizer.load_state_dict({k: state_dict[k] for k in before})
+    except Exception as error:
+        # torch's optimizers look at a state after they have taken it.
+        for name, value in before.items():
+            if getattr(optimizer, name) is not value:
+                setattr(optimizer, name, value)
+        raise ControlError(
+            f"The state could not be loaded into the {type(optimizer).__name__} ({type(error).__name__}: {error}); "
+            "nothing was changed. Pass what state_dict() returned, or load another checkpoint."
+        ) from error
     saved = state_dict["param_groups"]
     for group, mine in zip(saved, optimizer.param_groups, strict=True):
         for key, p in zip(group["params"], mine["params"], strict=True):

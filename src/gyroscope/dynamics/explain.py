@@ -145,8 +145,17 @@ def _units(
         if loss is None or batch is None:
             raise DynamicsError("A model was given without a loss or a batch; give all three, or invariance=.")
         from gyroscope.dynamics.invariance import invariance
+        from gyroscope.layer import layers
 
         found = invariance(model, loss, batch)
+        theirs = {info.name: tuple(info.shape) for info in run.layer_table}
+        for layer in layers(model):
+            shape = tuple(layer.parameter.shape)
+            if theirs.get(layer.name, shape) != shape:
+                raise DynamicsError(
+                    f"The layer {layer.name} has shape {shape} in the model and {theirs[layer.name]} in the run: it is "
+                    "of another model. Pass the model that was recorded."
+                )
     if found is None:
         return {}
     if not isinstance(found, Invariance):

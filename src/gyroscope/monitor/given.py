@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gyroscope.accepted import whole
 from gyroscope.errors import MonitorError
 from gyroscope.layer import Layer, split
 from gyroscope.layer import layers as find_layers
@@ -316,6 +317,13 @@ def check_state(state: Any, names: Sequence[str], shapes: Sequence[tuple[int, ..
         raise MonitorError(
             f"The state is of version {state['version']}, of a newer Gyroscope; this one knows version 1."
         )
+    kinds = {"layers": Sequence, "shapes": Sequence, "steps": Sequence, "reference": Mapping, "squares": Mapping}
+    for key, kind in kinds.items():
+        if not isinstance(state[key], kind):
+            raise MonitorError(
+                f"The state's {key!r} must be a {'list' if kind is Sequence else 'dict'}, got "
+                f"{type(state[key]).__name__}; nothing was changed. Pass what state_dict() returned."
+            )
     for saved, own in zip(state["layers"], names, strict=False):
         if saved != own:
             raise MonitorError(
@@ -331,16 +339,40 @@ def check_state(state: Any, names: Sequence[str], shapes: Sequence[tuple[int, ..
         missing = [name for name in names if name not in state[key]]
         if missing:
             raise MonitorError(f"The state's {key!r} lacks the layer {missing[0]!r}; nothing was changed.")
-    for name, its, mine in zip(names, state["shapes"], shapes, strict=True):
-        if tuple(its) != tuple(mine):
+    for name in names:
+        tensor, pair = state["reference"][name], state["squares"][name]
+        if not isinstance(tensor, Tensor) or tensor.is_meta:
             raise MonitorError(
-                f"The state is of a model whose {name!r} has shape {tuple(its)}; this one's has {tuple(mine)}. "
+                f"The state's reference of {name!r} must be a tensor with values, got "
+                f"{'one on the meta device' if isinstance(tensor, Tensor) else type(tensor).__name__}; nothing was "
+                "changed. Pass what state_dict() returned."
+            )
+        if not isinstance(pair, Sequence) or len(pair) != 2 or not all(isinstance(x, Real) for x in pair):
+            raise MonitorError(
+                f"The state's squares of {name!r} must be two numbers, got {pair!r}; nothing was changed. Pass "
+                "what state_dict() returned."
+            )
+    if len(state["shapes"]) != count:
+        raise MonitorError(f"The state has {len(state['shapes'])} shapes for {count} layers; nothing was changed.")
+    for name, its, mine in zip(names, state["shapes"], shapes, strict=True):
+        if _shape(its) != tuple(mine):
+            raise MonitorError(
+                f"The state is of a model whose {name!r} has shape {_shape(its)}; this one's has {tuple(mine)}. "
                 "Nothing was changed."
             )
     if len(state["steps"]) != optimizers:
         raise MonitorError(
             f"The state is of {len(state['steps'])} optimizers; this monitor watches {optimizers}. Nothing was changed."
         )
+    if any(whole(taken, 0) is None for taken in state["steps"]):
+        raise MonitorError(
+            f"The state's steps must be whole numbers >= 0, got {list(state['steps'])}; nothing was changed. Pass what "
+            "state_dict() returned."
+        )
+
+
+def _shape(given: Any) -> Any:
+    return tuple(given) if isinstance(given, Sequence) else given
 
 
 def rank() -> int:

@@ -29,6 +29,7 @@ from gyroscope.monitor.recorder import Recorder
 from gyroscope.monitor.reference import Place, Precision, Reference, Source, from_source
 from gyroscope.monitor.resume import Saved
 from gyroscope.monitor.track import Track
+from gyroscope.outermost import register_outermost
 from gyroscope.store import LayerInfo, Run, Sink, load
 from gyroscope.vectors.chunks import is_capturing
 from gyroscope.vectors.sharded import any_sharded
@@ -296,8 +297,8 @@ class Monitor:
     def _attach(self, loss: Any) -> list[Any]:
         handles: list[Any] = []
         for track in self._tracks:
-            handles.append(track.optimizer.register_step_pre_hook(self._hook(self._loop.before, track)))
-            handles.append(track.optimizer.register_step_post_hook(self._hook(self._loop.after, track)))
+            before, after = (self._hook(act, track) for act in (self._loop.before, self._loop.after))
+            handles += register_outermost(track.optimizer, before, after)
         if isinstance(loss, nn.Module) and self._active:
             handles.append(loss.register_forward_hook(LossHook(self._computed)))
         return handles

@@ -80,11 +80,12 @@ def plan(lists: Sequence[Sequence[Tensor]], counts: Sequence[int]) -> Plan | Non
     if not any(map(any_sharded, lists)):
         return None
     groups: dict[tuple[ProcessGroup, ...], list[int]] = {}
+    alike: dict[ProcessGroup, ProcessGroup] = {}
     row = 0
     for i, (tensors, n) in enumerate(zip(zip(*lists, strict=True), counts, strict=True)):
-        shards = _shards(tensors[0], i)
+        shards = _shards(tensors[0], i, alike)
         for other in tensors[1:]:
-            if _shards(other, i) != shards:
+            if _shards(other, i, alike) != shards:
                 raise VectorError(
                     f"Layer {i} is laid out over the ranks as {_layout(tensors[0])} and as {_layout(other)}; "
                     "redistribute one of them."
@@ -100,15 +101,31 @@ def plan(lists: Sequence[Sequence[Tensor]], counts: Sequence[int]) -> Plan | Non
     return Plan(groups, row)
 
 
-def _shards(tensor: Any, i: int) -> list[tuple[ProcessGroup, Any]]:
-    """The process groups that `tensor` is sharded over, and how."""
+def _shards(tensor: Any, i: int, alike: dict[ProcessGroup, ProcessGroup]) -> list[tuple[ProcessGroup, Any]]:
+    """The process groups that `tensor` is sharded over, and how.
+
+    Of several groups with the same ranks the first is taken for all: equal meshes may have groups of their own.
+
+    Args:
+        tensor: a DTensor or a plain tensor.
+        i: its place, for messages.
+        alike: for each group that was seen, the first one with the same ranks; grows here.
+    """
     over = []
     for dim, placement in enumerate(tensor.placements if is_sharded(tensor) else ()):
         if placement.is_partial():
             raise VectorError(f"Layer {i} has a Partial placement; redistribute it to Shard or Replicate first.")
         if not placement.is_replicate() and tensor.device_mesh.size(dim) > 1:
-            over.append((tensor.device_mesh.get_group(dim), placement))
+            group = tensor.device_mesh.get_group(dim)
+            if group not in alike:
+                alike[group] = next((one for one in alike.values() if _same_ranks(one, group)), group)
+            over.append((alike[group], placement))
     return over
+
+
+def _same_ranks(a: ProcessGroup, b: ProcessGroup) -> bool:
+    same_backend = dist.get_backend(a) == dist.get_backend(b)
+    return same_backend and dist.get_process_group_ranks(a) == dist.get_process_group_ranks(b)
 
 
 def _layout(tensor: Any) -> str:

@@ -1,0 +1,70 @@
+"""Step hooks that act once per step, also where an optimizer's `step` calls that of its base class.
+
+torch puts its hooks around `step` of every class that has had an instance. A class whose `step` calls
+`super().step()` then runs the same hooks twice, one pair inside the other.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+Hook = Callable[..., None]
+
+# The function that torch puts around `step`; all classes share its code.
+_AROUND = Optimizer.profile_hook_step(lambda self: None).__code__
+
+
+def register_outermost(optimizer: Optimizer, before: Hook, after: Hook) -> list[RemovableHandle]:
+    """Call `before` and `after` around each step that the user takes, and not around a step within that step.
+
+    >>> class Mine(torch.optim.SGD):
+    ...     def step(self, closure=None):
+    ...         return super().step(closure)
+    >>> heard, weight = [], torch.ones(2)
+    >>> _, mine = torch.optim.SGD([weight], lr=0.1), Mine([weight], lr=0.1)
+    >>> _ = register_outermost(mine, lambda *_: heard.append("before"), lambda *_: heard.append("after"))
+    >>> mine.step(); heard
+    ['before', 'after']
+    """
+    begun = nested = False
+
+    # The stack is asked only where a step began and none has ended: a step that raised looks the same.
+    def pre(stepped: Optimizer, *arguments: Any) -> None:
+        nonlocal begun, nested
+        if torch.compiler.is_compiling():  # of which the stack says nothing
+            before(stepped, *arguments)
+            return
+        if begun and _is_inside(stepped):
+            nested = True
+            return
+        begun, nested = True, False
+        before(stepped, *arguments)
+
+    def post(stepped: Optimizer, *arguments: Any) -> None:
+        nonlocal begun
+        if torch.compiler.is_compiling():
+            after(stepped, *arguments)
+            return
+        if nested and _is_inside(stepped):
+            return
+        begun = False
+        after(stepped, *arguments)
+
+    return [optimizer.register_step_pre_hook(pre), optimizer.register_step_post_hook(post)]
+
+
+def _is_inside(optimizer: Optimizer) -> bool:
+    """Whether the step whose hook is running was called by another step of the same optimizer."""
+    steps = 0
+    frame: Any = sys._getframe(1)
+    while frame is not None and steps < 2:
+        if frame.f_code is _AROUND and frame.f_locals.get("self") is optimizer:
+            steps += 1
+        frame = frame.f_back
+    return steps > 1
