@@ -1,5 +1,6 @@
 """Whatever has become of its file, a run is read right or refused in words."""
 
+import os
 import random
 import shutil
 import sqlite3
@@ -228,3 +229,16 @@ def test_what_cannot_have_been_written_is_damage_and_hides_no_other_run(tmp_path
     dated = "attempts" in statement
     assert listed == (["good"] if dated else ["bad", "good"])
     assert [str(error).partition(":")[0] for error in broken] == [f"{tmp_path}/bad/run.sqlite is damaged"] * dated
+
+
+@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="links are followed here")
+def test_a_lock_that_is_a_link_is_refused_and_what_it_leads_to_is_left_as_it_is(tmp_path):
+    precious = tmp_path / "precious.txt"
+    precious.write_text("precious")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "run.lock").symlink_to("../precious.txt")
+    with pytest.raises(StoreError, match=r"run\.lock is a link"):
+        writer(folder)
+    assert precious.read_text() == "precious"
+    assert [file.name for file in folder.iterdir()] == ["run.lock"]
