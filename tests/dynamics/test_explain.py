@@ -1,6 +1,7 @@
 """A recorded run explained: what is said where measurements support it, and what is said where they do not."""
 
 import json
+import sqlite3
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from gyroscope.dynamics.explain_measure import orthogonality
 from gyroscope.dynamics.explain_optimizer import optimizer_of
 from gyroscope.dynamics.explain_result import cells
 from gyroscope.errors import StoreError
+from gyroscope.store.example import write_example
 
 AFTER = TOPICS[1:4]  # what follows from scale invariance: effective learning rate, implicit decay, equilibrium
 
@@ -504,3 +506,12 @@ def test_groups_of_other_momentum_leave_the_equilibrium_undecided(tmp_path):
     said = gyroscope.explain(train(tmp_path / "run", normalized(), make, 40))["0.weight"]
     assert said.about("equilibrium").verdict in ("undecided", "does not apply")
     assert "groups differ in momentum" in said.about("equilibrium").words
+
+
+@pytest.mark.parametrize("optimizers", ["5", '["a"]', '{"class": "SGD"}'])
+def test_optimizers_that_are_not_described_are_not_known(tmp_path, optimizers):
+    write_example(tmp_path / "run").close()
+    with sqlite3.connect(tmp_path / "run" / "run.sqlite") as file:
+        file.execute("INSERT OR REPLACE INTO meta VALUES ('optimizers', ?)", (optimizers,))
+    file.close()
+    assert explain(tmp_path / "run").entries

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from gyroscope.dynamics.explain_optimizer import Optimizer, optimizer_of
 from gyroscope.dynamics.law import Floats
+from gyroscope.recurrence import optimizers_in
 from gyroscope.store import LayerInfo, Run
 
 SERIES = (
@@ -124,7 +125,7 @@ def evidence(run: Run, chosen: Sequence[int]) -> list[Evidence]:
     recorded = frozenset(SERIES) & frozenset(run.quantities)
     series = {name: run.series(name).astype(np.float64) for name in recorded}
     nothing = np.full((len(run.steps), len(run.layers)), np.nan)
-    given = run.meta.get("optimizers", ())
+    given = optimizers_in(run.meta)
     resumed = resumed_at(run)
     found = []
     for i in chosen:
