@@ -88,8 +88,12 @@ class Evidence:
 
     @cached_property
     def ungraded(self) -> int | None:
-        """The step from which on it has no gradient that is finite, or None."""
-        return self._ends(self.gradient)
+        """The step from which on it has no gradient that is finite, or None.
+
+        One row without a gradient is no sign of it: the row that closes a run is measured without gradients.
+        """
+        since = self._ends(self.gradient)
+        return None if since is not None and since == self.steps[-1] else since
 
     def _ends(self, series: Floats) -> int | None:
         known = np.flatnonzero(np.isfinite(series))
