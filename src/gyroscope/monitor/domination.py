@@ -216,7 +216,7 @@ class Episodes:
         first = ratio[known.argmax(axis=0), np.arange(len(self._met))]
         new = known.any(axis=0) & ~self._met
         self._met |= new
-        return new & (first == 0)
+        return np.asarray(new & (first == 0))
 
     def go_on(self, earlier: Episodes) -> None:
         """Take over which layers are dominated."""
