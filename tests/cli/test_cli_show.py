@@ -363,3 +363,9 @@ def test_a_share_of_neurons_that_was_measured_earlier_is_said_to_be_of_that_step
         writer.put(Rows(0, np.array([1]), {"dying": np.array([[0.9, 0.0]])}))
     with Run(tmp_path / "run") as read:
         assert "hidden has more than half of its neurons never active, as of step 1." in in_words(read)
+
+
+@pytest.mark.parametrize("layers", ["²", "9" * 5000])
+def test_odd_numbers_of_layers_are_no_traceback(small, layers):
+    said = run(small, "--layers", layers)
+    assert isinstance(said.exception, SystemExit | None)

@@ -41,3 +41,10 @@ def test_short_names_escape_what_matplotlib_takes_for_a_formula():
 def test_half_a_formula_in_a_title_is_said_in_words(run, tmp_path):
     with pytest.raises(FigureError, match="cannot be drawn"):
         figures.save(figures.rotation_curves(run, title=HALF), tmp_path / "figure.png")
+
+
+def test_names_that_are_none_are_refused(run):
+    with pytest.raises(FigureError, match="names must be a list"):
+        figures.scalars(run, 5)
+    with pytest.raises(FigureError, match="accuracy must be the name"):
+        figures.compare([run], accuracy=[])

@@ -131,8 +131,8 @@ def _rows(run: Run, layers: str) -> list[int]:
     count = len(run.layers)
     if layers == "all":
         return list(range(count))
-    if layers.isdigit():
-        wanted = min(int(layers), count)
+    if layers.isascii() and layers.isdigit():
+        wanted = count if len(layers) > 9 else min(int(layers), count)
         if wanted < 1:
             fail("--layers is 0; it must be 1 or more, all, or a pattern", code=BAD_ARGUMENT)
         first = (wanted + 1) // 2

@@ -48,6 +48,8 @@ def compare(
     'test accuracy (%)'
     """
     chosen = _runs(runs)
+    if not isinstance(accuracy, str):
+        raise FigureError(f"accuracy must be the name of a scalar, got {accuracy!r}. Try 'test_accuracy'.")
     reached = np.array([_last(run, accuracy) for run in chosen])
     final = [_final(run, layers) for run in chosen]
     middle = np.array([rotations.mean() for rotations in final])

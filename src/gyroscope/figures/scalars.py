@@ -77,6 +77,8 @@ def _chosen(run: Measured, names: Sequence[str] | None) -> list[str]:
     if names is None:
         usual = [name for name in with_values if "loss" in name or "acc" in name]
         names = (usual or with_values)[:_SHOWN]
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise FigureError(f"names must be a list of names of scalars, got {names!r}. Try ['loss'].")
     known = ", ".join(with_values) or "none"
     missing = [name for name in names if name not in with_values]
     if missing or not names:

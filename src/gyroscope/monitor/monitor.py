@@ -247,7 +247,11 @@ class Monitor:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if error is not None:
-            self._safely(self._chronicle.event, "stop", f"stopped by {type(error).__name__}: {error}")
+            try:
+                said = f"{type(error).__name__}: {error}"
+            except Exception:  # its __str__ fails
+                said = type(error).__name__
+            self._safely(self._chronicle.event, "stop", f"stopped by {said}")
         if error is None or not self._sharded:
             self.close(interrupted=error is not None)
         else:
