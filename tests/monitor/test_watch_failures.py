@@ -273,6 +273,7 @@ def test_an_exception_that_has_no_words_leaves_the_block_as_it_is(tmp_path):
             raise ValueError("no words")
 
     model = mlp()
-    with pytest.raises(WordlessError), gyroscope.watch(model, torch.optim.SGD(model.parameters(), 0.1), tmp_path / "run"):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(WordlessError), gyroscope.watch(model, optimizer, tmp_path / "run"):
         raise WordlessError
     assert gyroscope.load(tmp_path / "run").state == "interrupted"
