@@ -37,6 +37,16 @@ class Recurrence:
     second: float | None = None
 
 
+def optimizers_in(meta: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The optimizers that a run remembers; nothing is known of one that is not described as `watch` does.
+
+    >>> optimizers_in({"optimizers": [{"class": "SGD"}, "Adam"]}), optimizers_in({"optimizers": 5})
+    ([{'class': 'SGD'}, {}], [])
+    """
+    given = meta.get("optimizers", ())
+    return [one if isinstance(one, Mapping) else {} for one in given] if isinstance(given, list | tuple) else []
+
+
 def recurrence_of(given: Mapping[str, Any]) -> Recurrence | None:
     """The recurrence of an optimizer, or None where theory has none for it.
 

@@ -211,8 +211,8 @@ def say(tmp_path, **quantities):
             "2 layers (layer0.weight, layer1.weight) have no gradient: they do not learn.",
         ),
         (
-            {"rotation": [[0, 0], [0.1, 0.1]], "dying": [[0.1, 0.6], [np.nan, np.nan]]},
-            "layer1.weight has more than half of its neurons never active.",
+            {"rotation": [[0, 0], [0.1, 0.1]], "dying": [[0.6, 0.1], [np.nan, np.nan]]},
+            "layer0.weight has more than half of its neurons never active, as of step 0.",
         ),
         (
             {"rotation": [[0] * 5, [0, 0, 0, 0, 0.5]]},
@@ -343,3 +343,29 @@ def test_help_explains_the_columns():
     text = run("--help").stdout
     for word in ("rotation", "‖Δw‖/‖w‖", "η/‖w‖²", "N|all|PATTERN", "--follow", "For example: gyroscope show"):
         assert word in text
+
+
+def test_logits_are_not_called_neurons(tmp_path):
+    names = ("hidden", "head")
+    about = {name: QuantityInfo(name, "1", "") for name in ("rotation", "dying")}
+    with Writer(tmp_path / "run", [LayerInfo(name, "linear", (4, 4)) for name in names], about) as writer:
+        writer.put(Rows(0, np.array([0, 1, 2]), {"rotation": np.array([[0.0, 0.0], [0.1, 0.1], [0.2, 0.2]])}))
+        writer.put(Rows(0, np.array([1]), {"dying": np.array([[0.2, 1.0]])}))
+    with Run(tmp_path / "run") as read:
+        assert "active" not in in_words(read)
+
+
+def test_a_share_of_neurons_that_was_measured_earlier_is_said_to_be_of_that_step(tmp_path):
+    names = ("hidden", "head")
+    about = {name: QuantityInfo(name, "1", "") for name in ("rotation", "dying")}
+    with Writer(tmp_path / "run", [LayerInfo(name, "linear", (4, 4)) for name in names], about) as writer:
+        writer.put(Rows(0, np.array([0, 1, 2]), {"rotation": np.array([[0.0, 0.0], [0.1, 0.1], [0.2, 0.2]])}))
+        writer.put(Rows(0, np.array([1]), {"dying": np.array([[0.9, 0.0]])}))
+    with Run(tmp_path / "run") as read:
+        assert "hidden has more than half of its neurons never active, as of step 1." in in_words(read)
+
+
+@pytest.mark.parametrize("layers", ["²", "9" * 5000])
+def test_odd_numbers_of_layers_are_no_traceback(small, layers):
+    said = run(small, "--layers", layers)
+    assert isinstance(said.exception, SystemExit | None)

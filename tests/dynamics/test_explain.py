@@ -1,6 +1,7 @@
 """A recorded run explained: what is said where measurements support it, and what is said where they do not."""
 
 import json
+import sqlite3
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from gyroscope.dynamics.explain_measure import orthogonality
 from gyroscope.dynamics.explain_optimizer import optimizer_of
 from gyroscope.dynamics.explain_result import cells
 from gyroscope.errors import StoreError
+from gyroscope.store.example import write_example
 
 AFTER = TOPICS[1:4]  # what follows from scale invariance: effective learning rate, implicit decay, equilibrium
 
@@ -511,3 +513,45 @@ def test_groups_of_other_momentum_leave_the_equilibrium_undecided(tmp_path):
     said = gyroscope.explain(train(tmp_path / "run", normalized(), make, 40))["0.weight"]
     assert said.about("equilibrium").verdict in ("undecided", "does not apply")
     assert "groups differ in momentum" in said.about("equilibrium").words
+
+
+@pytest.mark.parametrize("optimizers", ["5", '["a"]', '{"class": "SGD"}'])
+def test_optimizers_that_are_not_described_are_not_known(tmp_path, optimizers):
+    write_example(tmp_path / "run").close()
+    with sqlite3.connect(tmp_path / "run" / "run.sqlite") as file:
+        file.execute("INSERT OR REPLACE INTO meta VALUES ('optimizers', ?)", (optimizers,))
+    file.close()
+    assert explain(tmp_path / "run").entries
+
+
+def test_gradients_of_zero_are_not_called_not_finite(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    model[2].bias.data.fill_(-50)
+    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(16, 6)
+    with gyroscope.watch(model, optimizer, tmp_path / "run", every=7) as monitor:
+        for _ in range(30):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    said = explain(monitor.path)["0.weight"].about("scale invariance")
+    assert said.verdict == "undecided"
+    assert "Its gradient was zero" in said.words
+    assert "finite" not in said.words
+
+
+@pytest.mark.parametrize(("zeroed", "verdict"), [(True, "yes"), (False, "undecided")])
+def test_gradients_that_add_up_do_not_make_a_layer_depend_on_its_scale(tmp_path, zeroed, verdict):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = torch.randn(256, 20), torch.randint(3, (256,))
+    with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None) as monitor:
+        for _ in range(30):
+            if zeroed:
+                optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    said = explain(monitor.path)["0.weight"].about("scale invariance")
+    assert said.verdict == verdict
+    assert ("zero_grad" in said.words) != zeroed

@@ -802,8 +802,9 @@ def clock_after(*, analyses: bool, **seconds: float) -> Clock:
     return clock
 
 
-def test_measuring_leaves_the_analyses_their_share() -> None:
+def test_measuring_leaves_the_analyses_their_share(monkeypatch) -> None:
     """2 ms of 10 ms is 20 %: every 20 steps for 1 %, every 29 for 0.7 %."""
+    monkeypatch.setattr("gyroscope.monitor.clock.SECONDS", 0.0)
     assert clock_after(analyses=False, train=0.01, measured=0.002).stretched(every=1) == 20
     assert clock_after(analyses=True, train=0.01, measured=0.002).stretched(every=1) == 29
 

@@ -311,6 +311,9 @@ def of_moving(values):
 def literal(ratio, update, *, threshold, share, patience):
     """Layer by layer and measurement by measurement: (layer, since, until) of each time."""
     found = []
+    known = ~np.isnan(ratio)
+    starts = ratio[known.argmax(axis=0), np.arange(ratio.shape[1])] == 0  # behind a gain that starts at zero
+    ratio = np.where(starts, np.nan, ratio)
     for layer in range(ratio.shape[1]):
         inside, count, first, since = False, 0, None, None
         for step in range(len(ratio)):
@@ -432,3 +435,34 @@ def test_bounds_that_mean_nothing_are_refused(tmp_path, given):
 def test_words_say_which_norm():
     assert "the weight's spectral norm" in str(Domination("a", 1, None, 1e-5, 0.1, spectral=True))
     assert "the weight's norm" in str(Domination("a", 1, None, 1e-5, 0.1))
+
+
+class Branch(nn.Module):
+    """A residual branch whose last gain starts at zero, as in many image networks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(
+            nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16), nn.BatchNorm1d(16)
+        )
+        nn.init.zeros_(self.inner[-1].weight)
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+
+def test_branches_behind_a_gain_that_starts_at_zero_are_not_dominated(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), *(Branch() for _ in range(4)), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    x, y = torch.randn(64, 8), torch.randint(4, (64,))
+    with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None) as monitor:
+        for _ in range(8):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    with gyroscope.load(monitor.path) as run:
+        ratio = run.series("gradient_norm")[2:8] / run.series("weight_norm")[2:8]
+        assert (ratio[:, 1:-1] < 0.03 * ratio[:, [-1]]).all()  # what would be called dominated otherwise
+        assert dominated(run) == []
+        assert [event.text for event in run.events if event.kind == "finding"] == []

@@ -41,6 +41,7 @@ def hands(monkeypatch):
     monkeypatch.setattr(clocks, "perf_counter", hands)
     monkeypatch.setattr(loops, "perf_counter", hands)
     monkeypatch.setattr("gyroscope.monitor.recorder.thread_time", lambda: 0.0)
+    monkeypatch.setattr(clocks, "SECONDS", 0.0)  # so that short runs show what long ones do
     return hands
 
 
@@ -53,6 +54,23 @@ def run(tmp_path, hands, steps, *, seconds=0.01, **options):
         hands.now += seconds
         optimizer.step()
     return monitor
+
+
+@pytest.mark.parametrize(("steps", "seconds", "stretched"), [(400, 0.01, False), (900, 1e-4, False), (600, 0.01, True)])
+def test_a_run_of_less_than_five_seconds_is_kept_whole(tmp_path, hands, monkeypatch, steps, seconds, stretched):
+    monkeypatch.setattr(clocks, "SECONDS", 5.0)
+    monitor = run(tmp_path, hands, steps, seconds=seconds, budget=0.01)
+    assert (monitor.interval > 1) == stretched
+    assert (monitor.cost().measured < steps) == stretched
+    monitor.close()
+
+
+def test_a_thousand_measured_steps_are_enough_to_stretch_the_interval(tmp_path, hands, monkeypatch):
+    monkeypatch.setattr(clocks, "SECONDS", 5.0)
+    monitor = run(tmp_path, hands, 1100, seconds=1e-4, budget=0.01)
+    assert monitor.interval > 1
+    assert 1000 <= monitor.cost().measured < 1020
+    monitor.close()
 
 
 def test_the_interval_is_stretched_to_the_budget_once_the_price_is_known(tmp_path, hands):
@@ -208,7 +226,7 @@ def test_a_budget_of_everything_never_stretches():
 
 def test_the_writers_time_counts_where_it_is_in_the_way():
     clock = Clock(budget=0.01)
-    for _ in range(LEARNING + 50):
+    for _ in range(600):
         clock.step(0.01)
         clock.measured(0.0)
         clock.worked_out(device=[0.0], writer=0.001)

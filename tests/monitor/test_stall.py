@@ -17,6 +17,7 @@ from gyroscope.monitor.naming import Stalling
 from gyroscope.monitor.stall import found_in, stall
 from gyroscope.monitor.stall_of_run import FILE, stalled
 from gyroscope.store import LayerInfo, QuantityInfo, Rows, Scalars, Writer
+from gyroscope.store.example import write_example
 from monitor.predict_runs import clusters
 
 LN10 = log(10)
@@ -361,3 +362,10 @@ def test_a_network_without_any_input_to_its_last_layer_is_told_from_one_with_lit
     assert "say nothing and its gradient is zero, as those of dead networks are." in str(
         stall(loss, none, norm, classes=10)
     )
+
+
+def test_a_file_of_the_last_layer_with_columns_of_several_lengths_is_refused(tmp_path):
+    with write_example(tmp_path / "run") as run:
+        np.savez(run.path / FILE, loss=np.ones(1), lambda_x=np.ones(3), weight_norm=np.ones(6))
+        with pytest.raises(MonitorError, match="their shapes are"):
+            stalled(run)

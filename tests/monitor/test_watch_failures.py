@@ -265,3 +265,15 @@ def test_a_loop_of_ones_own_says_whether_it_came_to_its_end(tmp_path):
     monitor.close(interrupted=True)
     monitor.close()
     assert gyroscope.load(tmp_path / "run").state == "interrupted"
+
+
+def test_an_exception_that_has_no_words_leaves_the_block_as_it_is(tmp_path):
+    class WordlessError(Exception):
+        def __str__(self):
+            raise ValueError("no words")
+
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(WordlessError), gyroscope.watch(model, optimizer, tmp_path / "run"):
+        raise WordlessError
+    assert gyroscope.load(tmp_path / "run").state == "interrupted"

@@ -239,3 +239,76 @@ def test_an_optimizer_that_calls_its_base_class_is_counted_once_per_step(tmp_pat
     assert run.steps.tolist() == [0, 1, 2, 3, 4, 5]
     assert (run.series("rate")[1:] > 0).all()
     run.close()
+
+
+class Accelerated(torch.optim.Optimizer):
+    """Has the shape of Accelerate's AcceleratedOptimizer, which does not call Optimizer.__init__."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+
+    @property
+    def state(self):
+        return self.optimizer.state
+
+    def zero_grad(self, set_to_none=True):
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, closure=None):
+        self.optimizer.step(closure)
+
+
+def test_numbers_equal_the_oracle_under_accelerates_wrapper(tmp_path):
+    model = mlp()
+    optimizer, copies = Accelerated(torch.optim.SGD(model.parameters(), 0.1)), copies_of(model)
+    with watch(model, optimizer, tmp_path / "run") as monitor:
+        train(model, optimizer, inputs(4), copies=copies)
+    assert monitor.error is None
+    check(monitor.path, copies, range(5), rtol=1e-5)
+    assert gyroscope.load(monitor.path).meta["optimizers"][0]["class"] == "SGD"
+
+
+def test_layca_unwraps_accelerates_wrapper():
+    model = mlp()
+    sgd = torch.optim.SGD(model.parameters(), 0.05)
+    layca = gyroscope.Layca(Accelerated(sgd), model)
+    assert layca.inner is sgd
+    before = model[0].weight.detach().clone()
+    train(model, layca, inputs(1))
+    cosine = torch.cosine_similarity(before.flatten(), model[0].weight.flatten(), dim=0)
+    assert torch.tan(torch.arccos(cosine)).item() == pytest.approx(0.05, rel=1e-2)
+
+
+def test_a_wrapper_without_hooks_that_is_no_pass_through_is_refused(tmp_path):
+    class Slow(torch.optim.Optimizer):
+        def __init__(self, optimizer):
+            self.optimizer, self.param_groups = optimizer, optimizer.param_groups
+
+    model = mlp()
+    with pytest.raises(gyroscope.errors.MonitorError, match=r"does not call torch\.optim\.Optimizer\.__init__"):
+        watch(model, Slow(torch.optim.SGD(model.parameters(), 0.1)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_failed_watch_leaves_nothing_behind(tmp_path, there, monkeypatch):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    folder = tmp_path / "new" / "run"
+    if there:
+        folder.mkdir(parents=True)
+
+    def fail(*_):
+        raise RuntimeError("no hooks")
+
+    monkeypatch.setattr(optimizer, "register_step_post_hook", fail)
+    with pytest.raises(RuntimeError, match="no hooks"):
+        watch(model, optimizer, folder)
+    assert list(tmp_path.rglob("*")) == ([tmp_path / "new", folder] if there else [])
+    assert not optimizer._optimizer_step_pre_hooks
+    monkeypatch.undo()
+    watch(model, optimizer, folder).close()

@@ -1,5 +1,6 @@
 """Whatever has become of its file, a run is read right or refused in words."""
 
+import os
 import random
 import shutil
 import sqlite3
@@ -13,6 +14,7 @@ from gyroscope.store import LayerInfo, Rows, load, runs
 from gyroscope.store.example import write_example
 
 STEPS = range(60)
+DEEP = "[" * 100_000 + "]" * 100_000
 MANY = [LayerInfo(f"layer{i}", "linear", (2, 2)) for i in range(1500)]
 VALUES = np.random.default_rng(0).standard_normal((60, 1500)).astype(np.float32)
 
@@ -214,6 +216,12 @@ def test_what_a_writer_leaves_that_was_killed_at_the_very_beginning_is_no_obstac
         "UPDATE events SET kind = NULL",
         "UPDATE quantities SET name = NULL",
         "UPDATE quantities SET meaning = X'ff'",
+        "DELETE FROM layers",
+        'UPDATE layers SET shape = \'["a", "b"]\'',
+        f"UPDATE layers SET shape = '{DEEP}'",
+        f"INSERT INTO meta VALUES ('x', '{DEEP}')",
+        "INSERT INTO meta VALUES ('x', 'NaN')",
+        "UPDATE events SET time = 9e999",
     ],
 )
 def test_what_cannot_have_been_written_is_damage_and_hides_no_other_run(tmp_path, statement):
@@ -221,10 +229,30 @@ def test_what_cannot_have_been_written_is_damage_and_hides_no_other_run(tmp_path
     write_example(tmp_path / "good").close()
     change(tmp_path / "bad", statement)
     with pytest.raises(StoreError, match=r"is damaged: .*cannot be understood"), load(tmp_path / "bad") as run:
-        _ = run.layer_table, run.quantities, run.attempts, run.scalars, run.events
+        _ = run.layer_table, run.quantities, run.attempts, run.scalars, run.events, run.meta
     broken = []
     listed = [run.name for run in runs(tmp_path, broken=broken)]
     # Runs are listed by when they began, and nothing else of them is read for it.
     dated = "attempts" in statement
     assert listed == (["good"] if dated else ["bad", "good"])
     assert [str(error).partition(":")[0] for error in broken] == [f"{tmp_path}/bad/run.sqlite is damaged"] * dated
+
+
+@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="links are followed here")
+def test_a_lock_that_is_a_link_is_refused_and_what_it_leads_to_is_left_as_it_is(tmp_path):
+    precious = tmp_path / "precious.txt"
+    precious.write_text("precious")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "run.lock").symlink_to("../precious.txt")
+    with pytest.raises(StoreError, match=r"run\.lock is a link"):
+        writer(folder)
+    assert precious.read_text() == "precious"
+    assert [file.name for file in folder.iterdir()] == ["run.lock"]
+
+
+def test_values_that_are_null_are_damage(tmp_path):
+    write_example(tmp_path / "run").close()
+    change(tmp_path / "run", "UPDATE series SET data = NULL")
+    with pytest.raises(StoreError, match="is damaged"), load(tmp_path / "run") as run:
+        run.where("rotation")

@@ -12,7 +12,7 @@ import pytest
 from runs_for_tests import LAYERS, rows, write
 
 from gyroscope.errors import MissingExtraError, StoreError
-from gyroscope.store import Event, Rows, Scalars, load, tables
+from gyroscope.store import Event, LayerInfo, QuantityInfo, Rows, Scalars, Writer, load, tables
 
 ROTATION = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
 ROTATION[0] = [0, np.nan, 1e-30]
@@ -230,3 +230,15 @@ def test_a_link_stays_one_and_what_it_leads_to_is_written(run, tmp_path, way):
         assert (tmp_path / "link").is_symlink()
         assert (tmp_path / "folder" / "target").stat().st_size > 0
     assert sorted(file.name for file in (tmp_path / "folder").iterdir()) == ["target"]
+
+
+@pytest.mark.parametrize("wanted", [None, "rotation"])
+def test_no_name_in_a_csv_is_a_formula(tmp_path, wanted):
+    names = ("=1+1", "+1", "-1", "@SUM(A1)", "plain")
+    about = {"rotation": QuantityInfo("rotation", "1", "")}
+    with Writer(tmp_path / "run", [LayerInfo(name, "linear", (2, 2)) for name in names], about) as writer:
+        writer.put(Rows(0, np.array([0]), {"rotation": np.zeros((1, len(names)))}))
+    with load(tmp_path / "run") as run:
+        table = list(csv.reader(io.StringIO(run.to_csv(tmp_path / "run.csv", wanted).read_text())))
+    written = table[0][1:] if wanted else [row[1] for row in table[1:]]
+    assert written == ["'=1+1", "'+1", "'-1", "'@SUM(A1)", "plain"]

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
 from gyroscope.cli.lab_progress import described
 from gyroscope.cli.missing_data import lacking, to_get
+from gyroscope.cli.printed import echo, text
 from gyroscope.cli.writable import make_folder
 from gyroscope.errors import GyroscopeError
 
@@ -44,7 +43,7 @@ def write_queue(out: Path) -> None:
         queue.write(entries, path, kept=sum(1 for _ in kept.glob("*/*/result.json")))
     except (GyroscopeError, OSError) as error:
         fail(str(error), code=FAILED)
-    typer.echo(f"Wrote {path}: {len(entries)} trainings")
+    echo(f"Wrote {path}: {len(entries)} trainings")
 
 
 def run_minutes(
@@ -85,7 +84,7 @@ def run_minutes(
         ]
         trials = [one.trial for one in _with_data(wanted(entries, lab.archive, Archive(out / "runs")), data)]
         if not trials:
-            typer.echo("Nothing to train: no training of the queue is both missing and has its data here.", err=True)
+            echo("Nothing to train: no training of the queue is both missing and has its data here.", err=True)
             return
         progress = _Lines(minutes, began)
         progress.say(f"{len(trials)} trainings are missing, the most valuable first")
@@ -101,11 +100,11 @@ def run_minutes(
         fail(str(error), code=FAILED)
     counts: Counter[str] = Counter(one.status for one in box.trials)
     ended = f", ended by {box.signal}" if box.signal else ""
-    typer.echo(f"{_counted(counts)} in {box.used:.1f} of {minutes:g} minutes{ended}")
-    typer.echo(f"Wrote {box.path} ({box.path.stat().st_size / 2**20:.1f} MiB)")
+    echo(f"{_counted(counts)} in {box.used:.1f} of {minutes:g} minutes{ended}")
+    echo(f"Wrote {box.path} ({box.path.stat().st_size / 2**20:.1f} MiB)")
     if box.left_out:
-        typer.echo(f"{box.left_out} unfinished trainings are left out of it; they are in {lab.archive.root}")
-    typer.echo(f"To merge it: gyroscope reproduce --collect {box.path}")
+        echo(f"{box.left_out} unfinished trainings are left out of it; they are in {lab.archive.root}")
+    echo(f"To merge it: gyroscope reproduce --collect {box.path}")
     if counts["failed"] == len(box.trials) > 0:
         fail("every training failed", code=FAILED)
 
@@ -134,11 +133,11 @@ def collect_archive(path: Path, *, runs: Path, out: Path) -> None:
             _percent(row.test),
             _percent(row.before),
         )
-        table.add_row(*map(Text, cells))
+        table.add_row(*map(text, cells))
     console = Console()
     (console if console.is_terminal else Console(width=_UNBOUNDED)).print(table)
     new = sum(row.kept for row in rows)
-    typer.echo(f"{_counted(Counter(row.status for row in rows))}; {new} new results in {out / 'runs'}")
+    echo(f"{_counted(Counter(row.status for row in rows))}; {new} new results in {out / 'runs'}")
 
 
 def _device() -> str:
@@ -157,7 +156,7 @@ def _with_data(entries: Sequence[Entry], folder: Path) -> list[Entry]:
     if skipped:
         each = ", ".join(f"{name} ({count})" for name, count in skipped.items())
         said = f"Skipped {skipped.total()} trainings whose data is not in {folder}: {each}"
-        typer.echo(f"{said}. {to_get(list(skipped), folder)}", err=True)
+        echo(f"{said}. {to_get(list(skipped), folder)}", err=True)
     return [one for one in entries if one.trial.task.source.name not in missing]
 
 
@@ -172,7 +171,7 @@ class _Lines:
 
     def say(self, text: str) -> None:
         passed = (time.monotonic() - self._began) / 60
-        typer.echo(f"{passed:5.1f} of {self._minutes:g} min: {text}", err=True)
+        echo(f"{passed:5.1f} of {self._minutes:g} min: {text}", err=True)
 
     def on_note(self, note: Note) -> None:
         self._notes[note.key] = note

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
+from gyroscope.cli.printed import echo, text
 from gyroscope.cli.target import Target, out_option
 from gyroscope.errors import GyroscopeError, StoreError
 
@@ -74,9 +74,9 @@ def compare(
     except OSError as error:
         fail(f"{out} cannot be written: {error.strerror or error}", code=FAILED)
     if written:
-        typer.echo(f"Wrote {', '.join(map(str, written))}")
+        echo(f"Wrote {', '.join(map(str, written))}")
     for problem in problems:
-        typer.echo(f"gyroscope: {problem}", err=True)
+        echo(f"gyroscope: {problem}", err=True)
     if problems:
         raise typer.Exit(FAILED)
 
@@ -134,14 +134,14 @@ def _print(runs: list[Run]) -> None:
         table.add_column(column, justify="right")
     scales = {kind: _percent([row.accuracies[kind] for row in rows if kind in row.accuracies]) for kind in kinds}
     for row in rows:
-        table.add_row(*map(Text, _cells(row, scales)))
+        table.add_row(*map(text, _cells(row, scales)))
     console = Console()
     (console if console.is_terminal else Console(width=_UNBOUNDED)).print(table)
     unfinished = [row.name for row in rows if row.state != "ended"]
     if unfinished:
-        typer.echo(f"Not ended: {', '.join(unfinished)}")
+        echo(f"Not ended: {', '.join(unfinished)}")
     if said := in_words(rows):
-        typer.echo(said)
+        echo(said)
 
 
 def _percent(values: list[float]) -> float:

@@ -11,9 +11,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, fail
+from gyroscope.cli.printed import echo, text
 from gyroscope.errors import GyroscopeError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def explain(
     except GyroscopeError as error:
         fail(str(error), code=FAILED)
     if as_json:
-        typer.echo(json.dumps(_plain(found), ensure_ascii=False, indent=2, allow_nan=False))
+        echo(json.dumps(_plain(found), ensure_ascii=False, indent=2, allow_nan=False))
         return
     console = Console()
     console = console if console.is_terminal else Console(width=_UNBOUNDED)
@@ -84,29 +84,29 @@ def _table(found: Explanation, width: int) -> Table:
     for head in columns:
         table.add_column(head, justify="left" if head in (*HEADS[:2], HEADS[-1]) else "right", overflow="fold")
     for *most, last in zip(*columns.values(), strict=True):
-        table.add_row(*map(Text, most), Text(last, style=_STYLES[last]))
+        table.add_row(*map(text, most), text(last, style=_STYLES[last]))
     return table
 
 
 def _page(found: Explanation, width: int) -> RenderableType:
     from gyroscope.dynamics.explain_result import headline, title
 
-    parts: list[RenderableType] = [Text(headline(found)), _table(found, width)]
+    parts: list[RenderableType] = [text(headline(found)), _table(found, width)]
     for alike in found.sorts():
-        parts.append(Text(title(alike), style="bold"))
+        parts.append(text(title(alike), style="bold"))
         parts += [_statement(words) for words in alike[0].words()]
-        parts.append(Text())
+        parts.append(text())
     return Group(*parts[:-1])
 
 
 def _statement(words: str) -> RenderableType:
     """Its topic and verdict stand out; indented, and no wider than is read with ease."""
-    text = Text(words)
+    said = text(words)
     topic, _, rest = words.partition(": ")
     verdict = next((v for v in _STYLES if rest.startswith(v)), "does not apply")
-    text.stylize("italic", 0, len(topic))
-    text.stylize(_STYLES[verdict], len(topic) + 2, len(topic) + 2 + len(verdict))
+    said.stylize("italic", 0, len(topic))
+    said.stylize(_STYLES[verdict], len(topic) + 2, len(topic) + 2 + len(verdict))
     column = Table.grid()
     column.add_column(max_width=_WORDS)
-    column.add_row(text)
+    column.add_row(said)
     return Padding(column, (0, 0, 0, 2), expand=False)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
+from gyroscope.cli.printed import echo
 from gyroscope.cli.target import Target, out_option
 from gyroscope.errors import GyroscopeError
 
@@ -69,7 +70,7 @@ def export(
         fail(str(error), code=FAILED)
     except OSError as error:
         fail(f"{out or Path()} cannot be written: {error.strerror or error}", code=FAILED)
-    typer.echo(f"Wrote {written}")
+    echo(f"Wrote {written}")
 
 
 def _plain(name: str) -> str:

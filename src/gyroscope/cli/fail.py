@@ -6,6 +6,8 @@ from typing import NoReturn
 
 import typer
 
+from gyroscope.cli.printed import echo
+
 FAILED = 1
 BAD_ARGUMENT = 2
 INTERRUPTED = 130
@@ -20,5 +22,5 @@ def fail(message: str, *, code: int) -> NoReturn:
     ...     print(end.exit_code)
     2
     """
-    typer.echo(f"gyroscope: {message}", err=True)
+    echo(f"gyroscope: {message}", err=True)
     raise typer.Exit(code)

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from rich.text import Text
 
 from gyroscope.cli.not_finite import lost_at
+from gyroscope.cli.printed import plain, text
 from gyroscope.cli.sparkline import sparklines
 from gyroscope.cli.standing_out import last_values
 from gyroscope.store import Run
@@ -67,15 +67,15 @@ def layer_table(run: Run, *, quantity: str, rows: Sequence[int], width: int) -> 
         left_out.append(first.heading)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for column in columns:
-        table.add_column(column.heading, justify="right" if column.right else "left", no_wrap=not column.right)
+        table.add_column(plain(column.heading), justify="right" if column.right else "left", no_wrap=not column.right)
     previous = -1
     for place, row in enumerate(rows):
         if row > previous + 1:
-            table.add_row(Text(f"… {row - previous - 1:,} more", style="dim"))
-        table.add_row(*(Text(column.cells[place]) for column in columns))
+            table.add_row(text(f"… {row - previous - 1:,} more", style="dim"))
+        table.add_row(*(text(column.cells[place]) for column in columns))
         previous = row
     if previous < len(run.layers) - 1:
-        table.add_row(Text(f"… {len(run.layers) - 1 - previous:,} more", style="dim"))
+        table.add_row(text(f"… {len(run.layers) - 1 - previous:,} more", style="dim"))
     return table, left_out[::-1]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
+from gyroscope.cli.printed import echo
 from gyroscope.cli.target import Target, out_option
 from gyroscope.errors import GyroscopeError
 
@@ -118,7 +119,7 @@ def plot(
         fail(str(error), code=FAILED)
     except OSError as error:
         fail(f"{file} cannot be written: {error.strerror or error}", code=FAILED)
-    typer.echo(f"Wrote {written}")
+    echo(f"Wrote {written}")
 
 
 def _default(run: Path, figure: Name) -> str:

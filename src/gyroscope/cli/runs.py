@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gyroscope.cli.fail import FAILED, fail
+from gyroscope.cli.printed import echo, text
 from gyroscope.errors import GyroscopeError, StoreError
 
 if TYPE_CHECKING:
@@ -62,9 +63,9 @@ def runs(
     if shown:
         (console if console.is_terminal else Console(width=_UNBOUNDED)).print(table)
     elif not broken:
-        typer.echo(f"There are no runs in {folder}. gyroscope.watch(model, optimizer, '{folder}/first') writes one.")
+        echo(f"There are no runs in {folder}. gyroscope.watch(model, optimizer, '{folder}/first') writes one.")
     for problem in broken:
-        typer.echo(f"gyroscope: {problem}", err=True)
+        echo(f"gyroscope: {problem}", err=True)
     if broken:
         raise typer.Exit(FAILED)
 
@@ -81,7 +82,7 @@ def _row(run: Run, folder: Path) -> list[Text]:
         f"{steps[-1]:,}" if len(steps) else "–",
         _rotation(run),
     )
-    return [*map(Text, words), Text(state, style=_STYLES[state]), Text(started)]
+    return [*map(text, words), text(state, style=_STYLES[state]), text(started)]
 
 
 def _rotation(run: Run) -> str:

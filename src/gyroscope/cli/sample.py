@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, fail
+from gyroscope.cli.printed import echo
 from gyroscope.errors import GyroscopeError
 
 
@@ -42,4 +43,4 @@ def sample(
         fail(str(error), code=FAILED)
     except OSError as error:
         fail(f"{run} cannot be written: {error.strerror}", code=FAILED)
-    typer.echo(f"{run}: asked for the next {steps} steps in detail")
+    echo(f"{run}: asked for the next {steps} steps in detail")

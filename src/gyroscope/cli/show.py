@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.text import Text
 
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, fail
+from gyroscope.cli.printed import text
 from gyroscope.errors import GyroscopeError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _page(run: Run, quantity: str, rows: list[int], width: int) -> RenderableTyp
         below.append(f"{len(rows)} of {len(run.layers):,} layers are shown; --layers all shows them all.")
     if left_out:
         below.append(f"A wider terminal also shows {', '.join(left_out)}.")
-    return Group(*map(Text, _header(run)), table, *map(Text, below))
+    return Group(*map(text, _header(run)), table, *map(text, below))
 
 
 def _header(run: Run) -> list[str]:
@@ -131,8 +131,8 @@ def _rows(run: Run, layers: str) -> list[int]:
     count = len(run.layers)
     if layers == "all":
         return list(range(count))
-    if layers.isdigit():
-        wanted = min(int(layers), count)
+    if layers.isascii() and layers.isdigit():
+        wanted = count if len(layers) > 9 else min(int(layers), count)
         if wanted < 1:
             fail("--layers is 0; it must be 1 or more, all, or a pattern", code=BAD_ARGUMENT)
         first = (wanted + 1) // 2

@@ -145,10 +145,15 @@ def _still(run: Run, rotation: Values) -> str:
 
 
 def _neurons(run: Run, apart: Mask) -> str:
+    # The last layer puts out logits, for which a sign is no activity.
+    hidden = np.arange(len(run.layers)) < len(run.layers) - 1
     for name, when in (("dying", "never"), ("full", "always")):
         if name in run.quantities:
-            many = (last_values(run.series(name)) > MANY_NEURONS) & ~apart
-            says = f"more than half of {{}} neurons {when} active"
+            series = run.series(name)
+            many = (last_values(series) > MANY_NEURONS) & ~apart & hidden
+            known = run.steps[np.isfinite(series).any(axis=1)]
+            at = f", as of step {known[-1]:,}" if len(known) and known[-1] < run.steps[-1] else ""
+            says = f"more than half of {{}} neurons {when} active{at}"
             sentence = _said(run, many, f"has {says.format('its')}", f"have {says.format('their')}")
             if sentence:
                 return sentence

@@ -14,6 +14,7 @@ from typer.core import TyperCommand
 from gyroscope.cli.choices import Device, Parallel, Precision
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
 from gyroscope.cli.loading import loading
+from gyroscope.cli.printed import echo
 from gyroscope.cli.writable import at_least_one, make_folder
 from gyroscope.errors import GyroscopeError
 
@@ -198,7 +199,7 @@ def _on_ranks(trial: Trial, archive: Archive, on_gpu: bool, data: Path, parallel
             known = archive.result(trial) is not None
             result = run_on_ranks(trial, archive, data, parallel=parallel.value, device=place)
             if distributed.get_rank() == 0:
-                typer.echo(f"On {distributed.get_world_size()} processes ({parallel.value}):")
+                echo(f"On {distributed.get_world_size()} processes ({parallel.value}):")
                 _show(trial, result, known, archive.folder(trial))
     except (GyroscopeError, OSError) as error:
         fail(str(error), code=FAILED)
@@ -237,21 +238,21 @@ def _trained(trial: Trial, archive: Archive, on_gpu: bool, data: Path, again: bo
 def _show(trial: Trial, result: Result, known: bool, folder: Path) -> None:
     final, layers, epochs = result.final_rotation, result.layers, len(result.loss)
     turned = [(value, name) for value, name in zip(final, layers, strict=True) if isfinite(value)]
-    typer.echo(f"{trial.task.name}: {trial.recipe.name}, seed {trial.seed}")
+    echo(f"{trial.task.name}: {trial.recipe.name}, seed {trial.seed}")
     accuracies = [("train", result.train_accuracy), ("test", result.test_accuracy)]
     if result.validation:
         accuracies.insert(1, ("validation", result.best_validation))
     said = ", ".join(f"{name} {100 * value:.2f} %" for name, value in accuracies)
     tested = f" (the weights of epoch {result.tested} were tested)" if result.tested != epochs else ""
-    typer.echo(f"{said}{tested}; loss {result.loss[-1]:.4g} in epoch {epochs}")
+    echo(f"{said}{tested}; loss {result.loss[-1]:.4g} in epoch {epochs}")
     if turned:
         (least, first), (most, last) = min(turned), max(turned)
         mean = sum(value for value, _ in turned) / len(turned)
-        typer.echo(f"Layers rotated by {least:.3f} ({first}) to {most:.3f} ({last}), {mean:.3f} on average.")
+        echo(f"Layers rotated by {least:.3f} ({first}) to {most:.3f} ({last}), {mean:.3f} on average.")
     if result.ended:
-        typer.echo(f"Training ended early: {result.ended}.")
+        echo(f"Training ended early: {result.ended}.")
     kept = "This was trained before, and its result kept; --again trains anew." if known else ""
-    typer.echo(kept or f"Trained in {result.seconds:.1f} s.")
-    typer.echo(f"The run is {folder}: gyroscope show {folder}; gyroscope plot {folder}")
+    echo(kept or f"Trained in {result.seconds:.1f} s.")
+    echo(f"The run is {folder}: gyroscope show {folder}; gyroscope plot {folder}")
     if result.diverged:
         raise typer.Exit(FAILED)

@@ -90,6 +90,7 @@ class Layca(Wrapper):
         reads_weights: bool | None = None,
     ) -> None:
         super().__init__(optimizer)
+        optimizer = self.inner
         check_weights_are_its(optimizer)
         check_choice("others", others, ("inner", "frozen"))
         check_choice("nonfinite", nonfinite, ("skip", "raise"))

@@ -51,6 +51,27 @@ def controller_of(optimizer: Optimizer) -> Wrapper | None:
     return None if known is None else known()
 
 
+def bare(optimizer: Any) -> Any:
+    """Return the optimizer inside a wrapper that only passes calls on, such as Accelerate's AcceleratedOptimizer.
+
+    Such a wrapper has an attribute `optimizer`, a property `param_groups`, and no hooks of its own, because it does not
+    call Optimizer.__init__. Wrappers that change the steps keep groups and hooks of their own, and are returned as
+    they are, like everything else.
+
+    >>> sgd = torch.optim.SGD([torch.ones(2, 2)], lr=0.1)
+    >>> bare(sgd) is sgd
+    True
+    """
+    inner = getattr(optimizer, "optimizer", None)
+    if not isinstance(inner, Optimizer):
+        return optimizer
+    passes_on = isinstance(getattr(type(optimizer), "param_groups", None), property)
+    has_hooks = _HOOKS[0] in getattr(optimizer, "__dict__", {})
+    if isinstance(optimizer, Optimizer) and (has_hooks or not passes_on):
+        return optimizer
+    return bare(inner)
+
+
 class Wrapper(Optimizer):
     """Base of controllers and preconditioners: a torch optimizer whose groups, state and defaults are those of `inner`.
 
@@ -62,6 +83,7 @@ class Wrapper(Optimizer):
     sets_lengths = True
 
     def __init__(self, inner: Optimizer) -> None:
+        inner = bare(inner) if isinstance(inner, Optimizer) else inner
         if not isinstance(inner, Optimizer):
             raise ControlError(
                 f"The optimizer is a {type(inner).__name__}; accepted is a torch.optim.Optimizer, such as "

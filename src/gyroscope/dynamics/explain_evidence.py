@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from gyroscope.dynamics.explain_optimizer import Optimizer, optimizer_of
 from gyroscope.dynamics.law import Floats
+from gyroscope.recurrence import optimizers_in
 from gyroscope.store import LayerInfo, Run
 
 SERIES = (
@@ -87,8 +88,12 @@ class Evidence:
 
     @cached_property
     def ungraded(self) -> int | None:
-        """The step from which on it has no gradient that is finite, or None."""
-        return self._ends(self.gradient)
+        """The step from which on it has no gradient that is finite, or None.
+
+        One row without a gradient is no sign of it: the row that closes a run is measured without gradients.
+        """
+        since = self._ends(self.gradient)
+        return None if since is not None and since == self.steps[-1] else since
 
     def _ends(self, series: Floats) -> int | None:
         known = np.flatnonzero(np.isfinite(series))
@@ -124,7 +129,7 @@ def evidence(run: Run, chosen: Sequence[int]) -> list[Evidence]:
     recorded = frozenset(SERIES) & frozenset(run.quantities)
     series = {name: run.series(name).astype(np.float64) for name in recorded}
     nothing = np.full((len(run.steps), len(run.layers)), np.nan)
-    given = run.meta.get("optimizers", ())
+    given = optimizers_in(run.meta)
     resumed = resumed_at(run)
     found = []
     for i in chosen:

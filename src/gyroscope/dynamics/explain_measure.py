@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, log, nan, prod, sqrt
 from typing import Literal, NamedTuple
 
@@ -65,8 +65,15 @@ def orthogonality(cosine: Floats, size: int) -> Orthogonality:
 
 
 def orthogonality_of(layer: Evidence) -> Orthogonality:
-    """The same of a layer of a run."""
-    return orthogonality(layer.cosine, prod(layer.info.shape))
+    """The same of a layer of a run; undecided where only the first gradient was orthogonal to the weights.
+
+    Gradients that are not zeroed add up over steps, and are orthogonal to the weights of the first step alone.
+    """
+    found = orthogonality(layer.cosine, size := prod(layer.info.shape))
+    first = layer.cosine[np.isfinite(layer.cosine)][:1]
+    if found.found is False and bool((sqrt(max(1, size)) * np.abs(first) < INVARIANT).all()):
+        return replace(found, found=None)
+    return found
 
 
 class Fit(NamedTuple):

@@ -81,6 +81,12 @@ def scale_statement(layer: Evidence, found: Orthogonality, model: LayerInvarianc
             "step by watch(budget=None)."
         )
         return said("undecided", words, "undecided: too few steps")
+    if found.median > RELATED:
+        words = (
+            "Its first gradient was orthogonal to its weights, and later ones were not. Gradients that add up over "
+            "steps look like this: call optimizer.zero_grad() before each backward pass."
+        )
+        return said("undecided", words, "undecided: orthogonal at first")
     words = (
         f"{seen[0].upper()}{seen[1:]}: neither zero (nine in ten below {INVARIANT}) nor that of a layer whose norm "
         f"matters (a median above {RELATED}). A bias before a normalizer, an ε as large as the activations or a norm "

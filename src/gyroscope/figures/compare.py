@@ -16,6 +16,7 @@ from gyroscope.figures.given import Layers, Measured, RunLike, as_run, described
 from gyroscope.figures.labels import place_labels
 from gyroscope.figures.lines import finish, own_axes
 from gyroscope.figures.looks import limits, look_of
+from gyroscope.figures.names import literal
 
 # Up to here points carry their run's name.
 _NAMED = 16
@@ -47,10 +48,12 @@ def compare(
     'test accuracy (%)'
     """
     chosen = _runs(runs)
+    if not isinstance(accuracy, str):
+        raise FigureError(f"accuracy must be the name of a scalar, got {accuracy!r}. Try 'test_accuracy'.")
     reached = np.array([_last(run, accuracy) for run in chosen])
     final = [_final(run, layers) for run in chosen]
     middle = np.array([rotations.mean() for rotations in final])
-    label = accuracy.replace("_", " ")
+    label = literal(accuracy.replace("_", " "))
     if "acc" in accuracy and reached.min() >= 0 and reached.max() <= 1:
         reached, label = 100 * reached, f"{label} (%)"
 

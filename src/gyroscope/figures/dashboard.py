@@ -17,6 +17,7 @@ from gyroscope.figures.effective_rates import effective_rates
 from gyroscope.figures.given import Layers, Measured, RunLike, as_run, at_least_one, choose, described, holds
 from gyroscope.figures.lines import page_key
 from gyroscope.figures.moment_percentiles import moment_percentiles
+from gyroscope.figures.names import literal
 from gyroscope.figures.neurons import neurons
 from gyroscope.figures.norms import norms
 from gyroscope.figures.rates import rates
@@ -103,5 +104,5 @@ def _header(run: Measured) -> str:
     for name, curve in list(run.scalars.items())[:4]:
         values = np.asarray(curve.values, dtype=float)
         if np.isfinite(values).any():
-            said.append(f"{name} {values[np.isfinite(values)][-1]:.4g}")
-    return f"{run.name}\n{' · '.join(said)}"
+            said.append(f"{literal(name)} {values[np.isfinite(values)][-1]:.4g}")
+    return f"{literal(run.name)}\n{' · '.join(said)}"

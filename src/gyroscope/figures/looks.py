@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 
+from gyroscope.figures.names import literal
 from gyroscope.figures.ticks import log_ticks
 from gyroscope.store.record import QuantityInfo
 
@@ -92,7 +93,7 @@ def look_of(quantity: str, info: QuantityInfo | None = None) -> Look:
     if kappa := _KAPPA.fullmatch(quantity):
         return Look(rf"$\kappa_{{{kappa[2]}\%}}({_MATRICES[kappa[1]]})$", "log", noisy=True)
     unit = "" if info is None or info.unit in ("", "1") else f" ({info.unit})"
-    return Look(quantity.replace("_", " ") + unit)
+    return Look(literal(quantity.replace("_", " ") + unit))
 
 
 def settle(look: Look, values: npt.ArrayLike) -> Look:

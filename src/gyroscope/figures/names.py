@@ -32,7 +32,16 @@ def short_names(names: Sequence[str], *, longest: int = _LONGEST) -> list[str]:
             pairs = zip(names, other(names), strict=True)
             short = [name if len(name) <= longest else _shortened(brief, longest) for name, brief in pairs]
             best = short if len(set(short)) > len(set(best)) else best
-    return best
+    return [literal(name) for name in best]
+
+
+def literal(name: str) -> str:
+    r"""Return `name` so that matplotlib writes it as it is, and takes no part of it for a formula.
+
+    >>> print(literal("$x$"))
+    \$x\$
+    """
+    return name.replace("$", r"\$")
 
 
 def spread(count: int, room: int) -> list[int]:

@@ -63,6 +63,9 @@ def save(
                 to_palette(file)
         except OSError as error:
             raise FigureError(f"{file} cannot be written: {error.strerror or error}") from error
+        except ValueError as error:  # a title or a label with half a formula in it
+            said = str(error).strip().splitlines()
+            raise FigureError(f"the figure cannot be drawn: {said[-1] if said else error!r}") from error
     return written
 
 

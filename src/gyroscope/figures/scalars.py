@@ -12,6 +12,7 @@ from gyroscope.errors import FigureError
 from gyroscope.figures.bars import colours
 from gyroscope.figures.given import Measured, RunLike, as_run, described
 from gyroscope.figures.lines import finish, own_axes, span
+from gyroscope.figures.names import literal
 from gyroscope.figures.thin import thin
 
 # More lines than this in one panel are told apart by nobody.
@@ -55,7 +56,7 @@ def scalars(
             marker="o" if len(y) < 12 else "",
             markersize=3,
             clip_on=len(y) >= 12,
-            label=name,
+            label=literal(name),
         )
         handles.append(line)
     if right:
@@ -64,9 +65,9 @@ def scalars(
     every = np.concatenate([np.asarray(run.scalars[name].steps, dtype=float) for name in names])
     span(own, every)
     own.legend(handles=handles, loc="center right" if twin else "best", fontsize=8, framealpha=0.8)
-    finish(own, ylabel=", ".join(left or right), title=title)
+    finish(own, ylabel=literal(", ".join(left or right)), title=title)
     if twin is not None:
-        finish(twin, xlabel="", ylabel=", ".join(right))
+        finish(twin, xlabel="", ylabel=literal(", ".join(right)))
         twin.spines["right"].set_visible(True)
     return own
 
@@ -76,6 +77,8 @@ def _chosen(run: Measured, names: Sequence[str] | None) -> list[str]:
     if names is None:
         usual = [name for name in with_values if "loss" in name or "acc" in name]
         names = (usual or with_values)[:_SHOWN]
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise FigureError(f"names must be a list of names of scalars, got {names!r}. Try ['loss'].")
     known = ", ".join(with_values) or "none"
     missing = [name for name in names if name not in with_values]
     if missing or not names:

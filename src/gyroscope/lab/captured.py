@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -44,6 +46,14 @@ def room_for_kinds() -> AbstractContextManager[Any]:
         cache_size_limit=_KINDS, accumulated_cache_size_limit=_KINDS
     )
     return limits
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Let blocks of many kinds be compiled; a warning of the compiler is shown, also where warnings are errors."""
+    with room_for_kinds(), warnings.catch_warnings():
+        warnings.simplefilter("default")
+        yield
 
 
 class Captured(Training):
@@ -102,7 +112,7 @@ class Captured(Training):
         if count != self._whole:
             context: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
         else:
-            context = room_for_kinds() if self._compiles else nullcontext()
+            context = _compiling() if self._compiles else nullcontext()
         with context:
             super().advance(count)
 

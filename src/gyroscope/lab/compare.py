@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite, isnan, nan
 from os.path import commonpath, relpath
-from typing import Any
 
 import numpy as np
 
+from gyroscope.recurrence import optimizers_in
 from gyroscope.store import Run
 
 #: The logged numbers that tell how good a network is, the most telling first, and by which names they go.
@@ -130,12 +130,12 @@ def _trained_with(run: Run) -> tuple[str | None, float | None]:
     recipe = trial.get("recipe") if isinstance(trial, dict) else None  # others call other things a trial
     if isinstance(recipe, dict) and {"name", "rate"} <= recipe.keys():
         return str(recipe["name"]), float(recipe["rate"])
-    optimizers: list[dict[str, Any]] = run.meta.get("optimizers", [])
+    optimizers = [one for one in optimizers_in(run.meta) if "class" in one]
     if not optimizers:
         return None, None
     said = [f"{one['class']}({one['inner']})" if "inner" in one else str(one["class"]) for one in optimizers]
     rate = optimizers[0].get("lr")
-    return " + ".join(dict.fromkeys(said)), None if rate is None else float(rate)
+    return " + ".join(dict.fromkeys(said)), float(rate) if isinstance(rate, int | float) else None
 
 
 def _rotation(run: Run) -> tuple[float, float, float] | None:

@@ -17,7 +17,7 @@ from gyroscope.monitor.recorder import Numbers, Recorder
 from gyroscope.monitor.reference import Place, Precision
 from gyroscope.monitor.resume import Beginning, Existing, Saved, agreed, beginning, file_of
 from gyroscope.monitor.track import Track
-from gyroscope.store import LayerInfo, Sink
+from gyroscope.store import LayerInfo, Sink, lock, schema
 
 _LOG = logging.getLogger("gyroscope")
 
@@ -69,6 +69,7 @@ class Chronicle:
         self._zero: list[Measured] = []
         self._tracks: Sequence[Track] = ()
         self._details: Sequence[Detail] = ()
+        self._new_folders: list[Path] = []  # innermost first
         self._find()
 
     def _find(self) -> None:
@@ -184,12 +185,26 @@ class Chronicle:
 
     def _open(self, step: int, reference_file: str | None) -> Recorder:
         about = self.about
+        self._new_folders = [one for one in (about.path, *about.path.parents) if not one.exists()]
         meta = about.meta if reference_file is None else {**about.meta, "reference_file": reference_file}
         self.recorder = Recorder(
             about.path, about.layers, self._tracks, self._details, about.quantities, self._clock,
             step=step, meta=meta, sinks=about.sinks,
         )  # fmt: skip
         return self.recorder
+
+    def discard(self) -> None:
+        """Remove the run again, where it is new; for a monitor that could not be made."""
+        recorder, self.recorder = self.recorder, None
+        if recorder is None:
+            return
+        recorder.close(interrupted=True)
+        if self._existing is None:
+            for file in self.about.path.iterdir():
+                if file.name.startswith((lock.FILE, schema.FILE)):
+                    file.unlink()
+            for folder in self._new_folders:
+                folder.rmdir()
 
     def drain(self) -> None:
         """Hand over what still waits for a beginning that will not come."""

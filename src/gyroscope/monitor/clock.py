@@ -11,6 +11,8 @@ from time import perf_counter
 # Steps that are measured before the interval is stretched: the price has to be known first, and the first calls are
 # dearer than the rest (kernels are compiled, memory is allocated).
 LEARNING = 50
+# Nor is it stretched before so many seconds of training or so many measured steps: a short run is kept whole.
+SECONDS, MEASURED = 5.0, 1000
 _WARM = 3
 _SMOOTH = 0.05
 _OUTLIERS_FROM = 5
@@ -68,7 +70,7 @@ class Clock:
 
     >>> clock = Clock(budget=0.01)
     >>> for _ in range(LEARNING + 1):
-    ...     clock.step(0.010); clock.measured(0.001)
+    ...     clock.step(0.100); clock.measured(0.010)
     >>> clock.stretched(every=1)
     10
     """
@@ -88,11 +90,13 @@ class Clock:
         self.detail = 0.0
         self.details = 0
         self.steps = 0
+        self.trained = 0.0
         self._lock = threading.Lock()
 
     def step(self, seconds: float) -> None:
         """A training step took so long, the monitor's own time not counted."""
         self.steps += 1
+        self.trained += seconds
         if self.steps > _WARM:
             self.train = _average(self.train, seconds, self.steps - _WARM)
 
@@ -149,7 +153,8 @@ class Clock:
 
     def stretched(self, every: int) -> int:
         """The interval, a multiple of `every`, that keeps to the budget."""
-        if self.budget is None or self.count <= LEARNING or self.train <= 0:
+        early = self.count <= LEARNING or (self.trained < SECONDS and self.count < MEASURED)
+        if self.budget is None or early or self.train <= 0:
             return every
         least = self.price / ((1 - self._share) * self.budget * self.train)
         return every * max(1, math.ceil(least / every - 1e-9))

@@ -16,7 +16,8 @@ layer that stands still while others move: under batch normalization a weight th
 What layers that move have is what a tenth of the layers exceed, one at least: not the median, for in a network of 200
 layers most are dominated after the first step (figure A10), nor the largest, for a layer that starts at zero has a
 ratio without bound. A layer whose gradient is zero (dead ReLUs, an expert that gets nothing) is not dominated by its
-weight, whatever its size: it is left out, of the comparison too.
+weight, whatever its size: it is left out, of the comparison too. A layer whose first gradient is zero is left out for
+good: it is behind a gain that starts at zero, as in residual branches, and its gradient grows with that gain.
 
 It is named when this has held for `patience` measurements in a row, and is free again when one of the three bounds has
 been exceeded three times over for as many: what hovers about a bound is named once.
@@ -172,6 +173,7 @@ class Episodes:
         self.spectral = spectral
         self._names = [layer.name for layer in layers]
         self._left_out = np.array([layer.kind == "embedding" for layer in layers], dtype=bool)
+        self._met = np.zeros(len(layers), dtype=bool)  # whether a ratio of it was known
         self._bounds, self._patience = (threshold, share), patience
         # For how many measurements a layer has been where it is not reckoned to be, and since which step.
         self._count = np.zeros(len(layers), dtype=np.int64)
@@ -188,6 +190,7 @@ class Episodes:
             update: ‖Δw‖/‖w‖ [S, L]; NaN where it is not known, which speaks neither for nor against.
         """
         r, u = (np.array(given, dtype=np.float64) for given in (ratio, update))
+        self._left_out |= self._starts_at_zero(r)
         r[:, self._left_out] = np.nan
         r[~np.isfinite(r) | (r == 0)] = np.nan
         u[np.isnan(r)] = np.nan
@@ -205,9 +208,20 @@ class Episodes:
         self._busy = bool((self._open >= 0).any() or self._count.any())
         return begun
 
+    def _starts_at_zero(self, ratio: Array) -> npt.NDArray[np.bool_]:
+        """Which layers' first known ratio is zero: they are behind a gain that starts at zero, and wake up slowly."""
+        known = np.isfinite(ratio)
+        if not len(ratio) or self._met.all():
+            return np.zeros(len(self._met), dtype=bool)
+        first = ratio[known.argmax(axis=0), np.arange(len(self._met))]
+        new = known.any(axis=0) & ~self._met
+        self._met |= new
+        return np.asarray(new & (first == 0))
+
     def go_on(self, earlier: Episodes) -> None:
         """Take over which layers are dominated."""
         self.found, self._open, self._busy = list(earlier.found), earlier._open.copy(), True
+        self._left_out, self._met = earlier._left_out.copy(), earlier._met.copy()
 
     def _one(
         self,

@@ -30,29 +30,33 @@ _DTYPES = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
 
 def optimizers(given: Any) -> list[Optimizer]:
     """One optimizer or several, as a list."""
-    from gyroscope.control.torch_contract import controller_of  # a neighbour, which monitors do without otherwise
+    from gyroscope.control.torch_contract import bare, controller_of  # a neighbour, which monitors do without otherwise
 
     found = list(given) if isinstance(given, list | tuple) else [given]
+    # Accelerate and others wrap an optimizer; what they call in the end is the same object.
+    found = [bare(one) for one in found]
     for one in found:
-        # Accelerate and others wrap an optimizer without being one; what they call in the end is the same object.
-        inner = getattr(one, "optimizer", None)
-        if not isinstance(one, Optimizer) and not isinstance(inner, Optimizer):
+        if not isinstance(one, Optimizer):
             raise MonitorError(
                 f"The optimizer is a {type(one).__name__}; accepted is a torch.optim.Optimizer, or a list of them."
+            )
+        if not hasattr(one, "_optimizer_step_pre_hooks"):
+            raise MonitorError(
+                f"The optimizer is a {type(one).__name__} that does not call torch.optim.Optimizer.__init__, so it has "
+                "no step hooks. Call super().__init__ in it, or watch the optimizer that it wraps."
             )
     if not found:
         raise MonitorError("The list of optimizers is empty; give the one that steps the model.")
     if len({id(one) for one in found}) < len(found):
         raise MonitorError("The same optimizer is listed twice; list each once.")
-    bare = [one if isinstance(one, Optimizer) else one.optimizer for one in found]
-    for one in bare:
+    for one in found:
         if (outer := controller_of(one)) is not None:
             name = type(outer).__name__
             raise MonitorError(
                 f"The {type(one).__name__} is inside a {name}: while it steps, weights are not in their place. Watch "
                 f"the {name}, which is what the loop steps."
             )
-    return bare
+    return found
 
 
 def layers(model: Any, chosen: Sequence[Layer] | str | Iterable[str] | None) -> list[Layer]:

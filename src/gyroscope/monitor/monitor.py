@@ -108,23 +108,31 @@ class Monitor:
         )  # fmt: skip
         self._tracks: list[Track] = []
         self._details: list[Detail] = []
-        moves = any({"pp", "vp"} & one.needs for one in wanted)
-        with plainly():
-            for members, its_optimizer in zip(parts if self._active else (), optimizers, strict=False):
-                its = [chosen[i] for i in members]
-                start = None if values is None else [values[i] for i in members]
-                weights = [layer.parameter for layer in its]
-                held = Reference.take(weights, start, precision=reference_dtype, place=reference_device)
-                self._tracks.append(Track(its, its_optimizer, held, moves=moves))
-                detail = Detail(
-                    model, its, its_optimizer, activations=activations, spread=neurons, threshold=threshold,
-                    conditioning=analyses, shared=self._sharded,
-                )  # fmt: skip
-                self._details.append(detail)
-            self._chronicle.prepare(self._tracks, self._details, self._pace.clock)
-        given_loss = None if isinstance(loss, nn.Module) else loss
-        self._loop = Loop(self._tracks, self._details, self._pace, self._chronicle, given_loss)
-        self._handles = self._attach(loss)
+        self._handles: list[Any] = []
+        try:
+            moves = any({"pp", "vp"} & one.needs for one in wanted)
+            with plainly():
+                for members, its_optimizer in zip(parts if self._active else (), optimizers, strict=False):
+                    its = [chosen[i] for i in members]
+                    start = None if values is None else [values[i] for i in members]
+                    weights = [layer.parameter for layer in its]
+                    held = Reference.take(weights, start, precision=reference_dtype, place=reference_device)
+                    self._tracks.append(Track(its, its_optimizer, held, moves=moves))
+                    detail = Detail(
+                        model, its, its_optimizer, activations=activations, spread=neurons, threshold=threshold,
+                        conditioning=analyses, shared=self._sharded,
+                    )  # fmt: skip
+                    self._details.append(detail)
+                self._chronicle.prepare(self._tracks, self._details, self._pace.clock)
+            given_loss = None if isinstance(loss, nn.Module) else loss
+            self._loop = Loop(self._tracks, self._details, self._pace, self._chronicle, given_loss)
+            self._attach(loss)
+        except BaseException:
+            for handle in self._handles:
+                handle.remove()
+            with suppress(OSError):  # the failure is what is said
+                self._chronicle.discard()
+            raise
         self._safely(self._loop.arm)
 
     @property
@@ -240,7 +248,11 @@ class Monitor:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if error is not None:
-            self._safely(self._chronicle.event, "stop", f"stopped by {type(error).__name__}: {error}")
+            try:
+                said = f"{type(error).__name__}: {error}"
+            except Exception:  # its __str__ fails
+                said = type(error).__name__
+            self._safely(self._chronicle.event, "stop", f"stopped by {said}")
         if error is None or not self._sharded:
             self.close(interrupted=error is not None)
         else:
@@ -294,14 +306,13 @@ class Monitor:
     def _recorder(self) -> Recorder | None:
         return self._chronicle.recorder
 
-    def _attach(self, loss: Any) -> list[Any]:
-        handles: list[Any] = []
+    def _attach(self, loss: Any) -> None:
+        handles = self._handles
         for track in self._tracks:
             before, after = (self._hook(act, track) for act in (self._loop.before, self._loop.after))
             handles += register_outermost(track.optimizer, before, after)
         if isinstance(loss, nn.Module) and self._active:
             handles.append(loss.register_forward_hook(LossHook(self._computed)))
-        return handles
 
     def _computed(self, numbers: dict[str, Any]) -> None:
         self._safely(self._chronicle.log, numbers)

@@ -15,7 +15,7 @@ from gyroscope.dynamics.equilibrium import Equilibrium, Memory, equilibrium
 from gyroscope.dynamics.law import Floats, Kind, Law, decay_law
 from gyroscope.errors import MonitorError
 from gyroscope.monitor.theory import require_run, scale_invariant
-from gyroscope.recurrence import CONTROLLERS, recurrence_of
+from gyroscope.recurrence import CONTROLLERS, optimizers_in, recurrence_of
 from gyroscope.store.record import LayerInfo
 
 __all__ = [
@@ -156,8 +156,8 @@ def _predict(
 
 
 def _optimizer(run: Measured, part: int) -> Mapping[str, Any]:
-    given = getattr(run, "meta", {}).get("optimizers", ())
-    return given[part] if part < len(given) and isinstance(given[part], Mapping) else {}
+    given = optimizers_in(getattr(run, "meta", {}))
+    return given[part] if part < len(given) else {}
 
 
 def in_words(prediction: Prediction) -> str:

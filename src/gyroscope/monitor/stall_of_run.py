@@ -95,6 +95,8 @@ def _read(path: Path) -> tuple[Array, Array, Array, npt.NDArray[np.int64]]:
     try:
         with path.open("rb") as handle, np.load(handle) as file:
             loss, inputs, norms = (np.asarray(file[name], dtype=np.float64) for name in COLUMNS)
+        if not loss.ndim == inputs.ndim == norms.ndim == 1 or not len(loss) == len(inputs) == len(norms):
+            raise ValueError(f"their shapes are {loss.shape}, {inputs.shape} and {norms.shape}")
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         said = f"accepted are {', '.join(COLUMNS)} of every step; delete it to have the run read instead"
         raise MonitorError(f"{path} cannot be read ({error}): {said}.") from error

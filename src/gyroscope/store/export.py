@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 def to_csv(run: Run, path: str | os.PathLike[str], wanted: Wanted = None) -> Path:
     """Write a table with a header; numbers are as short as they can be, what is not known is empty.
 
+    A name that a spreadsheet would run as a formula is preceded by an apostrophe.
+
     >>> import tempfile
     >>> from gyroscope.store.example import write_example
     >>> with tempfile.TemporaryDirectory() as folder, write_example(f"{folder}/first") as run:
@@ -35,10 +37,11 @@ def to_csv(run: Run, path: str | os.PathLike[str], wanted: Wanted = None) -> Pat
     table = Table.of(run, wanted)
     with _whole(path) as file:
         out = csv.writer(file, lineterminator="\n")
-        out.writerow(["step", *(["layer"] if table.form == "long" else []), *table.columns])
+        out.writerow(["step", *(["layer"] if table.form == "long" else []), *map(_inert, table.columns)])
+        layers = [_inert(name) for name in run.layers]
         for steps, columns in table.pieces():
             if table.form == "long":
-                labels = (np.repeat(steps, len(run.layers)).tolist(), list(run.layers) * len(steps))
+                labels = (np.repeat(steps, len(layers)).tolist(), layers * len(steps))
                 out.writerows(zip(*labels, *(text(column.ravel(), "") for column in columns.values()), strict=True))
             else:
                 out.writerows(zip(steps.tolist(), *(text(column, "") for column in columns.values()), strict=True))
@@ -87,6 +90,10 @@ def to_json(run: Run, path: str | os.PathLike[str], wanted: Wanted = None) -> Pa
             file.write("\n  ]")
         file.write("\n }\n}\n")
     return Path(path)
+
+
+def _inert(name: str) -> str:
+    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
 
 
 @contextmanager

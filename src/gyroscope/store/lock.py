@@ -12,6 +12,9 @@ from gyroscope.errors import StoreError
 FILE = "run.lock"
 #: Seconds to try: a reader that looks whether a run is being written holds the lock for an instant.
 _PATIENCE = 0.5
+# A link in a folder that somebody else has made, or that came in an archive, may lead to any file. Windows has no such
+# flag.
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
 class Lock:
@@ -27,7 +30,9 @@ class Lock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file: int | None = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        if (folder / FILE).is_symlink():
+            raise StoreError(f"{folder / FILE} is a link, and would be written through: delete it, and try again.")
+        self._file: int | None = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o644)
         end = time.monotonic() + _PATIENCE
         while not _take(self._file, alone=True):
             if time.monotonic() > end:
@@ -52,7 +57,7 @@ class Lock:
 def is_held(folder: Path) -> bool:
     """Whether some process is writing the run in `folder`."""
     try:
-        file = os.open(folder / FILE, os.O_RDONLY)
+        file = os.open(folder / FILE, os.O_RDONLY | _NO_LINKS)
     except OSError:
         return False
     try:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -47,11 +47,15 @@ def _understood(read: Callable[[Run], T]) -> Callable[[Run], T]:
     def wrapped(run: Run) -> T:
         try:
             return read(run)
-        except (KeyError, OverflowError, TypeError, ValueError) as error:
+        except (KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
             what = read.__name__.strip("_").replace("_", " ")
             raise damaged(run._ask.file, f"its {what} cannot be understood ({error})") from error
 
     return wrapped
+
+
+def _no_number(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
 
 
 class Run:
@@ -84,7 +88,8 @@ class Run:
     @_understood
     def meta(self) -> dict[str, Any]:
         """What was given about the run when it was written."""
-        return {key: json.loads(value) for key, value in self._ask("SELECT key, value FROM meta ORDER BY key")}
+        rows = self._ask("SELECT key, value FROM meta ORDER BY key")
+        return {key: json.loads(value, parse_constant=_no_number) for key, value in rows}
 
     @cached_property
     def layer_table(self) -> tuple[LayerInfo, ...]:
@@ -171,7 +176,9 @@ class Run:
     def events(self) -> list[Event]:
         """What happened, in the order of steps."""
         rows = self._ask("SELECT step, kind, text, time, attempt FROM events ORDER BY step, attempt, rowid")
-        checked = (schema.of_kinds(row, int, str, str, schema.NUMBER, int) for row in rows)
+        checked = [schema.of_kinds(row, int, str, str, schema.NUMBER, int) for row in rows]
+        if not all(np.isfinite(row[3]) for row in checked):
+            raise ValueError("a time that is none")
         return [Event(*row) for *row, attempt in checked if self._history.shows(attempt, row[0])]
 
     def to_pandas(self, quantity: Wanted = None) -> pandas.DataFrame:

@@ -126,7 +126,12 @@ LAYERS = "SELECT name, kind, shape, part FROM layers ORDER BY position"
 def layers_from(rows: Iterable[tuple[str, str, str, int]], file: Path) -> tuple[LayerInfo, ...]:
     """The layers of a run, in forward order, from the answer to `LAYERS`."""
     try:
-        checked = (of_kinds(row, str, str, str, int) for row in rows)
-        return tuple(LayerInfo(name, kind, tuple(json.loads(shape)), part) for name, kind, shape, part in checked)
-    except (TypeError, ValueError) as error:
+        checked = [of_kinds(row, str, str, str, int) for row in rows]
+        found = tuple(LayerInfo(name, kind, tuple(json.loads(shape)), part) for name, kind, shape, part in checked)
+        if not found:
+            raise ValueError("there are none")
+        for one in found:
+            of_kinds(one.shape, *[int] * len(one.shape))
+        return found
+    except (RecursionError, TypeError, ValueError) as error:
         raise damaged(file, f"its layers cannot be understood ({error})") from error

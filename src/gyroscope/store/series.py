@@ -44,6 +44,8 @@ def measured_steps(ask: Query, history: History, name: str, steps: Steps) -> Ste
     """Those of `steps`, which are in order, at which a quantity is known for any layer."""
     known: dict[tuple[int, int], bool] = {}
     for _, step, _, part, length in _rows(ask, history, name, "length(data)", "TRUE"):
+        if not isinstance(length, int):
+            raise damaged(ask.file, f"the values of {name!r} at step {step} are not those written")
         known[step, part] = length > 0
     found = np.unique(np.array([step for (step, _), any_known in known.items() if any_known], dtype=np.int64))
     return found[np.isin(found, steps)]
