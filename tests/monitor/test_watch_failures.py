@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from contextlib import suppress
 
@@ -265,3 +266,93 @@ def test_a_loop_of_ones_own_says_whether_it_came_to_its_end(tmp_path):
     monitor.close(interrupted=True)
     monitor.close()
     assert gyroscope.load(tmp_path / "run").state == "interrupted"
+
+
+def test_flush_raises_once_the_monitor_has_stopped(tmp_path, monkeypatch):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = gyroscope.watch(model, optimizer, tmp_path / "run", budget=None)
+    train(model, optimizer, inputs(2))
+    monitor.flush()
+    monkeypatch.setattr(Track, "measure", After(Track.measure, 0, ValueError("made up")))
+    train(model, optimizer, inputs(1))
+    monitor.log(loss=1.0)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="has stopped, and what came after is lost: made up"):
+            monitor.flush()
+    monitor.close()
+
+
+def test_a_loss_function_that_fails_is_reported_once_and_all_else_is_recorded(tmp_path, caplog):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    known = {}
+    monitor = gyroscope.watch(model, optimizer, tmp_path / "run", budget=None, loss=lambda: known["loss"])
+    with caplog.at_level(logging.WARNING, "gyroscope"):
+        for k in range(4):
+            train(model, optimizer, inputs(1))
+            monitor.log(accuracy=k)
+            monitor.note(f"epoch {k}")
+            if k == 1:
+                known["loss"] = 0.5
+    monitor.flush()
+    with gyroscope.load(monitor.path) as run:
+        assert run.steps.tolist() == [0, 1, 2, 3, 4]
+        assert run.scalars["accuracy"].values.tolist() == [0, 1, 2, 3]
+        assert run.scalars["loss"].steps.tolist() == [3, 4]
+        assert [e.text for e in run.events if e.kind == "note"][-4:] == [f"epoch {k}" for k in range(4)]
+        (said,) = [e.text for e in run.events if e.kind == "error"]
+    assert said.startswith("the loss function failed: KeyError: 'loss'")
+    assert len([r for r in caplog.records if "loss function" in r.getMessage()]) == 1
+    assert monitor.error is None
+    monitor.close()
+
+
+def resumable(path):
+    """A model and its optimizer that have been watched in `path`."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with gyroscope.watch(model, optimizer, path, budget=None):
+        train(model, optimizer, inputs(2))
+    return model, optimizer
+
+
+def test_a_second_resumer_of_a_run_is_refused_before_either_steps(tmp_path):
+    model, optimizer = resumable(tmp_path / "run")
+    first = gyroscope.watch(model, optimizer, tmp_path / "run", budget=None)
+    with pytest.raises(StoreError, match="is being written by another writer"):
+        gyroscope.watch(model, optimizer, tmp_path / "run", budget=None)
+    train(model, optimizer, inputs(1))
+    first.flush()
+    first.close()
+    with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None) as third:
+        train(model, optimizer, inputs(1))
+    assert third.error is None
+    with gyroscope.load(tmp_path / "run") as run:
+        assert [attempt.start_step for attempt in run.attempts] == [0, 2, 3]
+
+
+def test_a_watch_that_fails_leaves_the_run_unlocked(tmp_path, monkeypatch):
+    model, optimizer = resumable(tmp_path / "run")
+    with monkeypatch.context() as patched:
+        patched.setattr(Track, "measure", After(Track.measure, 0, ValueError("made up")))
+        with pytest.raises(ValueError, match="made up"):
+            gyroscope.watch(model, optimizer, tmp_path / "run")
+    gyroscope.watch(model, optimizer, tmp_path / "run").close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_child_does_not_keep_a_run_locked_that_was_not_begun(tmp_path):
+    model, optimizer = resumable(tmp_path / "run")
+    monitor = gyroscope.watch(model, optimizer, tmp_path / "run")
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.read(reading, 1)  # lives until the parent lets it go
+        os._exit(0)
+    os.close(reading)
+    monitor.close()
+    gyroscope.watch(model, optimizer, tmp_path / "run").close()
+    os.close(writing)
+    os.waitpid(child, 0)

@@ -187,9 +187,16 @@ class Chronicle:
         meta = about.meta if reference_file is None else {**about.meta, "reference_file": reference_file}
         self.recorder = Recorder(
             about.path, about.layers, self._tracks, self._details, about.quantities, self._clock,
-            step=step, meta=meta, sinks=about.sinks,
+            step=step, meta=meta, sinks=about.sinks, lock=None if self._existing is None else self._existing.lock,
         )  # fmt: skip
         return self.recorder
+
+    def close(self, *, interrupted: bool) -> None:
+        """Finish the run, or let go of one that was not opened again."""
+        if self.recorder is not None:
+            self.recorder.close(interrupted=interrupted)
+        elif self._existing is not None:
+            self._existing.lock.release()
 
     def drain(self) -> None:
         """Hand over what still waits for a beginning that will not come."""

@@ -14,7 +14,7 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from gyroscope.conditioning.schedule import Schedule
-from gyroscope.errors import GyroscopeError, MonitorError
+from gyroscope.errors import GyroscopeError, MonitorError, StoreError
 from gyroscope.layer import Layer
 from gyroscope.monitor import given
 from gyroscope.monitor.chronicle import About, Chronicle
@@ -107,24 +107,28 @@ class Monitor:
         )  # fmt: skip
         self._tracks: list[Track] = []
         self._details: list[Detail] = []
-        moves = any({"pp", "vp"} & one.needs for one in wanted)
-        with plainly():
-            for members, its_optimizer in zip(parts if self._active else (), optimizers, strict=False):
-                its = [chosen[i] for i in members]
-                start = None if values is None else [values[i] for i in members]
-                weights = [layer.parameter for layer in its]
-                held = Reference.take(weights, start, precision=reference_dtype, place=reference_device)
-                self._tracks.append(Track(its, its_optimizer, held, moves=moves))
-                detail = Detail(
-                    model, its, its_optimizer, activations=activations, spread=neurons, threshold=threshold,
-                    conditioning=analyses, shared=self._sharded,
-                )  # fmt: skip
-                self._details.append(detail)
-            self._chronicle.prepare(self._tracks, self._details, self._pace.clock)
-        given_loss = None if isinstance(loss, nn.Module) else loss
-        self._loop = Loop(self._tracks, self._details, self._pace, self._chronicle, given_loss)
-        self._handles = self._attach(loss)
-        self._safely(self._loop.arm)
+        try:
+            moves = any({"pp", "vp"} & one.needs for one in wanted)
+            with plainly():
+                for members, its_optimizer in zip(parts if self._active else (), optimizers, strict=False):
+                    its = [chosen[i] for i in members]
+                    start = None if values is None else [values[i] for i in members]
+                    weights = [layer.parameter for layer in its]
+                    held = Reference.take(weights, start, precision=reference_dtype, place=reference_device)
+                    self._tracks.append(Track(its, its_optimizer, held, moves=moves))
+                    detail = Detail(
+                        model, its, its_optimizer, activations=activations, spread=neurons, threshold=threshold,
+                        conditioning=analyses, shared=self._sharded,
+                    )  # fmt: skip
+                    self._details.append(detail)
+                self._chronicle.prepare(self._tracks, self._details, self._pace.clock)
+            given_loss = None if isinstance(loss, nn.Module) else loss
+            self._loop = Loop(self._tracks, self._details, self._pace, self._chronicle, given_loss)
+            self._handles = self._attach(loss)
+            self._safely(self._loop.arm)
+        except BaseException:
+            self._chronicle.close(interrupted=True)  # a failed `watch` leaves nothing locked
+            raise
 
     @property
     def every(self) -> int:
@@ -204,15 +208,18 @@ class Monitor:
         )  # fmt: skip
 
     def flush(self, timeout: float | None = None) -> None:
-        """Return when everything measured so far is on disk.
+        """Return when everything measured and logged so far is on disk.
 
         Raises:
-            StoreError: it could not be written.
+            StoreError: it could not be written, or recording has stopped (see `error`).
         """
         if not self._sharded:  # ranks that measure together begin together, at a step
             self._safely(self._chronicle.begin)
         if self._recorder is not None:
             self._recorder.writer.flush(timeout)
+        if self.error is not None:
+            said = str(self.error) or type(self.error).__name__
+            raise StoreError(f"Recording of {self.path} has stopped, and what came after is lost: {said}")
 
     def close(self, *, interrupted: bool = False) -> None:
         """Record the last step, take every hook off and finish the run; its state is "ended" unless `interrupted`."""
@@ -231,8 +238,7 @@ class Monitor:
         self._chronicle.drain()
         for track in self._tracks:
             track.release()
-        if self._recorder is not None:
-            self._recorder.close(interrupted=interrupted)
+        self._chronicle.close(interrupted=interrupted)
 
     def __enter__(self) -> Monitor:
         return self

@@ -25,6 +25,7 @@ from gyroscope.monitor.quantities import Quantity, compute
 from gyroscope.monitor.resume import Saved, write_all
 from gyroscope.monitor.track import Track
 from gyroscope.store import Deferred, Event, LayerInfo, QuantityInfo, Rows, Scalars, Sink, Writer
+from gyroscope.store.lock import Lock
 from gyroscope.store.record import Record, Values
 
 _LOG = logging.getLogger("gyroscope")
@@ -77,6 +78,7 @@ class Recorder:
         step: int,
         meta: Mapping[str, Any],
         sinks: Sequence[Sink],
+        lock: Lock | None = None,
     ) -> None:
         self.path = path
         self.asked = 0
@@ -87,7 +89,9 @@ class Recorder:
             infos |= detail.infos
         spectral = [detail.conditioned is not None for detail in details]
         self._naming = Naming(path, layers, spectral, resumes=step > 0)
-        self.writer = Writer(path, layers, infos, meta=meta, step=step, sinks=sinks, on_tick=self._look_for_signal)
+        self.writer = Writer(
+            path, layers, infos, meta=meta, step=step, sinks=sinks, on_tick=self._look_for_signal, lock=lock
+        )
 
     def start(self) -> None:
         """Count from the steps that the tracks are at."""

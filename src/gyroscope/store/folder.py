@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gyroscope.errors import StoreError
-from gyroscope.store import lock, schema
+from gyroscope.store import schema
 from gyroscope.store.connect import FAILURES, connect, in_words
 from gyroscope.store.database import Database
+from gyroscope.store.lock import FILE as LOCK_FILE
 from gyroscope.store.lock import Lock
 from gyroscope.store.record import LayerInfo
 
@@ -43,8 +44,20 @@ def run_file(folder: Path) -> Path:
     return folder / schema.FILE
 
 
-def open_run(folder: Path, layers: Sequence[LayerInfo]) -> tuple[Lock, Database]:
-    """The run in `folder`, made if it is not there, and the lock on it.
+def reserve(folder: Path) -> Lock:
+    """Lock the run in `folder` for a writer that is opened later.
+
+    Raises:
+        StoreError: another writer has it, or the folder cannot be written.
+    """
+    try:
+        return Lock(folder)
+    except FAILURES as error:
+        raise in_words(error, run_file(folder)) from error
+
+
+def open_run(folder: Path, layers: Sequence[LayerInfo], lock: Lock | None = None) -> tuple[Lock, Database]:
+    """The run in `folder`, made if it is not there, and the lock on it: `lock` if it is held, or a new one.
 
     Raises:
         StoreError: it cannot be made or written, or is another run; nothing has been changed then.
@@ -53,7 +66,7 @@ def open_run(folder: Path, layers: Sequence[LayerInfo]) -> tuple[Lock, Database]
     try:
         _refuse_foreign(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        held = Lock(folder)
+        held = lock if lock is not None and lock.held else Lock(folder)
         try:
             if not file.exists():
                 _create(file, layers)
@@ -78,7 +91,7 @@ def _refuse_foreign(folder: Path) -> None:
     if run_file(folder).exists():
         return
     # What a writer leaves that is killed before it has made its file; hidden files are of the system.
-    ours = (lock.FILE, f"{schema.FILE}.new")
+    ours = (LOCK_FILE, f"{schema.FILE}.new")
     others = sorted(name for name in os.listdir(folder) if not name.startswith((*ours, ".")))
     if others:
         raise StoreError(

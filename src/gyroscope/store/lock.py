@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from weakref import WeakSet
 
 from gyroscope.errors import StoreError
 
@@ -38,8 +39,18 @@ class Lock:
                     "write to another folder."
                 )
             time.sleep(0.02)
-        os.ftruncate(self._file, 0)
-        os.write(self._file, f"{os.getpid()}\n".encode())
+        try:
+            os.ftruncate(self._file, 0)
+            os.write(self._file, f"{os.getpid()}\n".encode())
+        except OSError:  # the disk is full
+            self.release()
+            raise
+        _held.add(self)
+
+    @property
+    def held(self) -> bool:
+        """Whether this process holds it."""
+        return self._file is not None
 
     def release(self) -> None:
         """Let others write. In a forked child this only lets go of what it inherited; the parent keeps the lock."""
@@ -47,6 +58,19 @@ class Lock:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+_held: WeakSet[Lock] = WeakSet()
+
+
+def _disown() -> None:
+    """In a forked child: let go of the parent's locks, which would last as long as the child otherwise."""
+    for one in _held:
+        one.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown)
 
 
 def is_held(folder: Path) -> bool:

@@ -17,6 +17,7 @@ from gyroscope.errors import StoreError
 from gyroscope.store.connect import FAILURES, in_words
 from gyroscope.store.folder import open_run, run_file
 from gyroscope.store.given import check_quantities, check_run, path_of, step_of
+from gyroscope.store.lock import Lock
 from gyroscope.store.mailbox import Mailbox
 from gyroscope.store.record import Deferred, Event, LayerInfo, QuantityInfo, Record, Scalars, Sink
 from gyroscope.store.scribe import LOG, Scribe
@@ -35,6 +36,7 @@ class Writer:
         queue: number of records, not counting scalars and events, that may wait to be written.
         on_tick: called from the writer's thread each time it wakes.
         tick: seconds after which the thread wakes at the latest.
+        lock: the lock on the run, where `folder.reserve` has taken it before.
 
     Attributes:
         path: the run's folder.
@@ -72,13 +74,14 @@ class Writer:
         queue: int = 256,
         on_tick: Callable[[], None] | None = None,
         tick: float = 0.25,
+        lock: Lock | None = None,
     ) -> None:
         self.path = path_of(path).absolute()
         self.error: StoreError | None = None
         self.busy_seconds = 0.0
         check_run(layers, quantities, meta, queue, tick)
         step = step_of(step)
-        self._lock, database = open_run(self.path, layers)
+        self._lock, database = open_run(self.path, layers, lock)
         try:
             database.begin(step, quantities, meta)
         except BaseException as error:
@@ -191,10 +194,9 @@ _writers: WeakSet[Writer] = WeakSet()
 
 
 def _disown() -> None:
-    """In a forked child: the threads are gone, and what they wrote to belongs to the parent."""
+    """In a forked child: the threads are gone, and what they wrote to belongs to the parent, as do their locks."""
     for writer in _writers:
         writer._inherited = True
-        writer._lock.release()
 
 
 if hasattr(os, "register_at_fork"):
