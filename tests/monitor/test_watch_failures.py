@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import resource
 import shutil
 from contextlib import suppress
 
@@ -189,7 +191,7 @@ def test_a_full_disk_stops_the_recording_and_not_training(tmp_path, monkeypatch)
     monitor.flush()
     monkeypatch.setattr(monitor._recorder.writer._scribe, "_commit", full_disk)
     train(model, optimizer, inputs(2))
-    with pytest.raises(StoreError, match="No space left"):
+    with pytest.raises(StoreError, match="the disk is full"):
         monitor.flush()
     train(model, optimizer, inputs(2))
     monitor.close()
@@ -339,6 +341,33 @@ def test_a_watch_that_fails_leaves_the_run_unlocked(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match="made up"):
             gyroscope.watch(model, optimizer, tmp_path / "run")
     gyroscope.watch(model, optimizer, tmp_path / "run").close()
+
+
+def test_resuming_on_a_full_disk_is_refused_in_watch(tmp_path):
+    model, optimizer = resumable(tmp_path / "run")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))  # enough to open the run, too little to go on with it
+    try:
+        with pytest.raises(StoreError, match=r"run\.sqlite cannot be written"):
+            gyroscope.watch(model, optimizer, tmp_path / "run", budget=None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not optimizer._optimizer_step_post_hooks
+    with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None):
+        train(model, optimizer, inputs(1))
+    with gyroscope.load(tmp_path / "run") as run:
+        assert run.steps.tolist() == [0, 1, 2, 3]
+
+
+def test_a_disk_without_space_is_called_full(tmp_path, monkeypatch):
+    model, optimizer = resumable(tmp_path / "run")
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreError, match=r"the disk is full\. Free some space and resume the run"):
+        gyroscope.watch(model, optimizer, tmp_path / "run")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")

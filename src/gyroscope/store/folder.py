@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from gyroscope.errors import StoreError
 from gyroscope.store import schema
@@ -13,6 +15,9 @@ from gyroscope.store.database import Database
 from gyroscope.store.lock import FILE as LOCK_FILE
 from gyroscope.store.lock import Lock
 from gyroscope.store.record import LayerInfo
+
+#: Bytes that a disk must have left for a run to be resumed: SQLite's own files take 32 KB before the first row.
+_SPACE = 1 << 20
 
 
 def is_file(path: Path) -> bool:
@@ -45,15 +50,33 @@ def run_file(folder: Path) -> Path:
 
 
 def reserve(folder: Path) -> Lock:
-    """Lock the run in `folder` for a writer that is opened later.
+    """Lock the run in `folder` for a writer that is opened later, which will be able to write it.
 
     Raises:
-        StoreError: another writer has it, or the folder cannot be written.
+        StoreError: another writer has it, it cannot be written, or the disk is full.
     """
+    file = run_file(folder)
     try:
-        return Lock(folder)
+        held = Lock(folder)
+        try:
+            _check_space(folder)
+            with closing(connect(file, "rw")) as connection:
+                connection.execute("BEGIN IMMEDIATE")  # fails where the file is read-only or locked
+                connection.execute("ROLLBACK")
+            return held
+        except BaseException:
+            held.release()
+            raise
     except FAILURES as error:
-        raise in_words(error, run_file(folder)) from error
+        raise in_words(error, file) from error
+
+
+def _check_space(folder: Path) -> None:
+    """Fail as the disk does when it is asked for some space, which is given back at once."""
+    with TemporaryFile(dir=folder) as probe:
+        probe.write(bytes(_SPACE))
+        probe.flush()
+        os.fsync(probe.fileno())
 
 
 def open_run(folder: Path, layers: Sequence[LayerInfo], lock: Lock | None = None) -> tuple[Lock, Database]:
