@@ -214,3 +214,38 @@ def closed_to_others(finished):
 def test_a_file_that_may_not_be_read_is_refused_in_words(closed_to_others, as_nobody):
     with pytest.raises(StoreError, match=r"run.sqlite cannot be written or read: unable to open database file"):
         load(closed_to_others)
+
+
+@pytest.mark.parametrize("remade", [False, True])
+def test_a_writer_whose_file_is_no_longer_its_own_acknowledges_nothing(tmp_path, caplog, remade):
+    w = writer(tmp_path / "run")
+    w.put(rows(1))
+    w.flush()
+    shutil.rmtree(tmp_path / "run")
+    if remade:
+        write(tmp_path / "run", rows(7))
+    w.put(rows(2))
+    said = "run.sqlite was replaced by another file" if remade else "run.sqlite was removed"
+    for _ in range(2):
+        with pytest.raises(StoreError, match=said):
+            w.flush()
+    assert not caplog.records
+    w.close()
+    assert said in str(w.error)
+    (record,) = caplog.records
+    assert said in record.getMessage()
+    if remade:
+        with load(tmp_path / "run") as run:
+            assert run.steps.tolist() == [7]
+
+
+def test_a_run_that_is_replaced_by_a_copy_of_it_is_not_acknowledged(tmp_path):
+    w = writer(tmp_path / "run")
+    w.put(rows(1))
+    w.flush()
+    shutil.copyfile(tmp_path / "run" / "run.sqlite", tmp_path / "copy")
+    os.replace(tmp_path / "copy", tmp_path / "run" / "run.sqlite")  # as a tool that synchronizes folders does
+    w.put(rows(2))
+    with pytest.raises(StoreError, match="was replaced by another file"):
+        w.flush()
+    w.close()

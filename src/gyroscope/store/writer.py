@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 from weakref import WeakSet
@@ -91,6 +92,7 @@ class Writer:
                 raise in_words(error, run_file(self.path)) from error
             raise
         self.attempt = database.attempt
+        self._identity = _identity(run_file(self.path))
         self._scribe = Scribe(database, step, sinks, (tuple(layers), dict(quantities), dict(meta)))
         self._on_tick, self._tick = on_tick, tick
         self._mail = Mailbox(queue)
@@ -126,8 +128,8 @@ class Writer:
         in_time = self._mail.wait(timeout)
         if self.error is not None:
             raise StoreError(str(self.error)) from self.error
-        if not run_file(self.path).exists():
-            raise StoreError(f"{self.path} was removed while it was written; what is measured from now on is lost.")
+        if (gone := self._gone()) is not None:
+            raise StoreError(gone)
         if not in_time:
             raise StoreError(f"{self.path} was not written within {timeout} s; the writer goes on trying.")
 
@@ -176,9 +178,22 @@ class Writer:
                     self._scribe.attempted(self._on_tick, of="on_tick")
                 self.busy_seconds = time.thread_time()
             self._attempted(self._scribe.close, self.error is not None, self._interrupted)
+            if self.error is None and (gone := self._gone()) is not None:
+                self.error = StoreError(gone)
+                LOG.error("%s", gone)
         finally:
             self._lock.release()
             self.busy_seconds = time.thread_time()
+
+    def _gone(self) -> str | None:
+        """What became of the file, where it is no longer the one that is written; its name may be another's now."""
+        if self._identity == (now := _identity(run_file(self.path))):
+            return None
+        what = "removed" if now is None else "replaced by another file"
+        return (
+            f"{run_file(self.path)} was {what} while it was written: what was recorded is lost. Close the monitor and "
+            "start a new run."
+        )
 
     def _attempted(self, act: Callable[..., None], *given: Any) -> None:
         try:
@@ -188,6 +203,15 @@ class Writer:
                 self.error = in_words(error, run_file(self.path))
                 LOG.error("Recording has stopped, training goes on: %s", self.error)
             self._mail.fail()
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    """Which file has a name now; the number of a file that is open is not given to another."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 _writers: WeakSet[Writer] = WeakSet()
