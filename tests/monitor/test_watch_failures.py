@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import shutil
+import sqlite3
 from contextlib import suppress
 
 import numpy as np
@@ -22,7 +23,7 @@ from gyroscope.monitor.detail import Detail
 from gyroscope.monitor.neurons import Neurons
 from gyroscope.monitor.recorder import Recorder
 from gyroscope.monitor.track import Track
-from gyroscope.store import Deferred, Writer
+from gyroscope.store import Deferred, Writer, mailbox
 
 
 class After:
@@ -385,3 +386,44 @@ def test_a_forked_child_does_not_keep_a_run_locked_that_was_not_begun(tmp_path):
     gyroscope.watch(model, optimizer, tmp_path / "run").close()
     os.close(writing)
     os.waitpid(child, 0)
+
+
+def test_logged_values_that_find_no_room_are_counted_and_flush_raises(tmp_path, monkeypatch, caplog):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = gyroscope.watch(model, optimizer, tmp_path / "run", budget=None)
+    train(model, optimizer, inputs(1))
+    monitor.flush()
+    monkeypatch.setattr(mailbox, "SMALL", 8)
+    locked = sqlite3.connect(tmp_path / "run" / "run.sqlite", isolation_level=None)
+    locked.execute("BEGIN IMMEDIATE")
+    with caplog.at_level(logging.WARNING, "gyroscope"):
+        for k in range(40):
+            monitor.log({f"number {k}": k})
+    locked.execute("ROLLBACK")
+    locked.close()
+    with pytest.raises(StoreError, match=r"lacks \d+ logged values and notes up to step 1"):
+        monitor.flush()
+    assert len([r for r in caplog.records if "cannot keep up" in r.getMessage()]) == 1
+    with gyroscope.load(monitor.path) as run:
+        (said,) = [e.text for e in run.events if e.kind == "error"]
+        assert len(run.scalars) + int(said.split()[0]) == 40
+    monitor.log(late=1.0)
+    monitor.flush()  # each loss is reported once
+    monitor.close()
+    assert monitor.error is None
+    with gyroscope.load(monitor.path) as run:
+        assert run.scalars["late"].values.tolist() == [1.0]
+
+
+def test_values_that_were_dropped_before_the_end_are_counted_in_the_run(tmp_path, monkeypatch):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None) as monitor:
+        train(model, optimizer, inputs(1))
+        real = Writer.put
+        monkeypatch.setattr(Writer, "put", lambda self, r: False)
+        monitor.note("lost")
+        monkeypatch.setattr(Writer, "put", real)
+    with gyroscope.load(monitor.path) as run:
+        assert "1 logged values and notes up to here were dropped" in run.events[-1].text

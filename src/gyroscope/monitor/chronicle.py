@@ -127,7 +127,7 @@ class Chronicle:
         """A state was loaded: go on as a new attempt from there; what came after is kept, but no longer shown."""
         self.loaded = True
         if self.begun and self.recorder is not None:
-            self.recorder.writer.close()
+            self.recorder.close()
             self._existing, self.recorder = Existing.at(self.about.path, self.about.layers), None
         self.begun = False
 

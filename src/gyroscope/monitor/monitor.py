@@ -216,7 +216,7 @@ class Monitor:
         if not self._sharded:  # ranks that measure together begin together, at a step
             self._safely(self._chronicle.begin)
         if self._recorder is not None:
-            self._recorder.writer.flush(timeout)
+            self._recorder.flush(timeout)
         if self.error is not None:
             said = str(self.error) or type(self.error).__name__
             raise StoreError(f"Recording of {self.path} has stopped, and what came after is lost: {said}")

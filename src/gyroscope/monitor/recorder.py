@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gyroscope.errors import StoreError
 from gyroscope.monitor import request
 from gyroscope.monitor.clock import Clock
 from gyroscope.monitor.detail import Detail
@@ -82,6 +83,7 @@ class Recorder:
     ) -> None:
         self.path = path
         self.asked = 0
+        self._lost = self._lost_at = 0
         self._tracks, self._details, self._quantities, self._clock = tracks, details, list(quantities), clock
         self._last = [0] * len(tracks)
         infos: dict[str, QuantityInfo] = {one.info.name: one.info for one in quantities}
@@ -104,14 +106,38 @@ class Recorder:
     def scalars(self, numbers: Numbers) -> None:
         """Hand numbers over; those on a GPU are not waited for."""
         if numbers.done is not None:
-            self.writer.put(Deferred(self._told, numbers, small=True))
+            self._put(Deferred(self._told, numbers, small=True), numbers.step)
             return
         for record in self._told([numbers]):
-            self.writer.put(record)
+            self._put(record, record.step)
 
     def event(self, step: int, kind: str, text: str) -> None:
         """Hand an event over."""
-        self.writer.put(Event(step, kind, text))
+        self._put(Event(step, kind, text), step)
+
+    def _put(self, record: Scalars | Event | Deferred, step: int) -> None:
+        if self.writer.put(record) or not self.writer.open:
+            return
+        if self._lost == 0:
+            _LOG.warning("%s: the disk cannot keep up; what is logged now is dropped (reported once)", self.path)
+        self._lost, self._lost_at = self._lost + 1, step
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Return when everything that was handed over is on the disk.
+
+        Raises:
+            StoreError: writing has failed, took too long, or had no space for what was logged since the last flush.
+        """
+        self.writer.flush(timeout)
+        if self._lost:
+            text = f"{self._lost} logged values and notes up to here were dropped: the disk could not keep up"
+            lost, self._lost = f"{self._lost} logged values and notes up to step {self._lost_at}", 0
+            self.event(self._lost_at, "error", text)
+            self.writer.flush(timeout)
+            raise StoreError(
+                f"{self.path} lacks {lost}: they were dropped, because the disk could not keep up. All others are on "
+                "disk. Log less often, or flush in between."
+            )
 
     def reference(self, saved: Saved, file: str) -> None:
         """Have the reference written beside the run."""
@@ -119,6 +145,9 @@ class Recorder:
 
     def close(self, *, interrupted: bool = False) -> None:
         """Finish the run, and let go of the model."""
+        if self._lost and self.writer.open:
+            with suppress(StoreError):  # it is in the log and in the run
+                self.flush()
         self.writer.close(interrupted=interrupted)
         self._tracks, self._details = (), ()
 

@@ -109,6 +109,11 @@ class Writer:
         small = isinstance(record, Scalars | Event) or (isinstance(record, Deferred) and record.small)
         return not self._inherited and self._mail.put(record, small=small)
 
+    @property
+    def open(self) -> bool:
+        """Whether records are taken where the queue has room for them."""
+        return not self._inherited and self._mail.open
+
     def add_quantities(self, quantities: Mapping[str, QuantityInfo]) -> None:
         """Register more quantities, for records that are put from now on."""
         check_quantities(quantities)
