@@ -186,6 +186,9 @@ class Writer:
             if self.error is None and (gone := self._gone()) is not None:
                 self.error = StoreError(gone)
                 LOG.error("%s", gone)
+        except BaseException as error:  # of `on_tick`, for one
+            self._failed(error)
+            self._attempted(self._scribe.close, True, True)
         finally:
             self._lock.release()
             self.busy_seconds = time.thread_time()
@@ -203,11 +206,15 @@ class Writer:
     def _attempted(self, act: Callable[..., None], *given: Any) -> None:
         try:
             act(*given)
-        except BaseException as error:  # whatever it is, those who wait in flush() must hear of it
-            if self.error is None:
-                self.error = in_words(error, run_file(self.path))
-                LOG.error("Recording has stopped, training goes on: %s", self.error)
-            self._mail.fail()
+        except BaseException as error:
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        """Whatever it is, those who wait in flush() must hear of it."""
+        if self.error is None:
+            self.error = in_words(error, run_file(self.path))
+            LOG.error("Recording has stopped, training goes on: %s", self.error)
+        self._mail.fail()
 
 
 def _identity(file: Path) -> tuple[int, int] | None:
