@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from watched import inputs, mlp, train
 
 import gyroscope
 from gyroscope.errors import GyroscopeError, LayerError, MonitorError, StoreError
+from gyroscope.monitor import given
+from gyroscope.monitor.track import Track
 
 
 def untouched(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
@@ -281,3 +284,29 @@ def test_layers_are_chosen_by_patterns_or_by_themselves(tmp_path):
     ]:
         with gyroscope.watch(model, optimizer, tmp_path / name, layers=layers) as monitor:
             assert monitor.layers == found
+
+
+def test_jobs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(given, "strftime", lambda _: "now")
+    with ThreadPoolExecutor(8) as pool:
+        paths = list(pool.map(lambda _: given.folder(None), range(40)))
+    assert len({path.name for path in paths}) == 40
+    assert all(path.is_dir() for path in paths)
+
+
+def test_a_watch_that_fails_leaves_no_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = mlp()
+    monkeypatch.setattr(Track, "measure", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        gyroscope.watch(model, torch.optim.SGD(model.parameters(), 0.1))
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_default_folders_that_cannot_be_made_are_refused_in_words(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("in the way")
+    model = mlp()
+    with pytest.raises(StoreError, match="cannot be written"):
+        gyroscope.watch(model, torch.optim.SGD(model.parameters(), 0.1))

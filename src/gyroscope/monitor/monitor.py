@@ -128,6 +128,9 @@ class Monitor:
             self._safely(self._loop.arm)
         except BaseException:
             self._chronicle.close(interrupted=True)  # a failed `watch` leaves nothing locked
+            if run is None:
+                with suppress(OSError):  # it holds a run already
+                    self.path.rmdir()
             raise
 
     @property
