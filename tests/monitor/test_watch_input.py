@@ -310,3 +310,23 @@ def test_default_folders_that_cannot_be_made_are_refused_in_words(tmp_path, monk
     model = mlp()
     with pytest.raises(StoreError, match="cannot be written"):
         gyroscope.watch(model, torch.optim.SGD(model.parameters(), 0.1))
+
+
+def test_a_relative_folder_is_that_of_the_call_when_the_job_changes_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = gyroscope.watch(model, optimizer, "runs/first", budget=None)
+    (tmp_path / "elsewhere" / "runs" / "first").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    train(model, optimizer, inputs(2))
+    assert monitor.run.steps.tolist() == [0, 1, 2]
+    monitor.close()
+    assert monitor.path == tmp_path / "runs" / "first"
+    assert (tmp_path / "runs" / "first" / "reference.pt").is_file()
+    assert not list((tmp_path / "elsewhere" / "runs" / "first").iterdir())
+    monkeypatch.chdir(tmp_path)
+    with gyroscope.watch(model, optimizer, "runs/first", budget=None):
+        train(model, optimizer, inputs(1))
+    with gyroscope.load("runs/first") as run:
+        assert [attempt.start_step for attempt in run.attempts] == [0, 2]

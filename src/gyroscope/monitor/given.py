@@ -194,13 +194,13 @@ def sinks(given: Any) -> tuple[Sink, ...]:
 
 
 def folder(run: Any) -> Path:
-    """Where to record: as given, or a new folder under `runs/`, which the first rank makes."""
+    """Where to record: as given, or a new folder under `runs/`, which the first rank makes; wherever the job goes."""
     if run is None:
-        path = Path("runs") / strftime("%Y-%m-%d_%H-%M-%S")
+        path = Path("runs").absolute() / strftime("%Y-%m-%d_%H-%M-%S")
         return made(path) if rank() == 0 else path
     if not isinstance(run, str | os.PathLike) or not str(run):
         raise MonitorError(f"run is {run!r}; accepted is the path of a folder, such as 'runs/first'.")
-    return Path(run)
+    return Path(run).absolute()
 
 
 def numbers(values: Any, named: Mapping[str, Any]) -> dict[str, Any]:
