@@ -330,3 +330,13 @@ def test_a_relative_folder_is_that_of_the_call_when_the_job_changes_its_folder(t
         train(model, optimizer, inputs(1))
     with gyroscope.load("runs/first") as run:
         assert [attempt.start_step for attempt in run.attempts] == [0, 2]
+
+
+@pytest.mark.parametrize("key", ["model", "torch", "optimizers", "every", "budget", "reference_file"])
+def test_meta_cannot_replace_what_a_run_remembers_itself(tmp_path, key):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(MonitorError, match=rf"got '{key}'\. Try 'my_{key}'"):
+        gyroscope.watch(model, optimizer, tmp_path / "run", meta={"task": "mine", key: "mine"})
+    assert not (tmp_path / "run").exists()
+    assert untouched(model, optimizer)

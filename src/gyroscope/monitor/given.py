@@ -246,6 +246,12 @@ def meta(
         "optimizers": [_optimizer(one) for one in optimizers],
         **more,
     }
+    taken = [key for key in own if key in about or key == "reference_file"]
+    if taken:
+        raise MonitorError(
+            f"`meta` must not have the keys that every run has ({', '.join([*about, 'reference_file'])}), got "
+            f"{taken[0]!r}. Try {'my_' + taken[0]!r}."
+        )
     return {**about, **own}
 
 
