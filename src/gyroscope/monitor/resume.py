@@ -19,7 +19,7 @@ from gyroscope.monitor.quantities import compute, find
 from gyroscope.monitor.reference import FILE, Place, Precision, Reference, from_source
 from gyroscope.monitor.track import Track
 from gyroscope.store import LayerInfo, Run, load
-from gyroscope.store.folder import is_file, reserve, run_file
+from gyroscope.store.folder import is_file, reserve, run_file, sync_folder
 from gyroscope.store.lock import Lock
 
 # How far recorded numbers, which are kept in float32, may be from those of the weights at hand: relatively, and for
@@ -60,11 +60,15 @@ class Saved:
         return Reference(held.bundles, numbers[:, 0].copy(), held.exact * numbers[:, 1], held.held)
 
     def write(self, file: Path) -> None:
-        """To a file that is there whole or not at all."""
+        """To a file that is there whole or not at all, also after a power failure."""
         new = file.with_suffix(".new")
         tensors = {name: t.cpu() for name, t in self.tensors.items()}
-        torch.save({"tensors": tensors, "squares": dict(self.squares)}, new)
+        with new.open("wb") as opened:
+            torch.save({"tensors": tensors, "squares": dict(self.squares)}, opened)
+            opened.flush()
+            os.fsync(opened.fileno())
         os.replace(new, file)
+        sync_folder(file.parent)
 
     @classmethod
     def read(cls, file: Path) -> Saved:

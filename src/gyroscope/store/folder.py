@@ -140,11 +140,11 @@ def _create(file: Path, layers: Sequence[LayerInfo]) -> None:
     finally:
         connection.close()
     os.replace(new, file)
-    _sync_folder(file.parent)
+    sync_folder(file.parent)
 
 
-def _sync_folder(folder: Path) -> None:
-    # The name of a new file is content of its folder.
+def sync_folder(folder: Path) -> None:
+    """Wait until the names of the files in `folder` are on the disk: they are its content."""
     if os.name == "posix":
         file = os.open(folder, os.O_RDONLY)
         try:
