@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from time import thread_time
 from typing import Any
+from weakref import WeakMethod, finalize
 
 import numpy as np
 import torch
@@ -92,8 +93,18 @@ class Recorder:
         spectral = [detail.conditioned is not None for detail in details]
         self._naming = Naming(path, layers, spectral, resumes=step > 0)
         self.writer = Writer(
-            path, layers, infos, meta=meta, step=step, sinks=sinks, on_tick=self._look_for_signal, lock=lock
+            path,
+            layers,
+            infos,
+            meta=meta,
+            step=step,
+            sinks=sinks,
+            on_tick=_weakly(self._look_for_signal),
+            lock=lock,
         )
+        # The writer's thread holds no recorder, and so no model: with the last that does, the run is finished.
+        self._dropped = finalize(self, self.writer.finish)
+        self._dropped.atexit = False  # the writer sees to that
 
     def start(self) -> None:
         """Count from the steps that the tracks are at."""
@@ -150,6 +161,7 @@ class Recorder:
                 self.flush()
         self.writer.close(interrupted=interrupted)
         self._tracks, self._details = (), ()
+        self._dropped.detach()
 
     # On the writer's thread.
 
@@ -202,6 +214,17 @@ class Recorder:
     def _look_for_signal(self) -> None:
         if steps := request.take(self.path):
             self.asked = steps
+
+
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """A call of a method of an object that it does not keep alive."""
+    found = WeakMethod(method)
+
+    def call() -> None:
+        if (alive := found()) is not None:
+            alive()
+
+    return call
 
 
 def _computed(one: Quantity, products: Products) -> tuple[Values, str | None]:

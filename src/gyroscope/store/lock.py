@@ -28,7 +28,8 @@ class Lock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file: int | None = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        self._file: int | None = None
+        self._file = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o644)
         end = time.monotonic() + _PATIENCE
         while not _take(self._file, alone=True):
             if time.monotonic() > end:
@@ -58,6 +59,9 @@ class Lock:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+    def __del__(self) -> None:
+        self.release()
 
 
 _held: WeakSet[Lock] = WeakSet()

@@ -147,10 +147,14 @@ class Writer:
         if self._inherited:
             return
         self._interrupted = interrupted
-        self._mail.close()
+        self.finish()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-            atexit.unregister(self._at_exit)
+
+    def finish(self) -> None:
+        """Take no more, and let the thread write what is left and end, without waiting for it."""
+        if not self._inherited:
+            self._mail.close()
 
     def _at_exit(self) -> None:
         self.close(interrupted=hasattr(sys, "last_value"))  # where an exception has ended the program
@@ -179,6 +183,7 @@ class Writer:
                 items, upto, closing = self._mail.take(self._tick)
                 if self.error is None:
                     self._attempted(self._scribe.write, items, partial(self._mail.done, upto))
+                del items  # they may hold what nobody else does
                 if self._on_tick is not None:
                     self._scribe.attempted(self._on_tick, of="on_tick")
                 self.busy_seconds = time.thread_time()
@@ -191,6 +196,7 @@ class Writer:
             self._attempted(self._scribe.close, True, True)
         finally:
             self._lock.release()
+            atexit.unregister(self._at_exit)  # not before: the program's end waits for this
             self.busy_seconds = time.thread_time()
 
     def _gone(self) -> str | None:
