@@ -206,7 +206,7 @@ class Recorder:
                 analysed[i] = found
         yield from self._naming.events(part, steps, products, analysed)
 
-    def _told(self, payloads: Sequence[Numbers]) -> Iterator[Record]:
+    def _told(self, payloads: Sequence[Numbers]) -> Iterator[Scalars]:
         for record in _scalars(payloads):
             self._naming.heard(record.step, record.values)
             yield record
