@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 
 import numpy as np
@@ -12,6 +14,7 @@ from watched import backward, inputs, mlp, train
 import gyroscope
 from gyroscope.monitor import clock as clocks
 from gyroscope.monitor import loop as loops
+from gyroscope.monitor import request
 from gyroscope.monitor.clock import LEARNING, Clock
 from gyroscope.monitor.pace import Pace
 from gyroscope.monitor.track import Track
@@ -336,3 +339,20 @@ def test_a_step_that_could_not_be_measured_is_counted_where_other_ranks_count_on
         loop.by_hand(track) if by_hand else loop.after(track)
     assert (loop.pace.taken, loop.pace.measurements) == (1, 1)
     monitor.close()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_regular_file_called_sample_asks_for_nothing_and_stops_nothing(tmp_path, make):
+    make(tmp_path / "sample")
+    asked = []
+    thread = threading.Thread(target=lambda: asked.append(request.take(tmp_path)), daemon=True)
+    thread.start()
+    thread.join(timeout=30)
+    assert asked == [0]
+
+
+def test_a_request_of_any_length_is_understood(tmp_path):
+    (tmp_path / "sample").write_text("7" * 5000)
+    assert request.take(tmp_path) == int("7" * 18)
+    (tmp_path / "sample").write_text("x" * 5000)
+    assert request.take(tmp_path) == 5

@@ -182,7 +182,7 @@ def test_a_failed_disk_is_told_once(tmp_path, monkeypatch, caplog):
             monitor.flush()
         train(model, optimizer, inputs(2))
         monitor.close()
-    assert len([r for r in caplog.records if "No space left" in r.getMessage()]) == 1
+    assert len([r for r in caplog.records if "the disk is full" in r.getMessage()]) == 1
 
 
 def test_a_folder_that_was_removed_is_told_by_flush(tmp_path):

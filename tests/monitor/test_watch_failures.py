@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import resource
 import shutil
+import sqlite3
 from contextlib import suppress
 
 import numpy as np
@@ -19,7 +23,7 @@ from gyroscope.monitor.detail import Detail
 from gyroscope.monitor.neurons import Neurons
 from gyroscope.monitor.recorder import Recorder
 from gyroscope.monitor.track import Track
-from gyroscope.store import Deferred, Writer
+from gyroscope.store import Deferred, Writer, mailbox
 
 
 class After:
@@ -188,7 +192,7 @@ def test_a_full_disk_stops_the_recording_and_not_training(tmp_path, monkeypatch)
     monitor.flush()
     monkeypatch.setattr(monitor._recorder.writer._scribe, "_commit", full_disk)
     train(model, optimizer, inputs(2))
-    with pytest.raises(StoreError, match="No space left"):
+    with pytest.raises(StoreError, match="the disk is full"):
         monitor.flush()
     train(model, optimizer, inputs(2))
     monitor.close()
@@ -277,3 +281,161 @@ def test_an_exception_that_has_no_words_leaves_the_block_as_it_is(tmp_path):
     with pytest.raises(WordlessError), gyroscope.watch(model, optimizer, tmp_path / "run"):
         raise WordlessError
     assert gyroscope.load(tmp_path / "run").state == "interrupted"
+
+
+def test_flush_raises_once_the_monitor_has_stopped(tmp_path, monkeypatch):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = gyroscope.watch(model, optimizer, tmp_path / "run", budget=None)
+    train(model, optimizer, inputs(2))
+    monitor.flush()
+    monkeypatch.setattr(Track, "measure", After(Track.measure, 0, ValueError("made up")))
+    train(model, optimizer, inputs(1))
+    monitor.log(loss=1.0)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="has stopped, and what came after is lost: made up"):
+            monitor.flush()
+    monitor.close()
+
+
+def test_a_loss_function_that_fails_is_reported_once_and_all_else_is_recorded(tmp_path, caplog):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    known = {}
+    monitor = gyroscope.watch(model, optimizer, tmp_path / "run", budget=None, loss=lambda: known["loss"])
+    with caplog.at_level(logging.WARNING, "gyroscope"):
+        for k in range(4):
+            train(model, optimizer, inputs(1))
+            monitor.log(accuracy=k)
+            monitor.note(f"epoch {k}")
+            if k == 1:
+                known["loss"] = 0.5
+    monitor.flush()
+    with gyroscope.load(monitor.path) as run:
+        assert run.steps.tolist() == [0, 1, 2, 3, 4]
+        assert run.scalars["accuracy"].values.tolist() == [0, 1, 2, 3]
+        assert run.scalars["loss"].steps.tolist() == [3, 4]
+        assert [e.text for e in run.events if e.kind == "note"][-4:] == [f"epoch {k}" for k in range(4)]
+        (said,) = [e.text for e in run.events if e.kind == "error"]
+    assert said.startswith("the loss function failed: KeyError: 'loss'")
+    assert len([r for r in caplog.records if "loss function" in r.getMessage()]) == 1
+    assert monitor.error is None
+    monitor.close()
+
+
+def resumable(path):
+    """A model and its optimizer that have been watched in `path`."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with gyroscope.watch(model, optimizer, path, budget=None):
+        train(model, optimizer, inputs(2))
+    return model, optimizer
+
+
+def test_a_second_resumer_of_a_run_is_refused_before_either_steps(tmp_path):
+    model, optimizer = resumable(tmp_path / "run")
+    first = gyroscope.watch(model, optimizer, tmp_path / "run", budget=None)
+    with pytest.raises(StoreError, match="is being written by another writer"):
+        gyroscope.watch(model, optimizer, tmp_path / "run", budget=None)
+    train(model, optimizer, inputs(1))
+    first.flush()
+    first.close()
+    with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None) as third:
+        train(model, optimizer, inputs(1))
+    assert third.error is None
+    with gyroscope.load(tmp_path / "run") as run:
+        assert [attempt.start_step for attempt in run.attempts] == [0, 2, 3]
+
+
+def test_a_watch_that_fails_leaves_the_run_unlocked(tmp_path, monkeypatch):
+    model, optimizer = resumable(tmp_path / "run")
+    with monkeypatch.context() as patched:
+        patched.setattr(Track, "measure", After(Track.measure, 0, ValueError("made up")))
+        with pytest.raises(ValueError, match="made up"):
+            gyroscope.watch(model, optimizer, tmp_path / "run")
+    gyroscope.watch(model, optimizer, tmp_path / "run").close()
+
+
+def test_resuming_on_a_full_disk_is_refused_in_watch(tmp_path):
+    model, optimizer = resumable(tmp_path / "run")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))  # enough to open the run, too little to go on with it
+    try:
+        with pytest.raises(StoreError, match=r"run\.sqlite cannot be written"):
+            gyroscope.watch(model, optimizer, tmp_path / "run", budget=None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not optimizer._optimizer_step_post_hooks
+    with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None):
+        train(model, optimizer, inputs(1))
+    with gyroscope.load(tmp_path / "run") as run:
+        assert run.steps.tolist() == [0, 1, 2, 3]
+
+
+def test_a_disk_without_space_is_called_full(tmp_path, monkeypatch):
+    model, optimizer = resumable(tmp_path / "run")
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreError, match=r"the disk is full\. Free some space and resume the run"):
+        gyroscope.watch(model, optimizer, tmp_path / "run")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_child_does_not_keep_a_run_locked_that_was_not_begun(tmp_path):
+    model, optimizer = resumable(tmp_path / "run")
+    monitor = gyroscope.watch(model, optimizer, tmp_path / "run")
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.read(reading, 1)  # lives until the parent lets it go
+        os._exit(0)
+    os.close(reading)
+    monitor.close()
+    gyroscope.watch(model, optimizer, tmp_path / "run").close()
+    os.close(writing)
+    os.waitpid(child, 0)
+
+
+def test_logged_values_that_find_no_room_are_counted_and_flush_raises(tmp_path, monkeypatch, caplog):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = gyroscope.watch(model, optimizer, tmp_path / "run", budget=None)
+    train(model, optimizer, inputs(1))
+    monitor.flush()
+    monkeypatch.setattr(mailbox, "SMALL", 8)
+    locked = sqlite3.connect(tmp_path / "run" / "run.sqlite", isolation_level=None)
+    locked.execute("BEGIN IMMEDIATE")
+    with caplog.at_level(logging.WARNING, "gyroscope"):
+        for k in range(40):
+            monitor.log({f"number {k}": k})
+    locked.execute("ROLLBACK")
+    locked.close()
+    with pytest.raises(StoreError, match=r"lacks \d+ logged values and notes up to step 1"):
+        monitor.flush()
+    assert len([r for r in caplog.records if "cannot keep up" in r.getMessage()]) == 1
+    with gyroscope.load(monitor.path) as run:
+        (said,) = [e.text for e in run.events if e.kind == "error"]
+        assert len(run.scalars) + int(said.split()[0]) == 40
+    monitor.log(late=1.0)
+    monitor.flush()  # each loss is reported once
+    monitor.close()
+    assert monitor.error is None
+    with gyroscope.load(monitor.path) as run:
+        assert run.scalars["late"].values.tolist() == [1.0]
+
+
+def test_values_that_were_dropped_before_the_end_are_counted_in_the_run(tmp_path, monkeypatch):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None) as monitor:
+        train(model, optimizer, inputs(1))
+        real = Writer.put
+        monkeypatch.setattr(Writer, "put", lambda self, r: False)
+        monitor.note("lost")
+        monkeypatch.setattr(Writer, "put", real)
+    with gyroscope.load(monitor.path) as run:
+        assert "1 logged values and notes up to here were dropped" in run.events[-1].text

@@ -7,6 +7,8 @@ import gc
 import io
 import pickle
 import random
+import threading
+import time
 import weakref
 
 import numpy as np
@@ -17,6 +19,7 @@ from torch._dynamo.utils import counters
 from watched import backward, check, copies_of, inputs, mlp, train
 
 import gyroscope
+from gyroscope.store.lock import is_held
 
 
 def net() -> nn.Sequential:
@@ -250,3 +253,26 @@ def test_losses_of_a_function_are_recorded_after_measured_steps(tmp_path):
     with gyroscope.load(monitor.path) as run:
         assert run.scalars["loss"].steps.tolist() == [2, 4]
         assert run.scalars["loss"].values.tolist() == pytest.approx([float(said[1]), float(said[3])])
+
+
+def test_a_monitor_that_is_dropped_with_its_model_is_collected_and_its_run_is_finished(tmp_path):
+    def watched(steps):
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        gyroscope.watch(model, optimizer, tmp_path / "run", budget=None)  # kept alive by the optimizer alone
+        gc.collect()
+        train(model, optimizer, inputs(steps))
+        return weakref.ref(model)
+
+    before = set(threading.enumerate())
+    for steps in (3, 0):  # the second resumes the run, and is dropped before it has begun
+        model = watched(steps)
+        deadline = time.monotonic() + 30
+        while model() is not None or set(threading.enumerate()) - before:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+            gc.collect()
+        assert not is_held(tmp_path / "run")
+    with gyroscope.load(tmp_path / "run") as run:
+        assert run.state == "ended"
+        assert run.steps.tolist() == [0, 1, 2, 3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from watched import inputs, mlp, train
 
 import gyroscope
 from gyroscope.errors import GyroscopeError, LayerError, MonitorError, StoreError
+from gyroscope.monitor import given
+from gyroscope.monitor.track import Track
 
 
 def untouched(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
@@ -310,3 +313,59 @@ def test_layers_are_chosen_by_patterns_or_by_themselves(tmp_path):
     ]:
         with gyroscope.watch(model, optimizer, tmp_path / name, layers=layers) as monitor:
             assert monitor.layers == found
+
+
+def test_jobs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(given, "strftime", lambda _: "now")
+    with ThreadPoolExecutor(8) as pool:
+        paths = list(pool.map(lambda _: given.folder(None), range(40)))
+    assert len({path.name for path in paths}) == 40
+    assert all(path.is_dir() for path in paths)
+
+
+def test_a_watch_that_fails_leaves_no_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = mlp()
+    monkeypatch.setattr(Track, "measure", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        gyroscope.watch(model, torch.optim.SGD(model.parameters(), 0.1))
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_default_folders_that_cannot_be_made_are_refused_in_words(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("in the way")
+    model = mlp()
+    with pytest.raises(StoreError, match="cannot be written"):
+        gyroscope.watch(model, torch.optim.SGD(model.parameters(), 0.1))
+
+
+def test_a_relative_folder_is_that_of_the_call_when_the_job_changes_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = gyroscope.watch(model, optimizer, "runs/first", budget=None)
+    (tmp_path / "elsewhere" / "runs" / "first").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    train(model, optimizer, inputs(2))
+    assert monitor.run.steps.tolist() == [0, 1, 2]
+    monitor.close()
+    assert monitor.path == tmp_path / "runs" / "first"
+    assert (tmp_path / "runs" / "first" / "reference.pt").is_file()
+    assert not list((tmp_path / "elsewhere" / "runs" / "first").iterdir())
+    monkeypatch.chdir(tmp_path)
+    with gyroscope.watch(model, optimizer, "runs/first", budget=None):
+        train(model, optimizer, inputs(1))
+    with gyroscope.load("runs/first") as run:
+        assert [attempt.start_step for attempt in run.attempts] == [0, 2]
+
+
+@pytest.mark.parametrize("key", ["model", "torch", "optimizers", "every", "budget", "reference_file"])
+def test_meta_cannot_replace_what_a_run_remembers_itself(tmp_path, key):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(MonitorError, match=rf"got '{key}'\. Try 'my_{key}'"):
+        gyroscope.watch(model, optimizer, tmp_path / "run", meta={"task": "mine", key: "mine"})
+    assert not (tmp_path / "run").exists()
+    assert untouched(model, optimizer)

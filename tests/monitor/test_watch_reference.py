@@ -15,6 +15,7 @@ from torch.nn.utils.parametrizations import weight_norm
 import gyroscope
 from gyroscope.errors import MonitorError
 from gyroscope.monitor import reference
+from gyroscope.monitor.resume import Saved
 
 NAMES = ("0.weight", "2.weight", "4.weight")
 
@@ -276,3 +277,25 @@ def test_a_channels_last_model_has_the_rotations_of_a_plain_one(tmp_path):
         kept = torch.load(tmp_path / str(len(rows) - 1) / "reference.pt", weights_only=True)["tensors"]["weight"]
         assert torch.equal(kept, other.weight)
     np.testing.assert_allclose(rows[0], rows[1], rtol=1e-6)
+
+
+def test_the_reference_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    saw = []
+    sync, replace = os.fsync, os.replace
+
+    def synced(file):
+        saw.append(("fsync", os.readlink(f"/proc/self/fd/{file}") if os.path.exists("/proc/self/fd") else ""))
+        sync(file)
+
+    def replaced(old, new):
+        saw.append(("replace", str(new)))
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    file = tmp_path / "reference.pt"
+    Saved({"w": torch.arange(3.0)}, {"w": [5.0, 1.0]}).write(file)
+    assert [what for what, _ in saw] == ["fsync", "replace", "fsync"]
+    if saw[0][1]:
+        assert [where for _, where in saw] == [str(file.with_suffix(".new")), str(file), str(tmp_path)]
+    assert Saved.read(file).tensors["w"].tolist() == [0.0, 1.0, 2.0]

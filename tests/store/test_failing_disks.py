@@ -13,7 +13,7 @@ import pytest
 from runs_for_tests import LAYERS, rows, write, writer
 
 from gyroscope.errors import StoreError
-from gyroscope.store import Event, Scalars, database, load
+from gyroscope.store import Event, LayerInfo, Scalars, database, load
 
 
 @contextmanager
@@ -214,3 +214,73 @@ def closed_to_others(finished):
 def test_a_file_that_may_not_be_read_is_refused_in_words(closed_to_others, as_nobody):
     with pytest.raises(StoreError, match=r"run.sqlite cannot be written or read: unable to open database file"):
         load(closed_to_others)
+
+
+@pytest.mark.parametrize("remade", [False, True])
+def test_a_writer_whose_file_is_no_longer_its_own_acknowledges_nothing(tmp_path, caplog, remade):
+    w = writer(tmp_path / "run")
+    w.put(rows(1))
+    w.flush()
+    shutil.rmtree(tmp_path / "run")
+    if remade:
+        write(tmp_path / "run", rows(7))
+    w.put(rows(2))
+    said = "run.sqlite was replaced by another file" if remade else "run.sqlite was removed"
+    for _ in range(2):
+        with pytest.raises(StoreError, match=said):
+            w.flush()
+    assert not caplog.records
+    w.close()
+    assert said in str(w.error)
+    (record,) = caplog.records
+    assert said in record.getMessage()
+    if remade:
+        with load(tmp_path / "run") as run:
+            assert run.steps.tolist() == [7]
+
+
+def test_a_run_that_is_replaced_by_a_copy_of_it_is_not_acknowledged(tmp_path):
+    w = writer(tmp_path / "run")
+    w.put(rows(1))
+    w.flush()
+    shutil.copyfile(tmp_path / "run" / "run.sqlite", tmp_path / "copy")
+    os.replace(tmp_path / "copy", tmp_path / "run" / "run.sqlite")  # as a tool that synchronizes folders does
+    w.put(rows(2))
+    with pytest.raises(StoreError, match="was replaced by another file"):
+        w.flush()
+    w.close()
+
+
+def test_a_thread_that_dies_tells_those_who_flush(tmp_path, caplog):
+    def leave():
+        raise SystemExit("made up")
+
+    w = writer(tmp_path / "run", on_tick=leave, tick=0.01)
+    w._thread.join(timeout=30)
+    with pytest.raises(StoreError, match="SystemExit: made up"):
+        w.flush(timeout=30)
+    assert "SystemExit: made up" in failed(w, caplog)
+    resumes(tmp_path / "run", -1)
+
+
+@pytest.mark.parametrize("tick", [float("inf"), float("nan"), 1e10, 0, "soon"])
+def test_a_tick_that_no_thread_can_wait_for_is_refused(tmp_path, tick):
+    with pytest.raises(StoreError, match="`tick` must be a finite number of seconds > 0, got"):
+        writer(tmp_path / "run", tick=tick)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        LayerInfo(None, "linear", (2, 2)),
+        LayerInfo("a", None, (2, 2)),
+        LayerInfo("a", "linear", None),
+        LayerInfo("a", "linear", (2.5, 2)),
+        LayerInfo("a", "linear", (2, 2), None),
+    ],
+)
+def test_a_malformed_layer_is_refused_and_the_folder_stays_usable(tmp_path, layer):
+    with pytest.raises(StoreError, match="A layer must have a name and a kind that are text"):
+        writer(tmp_path / "run", [layer])
+    assert not (tmp_path / "run").exists()

@@ -143,8 +143,8 @@ def test_the_thread_says_how_long_it_worked_and_ends_on_closing(tmp_path):
     ("options", "says"),
     [
         ({"layers": []}, "no layers"),
-        ({"queue": 0}, "queue=0"),
-        ({"tick": 0}, "tick=0"),
+        ({"queue": 0}, "`queue` must be a number >= 1, got 0"),
+        ({"tick": 0}, "`tick` must be a finite number of seconds > 0, got 0"),
         ({"meta": {"lr": np.ones(2)}}, "what JSON holds"),
         ({"meta": {"lr": float("nan")}}, "what JSON holds"),
         ({"meta": 3}, "what JSON holds"),
@@ -153,8 +153,8 @@ def test_the_thread_says_how_long_it_worked_and_ends_on_closing(tmp_path):
         ({"quantities": {"rotation": "1"}}, "QuantityInfo"),
         ({"step": 1.5}, "step 1.5"),
         ({"step": "3"}, "step '3'"),
-        ({"queue": "3"}, "queue=3"),
-        ({"tick": None}, "tick=None"),
+        ({"queue": "3"}, "`queue` must be a number >= 1, got '3'"),
+        ({"tick": None}, "`tick` must be a finite number of seconds > 0, got None"),
     ],
 )
 def test_what_cannot_be_written_is_refused_before_a_folder_is_made(tmp_path, options, says):

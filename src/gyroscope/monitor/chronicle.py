@@ -128,7 +128,7 @@ class Chronicle:
         """A state was loaded: go on as a new attempt from there; what came after is kept, but no longer shown."""
         self.loaded = True
         if self.begun and self.recorder is not None:
-            self.recorder.writer.close()
+            self.recorder.close()
             self._existing, self.recorder = Existing.at(self.about.path, self.about.layers), None
         self.begun = False
 
@@ -189,17 +189,23 @@ class Chronicle:
         meta = about.meta if reference_file is None else {**about.meta, "reference_file": reference_file}
         self.recorder = Recorder(
             about.path, about.layers, self._tracks, self._details, about.quantities, self._clock,
-            step=step, meta=meta, sinks=about.sinks,
+            step=step, meta=meta, sinks=about.sinks, lock=None if self._existing is None else self._existing.lock,
         )  # fmt: skip
         return self.recorder
 
+    def close(self, *, interrupted: bool) -> None:
+        """Finish the run, or let go of one that was not opened again."""
+        if self.recorder is not None:
+            self.recorder.close(interrupted=interrupted)
+        elif self._existing is not None:
+            self._existing.lock.release()
+
     def discard(self) -> None:
-        """Remove the run again, where it is new; for a monitor that could not be made."""
-        recorder, self.recorder = self.recorder, None
-        if recorder is None:
-            return
-        recorder.close(interrupted=True)
-        if self._existing is None:
+        """Close the run, and remove it again where it is new; for a monitor that could not be made."""
+        is_new = self.recorder is not None and self._existing is None
+        self.close(interrupted=True)
+        self.recorder = None
+        if is_new:
             for file in self.about.path.iterdir():
                 if file.name.startswith((lock.FILE, schema.FILE)):
                     file.unlink()

@@ -24,6 +24,7 @@ from gyroscope.layer import Layer, split
 from gyroscope.layer import layers as find_layers
 from gyroscope.monitor.reference import Place, Precision
 from gyroscope.store import Sink
+from gyroscope.store.connect import in_words
 
 _DTYPES = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
 
@@ -198,12 +199,13 @@ def sinks(given: Any) -> tuple[Sink, ...]:
 
 
 def folder(run: Any) -> Path:
-    """Where to record: as given, or a new folder under `runs/`."""
+    """Where to record: as given, or a new folder under `runs/`, which the first rank makes; wherever the job goes."""
     if run is None:
-        return unused(Path("runs") / strftime("%Y-%m-%d_%H-%M-%S"))
+        path = Path("runs").absolute() / strftime("%Y-%m-%d_%H-%M-%S")
+        return made(path) if rank() == 0 else path
     if not isinstance(run, str | os.PathLike) or not str(run):
         raise MonitorError(f"run is {run!r}; accepted is the path of a folder, such as 'runs/first'.")
-    return Path(run)
+    return Path(run).absolute()
 
 
 def numbers(values: Any, named: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,6 +251,12 @@ def meta(
         "optimizers": [_optimizer(one) for one in optimizers],
         **more,
     }
+    taken = [key for key in own if key in about or key == "reference_file"]
+    if taken:
+        raise MonitorError(
+            f"`meta` must not have the keys that every run has ({', '.join([*about, 'reference_file'])}), got "
+            f"{taken[0]!r}. Try {'my_' + taken[0]!r}."
+        )
     return {**about, **own}
 
 
@@ -302,13 +310,21 @@ def _plain(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def unused(path: Path) -> Path:
-    """`path`, or the first of path-2, path-3, ... that does not exist."""
+def made(path: Path) -> Path:
+    """Make the folder `path`, or the first of path-2, path-3, ... that is not there; no other job is given the same."""
     candidate, count = path, 1
-    while candidate.exists():
-        count += 1
-        candidate = path.with_name(f"{path.name}-{count}")
-    return candidate
+    while True:
+        try:
+            candidate.parent.mkdir(parents=True, exist_ok=True)
+            candidate.mkdir()
+            return candidate
+        except FileExistsError as error:
+            if not path.parent.is_dir():
+                raise in_words(error, candidate) from error
+            count += 1
+            candidate = path.with_name(f"{path.name}-{count}")
+        except OSError as error:
+            raise in_words(error, candidate) from error
 
 
 def check_state(state: Any, names: Sequence[str], shapes: Sequence[tuple[int, ...]], optimizers: int) -> None:

@@ -35,6 +35,7 @@ class Loop:
         self.recording = True
         self.alive = True
         self._loss = loss
+        self._loss_failed = False
         self._own = Stopwatch()
         self._outside = 0.0
         self._left: float | None = None
@@ -198,8 +199,21 @@ class Loop:
                 raise recorder.writer.error
             if not self.pace.shared:
                 self.chronicle.event("interval", self.pace.overrun())
-        if self._loss is not None and part == 0 and self.recording:
-            self.chronicle.log(given.numbers(None, {"loss": self._loss()}))
+        if part == 0 and self.recording:
+            self._tell_loss()
+
+    def _tell_loss(self) -> None:
+        if self._loss is None:
+            return
+        try:
+            numbers = given.numbers(None, {"loss": self._loss()})
+        except Exception as error:  # of the user's function, which may have no value yet; all else is recorded
+            if not self._loss_failed:
+                self._loss_failed = True
+                said = f"the loss function failed: {type(error).__name__}: {error} (reported once; recording goes on)"
+                self.chronicle.warn(said)
+        else:
+            self.chronicle.log(numbers)
 
     def _tell_exchanged(self, part: int) -> None:
         said = self.details[part].exchanged.said()

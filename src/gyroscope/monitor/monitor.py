@@ -14,7 +14,7 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from gyroscope.conditioning.schedule import Schedule
-from gyroscope.errors import GyroscopeError, MonitorError
+from gyroscope.errors import GyroscopeError, MonitorError, StoreError
 from gyroscope.layer import Layer
 from gyroscope.monitor import given
 from gyroscope.monitor.chronicle import About, Chronicle
@@ -132,6 +132,9 @@ class Monitor:
                 handle.remove()
             with suppress(OSError):  # the failure is what is said
                 self._chronicle.discard()
+            if run is None:
+                with suppress(OSError):  # it holds a run already
+                    self.path.rmdir()
             raise
         self._safely(self._loop.arm)
 
@@ -213,15 +216,18 @@ class Monitor:
         )  # fmt: skip
 
     def flush(self, timeout: float | None = None) -> None:
-        """Return when everything measured so far is on disk.
+        """Return when everything measured and logged so far is on disk.
 
         Raises:
-            StoreError: it could not be written.
+            StoreError: it could not be written, or recording has stopped (see `error`).
         """
         if not self._sharded:  # ranks that measure together begin together, at a step
             self._safely(self._chronicle.begin)
         if self._recorder is not None:
-            self._recorder.writer.flush(timeout)
+            self._recorder.flush(timeout)
+        if self.error is not None:
+            said = str(self.error) or type(self.error).__name__
+            raise StoreError(f"Recording of {self.path} has stopped, and what came after is lost: {said}")
 
     def close(self, *, interrupted: bool = False) -> None:
         """Record the last step, take every hook off and finish the run; its state is "ended" unless `interrupted`."""
@@ -240,8 +246,7 @@ class Monitor:
         self._chronicle.drain()
         for track in self._tracks:
             track.release()
-        if self._recorder is not None:
-            self._recorder.close(interrupted=interrupted)
+        self._chronicle.close(interrupted=interrupted)
 
     def __enter__(self) -> Monitor:
         return self

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from time import thread_time
 from typing import Any
+from weakref import WeakMethod, finalize
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gyroscope.errors import StoreError
 from gyroscope.monitor import request
 from gyroscope.monitor.clock import Clock
 from gyroscope.monitor.detail import Detail
@@ -25,6 +27,7 @@ from gyroscope.monitor.quantities import Quantity, compute
 from gyroscope.monitor.resume import Saved, write_all
 from gyroscope.monitor.track import Track
 from gyroscope.store import Deferred, Event, LayerInfo, QuantityInfo, Rows, Scalars, Sink, Writer
+from gyroscope.store.lock import Lock
 from gyroscope.store.record import Record, Values
 
 _LOG = logging.getLogger("gyroscope")
@@ -77,9 +80,11 @@ class Recorder:
         step: int,
         meta: Mapping[str, Any],
         sinks: Sequence[Sink],
+        lock: Lock | None = None,
     ) -> None:
         self.path = path
         self.asked = 0
+        self._lost = self._lost_at = 0
         self._tracks, self._details, self._quantities, self._clock = tracks, details, list(quantities), clock
         self._last = [0] * len(tracks)
         infos: dict[str, QuantityInfo] = {one.info.name: one.info for one in quantities}
@@ -87,7 +92,19 @@ class Recorder:
             infos |= detail.infos
         spectral = [detail.conditioned is not None for detail in details]
         self._naming = Naming(path, layers, spectral, resumes=step > 0)
-        self.writer = Writer(path, layers, infos, meta=meta, step=step, sinks=sinks, on_tick=self._look_for_signal)
+        self.writer = Writer(
+            path,
+            layers,
+            infos,
+            meta=meta,
+            step=step,
+            sinks=sinks,
+            on_tick=_weakly(self._look_for_signal),
+            lock=lock,
+        )
+        # The writer's thread holds no recorder, and so no model: with the last that does, the run is finished.
+        self._dropped = finalize(self, self.writer.finish)
+        self._dropped.atexit = False  # the writer sees to that
 
     def start(self) -> None:
         """Count from the steps that the tracks are at."""
@@ -100,14 +117,38 @@ class Recorder:
     def scalars(self, numbers: Numbers) -> None:
         """Hand numbers over; those on a GPU are not waited for."""
         if numbers.done is not None:
-            self.writer.put(Deferred(self._told, numbers, small=True))
+            self._put(Deferred(self._told, numbers, small=True), numbers.step)
             return
         for record in self._told([numbers]):
-            self.writer.put(record)
+            self._put(record, record.step)
 
     def event(self, step: int, kind: str, text: str) -> None:
         """Hand an event over."""
-        self.writer.put(Event(step, kind, text))
+        self._put(Event(step, kind, text), step)
+
+    def _put(self, record: Scalars | Event | Deferred, step: int) -> None:
+        if self.writer.put(record) or not self.writer.open:
+            return
+        if self._lost == 0:
+            _LOG.warning("%s: the disk cannot keep up; what is logged now is dropped (reported once)", self.path)
+        self._lost, self._lost_at = self._lost + 1, step
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Return when everything that was handed over is on the disk.
+
+        Raises:
+            StoreError: writing has failed, took too long, or had no space for what was logged since the last flush.
+        """
+        self.writer.flush(timeout)
+        if self._lost:
+            text = f"{self._lost} logged values and notes up to here were dropped: the disk could not keep up"
+            lost, self._lost = f"{self._lost} logged values and notes up to step {self._lost_at}", 0
+            self.event(self._lost_at, "error", text)
+            self.writer.flush(timeout)
+            raise StoreError(
+                f"{self.path} lacks {lost}: they were dropped, because the disk could not keep up. All others are on "
+                "disk. Log less often, or flush in between."
+            )
 
     def reference(self, saved: Saved, file: str) -> None:
         """Have the reference written beside the run."""
@@ -115,8 +156,12 @@ class Recorder:
 
     def close(self, *, interrupted: bool = False) -> None:
         """Finish the run, and let go of the model."""
+        if self._lost and self.writer.open:
+            with suppress(StoreError):  # it is in the log and in the run
+                self.flush()
         self.writer.close(interrupted=interrupted)
         self._tracks, self._details = (), ()
+        self._dropped.detach()
 
     # On the writer's thread.
 
@@ -161,7 +206,7 @@ class Recorder:
                 analysed[i] = found
         yield from self._naming.events(part, steps, products, analysed)
 
-    def _told(self, payloads: Sequence[Numbers]) -> Iterator[Record]:
+    def _told(self, payloads: Sequence[Numbers]) -> Iterator[Scalars]:
         for record in _scalars(payloads):
             self._naming.heard(record.step, record.values)
             yield record
@@ -169,6 +214,17 @@ class Recorder:
     def _look_for_signal(self) -> None:
         if steps := request.take(self.path):
             self.asked = steps
+
+
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """A call of a method of an object that it does not keep alive."""
+    found = WeakMethod(method)
+
+    def call() -> None:
+        if (alive := found()) is not None:
+            alive()
+
+    return call
 
 
 def _computed(one: Quantity, products: Products) -> tuple[Values, str | None]:

@@ -19,7 +19,8 @@ from gyroscope.monitor.quantities import compute, find
 from gyroscope.monitor.reference import FILE, Place, Precision, Reference, from_source
 from gyroscope.monitor.track import Track
 from gyroscope.store import LayerInfo, Run, load
-from gyroscope.store.folder import is_file, run_file
+from gyroscope.store.folder import is_file, reserve, run_file, sync_folder
+from gyroscope.store.lock import Lock
 
 # How far recorded numbers, which are kept in float32, may be from those of the weights at hand: relatively, and for
 # rotations beside it by what rounding leaves of w₀ that is held exactly, or rounded.
@@ -59,11 +60,15 @@ class Saved:
         return Reference(held.bundles, numbers[:, 0].copy(), held.exact * numbers[:, 1], held.held)
 
     def write(self, file: Path) -> None:
-        """To a file that is there whole or not at all."""
+        """To a file that is there whole or not at all, also after a power failure."""
         new = file.with_suffix(".new")
         tensors = {name: t.cpu() for name, t in self.tensors.items()}
-        torch.save({"tensors": tensors, "squares": dict(self.squares)}, new)
+        with new.open("wb") as opened:
+            torch.save({"tensors": tensors, "squares": dict(self.squares)}, opened)
+            opened.flush()
+            os.fsync(opened.fileno())
         os.replace(new, file)
+        sync_folder(file.parent)
 
     @classmethod
     def read(cls, file: Path) -> Saved:
@@ -99,10 +104,11 @@ def file_of(attempt: int) -> str:
 
 
 class Existing:
-    """A run that is there already, of the same layers."""
+    """A run that is there already, of the same layers; locked from now on, so that nobody else resumes it."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, lock: Lock) -> None:
         self.path = run.path
+        self.lock = lock
         self.meta = run.meta
         self.attempts = len(run.attempts)
         self.steps = run.steps
@@ -115,30 +121,14 @@ class Existing:
         """The run in a folder, or None. A run of other layers is refused, before anything is changed."""
         if not is_file(run_file(path)):
             return None
-        with load(path) as run:
-            theirs, own = run.layer_table, tuple(table)
-            parts = [max((info.part for info in infos), default=0) + 1 for infos in (theirs, own)]
-            if parts[0] != parts[1]:
-                raise MonitorError(
-                    f"{path} holds a run whose layers were stepped by {parts[0]} optimizers; here they are stepped by "
-                    f"{parts[1]}. Give another folder."
-                )
-            for a, b in zip(theirs, own, strict=False):
-                if (a.name, tuple(a.shape), a.part) != (b.name, tuple(b.shape), b.part):
-                    raise MonitorError(
-                        f"{path} holds a run of another model: it has {a.name!r} of shape {tuple(a.shape)} "
-                        f"where this one has {b.name!r} of shape {tuple(b.shape)}. Give another folder."
-                    )
-            if len(theirs) != len(own):
-                raise MonitorError(
-                    f"{path} holds a run of another model or another choice of layers: it has {len(theirs)}, this one "
-                    f"{len(own)}. Give another folder."
-                )
-            if run.state == "running":
-                raise MonitorError(
-                    f"{path} is being written by another writer: close that one, or give another folder."
-                )
-            return cls(run)
+        lock = reserve(path)
+        try:
+            with load(path) as run:
+                _same_layers(path, run.layer_table, tuple(table))
+                return cls(run, lock)
+        except BaseException:
+            lock.release()
+            raise
 
     def reference(self) -> Saved:
         """What it was measured against."""
@@ -157,6 +147,27 @@ class Existing:
         far = np.nan_to_num(np.maximum(turned, grown), nan=np.inf).max(1)
         nearest = np.flatnonzero((far <= 1.0) & (far == far.min(initial=np.inf)))
         return int(self.steps[nearest[-1]]) if len(nearest) else None
+
+
+def _same_layers(path: Path, theirs: Sequence[LayerInfo], own: Sequence[LayerInfo]) -> None:
+    """Refuse a run of other layers."""
+    parts = [max((info.part for info in infos), default=0) + 1 for infos in (theirs, own)]
+    if parts[0] != parts[1]:
+        raise MonitorError(
+            f"{path} holds a run whose layers were stepped by {parts[0]} optimizers; here they are stepped by "
+            f"{parts[1]}. Give another folder."
+        )
+    for a, b in zip(theirs, own, strict=False):
+        if (a.name, tuple(a.shape), a.part) != (b.name, tuple(b.shape), b.part):
+            raise MonitorError(
+                f"{path} holds a run of another model: it has {a.name!r} of shape {tuple(a.shape)} "
+                f"where this one has {b.name!r} of shape {tuple(b.shape)}. Give another folder."
+            )
+    if len(theirs) != len(own):
+        raise MonitorError(
+            f"{path} holds a run of another model or another choice of layers: it has {len(theirs)}, this one "
+            f"{len(own)}. Give another folder."
+        )
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def watch(
         reference_dtype: "float32", "bfloat16" or "auto", which rounds the large layers of large models.
         reference_device: "device", "cpu" (pinned memory, streamed) or "auto", by the memory that is free.
         step: the step that training is at, to go on with a run whose checkpoint has no monitor state.
-        meta: what else to remember about the run: anything JSON can hold.
+        meta: what else to remember about the run: anything JSON can hold, under keys that Gyroscope does not use.
         sinks: further places to mirror the run to, from `gyroscope.integrations`.
         conditioning: every so many steps, also how well each layer is conditioned (`gyroscope.condition`), from the
             forward and backward passes of training itself; "budget" spaces these analyses to keep to the budget. The

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def in_words(error: BaseException, file: Path) -> StoreError:
         text = f"{file} is not a run: it is no SQLite database, or its beginning is damaged. Give another folder."
     elif name.startswith("SQLITE_CORRUPT") or "decode" in said:
         text = f"{file} is damaged: {said}. {_SALVAGE.format(file=file)}"
-    elif name == "SQLITE_FULL":
+    elif name == "SQLITE_FULL" or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         text = f"{file} cannot be written: the disk is full. Free some space and resume the run."
     elif name.startswith(("SQLITE_IOERR", "SQLITE_PROTOCOL")):
         text = f"{file} cannot be written or read: {said}. Look at the disk (full? removed?), then resume the run."

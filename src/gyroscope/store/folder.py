@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from gyroscope.errors import StoreError
-from gyroscope.store import lock, schema
+from gyroscope.store import schema
 from gyroscope.store.connect import FAILURES, connect, in_words
 from gyroscope.store.database import Database
+from gyroscope.store.lock import FILE as LOCK_FILE
 from gyroscope.store.lock import Lock
 from gyroscope.store.record import LayerInfo
+
+#: Bytes that a disk must have left for a run to be resumed: SQLite's own files take 32 KB before the first row.
+_SPACE = 1 << 20
 
 
 def is_file(path: Path) -> bool:
@@ -43,8 +49,38 @@ def run_file(folder: Path) -> Path:
     return folder / schema.FILE
 
 
-def open_run(folder: Path, layers: Sequence[LayerInfo]) -> tuple[Lock, Database]:
-    """The run in `folder`, made if it is not there, and the lock on it.
+def reserve(folder: Path) -> Lock:
+    """Lock the run in `folder` for a writer that is opened later, which will be able to write it.
+
+    Raises:
+        StoreError: another writer has it, it cannot be written, or the disk is full.
+    """
+    file = run_file(folder)
+    try:
+        held = Lock(folder)
+        try:
+            _check_space(folder)
+            with closing(connect(file, "rw")) as connection:
+                connection.execute("BEGIN IMMEDIATE")  # fails where the file is read-only or locked
+                connection.execute("ROLLBACK")
+            return held
+        except BaseException:
+            held.release()
+            raise
+    except FAILURES as error:
+        raise in_words(error, file) from error
+
+
+def _check_space(folder: Path) -> None:
+    """Fail as the disk does when it is asked for some space, which is given back at once."""
+    with TemporaryFile(dir=folder) as probe:
+        probe.write(bytes(_SPACE))
+        probe.flush()
+        os.fsync(probe.fileno())
+
+
+def open_run(folder: Path, layers: Sequence[LayerInfo], lock: Lock | None = None) -> tuple[Lock, Database]:
+    """The run in `folder`, made if it is not there, and the lock on it: `lock` if it is held, or a new one.
 
     Raises:
         StoreError: it cannot be made or written, or is another run; nothing has been changed then.
@@ -53,7 +89,7 @@ def open_run(folder: Path, layers: Sequence[LayerInfo]) -> tuple[Lock, Database]
     try:
         _refuse_foreign(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        held = Lock(folder)
+        held = lock if lock is not None and lock.held else Lock(folder)
         try:
             if not file.exists():
                 _create(file, layers)
@@ -78,7 +114,7 @@ def _refuse_foreign(folder: Path) -> None:
     if run_file(folder).exists():
         return
     # What a writer leaves that is killed before it has made its file; hidden files are of the system.
-    ours = (lock.FILE, f"{schema.FILE}.new")
+    ours = (LOCK_FILE, f"{schema.FILE}.new")
     others = sorted(name for name in os.listdir(folder) if not name.startswith((*ours, ".")))
     if others:
         raise StoreError(
@@ -104,11 +140,11 @@ def _create(file: Path, layers: Sequence[LayerInfo]) -> None:
     finally:
         connection.close()
     os.replace(new, file)
-    _sync_folder(file.parent)
+    sync_folder(file.parent)
 
 
-def _sync_folder(folder: Path) -> None:
-    # The name of a new file is content of its folder.
+def sync_folder(folder: Path) -> None:
+    """Wait until the names of the files in `folder` are on the disk: they are its content."""
     if os.name == "posix":
         file = os.open(folder, os.O_RDONLY)
         try:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from threading import TIMEOUT_MAX
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,11 @@ def check_run(layers: Any, quantities: Any, meta: Any, queue: Any, tick: Any) ->
     for layer in listed:
         if not isinstance(layer, LayerInfo):
             raise StoreError(f"{layer!r} was given for a layer of a run; accepted is a gyroscope.store.LayerInfo.")
+        if not _is_well_formed(layer):
+            raise StoreError(
+                f"A layer must have a name and a kind that are text, a shape of whole numbers and a part >= 0, got "
+                f"{layer!r}. Try LayerInfo('conv1.weight', 'conv', (8, 3, 3, 3))."
+            )
     names = [layer.name for layer in listed]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if not names or twice:
@@ -94,8 +100,20 @@ def check_run(layers: Any, quantities: Any, meta: Any, queue: Any, tick: Any) ->
         raise StoreError(f"A run was given {said}; it takes at least one layer, each under a name of its own.")
     check_quantities(quantities)
     _check_meta(meta)
-    if not (real(queue) >= 1 and real(tick) > 0):
-        raise StoreError(f"queue={queue} and tick={tick} were given; queue is 1 or more, tick a time in seconds.")
+    if not real(queue) >= 1:
+        raise StoreError(f"`queue` must be a number >= 1, got {queue!r}. Try 256.")
+    if not 0 < real(tick) <= TIMEOUT_MAX:  # what threads can wait for
+        raise StoreError(f"`tick` must be a finite number of seconds > 0, got {tick!r}. Try 0.25.")
+
+
+def _is_well_formed(layer: LayerInfo) -> bool:
+    """Whether what is written of a layer is what is read again."""
+    numbers = (*layer.shape, layer.part) if isinstance(layer.shape, list | tuple) else (None,)
+    return (
+        isinstance(layer.name, str)
+        and isinstance(layer.kind, str)
+        and all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in numbers)
+    )
 
 
 def check_quantities(given: Any) -> None:

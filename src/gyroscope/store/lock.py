@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from weakref import WeakSet
 
 from gyroscope.errors import StoreError
 
@@ -30,9 +31,10 @@ class Lock:
     """
 
     def __init__(self, folder: Path) -> None:
+        self._file: int | None = None
         if (folder / FILE).is_symlink():
             raise StoreError(f"{folder / FILE} is a link, and would be written through: delete it, and try again.")
-        self._file: int | None = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o644)
+        self._file = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o644)
         end = time.monotonic() + _PATIENCE
         while not _take(self._file, alone=True):
             if time.monotonic() > end:
@@ -43,8 +45,18 @@ class Lock:
                     "write to another folder."
                 )
             time.sleep(0.02)
-        os.ftruncate(self._file, 0)
-        os.write(self._file, f"{os.getpid()}\n".encode())
+        try:
+            os.ftruncate(self._file, 0)
+            os.write(self._file, f"{os.getpid()}\n".encode())
+        except OSError:  # the disk is full
+            self.release()
+            raise
+        _held.add(self)
+
+    @property
+    def held(self) -> bool:
+        """Whether this process holds it."""
+        return self._file is not None
 
     def release(self) -> None:
         """Let others write. In a forked child this only lets go of what it inherited; the parent keeps the lock."""
@@ -52,6 +64,22 @@ class Lock:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+    def __del__(self) -> None:
+        self.release()
+
+
+_held: WeakSet[Lock] = WeakSet()
+
+
+def _disown() -> None:
+    """In a forked child: let go of the parent's locks, which would last as long as the child otherwise."""
+    for one in _held:
+        one.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown)
 
 
 def is_held(folder: Path) -> bool:

@@ -39,11 +39,16 @@ class Mailbox:
         guard = threading.RLock()
         self._wake, self._progress = threading.Condition(guard), threading.Condition(guard)
 
+    @property
+    def open(self) -> bool:
+        """Whether items are taken where there is room."""
+        return not (self._closing or self._failed)
+
     def put(self, item: Any, *, small: bool = False) -> bool:
         """Leave an item, or False if there is no room or no more are taken; never waits."""
         with self._wake:
             large = len(self._items) - self._small
-            if self._closing or self._failed or (self._small >= SMALL if small else large >= self._limit):
+            if not self.open or (self._small >= SMALL if small else large >= self._limit):
                 return False
             self._items.append(item)
             self._put += 1

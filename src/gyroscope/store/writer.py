@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 from weakref import WeakSet
@@ -17,6 +18,7 @@ from gyroscope.errors import StoreError
 from gyroscope.store.connect import FAILURES, in_words
 from gyroscope.store.folder import open_run, run_file
 from gyroscope.store.given import check_quantities, check_run, path_of, step_of
+from gyroscope.store.lock import Lock
 from gyroscope.store.mailbox import Mailbox
 from gyroscope.store.record import Deferred, Event, LayerInfo, QuantityInfo, Record, Scalars, Sink
 from gyroscope.store.scribe import LOG, Scribe
@@ -35,6 +37,7 @@ class Writer:
         queue: number of records, not counting scalars and events, that may wait to be written.
         on_tick: called from the writer's thread each time it wakes.
         tick: seconds after which the thread wakes at the latest.
+        lock: the lock on the run, where `folder.reserve` has taken it before.
 
     Attributes:
         path: the run's folder.
@@ -72,13 +75,14 @@ class Writer:
         queue: int = 256,
         on_tick: Callable[[], None] | None = None,
         tick: float = 0.25,
+        lock: Lock | None = None,
     ) -> None:
         self.path = path_of(path).absolute()
         self.error: StoreError | None = None
         self.busy_seconds = 0.0
         check_run(layers, quantities, meta, queue, tick)
         step = step_of(step)
-        self._lock, database = open_run(self.path, layers)
+        self._lock, database = open_run(self.path, layers, lock)
         try:
             database.begin(step, quantities, meta)
         except BaseException as error:
@@ -88,6 +92,7 @@ class Writer:
                 raise in_words(error, run_file(self.path)) from error
             raise
         self.attempt = database.attempt
+        self._identity = _identity(run_file(self.path))
         self._scribe = Scribe(database, step, sinks, (tuple(layers), dict(quantities), dict(meta)))
         self._on_tick, self._tick = on_tick, tick
         self._mail = Mailbox(queue)
@@ -103,6 +108,11 @@ class Writer:
         """Hand over a record; never waits. False if it was not taken: the queue is full, or writing has ended."""
         small = isinstance(record, Scalars | Event) or (isinstance(record, Deferred) and record.small)
         return not self._inherited and self._mail.put(record, small=small)
+
+    @property
+    def open(self) -> bool:
+        """Whether records are taken where the queue has room for them."""
+        return not self._inherited and self._mail.open
 
     def add_quantities(self, quantities: Mapping[str, QuantityInfo]) -> None:
         """Register more quantities, for records that are put from now on."""
@@ -123,8 +133,8 @@ class Writer:
         in_time = self._mail.wait(timeout)
         if self.error is not None:
             raise StoreError(str(self.error)) from self.error
-        if not run_file(self.path).exists():
-            raise StoreError(f"{self.path} was removed while it was written; what is measured from now on is lost.")
+        if (gone := self._gone()) is not None:
+            raise StoreError(gone)
         if not in_time:
             raise StoreError(f"{self.path} was not written within {timeout} s; the writer goes on trying.")
 
@@ -137,10 +147,14 @@ class Writer:
         if self._inherited:
             return
         self._interrupted = interrupted
-        self._mail.close()
+        self.finish()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-            atexit.unregister(self._at_exit)
+
+    def finish(self) -> None:
+        """Take no more, and let the thread write what is left and end, without waiting for it."""
+        if not self._inherited:
+            self._mail.close()
 
     def _at_exit(self) -> None:
         self.close(interrupted=hasattr(sys, "last_value"))  # where an exception has ended the program
@@ -169,32 +183,62 @@ class Writer:
                 items, upto, closing = self._mail.take(self._tick)
                 if self.error is None:
                     self._attempted(self._scribe.write, items, partial(self._mail.done, upto))
+                del items  # they may hold what nobody else does
                 if self._on_tick is not None:
                     self._scribe.attempted(self._on_tick, of="on_tick")
                 self.busy_seconds = time.thread_time()
             self._attempted(self._scribe.close, self.error is not None, self._interrupted)
+            if self.error is None and (gone := self._gone()) is not None:
+                self.error = StoreError(gone)
+                LOG.error("%s", gone)
+        except BaseException as error:  # of `on_tick`, for one
+            self._failed(error)
+            self._attempted(self._scribe.close, True, True)
         finally:
             self._lock.release()
+            atexit.unregister(self._at_exit)  # not before: the program's end waits for this
             self.busy_seconds = time.thread_time()
+
+    def _gone(self) -> str | None:
+        """What became of the file, where it is no longer the one that is written; its name may be another's now."""
+        if self._identity == (now := _identity(run_file(self.path))):
+            return None
+        what = "removed" if now is None else "replaced by another file"
+        return (
+            f"{run_file(self.path)} was {what} while it was written: what was recorded is lost. Close the monitor and "
+            "start a new run."
+        )
 
     def _attempted(self, act: Callable[..., None], *given: Any) -> None:
         try:
             act(*given)
-        except BaseException as error:  # whatever it is, those who wait in flush() must hear of it
-            if self.error is None:
-                self.error = in_words(error, run_file(self.path))
-                LOG.error("Recording has stopped, training goes on: %s", self.error)
-            self._mail.fail()
+        except BaseException as error:
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        """Whatever it is, those who wait in flush() must hear of it."""
+        if self.error is None:
+            self.error = in_words(error, run_file(self.path))
+            LOG.error("Recording has stopped, training goes on: %s", self.error)
+        self._mail.fail()
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    """Which file has a name now; the number of a file that is open is not given to another."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 _writers: WeakSet[Writer] = WeakSet()
 
 
 def _disown() -> None:
-    """In a forked child: the threads are gone, and what they wrote to belongs to the parent."""
+    """In a forked child: the threads are gone, and what they wrote to belongs to the parent, as do their locks."""
     for writer in _writers:
         writer._inherited = True
-        writer._lock.release()
 
 
 if hasattr(os, "register_at_fork"):
