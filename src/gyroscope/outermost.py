@@ -56,7 +56,13 @@ def register_outermost(optimizer: Optimizer, before: Hook, after: Hook) -> list[
         begun = False
         after(stepped, *arguments)
 
-    return [optimizer.register_step_pre_hook(pre), optimizer.register_step_post_hook(post)]
+    handles = [optimizer.register_step_pre_hook(pre)]
+    try:
+        handles.append(optimizer.register_step_post_hook(post))
+    except BaseException:
+        handles[0].remove()
+        raise
+    return handles
 
 
 def _is_inside(optimizer: Optimizer) -> bool:
