@@ -90,8 +90,8 @@ class Layca(Wrapper):
         reads_weights: bool | None = None,
     ) -> None:
         super().__init__(optimizer)
-        optimizer = self.inner
         check_weights_are_its(optimizer)
+        optimizer = self.inner
         check_choice("others", others, ("inner", "frozen"))
         check_choice("nonfinite", nonfinite, ("skip", "raise"))
         check_choice("zero_norm", zero_norm, ("raise", "skip"))
