@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyroscope.lab.errors import LabError
-from gyroscope.lab.result import Result, shrink
+from gyroscope.lab.result import Result
 
 TRIAL = {"task": {"name": "digits"}, "seed": 0}
 RESULTS = Path(__file__).parents[2] / "results"
@@ -104,29 +104,6 @@ def test_final_numbers_can_be_read_in_the_small_file(tmp_path):
     assert '"test_accuracy": 0.8869,\n' in text
     assert '"last":[0.129449,0.242142]' in text
     assert json.loads(text)["trial"] == TRIAL
-
-
-def test_shrinking_a_file_keeps_its_trial_and_can_be_repeated(tmp_path):
-    path, other = tmp_path / "result.json", tmp_path / "small.json"
-    long_result().write(path, TRIAL)
-    full = path.read_bytes()
-    shrink(path, to=other)
-    assert path.read_bytes() == full
-    shrink(path)
-    assert path.read_bytes() == other.read_bytes()
-    shrink(path)
-    assert path.read_bytes() == other.read_bytes()
-    assert len(full) > 5 * len(path.read_bytes())
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["result.json", "small.json"]
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"trial": {}}', '{"trial": {}, "result": {"loss": []}}'])
-def test_shrinking_what_is_not_a_result_is_refused_and_changes_nothing(text, tmp_path):
-    path = tmp_path / "result.json"
-    path.write_text(text)
-    with pytest.raises(LabError, match=r"result\.json"):
-        shrink(path)
-    assert path.read_text() == text
 
 
 @settings(max_examples=300)

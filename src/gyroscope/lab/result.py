@@ -159,20 +159,6 @@ class Result:
         new.replace(path)
 
 
-def shrink(path: Path, *, to: Path | None = None) -> None:
-    """Write a result file again in the small form, in place or to another file.
-
-    Raises:
-        LabError: the file cannot be read, or does not hold the result of a trial.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        trial, values = content["trial"], content["result"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LabError(f"{path} cannot be read as the result of a trial: {error}") from error
-    Result.from_json(values, path).write(path if to is None else to, trial, small=True)
-
-
 def _packed(rows: list[list[float]]) -> dict[str, Any]:
     """Return all rows but the last in packed form; the module describes it."""
     values = np.array(rows[:-1], dtype=np.float64)
