@@ -237,7 +237,7 @@ def test_epochs_of_a_checkpoint_count_as_done(tmp_path):
 
 
 def test_few_trainings_that_are_not_captured_run_at_once_on_a_gpu(tmp_path):
-    eager = [Trial(DIGITS, Recipe("SGD", 0.1), seed, conditions=10) for seed in range(3)]
+    eager = [Trial(DIGITS, Recipe("Adagrad", 0.1, optimizer="adagrad"), seed) for seed in range(3)]
     captured = Trial(DIGITS, Recipe("SGD", 0.1))
     made = waiting([*eager, captured], tmp_path, seconds=1000.0, epochs=[0.1] * 4)
     made.on_gpu = True

@@ -28,12 +28,12 @@ def test_the_paces_that_were_not_measured_follow_from_two_that_were():
         "c10-resnet110": (68.4, 112, 351),
     }
     for name, (operations, layers, steps) in sizes.items():
-        assert PACES[name].seconds == pytest.approx(27.5e-6 * layers * steps + 3.8e-3 * operations, rel=0.05), name
+        assert PACES[name].seconds == pytest.approx(22.7e-6 * layers * steps + 3.6e-3 * operations, rel=0.05), name
 
 
 def test_a_cost_is_the_sum_over_epochs_of_all_tasks():
     both = [Trial(task("c10-cnn1"), SGD), Trial(task("c100-resnet").lasting(10), SGD)]
-    assert cost(both) == (2, pytest.approx(100 * 0.45 + 10 * 0.40), True)
+    assert cost(both) == (2, pytest.approx(100 * 0.40 + 10 * 0.34), True)
 
 
 def test_what_a_trial_copies_is_paid_for_once():
@@ -85,7 +85,7 @@ def test_one_whose_size_its_name_does_not_say_has_no_cost():
     assert cost([Trial(new, SGD)]).words == "?"
 
 
-def test_trials_with_analyses_and_optimizers_that_cannot_be_captured_pay_for_eager_steps():
+def test_analyses_cost_what_they_take_and_optimizers_that_cannot_be_captured_pay_for_eager_steps():
     deep = TASKS["c10-deep"].lasting(10)
     captured, analysed, eager = (
         expected(one).seconds
@@ -95,10 +95,9 @@ def test_trials_with_analyses_and_optimizers_that_cannot_be_captured_pay_for_eag
             Trial(deep, Recipe("Adagrad", 0.1, optimizer="adagrad")),
         )
     )
-    # An eager step of a ResNet-110 took 45 ms, one of half the layers takes half of that.
-    assert eager == pytest.approx(captured + 10 * 390 * 56 * (4e-4 - 8e-5))
-    assert analysed == pytest.approx(eager + 56 * 1.7e-3)
-    assert eager == pytest.approx(10 * 390 * 0.045 / 2, rel=0.1)
+    assert analysed == pytest.approx(captured + 56 * 1.7e-3)
+    assert eager == pytest.approx(captured + 10 * 390 * 56 * (5e-4 - 2.8e-5))
+    assert eager == pytest.approx(10 * 390 * 0.0287, rel=0.1)  # as measured: 28.7 ms for a step of a ResNet-56
 
 
 def test_an_epoch_of_many_passes_costs_what_its_steps_do():
@@ -107,7 +106,7 @@ def test_an_epoch_of_many_passes_costs_what_its_steps_do():
     # The kept trainings of 4,000 steps took 1.0 s each of an H200 that eight shared.
     assert expected(Trial(longer, SGD)).seconds == pytest.approx(1.0, rel=0.5)
     small = replace(TASKS["c10-cnn1"], schedule=replace(TASKS["c10-cnn1"].schedule, passes=10))
-    assert pace(small) == (pytest.approx(4.5, rel=0.01), False)
+    assert pace(small) == (pytest.approx(4.0, rel=0.01), False)
 
 
 def test_no_trial_on_a_gpu_is_shorter_than_its_start_and_end():

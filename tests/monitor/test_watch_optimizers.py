@@ -220,6 +220,51 @@ def test_steps_without_hooks_are_measured_by_hand(tmp_path):
         np.testing.assert_allclose(run.series("rate")[2:], expected["rate"][2:], rtol=1e-5)
 
 
+@pytest.mark.parametrize("seen", [{1, 2, 3}, {1, 6, 7, 8, 12, 14, 18}, {3, 9, 15, 21}])
+def test_steps_that_hooks_see_may_come_between_steps_measured_by_hand(tmp_path, seen):
+    """As where CUDA graphs are replayed but for the steps that the monitor looks into."""
+    model = mlp()
+    optimizer, copies = torch.optim.SGD(model.parameters(), 0.1), copies_of(model)
+    with watch(model, optimizer, tmp_path / "run", every=3) as monitor:
+        for step, x in enumerate(inputs(24), 1):
+            backward(model, x)
+            copies.keep_gradients()
+            if step in seen:
+                optimizer.step()
+            else:
+                for p in model.parameters():
+                    p.data -= 0.1 * p.grad  # not counted as a change of the tensor, as in a replayed graph
+                monitor.measure()
+            copies.keep_step(optimizer)
+    steps = list(range(0, 25, 3))
+    expected = measured(copies, steps)
+    with gyroscope.load(monitor.path) as run:
+        assert run.steps.tolist() == steps
+        rates = run.series("rate")
+        known = np.isfinite(rates)
+        assert known[3:].all()
+        np.testing.assert_allclose(rates[known], expected["rate"][known], rtol=1e-5)
+
+
+def test_a_loop_is_told_which_steps_are_looked_into(tmp_path):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with watch(model, optimizer, tmp_path / "run", activations=True, conditioning=4, detail_every=6) as monitor:
+        inside = []
+        for step, x in enumerate(inputs(14), 1):
+            if monitor.looks_inside:
+                inside.append(step)
+                backward(model, x)
+                optimizer.step()
+            else:
+                monitor.measure()
+    with gyroscope.load(monitor.path) as run:
+        activations, analyses = run.series("activation_mean"), run.series("lambda_x")
+    assert inside == [1, 4, 7, 8, 12, 13]
+    assert np.isfinite(activations).any(axis=1).nonzero()[0].tolist() == [1, 7, 13]
+    assert np.isfinite(analyses).any(axis=1).nonzero()[0].tolist() == [1, 4, 8, 12]
+
+
 class CallsItsBase(torch.optim.AdamW):
     """torch runs the hooks of both classes around this step."""
 

@@ -129,14 +129,16 @@ class Captured(Training):
         self.forward = self.model
 
     def step(self, count: int) -> None:
-        """One step: replayed, or one of the first."""
-        if count not in self._graphs:
-            if self._taken.get(count, 0) < (_BEFORE if not self._graphs else 1) or not self.feed.resident:
-                self._taken[count] = self._taken.get(count, 0) + 1
-                self._last = None
-                self.advance(count)
-                return
-            self._capture(count)
+        """One step: replayed, unless it is one of the first, or one that the monitor looks into."""
+        if count not in self._graphs or self._is_looked_into:
+            self._last = None
+            self.advance(count)
+            self._taken[count] = self._taken.get(count, 0) + 1
+            # At once: the tables of addresses that its kernels read are known from this step, until others of the
+            # population need theirs.
+            if self._can_capture(count):
+                self._capture(count)
+            return
         graph, gradients = self._graphs[count]
         if self._last != count:  # a monitor looks for the gradients of the last step where every optimizer does
             for parameter, gradient in zip(self._parameters, gradients, strict=True):
@@ -145,6 +147,15 @@ class Captured(Training):
         graph.replay()
         if self.monitor is not None:
             self.monitor.measure()
+
+    @property
+    def _is_looked_into(self) -> bool:
+        """Whether hooks look at the next step, which then cannot be a graph."""
+        return self.monitor is not None and self.monitor.looks_inside
+
+    def _can_capture(self, count: int) -> bool:
+        enough = self._taken[count] >= (1 if self._graphs else _BEFORE)
+        return enough and count not in self._graphs and self.feed.resident and not self._is_looked_into
 
     def _capture(self, count: int) -> None:
         graph = torch.cuda.CUDAGraph()

@@ -20,32 +20,32 @@ class Pace(NamedTuple):
 
 
 #: Seconds an epoch of each task: the digits' on one core of a CPU, all others' on an H200 that eight trials share, each
-#: trial's share of it. What was not measured there follows from two tasks that were: 27.5 µs for each layer and step,
-#: and 3.8 ms for each 10¹² operations of the network, forward and backward; of the digits, from times beside theirs.
+#: trial's share of it. What was not measured there follows from two tasks that were: 22.7 µs for each layer and step,
+#: and 3.6 ms for each 10¹² operations of the network, forward and backward; of the digits, from times beside theirs.
 PACES: dict[str, Pace] = {
     "digits": Pace(0.045, measured=True),
     "digits-resnet": Pace(0.13, measured=False),
     "digits-deep": Pace(0.13, measured=False),
     "digits-mlp": Pace(0.003, measured=False),
     "digits-one-layer": Pace(0.0045, measured=False),
-    "c10-cnn1": Pace(0.45, measured=True),
-    "c100-resnet": Pace(0.40, measured=True),
-    "c10-cnn1-light": Pace(0.15, measured=False),
-    "tiny-cnn": Pace(0.76, measured=False),
-    "c10-cnn2": Pace(0.47, measured=False),
-    "c100-wrn": Pace(5.6, measured=False),
-    "c10-resnet110": Pace(1.3, measured=False),
-    "c10-deep": Pace(1.4, measured=False),
-    "c100-deep": Pace(1.4, measured=False),
+    "c10-cnn1": Pace(0.40, measured=True),
+    "c100-resnet": Pace(0.34, measured=True),
+    "c10-cnn1-light": Pace(0.13, measured=False),
+    "tiny-cnn": Pace(0.70, measured=False),
+    "c10-cnn2": Pace(0.42, measured=False),
+    "c100-wrn": Pace(5.3, measured=False),
+    "c10-resnet110": Pace(1.1, measured=False),
+    "c10-deep": Pace(0.61, measured=True),
+    "c100-deep": Pace(0.61, measured=False),
     "mnist-mlp": Pace(0.01, measured=False),
     "mnist-one-layer": Pace(0.005, measured=False),
 }
 
 
-# Seconds per layer and step on an H200. A graph: of a ResNet-110, and of perceptrons as the 100 kept trainings of
-# mnist-one-layer took them. Eager: of a ResNet-110 whose kernels are launched one by one, which is what trials with
-# analyses and optimizers that cannot be captured do (benchmarks/results/population_cuda.json).
-_LAYER_ON_GPU, _PERCEPTRON_LAYER_ON_GPU, _EAGER_LAYER_ON_GPU = 8e-5, 2.3e-5, 4e-4
+# Seconds per layer and step on an H200. A graph: of eight ResNet-56 side by side, and of perceptrons as the 100 kept
+# trainings of mnist-one-layer took them. Eager: of a ResNet-56 whose kernels are launched one by one, as those of
+# optimizers that cannot be captured are (benchmarks/results/population_cuda.json).
+_LAYER_ON_GPU, _PERCEPTRON_LAYER_ON_GPU, _EAGER_LAYER_ON_GPU = 2.8e-5, 2.3e-5, 5e-4
 # Seconds per layer and step on one core of a CPU: of a ResNet-20 and of ImageNet's ResNets (18 and 50 layers, on
 # digits).
 _LAYER_ON_CPU, _IMAGENET_LAYER_ON_CPU = 8e-4, 6e-3
@@ -94,7 +94,7 @@ def cost(trials: Sequence[Trial], *, beside: float = 0.0) -> Cost:
     >>> from gyroscope.lab.recipe import Recipe
     >>> from gyroscope.lab.tasks import task
     >>> cost([Trial(task("c10-cnn1"), Recipe("SGD", 0.1), seed) for seed in (0, 1, 1)])
-    Cost(trials=2, seconds=90.0, measured=True)
+    Cost(trials=2, seconds=80.0, measured=True)
     """
     each = {trial.key: trial for one in trials for trial in one.lineage}.values()
     known = [one for one in map(expected, each) if one is not None]
@@ -105,7 +105,7 @@ def cost(trials: Sequence[Trial], *, beside: float = 0.0) -> Cost:
 def expected(trial: Trial) -> Pace | None:
     """Return the seconds of a trial: its epochs, and the analyses of its layers; None if unknown.
 
-    On a GPU, trials with analyses and optimizers that cannot be captured run eagerly, which takes longer per step.
+    On a GPU, optimizers that cannot be captured run eagerly, which takes longer per step.
 
     >>> from dataclasses import replace
     >>> from gyroscope.lab.recipe import Recipe
@@ -119,7 +119,7 @@ def expected(trial: Trial) -> Pace | None:
         return None
     on_gpu = trial.task.source.name != "digits"
     seconds, measured = epochs * its.seconds, its.measured
-    if on_gpu and size is not None and (trial.conditions is not None or not trial.recipe.capturable):
+    if on_gpu and size is not None and not trial.recipe.capturable:
         layer = _PERCEPTRON_LAYER_ON_GPU if size.width else _LAYER_ON_GPU
         seconds += epochs * size.layers * size.steps * (_EAGER_LAYER_ON_GPU - layer)
         measured = False
@@ -139,10 +139,10 @@ def pace(task: Task) -> Pace | None:
 
     >>> from dataclasses import replace
     >>> pace(replace(TASKS["c10-cnn1"], name="c10-cnn1, twice as long").lasting(200))
-    Pace(seconds=0.45, measured=True)
+    Pace(seconds=0.4, measured=True)
     >>> deep = pace(replace(TASKS["c10-deep"], name="deeper", model="resnet-1202"))
     >>> round(deep.seconds), deep.measured
-    (38, False)
+    (13, False)
     """
     alike = [known for known in TASKS.values() if (known.source.name, known.model) == (task.source.name, task.model)]
     known = next((one for one in alike if one.name == task.name), alike[0] if alike else None)

@@ -338,7 +338,7 @@ class _Population:
         fallback = None
         eager = sum(seat.eager for seat in self.seats)
         for trial in list(self.waiting):
-            if self.on_gpu and eager >= _EAGER and not _capturable(trial):
+            if self.on_gpu and eager >= _EAGER and not trial.recipe.capturable:
                 continue
             try:
                 ready = trial.source is None or self.archive.holds(trial.source)
@@ -367,7 +367,7 @@ class _Population:
         """Seconds from the seating of a trial to its first step, as far as they are more than later steps take."""
         if not self.on_gpu:
             return 0.0
-        compiles = _capturable(trial) and self._compiles(trial) is not False
+        compiles = trial.recipe.capturable and self._compiles(trial) is not False
         new = _START if compiles else _START_UNCOMPILED
         return self.starts.get(_kind(trial), new)
 
@@ -406,7 +406,7 @@ class _Population:
                 rates = self.archive.rates(trial)
                 training = (
                     Captured(trial, split, folder=folder, device=self.device, rates=rates, compiled=wanted)
-                    if stream is not None and _capturable(trial)
+                    if stream is not None and trial.recipe.capturable
                     else Training(trial, split, folder=folder, device=self.device, rates=rates)
                 )
             seat = _Seat(trial, training, iter(()), stream, claim.pop_all(), began=began)
@@ -416,6 +416,8 @@ class _Population:
 
     def _compiles(self, trial: Trial) -> bool | None:
         """Whether to compile the network of a trial as a whole, its residual blocks only (None), or nothing."""
+        if trial.conditions is not None:  # what is compiled for a network without hooks is not for one with
+            return False
         if self.compiled is not None:
             return self.compiled
         seconds = self.kinds.get(_kind(trial), 0.0)
@@ -527,14 +529,9 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def _capturable(trial: Trial) -> bool:
-    """Whether a CUDA graph can hold the steps of a trial; hooks see nothing of replayed steps."""
-    return trial.recipe.capturable and trial.conditions is None
-
-
 def _kind(trial: Trial) -> tuple[object, ...]:
     """Trials of a kind run the same compiled network."""
-    return trial.task.model, trial.task.options, trial.schedule.batch, trial.precision, _capturable(trial)
+    return trial.task.model, trial.task.options, trial.schedule.batch, trial.precision, trial.conditions is None
 
 
 def _pace(trial: Trial) -> tuple[object, ...]:

@@ -59,6 +59,11 @@ class Detail:
             found |= self.conditioned.infos
         return found
 
+    @property
+    def looks_inside(self) -> bool:
+        """Whether hooks are on, of this or of the analysis of conditioning."""
+        return self.attached or (self.conditioned is not None and self.conditioned.attached)
+
     def attach(self) -> None:
         """Put forward hooks on, to look at one step."""
         if self.probe is not None:

@@ -79,8 +79,6 @@ class Loop:
                 self._count(track)
                 if measured:
                     self._measure(track)
-                    if not seen:
-                        track.anchor()
             self._look_ahead(track, measured, sampled, analysed)
         except Exception:
             if self.pace.shared:  # other ranks go on to count on this one
@@ -113,12 +111,18 @@ class Loop:
         try:
             with self._own:
                 self.chronicle.begin()
+                track.unseen()
             measured = self._due(track)
             track.sampling = track.sampling and measured
             self._take(track, measured, analysed=False, seen=False)
         finally:
             self.arm(track)
             self._left = perf_counter()
+
+    @property
+    def looks_inside(self) -> bool:
+        """Whether forward hooks are on, to look at the coming step."""
+        return any(detail.looks_inside for detail in self.details)
 
     def ask_for(self, steps: int) -> None:
         """Measure the next steps, all of them and in detail."""

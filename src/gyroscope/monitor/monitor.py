@@ -198,11 +198,19 @@ class Monitor:
         else:
             self._safely(self._loop.ask_for, int(next_steps))
 
+    @property
+    def looks_inside(self) -> bool:
+        """Whether the coming step is one whose activations or conditioning are recorded, by hooks on the model.
+
+        No hook runs while a CUDA graph is replayed. Take such a step without the graph, through `optimizer.step`.
+        """
+        return self._loop.looks_inside
+
     def measure(self) -> None:
         """Count a step, and measure it if it is due, in a loop that does not call `optimizer.step`.
 
         For steps that are replayed as a CUDA graph, which no hook sees. The first time there is nothing to compare the
-        weights with, so rates begin with the second.
+        weights with, so rates begin with the second. Before a replay ask `looks_inside`.
         """
         for track in self._tracks:
             self._safely(self._loop.by_hand, track, joining=self._sharded)

@@ -112,9 +112,14 @@ class Track:
         """A step that is not measured is about to be taken: after a measured one, keep that one's weights."""
         if self._fresh:
             self._notice_changes(self.parameters())
-        if self._fresh:
+        if self._fresh and not self._restless:
             self.anchor()
             self._fresh = False
+
+    def unseen(self) -> None:
+        """A step was taken that no hook has seen; from now on every measurement keeps the weights it saw."""
+        if not self._restless:
+            self._fresh, self._restless = False, True
 
     def anchor(self) -> None:
         """Keep the weights as they are now, to measure the next angle from."""
