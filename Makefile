@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit bench docs clean
+.PHONY: help demo test lint types unit gpu bench docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -48,6 +48,9 @@ types: $(READY)  ## mypy --strict on src, and on a use of its public names by it
 
 unit: $(READY)  ## the tests and the examples in docstrings and documents
 	$(BIN)/pytest -n 2 --dist worksteal
+
+gpu: $(READY)  ## the tests that need a GPU, and those of the kernels on it
+	GYROSCOPE_TEST_DEVICE=cuda $(BIN)/pytest tests
 
 bench: $(READY)  ## what a step costs on this machine; writes benchmarks/results/ and the tables in docs/
 	$(BIN)/python benchmarks/step_cost.py --device cpu

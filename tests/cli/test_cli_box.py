@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from gyroscope.cli import app, box
@@ -179,7 +178,6 @@ def test_what_is_not_understood_is_said_in_one_line(arguments, code, says):
     assert "Traceback" not in result.output
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
 def test_without_a_gpu_no_box_begins(monkeypatch):
     monkeypatch.undo()
     result = run("--minutes", "5")

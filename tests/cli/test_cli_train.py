@@ -190,7 +190,6 @@ def test_what_cannot_be_trained_exits_with_two_and_says_why(here, arguments, say
     assert not list(here.glob("**/*.sqlite"))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_told_of():
     result = run("digits", "--device", "cuda")
     assert (result.exit_code, "torch sees no GPU" in result.stderr) == (2, True)

@@ -1,5 +1,5 @@
-"""The devices that numerical tests run on: a CPU, and a GPU where there is one."""
+"""The devices that numerical tests run on: a CPU, and a GPU where tests are run on one."""
 
-import torch
+import pytest
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -16,7 +16,7 @@ from gyroscope import Layca
 
 RHO = 3.0**-3
 
-# Where the models lie: the same claims hold on an accelerator, GYROSCOPE_TEST_DEVICE=cuda.
+# Where the models lie: the same claims hold on a GPU (`make gpu`).
 DEVICE = torch.device(os.environ.get("GYROSCOPE_TEST_DEVICE", "cpu"))
 
 # How far a float64 run may be from its oracle: the kernels of an accelerator take the rate in float32.

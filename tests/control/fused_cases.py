@@ -1,6 +1,6 @@
 """The fused kernels against the literal procedure; run by test_fused_interpreted, in Triton's interpreter.
 
-On a machine with a GPU the same claims can be checked on it: GYROSCOPE_TEST_DEVICE=cuda pytest <this file>.
+On a machine with a GPU the same claims are checked on it: `make gpu`.
 """
 
 import math
@@ -20,7 +20,7 @@ optim = torch.optim
 patch_language_once()
 DEVICE = torch.device(os.environ.get("GYROSCOPE_TEST_DEVICE", "cpu"))
 # The interpreter computes with numpy, which warns where a GPU quietly gives inf or nan.
-pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+pytestmark = [pytest.mark.any_device, pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")]
 # It also cuts to bfloat16 where a GPU rounds: a loss of half a unit in the last place, in every element.
 BFLOAT16 = 1e-3 if DEVICE.type == "cuda" else 2.0**-8
 LR = 0.05

@@ -42,6 +42,8 @@ import gyroscope
 from gyroscope import Graft, Layca
 from gyroscope.errors import ControlError
 
+pytestmark = pytest.mark.any_device
+
 
 @pytest.mark.parametrize("others", ["inner", "frozen"])
 @pytest.mark.parametrize("flat", [False, True])

@@ -14,6 +14,7 @@ from torch import Tensor
 from gyroscope import Layca
 
 pytestmark = [
+    pytest.mark.any_device,
     pytest.mark.filterwarnings("default"),  # theirs are not ours to fix
     pytest.mark.skipif(DEVICE.type != "cpu", reason="these are told to stay on the CPU"),
 ]

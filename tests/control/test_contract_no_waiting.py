@@ -9,7 +9,7 @@ from gyroscope.control import lars
 from gyroscope.vectors import combine_, dots
 
 optim = torch.optim
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.gpu
 
 MAKE = {
     "sgd": lambda ps: gyroscope.Layca(optim.SGD(ps, lr=0.03)),

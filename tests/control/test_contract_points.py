@@ -44,6 +44,8 @@ import gyroscope
 from gyroscope import Layca
 from gyroscope.errors import ControlError, GyroscopeError
 
+pytestmark = pytest.mark.any_device
+
 
 def fused_adam(params: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(params, lr=RHO, fused=True)
@@ -563,7 +565,7 @@ def test_6_a_copy_hears_of_a_state_loaded_into_its_inner_optimizer(
     assert model[0].weight.norm().item() == pytest.approx(state["state"][0]["radius"].item() / 2, rel=1e-6)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need CUDA")
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("make", "others"),
     [  # torch's own SGD fetches a rate that is a tensor, so it cannot be captured on the biases

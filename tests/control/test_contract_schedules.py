@@ -29,6 +29,8 @@ from torch.optim import Optimizer, lr_scheduler
 from gyroscope import Layca
 from gyroscope.errors import ControlError
 
+pytestmark = pytest.mark.any_device
+
 Schedule = Callable[[Optimizer], Any]
 
 SCHEDULES: dict[str, Schedule] = {

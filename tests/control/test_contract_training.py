@@ -43,6 +43,8 @@ from torch.optim import Optimizer
 from gyroscope import Layca
 from gyroscope.control.rates import alpha_multipliers
 
+pytestmark = pytest.mark.any_device
+
 # Gradient clipping and accumulation
 
 

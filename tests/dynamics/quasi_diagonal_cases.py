@@ -1,7 +1,7 @@
 """The kernels of the quasi-diagonal preconditioner against torch's operations; run in Triton's interpreter.
 
-`test_quasi_diagonal_kernels` starts these in a process of their own. On a machine with a GPU the same claims can be
-checked on it: GYROSCOPE_TEST_DEVICE=cuda pytest <this file>.
+`test_quasi_diagonal_kernels` starts these in a process of their own. On a machine with a GPU the same claims are
+checked on it: `make gpu`.
 """
 
 import copy
@@ -34,7 +34,7 @@ from interpreted import patch_language_once
 patch_language_once()
 DEVICE = torch.device(os.environ.get("GYROSCOPE_TEST_DEVICE", "cpu"))
 # The interpreter computes with numpy, which warns where a GPU quietly gives inf or nan.
-pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+pytestmark = [pytest.mark.any_device, pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")]
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 # cuDNN adds up the gradients of weights in any order.
 ALIKE = CLOSE if DEVICE.type == "cuda" else {"rtol": 0.0, "atol": 0.0}

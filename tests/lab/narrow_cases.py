@@ -1,7 +1,7 @@
 """The convolutions of few channels against torch's own, in float64; run in Triton's interpreter.
 
-`test_narrow` starts these in a process of their own. On a GPU: GYROSCOPE_TEST_DEVICE=cuda pytest <this file>, where
-products are in bf16, as in training; the interpreter has none of these.
+`test_narrow` starts these in a process of their own. On a GPU (`make gpu`) products
+are in bf16, as in training; the interpreter has none of these.
 """
 
 import copy
@@ -18,6 +18,7 @@ from gyroscope.lab.narrow import convolve, gradient_sums, narrow, normalize, sta
 from interpreted import patch_language_once
 
 patch_language_once()
+pytestmark = pytest.mark.any_device
 DEVICE = torch.device(os.environ.get("GYROSCOPE_TEST_DEVICE", "cpu"))
 ON_GPU = DEVICE.type == "cuda"
 # Products of float32 are in TF32 on a GPU; outputs in bf16 have 8 bits.

@@ -164,7 +164,7 @@ def test_a_step_that_augments_compiles_into_one_graph():
     assert torch.equal(compiled(x, moves), augment(x, moves, fill="reflect"))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("fill", ["symmetric", "reflect"])
 def test_a_cuda_graph_of_it_takes_new_images_and_moves(fill):
     x = torch.randint(0, 256, (2, 16, 3, 32, 32), dtype=torch.uint8, generator=generator())

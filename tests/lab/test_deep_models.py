@@ -189,7 +189,7 @@ def test_a_compiled_network_is_one_graph_and_gives_the_same() -> None:
     assert same(plain, again)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_recomputed_step_is_captured_in_a_cuda_graph() -> None:
     results = []
     for model in both("resnet-lastbn-14"):

@@ -283,7 +283,6 @@ def test_a_failing_trial_of_a_population_does_not_take_others_along_but_what_cop
     assert archive.result(ADAGRAD[0]) is not None
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
 @pytest.mark.parametrize(("jobs", "count", "workers"), [(1, 2, []), (4, 1, []), (4, 3, [3]), (np.int64(2), 4, [2])])
 def test_without_a_gpu_several_trials_with_several_jobs_run_in_workers(tmp_path, monkeypatch, jobs, count, workers):
     chosen = []

@@ -195,7 +195,7 @@ def test_a_text_longer_than_the_context_is_refused():
         model(_text(1, 10))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_cuda_graph_of_it_takes_new_characters():
     model = models.make("gpt-small", seed=0, **SIZES).cuda().eval()
     text = _text(2, 9).cuda()

@@ -216,7 +216,7 @@ def test_a_forward_pass_is_one_graph_without_breaks(name, options):
     torch.testing.assert_close(compiled(images), model(images))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize(("name", "options"), SMALL, ids=_id)
 def test_a_cuda_graph_of_a_step_takes_new_images(name, options):
     model = models.make(name, seed=0, **options).cuda()

@@ -19,8 +19,6 @@ from gyroscope.lab.tasks import task
 from gyroscope.lab.training import train
 from gyroscope.lab.trial import Trial
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
 DIGITS = task("digits").lasting(6)
 SPLIT = DIGITS.source.load()
 RMSPROP = Recipe("RMSprop", 3.0**-6, optimizer="rmsprop", records=True)
@@ -65,7 +63,7 @@ def close(a, b):
     assert a.test_accuracy == pytest.approx(b.test_accuracy, abs=0.2)
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_population_gives_what_each_trial_gives_alone_step_by_step(tmp_path, exact, compiled):
     trials = TRIALS if compiled else TRIALS[::2]
@@ -75,7 +73,7 @@ def test_a_population_gives_what_each_trial_gives_alone_step_by_step(tmp_path, e
     close(results[0], train(trials[0], SPLIT, device="cpu"))
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_residual_blocks_compiled_one_by_one_give_what_the_network_gives(tmp_path, exact):
     deep = replace(task("digits-deep").lasting(3), model="resnet-20")
     trials = [Trial(deep, Recipe("SGD", 0.1, momentum=0.9, nesterov=True, weight_decay=1e-4), seed) for seed in (0, 1)]
@@ -91,7 +89,7 @@ def test_residual_blocks_compiled_one_by_one_give_what_the_network_gives(tmp_pat
     assert (course.lambda_m > 0).all()
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_trials_do_not_disturb_each_other(tmp_path, exact):
     """Graphs captured on one stream and replayed side by side race; each has its own, so all results are the same."""
     _, together = population(TRIALS[:12], tmp_path / "together", at_once=12, compiled=False)
@@ -100,7 +98,7 @@ def test_trials_do_not_disturb_each_other(tmp_path, exact):
         assert a.loss == pytest.approx(b.loss, rel=1e-3, abs=1e-5)
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_the_run_of_a_captured_training_holds_every_epoch(tmp_path):
     archive, [result] = population(TRIALS[:1], tmp_path)
     with gyroscope.load(archive.folder(TRIALS[0])) as run:
@@ -111,7 +109,7 @@ def test_the_run_of_a_captured_training_holds_every_epoch(tmp_path):
         assert np.isfinite(rate).all()
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_gradients_of_replayed_steps_are_those_the_monitor_records(tmp_path, exact):
     trial = Trial(DIGITS, RECIPES[1], seed=3, every=1)
     archive, _ = population([trial], tmp_path / "a", compiled=False)
@@ -122,7 +120,31 @@ def test_gradients_of_replayed_steps_are_those_the_monitor_records(tmp_path, exa
         assert ours[1:20] == pytest.approx(theirs[1:20], rel=0.05)
 
 
-@needs_gpu
+@pytest.mark.gpu
+def test_trials_that_record_rates_are_captured_among_others_that_need_many_tables(tmp_path, monkeypatch):
+    monkeypatch.setattr("gyroscope.vectors.triton._TABLES_KEPT", 2)
+    trials = [Trial(DIGITS, RMSPROP, seed) for seed in range(4)]
+    archive, _ = population(trials, tmp_path, at_once=4, compiled=False)
+    assert all(len(archive.rates(Trial(DIGITS, RECIPES[-1], seed)).tangents) == 42 for seed in range(4))
+
+
+@pytest.mark.gpu
+def test_analyses_between_replayed_steps_are_those_of_single_steps(tmp_path, exact):
+    trial = Trial(DIGITS, RECIPES[1], seed=3, every=1, conditions=5)
+    archive, _ = population([trial], tmp_path / "a")
+    train(trial, SPLIT, device="cuda", folder=tmp_path / "b")
+    with gyroscope.load(archive.folder(trial)) as graph, gyroscope.load(tmp_path / "b") as eager:
+        assert graph.steps.tolist() == eager.steps.tolist()
+        for name in ("lambda_x", "lambda_f", "activation_mean"):
+            ours, theirs = graph.series(name), eager.series(name)
+            assert np.isfinite(ours).any(axis=1).tolist() == np.isfinite(theirs).any(axis=1).tolist()
+            assert ours[:20] == pytest.approx(theirs[:20], rel=0.05, nan_ok=True)
+        rates = graph.series("rate")
+        assert np.isfinite(rates[6:]).all()
+        assert rates[6:20] == pytest.approx(eager.series("rate")[6:20], rel=0.05)
+
+
+@pytest.mark.gpu
 def test_warm_up_and_cuts_reach_captured_steps(tmp_path):
     warm = replace(DIGITS, schedule=replace(DIGITS.schedule, warmup=2.0))
     trial = Trial(warm, RECIPES[0], every=1)
@@ -134,7 +156,7 @@ def test_warm_up_and_cuts_reach_captured_steps(tmp_path):
     assert turned[known] == pytest.approx(3.0**-3 * np.array(steps)[known], rel=1e-3)
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_a_failing_trial_does_not_take_the_others_along(tmp_path):
     bad = Trial(DIGITS, Recipe("nowhere", 0.1, only=99))
     with pytest.raises(LabError, match=r"1 of 3 trials failed: nowhere, seed 0: LabError: only layer 99"):
@@ -143,7 +165,7 @@ def test_a_failing_trial_does_not_take_the_others_along(tmp_path):
     assert Archive(tmp_path).result(TRIALS[1]) is not None
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_an_interrupted_population_goes_on(tmp_path):
     seen = []
 
@@ -165,7 +187,6 @@ def test_an_interrupted_population_goes_on(tmp_path):
     close(result, train(TRIALS[0], SPLIT, device="cuda"))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
 def test_without_a_gpu_a_population_says_what_to_use(tmp_path):
     with pytest.raises(LabError, match="there is none; use the engine 'workers'"):
         run_trials(TRIALS[:1], Archive(tmp_path), engine="population")
@@ -229,7 +250,7 @@ def test_blocks_of_every_architecture_and_precision_are_compiled_in_one_process(
     assert torch._dynamo.config.cache_size_limit == limit
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("compiled", [None, True])
 @pytest.mark.parametrize("name", ["digits-resnet", "digits-deep"])
 def test_narrow_residual_networks_turn_as_they_do_step_by_step(tmp_path, name, compiled):

@@ -301,7 +301,7 @@ def test_training_goes_on_as_if_the_order_had_not_been_asked() -> None:
     assert losses(ask=True) == losses(ask=False)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_random_numbers_on_the_gpu_are_left_as_found() -> None:
     class Noisy(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The monitor's kernel against literal sums; run by test_kernel_interpreted, in Triton's interpreter.
 
-On a machine with a GPU the same claims can be checked on it: GYROSCOPE_TEST_DEVICE=cuda pytest <this file>.
+On a machine with a GPU the same claims are checked on it: `make gpu`.
 """
 
 import os
@@ -23,7 +23,7 @@ from interpreted import patch_language_once
 patch_language_once()
 DEVICE = torch.device(os.environ.get("GYROSCOPE_TEST_DEVICE", "cpu"))
 # The interpreter computes with numpy, which warns where a GPU quietly gives inf or nan.
-pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+pytestmark = [pytest.mark.any_device, pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")]
 # It also cuts to bfloat16 where a GPU rounds: a loss of a unit in the last place instead of half of one.
 BFLOAT16 = 2.0**-8 if DEVICE.type == "cuda" else 2.0**-7
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

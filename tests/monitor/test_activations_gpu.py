@@ -12,7 +12,7 @@ from gyroscope.monitor.moments import moment_percentiles
 from gyroscope.monitor.units import numerical_rank
 from oracles.activations import rank
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.gpu
 
 
 def net() -> nn.Sequential:

@@ -454,7 +454,9 @@ def test_the_default_dtype_does_not_matter(tmp_path, dtype):
 
 def test_the_default_device_does_not_matter(tmp_path):
     model, xs = mlp(), inputs(4)
-    optimizer, copies = torch.optim.Adam(model.parameters(), 0.01), copies_of(model)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    train(model, optimizer, inputs(1))  # Adam makes its own state
+    copies = copies_of(model)
     torch.set_default_device("meta")
     try:
         monitor = gyroscope.watch(model, optimizer, tmp_path / "run", budget=None, neurons=True)

@@ -57,11 +57,12 @@ def test_another_default_device_does_not_change_a_controlled_step(size, cls, gra
     def turned(device):
         torch.manual_seed(0)
         w = torch.nn.Parameter(torch.randn(size, size, device="cpu"))
-        grads = torch.randn(2, size, size, device="cpu")
+        grads = torch.randn(3, size, size, device="cpu")
         with torch.device(device):
             inner = cls([w], lr=0.1)
             optimizer = gyroscope.Graft(inner, torch.optim.SGD([w])) if grafted else gyroscope.Layca(inner)
-            for g in grads:
+        for g, where in zip(grads, ("cpu", device, device), strict=True):  # in the first, Adam makes its own state
+            with torch.device(where):
                 w.grad = g
                 optimizer.step()
         return w.detach()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gyroscope.lab import checkpoint
 from gyroscope.lab.data.split import Split
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.models.residual import BasicBlock, PreactBlock
@@ -158,6 +159,9 @@ class Captured(Training):
         return enough and count not in self._graphs and self.feed.resident and not self._is_looked_into
 
     def _capture(self, count: int) -> None:
+        if self.monitor is not None:
+            # Page-locked memory that its thread let go of meanwhile would be marked with an event of the graph.
+            checkpoint.recorded(self.monitor)
         graph = torch.cuda.CUDAGraph()
         pool = next((other.pool() for other, _ in self._graphs.values()), None)
         # The monitors' threads go on asking the device whether their copies have arrived.
