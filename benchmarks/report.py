@@ -200,7 +200,22 @@ def population() -> list[str]:
             cells = [result[task].get(f"{way}, {size}") for size in sizes]
             shown = ("" if c is None else f"{c['seconds_per_run']:.1f}" for c in cells)
             rows.append(f"| {names[task]}: {way} | " + " | ".join(shown) + " |")
-    return [*rows, "", f"Note: {result['note']}"] if "note" in result else rows
+    return rows
+
+
+def narrow() -> list[str]:
+    """Microseconds of convolutions of few channels, by cuDNN and by the laboratory's kernels."""
+    result = load("narrow_cuda")
+    e = result["environment"]
+    passes = ("forward", "input gradient", "weight gradient")
+    rows = [f"{e['gpu']}; torch {e['torch']}; batches of {result['images']}. `{result['command']}`", ""]
+    rows += ["| µs by cuDNN / here | " + " | ".join(passes) + " |", "|---" * 4 + "|"]
+    for shape, found in result.items():
+        if shape.partition(" ")[0].isdigit():
+            pairs = (found.get(one) for one in passes)
+            cells = ("" if a is None else f"{a['cudnn']['us']:.1f} / {a['narrow']['us']:.1f}" for a in pairs)
+            rows.append(f"| {shape} | " + " | ".join(cells) + " |")
+    return rows
 
 
 def very_deep() -> list[str]:
@@ -324,6 +339,7 @@ def pages() -> dict[str, dict[str, list[str]]]:
             **{table: conditioning(name) for table, name in measured.items()},
             "start up": start_up(),
             "population": population(),
+            "narrow": narrow(),
             "very deep": very_deep(),
             "preconditioners": preconditioners(),
         },
