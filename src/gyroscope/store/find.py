@@ -18,8 +18,8 @@ _LOG = logging.getLogger("gyroscope")
 _DEPTH = 3
 
 
-def load(path: str | os.PathLike[str]) -> Run:
-    """Open a run: its folder, or the `run.sqlite` in it.
+def load(path: str | os.PathLike[str] | Run) -> Run:
+    """Open a run: its folder, or the `run.sqlite` in it. A `Run`, such as `monitor.run`, is opened again as it is now.
 
     Raises:
         StoreError: there is no run, or it is damaged or of a newer Gyroscope; says which file and what to do.
@@ -31,7 +31,7 @@ def load(path: str | os.PathLike[str]) -> Run:
     ...     load(f"{folder}/first").layers
     ('conv1.weight', 'conv2.weight', 'head.weight')
     """
-    given = path_of(path)
+    given = path.path if isinstance(path, Run) else path_of(path)
     if is_file(given):
         if given.name != schema.FILE:
             raise StoreError(f"{given} is a file; a run is a folder with a {schema.FILE} in it. Give that folder.")
