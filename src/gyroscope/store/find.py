@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gyroscope.errors import StoreError
@@ -77,6 +77,22 @@ def runs(folder: str | os.PathLike[str] = "runs", *, broken: list[StoreError] | 
             else:
                 broken.append(error)
     return [run for _, _, run in sorted(found, key=lambda entry: entry[:2])]
+
+
+def distinct_names(runs: Sequence[Run]) -> list[str]:
+    """Return the names of runs, or their paths from the folder that all are in where names alone are not distinct.
+
+    >>> import tempfile
+    >>> from gyroscope.store.example import write_example
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     distinct_names([write_example(f"{folder}/{name}") for name in ("a/seed-0", "b/seed-0")])
+    ['a/seed-0', 'b/seed-0']
+    """
+    short = [run.name for run in runs]
+    if len(set(short)) == len({run.path for run in runs}):
+        return short
+    root = os.path.commonpath([run.path.parent for run in runs])
+    return [os.path.relpath(run.path, root) for run in runs]
 
 
 def _folders(folder: Path, depth: int) -> Iterator[Path]:
