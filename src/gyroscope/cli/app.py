@@ -10,6 +10,7 @@ import gyroscope
 from gyroscope.cli.compare import compare
 from gyroscope.cli.data import data_app
 from gyroscope.cli.demo import demo
+from gyroscope.cli.events import events
 from gyroscope.cli.explain import explain
 from gyroscope.cli.export import export
 from gyroscope.cli.plot import plot
@@ -33,7 +34,7 @@ app.command()(demo)
 app.command()(reproduce)
 app.command(cls=TrainCommand)(train)
 app.add_typer(data_app)
-for command in (compare, runs, show, explain, plot, export, sample):
+for command in (compare, runs, show, events, explain, plot, export, sample):
     app.command()(command)
 
 

@@ -112,7 +112,7 @@ def _header(run: Run) -> list[str]:
         lines.append(", ".join(last))
     events = run.events
     if len(events) > _EVENTS:
-        lines.append(f"{len(events):,} events, the last of them:")
+        lines.append(f"{len(events):,} events, the last of them (gyroscope events lists all):")
     lines += [f"  step {event.step:,} {event.kind}: {event.text}" for event in events[-_EVENTS:]]
     return lines
 

@@ -225,15 +225,25 @@ class Run:
             for name, of in found.items()
         }
 
-    @cached_property
-    @_understood
+    @property
     def events(self) -> list[Event]:
         """What happened, in the order of steps."""
+        return [event for event, attempt in self._events if self._history.shows(attempt, event.step)]
+
+    @property
+    def all_events(self) -> list[Event]:
+        """What happened in all attempts: also after the step that a later one was resumed at."""
+        return [event for event, _ in self._events]
+
+    @cached_property
+    @_understood
+    def _events(self) -> list[tuple[Event, int]]:
+        """All events, with their attempts."""
         rows = self._ask("SELECT step, kind, text, time, attempt FROM events ORDER BY step, attempt, rowid")
         checked = [schema.of_kinds(row, int, str, str, schema.NUMBER, int) for row in rows]
-        if not all(np.isfinite(row[3]) for row in checked):
+        if not all(0 <= row[3] < _YEAR_10000 for row in checked):
             raise ValueError("a time that is none")
-        return [Event(*row) for *row, attempt in checked if self._history.shows(attempt, row[0])]
+        return [(Event(*row), attempt) for *row, attempt in checked]
 
     def to_pandas(self, quantity: Wanted = None) -> pandas.DataFrame:
         """A data frame: of one quantity or scalar, a row a step; of several or all, a row a step and layer."""
@@ -269,7 +279,7 @@ class Run:
 
     def refresh(self) -> None:
         """Forget what was read, so that it is read again."""
-        for name in ("meta", "quantities", "attempts", "steps", "scalars", "events", "_history"):
+        for name in ("meta", "quantities", "attempts", "steps", "scalars", "_events", "_history"):
             self.__dict__.pop(name, None)
 
     def close(self) -> None:
