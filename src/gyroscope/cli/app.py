@@ -26,7 +26,6 @@ app = typer.Typer(
     name="gyroscope",
     help=f"{_PURPOSE}\n\nNew here? Run: gyroscope demo",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from gyroscope.cli.completion import RunPath, event_kinds
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, fail
 from gyroscope.cli.printed import echo, text
 from gyroscope.errors import GyroscopeError
@@ -20,15 +20,14 @@ _UNBOUNDED = 400
 
 
 def events(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN", help="The folder of a run, as it was given to gyroscope.watch.", show_default=False
-        ),
-    ],
+    run: RunPath,
     kind: Annotated[
         list[str] | None,
-        typer.Option(metavar="KIND", help="Only events of this kind, such as note; may be repeated."),
+        typer.Option(
+            metavar="KIND",
+            help="Only events of this kind, such as note; may be repeated.",
+            autocompletion=event_kinds,
+        ),
     ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="Also events after the step that the run was later resumed at.")

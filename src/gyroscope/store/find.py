@@ -66,7 +66,7 @@ def runs(folder: str | os.PathLike[str] = "runs", *, broken: list[StoreError] | 
             f"'{top}/first')` makes one)."
         )
     found: list[tuple[float, str, Run]] = []
-    for path in _folders(top, _DEPTH):
+    for path in run_folders(top, _DEPTH):
         try:
             # Closed at once: there may be more runs than files that can be open.
             with load(path) as run:
@@ -95,7 +95,8 @@ def distinct_names(runs: Sequence[Run]) -> list[str]:
     return [os.path.relpath(run.path, root) for run in runs]
 
 
-def _folders(folder: Path, depth: int) -> Iterator[Path]:
+def run_folders(folder: Path, depth: int) -> Iterator[Path]:
+    """The folders of runs: `folder` itself, or those within, up to `depth` deep."""
     if (folder / schema.FILE).is_file():
         yield folder
     elif depth > 0:
@@ -104,4 +105,4 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
         except OSError:
             return
         for path in sorted(inner):
-            yield from _folders(path, depth - 1)
+            yield from run_folders(path, depth - 1)
