@@ -4,6 +4,9 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal, get_origin, get_type_hints
+
+import pytest
 
 import gyroscope
 
@@ -19,6 +22,15 @@ def without(library, program):
 
 def test_names_that_are_loaded_when_used_are_seen_before():
     assert set(gyroscope.__all__) <= set(dir(gyroscope))
+
+
+@pytest.mark.parametrize("name", ["Conditioning", "Graft", "Layca", "Layer", "Monitor", "Run"])
+def test_attributes_can_be_completed_in_a_notebook(name):
+    """Jedi, which IPython asks, finds no attribute of an object that has a property returning a Literal."""
+    for attribute in vars(found := getattr(gyroscope, name)).values():
+        if isinstance(attribute, property):
+            returned = get_type_hints(attribute.fget)["return"]
+            assert get_origin(returned) is not Literal, f"{found}.{attribute.fget.__name__}"
 
 
 def test_all_names_can_be_taken_with_a_star_where_matplotlib_is_missing():

@@ -9,6 +9,8 @@ from figures.made import run_of, written
 from gyroscope import figures
 from gyroscope.cli import app
 from gyroscope.lab.archive import Archive
+from gyroscope.lab.compare import compared
+from gyroscope.lab.errors import LabError
 from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.run_one import run_one
 from gyroscope.lab.tasks import task
@@ -48,7 +50,7 @@ def test_a_row_has_the_rotation_of_the_layers_and_the_last_numbers(four):
     assert list(found) == ["run0", "run1", "run2", "run3"]
     for i, (accuracy, r) in enumerate(zip(ACCURACIES, ROTATIONS, strict=True)):
         turned = [f"{value:.3f}" for value in (0.5 * r, r, 1.5 * r)]
-        assert found[f"run{i}"][3:] == [*turned, f"{2.0 - r:.4g}", f"{100 * accuracy:.2f}"]
+        assert found[f"run{i}"][5:] == [*turned, f"{2.0 - r:.4g}", f"{100 * accuracy:.2f}"]
 
 
 def test_the_rank_correlation_is_spearmans(four):
@@ -65,7 +67,7 @@ def test_a_training_of_the_laboratory_goes_by_its_recipe(here):
     final = result.rotation[-1]
     turned = [f"{value:.3f}" for value in (min(final), np.mean(final), max(final))]
     accuracies = [f"{100 * result.train_accuracy:.2f}", f"{100 * result.test_accuracy:.2f}"]
-    assert cells == ["Layca 3^-3, alpha +0.6", "0.03704", "7", *turned, f"{result.loss[0]:.4g}", *accuracies]
+    assert cells == ["Layca 3^-3, alpha +0.6", "0.03704", "0", "0", "7", *turned, f"{result.loss[0]:.4g}", *accuracies]
 
 
 def watched(folder, optimizer_of, meta=None):
@@ -84,6 +86,43 @@ def test_any_other_run_goes_by_the_classes_of_its_optimizer(here):
         watched(here / name, optimizer_of)
     found = rows(run("adam", "layca"))
     assert [cells[:2] for cells in found.values()] == [["Adam", "0.25"], ["Layca(SGD)", "0.5"]]
+
+
+OPTIMIZERS = {
+    "SGD": (
+        lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4),
+        "0.0005",
+        "0.9",
+    ),
+    "AdamW": (lambda model: torch.optim.AdamW(model.parameters(), betas=(0.8, 0.99)), "0.01", "0.8"),
+    "Adagrad": (lambda model: torch.optim.Adagrad(model.parameters()), "0", "–"),
+    "Layca(SGD)": (
+        lambda model: gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5), model),
+        "0",
+        "0.5",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_weight_decay_and_momentum_stand_next_to_the_rate(here, name):
+    optimizer_of, decay, momentum = OPTIMIZERS[name]
+    watched(here / "a", optimizer_of)
+    cells = rows(run("a"))["a"]
+    assert (cells[0], *cells[2:4]) == (name, decay, momentum)
+
+
+def test_weight_decay_and_momentum_that_differ_between_groups_are_not_told_as_one(here):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
+    groups = [
+        {"params": model[0].parameters(), "weight_decay": 0.0, "momentum": 0.9},
+        {"params": model[1].parameters(), "weight_decay": 0.1, "momentum": 0.5},
+    ]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    with gyroscope.watch(model, optimizer, here / "a"):
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+    assert rows(run("a"))["a"][2:4] == ["0–0.1", "–"]
 
 
 @pytest.mark.parametrize("trial", [7, {"number": 7}, {"recipe": "mine"}, {"recipe": {"name": "mine"}}], ids=str)
@@ -108,6 +147,39 @@ def test_runs_of_the_same_name_are_told_apart(here):
     for parent in ("first", "second"):
         written(here / parent / "seed0", run_of("seed0", rotation=[[0.0], [0.5]], scalars={})).close()
     assert list(rows(run("first", "second"))) == ["first/seed0", "second/seed0"]
+
+
+def test_runs_go_by_the_labels_that_are_given(four, here, monkeypatch):
+    kept = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: kept.append(figure) or [path])
+    result = run(f"plain={four}/run0", four / "run1", f"with decay={four}/run2", "--out", "a.png")
+    assert list(rows(result)) == ["plain", "run1", "with decay"]
+    assert [text.get_text() for text in kept[0].texts] == ["plain", "run1", "with decay"]
+
+
+def test_a_label_of_a_folder_comes_before_the_names_in_it(four):
+    assert list(rows(run(f"sweep={four}"))) == ["sweep/run0", "sweep/run1", "sweep/run2", "sweep/run3"]
+
+
+def test_a_folder_may_have_an_equals_sign_in_its_name(here):
+    for name in ("lr=0.1", "runs/lr=0.2"):
+        written(here / name, run_of("any", rotation=[[0.0], [0.5]], scalars={})).close()
+    assert list(rows(run("lr=0.1", "runs/lr=0.2"))) == ["lr=0.1", "lr=0.2"]
+    assert "runs/lr=0.3" in run("runs/lr=0.3").stderr
+
+
+def test_there_is_one_label_per_run(four):
+    with gyroscope.load(four / "run0") as one, pytest.raises(LabError, match="one label per run, got 2 for 1 runs"):
+        compared([one], labels=["a", "b"])
+
+
+def test_a_narrow_terminal_goes_without_columns_rather_than_without_digits(four, monkeypatch):
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    monkeypatch.setenv("COLUMNS", "80")
+    result = run(four)
+    assert "A wider terminal also shows rotation min, rotation max" in result.stdout
+    assert {"0.500", "90.00"} < set(rows(result)["run1"])
+    assert "…" not in result.stdout
 
 
 def test_a_run_that_is_given_twice_is_shown_once(four):

@@ -64,7 +64,7 @@ def test_the_last_events_are_shown_and_the_others_counted(tmp_path):
         for step in range(5):
             writer.put(Event(step, "note", f"thing {step}"))
     output = run(tmp_path / "run").stdout
-    assert "5 events, the last of them:" in output
+    assert "5 events, the last of them (gyroscope events lists all):" in output
     assert "step 4 note: thing 4" in output
     assert "thing 1" not in output
 

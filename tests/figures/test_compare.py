@@ -51,6 +51,21 @@ def test_points_carry_the_names_of_their_runs_where_there_is_room():
     assert len(compare(runs() * 5).texts) == 0
 
 
+def test_points_carry_labels_that_are_given():
+    assert [text.get_text() for text in compare(runs(), labels=list("abcd")).texts] == list("abcd")
+
+
+@pytest.mark.parametrize("labels", ["abcd", ["a"], [1, 2, 3, 4], 5], ids=str)
+def test_labels_that_are_not_one_text_per_run_are_refused(labels):
+    with pytest.raises(FigureError, match="labels must be a list of 4 texts, one per run"):
+        compare(runs(), labels=labels)
+
+
+def test_stored_runs_of_the_same_name_are_told_apart_by_their_folders(tmp_path):
+    stored = [written(tmp_path / parent / "seed-0", run) for parent, run in zip("ab", runs(), strict=False)]
+    assert [text.get_text() for text in compare(stored).texts] == ["a/seed-0", "b/seed-0"]
+
+
 def test_names_of_runs_at_the_same_place_do_not_cover_each_other():
     ax = compare(runs([0.8] * 5, [0.5] * 5))
     ax.figure.canvas.draw()

@@ -38,6 +38,16 @@ def test_short_names_escape_what_matplotlib_takes_for_a_formula():
     assert short_names(["$x$.weight"]) == ["\\$x\\$"]
 
 
+@pytest.mark.parametrize("longest", [18, 26])
+def test_short_names_of_densenet_are_distinct(longest):
+    sizes = enumerate((6, 12, 24, 16), start=1)
+    within = [f"denseblock{b}.denselayer{n}.conv{c}" for b, size in sizes for n in range(1, size + 1) for c in (1, 2)]
+    names = [f"features.{name}.weight" for name in ("conv0", *within, "transition1.conv")] + ["classifier.weight"]
+    short = short_names(names, longest=longest)
+    assert len(set(short)) == len(names)
+    assert max(map(len, short)) <= longest
+
+
 def test_half_a_formula_in_a_title_is_said_in_words(run, tmp_path):
     with pytest.raises(FigureError, match="cannot be drawn"):
         figures.save(figures.rotation_curves(run, title=HALF), tmp_path / "figure.png")

@@ -49,6 +49,18 @@ def test_the_last_step_is_recorded_also_when_it_was_not_due(tmp_path):
     check(monitor.path, copies, [0, 4, 8, 10], whole=[False, True, True, False])
 
 
+def test_the_run_of_a_monitor_can_be_loaded_before_during_and_after_training(tmp_path):
+    model = mlp()
+    optimizer = plain(model)
+    with watch(model, optimizer, tmp_path / "run") as monitor:
+        assert gyroscope.load(monitor.path).layers == monitor.layers
+        assert gyroscope.load(monitor.run).steps.tolist() == [0]
+        train(model, optimizer, inputs(3))
+        assert gyroscope.load(monitor.run).steps.tolist() == [0, 1, 2, 3]
+        assert gyroscope.load(monitor.path).state == "running"
+    assert gyroscope.load(monitor.run).state == gyroscope.load(monitor.path).state == "ended"
+
+
 def test_step_zero_is_recorded_before_any_step_and_without_one(tmp_path):
     model = mlp()
     with watch(model, plain(model), tmp_path / "run") as monitor:

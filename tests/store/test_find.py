@@ -31,6 +31,19 @@ def test_a_path_may_hold_any_characters(tmp_path, name):
     np.testing.assert_array_equal(load(path).series("rotation")[:, 0], [0, 1, 2])
 
 
+def test_a_run_that_is_open_can_be_loaded_again(tmp_path):
+    with writer(tmp_path / "run") as w:
+        w.put(rows(0))
+        w.flush()
+        before = load(w.path)
+        assert before.steps.tolist() == [0]
+        w.put(rows(1))
+        w.flush()
+        assert load(before).steps.tolist() == [0, 1]
+        assert before.steps.tolist() == [0]
+    assert load(load(w.path)).state == "ended"
+
+
 def test_a_relative_path_means_the_same_after_changing_the_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with writer("run") as w:

@@ -115,6 +115,30 @@ def test_an_unknown_series_is_refused_with_the_names_that_are_close(tmp_path):
         load(write(tmp_path / "empty")).where("rotation")
 
 
+def test_the_series_of_one_layer_are_found_by_its_name(tmp_path):
+    run = load(write(tmp_path / "run", rows(0, 1), rows(2, rate=[[0.1, 0.2, 0.3]])))
+    layer = run["conv2.weight"]
+    np.testing.assert_array_equal(layer["rotation"], run.series("rotation")[:, 1])
+    assert {name: values.shape for name, values in dict(layer).items()} == {"rotation": (3,), "rate": (3,)}
+    assert "rotation" in layer
+    assert repr(layer) == "LayerSeries('conv2.weight': rotation, rate)"
+
+
+def test_an_unknown_layer_is_refused_with_the_names_that_are_close(tmp_path):
+    run = load(write(tmp_path / "run", rows(0)))
+    with pytest.raises(StoreError, match=r"no layer 'conv3\.weight'; close names are 'conv2\.weight', 'conv1"):
+        run["conv3.weight"]
+    with pytest.raises(StoreError, match="no layer 0; close names are 'conv1"):
+        run[0]
+    assert "conv3.weight" not in run
+
+
+def test_ipython_completes_the_names_of_layers_and_of_what_is_known_of_them(tmp_path):
+    run = load(write(tmp_path / "run", rows(0)))
+    assert run._ipython_key_completions_() == ["conv1.weight", "conv2.weight", "head.weight"]
+    assert run["head.weight"]._ipython_key_completions_() == ["rotation"]
+
+
 def test_quantities_can_be_registered_later(tmp_path):
     with writer(tmp_path / "run") as w:
         w.put(rows(0))

@@ -10,6 +10,7 @@ import gyroscope
 from gyroscope.cli.compare import compare
 from gyroscope.cli.data import data_app
 from gyroscope.cli.demo import demo
+from gyroscope.cli.events import events
 from gyroscope.cli.explain import explain
 from gyroscope.cli.export import export
 from gyroscope.cli.plot import plot
@@ -25,7 +26,6 @@ app = typer.Typer(
     name="gyroscope",
     help=f"{_PURPOSE}\n\nNew here? Run: gyroscope demo",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
@@ -33,7 +33,7 @@ app.command()(demo)
 app.command()(reproduce)
 app.command(cls=TrainCommand)(train)
 app.add_typer(data_app)
-for command in (compare, runs, show, explain, plot, export, sample):
+for command in (compare, runs, show, events, explain, plot, export, sample):
     app.command()(command)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 
+from gyroscope.cli.completion import RunPath, layers
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, fail
 from gyroscope.cli.printed import echo, text
 from gyroscope.errors import GyroscopeError
@@ -28,13 +28,10 @@ _STYLES = {"yes": "green", "no": "yellow", "undecided": "magenta", "does not app
 
 
 def explain(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN", help="The folder of a run, as it was given to gyroscope.watch.", show_default=False
-        ),
-    ],
-    layer: Annotated[str, typer.Option(metavar="GLOB", help="Only the layers whose name matches.")] = "*",
+    run: RunPath,
+    layer: Annotated[
+        str, typer.Option(metavar="GLOB", help="Only the layers whose name matches.", autocompletion=layers)
+    ] = "*",
     as_json: Annotated[bool, typer.Option("--json", help="Print rows and statements as JSON.")] = False,
 ) -> None:
     """Explain a run: which layers are scale-invariant, and what became of their learning rates.

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from gyroscope.cli.completion import RunPath, quantities_and_scalars
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
 from gyroscope.cli.printed import echo
 from gyroscope.cli.target import Target, out_option
@@ -24,12 +25,7 @@ class Format(StrEnum):
 
 
 def export(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN", help="The folder of a run, as it was given to gyroscope.watch.", show_default=False
-        ),
-    ],
+    run: RunPath,
     to: Annotated[
         Format | None, typer.Option("--to", help="Kind of file.", show_default="by the ending of --out, or csv")
     ] = None,
@@ -40,7 +36,10 @@ def export(
     quantity: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="What to export, such as rotation or loss; may be repeated.", show_default="all series"
+            metavar="NAME",
+            help="What to export, such as rotation or loss; may be repeated.",
+            show_default="all series",
+            autocompletion=quantities_and_scalars,
         ),
     ] = None,
 ) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gyroscope.cli import completion
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
 from gyroscope.cli.printed import echo
 from gyroscope.cli.target import Target, out_option
@@ -54,6 +55,7 @@ def plot(
             metavar="RUN",
             help="The folder of a run, as it was given to gyroscope.watch. Several, or a folder of runs, for compare.",
             show_default=False,
+            autocompletion=completion.run_paths,
         ),
     ],
     figure: Annotated[Name, typer.Option(metavar="NAME", help="What to draw, by its name above.")] = Name.dashboard,
@@ -66,18 +68,27 @@ def plot(
     ] = None,
     layers: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Only layers whose name matches, such as 'layer1.*'; may be repeated."),
+        typer.Option(
+            metavar="PATTERN",
+            help="Only layers whose name matches, such as 'layer1.*'; may be repeated.",
+            autocompletion=completion.layers,
+        ),
     ] = None,
     quantity: Annotated[
         str | None,
         typer.Option(
             help="What curves, rotation_heatmap and conditioning_over_time show, such as gradient_norm.",
             show_default="rotation, or six of conditioning",
+            autocompletion=completion.quantities,
         ),
     ] = None,
     accuracy: Annotated[
         str | None,
-        typer.Option(help="The logged number that compare puts against rotation.", show_default="test_accuracy"),
+        typer.Option(
+            help="The logged number that compare puts against rotation.",
+            show_default="test_accuracy",
+            autocompletion=completion.scalars,
+        ),
     ] = None,
 ) -> None:
     """Draw what a run has measured, and say which file it is in.

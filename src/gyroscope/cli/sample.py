@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from gyroscope.cli.completion import RunPath
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, fail
 from gyroscope.cli.printed import echo
 from gyroscope.errors import GyroscopeError
 
 
 def sample(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN", help="The folder of a run, as it was given to gyroscope.watch.", show_default=False
-        ),
-    ],
+    run: RunPath,
     steps: Annotated[int, typer.Option(help="How many steps to look at.")] = 5,
 ) -> None:
     """Make a running job measure its next steps, every one and in detail.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
+from gyroscope.cli import completion
+from gyroscope.cli.completion import RunPath
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, fail
 from gyroscope.cli.printed import text
 from gyroscope.errors import GyroscopeError
@@ -27,17 +28,21 @@ _UNBOUNDED = 150
 
 
 def show(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN", help="The folder of a run, as it was given to gyroscope.watch.", show_default=False
-        ),
-    ],
+    run: RunPath,
     quantity: Annotated[
-        str, typer.Option(help="What the last column draws over the steps, such as gradient_norm.")
+        str,
+        typer.Option(
+            help="What the last column draws over the steps, such as gradient_norm.",
+            autocompletion=completion.quantities,
+        ),
     ] = "rotation",
     layers: Annotated[
-        str, typer.Option(metavar="N|all|PATTERN", help="How many layers to show, or those whose name matches.")
+        str,
+        typer.Option(
+            metavar="N|all|PATTERN",
+            help="How many layers to show, or those whose name matches.",
+            autocompletion=completion.layers,
+        ),
     ] = str(_ROWS),
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep watching a run that is still going.")] = False,
 ) -> None:
@@ -112,7 +117,7 @@ def _header(run: Run) -> list[str]:
         lines.append(", ".join(last))
     events = run.events
     if len(events) > _EVENTS:
-        lines.append(f"{len(events):,} events, the last of them:")
+        lines.append(f"{len(events):,} events, the last of them (gyroscope events lists all):")
     lines += [f"  step {event.step:,} {event.kind}: {event.text}" for event in events[-_EVENTS:]]
     return lines
 

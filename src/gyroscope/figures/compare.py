@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import isnan, nan
 from os import PathLike
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -17,6 +18,8 @@ from gyroscope.figures.labels import place_labels
 from gyroscope.figures.lines import finish, own_axes
 from gyroscope.figures.looks import limits, look_of
 from gyroscope.figures.names import literal
+from gyroscope.store import Run
+from gyroscope.store.find import distinct_names
 
 # Up to here points carry their run's name.
 _NAMED = 16
@@ -26,6 +29,7 @@ def compare(
     runs: Iterable[RunLike] | str | PathLike[str],
     *,
     accuracy: str = "test_accuracy",
+    labels: Sequence[str] | None = None,
     ax: Axes | None = None,
     layers: Layers = None,
     title: str | None = None,
@@ -38,6 +42,7 @@ def compare(
     Args:
         runs: runs or their paths, or the path of a folder with runs in it.
         accuracy: the scalar to compare by, as given to `monitor.log`; its last value counts.
+        labels: what to call the runs, one label per run; their names, told apart by their paths, if not given.
         ax: axes to draw on; those of a new figure if not given.
         layers: glob pattern or patterns on the layers' names; all if not given.
         title: text above.
@@ -50,6 +55,7 @@ def compare(
     chosen = _runs(runs)
     if not isinstance(accuracy, str):
         raise FigureError(f"accuracy must be the name of a scalar, got {accuracy!r}. Try 'test_accuracy'.")
+    called = _names(chosen) if labels is None else _labels(labels, len(chosen))
     reached = np.array([_last(run, accuracy) for run in chosen])
     final = [_final(run, layers) for run in chosen]
     middle = np.array([rotations.mean() for rotations in final])
@@ -64,7 +70,7 @@ def compare(
     ax.set_xlim(limits(look_of("rotation"), np.concatenate(final), close=True))
     ax.margins(y=0.12)
     if len(chosen) <= _NAMED:
-        place_labels(ax, middle, reached, [run.name for run in chosen])
+        place_labels(ax, middle, reached, called)
     correlation = rank_correlation(middle, reached)
     if not isnan(correlation):
         # Outside the axes: no corner is free in every scatter.
@@ -106,6 +112,18 @@ def _runs(runs: Iterable[RunLike] | str | PathLike[str]) -> list[Measured]:
     if not chosen:
         raise FigureError("there are no runs to compare; give at least one")
     return chosen
+
+
+def _labels(given: Any, count: int) -> list[str]:
+    listed = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else []
+    if len(listed) != count or not all(isinstance(label, str) for label in listed):
+        raise FigureError(f"labels must be a list of {count} texts, one per run, got {given!r}.")
+    return listed
+
+
+def _names(runs: Sequence[Measured]) -> list[str]:
+    stored = [run for run in runs if isinstance(run, Run)]
+    return distinct_names(stored) if len(stored) == len(runs) else [run.name for run in runs]
 
 
 def _last(run: Measured, scalar: str) -> float:

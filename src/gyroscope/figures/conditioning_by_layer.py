@@ -24,6 +24,7 @@ from gyroscope.figures.given import Layers, choose
 from gyroscope.figures.lines import finish
 from gyroscope.figures.marked import SAYS, Colour, Dash, Line, Mark, draw_marked
 from gyroscope.figures.names import short_names
+from gyroscope.figures.notebook import as_picture
 
 Values = npt.NDArray[np.float64]
 
@@ -78,7 +79,7 @@ def conditioning_by_layer(
     names = [tuple(row["layer"] for row in found) for found in rows]
 
     high = 2 if shares else 1
-    figure = Figure(figsize=(10.5, 2.5 * high + 0.9), layout="constrained")
+    figure = as_picture(Figure(figsize=(10.5, 2.5 * high + 0.9), layout="constrained"))
     grid: list[list[Axes]] = figure.subplots(high, 3, squeeze=False, sharex=True).tolist()
     marks: list[Mark] = []
     for column, matrix in enumerate(TITLES):

@@ -18,6 +18,7 @@ from gyroscope.figures.edges import edged, say
 from gyroscope.figures.given import Layers, Measured, RunLike, as_run, choose, described, find, held
 from gyroscope.figures.lines import depth_key, draw_lines, finish, page_key, span
 from gyroscope.figures.looks import look_of
+from gyroscope.figures.notebook import as_picture
 
 _LARGEST = ("lambda_x", "lambda_g", "lambda_f")
 _DOMINATION = ("weight_spectral", "domination")
@@ -60,7 +61,7 @@ def conditioning_over_time(
     columns = min(_COLUMNS, len(shown))
     rows = ceil(len(shown) / columns)
     size = (3.6 * columns, 2.6 * rows + 0.8) if len(shown) > 1 else (5.4, 3.2)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = as_picture(Figure(figsize=size, layout="constrained"))
     axes: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
     for ax in axes[len(shown) :]:
         ax.remove()

@@ -20,6 +20,7 @@ from gyroscope.figures.moment_percentiles import moment_percentiles
 from gyroscope.figures.names import literal
 from gyroscope.figures.neurons import neurons
 from gyroscope.figures.norms import norms
+from gyroscope.figures.notebook import as_picture
 from gyroscope.figures.rates import rates
 from gyroscope.figures.rotation_curves import rotation_curves
 from gyroscope.figures.rotation_heatmap import rotation_heatmap
@@ -77,7 +78,7 @@ def dashboard(run: RunLike, *, layers: Layers = None, columns: int = 3, title: s
     columns = min(at_least_one(columns, "columns"), len(panels))
     rows = ceil(len(panels) / columns)
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.03)
-    figure = Figure(figsize=(4.6 * columns, 3.0 * rows + 1.2), layout=layout)
+    figure = as_picture(Figure(figsize=(4.6 * columns, 3.0 * rows + 1.2), layout=layout))
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for ax, panel in zip(axes, panels, strict=False):
         panel.draw(run, ax, layers)

@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from gyroscope.figures.depth import DEPTH
 from gyroscope.figures.names import short_names
+from gyroscope.figures.notebook import as_picture
 from gyroscope.figures.thin import thin
 
 Style = Literal["-", "--", ":"]
@@ -34,8 +35,8 @@ def own_axes(*, width: float = 5.4, height: float = 3.2) -> Axes:
     >>> own_axes().figure.get_size_inches().tolist()
     [5.4, 3.2]
     """
-    ax: Axes = Figure(figsize=(width, height), layout="constrained").subplots()
-    return ax
+    figure = as_picture(Figure(figsize=(width, height), layout="constrained"))
+    return as_picture(figure.add_subplot())
 
 
 def draw_lines(

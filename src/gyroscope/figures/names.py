@@ -23,6 +23,8 @@ def short_names(names: Sequence[str], *, longest: int = _LONGEST) -> list[str]:
     ['…1…', '…2…']
     >>> short_names(["transformer.layers.1.attention.c_proj", "transformer.layers.2.attention.c_proj", "lm_head"])
     ['tran.laye.1.atte.c_pr', 'tran.laye.2.atte.c_pr', 'lm_head']
+    >>> short_names([f"features.denseblock{i}.denselayer16.conv1" for i in (1, 2)] + ["classifier"])
+    ['feat.dens1.dens16.conv1', 'feat.dens2.dens16.conv1', 'classifier']
     """
     if all(name.endswith(".weight") for name in names):
         names = [name.removesuffix(".weight") for name in names]
@@ -73,7 +75,9 @@ def _differing(names: Sequence[str]) -> list[str]:
 
 
 def _abbreviated(names: Sequence[str], letters: int = 4) -> list[str]:
-    return [".".join(part[:letters] for part in name.split(".")) for name in names]
+    # A number at the end of a part is kept whole: it tells blocks apart.
+    stems = [[(part, part.rstrip("0123456789")) for part in name.split(".")] for name in names]
+    return [".".join(stem[:letters] + part[len(stem) :] for part, stem in parts) for parts in stems]
 
 
 def _initials(names: Sequence[str]) -> list[str]:

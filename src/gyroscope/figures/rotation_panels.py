@@ -18,6 +18,7 @@ from gyroscope.figures.depth import DEPTH
 from gyroscope.figures.given import at_least_one
 from gyroscope.figures.lines import span
 from gyroscope.figures.looks import limits, look_of
+from gyroscope.figures.notebook import as_picture
 from gyroscope.figures.rotation_curves import rotation_curves
 
 # Characters of a heading to an inch.
@@ -51,7 +52,7 @@ def rotation_panels(
         raise FigureError("there are no panels to draw; give at least one")
     columns = min(at_least_one(columns, "columns"), len(panels))
     rows = ceil(len(panels) / columns)
-    figure = Figure(figsize=(2.1 * columns + 1.2, 2.1 * rows + 0.6), layout="constrained")
+    figure = as_picture(Figure(figsize=(2.1 * columns + 1.2, 2.1 * rows + 0.6), layout="constrained"))
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
 
     axes = list(grid.flat)

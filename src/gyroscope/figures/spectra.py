@@ -20,6 +20,7 @@ from gyroscope.figures.depth import DEPTH
 from gyroscope.figures.edges import edged, say
 from gyroscope.figures.given import Layers, choose
 from gyroscope.figures.lines import MANY, NAMED, depth_bar, depth_key, draw_lines, finish
+from gyroscope.figures.notebook import as_picture
 
 Values = npt.NDArray[np.float64]
 Which = Literal["x", "g", "f"]
@@ -69,7 +70,7 @@ def spectra(
     names, depth = [every[i] for i in chosen], np.array(chosen) / max(len(every) - 1, 1)
 
     width = 2.9 * len(matrices) + (1.9 if len(names) <= NAMED else 1.0)
-    figure = Figure(figsize=(width, 5.4), layout="constrained")
+    figure = as_picture(Figure(figsize=(width, 5.4), layout="constrained"))
     grid: list[list[Axes]] = figure.subplots(2, len(matrices), squeeze=False, sharex=True).tolist()
     for matrix, above, below in zip(matrices, *grid, strict=True):
         first = above is grid[0][0]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import isfinite, isnan, nan
-from os.path import commonpath, relpath
+from typing import Any
 
 import numpy as np
 
+from gyroscope.lab.errors import LabError
 from gyroscope.recurrence import optimizers_in
 from gyroscope.store import Run
+from gyroscope.store.find import distinct_names
 
 #: The logged numbers that tell how good a network is, the most telling first, and by which names they go.
 ACCURACIES: dict[str, tuple[str, ...]] = {
@@ -25,9 +27,11 @@ class Compared:
     """A run in a row of numbers; None for what it does not hold.
 
     Attributes:
-        name: what it is called beside the others.
+        name: its label, or what tells it from the others.
         optimizer: what trained it.
         rate: the learning rate it began with, or ρ.
+        weight_decay: the weight decay it began with, the smallest and the largest over layers.
+        momentum: the momentum, or Adam's β₁.
         steps: how many there were.
         rotation: of the least rotated layer, on average, and of the most rotated layer, at the end.
         loss: the last that was logged, nan where training diverged.
@@ -36,17 +40,23 @@ class Compared:
     """
 
     name: str
-    optimizer: str | None
-    rate: float | None
-    steps: int | None
-    rotation: tuple[float, float, float] | None
-    loss: float | None
-    accuracies: dict[str, float]
-    state: str
+    optimizer: str | None = None
+    rate: float | None = None
+    weight_decay: tuple[float, float] | None = None
+    momentum: float | None = None
+    steps: int | None = None
+    rotation: tuple[float, float, float] | None = None
+    loss: float | None = None
+    accuracies: Mapping[str, float] = field(default_factory=dict)
+    state: str = "ended"
 
 
-def compared(runs: Sequence[Run]) -> list[Compared]:
+def compared(runs: Sequence[Run], *, labels: Sequence[str] | None = None) -> list[Compared]:
     """Return the rows of runs, in order.
+
+    Args:
+        runs: the runs.
+        labels: what to call them, one label per run; their names, told apart by their paths, if not given.
 
     >>> import tempfile
     >>> from gyroscope.store.example import write_example
@@ -55,23 +65,10 @@ def compared(runs: Sequence[Run]) -> list[Compared]:
     >>> row.name, row.steps, [round(value, 3) for value in row.rotation], row.loss
     ('first', 40, [0.4, 0.6, 0.8], 0.25)
     """
-    return [_row(run, name) for run, name in zip(runs, names(runs), strict=True)]
-
-
-def names(runs: Sequence[Run]) -> list[str]:
-    """Return what to call runs: their folders' names, and as much of the path as it takes to tell them apart.
-
-    >>> import tempfile
-    >>> from gyroscope.store.example import write_example
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     names([write_example(f"{folder}/{name}") for name in ("a/seed-0", "b/seed-0")])
-    ['a/seed-0', 'b/seed-0']
-    """
-    short = [run.name for run in runs]
-    if len(set(short)) == len({run.path for run in runs}):
-        return short
-    root = commonpath([run.path for run in runs])
-    return [relpath(run.path, root) for run in runs]
+    called = distinct_names(runs) if labels is None else labels
+    if len(called) != len(runs):
+        raise LabError(f"`labels` must have one label per run, got {len(called)} for {len(runs)} runs.")
+    return [_row(run, name) for run, name in zip(runs, called, strict=True)]
 
 
 def shared_accuracy(runs: Sequence[Run]) -> str | None:
@@ -90,7 +87,7 @@ def shared_accuracy(runs: Sequence[Run]) -> str | None:
 def in_words(rows: Sequence[Compared]) -> str:
     """Return how rotation and accuracy go together over the rows; nothing if that cannot be told.
 
-    >>> turned = [Compared(str(i), None, None, 7, (0.0, i / 9, 1.0), None, {"test": i / 10}, "ended") for i in range(4)]
+    >>> turned = [Compared(str(i), rotation=(0.0, i / 9, 1.0), accuracies={"test": i / 10}) for i in range(4)]
     >>> in_words(turned)
     'Mean rotation and test accuracy have a rank correlation of +1.00 over these 4 runs.'
     """
@@ -109,13 +106,17 @@ def in_words(rows: Sequence[Compared]) -> str:
 
 
 def _row(run: Run, name: str) -> Compared:
-    optimizer, rate = _trained_with(run)
+    recipe, optimizers = _recipe(run), [one for one in optimizers_in(run.meta) if "class" in one]
+    first = optimizers[0] if optimizers else {}
+    classes = [f"{one['class']}({one['inner']})" if "inner" in one else str(one["class"]) for one in optimizers]
     found = {kind: [_last(run, one) for one in several] for kind, several in ACCURACIES.items()}
     accuracies = {kind: next((value for value in values if value is not None), None) for kind, values in found.items()}
     return Compared(
         name=name,
-        optimizer=optimizer,
-        rate=rate,
+        optimizer=str(recipe["name"]) if recipe else " + ".join(dict.fromkeys(classes)) or None,
+        rate=_number(recipe["rate"] if recipe else first.get("lr")),
+        weight_decay=_weight_decay(run, recipe or first),
+        momentum=_momentum(first or recipe),
         steps=int(run.steps[-1]) if len(run.steps) else None,
         rotation=_rotation(run),
         loss=float(run.scalars["loss"].values[-1]) if "loss" in run.scalars else None,
@@ -124,18 +125,32 @@ def _row(run: Run, name: str) -> Compared:
     )
 
 
-def _trained_with(run: Run) -> tuple[str | None, float | None]:
-    """The name of the laboratory's recipe, or the classes of the optimizer; and the rate."""
+def _recipe(run: Run) -> Mapping[str, Any]:
+    """The laboratory's recipe, by which its trainings go; nothing for other runs."""
     trial = run.meta.get("trial")
     recipe = trial.get("recipe") if isinstance(trial, dict) else None  # others call other things a trial
-    if isinstance(recipe, dict) and {"name", "rate"} <= recipe.keys():
-        return str(recipe["name"]), float(recipe["rate"])
-    optimizers = [one for one in optimizers_in(run.meta) if "class" in one]
-    if not optimizers:
-        return None, None
-    said = [f"{one['class']}({one['inner']})" if "inner" in one else str(one["class"]) for one in optimizers]
-    rate = optimizers[0].get("lr")
-    return " + ".join(dict.fromkeys(said)), float(rate) if isinstance(rate, int | float) else None
+    return recipe if isinstance(recipe, dict) and {"name", "rate"} <= recipe.keys() else {}
+
+
+def _weight_decay(run: Run, given: Mapping[str, Any]) -> tuple[float, float] | None:
+    """The smallest and the largest over layers, which may be in different groups, or what the optimizer was given."""
+    if "weight_decay" in run.quantities and len(where := run.where("weight_decay")):
+        by_layer = run.series("weight_decay", steps=where[:1])
+        if len(known := by_layer[np.isfinite(by_layer)]):
+            return float(known.min()), float(known.max())
+    decay = _number(given.get("weight_decay"))
+    return None if decay is None else (decay, decay)
+
+
+def _momentum(given: Mapping[str, Any]) -> float | None:
+    if {"momentum", "betas"}.intersection(given.get("differ", ())):  # between groups
+        return None
+    betas = given.get("betas")
+    return _number(betas[0] if isinstance(betas, list) and betas else given.get("momentum"))
+
+
+def _number(given: Any) -> float | None:
+    return float(given) if isinstance(given, int | float) else None
 
 
 def _rotation(run: Run) -> tuple[float, float, float] | None:

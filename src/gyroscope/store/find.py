@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gyroscope.errors import StoreError
@@ -18,8 +18,8 @@ _LOG = logging.getLogger("gyroscope")
 _DEPTH = 3
 
 
-def load(path: str | os.PathLike[str]) -> Run:
-    """Open a run: its folder, or the `run.sqlite` in it.
+def load(path: str | os.PathLike[str] | Run) -> Run:
+    """Open a run: its folder, or the `run.sqlite` in it. A `Run`, such as `monitor.run`, is opened again as it is now.
 
     Raises:
         StoreError: there is no run, or it is damaged or of a newer Gyroscope; says which file and what to do.
@@ -31,7 +31,7 @@ def load(path: str | os.PathLike[str]) -> Run:
     ...     load(f"{folder}/first").layers
     ('conv1.weight', 'conv2.weight', 'head.weight')
     """
-    given = path_of(path)
+    given = path.path if isinstance(path, Run) else path_of(path)
     if is_file(given):
         if given.name != schema.FILE:
             raise StoreError(f"{given} is a file; a run is a folder with a {schema.FILE} in it. Give that folder.")
@@ -66,7 +66,7 @@ def runs(folder: str | os.PathLike[str] = "runs", *, broken: list[StoreError] | 
             f"'{top}/first')` makes one)."
         )
     found: list[tuple[float, str, Run]] = []
-    for path in _folders(top, _DEPTH):
+    for path in run_folders(top, _DEPTH):
         try:
             # Closed at once: there may be more runs than files that can be open.
             with load(path) as run:
@@ -79,7 +79,24 @@ def runs(folder: str | os.PathLike[str] = "runs", *, broken: list[StoreError] | 
     return [run for _, _, run in sorted(found, key=lambda entry: entry[:2])]
 
 
-def _folders(folder: Path, depth: int) -> Iterator[Path]:
+def distinct_names(runs: Sequence[Run]) -> list[str]:
+    """Return the names of runs, or their paths from the folder that all are in where names alone are not distinct.
+
+    >>> import tempfile
+    >>> from gyroscope.store.example import write_example
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     distinct_names([write_example(f"{folder}/{name}") for name in ("a/seed-0", "b/seed-0")])
+    ['a/seed-0', 'b/seed-0']
+    """
+    short = [run.name for run in runs]
+    if len(set(short)) == len({run.path for run in runs}):
+        return short
+    root = os.path.commonpath([run.path.parent for run in runs])
+    return [os.path.relpath(run.path, root) for run in runs]
+
+
+def run_folders(folder: Path, depth: int) -> Iterator[Path]:
+    """The folders of runs: `folder` itself, or those within, up to `depth` deep."""
     if (folder / schema.FILE).is_file():
         yield folder
     elif depth > 0:
@@ -88,4 +105,4 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
         except OSError:
             return
         for path in sorted(inner):
-            yield from _folders(path, depth - 1)
+            yield from run_folders(path, depth - 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import cached_property, wraps
 from pathlib import Path
@@ -26,6 +26,10 @@ from gyroscope.store.tables import Table, Wanted
 
 if TYPE_CHECKING:
     import pandas
+
+    State = Literal["running", "ended", "interrupted"]
+else:
+    State = str  # Jedi, which completes names in IPython, fails on properties that return a Literal
 
 T = TypeVar("T")
 
@@ -58,6 +62,33 @@ def _no_number(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
 
 
+class LayerSeries:
+    """The series of one layer: `run["conv1.weight"]["rotation"]` is float32 `[S]`, over `run.steps`.
+
+    `dict(run["conv1.weight"])` reads all of them.
+    """
+
+    def __init__(self, run: Run, layer: int) -> None:
+        self._run, self._layer = run, layer
+
+    def __getitem__(self, quantity: str) -> Values:
+        values: Values = self._run.series(quantity)[:, self._layer]
+        return values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._run.quantities)
+
+    def keys(self) -> list[str]:
+        """The names of the quantities."""
+        return list(self)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
+    def __repr__(self) -> str:
+        return f"LayerSeries({self._run.layers[self._layer]!r}: {', '.join(self)})"
+
+
 class Run:
     """A run on disk, as it was when it was first asked; `refresh` sees what has been written since.
 
@@ -76,6 +107,12 @@ class Run:
     Run('first': 3 layers, 5 steps from 0 to 40, rotation, rate)
     array([0. , 0.2, 0.4, 0.6, 0.8], dtype=float32)
     array([2.  , 1.  , 0.5 , 0.25])
+
+    The names of the layers are its keys, so that IPython completes them.
+
+    >>> with tempfile.TemporaryDirectory() as folder, write_example(f"{folder}/first") as run:
+    ...     list(run), run["conv1.weight"]["rotation"][-1]
+    (['conv1.weight', 'conv2.weight', 'head.weight'], np.float32(0.4))
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -120,7 +157,7 @@ class Run:
         return found
 
     @property
-    def state(self) -> Literal["running", "ended", "interrupted"]:
+    def state(self) -> State:
         """Whether it is being written now, has come to its end, or was killed or ended by an exception before."""
         if lock.is_held(self.path):
             return "running"
@@ -152,6 +189,23 @@ class Run:
         values = read_series(self._ask, self._history, name, wanted, self.layer_table)
         return values if steps is None else values[place]
 
+    def __getitem__(self, layer: str) -> LayerSeries:
+        """The series of one layer, by its name.
+
+        Raises:
+            StoreError: the run has no such layer.
+        """
+        if layer not in self.layers:
+            close = get_close_matches(str(layer), self.layers, n=3, cutoff=0.4) or self.layers[:3]
+            raise StoreError(f"{self.path} has no layer {layer!r}; close names are {', '.join(map(repr, close))}.")
+        return LayerSeries(self, self.layers.index(layer))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layers)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
     def where(self, name: str) -> Steps:
         """The steps at which a quantity was measured for any layer; a subset of `steps`."""
         self._known(name)
@@ -171,15 +225,25 @@ class Run:
             for name, of in found.items()
         }
 
-    @cached_property
-    @_understood
+    @property
     def events(self) -> list[Event]:
         """What happened, in the order of steps."""
+        return [event for event, attempt in self._events if self._history.shows(attempt, event.step)]
+
+    @property
+    def all_events(self) -> list[Event]:
+        """What happened in all attempts: also after the step that a later one was resumed at."""
+        return [event for event, _ in self._events]
+
+    @cached_property
+    @_understood
+    def _events(self) -> list[tuple[Event, int]]:
+        """All events, with their attempts."""
         rows = self._ask("SELECT step, kind, text, time, attempt FROM events ORDER BY step, attempt, rowid")
         checked = [schema.of_kinds(row, int, str, str, schema.NUMBER, int) for row in rows]
-        if not all(np.isfinite(row[3]) for row in checked):
+        if not all(0 <= row[3] < _YEAR_10000 for row in checked):
             raise ValueError("a time that is none")
-        return [Event(*row) for *row, attempt in checked if self._history.shows(attempt, row[0])]
+        return [(Event(*row), attempt) for *row, attempt in checked]
 
     def to_pandas(self, quantity: Wanted = None) -> pandas.DataFrame:
         """A data frame: of one quantity or scalar, a row a step; of several or all, a row a step and layer."""
@@ -215,7 +279,7 @@ class Run:
 
     def refresh(self) -> None:
         """Forget what was read, so that it is read again."""
-        for name in ("meta", "quantities", "attempts", "steps", "scalars", "events", "_history"):
+        for name in ("meta", "quantities", "attempts", "steps", "scalars", "_events", "_history"):
             self.__dict__.pop(name, None)
 
     def close(self) -> None:
