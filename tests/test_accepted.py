@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gyroscope.accepted import real, whole
+from gyroscope.base.accepted import real, whole
 
 
 @pytest.mark.parametrize(

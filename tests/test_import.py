@@ -87,9 +87,9 @@ def test_every_public_name_is_there_and_listed(room):
 
 FIRST_LOADED = """
 import sys, importlib
-import gyroscope, gyroscope.last_norm, gyroscope.monitor.watch, gyroscope.conditioning.condition
+import gyroscope, gyroscope.layers.last_norm, gyroscope.monitor.watch, gyroscope.conditioning.condition
 import gyroscope.dynamics.invariance
-functions = gyroscope.last_norm, gyroscope.watch, gyroscope.monitor.watch, gyroscope.condition
+functions = gyroscope.layers.last_norm, gyroscope.watch, gyroscope.monitor.watch, gyroscope.condition
 functions += gyroscope.conditioning.condition, gyroscope.dynamics.invariance, gyroscope.invariance
 print({type(one).__name__ for one in functions})
 before = gyroscope.watch

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gyroscope import transfer
-from gyroscope.transfer import pinned, to_host
+from gyroscope.base import transfer
+from gyroscope.base.transfer import pinned, to_host
 
 
 class Far(torch.Tensor):

@@ -5,8 +5,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from gyroscope import errors
+from gyroscope.base.lazy import lazy
 from gyroscope.errors import GyroscopeError
-from gyroscope.lazy import lazy
 
 if TYPE_CHECKING:
     from gyroscope import conditioning, control, dynamics, figures, integrations, monitor, store, vectors
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from gyroscope.control import Graft, Layca, SGD_AMom
     from gyroscope.dynamics.explain import explain
     from gyroscope.dynamics.invariance import invariance
-    from gyroscope.last_norm import last_norm
-    from gyroscope.layer import Layer, layers
+    from gyroscope.layers import Layer, layers
+    from gyroscope.layers.last_norm import last_norm
     from gyroscope.monitor.monitor import Monitor
     from gyroscope.monitor.watch import watch
     from gyroscope.store import Run, load, runs
@@ -63,8 +63,8 @@ if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistak
             "conditioning": "Conditioning condition",
             "control": "Graft Layca SGD_AMom",
             "dynamics": "explain invariance",
-            "last_norm": "last_norm",
-            "layer": "Layer layers",
+            "layers": "Layer layers",
+            "layers.last_norm": "last_norm",
             "monitor": "Monitor watch",
             "store": "Run load runs",
         },

@@ -11,7 +11,7 @@ from gyroscope.dynamics.batch_norm import batch_norm
 from gyroscope.dynamics.effective_rate import effective_lr
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.renormalize import keep_norms, renormalize_, sphere_step
-from gyroscope.layer import layers, split
+from gyroscope.layers.layer import layers, split
 
 STEPS = 40
 

@@ -18,7 +18,7 @@ from gyroscope.dynamics.alignment import alignment
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.invariance import TOLERANCE, _judge, invariance
 from gyroscope.dynamics.rescaling import rescaled
-from gyroscope.layer import layers
+from gyroscope.layers.layer import layers
 
 
 @pytest.fixture(autouse=True)

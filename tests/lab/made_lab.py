@@ -13,7 +13,7 @@ from gyroscope.lab.archive import Archive
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.result import Result
 from gyroscope.lab.trial import Trial
-from gyroscope.layer import layers
+from gyroscope.layers.layer import layers
 
 
 @cache

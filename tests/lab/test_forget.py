@@ -1,10 +1,10 @@
+from gyroscope.base.whole_file import whole_file
 from gyroscope.lab.forget import forget
 from gyroscope.lab.one_folder import OneFolder
 from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.run_one import run_one
 from gyroscope.lab.tasks import task
 from gyroscope.lab.trial import Trial
-from gyroscope.whole_file import whole_file
 
 TRIAL = Trial(task("digits").lasting(1), Recipe("SGD", 0.1, records=True), keeps=True, follows=True)
 

@@ -21,7 +21,7 @@ from gyroscope.lab.studies.dynamics import mechanism2_report as r2
 from gyroscope.lab.studies.dynamics import mechanism3 as m3
 from gyroscope.lab.studies.dynamics import mechanism3_report as r3
 from gyroscope.lab.studies.dynamics.gain import gain, reproduced
-from gyroscope.layer import layers
+from gyroscope.layers.layer import layers
 
 STUDIES = (*m1.STUDIES, *m2.STUDIES, *m3.STUDIES)
 

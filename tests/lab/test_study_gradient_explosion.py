@@ -9,7 +9,7 @@ from gyroscope.lab.archive import Archive
 from gyroscope.lab.feed import Feed
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.studies.conditioning.gradient_explosion import ITERATIONS, STUDIES, Course, _findings, trials
-from gyroscope.layer import layers
+from gyroscope.layers.layer import layers
 
 [A10] = STUDIES
 

@@ -7,7 +7,7 @@ from gyroscope.lab.archive import Archive
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.studies.rotation.lars import ROTATION, STUDIES
 from gyroscope.lab.tasks import task
-from gyroscope.layer import layers
+from gyroscope.layers.layer import layers
 from lab.made_lab import MadeLab, made, percent, raw
 
 FIG12, SPEED9 = STUDIES

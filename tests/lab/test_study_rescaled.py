@@ -12,7 +12,7 @@ from gyroscope.lab.studies.cells import Cell
 from gyroscope.lab.studies.rotation.rescaled import BLOCK, LAYCA, SGD, STUDIES, best, recipe, regret
 from gyroscope.lab.tasks import task
 from gyroscope.lab.trial import Trial
-from gyroscope.layer import layers
+from gyroscope.layers.layer import layers
 
 [STUDY] = STUDIES
 

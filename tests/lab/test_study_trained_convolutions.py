@@ -12,7 +12,7 @@ from gyroscope.lab.feed import Feed
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.result import Result
 from gyroscope.lab.studies.conditioning.trained_convolutions import PLANS, STUDIES, Network, _findings, _lower
-from gyroscope.layer import layers
+from gyroscope.layers.layer import layers
 from lab.made_lab import knowing, raw
 
 A8, A9 = STUDIES

@@ -20,7 +20,7 @@ from gyroscope.lab.studies.conditioning.weight_domination import (
     perceptron,
     perceptron_trials,
 )
-from gyroscope.layer import layers
+from gyroscope.layers.layer import layers
 from lab.made import write
 from lab.made_lab import MadeLab, knowing, raw
 

@@ -12,7 +12,7 @@ from gyroscope.lab.data.text import Text
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.task import Task
 from gyroscope.lab.tasks import TASKS, task
-from gyroscope.layer import layers
+from gyroscope.layers.layer import layers
 
 # epochs, the epochs at which the rate is cut, by how much, batch, steps an epoch, examples to train on
 SCHEDULES = {

@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils import parametrizations
 
 from gyroscope.errors import LayerError
-from gyroscope.layer import layers
+from gyroscope.layers.layer import layers
 
 X = torch.zeros(2, 3, 8, 8)
 

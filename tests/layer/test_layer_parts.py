@@ -8,7 +8,7 @@ from layer_models import Conv1D, Holder, ResNet
 from torch import nn
 
 from gyroscope.errors import LayerError
-from gyroscope.layer import layers
+from gyroscope.layers.layer import layers
 
 
 def attention_block(width: int, out: int) -> nn.Module:

@@ -13,7 +13,7 @@ from torch import nn
 
 import forked
 from gyroscope.errors import LayerError
-from gyroscope.layer import layers, zero_norm
+from gyroscope.layers.layer import layers, zero_norm
 
 
 def _zero_norms_of_shards() -> None:

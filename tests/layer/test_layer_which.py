@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from gyroscope.errors import LayerError
-from gyroscope.layer import Layer, layers, zero_norm
+from gyroscope.layers.layer import Layer, layers, zero_norm
 
 
 def names(model: nn.Module, **options: object) -> list[str]:

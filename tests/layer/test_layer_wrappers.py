@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from gyroscope.errors import LayerError
-from gyroscope.layer import layers, zero_norm
+from gyroscope.layers.layer import layers, zero_norm
 
 X = torch.zeros(2, 3, 8, 8)
 

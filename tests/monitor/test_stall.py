@@ -36,7 +36,7 @@ def test_a_stall_is_found_with_all_its_numbers():
     assert (found.lambda_x, found.weight_norm) == ((1000.0, 0.01), (2.0, 10.0))
     assert str(found).startswith("The network guesses since step 160: its loss is 2.3, that of guessing 2.3. ")
     assert "fell from 1e+03 to 0.01 while the norm of its weight grew from 2 to 10" in str(found)
-    assert "gyroscope.last_norm" in str(found)
+    assert "gyroscope.layers.last_norm" in str(found)
 
 
 def test_a_network_that_escapes_has_stalled_until_then():

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gyroscope.alone import listens
-from gyroscope.class_names import is_conv1d
+from gyroscope.base.alone import listens
 from gyroscope.conditioning import graph
 from gyroscope.conditioning.factors import Factor
-from gyroscope.conditioning.uses import Reader, Use, reader, tensors, unreadable
-from gyroscope.layer import Layer
+from gyroscope.conditioning.uses import Reader, Use, reader, unreadable
+from gyroscope.layers.class_names import is_conv1d
+from gyroscope.layers.layer import Layer
+from gyroscope.layers.untouched import tensors
 from gyroscope.vectors.chunks import is_capturing
 
 _NUMBERS = count()

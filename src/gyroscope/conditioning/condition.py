@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from gyroscope import accepted
+from gyroscope.base import accepted
 from gyroscope.conditioning import ranks
 from gyroscope.conditioning.batches import is_pair
 from gyroscope.conditioning.losses import Loss, Reduction, check_reduction
@@ -16,8 +16,8 @@ from gyroscope.conditioning.result import Conditioning
 from gyroscope.conditioning.shares import P, check_p
 from gyroscope.conditioning.spectrometer import Spectrometer
 from gyroscope.errors import ConditioningError
-from gyroscope.layer import Layer
-from gyroscope.layer import layers as find_layers
+from gyroscope.layers.layer import Layer
+from gyroscope.layers.layer import layers as find_layers
 
 
 def condition(

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from gyroscope.accepted import real
+from gyroscope.base.accepted import real
 from gyroscope.conditioning.batches import batches
 from gyroscope.conditioning.fisher_network import (
     Network,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gyroscope.accepted import real
+from gyroscope.base.accepted import real
 from gyroscope.conditioning.batches import batches
 from gyroscope.conditioning.fisher_moments import Moments, Sum
 from gyroscope.conditioning.fisher_network import borrowed, cast_loss, check_run, first_output, network

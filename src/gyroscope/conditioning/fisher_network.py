@@ -17,11 +17,11 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from gyroscope import accepted
+from gyroscope.base import accepted
 from gyroscope.conditioning.batches import Batch
 from gyroscope.conditioning.labels import Loss
-from gyroscope.conditioning.untouched import untouched
 from gyroscope.errors import ConditioningError
+from gyroscope.layers.untouched import untouched
 
 
 @dataclass(frozen=True)

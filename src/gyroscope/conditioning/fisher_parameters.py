@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from gyroscope.class_names import ancestry, wrapped_in
 from gyroscope.errors import ConditioningError, LayerError
-from gyroscope.layer import layers
+from gyroscope.layers.class_names import ancestry, wrapped_in
+from gyroscope.layers.layer import layers
 
 
 @dataclass(frozen=True)

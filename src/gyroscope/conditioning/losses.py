@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gyroscope.conditioning.uses import tensors
 from gyroscope.errors import ConditioningError
+from gyroscope.layers.untouched import tensors
 
 Loss = Callable[[Any, Any], Tensor]
 Reduction = Literal["auto", "mean", "sum"]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gyroscope.alone import alone
+from gyroscope.base.alone import alone
 from gyroscope.conditioning import ranks
 from gyroscope.conditioning.batches import Batch, batches
 from gyroscope.conditioning.capture import Capture
@@ -18,10 +18,10 @@ from gyroscope.conditioning.losses import Loss, Reduction, mean_loss
 from gyroscope.conditioning.result import Conditioning, LayerConditioning
 from gyroscope.conditioning.solve import solve
 from gyroscope.conditioning.spectrometer import Spectrometer
-from gyroscope.conditioning.untouched import requiring_gradients, untouched, without_gradients
-from gyroscope.conditioning.uses import Use, in_order, tensors
+from gyroscope.conditioning.uses import Use, in_order
 from gyroscope.errors import ConditioningError, GyroscopeError
-from gyroscope.layer import Layer
+from gyroscope.layers.layer import Layer
+from gyroscope.layers.untouched import requiring_gradients, tensors, untouched, without_gradients
 from gyroscope.vectors.sharded import any_sharded
 
 Labels = Literal["true", "sampled"] | Callable[[Any, torch.Generator], Any]

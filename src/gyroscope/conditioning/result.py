@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gyroscope.by_layer import ByLayer
+from gyroscope.base.by_layer import ByLayer
 from gyroscope.conditioning.spectra import Spectrum
 from gyroscope.errors import ConditioningError, MissingExtraError
 

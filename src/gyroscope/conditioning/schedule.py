@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gyroscope.accepted import real, whole
+from gyroscope.base.accepted import real, whole
 from gyroscope.conditioning.shares import P, check_p
 from gyroscope.errors import ConditioningError
 

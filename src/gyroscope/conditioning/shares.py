@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gyroscope.accepted import real
+from gyroscope.base.accepted import real
 from gyroscope.errors import ConditioningError
 
 P = (0.1, 0.25, 0.5, 0.75, 1.0)

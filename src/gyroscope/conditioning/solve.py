@@ -16,7 +16,7 @@ from gyroscope.conditioning.products import product_at
 from gyroscope.conditioning.result import Kappas, LayerConditioning, Spectra
 from gyroscope.conditioning.spectrometer import Spectrometer
 from gyroscope.conditioning.uses import Use
-from gyroscope.layer import Layer
+from gyroscope.layers.layer import Layer
 from gyroscope.vectors import dots
 from gyroscope.vectors.sharded import any_sharded, is_sharded
 

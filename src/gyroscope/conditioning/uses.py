@@ -5,7 +5,7 @@ A sample is a row of a batch, a token of a sequence, or a position of an image.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -151,24 +151,6 @@ def convolution(shape: Convolution, *, patches: bool) -> Reader:
             factor.add_gram(gram, samples=count, like=x)
 
     return Reader(read, channels(spatial))
-
-
-def tensors(found: Any) -> list[Tensor]:
-    """The tensors in nested tuples, lists and dicts.
-
-    >>> len(tensors((torch.ones(1), {"a": [torch.ones(2)]}, "b")))
-    2
-    """
-    if isinstance(found, Tensor):
-        return [found]
-    inner: Sequence[Any] = ()
-    if isinstance(found, tuple | list):
-        inner = found
-    elif isinstance(found, dict):
-        inner = list(found.values())
-    elif hasattr(found, "__dataclass_fields__"):
-        inner = list(vars(found).values())
-    return [tensor for one in inner for tensor in tensors(one)]
 
 
 def unreadable(a: Tensor) -> str | None:

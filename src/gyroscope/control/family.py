@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gyroscope.control.layca import Layca
-from gyroscope.layer import Layer
+from gyroscope.layers.layer import Layer
 
 Layers = nn.Module | Sequence[Layer] | None
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import LBFGS, Optimizer
 
-from gyroscope.accepted import real
+from gyroscope.base.accepted import real
 from gyroscope.control.coefficients import Law
 from gyroscope.control.rates import checked_multipliers
 from gyroscope.control.refusals import check_choice, check_group, check_rate, check_weights_are_its, few
@@ -22,7 +22,7 @@ from gyroscope.control.saved import check_saved, radii_in
 from gyroscope.control.steering import Others, Steering, Work
 from gyroscope.control.torch_contract import Wrapper, load_uncast
 from gyroscope.errors import ControlError
-from gyroscope.layer import Layer
+from gyroscope.layers.layer import Layer
 from gyroscope.vectors.chunks import is_capturing
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from gyroscope.accepted import real
+from gyroscope.base.accepted import real
 from gyroscope.control.recorded import Rates, Recorder, Replay, record, replay, tangent
 from gyroscope.control.refusals import check_optimizer, few
 from gyroscope.errors import ControlError

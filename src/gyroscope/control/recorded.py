@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gyroscope.checksums import require_whole
+from gyroscope.base.checksums import require_whole
+from gyroscope.base.outermost import register_outermost
+from gyroscope.base.whole_file import whole_file
 from gyroscope.control.refusals import check_dtype, check_optimizer, few, unlike
 from gyroscope.control.roster import chosen_layers
 from gyroscope.control.torch_contract import controller_of
 from gyroscope.errors import ControlError
-from gyroscope.layer import Layer
-from gyroscope.outermost import register_outermost
+from gyroscope.layers.layer import Layer
 from gyroscope.vectors import dots
-from gyroscope.whole_file import whole_file
 
 if TYPE_CHECKING:
     from gyroscope.control.layca import Layca

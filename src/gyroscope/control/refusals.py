@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gyroscope.accepted import real
+from gyroscope.base.accepted import real
 from gyroscope.errors import ControlError
 
 

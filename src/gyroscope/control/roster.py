@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from gyroscope.control.refusals import check_dtype, few
 from gyroscope.control.torch_contract import Wrapper
 from gyroscope.errors import ControlError
-from gyroscope.layer import Layer, layers
+from gyroscope.layers.layer import Layer, layers
 from gyroscope.vectors.sharded import is_sharded
 
 

@@ -5,8 +5,8 @@ After Grosse's chapter on adaptive gradient methods, normalization and weight de
 
 from typing import TYPE_CHECKING
 
+from gyroscope.base.lazy import lazy
 from gyroscope.errors import DynamicsError
-from gyroscope.lazy import lazy
 
 if TYPE_CHECKING:
     from gyroscope.dynamics import adaptive, batch_norm, damping, decay, deep_linear, homogeneity, least_squares

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gyroscope.errors import LayerError
-from gyroscope.layer import Layer, split
+from gyroscope.layers.layer import Layer, split
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def alignment(layer: Layer, weight: Tensor, gradient: Tensor | None, *, nothing:
         gradient: of the same shape; None for zero.
         nothing: where ‖w‖‖∇‖ is not above this, the gradient counts as zero; for a unit, above its share of this.
 
-    >>> from gyroscope.layer import layers
+    >>> from gyroscope.layers.layer import layers
     >>> w, g = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 1.0], [0.0, 1.0]])
     >>> found = alignment(layers(torch.nn.Linear(2, 2))[0], w, g)
     >>> round(found.tensor, 6), found.largest

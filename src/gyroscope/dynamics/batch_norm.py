@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from gyroscope.accepted import real, whole
+from gyroscope.base.accepted import real, whole
 from gyroscope.dynamics.errors import DynamicsError
 
 Through = Literal["both", "direct", "statistics"]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.on_loan import OnLoan
-from gyroscope.layer import Layer
+from gyroscope.layers.layer import Layer
 
 
 def altered(loan: OnLoan, layer: Layer, alter: Callable[[Tensor], Tensor]) -> list[Tensor] | None:
@@ -48,7 +48,7 @@ def others(layer: Layer, draw: torch.Generator, output: Tensor) -> Tensor:
 
 def outputs_of(output: Any) -> list[Tensor]:
     """The tensors of examples in what a network gives."""
-    from gyroscope.conditioning.uses import tensors
+    from gyroscope.layers.untouched import tensors
 
     found = [one for one in tensors(output) if one.is_floating_point() and one.dim() > 0]
     if not found or not all(len(one) > 1 for one in found):

@@ -19,7 +19,7 @@ from math import inf, sqrt
 import torch
 from torch import Tensor
 
-from gyroscope.accepted import real
+from gyroscope.base.accepted import real
 from gyroscope.dynamics.errors import DynamicsError
 
 

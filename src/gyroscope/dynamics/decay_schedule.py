@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.accepted import real
+from gyroscope.base.accepted import real
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.given import count
 from gyroscope.dynamics.share import check_share

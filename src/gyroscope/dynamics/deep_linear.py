@@ -20,7 +20,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from gyroscope.accepted import real
+from gyroscope.base.accepted import real
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.given import count, integral
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.accepted import real
+from gyroscope.base.accepted import real
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.given import count, numbers
 from gyroscope.dynamics.law import Floats, Law, along, decay_law

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn.functional import embedding_bag
 
-from gyroscope import accepted
-from gyroscope.accepted import whole
+from gyroscope.base import accepted
+from gyroscope.base.accepted import whole
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.given import count, generator
 from gyroscope.dynamics.one_by_one import buffers, check_inputs, parts, passing, refuse_mixing

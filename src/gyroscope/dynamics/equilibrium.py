@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.accepted import real
+from gyroscope.base.accepted import real
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.law import Floats, Kind
 from gyroscope.dynamics.share import check_share

@@ -145,7 +145,7 @@ def _units(
         if loss is None or batch is None:
             raise DynamicsError("A model was given without a loss or a batch; give all three, or invariance=.")
         from gyroscope.dynamics.invariance import invariance
-        from gyroscope.layer import layers
+        from gyroscope.layers.layer import layers
 
         found = invariance(model, loss, batch)
         theirs = {info.name: tuple(info.shape) for info in run.layer_table}

@@ -6,7 +6,7 @@ import textwrap
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from gyroscope.by_layer import ByLayer
+from gyroscope.base.by_layer import ByLayer
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.explain_statement import TOPICS, Statement, Topic, Verdict, number, times
 

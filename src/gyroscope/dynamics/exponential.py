@@ -26,7 +26,7 @@ import torch
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from gyroscope.accepted import real, whole
+from gyroscope.base.accepted import real, whole
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.given import count, numbers
 from gyroscope.dynamics.law import Floats

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope import accepted
-from gyroscope.accepted import real, whole
+from gyroscope.base import accepted
+from gyroscope.base.accepted import real, whole
 from gyroscope.dynamics.errors import DynamicsError
 
 if TYPE_CHECKING:

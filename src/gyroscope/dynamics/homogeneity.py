@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gyroscope.accepted import real
+from gyroscope.base.accepted import real
 from gyroscope.dynamics.errors import DynamicsError
 
 Function = Callable[[Tensor], Tensor]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gyroscope.accepted import real
+from gyroscope.base.accepted import real
 from gyroscope.dynamics.alignment import Alignment, alignment, norm
 from gyroscope.dynamics.changes import outputs_of
 from gyroscope.dynamics.errors import DynamicsError
@@ -18,7 +18,7 @@ from gyroscope.dynamics.given import count, generator
 from gyroscope.dynamics.invariance_result import Invariance, LayerInvariance, ScaleInvariant
 from gyroscope.dynamics.on_loan import Layers, Loss, OnLoan
 from gyroscope.dynamics.rescaling import Rescaled, rescaled
-from gyroscope.layer import Layer
+from gyroscope.layers.layer import Layer
 
 TOLERANCE = 0.05
 _NOISE = 0.3  # of the other points, as a share of a layer's typical weight

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gyroscope.by_layer import ByLayer
+from gyroscope.base.by_layer import ByLayer
 from gyroscope.dynamics.errors import DynamicsError
 
 ScaleInvariant = Literal[

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
-from gyroscope.accepted import real, whole
+from gyroscope.base.accepted import real, whole
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.given import generator
 from gyroscope.dynamics.one_by_one import buffers, check_inputs, outside, parts, passing, refuse_mixing

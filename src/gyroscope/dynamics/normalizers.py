@@ -21,16 +21,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from gyroscope import accepted
-from gyroscope.accepted import real
+from gyroscope.base import accepted
+from gyroscope.base.accepted import real
 from gyroscope.dynamics.batch_norm import BatchCenter
 from gyroscope.dynamics.changes import altered, first_of, others, outputs_of, relative_change, shifted
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.given import generator
 from gyroscope.dynamics.on_loan import Layers, OnLoan
 from gyroscope.errors import LayerError
-from gyroscope.layer import layers as find_layers
-from gyroscope.layer import split
+from gyroscope.layers.layer import layers as find_layers
+from gyroscope.layers.layer import split
 
 TOLERANCE = 0.01
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gyroscope.alone import alone
+from gyroscope.base.alone import alone
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.errors import GyroscopeError
-from gyroscope.layer import Layer
-from gyroscope.layer import layers as find_layers
+from gyroscope.layers.layer import Layer
+from gyroscope.layers.layer import layers as find_layers
 from gyroscope.vectors.sharded import any_sharded
 
 Loss = Callable[[Any, Any], Tensor]
@@ -131,7 +131,7 @@ class OnLoan:
     def _run(self, what: Callable[[nn.Module], Any], weights: Sequence[Tensor], *, gradients: bool) -> Any:
         from torch.func import functional_call
 
-        from gyroscope.conditioning.untouched import untouched
+        from gyroscope.layers.untouched import untouched
 
         state = {f"model.{name}": self._copy(parameter) for name, parameter in self.held.items()}
         state |= {f"model.{key}": weight for key, weight in zip(self.keys, weights, strict=True)}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from gyroscope.alone import alone
+from gyroscope.base.alone import alone
 from gyroscope.dynamics.batch_norm import BatchCenter
 from gyroscope.dynamics.errors import DynamicsError
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from gyroscope import accepted
-from gyroscope.accepted import real
+from gyroscope.base import accepted
+from gyroscope.base.accepted import real
 from gyroscope.conditioning.labels import Loss
 from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
 from gyroscope.dynamics.errors import DynamicsError

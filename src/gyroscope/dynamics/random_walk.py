@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gyroscope.accepted import real, whole
+from gyroscope.base.accepted import real, whole
 from gyroscope.dynamics.decay import Rule
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.given import generator

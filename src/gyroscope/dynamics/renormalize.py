@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gyroscope.accepted import real
+from gyroscope.base.accepted import real
 from gyroscope.conditioning.eigen import power_of_two
 from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.layer import Layer, split
-from gyroscope.layer import layers as find_layers
+from gyroscope.layers.layer import Layer, split
+from gyroscope.layers.layer import layers as find_layers
 
 By = Literal["unit", "tensor"]
 
@@ -63,7 +63,7 @@ def renormalize_(layers: Iterable[Layer] | nn.Module, *, radius: float = 1.0, by
         by: "unit" for the weights into each unit (batch, weight and instance normalization), "tensor" for all
             weights of a layer together (layer normalization too).
 
-    >>> from gyroscope.layer import layers
+    >>> from gyroscope.layers.layer import layers
     >>> net = nn.Linear(4, 3)
     >>> renormalize_(layers(net), radius=2.0)
     >>> [round(norm, 5) for norm in net.weight.detach().norm(dim=1).tolist()]
@@ -95,7 +95,7 @@ def keep_norms(
     Returns:
         A handle: its `remove()` ends it.
 
-    >>> from gyroscope.layer import layers
+    >>> from gyroscope.layers.layer import layers
     >>> net = nn.Linear(4, 3)
     >>> sgd = torch.optim.SGD(net.parameters(), lr=0.1)
     >>> handle = keep_norms(sgd, layers(net), by="tensor")

@@ -11,7 +11,7 @@ from torch import Tensor
 from gyroscope.dynamics.alignment import norm
 from gyroscope.dynamics.changes import relative_change
 from gyroscope.errors import LayerError
-from gyroscope.layer import Layer, split
+from gyroscope.layers.layer import Layer, split
 
 Seen = Callable[[Sequence[Tensor]], list[Tensor]]
 
@@ -52,7 +52,7 @@ def rescaled(see: Seen, layer: Layer, weights: Sequence[Tensor], i: int, draw: t
     Returns:
         None where turning the weights changes nothing either.
 
-    >>> from gyroscope.layer import layers
+    >>> from gyroscope.layers.layer import layers
     >>> [linear], w = layers(torch.nn.Linear(2, 3)), torch.tensor([[3.0, 4.0], [0.0, 1.0], [1.0, 1.0]])
     >>> draw = torch.Generator().manual_seed(0)
     >>> found = rescaled(lambda weights: [weights[0] / weights[0].norm()], linear, [w], 0, draw)

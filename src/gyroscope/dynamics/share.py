@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from gyroscope.accepted import real
+from gyroscope.base.accepted import real
 from gyroscope.dynamics.errors import DynamicsError
 
 

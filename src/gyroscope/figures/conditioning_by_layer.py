@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from gyroscope.accepted import real
+from gyroscope.base.accepted import real
 from gyroscope.conditioning import Conditioning
 from gyroscope.conditioning.result import percent
 from gyroscope.errors import FigureError

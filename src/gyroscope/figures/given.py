@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.accepted import whole
+from gyroscope.base.accepted import whole
 from gyroscope.errors import FigureError
 from gyroscope.store.record import QuantityInfo
 

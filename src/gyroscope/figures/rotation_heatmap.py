@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from gyroscope.accepted import real
+from gyroscope.base.accepted import real
 from gyroscope.errors import FigureError
 from gyroscope.figures.given import Layers, RunLike, Series, as_run, find
 from gyroscope.figures.lines import finish, own_axes, span

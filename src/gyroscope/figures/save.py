@@ -10,9 +10,9 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gyroscope.accepted import real
+from gyroscope.base.accepted import real
+from gyroscope.base.whole_file import whole_file
 from gyroscope.errors import FigureError
-from gyroscope.whole_file import whole_file
 
 #: The formats a figure can be written in.
 FORMATS = ("png", "svg", "pdf")

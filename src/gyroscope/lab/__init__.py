@@ -3,8 +3,8 @@
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from gyroscope.base.lazy import lazy
 from gyroscope.errors import MissingExtraError
-from gyroscope.lazy import lazy
 
 if TYPE_CHECKING:
     from gyroscope.lab import data, models

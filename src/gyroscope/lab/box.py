@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 import gyroscope
+from gyroscope.base.whole_file import whole_file
 from gyroscope.lab import checkpoint, last_layer
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.errors import LabError
@@ -38,7 +39,6 @@ from gyroscope.lab.training import RATES, WEIGHTS, Training
 from gyroscope.lab.trial import Trial, from_description
 from gyroscope.store.connect import connect
 from gyroscope.store.schema import FILE as RUN
-from gyroscope.whole_file import whole_file
 
 if TYPE_CHECKING:
     from gyroscope.lab.queue import Entry

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gyroscope.checksums import require_whole
+from gyroscope.base.checksums import require_whole
 from gyroscope.lab.errors import LabError
 from gyroscope.monitor import Monitor
 

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import torch
 
-from gyroscope.accepted import whole
+from gyroscope.base.accepted import whole
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.result import Result

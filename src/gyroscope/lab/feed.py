@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gyroscope.base.transfer import pinned
 from gyroscope.lab.data.augment import Augmentation, augment
 from gyroscope.lab.data.split import Split
-from gyroscope.transfer import pinned
 
 
 class Feed:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from gyroscope.base.transfer import to_host
 from gyroscope.lab.data.split import Split
-from gyroscope.layer import layers
-from gyroscope.transfer import to_host
+from gyroscope.layers.layer import layers
 from gyroscope.vectors import dots
 
 # Activations of so many images at a time fit anywhere.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gyroscope.conditioning.squaring import top
 from gyroscope.lab.errors import LabError
-from gyroscope.layer import layers
+from gyroscope.layers.layer import layers
 from gyroscope.monitor import stall_of_run
 
 #: The file of what was followed; the monitor knows it, and finds stalls in it.

@@ -14,6 +14,7 @@ from itertools import groupby
 from math import inf
 from pathlib import Path
 
+from gyroscope.base.whole_file import write_whole
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.cost import expected
 from gyroscope.lab.errors import LabError
@@ -22,7 +23,6 @@ from gyroscope.lab.studies.catalogue import studies
 from gyroscope.lab.studies.study import Table
 from gyroscope.lab.training import RATES
 from gyroscope.lab.trial import Trial
-from gyroscope.whole_file import write_whole
 
 # Digits of a trial's key in the file: 48 bits tell a few thousand trials apart.
 _DIGITS = 12

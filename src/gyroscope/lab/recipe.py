@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from gyroscope.control import Layca, SGD_AMom, block_normalized, hyperball, lars, relative_update
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.kinds import require_kinds
-from gyroscope.layer import layers
+from gyroscope.layers.layer import layers
 
 #: The optimizers by name, with the papers' constants.
 OPTIMIZERS: dict[str, tuple[Callable[..., Optimizer], dict[str, Any]]] = {

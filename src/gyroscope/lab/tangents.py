@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from gyroscope.control import Layca
 from gyroscope.control.rates import Rates, tangent
 from gyroscope.lab.errors import LabError
-from gyroscope.layer import layers
+from gyroscope.layers.layer import layers
 from gyroscope.vectors import dots
 from gyroscope.vectors.sharded import local
 

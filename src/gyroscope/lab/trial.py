@@ -16,7 +16,7 @@ from gyroscope.lab.errors import LabError
 from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.schedule import Schedule
 from gyroscope.lab.task import Precision, Task
-from gyroscope.layer import layers
+from gyroscope.layers.layer import layers
 
 # Changed when a training of the same description comes out differently, so that old results are not taken for new.
 _VERSION = 1

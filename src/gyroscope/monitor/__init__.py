@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from gyroscope.lazy import lazy
+from gyroscope.base.lazy import lazy
 
 if TYPE_CHECKING:
     from gyroscope.monitor.clock import Cost

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gyroscope.alone import listens
+from gyroscope.base.alone import listens
 from gyroscope.errors import MonitorError
-from gyroscope.layer import Layer
+from gyroscope.layers.layer import Layer
 from gyroscope.monitor.modules import Layout, Role, activity_threshold, first_tensor, roles
 from gyroscope.monitor.units import Look, Tally, look
 from gyroscope.store.record import QuantityInfo

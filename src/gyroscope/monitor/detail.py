@@ -10,15 +10,15 @@ import numpy.typing as npt
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gyroscope.base.transfer import to_host
 from gyroscope.conditioning.schedule import Schedule
-from gyroscope.layer import Layer
+from gyroscope.layers.layer import Layer
 from gyroscope.monitor import activations as acts
 from gyroscope.monitor import moments, neurons
 from gyroscope.monitor.conditioned import Conditioned
 from gyroscope.monitor.exchanged import Exchanged
 from gyroscope.monitor.track import Track
 from gyroscope.store.record import QuantityInfo
-from gyroscope.transfer import to_host
 
 
 class Detail:

@@ -42,7 +42,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.accepted import real
+from gyroscope.base.accepted import real
 from gyroscope.errors import MonitorError
 from gyroscope.monitor.stall import Stall
 from gyroscope.monitor.stall_of_run import stalls
@@ -323,7 +323,7 @@ def of_stall(stall: Stall, table: Sequence[LayerInfo], ratio: Array, *, spectral
     >>> print(of_stall(stall, table, np.array([[1e-4, 2e-4]]), spectral=False))
     fc is dominated by its weight since step 15, and the network guesses: λmax of its input fell from 1.05e+03 to 0.012
     while the norm of its weight grew from 1.8 to 28, so its outputs say nothing and it hardly moves. Normalize the
-    input of this layer (gyroscope.last_norm), or start with a smaller learning rate.
+    input of this layer (gyroscope.layers.last_norm), or start with a smaller learning rate.
     """
     column = next(i for i, layer in enumerate(table) if layer.name == stall.layer)
     same = [i for i, layer in enumerate(table) if layer.part == table[column].part and layer.kind != "embedding"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from gyroscope.layer import Layer
+from gyroscope.layers.layer import Layer
 
 _NAMED = 3
 
@@ -17,7 +17,7 @@ class Exchanged:
     A parameter that is exchanged within its module is followed, and so is a module that a wrapper has been put around.
     A weight that another module has now is still there.
 
-    >>> from gyroscope.layer import layers
+    >>> from gyroscope.layers.layer import layers
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     >>> exchanged = Exchanged(net, layers(net))
     >>> exchanged.said()

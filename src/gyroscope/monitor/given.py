@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gyroscope.accepted import whole
+from gyroscope.base.accepted import whole
 from gyroscope.errors import MonitorError
-from gyroscope.layer import Layer, split
-from gyroscope.layer import layers as find_layers
+from gyroscope.layers.layer import Layer, split
+from gyroscope.layers.layer import layers as find_layers
 from gyroscope.monitor.reference import Place, Precision
 from gyroscope.store import Sink
 from gyroscope.store.connect import in_words

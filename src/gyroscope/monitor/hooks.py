@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gyroscope.alone import listens
+from gyroscope.base.alone import listens
 from gyroscope.vectors.chunks import is_capturing
 
 Told = Callable[[dict[str, Any]], None]

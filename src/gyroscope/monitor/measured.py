@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from gyroscope.base.transfer import to_host
 from gyroscope.monitor.products import COLUMNS, Products
-from gyroscope.transfer import to_host
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from gyroscope.layer import Layer
+from gyroscope.layers.layer import Layer
 from gyroscope.vectors.sharded import is_sharded
 
 Role = int | Literal["norm", "rectifier"]
@@ -26,7 +26,7 @@ _NORM = re.compile(r"Norm([123]d)?$")
 def roles(model: nn.Module, layers: Sequence[Layer]) -> dict[int, Role]:
     """By the module's id: the position of the layer whose output it puts out, "norm" or "rectifier"; else nothing.
 
-    >>> from gyroscope.layer import layers
+    >>> from gyroscope.layers.layer import layers
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.LeakyReLU(), nn.Tanh())
     >>> list(roles(net, layers(net)).values())
     [0, 'norm', 'rectifier']

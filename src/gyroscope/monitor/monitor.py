@@ -13,9 +13,10 @@ from torch import nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
+from gyroscope.base.outermost import register_outermost
 from gyroscope.conditioning.schedule import Schedule
 from gyroscope.errors import GyroscopeError, MonitorError, StoreError
-from gyroscope.layer import Layer
+from gyroscope.layers.layer import Layer
 from gyroscope.monitor import given
 from gyroscope.monitor.chronicle import About, Chronicle
 from gyroscope.monitor.clock import Cost
@@ -29,7 +30,6 @@ from gyroscope.monitor.recorder import Recorder
 from gyroscope.monitor.reference import Place, Precision, Reference, Source, from_source
 from gyroscope.monitor.resume import Saved
 from gyroscope.monitor.track import Track
-from gyroscope.outermost import register_outermost
 from gyroscope.store import LayerInfo, Run, Sink, load
 from gyroscope.vectors.chunks import is_capturing
 from gyroscope.vectors.sharded import any_sharded

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from gyroscope.layer import Layer, split
+from gyroscope.layers.layer import Layer, split
 from gyroscope.monitor.reference import Reference
 from gyroscope.store.record import QuantityInfo
 from gyroscope.vectors import dots
@@ -41,7 +41,7 @@ class Neurons:
         """[quantiles, layers] from what `measure` gave, now in host memory; units without a direction are left out.
 
         >>> import torch
-        >>> from gyroscope.layer import layers
+        >>> from gyroscope.layers.layer import layers
         >>> net = torch.nn.Linear(2, 2, bias=False)
         >>> neurons = Neurons(layers(net))
         >>> turned = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, 1.0]])      # one unit as it was, one at a right angle

@@ -13,13 +13,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from gyroscope.base.transfer import pinned
 from gyroscope.errors import MonitorError
-from gyroscope.layer import Layer
-from gyroscope.layer import layers as find_layers
+from gyroscope.layers.layer import Layer
+from gyroscope.layers.layer import layers as find_layers
 from gyroscope.monitor.bundle import Bundle, flat
 from gyroscope.store import load
 from gyroscope.store.folder import run_file
-from gyroscope.transfer import pinned
 from gyroscope.vectors import dots
 from gyroscope.vectors.layout import is_dense, memory_view
 from gyroscope.vectors.sharded import is_sharded, local, plan

@@ -47,7 +47,7 @@ class Stall:
     >>> print(Stall("fc.weight", 15, None, 2.3, 2.303, (1047.0, 0.012), (1.8, 28.0)))
     The network guesses since step 15: its loss is 2.3, that of guessing 2.3. λmax of fc.weight's input fell from
     1.05e+03 to 0.012 while the norm of its weight grew from 1.8 to 28, so its outputs say nothing and it hardly moves.
-    Normalize the input of this layer (gyroscope.last_norm), or start with a smaller learning rate.
+    Normalize the input of this layer (gyroscope.layers.last_norm), or start with a smaller learning rate.
     """
 
     layer: str
@@ -77,7 +77,7 @@ class Stall:
         return (
             f"λmax of {whose} input fell from {x:.3g} to {small:.3g} while the norm of its weight grew from {w:.3g} to "
             f"{large:.3g}, so its outputs {said} nothing and {moved}. Normalize the input of this layer "
-            "(gyroscope.last_norm), or start with a smaller learning rate."
+            "(gyroscope.layers.last_norm), or start with a smaller learning rate."
         )
 
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gyroscope.base.transfer import to_host
 from gyroscope.errors import MonitorError
-from gyroscope.layer import Layer
+from gyroscope.layers.layer import Layer
 from gyroscope.monitor.measured import Measured, arriving
 from gyroscope.monitor.products import COLUMNS
 from gyroscope.monitor.reference import Reference
-from gyroscope.transfer import to_host
 from gyroscope.vectors.chunks import on, to_device
 from gyroscope.vectors.eager import accumulator
 from gyroscope.vectors.sharded import local, plan

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gyroscope.conditioning.schedule import Schedule
-from gyroscope.layer import Layer
+from gyroscope.layers.layer import Layer
 from gyroscope.monitor.monitor import Monitor
 from gyroscope.monitor.reference import Place, Precision, Source
 from gyroscope.store import Sink

@@ -13,11 +13,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from gyroscope.base.whole_file import whole_file
 from gyroscope.errors import StoreError
 from gyroscope.store import schema
 from gyroscope.store.given import names_of, path_of
 from gyroscope.store.tables import Table, Wanted, text
-from gyroscope.whole_file import whole_file
 
 if TYPE_CHECKING:
     from gyroscope.store.reader import Run

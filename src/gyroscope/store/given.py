@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gyroscope.accepted import real, whole
+from gyroscope.base.accepted import real, whole
 from gyroscope.errors import StoreError
 from gyroscope.store.record import LayerInfo, QuantityInfo, Steps
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gyroscope.transfer import pinned
+from gyroscope.base.transfer import pinned
 
 
 class Spare:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gyroscope.transfer import pinned
+from gyroscope.base.transfer import pinned
 
 CHUNK = 8192  # elements a program works on; a multiple of every block size
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import gyroscope
+from gyroscope.base.whole_file import write_whole
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import SCALES, Lab
 from gyroscope.lab.trial import Trial
-from gyroscope.whole_file import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

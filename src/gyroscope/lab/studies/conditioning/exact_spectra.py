@@ -17,7 +17,7 @@ from gyroscope.conditioning.fisher_parameters import parameters
 from gyroscope.conditioning.fisher_rows import gradient_rows
 from gyroscope.conditioning.fisher_scores import scores_of
 from gyroscope.conditioning.spectra import Spectrum
-from gyroscope.conditioning.untouched import untouched
+from gyroscope.layers.untouched import untouched
 
 Labels = Literal["model", "true"]
 

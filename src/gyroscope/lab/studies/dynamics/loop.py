@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch.optim import Optimizer
 
+from gyroscope.base.whole_file import write_whole
 from gyroscope.lab.data.augment import Augmentation
 from gyroscope.lab.data.source import Source
 from gyroscope.lab.data.split import Split
@@ -31,7 +32,6 @@ from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.run_one import loaded
 from gyroscope.lab.schedule import Schedule
 from gyroscope.lab.studies.study import clean
-from gyroscope.whole_file import write_whole
 
 Numbers = dict[str, list[Any]]
 

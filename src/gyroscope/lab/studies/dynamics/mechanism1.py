@@ -30,7 +30,7 @@ from gyroscope.lab.studies.dynamics.loop import accuracy, device_of, dtype_of, k
 from gyroscope.lab.studies.dynamics.mechanism1_report import Arm, report
 from gyroscope.lab.studies.study import Report, Study
 from gyroscope.lab.trial import Trial
-from gyroscope.layer import layers
+from gyroscope.layers.layer import layers
 
 Rule = Literal["SGD", "Adam"]
 Decayed = Literal["none", "all", "normalized", "last", "copied"]

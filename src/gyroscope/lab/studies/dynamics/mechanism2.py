@@ -31,7 +31,7 @@ from gyroscope.lab.studies.dynamics.loop import accuracy, device_of, dtype_of, k
 from gyroscope.lab.studies.dynamics.mechanism2_report import Arm, report
 from gyroscope.lab.studies.study import Report, Study
 from gyroscope.lab.trial import Trial
-from gyroscope.layer import layers
+from gyroscope.layers.layer import layers
 
 Kind = Literal["no decay", "decay", "norms held"]
 KINDS: tuple[Kind, ...] = ("no decay", "decay", "norms held")

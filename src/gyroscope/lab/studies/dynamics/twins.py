@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch.optim import SGD
 
+from gyroscope.base.whole_file import write_whole
 from gyroscope.dynamics.exponential import undo_decay
 from gyroscope.lab import models
 from gyroscope.lab.data.split import Split
 from gyroscope.lab.errors import LabError
-from gyroscope.whole_file import write_whole
 
 #: With weight decay; with the exponential schedule in its place; with neither; with decay from another last digit.
 Way = Literal["decay", "exponential", "neither", "rounding"]

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 
+from gyroscope.base.whole_file import write_whole
 from gyroscope.lab.data.split import Split
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.result import Result
 from gyroscope.lab.training import Training
 from gyroscope.lab.trial import Trial
-from gyroscope.whole_file import write_whole
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from gyroscope.lab.studies.rotation.recipes import layca
 from gyroscope.lab.studies.study import Finding, Report, Study, Table
 from gyroscope.lab.task import Task
 from gyroscope.lab.trial import Trial
-from gyroscope.layer import layers
+from gyroscope.layers.layer import layers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
-from gyroscope.class_names import ancestry, is_conv1d, is_norm, snake, wrapped_in
 from gyroscope.errors import LayerError
-from gyroscope.layer_order import forward_order
-from gyroscope.layer_parts import Granularity as Granularity
-from gyroscope.layer_parts import split as split
-from gyroscope.layer_patterns import matching, patterns, unmatched
+from gyroscope.layers.class_names import ancestry, is_conv1d, is_norm, snake, wrapped_in
+from gyroscope.layers.order import forward_order
+from gyroscope.layers.parts import Granularity as Granularity
+from gyroscope.layers.parts import split as split
+from gyroscope.layers.patterns import matching, patterns, unmatched
 
 Kind = Literal["linear", "conv", "conv_transpose", "attention", "recurrent", "embedding", "other"]
 
@@ -43,7 +43,7 @@ class Layer:
         dim: the dimension that is split.
         parametrization: what stands between the parameter and the weight in use, such as "weight_norm".
 
-    >>> from gyroscope.layer import layers
+    >>> from gyroscope.layers.layer import layers
     >>> layers(nn.Linear(3, 2))[0]
     Layer(name='weight', kind='linear', index=0, attribute='weight', segments=1, dim=0, parametrization=None)
     """

@@ -14,11 +14,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gyroscope.accepted import whole
-from gyroscope.class_names import ancestry, wrapped_in
+from gyroscope.base.accepted import whole
 from gyroscope.errors import LayerError
-from gyroscope.last_linear import around, features, last_linear, owner
-from gyroscope.layer import Layer
+from gyroscope.layers.class_names import ancestry, wrapped_in
+from gyroscope.layers.last_linear import around, features, last_linear, owner
+from gyroscope.layers.layer import Layer
 
 Kind = Literal["batch", "layer"]
 Gain = Literal["uniform", "ones"]

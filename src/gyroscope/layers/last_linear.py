@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from gyroscope.class_names import ancestry, is_conv1d, is_norm
-from gyroscope.ending import Ending, ending, matrices
 from gyroscope.errors import LayerError
-from gyroscope.layer import Layer, layers
+from gyroscope.layers.class_names import ancestry, is_conv1d, is_norm
+from gyroscope.layers.ending import Ending, ending, matrices
+from gyroscope.layers.layer import Layer, layers
 
 _PASSES_ON = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gyroscope.errors import ConditioningError
-from gyroscope.layer import Layer
+from gyroscope.layers.layer import Layer
 
 
 @contextmanager
@@ -130,3 +130,21 @@ def _keep_random_state(model: nn.Module, stack: ExitStack) -> None:
     for kind in {device.type for device in devices} - {"cpu", "meta"}:
         indices = [device.index or 0 for device in devices if device.type == kind]
         stack.enter_context(torch.random.fork_rng(devices=indices, device_type=kind))
+
+
+def tensors(found: Any) -> list[Tensor]:
+    """The tensors in nested tuples, lists and dicts.
+
+    >>> len(tensors((torch.ones(1), {"a": [torch.ones(2)]}, "b")))
+    2
+    """
+    if isinstance(found, Tensor):
+        return [found]
+    inner: Sequence[Any] = ()
+    if isinstance(found, tuple | list):
+        inner = found
+    elif isinstance(found, dict):
+        inner = list(found.values())
+    elif hasattr(found, "__dataclass_fields__"):
+        inner = list(vars(found).values())
+    return [tensor for one in inner for tensor in tensors(one)]

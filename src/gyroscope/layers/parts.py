@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import nn
 
-from gyroscope.class_names import is_conv1d
 from gyroscope.errors import LayerError
+from gyroscope.layers.class_names import is_conv1d
 
 if TYPE_CHECKING:
-    from gyroscope.layer import Layer
+    from gyroscope.layers.layer import Layer
 
 Granularity = Literal["tensor", "row", "block", "expert"]
 
@@ -20,7 +20,7 @@ Granularity = Literal["tensor", "row", "block", "expert"]
 def split(layer: Layer, granularity: Granularity) -> Layer:
     """The same layer in the parts of another granularity.
 
-    >>> from gyroscope.layer import layers
+    >>> from gyroscope.layers.layer import layers
     >>> split(layers(nn.Linear(3, 2))[0], "row").segments
     2
     """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gyroscope.errors import LayerError
 
 if TYPE_CHECKING:
-    from gyroscope.layer import Layer
+    from gyroscope.layers.layer import Layer
 
 
 def patterns(option: str, given: Any) -> list[str]:

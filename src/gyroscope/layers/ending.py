@@ -22,11 +22,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from gyroscope.class_names import is_norm, wrapped_in
-from gyroscope.conditioning.untouched import untouched
-from gyroscope.conditioning.uses import tensors
 from gyroscope.errors import LayerError
-from gyroscope.layer import Layer
+from gyroscope.layers.class_names import is_norm, wrapped_in
+from gyroscope.layers.layer import Layer
+from gyroscope.layers.untouched import tensors, untouched
 
 _NORMALIZES = ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "normalize")
 
@@ -76,7 +75,7 @@ def ending(model: nn.Module, layers: Sequence[Layer], sample: object) -> Ending:
         layers: its layers, in any order.
         sample: a tensor, a tuple of positional arguments or a dict of keyword arguments.
 
-    >>> from gyroscope.layer import layers
+    >>> from gyroscope.layers.layer import layers
     >>> net = nn.ModuleDict({"head": nn.Linear(2, 1), "body": nn.Linear(3, 2), "norm": nn.LayerNorm(2)})
     >>> net.forward = lambda x: net["head"](net["norm"](net["body"](x)))
     >>> ending(net, layers(net), torch.zeros(1, 3))
@@ -106,7 +105,7 @@ def ending(model: nn.Module, layers: Sequence[Layer], sample: object) -> Ending:
 def matrices(model: nn.Module, layers: Sequence[Layer]) -> dict[str, nn.Parameter]:
     """Return the parameters of two or more dimensions that are no layers, by name.
 
-    >>> from gyroscope.layer import layers
+    >>> from gyroscope.layers.layer import layers
     >>> net = nn.Linear(3, 2)
     >>> net.prototypes = nn.Parameter(torch.zeros(5, 2))
     >>> list(matrices(net, layers(net)))

@@ -1,0 +1,1 @@
+"""Code that knows nothing about networks: lazy loading, accepted numbers, whole files, transfers."""
