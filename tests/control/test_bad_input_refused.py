@@ -349,6 +349,40 @@ def test_a_scheduler_built_before_a_mixed_group_is_split_is_refused():
         gyroscope.Layca(inner, model)
 
 
+class OwnInitialRate(torch.optim.SGD):
+    """Keeps the first rate in its groups, as optimizers that decouple weight decay from the schedule do."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr=lr)
+        for group in self.param_groups:
+            group["initial_lr"] = lr
+
+
+def test_an_initial_rate_without_a_scheduler_is_not_called_a_scheduler():
+    model = network()
+    inner = OwnInitialRate(model.parameters(), lr=0.1)
+    message = "a scheduler, a checkpoint or OwnInitialRate itself put there: .* in groups of their own"
+    with Unchanged(inner, message):
+        gyroscope.Layca(inner, model)
+    groups = [{"params": [p for p in model.parameters() if (p.dim() > 1) is many]} for many in (True, False)]
+    optimizer = gyroscope.Layca(OwnInitialRate(groups, lr=0.1), model)
+    backward(model)
+    optimizer.step()
+    assert set(optimizer.rates().values()) == {0.1}
+
+
+def test_a_group_is_split_where_an_initial_rate_is_among_the_optimizers_own_settings():
+    model = network()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    inner.defaults["initial_lr"] = inner.param_groups[0]["initial_lr"] = 0.1
+    optimizer = gyroscope.Layca(inner, model, others_lr=0.01)
+    assert [(group["lr"], group["initial_lr"]) for group in optimizer.param_groups] == [(0.1, 0.1), (0.01, 0.01)]
+    torch.optim.lr_scheduler.ExponentialLR(second := torch.optim.SGD(model.parameters(), lr=0.1), 0.5)
+    second.defaults["initial_lr"] = 0.1
+    with pytest.raises(ControlError, match="already has a scheduler"):
+        gyroscope.Layca(second, model)
+
+
 def test_a_scheduler_built_before_is_fine_where_no_group_is_split():
     model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 2, bias=False))
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
