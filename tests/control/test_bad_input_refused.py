@@ -590,7 +590,6 @@ class PassesOn(Optimizer):
 
     param_groups = property(lambda self: self.optimizer.param_groups)
     state = property(lambda self: self.optimizer.state)
-    defaults = property(lambda self: self.optimizer.defaults)
 
     def step(self, closure=None):
         return self.optimizer.step(closure)
@@ -601,6 +600,27 @@ class PassesOn(Optimizer):
 
 class Lookahead(PassesOn):
     """Keeps slow weights."""
+
+
+class TRAC(PassesOn):
+    """Steps along the way from the first weights, which it keeps."""
+
+
+class Uphill(PassesOn):
+    """Changes the step of the optimizer it wraps, as OrthoGrad does."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.neg_()
+        return self.optimizer.step(closure)
+
+
+class OwnState(PassesOn):
+    """Saves the state of the optimizer it wraps within its own, as Magma does."""
+
+    def state_dict(self):
+        return {"base": self.optimizer.state_dict()}
 
 
 class ScheduleFree(torch.optim.SGD):
@@ -624,11 +644,33 @@ def test_a_wrapper_that_did_not_call_the_constructor_of_optimizers_steps():
     assert "radius" in optimizer.state_dict()["state"][0]
 
 
+def test_a_wrapper_that_changes_the_step_is_not_taken_off():
+    turned = []
+    for wrap in (PassesOn, Uphill):
+        torch.manual_seed(0)
+        model = network()
+        before = model[0].weight.detach().clone()
+        optimizer = gyroscope.Layca(wrap(torch.optim.SGD(model.parameters(), lr=0.1)), model)
+        backward(model)
+        optimizer.step()
+        moved = model[0].weight.detach() - before
+        turned.append(moved - (moved * before).sum() / before.square().sum() * before)
+    torch.testing.assert_close(turned[0], -turned[1])
+
+
+def test_an_optimizer_whose_state_is_not_in_torchs_form_is_refused():
+    model = network()
+    optimizer = OwnState(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ControlError, match="The state_dict of OwnState has no 'state' and 'param_groups'"):
+        gyroscope.Layca(optimizer, model)
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lambda ps: Lookahead(torch.optim.SGD(ps, lr=0.1)),
         lambda ps: PassesOn(Lookahead(torch.optim.SGD(ps, lr=0.1))),
+        lambda ps: TRAC(torch.optim.SGD(ps, lr=0.1)),
         lambda ps: ScheduleFree(ps, lr=0.1),
     ],
 )
