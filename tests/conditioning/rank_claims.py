@@ -162,6 +162,29 @@ def the_loss_is_the_mean_over_all_ranks(folder: Path) -> None:
             assert analysed(wrap(Kinds()), part(batch(), cut)).loss == pytest.approx(whole.loss, rel=1e-5)
 
 
+def ranks_with_ignored_and_weighted_labels_have_the_numbers_of_the_whole(folder: Path) -> None:
+    words, labels = batch()
+    labels[:7] = -100  # most of the first rank's
+    labels[20] = -100
+    weights = torch.linspace(0.1, 3.0, 40)
+    for loss in (F.cross_entropy, nn.CrossEntropyLoss(weight=weights)):
+        whole = analysed(Kinds(), (words, labels), loss)
+        for wrap in (replicated, sharded):
+            for cut in (12, 9):
+                found = analysed(wrap(Kinds()), part((words, labels), cut), loss)
+                assert found.loss == pytest.approx(whole.loss, rel=1e-5)
+                assert_same(found, whole, rtol=2e-5)
+                assert_agreed(found)
+
+
+def a_function_that_hides_ignored_labels_is_refused_on_both(folder: Path) -> None:
+    words, labels = batch()
+    labels[:7] = -100  # the first rank's alone
+    for wrap in (replicated, sharded):
+        with pytest.raises(ConditioningError, match="The samples do not all count the same in the loss"):
+            analysed(wrap(Kinds()), part((words, labels), 12), lambda output, target: F.cross_entropy(output, target))
+
+
 def hybrid_meshes_have_the_numbers_of_the_whole(folder: Path) -> None:
     whole = analysed(Kinds(), batch())
     for shape in ((2, 1), (1, 2)):
@@ -512,6 +535,8 @@ CLAIMS: list[Claim] = [
     unequal_parts_on_sharded_ranks_have_the_gradient_of_the_whole,
     weights_of_the_root_of_a_sharded_model_have_gradients,
     the_loss_is_the_mean_over_all_ranks,
+    ranks_with_ignored_and_weighted_labels_have_the_numbers_of_the_whole,
+    a_function_that_hides_ignored_labels_is_refused_on_both,
     hybrid_meshes_have_the_numbers_of_the_whole,
     streams_of_batches_have_the_numbers_of_all,
     the_largest_eigenvalues_alone_are_those_of_the_whole,

@@ -387,7 +387,21 @@ def test_a_reduction_is_said_only_where_it_is_known(kind: str) -> None:
     assert reduction_of(loss, mlp()(X[:6]), target) == expected
 
 
-@pytest.mark.parametrize("loss", [CE, nn.CrossEntropyLoss(ignore_index=7), nn.CrossEntropyLoss(reduction="sum")])
+WEIGHTS = torch.tensor([1.0, 0.1, 5.0, 2.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        CE,
+        nn.CrossEntropyLoss(ignore_index=7),
+        nn.CrossEntropyLoss(reduction="sum"),
+        nn.CrossEntropyLoss(weight=WEIGHTS),
+        nn.CrossEntropyLoss(weight=WEIGHTS, ignore_index=7, label_smoothing=0.2),
+        nn.CrossEntropyLoss(weight=WEIGHTS, reduction="sum"),
+        functools.partial(CE, weight=WEIGHTS),
+    ],
+)
 @pytest.mark.parametrize("width", [5, 40])  # more samples than dimensions, and fewer
 def test_batches_with_ignored_labels_give_the_numbers_of_one_batch(loss, width):
     torch.manual_seed(0)
@@ -400,3 +414,53 @@ def test_batches_with_ignored_labels_give_the_numbers_of_one_batch(loss, width):
     for name in ("0.weight", "2.weight"):
         for quantity in ("lambda_x", "lambda_g", "lambda_f", "gradient_spectral", "domination"):
             assert getattr(cut[name], quantity) == pytest.approx(getattr(whole[name], quantity)), (name, quantity)
+
+
+def squared(output, target):
+    return (output[:, 0] - target).square().mean()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda output, target: CE(output, target),
+        lambda output, target: CE(output, target, weight=WEIGHTS),
+        lambda output, target: squared(output, target).sqrt(),
+    ],
+    ids=["ignored labels", "class weights", "no mean"],
+)
+def test_a_function_that_hides_how_samples_count_is_refused_over_batches(loss):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 4)).double()
+    x, y = torch.randn(200, 7, dtype=torch.float64), torch.randint(4, (200,))
+    y[torch.randperm(200)[:40]] = -100  # all over the batches, so that their halves have about as many
+    batches = [(x[:100], y[:100]), (x[100:], y[100:])]
+    with pytest.raises(ConditioningError, match="The samples do not all count the same in the loss"):
+        gyroscope.condition(model, loss, batches)
+    assert gyroscope.condition(model, loss, (x, y)).batches == 1
+    assert gyroscope.condition(model, loss, [(x, y)]).batches == 1
+    assert gyroscope.condition(model, loss, batches, reduction="mean").batches == 2
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda output, target: CE(output, target),
+        lambda output, target: CE(output, target, reduction="sum"),
+        lambda output, target: CE(output, target, reduction="none"),
+        squared,
+        nn.L1Loss(),
+    ],
+    ids=["mean", "sum", "values", "squares", "module"],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_function_in_which_all_samples_count_the_same_has_the_numbers_of_one_batch(loss, dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 4)).to(dtype)
+    x, y = torch.randn(24, 7, dtype=dtype), torch.randint(4, (24,))
+    y = torch.randn(24, 4, dtype=dtype) if isinstance(loss, nn.L1Loss) else y
+    whole = gyroscope.condition(model, loss, (x, y))
+    cut = gyroscope.condition(model, loss, [(x[:5], y[:5]), (x[5:], y[5:])])
+    assert cut["0.weight"].lambda_g == pytest.approx(
+        whole["0.weight"].lambda_g, rel=0.05 if dtype.itemsize < 4 else 1e-4
+    )

@@ -349,6 +349,40 @@ def test_a_scheduler_built_before_a_mixed_group_is_split_is_refused():
         gyroscope.Layca(inner, model)
 
 
+class OwnInitialRate(torch.optim.SGD):
+    """Keeps the first rate in its groups, as optimizers that decouple weight decay from the schedule do."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr=lr)
+        for group in self.param_groups:
+            group["initial_lr"] = lr
+
+
+def test_an_initial_rate_without_a_scheduler_is_not_called_a_scheduler():
+    model = network()
+    inner = OwnInitialRate(model.parameters(), lr=0.1)
+    message = "a scheduler, a checkpoint or OwnInitialRate itself put there: .* in groups of their own"
+    with Unchanged(inner, message):
+        gyroscope.Layca(inner, model)
+    groups = [{"params": [p for p in model.parameters() if (p.dim() > 1) is many]} for many in (True, False)]
+    optimizer = gyroscope.Layca(OwnInitialRate(groups, lr=0.1), model)
+    backward(model)
+    optimizer.step()
+    assert set(optimizer.rates().values()) == {0.1}
+
+
+def test_a_group_is_split_where_an_initial_rate_is_among_the_optimizers_own_settings():
+    model = network()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    inner.defaults["initial_lr"] = inner.param_groups[0]["initial_lr"] = 0.1
+    optimizer = gyroscope.Layca(inner, model, others_lr=0.01)
+    assert [(group["lr"], group["initial_lr"]) for group in optimizer.param_groups] == [(0.1, 0.1), (0.01, 0.01)]
+    torch.optim.lr_scheduler.ExponentialLR(second := torch.optim.SGD(model.parameters(), lr=0.1), 0.5)
+    second.defaults["initial_lr"] = 0.1
+    with pytest.raises(ControlError, match="already has a scheduler"):
+        gyroscope.Layca(second, model)
+
+
 def test_a_scheduler_built_before_is_fine_where_no_group_is_split():
     model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 2, bias=False))
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -556,7 +590,6 @@ class PassesOn(Optimizer):
 
     param_groups = property(lambda self: self.optimizer.param_groups)
     state = property(lambda self: self.optimizer.state)
-    defaults = property(lambda self: self.optimizer.defaults)
 
     def step(self, closure=None):
         return self.optimizer.step(closure)
@@ -567,6 +600,27 @@ class PassesOn(Optimizer):
 
 class Lookahead(PassesOn):
     """Keeps slow weights."""
+
+
+class TRAC(PassesOn):
+    """Steps along the way from the first weights, which it keeps."""
+
+
+class Uphill(PassesOn):
+    """Changes the step of the optimizer it wraps, as OrthoGrad does."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.neg_()
+        return self.optimizer.step(closure)
+
+
+class OwnState(PassesOn):
+    """Saves the state of the optimizer it wraps within its own, as Magma does."""
+
+    def state_dict(self):
+        return {"base": self.optimizer.state_dict()}
 
 
 class ScheduleFree(torch.optim.SGD):
@@ -590,11 +644,33 @@ def test_a_wrapper_that_did_not_call_the_constructor_of_optimizers_steps():
     assert "radius" in optimizer.state_dict()["state"][0]
 
 
+def test_a_wrapper_that_changes_the_step_is_not_taken_off():
+    turned = []
+    for wrap in (PassesOn, Uphill):
+        torch.manual_seed(0)
+        model = network()
+        before = model[0].weight.detach().clone()
+        optimizer = gyroscope.Layca(wrap(torch.optim.SGD(model.parameters(), lr=0.1)), model)
+        backward(model)
+        optimizer.step()
+        moved = model[0].weight.detach() - before
+        turned.append(moved - (moved * before).sum() / before.square().sum() * before)
+    torch.testing.assert_close(turned[0], -turned[1])
+
+
+def test_an_optimizer_whose_state_is_not_in_torchs_form_is_refused():
+    model = network()
+    optimizer = OwnState(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ControlError, match="The state_dict of OwnState has no 'state' and 'param_groups'"):
+        gyroscope.Layca(optimizer, model)
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lambda ps: Lookahead(torch.optim.SGD(ps, lr=0.1)),
         lambda ps: PassesOn(Lookahead(torch.optim.SGD(ps, lr=0.1))),
+        lambda ps: TRAC(torch.optim.SGD(ps, lr=0.1)),
         lambda ps: ScheduleFree(ps, lr=0.1),
     ],
 )

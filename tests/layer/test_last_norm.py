@@ -338,20 +338,20 @@ def test_a_network_that_goes_on_after_its_last_linear_layer(model: nn.Module, sa
 @pytest.mark.parametrize(
     ("forward", "shape"),
     [
-        (lambda m, x: torch.relu(m.body(x)) @ m.w.t(), (3, 4)),
-        (lambda m, x: F.linear(m.body(x), m.w), (4, 4)),
-        (lambda m, x: F.linear(m.body(x), m.w), (1, 4)),
-        (lambda m, x: -torch.cdist(m.body(x), m.w).softmax(-1), (3, 4)),
-        (lambda m, x: (m.body(x)[:, None] - m.w).square().sum(-1), (3, 4)),
-        (lambda m, x: torch.einsum("nd,kd->nk", m.body(x), m.w / m.w.norm()), (3, 4)),
+        (lambda m, x: torch.relu(m.body(x)) @ m.table.t(), (3, 4)),
+        (lambda m, x: F.linear(m.body(x), m.table), (4, 4)),
+        (lambda m, x: F.linear(m.body(x), m.table), (1, 4)),
+        (lambda m, x: -torch.cdist(m.body(x), m.table).softmax(-1), (3, 4)),
+        (lambda m, x: (m.body(x)[:, None] - m.table).square().sum(-1), (3, 4)),
+        (lambda m, x: torch.einsum("nd,kd->nk", m.body(x), m.table / m.table.norm()), (3, 4)),
     ],
     ids=["product", "square", "one output", "prototypes", "distances", "normalized"],
 )
 def test_a_last_matrix_that_is_no_layer_is_named(forward: Callable[..., Tensor], shape: tuple[int, ...]) -> None:
-    model = Does(forward, body=nn.Linear(5, 4), w=nn.Parameter(torch.ones(shape)))
+    model = Does(forward, body=nn.Linear(5, 4), table=nn.Parameter(torch.ones(shape)))
     assert refused(model, torch.zeros(2, 5)) == (
-        "the model does not end with a linear layer: between 'body.weight' and the outputs lies a product with 'w'. "
-        "If that is the one, name it: layer='body.weight'."
+        "the model does not end with a linear layer: between 'body.weight' and the outputs lies a product with "
+        "'table'. If that is the one, name it: layer='body.weight'."
     )
 
 
@@ -399,9 +399,10 @@ def in_turn(*widths: int) -> nn.Sequential:
             {"a": in_turn(5, 4, 2), "b": in_turn(5, 4, 3)},
             "'a.1.weight' before it gives 2 numbers, and 'b.0.weight'",
         ),
-        ({"w": nn.Parameter(torch.ones(3, 5))}, "'w', 3 × 5, is no layer, but may multiply what 'body.weight' gives"),
+        ({"table": nn.Parameter(torch.ones(3, 5))}, "'table', 3 × 5, may multiply what 'body.weight' gives"),
+        ({"w": nn.Parameter(torch.ones(3, 5))}, "'w', 3 × 5, may multiply what 'body.weight' gives"),
     ],
-    ids=["heads", "auxiliary", "heads of two layers", "matrix"],
+    ids=["heads", "auxiliary", "heads of two layers", "matrix", "layer of the model's own"],
 )
 def test_layers_that_do_not_fit_together_leave_a_choice(parts: dict[str, nn.Module], said: str) -> None:
     model = Does(lambda m, x: m.body(x), body=nn.Linear(4, 5), **parts)

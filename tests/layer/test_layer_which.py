@@ -129,6 +129,105 @@ def test_an_unknown_module_gives_its_matrices_that_are_named_as_weights(
     assert names(model) == ["0.weight", *([f"1.{name}"] if is_layer else [])]
 
 
+@pytest.mark.parametrize("name", ["w", "w1", "w2", "v1", "u2", "W_in", "w_gate", "fn", "hc_fn"])
+def test_matrices_named_as_in_formulas_are_layers(name: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Holder(**{name: (6, 4)}))
+    assert names(model) == ["0.weight", f"1.{name}"]
+    assert layers(model)[1].kind == "other"
+
+
+@pytest.mark.parametrize("name", ["v", "q", "wide", "b1", "w_bias", "W_pos", "h1", "D", "A_log", "fns"])
+def test_other_matrices_of_a_module_are_no_layers(name: str) -> None:
+    assert names(nn.Sequential(nn.Linear(2, 2), Holder(**{name: (6, 4)}))) == ["0.weight"]
+
+
+@pytest.mark.parametrize("prefix", ["", "w", "W_"])
+def test_a_module_with_a_query_a_key_and_a_value_has_attention_layers(prefix: str) -> None:
+    found = {f"{prefix}{letter}": (8, 2, 4) for letter in "qkvor"}
+    attention = Holder(**found, r_w_bias=(2, 4), r_r_bias=(2, 4), seg_embed=(2, 2, 4))
+    assert [(layer.name, layer.kind) for layer in layers(attention)] == [(name, "attention") for name in found]
+    assert {layer.segments for layer in layers(attention, granularity="expert")} == {1}
+
+
+def holding(name: str, module: nn.Module) -> nn.Module:
+    model = nn.Module()
+    model.body = nn.Linear(2, 2)
+    model.add_module(name, module)
+    return model
+
+
+def listed(*shapes: tuple[int, ...]) -> nn.Module:
+    module = nn.Module()
+    module.weights = nn.ParameterList([torch.ones(shape) for shape in shapes])
+    return module
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        holding("relative_attention_bias", nn.Embedding(32, 8)),
+        holding("relative_position_bias", Holder(relative_position_bias_table=(32, 8))),
+        holding("relative_position_bias", Holder(weight=(32, 8))),
+        holding("attention", Holder(relative_attention_bias=(32, 8))),
+        holding("item_bias", nn.EmbeddingBag(32, 8)),
+        holding("position_embeddings", listed((4, 1, 3), (1, 5, 3))),
+        holding("position_embeddings", Holder(weight=(9, 4))),
+        holding("pos", Holder(weight=(9, 4))),
+        holding("encoder", Holder(pos_weight=(9, 4), weights_of_positions=(9, 4))),
+    ],
+)
+def test_tables_of_biases_and_bare_tables_of_positions_are_no_layers(model: nn.Module) -> None:
+    assert names(model) == ["body.weight"]
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        (holding("position_embeddings", nn.Embedding(9, 4)), "embedding"),
+        (holding("positionwise", Holder(weight=(9, 4))), "other"),
+        (holding("post", Holder(weight=(9, 4))), "other"),
+        (holding("position_bias_mlp", nn.Linear(9, 4)), "linear"),
+    ],
+)
+def test_looked_up_positions_and_products_with_positions_are_layers(model: nn.Module, kind: str) -> None:
+    assert [layer.kind for layer in layers(model)] == ["linear", kind]
+
+
+class QuantLinear(nn.Module):
+    """Built like torch's, as modules for training with quantization are, but no subclass of it."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = nn.Parameter(torch.randn(out_features, in_features))
+        self.bias = nn.Parameter(torch.zeros(out_features))
+        self.register_buffer("weight_integer", torch.zeros(out_features, in_features))
+
+
+class QuantEmbedding(nn.Module):
+    """The same of an embedding."""
+
+    def __init__(self, tokens: int, width: int) -> None:
+        super().__init__()
+        self.padding_idx = None
+        self.weight = nn.Parameter(torch.randn(tokens, width))
+
+
+def test_modules_built_like_linear_and_embedding_are_of_their_kind() -> None:
+    model = nn.Sequential(QuantEmbedding(7, 4), QuantLinear(4, 3), QuantLinear(3, 1))
+    assert [(layer.name, layer.kind) for layer in layers(model)] == [
+        ("0.weight", "embedding"),
+        ("1.weight", "linear"),
+        ("2.weight", "linear"),
+    ]
+
+
+def test_a_weight_of_other_sizes_than_its_features_is_no_linear_layer() -> None:
+    module = QuantLinear(4, 3)
+    module.weight = nn.Parameter(torch.randn(4, 3))
+    assert [layer.kind for layer in layers(module)] == ["other"]
+
+
 def test_parameters_in_a_list_go_by_the_name_of_the_list() -> None:
     model = nn.Module()
     model.weights = nn.ParameterList([torch.randn(2, 2), torch.randn(2, 2)])

@@ -286,8 +286,8 @@ def test_an_optimizer_that_calls_its_base_class_is_counted_once_per_step(tmp_pat
     run.close()
 
 
-class Accelerated(torch.optim.Optimizer):
-    """Has the shape of Accelerate's AcceleratedOptimizer, which does not call Optimizer.__init__."""
+class AcceleratedOptimizer(torch.optim.Optimizer):
+    """Has the name and the shape of Accelerate's, which does not call Optimizer.__init__."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -309,7 +309,7 @@ class Accelerated(torch.optim.Optimizer):
 
 def test_numbers_equal_the_oracle_under_accelerates_wrapper(tmp_path):
     model = mlp()
-    optimizer, copies = Accelerated(torch.optim.SGD(model.parameters(), 0.1)), copies_of(model)
+    optimizer, copies = AcceleratedOptimizer(torch.optim.SGD(model.parameters(), 0.1)), copies_of(model)
     with watch(model, optimizer, tmp_path / "run") as monitor:
         train(model, optimizer, inputs(4), copies=copies)
     assert monitor.error is None
@@ -320,7 +320,7 @@ def test_numbers_equal_the_oracle_under_accelerates_wrapper(tmp_path):
 def test_layca_unwraps_accelerates_wrapper():
     model = mlp()
     sgd = torch.optim.SGD(model.parameters(), 0.05)
-    layca = gyroscope.Layca(Accelerated(sgd), model)
+    layca = gyroscope.Layca(AcceleratedOptimizer(sgd), model)
     assert layca.inner is sgd
     before = model[0].weight.detach().clone()
     train(model, layca, inputs(1))

@@ -104,6 +104,28 @@ def known(loss: Loss) -> Likelihood | None:
     return Likelihood("categorical", reduction, base is F.nll_loss, settings.get("ignore_index", -100))
 
 
+def labelled(loss: Loss, target: Any, n: int) -> float:
+    """The sum of the weights that a batch of `n` samples has in the mean of its loss.
+
+    A sample has weight 1; in torch's cross-entropy and NLL loss, one without a label (`ignore_index`) has weight 0, and
+    any other that of its class, if the loss has a `weight`: the mean is Σ w_y ℓ / Σ w_y.
+
+    >>> labelled(F.cross_entropy, torch.tensor([0, -100, 1]), 3)
+    2.0
+    >>> labelled(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 4.0])), torch.tensor([0, -100, 1]), 3)
+    5.0
+    """
+    q = known(loss)
+    classes = isinstance(target, Tensor) and not target.is_floating_point()
+    if q is None or q.family != "categorical" or q.reduction != "mean" or not classes:
+        return float(n)
+    labels = target[target.ne(q.ignore_index)]
+    weight = _settings(loss)[1].get("weight")
+    if weight is None:
+        return float(labels.numel())
+    return float(weight.detach().to(labels.device, accumulator(labels.device))[labels.long()].sum())
+
+
 def sample_targets(loss: Loss, output: Tensor, *, generator: torch.Generator, like: Tensor | None = None) -> Tensor:
     """Targets drawn from the model's own distribution, of the form that `loss(output, targets)` takes.
 

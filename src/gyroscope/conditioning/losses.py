@@ -72,6 +72,48 @@ def reduction_of(loss: Loss, output: Any, target: Any) -> Reduction:
     return _reduction(loss, output, target)[0]
 
 
+def counts_equally(loss: Loss, output: Any, target: Any) -> bool:
+    """Whether all samples of a batch count the same in its mean loss, as far as the loss can be asked.
+
+    In a weighted mean, the loss of a batch with as many copies of one of its samples is not halfway between the loss of
+    the batch and that of the sample, unless the sample has the mean weight. Each half of the batch is asked with the
+    sample, of the first four, whose loss is farthest from its own.
+
+    >>> out, y = torch.randn(6, 3), torch.tensor([0, 1, -100, 0, 1, 2])
+    >>> mean = lambda output, target: functional.cross_entropy(output, target)
+    >>> counts_equally(mean, out[3:], y[3:]), counts_equally(mean, out, y)
+    (True, False)
+    """
+    n = _length(output)
+    if n is None or n < 2 or any(loss is one for one in _MEANS):
+        return True
+    rough = any(one.dtype in (torch.float16, torch.bfloat16) for one in tensors(output))
+
+    def asked(*rows: int) -> float:
+        def some(given: Tensor) -> Tensor:
+            return given[list(rows)]
+
+        return float(loss(_with_rows(output, n, some), _with_rows(target, n, some)).mean())
+
+    try:
+        with torch.no_grad():
+            if reduction_of(loss, output, target) == "sum":
+                return True
+            alone = {i: asked(i) for i in range(min(4, n))}
+            if not all(map(math.isfinite, alone.values())):  # a sample without a label has no mean
+                return False
+            for rows in (range(n // 2), range(n // 2, n)):
+                own = asked(*rows)
+                i = max(alone, key=lambda i: abs(alone[i] - own))
+                both = asked(*rows, *[i] * len(rows))
+                # Not `>`: the loss of half a batch without labels is no number.
+                if not abs(both - (own + alone[i]) / 2) <= (0.02 if rough else 1e-4) * max(abs(own), abs(alone[i])):
+                    return False
+    except Exception:
+        return True
+    return True
+
+
 def check_reduction(reduction: Any) -> None:
     """Refuse what is no reduction."""
     if not isinstance(reduction, str) or reduction not in get_args(Reduction):

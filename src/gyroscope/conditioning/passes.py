@@ -13,8 +13,8 @@ from gyroscope.base.alone import alone
 from gyroscope.conditioning import ranks
 from gyroscope.conditioning.batches import Batch, batches
 from gyroscope.conditioning.capture import Capture
-from gyroscope.conditioning.labels import known, sample_targets
-from gyroscope.conditioning.losses import Loss, Reduction, mean_loss
+from gyroscope.conditioning.labels import known, labelled, sample_targets
+from gyroscope.conditioning.losses import Loss, Reduction, counts_equally, mean_loss
 from gyroscope.conditioning.result import Conditioning, LayerConditioning
 from gyroscope.conditioning.solve import solve
 from gyroscope.conditioning.spectrometer import Spectrometer
@@ -65,8 +65,9 @@ class Passes:
         self.gradients: dict[int, Tensor] = {}
         self.notes: dict[str, None] = {}
         self.times = 1.0  # what the gradients are still to be multiplied by
-        self.samples = self.labelled = self.counted = self.batches = 0
-        self.total = 0.0
+        self.samples = self.batches = 0
+        self.labelled = self.counted = self.total = 0.0
+        self.equal = True  # do all samples count the same, as far as was asked?
 
     def run(self, given: Any) -> None:
         """All batches, one after the other."""
@@ -117,17 +118,18 @@ class Passes:
             if n == 0:
                 raise ConditioningError("A batch is empty: the model's output has no rows, or there are no labels.")
             value, note = self._loss(output, target)
-            labelled = _labelled(self.loss, target, n)
+            weight = labelled(self.loss, target, n)
+            self._weigh(output, target)
         except Exception as error:
             ranks.agree(error, together)
             raise
-        counts = ranks.agree(None, together, labelled)
+        counts = ranks.agree(None, together, weight)
         if note is not None:
             self.notes[note] = None
         self.reentrant = self.capture.find_functional([value])
         # Gradients of the mean over many samples may be too small for half precision: that of their sum is not.
         part = 1.0 if value.dtype is not torch.float16 else min(1.0, 2**15 / max(counts))
-        self.capture.scale = scale = labelled * part
+        self.capture.scale = scale = weight * part
         found = self._backward(value, scale)
         # FSDP2 has averaged over the ranks.
         self._add(found, sum(counts), part * sum(counts) / len(counts))
@@ -135,13 +137,13 @@ class Passes:
             broken = self.capture.broken
             raise ConditioningError(f"A layer could not be read: {type(broken).__name__}: {broken}") from broken
         # The mean over all batches takes each by its labels; `result` divides by their share of all samples.
-        self.capture.close(scale, share=1.0 if self.spectrometer is not None else labelled / n)
-        self.total += float(value.detach()) * labelled
+        self.capture.close(scale, share=1.0 if self.spectrometer is not None else weight / n)
+        self.total += float(value.detach()) * weight
         self.samples += n
-        self.labelled += labelled
+        self.labelled += weight
         self.batches += 1
 
-    def _add(self, found: dict[int, Tensor], n: int, scale: float) -> None:
+    def _add(self, found: dict[int, Tensor], n: float, scale: float) -> None:
         """The mean over all batches, as it goes; a layer that a batch does not use has a gradient of zero there."""
         dense = {i: g if g.layout is torch.strided else g.to_dense() for i, g in found.items()}
         self.counted += n
@@ -189,6 +191,18 @@ class Passes:
         if not torch.isfinite(value):
             raise ConditioningError(f"The loss is {float(value.detach())}: its gradients say nothing about the layers.")
         return value, note
+
+    def _weigh(self, output: Any, target: Any) -> None:
+        """Refuse to average over batches or ranks where their weights are hidden in a loss that is not torch's own."""
+        if self.spectrometer is None and self.reduction == "auto" and known(self.loss) is None:
+            self.equal = self.equal and counts_equally(self.loss, output, target)
+        if not self.equal and (self.batches or self.groups):
+            raise ConditioningError(
+                "The samples do not all count the same in the loss, such as where labels are ignored or classes have "
+                "weights, and the loss does not say how much: batches and ranks cannot be averaged as one batch is. "
+                "Give torch's loss itself or a functools.partial of it, a loss of one value per sample, or all samples "
+                'in one batch; reduction="mean" lets every label count the same.'
+            )
 
     def _backward(self, value: Tensor, scale: float) -> dict[int, Tensor]:
         """The gradient of `scale` times the loss at each layer's weight."""
@@ -320,16 +334,3 @@ def _samples(output: Any, target: Any) -> int:
         return target.numel()
     first = next((one for one in tensors(output) if one.dim() > 0), None)
     return 1 if first is None else int(first.shape[0])
-
-
-def _labelled(loss: Loss, target: Any, n: int) -> int:
-    """How many of `n` samples the mean of a batch is over: those without a label (`ignore_index`) are not.
-
-    >>> _labelled(nn.functional.cross_entropy, torch.tensor([0, -100, 1]), 3)
-    2
-    """
-    q = known(loss)
-    classes = isinstance(target, Tensor) and not target.is_floating_point()
-    if q is None or q.family != "categorical" or q.reduction != "mean" or not classes:
-        return n
-    return int(target.ne(q.ignore_index).sum())

@@ -57,8 +57,8 @@ def place(groups: Sequence[Any]) -> int:
     return dist.get_rank() if groups else 0
 
 
-def agree(problem: Exception | None, groups: Sequence[Any], samples: int = 0) -> list[int]:
-    """Raise what went wrong, on every rank, so that none waits for another; else the samples of each rank.
+def agree(problem: Exception | None, groups: Sequence[Any], samples: float = 0) -> list[float]:
+    """Raise what went wrong, on every rank, so that none waits for another; else the weight of each rank's samples.
 
     >>> agree(None, [], 5)
     [5]
@@ -113,7 +113,7 @@ def in_step(batches: Iterator[Batch], groups: Sequence[Any]) -> Iterator[Batch]:
         yield batch
 
 
-def mean(total: float, samples: int, groups: Sequence[Any], device: torch.device) -> float:
+def mean(total: float, samples: float, groups: Sequence[Any], device: torch.device) -> float:
     """A mean over the samples of all ranks, from the sums of each.
 
     >>> mean(6.0, 3, [], torch.device("cpu"))
@@ -181,7 +181,7 @@ def _together(factor: Factor, told: Sequence[Any], group: Any, device: torch.dev
 
 
 def mean_gradients(
-    gradients: dict[int, Tensor], samples: int, count: int, groups: Sequence[Any], like: Sequence[Tensor]
+    gradients: dict[int, Tensor], samples: float, count: int, groups: Sequence[Any], like: Sequence[Tensor]
 ) -> dict[int, Tensor]:
     """Gradients of the mean loss over all ranks, from those of each rank's own samples."""
     for group in groups:
@@ -198,5 +198,5 @@ def mean_gradients(
                 part = part * (samples / total.item())
                 dist.all_reduce(part, group=group)
                 summed[i] = part
-        gradients, samples = summed, int(total.item())
+        gradients, samples = summed, float(total.item())
     return gradients

@@ -89,8 +89,8 @@ class Layca(Wrapper):
         zero_norm: Literal["raise", "skip"] = "raise",
         reads_weights: bool | None = None,
     ) -> None:
-        super().__init__(optimizer)
         check_weights_are_its(optimizer)
+        super().__init__(optimizer)
         optimizer = self.inner
         check_choice("others", others, ("inner", "frozen"))
         check_choice("nonfinite", nonfinite, ("skip", "raise"))

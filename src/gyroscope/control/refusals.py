@@ -85,14 +85,14 @@ def check_optimizer(given: Any) -> None:
 def check_weights_are_its(optimizer: Optimizer) -> None:
     """Refuse an optimizer that keeps weights of its own and exchanges the model's for them.
 
-    Schedule-free optimizers do with `train()` and `eval()`, Lookahead every few steps. Layca turns the weights it finds
-    in the model, and what the optimizer then puts there is another point.
+    Schedule-free optimizers do with `train()` and `eval()`, Lookahead every few steps, TRAC in every step. Layca turns
+    the weights it finds in the model, and what the optimizer then puts there is another point.
     """
     inside: Any = optimizer
     while isinstance(inside, Optimizer):
         names = {kind.__name__ for kind in type(inside).__mro__}
         switches = all(callable(getattr(inside, name, None)) for name in ("train", "eval"))
-        if "Lookahead" in names or (switches and "AcceleratedOptimizer" not in names):  # which passes them on
+        if names & {"Lookahead", "TRAC"} or (switches and "AcceleratedOptimizer" not in names):  # which passes them on
             raise ControlError(
                 f"The inner optimizer is a {type(inside).__name__}, which keeps weights of its own and puts them into "
                 "the model, so that a layer would not stay where it was turned to. Use an optimizer that steps the "

@@ -128,18 +128,27 @@ class Roster:
                 )
             self.hold(groups)
             return
-        for i in mixed:
-            if "initial_lr" in groups[i] and not added:
+        own_groups = 'groups of their own: [{"params": layers}, {"params": others}].'
+        # torch's schedulers wrap the step. Others, checkpoints and some optimizers also leave an `initial_lr`.
+        scheduled = hasattr(optimizer.step, "_wrapped_by_lr_sched")
+        keeps_initial = "initial_lr" in optimizer.defaults
+        for i in mixed if not added else ():
+            if scheduled:
                 raise ControlError(
                     f"Group {i} holds layers and other parameters and already has a scheduler. Wrap the optimizer "
                     "first and build the scheduler on the wrapper, since the group becomes two."
+                )
+            if "initial_lr" in groups[i] and not keeps_initial:
+                raise ControlError(
+                    f"Group {i} holds layers and other parameters and has an `initial_lr`, which a scheduler, a "
+                    f"checkpoint or {type(optimizer).__name__} itself put there: what uses it may not expect that the "
+                    f"group becomes two. Build the optimizer with the layers and the other parameters in {own_groups}"
                 )
         by_group = [name for name, value in vars(optimizer).items() if _is_by_group(value, len(groups))]
         if mixed and by_group and not added:
             raise ControlError(
                 f"{type(optimizer).__name__} keeps a number per group in `{by_group[0]}`, which would be one short "
-                f"when group {mixed[0]} becomes two. Build it with the layers and the other parameters in groups of "
-                'their own: [{"params": layers}, {"params": others}].'
+                f"when group {mixed[0]} becomes two. Build it with the layers and the other parameters in {own_groups}"
             )
         for i in mixed:
             group, own = groups[i], self.groups[i]
@@ -154,7 +163,7 @@ class Roster:
         if others_lr is not None:
             for i, own in enumerate(self.groups):
                 if not own and i >= first:
-                    groups[i]["lr"] = others_lr
+                    groups[i] |= {"lr": others_lr, "initial_lr": others_lr} if keeps_initial else {"lr": others_lr}
         self.hold(groups)
 
     def hold(self, groups: Sequence[dict[str, Any]]) -> None:

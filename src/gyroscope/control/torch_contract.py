@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks as _post_hooks
 from torch.optim.optimizer import _global_optimizer_pre_hooks as _pre_hooks
 
+from gyroscope.class_names import ancestry
 from gyroscope.errors import ControlError
 
 _HOOKS = (
@@ -83,7 +84,9 @@ class Wrapper(Optimizer):
     sets_lengths = True
 
     def __init__(self, inner: Optimizer) -> None:
-        inner = bare(inner) if isinstance(inner, Optimizer) else inner
+        # Only this one: other wrappers may change the step, and then it is theirs that is wanted.
+        while isinstance(inner, Optimizer) and "AcceleratedOptimizer" in ancestry(inner):
+            inner = inner.optimizer  # type: ignore[attr-defined]
         if not isinstance(inner, Optimizer):
             raise ControlError(
                 f"The optimizer is a {type(inner).__name__}; accepted is a torch.optim.Optimizer, such as "
@@ -92,6 +95,14 @@ class Wrapper(Optimizer):
         for name in _HOOKS:  # wrappers of others may not have called Optimizer.__init__
             if not hasattr(inner, name):
                 setattr(inner, name, OrderedDict())
+        if not hasattr(inner, "defaults"):
+            inner.defaults = {}
+        others_form = type(inner).state_dict is not Optimizer.state_dict
+        if others_form and not {"state", "param_groups"} <= set(inner.state_dict()):
+            raise ControlError(
+                f"The state_dict of {type(inner).__name__} has no 'state' and 'param_groups', as torch's optimizers "
+                "have, so that no checkpoint could be made of it. Use another, such as torch.optim.AdamW."
+            )
         self.inner = inner
         self._attach()
 

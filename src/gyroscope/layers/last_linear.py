@@ -135,10 +135,13 @@ def _refuse_doubt(model: nn.Module, found: Sequence[Layer], last: Layer) -> None
     """Where what is registered does not fit together, the layer registered last need not be the last."""
     what_to_do = "Give a `sample`, whose way through the network tells, or the name: layer=..."
     out = _outputs(last)
-    for name, matrix in matrices(model, found).items():
+    # The parameters of a module are registered before those of its children, whatever is used first.
+    holders = {id(module) for module in around(model, last)[:-1]}
+    held = {layer.name: layer.parameter for layer in found if layer.kind == "other" and id(layer.module) in holders}
+    for name, matrix in {**matrices(model, found), **held}.items():
         if matrix.dim() == 2 and out in matrix.shape and min(matrix.shape) > 1 and "parametrizations." not in name:
             shape = " × ".join(map(str, matrix.shape))
-            raise LayerError(f"{name!r}, {shape}, is no layer, but may multiply what {last.name!r} gives. {what_to_do}")
+            raise LayerError(f"{name!r}, {shape}, may multiply what {last.name!r} gives. {what_to_do}")
     # What lies in a Sequential follows each other; that which its first layer follows is the question.
     path = around(model, last)
     while len(path) > 1 and isinstance(path[-2], nn.Sequential):

@@ -93,11 +93,20 @@ def layers(
 
     Layers are the weights of `Linear`, `Bilinear`, `Conv1d` to `Conv3d` and their transposes, the projections
     of `MultiheadAttention` (a fused `in_proj_weight` is one layer), the input, hidden and projection matrices
-    of recurrent networks and cells, `Embedding` and `EmbeddingBag`, transformers' `Conv1D`, and subclasses of
-    all of these. A module of another class gives those parameters of its own that have two dimensions larger
-    than one and "weight", "kernel" or "proj" but not "bias" or "norm" in their name. Not layers: biases, the
-    gains of normalisation modules, parameters that hold integers or nothing. Frozen parameters are layers:
-    they can be measured. A tied weight appears once, under the first of its names by which it is one.
+    of recurrent networks and cells, `Embedding` and `EmbeddingBag`, transformers' `Conv1D`, subclasses of
+    all of these, and modules built like `Linear` (a `weight` of [`out_features`, `in_features`]) or like
+    `Embedding` (a matrix `weight`, and a `padding_idx`).
+
+    A module of another class gives those parameters of its own that have two dimensions larger than one and
+    are named as a matrix: with "weight", "kernel" or "proj" in the name; w alone, with a number or a word
+    (`w1`, `w_gate`), or u or v with a number; `fn`, alone or at the end (`hc_fn`). If it has q, k and v, then these,
+    o and r are of kind "attention" (also `w_q`, `wq`).
+
+    Tables that are added are not layers: biases, and position tables that are parameters by themselves. Such a table
+    has "bias", "pos" or "position" in its own name or that of its module. Of embedding modules, only those called a
+    bias are left out. Not layers either: the gains of normalization modules, parameters that hold integers or nothing.
+    Frozen parameters are layers: they can be measured. A tied weight appears once, under the first of its names by
+    which it is one.
 
     A parametrized weight is measured where the optimizer moves it. For `weight_norm`, w = g v/‖v‖, the layer
     is the direction v and not the gain g; for `spectral_norm`, `orthogonal`, pruning and whatever else starts
@@ -144,8 +153,8 @@ def layers(
     if not chosen:
         raise LayerError(
             f"{type(model).__name__} has no layers. A layer is the weight of a linear, convolutional, "
-            "attention, recurrent or embedding module, or a matrix called weight, kernel or proj in a module "
-            "of another class; name any other parameter of two or more dimensions in `include`."
+            "attention, recurrent or embedding module, or a matrix called weight, kernel, proj, w1 or the like in a "
+            "module of another class; name any other parameter of two or more dimensions in `include`."
         )
     if sample is not None:
         chosen = _in_order_of_use(model, chosen, sample)
@@ -207,6 +216,10 @@ _KNOWN: tuple[tuple[Any, Kind, str], ...] = (
     (nn.Bilinear, "linear", r"weight"),
     (nn.Linear, "linear", r"weight"),
 )
+#: How modules of other classes name what multiplies, and what is added: biases and positions, not `positionwise`.
+_MATRIX = re.compile(r"weight|kernel|proj|^w(\d*|[._]\w+)$|^[uv]\d+$|(^|_)fn$")
+_BIAS = re.compile(r"bias")
+_ADDED = re.compile(r"bias|(?<![a-z])pos(ition(s|al)?)?(?![a-z])")
 
 
 def _find(model: nn.Module) -> dict[str, tuple[Layer, bool]]:
@@ -284,24 +297,51 @@ def _kind(layer: Layer, name: str, parent: nn.Module | None) -> Kind | None:
     _refuse_flat(layer, marked or (hasattr(parameter, "ds_id") and parameter.numel() == 0))
     factor = name.startswith("parametrizations.")
     weight = name.split(".")[1] if factor else name
+    *path, _ = layer.name.removesuffix(name).split(".")
     its_class: Any = type(module)
-    entry = _known(its_class, is_conv1d(module))
+    normalizes = is_norm(its_class)
+    entry = _known(its_class, is_conv1d(module)) or (None if normalizes else _like(module, weight, parameter))
     if entry is not None:
         kind, pattern = entry
-        if not re.fullmatch(pattern, weight):
+        if not re.fullmatch(pattern, weight) or (kind == "embedding" and path and _BIAS.search(path[-1].lower())):
             return None
         # What FSDP1 leaves of a weight with use_orig_params=True is not marked, but has one dimension.
         shard = layer.parametrization is None and parameter.is_floating_point() and parameter.dim() < 2
         _refuse_flat(layer, shard)
         kind = "other" if factor else "attention" if isinstance(parent, nn.MultiheadAttention) else kind
         return kind if _is_weight(parameter, large=2 if factor else 0) else None
-    if is_norm(its_class):
+    if normalizes or not _is_weight(parameter, large=2):
         return None
     # The parameters of a list are called 0, 1, ...: what they are is said by the name of the list.
     if isinstance(module, (nn.ParameterList, nn.ParameterDict)):
-        name = ".".join(layer.name.split(".")[-2:])
-    named = re.search("weight|kernel|proj", name) and not re.search("bias|norm", name)
-    return "other" if named and _is_weight(parameter, large=2) else None
+        *path, listed = path or [""]
+        name = f"{listed}.{name}"
+    name = name.lower()
+    if _ADDED.search(name) or (path and _ADDED.search(path[-1].lower())):
+        return None
+    if _in_formulas(name) in {"q", "k", "v", "o", "r"} and _has_attention(module):
+        return "attention"
+    return "other" if _MATRIX.search(name) and "norm" not in name else None
+
+
+def _in_formulas(name: str) -> str:
+    """The index of a matrix W_q in a formula: "q" for `q`, `wq` and `W_q`."""
+    return re.sub(r"^w_?(?=.)", "", name.lower())
+
+
+def _has_attention(module: nn.Module) -> bool:
+    """Whether a module has a query, a key and a value matrix of its own."""
+    own = {_in_formulas(name) for name, p in module._parameters.items() if p is not None and _is_weight(p, large=2)}
+    return own >= {"q", "k", "v"}
+
+
+def _like(module: nn.Module, name: str, parameter: Tensor) -> tuple[Kind, str] | None:
+    """The kind of a module that is built like one of torch's without being one, such as a quantized module."""
+    if name != "weight" or parameter.dim() != 2:
+        return None
+    if tuple(parameter.shape) == (getattr(module, "out_features", None), getattr(module, "in_features", None)):
+        return "linear", name
+    return ("embedding", name) if hasattr(module, "padding_idx") else None
 
 
 @lru_cache(maxsize=1024)
