@@ -89,7 +89,7 @@ FIRST_LOADED = """
 import sys, importlib
 import gyroscope, gyroscope.layers.last_norm, gyroscope.monitor.watch, gyroscope.conditioning.condition
 import gyroscope.dynamics.invariance
-functions = gyroscope.layers.last_norm, gyroscope.watch, gyroscope.monitor.watch, gyroscope.condition
+functions = gyroscope.last_norm, gyroscope.layers, gyroscope.watch, gyroscope.monitor.watch, gyroscope.condition
 functions += gyroscope.conditioning.condition, gyroscope.dynamics.invariance, gyroscope.invariance
 print({type(one).__name__ for one in functions})
 before = gyroscope.watch

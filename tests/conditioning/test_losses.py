@@ -15,8 +15,8 @@ from torch.nn import functional as F  # noqa: N812
 
 import gyroscope
 from gyroscope.conditioning import Conditioning
-from gyroscope.conditioning.losses import mean_loss, reduction_of
 from gyroscope.errors import ConditioningError
+from gyroscope.passes.losses import mean_loss, reduction_of
 
 SUM = "the loss is a sum over the batch; it was divided by the number of samples"
 NEITHER = "the loss is neither a mean nor a sum over the batch; it was taken for a mean"

@@ -16,10 +16,10 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gyroscope.conditioning import patches
-from gyroscope.conditioning.patches import patch_count, patch_gram
-from gyroscope.conditioning.shifts import Axis, effort
 from gyroscope.errors import ConditioningError
+from gyroscope.passes import patches
+from gyroscope.passes.patches import patch_count, patch_gram
+from gyroscope.passes.shifts import Axis, effort
 from oracles import patches as oracle
 
 CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import gyroscope
-from gyroscope.monitor.activations import COLUMNS, ActivationProbe
+from gyroscope.passes.activations import COLUMNS, ActivationProbe
 
 Seen = dict[str, dict[str, float]]
 

@@ -10,9 +10,9 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 import gyroscope
-from gyroscope.monitor import activations
-from gyroscope.monitor.activations import COLUMNS, ActivationProbe
-from gyroscope.monitor.units import look
+from gyroscope.passes import activations
+from gyroscope.passes.activations import COLUMNS, ActivationProbe
+from gyroscope.passes.units import look
 from oracles.activations import statistics
 
 

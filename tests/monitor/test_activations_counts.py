@@ -7,8 +7,8 @@ import torch
 from activation_models import Functional, close, seeded, watched
 from torch import nn
 
-from gyroscope.monitor.sample import spread
-from gyroscope.monitor.units import numerical_rank, positive_eigenvalues
+from gyroscope.passes.sample import spread
+from gyroscope.passes.units import numerical_rank, positive_eigenvalues
 from oracles.activations import rank, statistics
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import gyroscope
-from gyroscope.monitor.activations import ActivationProbe
 from gyroscope.monitor.moments import moment_percentiles
-from gyroscope.monitor.units import numerical_rank
+from gyroscope.passes.activations import ActivationProbe
+from gyroscope.passes.units import numerical_rank
 from oracles.activations import rank
 
 pytestmark = pytest.mark.gpu

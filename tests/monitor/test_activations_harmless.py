@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 import gyroscope
 from gyroscope.errors import MonitorError
-from gyroscope.monitor.activations import COLUMNS, INFO, ActivationProbe, unavailable
+from gyroscope.passes.activations import COLUMNS, INFO, ActivationProbe, unavailable
 
 
 def net(seed: int = 0) -> nn.Sequential:
@@ -190,7 +190,7 @@ def test_an_error_is_logged_once_and_ends_the_looking_alone(caplog, monkeypatch)
     model = net()
     one = probe(model)
     one.attach()
-    monkeypatch.setattr("gyroscope.monitor.activations.look", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("gyroscope.passes.activations.look", lambda *_, **__: 1 / 0)
     model(seeded((4, 1, 8, 8)))
     model(seeded((4, 1, 8, 8)))
     one.detach()

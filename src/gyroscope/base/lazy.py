@@ -40,8 +40,8 @@ def lazy(package: str, files: Mapping[str, str]) -> Callable[[str], Any]:
         files: by the name of a file or package within, the public names that are taken from it, with spaces between.
 
     >>> import gyroscope
-    >>> gyroscope.layers.__module__, gyroscope.layers.layer.__name__
-    ('gyroscope.layers.layer', 'gyroscope.layers.layer')
+    >>> gyroscope.layers.__module__, gyroscope.vectors.__name__
+    ('gyroscope.layers.layer', 'gyroscope.vectors')
     >>> hasattr(gyroscope, "layerz")
     False
     """

@@ -9,8 +9,6 @@ from torch import nn
 
 from gyroscope.base import accepted
 from gyroscope.conditioning import ranks
-from gyroscope.conditioning.batches import is_pair
-from gyroscope.conditioning.losses import Loss, Reduction, check_reduction
 from gyroscope.conditioning.passes import Labels, Passes
 from gyroscope.conditioning.result import Conditioning
 from gyroscope.conditioning.shares import P, check_p
@@ -18,6 +16,8 @@ from gyroscope.conditioning.spectrometer import Spectrometer
 from gyroscope.errors import ConditioningError
 from gyroscope.layers.layer import Layer
 from gyroscope.layers.layer import layers as find_layers
+from gyroscope.passes.batches import is_pair
+from gyroscope.passes.losses import Loss, Reduction, check_reduction
 
 
 def condition(

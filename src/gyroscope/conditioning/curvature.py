@@ -16,8 +16,13 @@ import torch
 from torch import nn
 
 from gyroscope.base.accepted import real
-from gyroscope.conditioning.batches import batches
-from gyroscope.conditioning.fisher_network import (
+from gyroscope.conditioning.fisher_parameters import parameters
+from gyroscope.conditioning.fisher_products import Product, fisher_product, gauss_newton_product, hessian_product
+from gyroscope.conditioning.fisher_scores import Labels, scores_of
+from gyroscope.errors import ConditioningError, MissingExtraError
+from gyroscope.passes.batches import batches
+from gyroscope.passes.labels import Loss
+from gyroscope.passes.network import (
     Network,
     borrowed,
     cast_loss,
@@ -25,11 +30,6 @@ from gyroscope.conditioning.fisher_network import (
     first_output,
     network,
 )
-from gyroscope.conditioning.fisher_parameters import parameters
-from gyroscope.conditioning.fisher_products import Product, fisher_product, gauss_newton_product, hessian_product
-from gyroscope.conditioning.fisher_scores import Labels, scores_of
-from gyroscope.conditioning.labels import Loss
-from gyroscope.errors import ConditioningError, MissingExtraError
 
 Matrix = Literal["fisher", "second_moment", "gauss_newton", "hessian"]
 

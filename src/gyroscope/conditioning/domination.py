@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gyroscope.conditioning.eigen import largest, magnitudes, power_of_two
+from gyroscope.conditioning.eigen import largest, magnitudes
 from gyroscope.errors import ConditioningError
+from gyroscope.vectors.eager import power_of_two
 
 # Elements that are copied to float64 at a time; a CPU loses nothing by fewer.
 _PART, _PART_ON_CPU = 2**22, 2**20

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gyroscope.conditioning import krylov, lanczos, squaring
 from gyroscope.conditioning.side_by_side import eigvalsh
+from gyroscope.vectors.eager import power_of_two
 
 # Matrices are stacked up to this many elements at a time: an eighth of a gigabyte in float64. A CPU gains nothing from
 # large stacks.
@@ -121,13 +122,3 @@ def magnitudes(stack: Tensor) -> Tensor:
         return stack.new_zeros(len(stack))
     found: Tensor = torch.linalg.vector_norm(stack, torch.inf, dim=(1, 2))
     return found
-
-
-def power_of_two(most: Tensor) -> Tensor:
-    """The powers of two just below positive numbers: dividing by these rounds nothing. 1 for 0, else NaN.
-
-    >>> power_of_two(torch.tensor([3.0, 0.25, 0.0, torch.inf]))
-    tensor([2.0000, 0.2500, 1.0000,    nan])
-    """
-    scale = most / (2 * torch.frexp(most).mantissa)
-    return torch.where(most == 0, 1.0, torch.where(most.isfinite(), scale, torch.nan))

@@ -18,15 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from gyroscope.base.accepted import real
-from gyroscope.conditioning.batches import batches
 from gyroscope.conditioning.fisher_moments import Moments, Sum
-from gyroscope.conditioning.fisher_network import borrowed, cast_loss, check_run, first_output, network
 from gyroscope.conditioning.fisher_parameters import Parameters, parameters
 from gyroscope.conditioning.fisher_rows import gradient_rows
 from gyroscope.conditioning.fisher_scores import Labels, scores_of
-from gyroscope.conditioning.labels import Loss
 from gyroscope.conditioning.spectra import Spectrum
 from gyroscope.errors import ConditioningError
+from gyroscope.passes.batches import batches
+from gyroscope.passes.labels import Loss
+from gyroscope.passes.network import borrowed, cast_loss, check_run, first_output, network
 from gyroscope.vectors.eager import accumulator
 
 
@@ -119,7 +119,7 @@ def fisher(
         batch: (inputs, targets), or an iterable of these; inputs are a tensor, a tuple of positional arguments or a
             dict of keyword arguments. Tensors whose leading dimension is N are split into samples.
         labels: "model" for F; "sampled" for F with one label a sample drawn from the model; "true" for M; or a function
-            (output, generator) → targets that draws them. `gyroscope.conditioning.labels` says from which losses the
+            (output, generator) → targets that draws them. `gyroscope.passes.labels` says from which losses the
             model's distribution is known.
         blocks: form the blocks of the layers' weights alone, never the whole.
         layers: glob patterns on the names of layers: the matrix is over the weights of these alone.

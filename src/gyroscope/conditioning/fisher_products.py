@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from gyroscope.conditioning.fisher_network import Network
 from gyroscope.conditioning.fisher_scores import Scores, mean_of
-from gyroscope.conditioning.labels import Loss
 from gyroscope.errors import ConditioningError
+from gyroscope.passes.labels import Loss
+from gyroscope.passes.network import Network
 
 Product = Callable[[Tensor], Tensor]
 

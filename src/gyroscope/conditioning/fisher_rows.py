@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import vjp, vmap
 
-from gyroscope.conditioning.fisher_network import Network, batched, independent
 from gyroscope.conditioning.fisher_scores import Scores
+from gyroscope.passes.network import Network, batched, independent
 
 # Elements held at a time: of gradient rows, and of the activations they go back through.
 _ROWS = 1 << 23

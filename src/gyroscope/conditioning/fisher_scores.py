@@ -22,8 +22,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gyroscope.conditioning.fisher_network import cast
-from gyroscope.conditioning.labels import (
+from gyroscope.errors import ConditioningError
+from gyroscope.passes.labels import (
     Likelihood,
     Loss,
     class_dimension,
@@ -32,8 +32,8 @@ from gyroscope.conditioning.labels import (
     probabilities,
     sample_targets,
 )
-from gyroscope.conditioning.losses import mean_loss
-from gyroscope.errors import ConditioningError
+from gyroscope.passes.losses import mean_loss
+from gyroscope.passes.network import cast
 
 Labels = Literal["model", "sampled", "true"] | Callable[[Tensor, torch.Generator], Any]
 

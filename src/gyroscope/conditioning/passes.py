@@ -11,17 +11,17 @@ from torch import Tensor, nn
 
 from gyroscope.base.alone import alone
 from gyroscope.conditioning import ranks
-from gyroscope.conditioning.batches import Batch, batches
 from gyroscope.conditioning.capture import Capture
-from gyroscope.conditioning.labels import known, labelled, sample_targets
-from gyroscope.conditioning.losses import Loss, Reduction, counts_equally, mean_loss
 from gyroscope.conditioning.result import Conditioning, LayerConditioning
 from gyroscope.conditioning.solve import solve
 from gyroscope.conditioning.spectrometer import Spectrometer
 from gyroscope.conditioning.uses import Use, in_order
 from gyroscope.errors import ConditioningError, GyroscopeError
 from gyroscope.layers.layer import Layer
-from gyroscope.layers.untouched import requiring_gradients, tensors, untouched, without_gradients
+from gyroscope.layers.untouched import bare, requiring_gradients, tensors, untouched, without_gradients
+from gyroscope.passes.batches import Batch, batches
+from gyroscope.passes.labels import known, labelled, sample_targets
+from gyroscope.passes.losses import Loss, Reduction, counts_equally, mean_loss
 from gyroscope.vectors.sharded import any_sharded
 
 Labels = Literal["true", "sampled"] | Callable[[Any, torch.Generator], Any]
@@ -45,7 +45,7 @@ class Passes:
         spectrometer: Spectrometer | None,
     ) -> None:
         from gyroscope.conditioning.units import Units
-        from gyroscope.monitor.activations import unavailable
+        from gyroscope.passes.activations import unavailable
 
         self.model, self.layers, self.loss, self.labels, self.reduction = bare(model), layers, loss, labels, reduction
         self.groups = groups
@@ -290,17 +290,6 @@ class Passes:
         if groups:
             self.probe.gather(groups)
         return self.probe.shares()
-
-
-def bare(model: nn.Module) -> nn.Module:
-    """The user's module, without what compiles it or averages its gradients."""
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):  # of torch.compile
-            model = inner
-        else:
-            return model
 
 
 def _show_recurrences(model: nn.Module, device: torch.device, stack: ExitStack) -> None:

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gyroscope.conditioning.batches import Batch
 from gyroscope.conditioning.factors import Factor, accumulated_in
 from gyroscope.conditioning.uses import Use
 from gyroscope.errors import ConditioningError
+from gyroscope.passes.batches import Batch
 from gyroscope.vectors.eager import accumulator
 from gyroscope.vectors.sharded import is_sharded
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gyroscope.conditioning.columns import patch_columns
 from gyroscope.conditioning.factors import Factor, accumulated_in
-from gyroscope.conditioning.patches import patch_count, patch_gram
+from gyroscope.passes.columns import patch_columns
+from gyroscope.passes.patches import patch_count, patch_gram
 
 Reads = Callable[[Factor, Tensor], None]
 

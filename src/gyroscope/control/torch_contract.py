@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks as _post_hooks
 from torch.optim.optimizer import _global_optimizer_pre_hooks as _pre_hooks
 
-from gyroscope.class_names import ancestry
 from gyroscope.errors import ControlError
+from gyroscope.layers.class_names import ancestry
 
 _HOOKS = (
     "_optimizer_step_pre_hooks",

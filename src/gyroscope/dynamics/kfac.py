@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gyroscope.conditioning.labels import Loss
 from gyroscope.dynamics.cohorts import Cohort
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.given import count
@@ -17,6 +16,7 @@ from gyroscope.dynamics.kfac_factors import Factors, Tikhonov
 from gyroscope.dynamics.observer import Labels
 from gyroscope.dynamics.places import Parts, Place, joined, split
 from gyroscope.dynamics.preconditioner import Preconditioner, check_number
+from gyroscope.passes.labels import Loss
 
 
 class KFAC(Preconditioner[Factors]):

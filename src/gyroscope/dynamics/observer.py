@@ -18,12 +18,12 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from gyroscope.base.alone import listens
-from gyroscope.conditioning.labels import Loss, distribution, known, sample_targets
-from gyroscope.conditioning.losses import Reduction, mean_loss, reduction_of
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.places import Place
 from gyroscope.errors import ConditioningError
 from gyroscope.layers.untouched import tensors
+from gyroscope.passes.labels import Loss, distribution, known, sample_targets
+from gyroscope.passes.losses import Reduction, mean_loss, reduction_of
 from gyroscope.vectors.chunks import is_capturing
 
 Draw = Callable[[Any, torch.Generator], Any]

@@ -51,9 +51,9 @@ class OnLoan:
         layers: Layers = None,
         dtype: torch.dtype | None = torch.float64,
     ) -> None:
-        from gyroscope.conditioning.batches import batches, is_pair
-        from gyroscope.conditioning.fisher_network import cast, cast_loss
-        from gyroscope.conditioning.passes import bare
+        from gyroscope.layers.untouched import bare
+        from gyroscope.passes.batches import batches, is_pair
+        from gyroscope.passes.network import cast, cast_loss
 
         self.layers, self.dtype = _chosen(model, layers), dtype
         if loss is not None and not callable(loss):
@@ -97,7 +97,7 @@ class OnLoan:
 
     def _forward(self, model: nn.Module) -> Any:
         # A model may write to its input.
-        from gyroscope.conditioning.fisher_network import mapped
+        from gyroscope.passes.network import mapped
 
         args, kwargs = mapped(torch.clone, (self.batch.args, self.batch.kwargs))
         try:

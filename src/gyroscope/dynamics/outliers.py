@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from gyroscope.base.accepted import real, whole
-from gyroscope.conditioning.batches import batches
 from gyroscope.conditioning.fisher import fisher
 from gyroscope.conditioning.fisher_scores import Labels
-from gyroscope.conditioning.labels import Loss
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.one_by_one import refuse_valueless
 from gyroscope.layers.class_names import wrapped_in
+from gyroscope.passes.batches import batches
+from gyroscope.passes.labels import Loss
 
 
 def outlier(mean: Tensor) -> Tensor:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
-from gyroscope.conditioning.patches import patch_count, patch_gram
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.patch_moments import moments_over, norm_over, patch_moments, windows
 from gyroscope.layers.class_names import ancestry
+from gyroscope.passes.patches import patch_count, patch_gram
 
 Parts = tuple[Tensor, Tensor | None]
 

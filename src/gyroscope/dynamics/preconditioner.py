@@ -19,12 +19,12 @@ from torch.optim import LBFGS, Optimizer
 
 from gyroscope.base import accepted
 from gyroscope.base.accepted import real
-from gyroscope.conditioning.labels import Loss
 from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.given import count
 from gyroscope.dynamics.observer import Labels, Observer, Statistics
 from gyroscope.dynamics.places import Parts, Place, places
+from gyroscope.passes.labels import Loss
 from gyroscope.vectors.chunks import is_capturing
 
 

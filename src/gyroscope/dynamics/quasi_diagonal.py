@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gyroscope.conditioning.labels import Loss
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.dynamics.moments import Held, Moments, has_kernels
 from gyroscope.dynamics.observer import Labels
 from gyroscope.dynamics.places import Parts
 from gyroscope.dynamics.preconditioner import Exchange, Preconditioner, check_number
 from gyroscope.dynamics.running import Averages, noise
+from gyroscope.passes.labels import Loss
 from gyroscope.vectors.chunks import is_capturing
 
 if TYPE_CHECKING:

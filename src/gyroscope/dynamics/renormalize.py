@@ -25,10 +25,10 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gyroscope.base.accepted import real
-from gyroscope.conditioning.eigen import power_of_two
 from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.layers.layer import Layer, split
 from gyroscope.layers.layer import layers as find_layers
+from gyroscope.vectors.eager import power_of_two
 
 By = Literal["unit", "tensor"]
 

@@ -148,3 +148,14 @@ def tensors(found: Any) -> list[Tensor]:
     elif hasattr(found, "__dataclass_fields__"):
         inner = list(vars(found).values())
     return [tensor for one in inner for tensor in tensors(one)]
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The user's module, without what compiles it or averages its gradients."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):  # of torch.compile
+            model = inner
+        else:
+            return model

@@ -16,14 +16,13 @@ from torch.utils.hooks import RemovableHandle
 from gyroscope.base.alone import listens
 from gyroscope.conditioning import ranks
 from gyroscope.conditioning.capture import Capture
-from gyroscope.conditioning.passes import bare
 from gyroscope.conditioning.result import LayerConditioning, flat, percent, quantity
 from gyroscope.conditioning.schedule import Schedule
 from gyroscope.conditioning.solve import solve
 from gyroscope.conditioning.uses import in_order
 from gyroscope.errors import ConditioningError
 from gyroscope.layers.layer import Layer
-from gyroscope.layers.untouched import tensors
+from gyroscope.layers.untouched import bare, tensors
 from gyroscope.store.record import QuantityInfo
 from gyroscope.vectors.chunks import is_capturing
 

@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 from gyroscope.base.transfer import to_host
 from gyroscope.conditioning.schedule import Schedule
 from gyroscope.layers.layer import Layer
-from gyroscope.monitor import activations as acts
 from gyroscope.monitor import moments, neurons
 from gyroscope.monitor.conditioned import Conditioned
 from gyroscope.monitor.exchanged import Exchanged
 from gyroscope.monitor.track import Track
+from gyroscope.passes import activations as acts
 from gyroscope.store.record import QuantityInfo
 
 

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from gyroscope.dynamics.moment_variance import KEYS
 from gyroscope.errors import MonitorError
-from gyroscope.monitor.sample import spread
+from gyroscope.passes.sample import spread
 from gyroscope.store.record import QuantityInfo
 from gyroscope.vectors.layout import is_dense, memory_view
 from gyroscope.vectors.sharded import is_sharded

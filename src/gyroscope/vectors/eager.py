@@ -179,3 +179,13 @@ def _exact_(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> None:
     new = (a * old.to(dtype) + b * y.detach().reshape(shape).to(dtype)).to(x.dtype)
     keep = (a == 1) & (b == 0)
     x.detach().copy_(torch.where(keep, old, new).reshape(x.shape))
+
+
+def power_of_two(most: Tensor) -> Tensor:
+    """The powers of two just below positive numbers: dividing by these rounds nothing. 1 for 0, else NaN.
+
+    >>> power_of_two(torch.tensor([3.0, 0.25, 0.0, torch.inf]))
+    tensor([2.0000, 0.2500, 1.0000,    nan])
+    """
+    scale = most / (2 * torch.frexp(most).mantissa)
+    return torch.where(most == 0, 1.0, torch.where(most.isfinite(), scale, torch.nan))

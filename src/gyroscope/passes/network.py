@@ -18,10 +18,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gyroscope.base import accepted
-from gyroscope.conditioning.batches import Batch
-from gyroscope.conditioning.labels import Loss
 from gyroscope.errors import ConditioningError
 from gyroscope.layers.untouched import untouched
+from gyroscope.passes.batches import Batch
+from gyroscope.passes.labels import Loss
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from torch.utils.hooks import RemovableHandle
 from gyroscope.base.alone import listens
 from gyroscope.errors import MonitorError
 from gyroscope.layers.layer import Layer
-from gyroscope.monitor.modules import Layout, Role, activity_threshold, first_tensor, roles
-from gyroscope.monitor.units import Look, Tally, look
+from gyroscope.passes.modules import Layout, Role, activity_threshold, first_tensor, roles
+from gyroscope.passes.units import Look, Tally, look
 from gyroscope.store.record import QuantityInfo
 from gyroscope.vectors.chunks import is_capturing
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gyroscope.monitor.sample import spread
+from gyroscope.passes.sample import spread
 from gyroscope.vectors.eager import accumulator
 
 # Singular values below this share of their root mean square are taken for rounding.

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gyroscope.conditioning.shifts import Axis, add_shifted, effort
 from gyroscope.errors import ConditioningError
+from gyroscope.passes.shifts import Axis, add_shifted, effort
 
 Sizes = int | Sequence[int]
 Padding = Sizes | Literal["same", "valid"]
@@ -50,7 +50,7 @@ def patch_gram(
     """Σ patch·patchᵀ over samples, output positions and groups of a convolution, a symmetric [C/groups · kernel]².
 
     It is found from the patches or, where that takes fewer multiplications, from correlations of the image with itself
-    (`gyroscope.conditioning.shifts`), in parts of bounded size and without waiting for the device.
+    (`gyroscope.passes.shifts`), in parts of bounded size and without waiting for the device.
 
     Args:
         x: the convolution's input, [samples, channels, *spatial] with one to three spatial dimensions.
