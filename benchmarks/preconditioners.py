@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Optimizer
 
-from gyroscope.dynamics.kfac import KFAC
-from gyroscope.dynamics.quasi_diagonal import QuasiDiagonal
+from gyroscope.control.preconditioners.kfac import KFAC
+from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal
 from gyroscope.lab import models
 from timing import Step, captured, environment, write
 

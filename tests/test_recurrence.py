@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import gyroscope
-from gyroscope.dynamics.explain_optimizer import optimizer_of
+from gyroscope.diagnose.explain_optimizer import optimizer_of
 from gyroscope.monitor.given import meta
-from gyroscope.recurrence import Recurrence, recurrence_of
+from gyroscope.theory.recurrence import Recurrence, recurrence_of
 
 
 def remembered(make) -> dict[str, object]:

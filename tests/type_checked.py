@@ -9,8 +9,9 @@ from torch import nn, optim
 
 import gyroscope
 from gyroscope.conditioning import Spectrum
-from gyroscope.dynamics import KFAC, Explanation, Invariance
-from gyroscope.monitor import stalled
+from gyroscope.control import KFAC
+from gyroscope.diagnose import Explanation, stalled
+from gyroscope.theory import Invariance
 
 
 def use(model: nn.Module, optimizer: optim.Optimizer, run: gyroscope.Run) -> None:

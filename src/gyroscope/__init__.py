@@ -9,17 +9,17 @@ from gyroscope.base.lazy import lazy
 from gyroscope.errors import GyroscopeError
 
 if TYPE_CHECKING:
-    from gyroscope import conditioning, control, dynamics, figures, integrations, monitor, store, vectors
+    from gyroscope import conditioning, control, diagnose, figures, integrations, monitor, store, theory, vectors
     from gyroscope.conditioning import Conditioning
     from gyroscope.conditioning.condition import condition
     from gyroscope.control import Graft, Layca, SGD_AMom
-    from gyroscope.dynamics.explain import explain
-    from gyroscope.dynamics.invariance import invariance
+    from gyroscope.diagnose.explain import explain
     from gyroscope.layers import Layer, layers
     from gyroscope.layers.last_norm import last_norm
     from gyroscope.monitor.monitor import Monitor
     from gyroscope.monitor.watch import watch
     from gyroscope.store import Run, load, runs
+    from gyroscope.theory.invariance import invariance
 
 __version__ = "0.1.0"
 
@@ -35,7 +35,7 @@ __all__ = [
     "condition",
     "conditioning",
     "control",
-    "dynamics",
+    "diagnose",
     "errors",
     "explain",
     "figures",
@@ -47,6 +47,7 @@ __all__ = [
     "monitor",
     "runs",
     "store",
+    "theory",
     "vectors",
     "watch",
 ]
@@ -62,10 +63,11 @@ if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistak
         {
             "conditioning": "Conditioning condition",
             "control": "Graft Layca SGD_AMom",
-            "dynamics": "explain invariance",
+            "diagnose": "explain",
             "layers": "Layer layers",
             "layers.last_norm": "last_norm",
             "monitor": "Monitor watch",
             "store": "Run load runs",
+            "theory": "invariance",
         },
     )

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from dynamics.explain_runs import walk, written
 from gyroscope.cli import app
-from gyroscope.dynamics.explain import explain
+from gyroscope.diagnose.explain import explain
 from gyroscope.store.example import write_example
 
 

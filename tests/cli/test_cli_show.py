@@ -12,7 +12,7 @@ from figures.made import example_run, run_of, written
 from gyroscope.cli.kept import Kept
 from gyroscope.cli.show import show
 from gyroscope.cli.sparkline import BLOCKS, sparklines
-from gyroscope.cli.standing_out import in_words
+from gyroscope.diagnose.standing_out import in_words
 from gyroscope.store import Event, LayerInfo, QuantityInfo, Rows, Run, Writer
 
 NAN = np.nan

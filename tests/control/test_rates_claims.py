@@ -412,7 +412,7 @@ def test_an_optimizer_inside_a_controller_is_not_recorded(wrap):
 def test_a_controller_is_found_around_preconditioners_too(tmp_path):
     model = network()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    inner = gyroscope.dynamics.KFAC(gyroscope.dynamics.KFAC(sgd, model, labels="true"), model, labels="true")
+    inner = gyroscope.control.KFAC(gyroscope.control.KFAC(sgd, model, labels="true"), model, labels="true")
     record(model, sgd).close()  # its steps are those that are taken
     outer = gyroscope.Layca(inner, model)
     for one in (inner, inner.inner, sgd):

@@ -59,14 +59,15 @@ def test_what_the_tables_of_dynamics_name_is_there():
     assert len(named) > 60
     for name in named:
         first, *rest = name.removeprefix("gyroscope.").split(".")
-        found = getattr(gyroscope.dynamics, first, None) or getattr(gyroscope, first)
+        places = (gyroscope.theory, gyroscope.control, gyroscope.conditioning, gyroscope)
+        found = next(getattr(place, first) for place in places if hasattr(place, first))
         for one in rest:
             found = getattr(found, one)
         assert found is not None
 
 
 def test_the_table_of_normalizers_says_what_is_measured():
-    from gyroscope.dynamics import comparison
+    from gyroscope.theory import comparison
 
     page = (ROOT / "docs" / "dynamics.md").read_text()
     table = re.search(r"<!-- normalizers -->\n(.*?)<!-- end normalizers -->", page, re.DOTALL).group(1)

@@ -14,21 +14,21 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils._python_dispatch import _disable_current_modes
 
-import gyroscope.dynamics.direction_launch as direction_launch
-import gyroscope.dynamics.launches as launches
-import gyroscope.dynamics.moment_launches as moment_launches
-import gyroscope.dynamics.moments as moments
-import gyroscope.dynamics.observer as observer
-import gyroscope.dynamics.preconditioner as preconditioner
-import gyroscope.dynamics.quasi_diagonal as module
-import gyroscope.dynamics.running as running
-from gyroscope.dynamics.direction_launch import Directions
-from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.launches import Addresses, Launcher
-from gyroscope.dynamics.moment_launches import MomentLaunches
-from gyroscope.dynamics.places import Place
-from gyroscope.dynamics.quasi_diagonal import QuasiDiagonal
-from gyroscope.dynamics.running import Spreads
+import gyroscope.control.preconditioners.direction_launch as direction_launch
+import gyroscope.control.preconditioners.launches as launches
+import gyroscope.control.preconditioners.moment_launches as moment_launches
+import gyroscope.control.preconditioners.moments as moments
+import gyroscope.control.preconditioners.observer as observer
+import gyroscope.control.preconditioners.preconditioner as preconditioner
+import gyroscope.control.preconditioners.quasi_diagonal as module
+import gyroscope.control.preconditioners.running as running
+from gyroscope.control.preconditioners.direction_launch import Directions
+from gyroscope.control.preconditioners.launches import Addresses, Launcher
+from gyroscope.control.preconditioners.moment_launches import MomentLaunches
+from gyroscope.control.preconditioners.places import Place
+from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal
+from gyroscope.control.preconditioners.running import Spreads
+from gyroscope.theory.errors import DynamicsError
 from interpreted import patch_language_once
 
 patch_language_once()

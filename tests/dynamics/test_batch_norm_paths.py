@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from gyroscope.dynamics.batch_norm import (
+from gyroscope.theory.batch_norm import (
     BatchCenter,
     batch_center,
     batch_center_paths,
@@ -17,7 +17,7 @@ from gyroscope.dynamics.batch_norm import (
     batch_norm_paths,
     centred_weight_gradient,
 )
-from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.theory.errors import DynamicsError
 
 SHAPES = {"matrix": (7, 3), "sequence": (5, 3, 4), "images": (4, 3, 2, 5)}
 

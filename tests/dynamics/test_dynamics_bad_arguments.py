@@ -9,14 +9,14 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import gyroscope
-from gyroscope import dynamics
-from gyroscope.dynamics import adaptive, damping, decay, deep_linear, homogeneity, least_squares
-from gyroscope.dynamics.batch_norm import batch_norm
-from gyroscope.dynamics.decay_schedule import fixed_point, steps_to_rest
-from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.exponential import shrinkage
-from gyroscope.dynamics.renormalize import sphere_step
+from gyroscope import conditioning, control, theory
+from gyroscope.control.renormalize import sphere_step
 from gyroscope.store.example import write_example
+from gyroscope.theory import adaptive, damping, decay, deep_linear, homogeneity, least_squares
+from gyroscope.theory.batch_norm import batch_norm
+from gyroscope.theory.decay_schedule import fixed_point, steps_to_rest
+from gyroscope.theory.errors import DynamicsError
+from gyroscope.theory.exponential import shrinkage
 
 X, Y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 2
 W, G, EYE, ROWS = X[0], X[1], torch.eye(3), X
@@ -40,55 +40,55 @@ NUMBERS = {
     "adam": (lambda **k: adaptive.adam(W, G, **k), {"lr": 0.5, "eps": 0.5}),
     "adagrad_as_rmsprop": (adaptive.adagrad_as_rmsprop, {"k": 2, "lr": 0.5}),
     "batch_norm": (lambda **k: batch_norm(X, **k), {"eps": 0.5}),
-    "BatchCenter": (dynamics.BatchCenter, {"features": 3, "momentum": 0.5}),
+    "BatchCenter": (theory.BatchCenter, {"features": 3, "momentum": 0.5}),
     "damped_step": (lambda **k: damping.damped_step(EYE, G, **k), {"damping": 0.5}),
     "effective_damping": (damping.effective_damping, {"damping": 0.5, "scale": 2.0}),
     "first_order_rate": (damping.first_order_rate, {"lr": 0.5, "damping": 0.5, "norm": 2.0}),
     "balance_scale": (damping.balance_scale, {"eigenvalue": 2.0, "damping": 0.5}),
     "with_decay": (lambda **k: decay.with_decay(decay.sgd, **k), {"lr": 0.5, "decay": 0.5}),
-    "norm_squares": (dynamics.norm_squares, {"lr": 0.5, "decay": 0.5, "steps": 3, "start": 1.0, "gradient": 1.0}),
+    "norm_squares": (theory.norm_squares, {"lr": 0.5, "decay": 0.5, "steps": 3, "start": 1.0, "gradient": 1.0}),
     "fixed_point": (fixed_point, {"lr": 0.5, "decay": 0.5, "gradient": 1.0}),
     "steps_to_rest": (steps_to_rest, {"lr": 0.5, "decay": 0.5, "within": 0.5}),
-    "schatten": (lambda **k: dynamics.schatten(EYE, **k), {"p": 0.5}),
+    "schatten": (lambda **k: theory.schatten(EYE, **k), {"p": 0.5}),
     "shrunk": (lambda **k: deep_linear.shrunk(W, **k), {"decay": 0.5, "depth": 3}),
-    "balanced_factors": (lambda **k: dynamics.balanced_factors(EYE, **k), {"depth": 2, "width": 3}),
-    "effective_lr": (lambda **k: dynamics.effective_lr(weight_norm=1.0, **k), {"momentum": 0.5, "lr": 0.5}),
-    "norm_growth": (dynamics.norm_growth, {"lr": 0.5, "steps": 2, "norm": 1.0, "gradient": 1.0}),
-    "decay_time": (dynamics.decay_time, {"lr": 0.5, "norm": 1.0, "gradient": 1.0}),
-    "implicit_decay": (lambda **k: dynamics.implicit_decay([0, 1], **k), {"k0": 2.0, "start": 1.0}),
-    "second_moment": (lambda **k: dynamics.second_moment(ROWS, **k), {"batch_size": 2}),
-    "step_gain": (lambda **k: dynamics.step_gain(ROWS, **k), {"batch_size": 2, "larger": 4}),
-    "batch_law": (lambda **k: dynamics.batch_law(ROWS, [1, 2], **k), {"draws": 2, "seed": 0}),
-    "equilibrium": (dynamics.equilibrium, {"lr": 0.5, "decay": 0.5, "momentum": 0.5, "dampening": 0.5}),
+    "balanced_factors": (lambda **k: theory.balanced_factors(EYE, **k), {"depth": 2, "width": 3}),
+    "effective_lr": (lambda **k: theory.effective_lr(weight_norm=1.0, **k), {"momentum": 0.5, "lr": 0.5}),
+    "norm_growth": (theory.norm_growth, {"lr": 0.5, "steps": 2, "norm": 1.0, "gradient": 1.0}),
+    "decay_time": (theory.decay_time, {"lr": 0.5, "norm": 1.0, "gradient": 1.0}),
+    "implicit_decay": (lambda **k: theory.implicit_decay([0, 1], **k), {"k0": 2.0, "start": 1.0}),
+    "second_moment": (lambda **k: theory.second_moment(ROWS, **k), {"batch_size": 2}),
+    "step_gain": (lambda **k: theory.step_gain(ROWS, **k), {"batch_size": 2, "larger": 4}),
+    "batch_law": (lambda **k: theory.batch_law(ROWS, [1, 2], **k), {"draws": 2, "seed": 0}),
+    "equilibrium": (theory.equilibrium, {"lr": 0.5, "decay": 0.5, "momentum": 0.5, "dampening": 0.5}),
     "shrinkage": (shrinkage, {"lr": 0.5, "decay": 0.5, "momentum": 0.0}),
-    "exponential_rates": (dynamics.exponential_rates, {"lr": 0.5, "decay": 0.5, "steps": 3}),
+    "exponential_rates": (theory.exponential_rates, {"lr": 0.5, "decay": 0.5, "steps": 3}),
     "homogeneity": (lambda **k: homogeneity.homogeneity(torch.sum, W, **k), {"factor": 2.0}),
-    "jacobian_norm": (lambda **k: dynamics.jacobian_norm(nn.Linear(3, 2), X, **k), {"limit": 1000}),
+    "jacobian_norm": (lambda **k: theory.jacobian_norm(nn.Linear(3, 2), X, **k), {"limit": 1000}),
     "estimated_jacobian_norm": (
-        lambda **k: dynamics.estimated_jacobian_norm(nn.Linear(3, 2), X, **k),
+        lambda **k: theory.estimated_jacobian_norm(nn.Linear(3, 2), X, **k),
         {"probes": 2, "seed": 0},
     ),
-    "Knockout": (dynamics.Knockout, {"shift": 0.5, "spread": 0.5}),
-    "decay_law": (lambda **k: dynamics.decay_law([0, 1, 2], [3.0, 2.0, 1.5], **k), {"lr": 0.5, "shrinkage": 0.0}),
+    "Knockout": (theory.Knockout, {"shift": 0.5, "spread": 0.5}),
+    "decay_law": (lambda **k: theory.decay_law([0, 1, 2], [3.0, 2.0, 1.5], **k), {"lr": 0.5, "shrinkage": 0.0}),
     "line_problem": (least_squares.line_problem, {"samples": 5, "noise": 1.0, "seed": 0}),
-    "figure2": (dynamics.figure2, {"steps": 2}),
-    "properties": (lambda **k: dynamics.properties(net(), X, **k), {"tolerance": 0.01, "seed": 0}),
+    "figure2": (theory.figure2, {"steps": 2}),
+    "properties": (lambda **k: theory.properties(net(), X, **k), {"tolerance": 0.01, "seed": 0}),
     "invariance": (
-        lambda **k: dynamics.invariance(net(), F.cross_entropy, (X, Y), **k),
+        lambda **k: theory.invariance(net(), F.cross_entropy, (X, Y), **k),
         {"tolerance": 0.05, "points": 2, "seed": 0},
     ),
     "outliers": (
-        lambda **k: dynamics.outliers(net(), F.cross_entropy, (X, Y), "0", **k),
+        lambda **k: conditioning.outliers(net(), F.cross_entropy, (X, Y), "0", **k),
         {"count": 1, "limit": 100},
     ),
     "random_walk": (
-        lambda **k: dynamics.random_walk(walk, **k),
+        lambda **k: theory.random_walk(walk, **k),
         {"steps": 2, "start": 1.0, "gradient": 1.0, "size": 4, "walks": 2, "agreement": 0.5, "seed": 0},
     ),
     "sphere_step": (lambda **k: sphere_step(W, G, **k), {"lr": 0.5, "radius": 1.0}),
-    "renormalize_": (lambda **k: dynamics.renormalize_(net(), **k), {"radius": 1.0}),
+    "renormalize_": (lambda **k: control.renormalize_(net(), **k), {"radius": 1.0}),
     "KFAC": (
-        lambda **k: dynamics.KFAC(sgd(model := net()), model, F.cross_entropy, **k),
+        lambda **k: control.KFAC(sgd(model := net()), model, F.cross_entropy, **k),
         {"damping": 0.5, "decay": 0.5, "every": 2, "decompose_every": 2, "clip": 0.5, "largest": 9, "seed": 0},
     ),
 }  # fmt: skip
@@ -117,14 +117,14 @@ def same(found, expected):
 
 def test_one_learning_rate_in_a_list_is_one_for_all_steps():
     k, e = np.arange(5), 0.1 / np.sqrt(1 + np.arange(5) / 3)
-    assert same(dynamics.decay_law(k, e, lr=[0.1]), dynamics.decay_law(k, e, lr=0.1))
-    assert same(dynamics.decay_law(k, e, shrinkage=[0.01]), dynamics.decay_law(k, e, shrinkage=0.01))
-    assert same(dynamics.fit_norms(k, 1 + k, lr=[0.1]), dynamics.fit_norms(k, 1 + k, lr=0.1))
+    assert same(theory.decay_law(k, e, lr=[0.1]), theory.decay_law(k, e, lr=0.1))
+    assert same(theory.decay_law(k, e, shrinkage=[0.01]), theory.decay_law(k, e, shrinkage=0.01))
+    assert same(theory.fit_norms(k, 1 + k, lr=[0.1]), theory.fit_norms(k, 1 + k, lr=0.1))
 
 
 def test_rates_of_methods_may_be_an_array():
     rates = (0.1, 0.02, 0.03)
-    found, expected = (dynamics.figure2(steps=3, rates=given) for given in (np.array(rates), rates))
+    found, expected = (theory.figure2(steps=3, rates=given) for given in (np.array(rates), rates))
     assert same(*((one.gradient, one.natural, one.empirical) for one in (found, expected)))
 
 
@@ -141,12 +141,12 @@ def test_steps_and_depths_in_formulas_may_be_floats_of_whole_numbers(form):
 
 def test_no_limit_is_an_infinite_one():
     inf = float("inf")
-    assert dynamics.jacobian_norm(nn.Linear(3, 2), X, limit=inf) > 0
-    assert len(dynamics.outliers(net(), F.cross_entropy, (X, Y), "0", limit=inf).predicted) == 4
+    assert theory.jacobian_norm(nn.Linear(3, 2), X, limit=inf) > 0
+    assert len(conditioning.outliers(net(), F.cross_entropy, (X, Y), "0", limit=inf).predicted) == 4
 
 
 def test_seeds_go_on_from_the_largest():
-    assert dynamics.batch_law(ROWS, [1, 2], draws=2, seed=2**64 - 1).measured.shape == (2,)
+    assert theory.batch_law(ROWS, [1, 2], draws=2, seed=2**64 - 1).measured.shape == (2,)
 
 
 class Unasked(nn.Module):
@@ -158,54 +158,54 @@ class Unasked(nn.Module):
 
 def test_arguments_are_refused_before_any_work(monkeypatch):
     with pytest.raises(DynamicsError, match="limit is -1"):
-        dynamics.jacobian_norm(Unasked(), X, limit=-1)
+        theory.jacobian_norm(Unasked(), X, limit=-1)
     with pytest.raises(DynamicsError, match=r"seed is 0\.5"):
-        dynamics.estimated_jacobian_norm(Unasked(), X, seed=0.5)
+        theory.estimated_jacobian_norm(Unasked(), X, seed=0.5)
     monkeypatch.setattr(torch.linalg, "svd", None)
     monkeypatch.setattr(torch.linalg, "svdvals", None)
     with pytest.raises(DynamicsError, match="width is -1"):
-        dynamics.balanced_factors(EYE, 2, width=-1)
+        theory.balanced_factors(EYE, 2, width=-1)
 
 
 def test_groups_are_positions_however_they_are_written():
     for groups in ([0, 0], np.array([0]), (torch.tensor(0),), {0}):
         optimizer = sgd(net())
-        dynamics.undo_decay(optimizer, groups=groups)
+        theory.undo_decay(optimizer, groups=groups)
         assert optimizer.param_groups[0]["weight_decay"] == 0
 
 
 REFUSED = {
     "no loss": (lambda: gyroscope.invariance(net(), None, (X, Y)), "The loss is a NoneType"),
     "layers": (lambda: gyroscope.invariance(net(), F.cross_entropy, (X, Y), layers=5), "layers must be a list"),
-    "no inputs": (lambda: dynamics.properties(net(), None), "The inputs are a NoneType"),
-    "no optimizer": (lambda: dynamics.keep_norms(None, net()), "The optimizer is a NoneType"),
-    "no layers": (lambda: dynamics.renormalize_(5), "no list from gyroscope.layers"),
-    "groups": (lambda: dynamics.undo_decay(sgd(net()), groups=0), "groups is 0; accepted are positions"),
-    "groups of groups": (lambda: dynamics.undo_decay(sgd(net()), groups=[[0]]), r"groups is \[\[0\]\]; accepted"),
-    "groups beyond": (lambda: dynamics.undo_decay(sgd(net()), groups=[-1]), r"groups is \[-1\]; accepted"),
-    "mixed groups": (lambda: dynamics.undo_decay(sgd(net()), groups=[0, "a"]), "accepted are positions from 0 to 0"),
-    "no rates": (lambda: dynamics.ExponentialRates(sgd(net()), None), "shrinkage is None"),
-    "rates of what": (lambda: dynamics.ExponentialRates(None, [0.1]), "The optimizer is a NoneType"),
+    "no inputs": (lambda: theory.properties(net(), None), "The inputs are a NoneType"),
+    "no optimizer": (lambda: control.keep_norms(None, net()), "The optimizer is a NoneType"),
+    "no layers": (lambda: control.renormalize_(5), "no list from gyroscope.layers"),
+    "groups": (lambda: theory.undo_decay(sgd(net()), groups=0), "groups is 0; accepted are positions"),
+    "groups of groups": (lambda: theory.undo_decay(sgd(net()), groups=[[0]]), r"groups is \[\[0\]\]; accepted"),
+    "groups beyond": (lambda: theory.undo_decay(sgd(net()), groups=[-1]), r"groups is \[-1\]; accepted"),
+    "mixed groups": (lambda: theory.undo_decay(sgd(net()), groups=[0, "a"]), "accepted are positions from 0 to 0"),
+    "no rates": (lambda: theory.ExponentialRates(sgd(net()), None), "shrinkage is None"),
+    "rates of what": (lambda: theory.ExponentialRates(None, [0.1]), "The optimizer is a NoneType"),
     "betas": (lambda: adaptive.adam(W, G, lr=0.1, betas=0.9), "betas is 0.9; accepted are two"),
-    "gain": (lambda: dynamics.Knockout(gain=2.0), "gain is 2.0; accepted are two"),
-    "rates": (lambda: dynamics.figure2(rates=0.1), "rates is 0.1; accepted are three"),
-    "batch sizes": (lambda: dynamics.batch_law(ROWS, [1, 2.5]), r"batch_sizes is \[1, 2.5\]"),
-    "steps back": (lambda: dynamics.decay_law([3, 2, 1], [1.0, 2.0, 3.0]), "The steps go back"),
-    "rates of other steps": (lambda: dynamics.decay_law([1, 2, 3], [1.0, 2.0, 3.0], lr=[0.1, 0.2]), r"shape \(2,\)"),
-    "rates of other norms": (lambda: dynamics.fit_norms([1, 2, 3], [1.0, 2.0, 3.0], lr=[0.1, 0.2]), r"shape \(2,\)"),
-    "negative shrinkage": (lambda: dynamics.decay_law([1, 2, 3], [1.0, 2.0, 3.0], shrinkage=-1.0), "below 0"),
-    "nothing decays": (lambda: dynamics.fixed_point(1e-200, 1e-200), "nothing decays"),
-    "a matrix of NaN": (lambda: dynamics.balanced_factors(EYE * float("nan"), 2), "finite numbers"),
-    "an empty batch": (lambda: dynamics.BatchCenter(3)(X[:0]), "it is empty"),
-    "a list of layers": (lambda: dynamics.outliers(net(), F.cross_entropy, (X, Y), ["0"]), "no linear layer"),
-    "shares of no optimizer": (lambda: dynamics.optimizer_shares(None), "The optimizer is a NoneType"),
+    "gain": (lambda: theory.Knockout(gain=2.0), "gain is 2.0; accepted are two"),
+    "rates": (lambda: theory.figure2(rates=0.1), "rates is 0.1; accepted are three"),
+    "batch sizes": (lambda: theory.batch_law(ROWS, [1, 2.5]), r"batch_sizes is \[1, 2.5\]"),
+    "steps back": (lambda: theory.decay_law([3, 2, 1], [1.0, 2.0, 3.0]), "The steps go back"),
+    "rates of other steps": (lambda: theory.decay_law([1, 2, 3], [1.0, 2.0, 3.0], lr=[0.1, 0.2]), r"shape \(2,\)"),
+    "rates of other norms": (lambda: theory.fit_norms([1, 2, 3], [1.0, 2.0, 3.0], lr=[0.1, 0.2]), r"shape \(2,\)"),
+    "negative shrinkage": (lambda: theory.decay_law([1, 2, 3], [1.0, 2.0, 3.0], shrinkage=-1.0), "below 0"),
+    "nothing decays": (lambda: theory.fixed_point(1e-200, 1e-200), "nothing decays"),
+    "a matrix of NaN": (lambda: theory.balanced_factors(EYE * float("nan"), 2), "finite numbers"),
+    "an empty batch": (lambda: theory.BatchCenter(3)(X[:0]), "it is empty"),
+    "a list of layers": (lambda: conditioning.outliers(net(), F.cross_entropy, (X, Y), ["0"]), "no linear layer"),
+    "shares of no optimizer": (lambda: theory.optimizer_shares(None), "The optimizer is a NoneType"),
     "shares of layers": (
-        lambda: dynamics.optimizer_shares(sgd(model := net()), gyroscope.layers(model)),
+        lambda: theory.optimizer_shares(sgd(model := net()), gyroscope.layers(model)),
         "parameters is of Layers; accepted is a list of tensors",
     ),
-    "shares of a model": (lambda: dynamics.optimizer_shares(sgd(model := net()), model), "list of tensors"),
-    "shares of a folder": (lambda: dynamics.recorded_shares("runs/first"), "run is a str; accepted is what"),
-    "moments": (lambda: dynamics.variance_shares([1.0]), "are a float; accepted are tensors"),
+    "shares of a model": (lambda: theory.optimizer_shares(sgd(model := net()), model), "list of tensors"),
+    "shares of a folder": (lambda: theory.recorded_shares("runs/first"), "run is a str; accepted is what"),
+    "moments": (lambda: theory.variance_shares([1.0]), "are a float; accepted are tensors"),
 }  # fmt: skip
 
 
@@ -225,7 +225,7 @@ def test_an_explanation_of_no_layers_or_with_no_invariance_is_refused_in_words(t
 
 
 def test_an_empty_batch_leaves_a_running_mean_as_it_was():
-    layer = dynamics.BatchCenter(3)
+    layer = theory.BatchCenter(3)
     with pytest.raises(DynamicsError):
         layer(X[:0])
     assert torch.equal(layer.running_mean, torch.zeros(3))
@@ -243,7 +243,7 @@ def test_outliers_of_a_weight_that_is_not_the_layers_own_are_refused(tie):
     else:
         nn.utils.parametrizations.weight_norm(model[0])
     with pytest.raises(DynamicsError, match="shares parameters with '2'" if tie else "computed from other parameters"):
-        dynamics.outliers(model, F.cross_entropy, (X, Y), "0")
+        conditioning.outliers(model, F.cross_entropy, (X, Y), "0")
 
 
 class Hungry(nn.Linear):
@@ -270,4 +270,4 @@ class Hungry(nn.Linear):
 @pytest.mark.parametrize("where", ["copy", "pass"])
 def test_running_out_of_memory_is_not_put_down_to_the_model(where, error):
     with pytest.raises(type(error), match="none left"):
-        dynamics.outliers(nn.Sequential(Hungry(where, error), nn.Linear(4, 2)), F.cross_entropy, (X, Y), "1")
+        conditioning.outliers(nn.Sequential(Hungry(where, error), nn.Linear(4, 2)), F.cross_entropy, (X, Y), "1")

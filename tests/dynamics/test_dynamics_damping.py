@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gyroscope.conditioning.fisher import fisher
-from gyroscope.dynamics.damping import (
+from gyroscope.theory.damping import (
     balance_scale,
     curvature_shares,
     damped_step,
@@ -17,7 +17,7 @@ from gyroscope.dynamics.damping import (
     first_order_rate,
     rescaled,
 )
-from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.theory.errors import DynamicsError
 
 
 def measured(scale: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

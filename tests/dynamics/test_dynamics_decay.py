@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from gyroscope.dynamics.adaptive import adagrad, adam, rmsprop
-from gyroscope.dynamics.decay import disagreement, norm_of, preconditioned, sgd, with_decay, with_l2, with_norm
-from gyroscope.dynamics.decay_schedule import (
+from gyroscope.theory.adaptive import adagrad, adam, rmsprop
+from gyroscope.theory.decay import disagreement, norm_of, preconditioned, sgd, with_decay, with_l2, with_norm
+from gyroscope.theory.decay_schedule import (
     figure7,
     fixed_point,
     norm_squares,
@@ -18,7 +18,7 @@ from gyroscope.dynamics.decay_schedule import (
     square_at_rest,
     steps_to_rest,
 )
-from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.theory.errors import DynamicsError
 
 LR, DECAY = 0.05, 0.3
 

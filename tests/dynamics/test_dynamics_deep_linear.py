@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gyroscope.dynamics.deep_linear import (
+from gyroscope.theory.deep_linear import (
     balanced_factors,
     descended_factors,
     imbalance,
@@ -16,7 +16,7 @@ from gyroscope.dynamics.deep_linear import (
     smallest_penalty,
     threshold,
 )
-from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.theory.errors import DynamicsError
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:

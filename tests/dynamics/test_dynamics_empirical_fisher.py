@@ -12,9 +12,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gyroscope.conditioning.fisher import fisher
-from gyroscope.dynamics import empirical_fisher
-from gyroscope.dynamics.adaptive import rmsprop
-from gyroscope.dynamics.empirical_fisher import (
+from gyroscope.control.preconditioners.kfac import KFAC
+from gyroscope.theory import empirical_fisher
+from gyroscope.theory.adaptive import rmsprop
+from gyroscope.theory.empirical_fisher import (
     batch_law,
     fisher_diagonal,
     measured_second_moment,
@@ -22,8 +23,7 @@ from gyroscope.dynamics.empirical_fisher import (
     second_moment,
     step_gain,
 )
-from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.kfac import KFAC
+from gyroscope.theory.errors import DynamicsError
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from gyroscope.dynamics.adaptive import adam
-from gyroscope.dynamics.decay import sgd, with_decay, with_l2
-from gyroscope.dynamics.decay_schedule import fixed_point, norm_squares
-from gyroscope.dynamics.equilibrium import Equilibrium, approach, equilibrium, steps_until
-from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.random_walk import random_walk
+from gyroscope.theory.adaptive import adam
+from gyroscope.theory.decay import sgd, with_decay, with_l2
+from gyroscope.theory.decay_schedule import fixed_point, norm_squares
+from gyroscope.theory.equilibrium import Equilibrium, approach, equilibrium, steps_until
+from gyroscope.theory.errors import DynamicsError
+from gyroscope.theory.random_walk import random_walk
 
 SIZE = 64
 CASES = {

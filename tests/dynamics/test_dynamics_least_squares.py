@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from gyroscope.dynamics.empirical_fisher import second_moment
-from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.least_squares import Problem, detour, direction, figure2, line_problem, newton_step, path
+from gyroscope.theory.empirical_fisher import second_moment
+from gyroscope.theory.errors import DynamicsError
+from gyroscope.theory.least_squares import Problem, detour, direction, figure2, line_problem, newton_step, path
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import gyroscope
-from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.moment_variance import optimizer_shares, recorded_shares, share_between, variance_shares
+from gyroscope.theory.errors import DynamicsError
+from gyroscope.theory.moment_variance import optimizer_shares, recorded_shares, share_between, variance_shares
 
 
 def lognormal(*layers: tuple[float, float, int]) -> list[torch.Tensor]:

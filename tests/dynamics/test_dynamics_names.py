@@ -9,14 +9,14 @@ from types import ModuleType
 import pytest
 
 import gyroscope
-from gyroscope import dynamics
+from gyroscope import diagnose, theory
 
 
 def listed_for_type_checkers():
     """name: file, from the imports that only a type checker runs."""
     (block,) = [
         node
-        for node in ast.parse(inspect.getsource(dynamics)).body
+        for node in ast.parse(inspect.getsource(theory)).body
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     ]
     return {name.name: node.module for node in block.body for name in node.names}
@@ -24,35 +24,35 @@ def listed_for_type_checkers():
 
 def test_a_type_checker_sees_the_names_that_are_loaded_and_no_others():
     seen = listed_for_type_checkers()
-    assert sorted({*seen, "DynamicsError"}) == sorted(dynamics.__all__)
+    assert sorted({*seen, "DynamicsError"}) == sorted(theory.__all__)
     for name, file in seen.items():
-        there = import_module(f"{file}.{name}" if file == "gyroscope.dynamics" else file)
-        assert getattr(dynamics, name) is (there if file == "gyroscope.dynamics" else vars(there)[name])
+        there = import_module(f"{file}.{name}" if file == "gyroscope.theory" else file)
+        assert getattr(theory, name) is (there if file == "gyroscope.theory" else vars(there)[name])
 
 
-@pytest.mark.parametrize("name", ["equilibrium", "explain", "invariance", "outliers", "random_walk", "reparameterize"])
+@pytest.mark.parametrize("name", ["equilibrium", "invariance", "random_walk", "reparameterize"])
 def test_a_function_is_not_hidden_by_the_import_of_its_file(name, monkeypatch):
-    monkeypatch.delitem(sys.modules, f"gyroscope.dynamics.{name}", raising=False)
-    vars(dynamics).pop(name, None)
+    monkeypatch.delitem(sys.modules, f"gyroscope.theory.{name}", raising=False)
+    vars(theory).pop(name, None)
     try:
-        assert isinstance(import_module(f"gyroscope.dynamics.{name}"), ModuleType)
-        assert inspect.isfunction(getattr(dynamics, name))
+        assert isinstance(import_module(f"gyroscope.theory.{name}"), ModuleType)
+        assert inspect.isfunction(getattr(theory, name))
     finally:
-        vars(dynamics).pop(name, None)  # that of the file as it was before this test comes back
+        vars(theory).pop(name, None)  # that of the file as it was before this test comes back
 
 
 def test_every_public_name_is_offered_for_completion():
-    assert set(dynamics.__all__) <= set(dir(dynamics))
+    assert set(theory.__all__) <= set(dir(theory))
 
 
 def test_a_name_that_is_not_there_is_refused_as_of_any_module():
     with pytest.raises(AttributeError, match="no attribute 'kfak'"):
-        dynamics.kfak  # noqa: B018
+        theory.kfak  # noqa: B018
 
 
 def test_the_theory_is_at_hand_from_the_library_itself():
-    assert gyroscope.dynamics is dynamics
-    assert gyroscope.invariance is dynamics.invariance
-    assert gyroscope.explain is dynamics.explain
-    assert gyroscope.errors.DynamicsError is dynamics.DynamicsError
-    assert issubclass(dynamics.DynamicsError, gyroscope.GyroscopeError)
+    assert gyroscope.theory is theory
+    assert gyroscope.invariance is theory.invariance
+    assert gyroscope.explain is diagnose.explain
+    assert gyroscope.errors.DynamicsError is theory.DynamicsError
+    assert issubclass(theory.DynamicsError, gyroscope.GyroscopeError)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from gyroscope.dynamics.batch_norm import batch_norm
-from gyroscope.dynamics.effective_rate import decay_time, effective_lr, figure6, fit_norms, implicit_decay, norm_growth
-from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.homogeneity import (
+from gyroscope.theory.batch_norm import batch_norm
+from gyroscope.theory.effective_rate import decay_time, effective_lr, figure6, fit_norms, implicit_decay, norm_growth
+from gyroscope.theory.errors import DynamicsError
+from gyroscope.theory.homogeneity import (
     effective_gradient,
     euler,
     gradient,

@@ -10,13 +10,13 @@ from torch import nn
 
 import gyroscope
 from dynamics.explain_runs import clusters, normalized, plain, train, walk, written
-from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.explain import TOPICS, explain
-from gyroscope.dynamics.explain_measure import orthogonality
-from gyroscope.dynamics.explain_optimizer import optimizer_of
-from gyroscope.dynamics.explain_result import cells
+from gyroscope.diagnose.explain import TOPICS, explain
+from gyroscope.diagnose.explain_measure import orthogonality
+from gyroscope.diagnose.explain_optimizer import optimizer_of
+from gyroscope.diagnose.explain_result import cells
 from gyroscope.errors import StoreError
 from gyroscope.store.example import write_example
+from gyroscope.theory.errors import DynamicsError
 
 AFTER = TOPICS[1:4]  # what follows from scale invariance: effective learning rate, implicit decay, equilibrium
 
@@ -122,7 +122,7 @@ def test_under_layca_norms_are_held_and_the_angle_is_what_was_asked(tmp_path):
 def test_under_kfac_decay_can_act_by_the_damping(tmp_path):
     def make(net):
         inner = torch.optim.SGD(net.parameters(), lr=0.01, weight_decay=0.01)
-        return gyroscope.dynamics.KFAC(inner, net, nn.functional.cross_entropy)
+        return gyroscope.control.KFAC(inner, net, nn.functional.cross_entropy)
 
     found = explain(train(tmp_path / "a", normalized(), make, 20))
     assert found["0.weight"].mechanisms == ("damping",)

@@ -6,8 +6,8 @@ import torch
 
 import gyroscope
 from dynamics.explain_runs import clusters, normalized, plain, train, walk, written
-from gyroscope.dynamics import keep_norms
-from gyroscope.dynamics.explain import TOPICS, explain
+from gyroscope.control import keep_norms
+from gyroscope.diagnose.explain import TOPICS, explain
 
 
 def sgd(**options):

@@ -7,10 +7,10 @@ from torch import nn
 
 import gyroscope
 from dynamics.explain_runs import clusters, normalized, train
+from gyroscope.control import KFAC, QuasiDiagonal
 from gyroscope.control.family import block_normalized, hyperball, relative_update
-from gyroscope.dynamics import KFAC, QuasiDiagonal
-from gyroscope.dynamics.explain import TOPICS, explain
-from gyroscope.dynamics.explain_optimizer import optimizer_of
+from gyroscope.diagnose.explain import TOPICS, explain
+from gyroscope.diagnose.explain_optimizer import optimizer_of
 from gyroscope.monitor.given import meta
 
 CE = nn.functional.cross_entropy

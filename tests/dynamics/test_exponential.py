@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from gyroscope.dynamics.batch_norm import batch_norm
-from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.exponential import ExponentialRates, exponential_rates, shrinkage, undo_decay
+from gyroscope.theory.batch_norm import batch_norm
+from gyroscope.theory.errors import DynamicsError
+from gyroscope.theory.exponential import ExponentialRates, exponential_rates, shrinkage, undo_decay
 
 STEPS = 60
 

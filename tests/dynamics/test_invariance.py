@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from gyroscope.dynamics.affine import Affine
-from gyroscope.dynamics.kfac import KFAC
-from gyroscope.dynamics.quasi_diagonal import QuasiDiagonal
-from gyroscope.dynamics.reparameterize import between
+from gyroscope.control.preconditioners.kfac import KFAC
+from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal
+from gyroscope.theory.affine import Affine
+from gyroscope.theory.reparameterize import between
 
 
 def draw(d, generator, *, diagonal, shift=True):

@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from gyroscope.conditioning.fisher import fisher
-from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.kfac import KFAC
-from gyroscope.dynamics.kfac_factors import eigen_of
+from gyroscope.control.preconditioners.kfac import KFAC
+from gyroscope.control.preconditioners.kfac_factors import eigen_of
+from gyroscope.theory.errors import DynamicsError
 
 
 def double(*shape, seed=0):

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gyroscope.dynamics.batch_norm import batch_norm
-from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.knockout import Knockout, knock_out, restore
+from gyroscope.theory.batch_norm import batch_norm
+from gyroscope.theory.errors import DynamicsError
+from gyroscope.theory.knockout import Knockout, knock_out, restore
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

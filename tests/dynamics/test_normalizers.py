@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from gyroscope.dynamics.batch_norm import BatchCenter
-from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.invariance import invariance
-from gyroscope.dynamics.normalizers import NORMALIZERS, TOLERANCE, comparison, properties
+from gyroscope.theory.batch_norm import BatchCenter
+from gyroscope.theory.errors import DynamicsError
+from gyroscope.theory.invariance import invariance
+from gyroscope.theory.normalizers import NORMALIZERS, TOLERANCE, comparison, properties
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.outliers import outlier, outliers, predicted_outliers
+from gyroscope.conditioning.outliers import outlier, outliers, predicted_outliers
+from gyroscope.theory.errors import DynamicsError
 
 
 def unit_design(m):

@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from gyroscope import Layca
-from gyroscope.dynamics import kfac, kfac_factors, moments, quasi_diagonal
-from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.kfac import KFAC
-from gyroscope.dynamics.quasi_diagonal import QuasiDiagonal
+from gyroscope.control.preconditioners import kfac, kfac_factors, moments, quasi_diagonal
+from gyroscope.control.preconditioners.kfac import KFAC
+from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal
+from gyroscope.theory.errors import DynamicsError
 
 KINDS = {
     "kfac": lambda inner, net: KFAC(inner, net, F.cross_entropy, damping=0.1, decompose_every=2, every=2),

@@ -8,13 +8,13 @@ from recorder import Recorder
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-import gyroscope.dynamics.moments as moments
-import gyroscope.dynamics.observer as observer
-import gyroscope.dynamics.preconditioner as preconditioner
-import gyroscope.dynamics.running as running
-from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.kfac import KFAC
-from gyroscope.dynamics.quasi_diagonal import QuasiDiagonal
+import gyroscope.control.preconditioners.moments as moments
+import gyroscope.control.preconditioners.observer as observer
+import gyroscope.control.preconditioners.preconditioner as preconditioner
+import gyroscope.control.preconditioners.running as running
+from gyroscope.control.preconditioners.kfac import KFAC
+from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal
+from gyroscope.theory.errors import DynamicsError
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from gyroscope.dynamics import patch_moments
-from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.outliers import outliers
-from gyroscope.dynamics.places import Place, joined, split
-from gyroscope.dynamics.quasi_diagonal import QuasiDiagonal, quasi_diagonal
-from gyroscope.dynamics.running import Spreads
+from gyroscope.conditioning.outliers import outliers
+from gyroscope.control.preconditioners import patch_moments
+from gyroscope.control.preconditioners.places import Place, joined, split
+from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal, quasi_diagonal
+from gyroscope.control.preconditioners.running import Spreads
+from gyroscope.theory.errors import DynamicsError
 
 
 def double(*shape, seed=0):

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from gyroscope.dynamics.batch_norm import batch_norm
-from gyroscope.dynamics.effective_rate import effective_lr
-from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.renormalize import keep_norms, renormalize_, sphere_step
+from gyroscope.control.renormalize import keep_norms, renormalize_, sphere_step
 from gyroscope.layers.layer import layers, split
+from gyroscope.theory.batch_norm import batch_norm
+from gyroscope.theory.effective_rate import effective_lr
+from gyroscope.theory.errors import DynamicsError
 
 STEPS = 40
 

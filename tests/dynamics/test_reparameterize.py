@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from gyroscope.dynamics.affine import Affine, FixedAffine, standardizing
-from gyroscope.dynamics.errors import DynamicsError
-from gyroscope.dynamics.reparameterize import between, reparameterize
+from gyroscope.theory.affine import Affine, FixedAffine, standardizing
+from gyroscope.theory.errors import DynamicsError
+from gyroscope.theory.reparameterize import between, reparameterize
 
 
 def draw(d, generator, *, diagonal, shift=True):

@@ -5,9 +5,9 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from figures.made import example_run, run_of, texts
+from gyroscope.diagnose import predict
 from gyroscope.errors import FigureError
 from gyroscope.figures import curves, effective_rates, norms, rates
-from gyroscope.monitor import predict
 
 
 def prediction(run, layer, **given):

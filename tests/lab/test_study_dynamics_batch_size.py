@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from gyroscope.dynamics.adaptive import adam, rmsprop
-from gyroscope.dynamics.decay import sgd
 from gyroscope.lab import models
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.studies.dynamics.batch_size import PLANS, RECIPES, STUDIES, points, recorded, task_of, trials
 from gyroscope.lab.studies.dynamics.batch_size_held import steps_of
 from gyroscope.lab.studies.dynamics.batch_size_report import findings
+from gyroscope.theory.adaptive import adam, rmsprop
+from gyroscope.theory.decay import sgd
 from lab.made_lab import raw
 
 [BATCHES] = STUDIES

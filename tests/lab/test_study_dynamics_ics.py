@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from gyroscope.dynamics.outliers import outliers
+from gyroscope.conditioning.outliers import outliers
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.data.source import Source
 from gyroscope.lab.errors import LabError

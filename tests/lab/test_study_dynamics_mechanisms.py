@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from gyroscope.dynamics.jacobian import jacobian_norm
-from gyroscope.dynamics.kfac import KFAC
+from gyroscope.control.preconditioners.kfac import KFAC
 from gyroscope.lab import models
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.laboratory import Lab
@@ -22,6 +21,7 @@ from gyroscope.lab.studies.dynamics import mechanism3 as m3
 from gyroscope.lab.studies.dynamics import mechanism3_report as r3
 from gyroscope.lab.studies.dynamics.gain import gain, reproduced
 from gyroscope.layers.layer import layers
+from gyroscope.theory.jacobian import jacobian_norm
 
 STUDIES = (*m1.STUDIES, *m2.STUDIES, *m3.STUDIES)
 

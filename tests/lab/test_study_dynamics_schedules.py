@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from gyroscope.dynamics.least_squares import line_problem
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.studies.catalogue import study
@@ -13,6 +12,7 @@ from gyroscope.lab.studies.dynamics import least_squares as dynamics_least_squar
 from gyroscope.lab.studies.dynamics import schedules as dynamics_schedules
 from gyroscope.lab.studies.dynamics.least_squares import STARTS, Ways, step_lengths, ways
 from gyroscope.lab.studies.dynamics.schedules import DECAY, PRODUCT, RATES, STEPS, spaced
+from gyroscope.theory.least_squares import line_problem
 
 FIG2, FIG6, FIG7 = (*dynamics_least_squares.STUDIES, *dynamics_schedules.STUDIES)
 

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import torch
 
-from gyroscope.dynamics.errors import DynamicsError
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.studies.rotation import adaptive, second_moments
@@ -17,6 +16,7 @@ from gyroscope.lab.studies.rotation.second_moments import (
     trials,
 )
 from gyroscope.lab.training import Training
+from gyroscope.theory.errors import DynamicsError
 
 
 @pytest.fixture(scope="module")

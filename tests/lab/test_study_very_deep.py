@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import gyroscope
-from gyroscope.cli.standing_out import in_words
+from gyroscope.diagnose import dominated, stalled
+from gyroscope.diagnose.standing_out import in_words
 from gyroscope.lab.archive import Archive
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
@@ -24,7 +25,6 @@ from gyroscope.lab.studies.conditioning.very_deep_findings import of_depths, of_
 from gyroscope.lab.tasks import task
 from gyroscope.lab.training import train
 from gyroscope.lab.trial import Trial
-from gyroscope.monitor import dominated, stalled
 from lab.made_lab import knowing
 
 FIG6, FIG7, FIG9 = STUDIES

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import gyroscope
-from gyroscope.cli.standing_out import in_words
+from gyroscope.diagnose.domination import Domination, Episodes, dominated
+from gyroscope.diagnose.naming import Naming
+from gyroscope.diagnose.standing_out import in_words
 from gyroscope.errors import MonitorError
 from gyroscope.lab import models
-from gyroscope.monitor.domination import Domination, Episodes, dominated
-from gyroscope.monitor.naming import Naming
 from gyroscope.store import LayerInfo, QuantityInfo, Rows, Writer
 from monitor.predict_runs import clusters
 

@@ -14,9 +14,9 @@ from predict_runs import made, train
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
+from gyroscope.diagnose import dominated, stalled
+from gyroscope.diagnose.predict import Prediction, in_words, predictions
 from gyroscope.errors import MonitorError
-from gyroscope.monitor import dominated, stalled
-from gyroscope.monitor.predict import Prediction, in_words, predictions
 from gyroscope.store.record import LayerInfo
 
 IMAGE, VECTOR = (2, 8, 8), (24,)
@@ -248,12 +248,12 @@ def test_every_kind_of_prediction_has_its_sentence():
 
 def test_the_module_itself_imports_numpy_alone():
     names = [
-        "gyroscope.monitor.theory",
-        "gyroscope.dynamics.law",
-        "gyroscope.dynamics.share",
-        "gyroscope.dynamics.effective_rate",
-        "gyroscope.dynamics.equilibrium",
-        "gyroscope.monitor.predict",
+        "gyroscope.diagnose.scale_invariance",
+        "gyroscope.theory.law",
+        "gyroscope.theory.share",
+        "gyroscope.theory.effective_rate",
+        "gyroscope.theory.equilibrium",
+        "gyroscope.diagnose.predict",
     ]
     code = (
         "import sys, importlib\n"

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from gyroscope.dynamics.errors import DynamicsError
+from gyroscope.diagnose.predict import decay_law, effective_lr, equilibrium, scale_invariant
 from gyroscope.errors import MonitorError
-from gyroscope.monitor.predict import decay_law, effective_lr, equilibrium, scale_invariant
+from gyroscope.theory.errors import DynamicsError
 from oracles.equilibrium import slide, walk
 
 SGD = {"lr": 0.02, "decay": 5e-3}

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 import gyroscope
-from gyroscope.cli.standing_out import in_words
+from gyroscope.diagnose import dominated
+from gyroscope.diagnose.naming import Stalling
+from gyroscope.diagnose.stall import found_in, stall
+from gyroscope.diagnose.stall_of_run import FILE, stalled
+from gyroscope.diagnose.standing_out import in_words
 from gyroscope.errors import MonitorError
-from gyroscope.monitor import dominated
-from gyroscope.monitor.naming import Stalling
-from gyroscope.monitor.stall import found_in, stall
-from gyroscope.monitor.stall_of_run import FILE, stalled
 from gyroscope.store import LayerInfo, QuantityInfo, Rows, Scalars, Writer
 from gyroscope.store.example import write_example
 from monitor.predict_runs import clusters

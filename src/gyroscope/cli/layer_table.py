@@ -10,10 +10,10 @@ import numpy.typing as npt
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from gyroscope.cli.not_finite import lost_at
 from gyroscope.cli.printed import plain, text
 from gyroscope.cli.sparkline import sparklines
-from gyroscope.cli.standing_out import last_values
+from gyroscope.diagnose.not_finite import lost_at
+from gyroscope.diagnose.standing_out import last_values
 from gyroscope.store import Run
 
 _SPARK = 24

@@ -7,17 +7,30 @@ from gyroscope.base.lazy import lazy
 if TYPE_CHECKING:
     from gyroscope.conditioning import curvature, fisher
     from gyroscope.conditioning.condition import condition
+    from gyroscope.conditioning.outliers import Outliers, outliers
     from gyroscope.conditioning.result import Conditioning, LayerConditioning, Spectra
     from gyroscope.conditioning.schedule import Schedule
     from gyroscope.conditioning.spectra import Spectrum
 
-__all__ = ["Conditioning", "LayerConditioning", "Schedule", "Spectra", "Spectrum", "condition", "curvature", "fisher"]
+__all__ = [
+    "Conditioning",
+    "LayerConditioning",
+    "Outliers",
+    "Schedule",
+    "Spectra",
+    "Spectrum",
+    "condition",
+    "curvature",
+    "fisher",
+    "outliers",
+]
 
 if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistake
     __getattr__ = lazy(
         __name__,
         {
             "condition": "condition",
+            "outliers": "Outliers outliers",
             "result": "Conditioning LayerConditioning Spectra",
             "schedule": "Schedule",
             "spectra": "Spectrum",

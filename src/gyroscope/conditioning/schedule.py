@@ -52,14 +52,3 @@ class Schedule:
                 )
             object.__setattr__(self, "scale", factor)
         object.__setattr__(self, "p", check_p(self.p))
-
-    @classmethod
-    def of(cls, given: Any) -> Schedule | None:
-        """What `watch` was given: None, a number of steps, "budget", or a schedule.
-
-        >>> Schedule.of(10).every, Schedule.of(None)
-        (10, None)
-        """
-        if given is None or isinstance(given, Schedule):
-            return given
-        return cls(every=given)

@@ -1,8 +1,44 @@
-"""Steering: optimizers whose rates have a meaning that does not depend on the network."""
+"""Steering: optimizers whose rates have a meaning that does not depend on the network, and preconditioned ones."""
 
-from gyroscope.control.family import block_normalized, hyperball, lars, relative_update
-from gyroscope.control.graft import Graft
-from gyroscope.control.layca import Layca
-from gyroscope.control.sgd_amom import SGD_AMom
+from typing import TYPE_CHECKING
 
-__all__ = ["Graft", "Layca", "SGD_AMom", "block_normalized", "hyperball", "lars", "relative_update"]
+from gyroscope.base.lazy import lazy
+
+if TYPE_CHECKING:
+    from gyroscope.control import rates
+    from gyroscope.control.family import block_normalized, hyperball, lars, relative_update
+    from gyroscope.control.graft import Graft
+    from gyroscope.control.layca import Layca
+    from gyroscope.control.preconditioners.kfac import KFAC
+    from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal
+    from gyroscope.control.renormalize import keep_norms, renormalize_
+    from gyroscope.control.sgd_amom import SGD_AMom
+
+__all__ = [
+    "KFAC",
+    "Graft",
+    "Layca",
+    "QuasiDiagonal",
+    "SGD_AMom",
+    "block_normalized",
+    "hyperball",
+    "keep_norms",
+    "lars",
+    "rates",
+    "relative_update",
+    "renormalize_",
+]
+
+if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistake
+    __getattr__ = lazy(
+        __name__,
+        {
+            "family": "block_normalized hyperball lars relative_update",
+            "graft": "Graft",
+            "layca": "Layca",
+            "preconditioners.kfac": "KFAC",
+            "preconditioners.quasi_diagonal": "QuasiDiagonal",
+            "renormalize": "keep_norms renormalize_",
+            "sgd_amom": "SGD_AMom",
+        },
+    )

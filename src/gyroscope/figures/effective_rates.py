@@ -18,7 +18,7 @@ from gyroscope.figures.names import spread
 from gyroscope.figures.predicted import predicted
 
 if TYPE_CHECKING:
-    from gyroscope.monitor.predict import Prediction
+    from gyroscope.diagnose.predict import Prediction
 
 Values = npt.NDArray[np.float64]
 

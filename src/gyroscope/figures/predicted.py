@@ -9,7 +9,7 @@ from gyroscope.errors import GyroscopeError
 from gyroscope.figures.given import Measured
 
 if TYPE_CHECKING:
-    from gyroscope.monitor.predict import Prediction
+    from gyroscope.diagnose.predict import Prediction
 
 
 def predicted(run: Measured, layers: Collection[str]) -> dict[str, Prediction]:
@@ -19,7 +19,7 @@ def predicted(run: Measured, layers: Collection[str]) -> dict[str, Prediction]:
     >>> predicted(example_run(quantities=["rotation"]), ["block1.conv1.weight"])
     {}
     """
-    from gyroscope.monitor.predict import predictions
+    from gyroscope.diagnose.predict import predictions
 
     measured: Any = run  # an `Example` has no layer table, and predictions do without
     try:

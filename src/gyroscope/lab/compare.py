@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from gyroscope.lab.errors import LabError
-from gyroscope.recurrence import optimizers_in
 from gyroscope.store import Run
 from gyroscope.store.find import distinct_names
+from gyroscope.theory.recurrence import optimizers_in
 
 #: The logged numbers that tell how good a network is, the most telling first, and by which names they go.
 ACCURACIES: dict[str, tuple[str, ...]] = {

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from gyroscope.conditioning.squaring import top
+from gyroscope.diagnose import stall_of_run
 from gyroscope.lab.errors import LabError
 from gyroscope.layers.layer import layers
-from gyroscope.monitor import stall_of_run
 
 #: The file of what was followed; the monitor knows it, and finds stalls in it.
 FILE = stall_of_run.FILE

@@ -6,25 +6,18 @@ from gyroscope.base.lazy import lazy
 
 if TYPE_CHECKING:
     from gyroscope.monitor.clock import Cost
-    from gyroscope.monitor.domination import Domination, dominated
     from gyroscope.monitor.monitor import Monitor
     from gyroscope.monitor.products import Products
     from gyroscope.monitor.quantities import forget, known, quantity
-    from gyroscope.monitor.stall import Stall
-    from gyroscope.monitor.stall_of_run import stalled
     from gyroscope.monitor.watch import watch
 
 __all__ = [
     "Cost",
-    "Domination",
     "Monitor",
     "Products",
-    "Stall",
-    "dominated",
     "forget",
     "known",
     "quantity",
-    "stalled",
     "watch",
 ]
 
@@ -33,12 +26,9 @@ if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistak
         __name__,
         {
             "clock": "Cost",
-            "domination": "Domination dominated",
             "monitor": "Monitor",
             "products": "Products",
             "quantities": "forget known quantity",
-            "stall": "Stall",
-            "stall_of_run": "stalled",
             "watch": "watch",
         },
     )

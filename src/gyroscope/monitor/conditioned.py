@@ -20,7 +20,6 @@ from gyroscope.conditioning.result import LayerConditioning, flat, percent, quan
 from gyroscope.conditioning.schedule import Schedule
 from gyroscope.conditioning.solve import solve
 from gyroscope.conditioning.uses import in_order
-from gyroscope.errors import ConditioningError
 from gyroscope.layers.layer import Layer
 from gyroscope.layers.untouched import bare, tensors
 from gyroscope.store.record import QuantityInfo
@@ -214,11 +213,3 @@ class _Hook:
 
     def __reduce__(self) -> tuple[type[_Hook], tuple[None]]:
         return _Hook, (None,)
-
-
-def check(schedule: Schedule | None, budget: float | None) -> None:
-    """Refuse a schedule that goes by a budget there is not."""
-    if schedule is not None and schedule.every == "budget" and budget is None:
-        raise ConditioningError(
-            "conditioning='budget' was asked for with budget=None; give a budget, or a number of steps."
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,14 +11,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gyroscope.base.transfer import to_host
-from gyroscope.conditioning.schedule import Schedule
 from gyroscope.layers.layer import Layer
 from gyroscope.monitor import moments, neurons
-from gyroscope.monitor.conditioned import Conditioned
 from gyroscope.monitor.exchanged import Exchanged
 from gyroscope.monitor.track import Track
 from gyroscope.passes import activations as acts
 from gyroscope.store.record import QuantityInfo
+
+if TYPE_CHECKING:
+    from gyroscope.conditioning.schedule import Schedule
+    from gyroscope.monitor.conditioned import Conditioned
 
 
 class Detail:
@@ -41,8 +43,10 @@ class Detail:
         self.neurons = neurons.Neurons(layers) if spread else None
         hidden = acts.unavailable(model) if activations or conditioning else None
         self.why_not = hidden
-        self.conditioned = None
+        self.conditioned: Conditioned | None = None
         if conditioning is not None and not hidden:
+            from gyroscope.monitor.conditioned import Conditioned  # and with it all of conditioning
+
             self.conditioned = Conditioned(model, layers, conditioning, shared=shared)
         self.probe = acts.ActivationProbe(model, layers, threshold=threshold) if activations and not hidden else None
         self.attached = False

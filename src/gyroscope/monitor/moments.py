@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gyroscope.dynamics.moment_variance import KEYS
 from gyroscope.errors import MonitorError
 from gyroscope.passes.sample import spread
 from gyroscope.store.record import QuantityInfo
+from gyroscope.theory.moment_variance import KEYS
 from gyroscope.vectors.layout import is_dense, memory_view
 from gyroscope.vectors.sharded import is_sharded
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
@@ -14,13 +14,11 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from gyroscope.base.outermost import register_outermost
-from gyroscope.conditioning.schedule import Schedule
-from gyroscope.errors import GyroscopeError, MonitorError, StoreError
+from gyroscope.errors import ConditioningError, GyroscopeError, MonitorError, StoreError
 from gyroscope.layers.layer import Layer
 from gyroscope.monitor import given
 from gyroscope.monitor.chronicle import About, Chronicle
 from gyroscope.monitor.clock import Cost
-from gyroscope.monitor.conditioned import check as check_schedule
 from gyroscope.monitor.detail import Detail
 from gyroscope.monitor.hooks import LossHook, plainly
 from gyroscope.monitor.loop import Loop
@@ -33,6 +31,9 @@ from gyroscope.monitor.track import Track
 from gyroscope.store import LayerInfo, Run, Sink, load
 from gyroscope.vectors.chunks import is_capturing
 from gyroscope.vectors.sharded import any_sharded
+
+if TYPE_CHECKING:
+    from gyroscope.conditioning.schedule import Schedule
 
 _LOG = logging.getLogger("gyroscope")
 
@@ -73,8 +74,7 @@ class Monitor:
         given.check_choices(reference_dtype, reference_device)
         given.check_flags(neurons=neurons, activations=activations)
         given.check_loss(loss)
-        analyses = Schedule.of(conditioning)
-        check_schedule(analyses, budget)
+        analyses = None if conditioning is None else _schedule(conditioning, budget)
         every, budget = int(every), None if budget is None else float(budget)
         places = given.sinks(sinks)
         optimizers = given.optimizers(optimizer)
@@ -369,3 +369,15 @@ class Monitor:
         _LOG.error("The monitor of %s has stopped, training goes on. %s", self.path, said, exc_info=not expected)
         self._chronicle.event("error", f"recording stopped: {said}")
         self._chronicle.drain()
+
+
+def _schedule(given: Any, budget: float | None) -> Schedule:
+    """When to analyze conditioning, whose modules are loaded where it is asked for."""
+    from gyroscope.conditioning.schedule import Schedule
+
+    schedule = given if isinstance(given, Schedule) else Schedule(every=given)
+    if schedule.every == "budget" and budget is None:
+        raise ConditioningError(
+            "conditioning='budget' was asked for with budget=None; give a budget, or a number of steps."
+        )
+    return schedule

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gyroscope.diagnose.naming import Naming
 from gyroscope.errors import StoreError
 from gyroscope.monitor import request
 from gyroscope.monitor.clock import Clock
 from gyroscope.monitor.detail import Detail
 from gyroscope.monitor.measured import Measured, arriving, products_of
-from gyroscope.monitor.naming import Naming
 from gyroscope.monitor.products import Products
 from gyroscope.monitor.quantities import Quantity, compute
 from gyroscope.monitor.resume import Saved, write_all

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
 
-from gyroscope.conditioning.schedule import Schedule
 from gyroscope.layers.layer import Layer
 from gyroscope.monitor.monitor import Monitor
 from gyroscope.monitor.reference import Place, Precision, Source
 from gyroscope.store import Sink
+
+if TYPE_CHECKING:
+    from gyroscope.conditioning.schedule import Schedule
 
 
 def watch(

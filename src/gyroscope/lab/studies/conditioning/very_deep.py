@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gyroscope.diagnose.stall import MARGIN
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.last_layer import followed
@@ -25,7 +26,6 @@ from gyroscope.lab.studies.conditioning.very_deep_findings import of_depths, of_
 from gyroscope.lab.studies.rotation.beside_layca import some
 from gyroscope.lab.studies.study import Finding, Report, Study, Table
 from gyroscope.lab.trial import Trial
-from gyroscope.monitor.stall import MARGIN
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gyroscope.diagnose.stall import Stall, stall
 from gyroscope.lab.last_layer import Followed
 from gyroscope.lab.result import Result
 from gyroscope.lab.studies.conditioning.by_depth import Network
-from gyroscope.monitor.stall import Stall, stall
 
 #: What figures 6, 7 and 9 show, panel by panel: a quantity, and its name.
 PANELS = {

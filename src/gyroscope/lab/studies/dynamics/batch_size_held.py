@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 
-from gyroscope.dynamics.adaptive import Moments, adam, rmsprop
-from gyroscope.dynamics.decay import Rule, sgd
-from gyroscope.dynamics.empirical_fisher import batch_law, per_example_gradients, step_gain
 from gyroscope.lab import models
 from gyroscope.lab.data.source import Source
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.studies.dynamics.loop import kept, split_of
+from gyroscope.theory.adaptive import Moments, adam, rmsprop
+from gyroscope.theory.decay import Rule, sgd
+from gyroscope.theory.empirical_fisher import batch_law, per_example_gradients, step_gain
 
 RULES: dict[str, Rule[Any]] = {
     "sgd": partial(sgd, lr=0.1),

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 
-from gyroscope.dynamics.adaptive import adam, rmsprop
-from gyroscope.dynamics.decay import Rule, sgd, with_decay, with_l2
 from gyroscope.lab import models
 from gyroscope.lab.data.source import Source
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.studies.dynamics.loop import kept, split_of
+from gyroscope.theory.adaptive import adam, rmsprop
+from gyroscope.theory.decay import Rule, sgd, with_decay, with_l2
 
 #: The rules by name, and the rate each is bound to.
 RULES: dict[str, tuple[Rule[Any], float]] = {

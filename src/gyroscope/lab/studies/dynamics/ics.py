@@ -24,11 +24,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch.optim import SGD, Optimizer
 
-from gyroscope.dynamics.affine import Affine
-from gyroscope.dynamics.kfac import KFAC
-from gyroscope.dynamics.outliers import Outliers, outliers
-from gyroscope.dynamics.quasi_diagonal import QuasiDiagonal
-from gyroscope.dynamics.reparameterize import between
+from gyroscope.conditioning.outliers import Outliers, outliers
+from gyroscope.control.preconditioners.kfac import KFAC
+from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal
 from gyroscope.lab.data.source import Source
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.models.mlp import mlp
@@ -37,6 +35,8 @@ from gyroscope.lab.studies.dynamics.ics_report import CENTRED, FIXED, PLAIN, THR
 from gyroscope.lab.studies.dynamics.loop import accuracy, device_of, dtype_of, kept, mean_curve, split_of, train
 from gyroscope.lab.studies.study import Report, Study
 from gyroscope.lab.trial import Trial
+from gyroscope.theory.affine import Affine
+from gyroscope.theory.reparameterize import between
 
 Method = Literal["SGD", "SGD, BN", "quasi-diagonal", "K-FAC"]
 # Pixels of an image.

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from gyroscope.dynamics.knockout import knock_out
 from gyroscope.lab.data.source import Source
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.models.mlp import mlp
@@ -25,6 +24,7 @@ from gyroscope.lab.studies.dynamics.knockout_report import Arm, report
 from gyroscope.lab.studies.dynamics.loop import accuracy, device_of, dtype_of, kept, mean_curve, split_of, train
 from gyroscope.lab.studies.study import Report, Study
 from gyroscope.lab.trial import Trial
+from gyroscope.theory.knockout import knock_out
 
 Kind = Literal["no BN", "BN", "BN + noise", "BN + noise, not behind the last"]
 KINDS: tuple[Kind, ...] = ("no BN", "BN", "BN + noise", "BN + noise, not behind the last")

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gyroscope.dynamics.least_squares import (
+from gyroscope.lab.laboratory import Lab
+from gyroscope.lab.studies.dynamics.schedules import nothing_trained, spaced
+from gyroscope.lab.studies.study import Finding, Report, Study, Table
+from gyroscope.theory.least_squares import (
     METHODS,
     Floats,
     Method,
@@ -25,9 +28,6 @@ from gyroscope.dynamics.least_squares import (
     figure2,
     line_problem,
 )
-from gyroscope.lab.laboratory import Lab
-from gyroscope.lab.studies.dynamics.schedules import nothing_trained, spaced
-from gyroscope.lab.studies.study import Finding, Report, Study, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

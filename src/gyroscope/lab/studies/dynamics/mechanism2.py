@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch.optim import SGD
 
-from gyroscope.dynamics.kfac import KFAC
+from gyroscope.control.preconditioners.kfac import KFAC
 from gyroscope.lab import models
 from gyroscope.lab.data.augment import Augmentation
 from gyroscope.lab.data.source import Source

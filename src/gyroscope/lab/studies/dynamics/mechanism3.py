@@ -14,8 +14,7 @@ from typing import Any
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch.optim import SGD
 
-from gyroscope.dynamics.jacobian import estimated_jacobian_norm, gauss_newton_norm
-from gyroscope.dynamics.kfac import KFAC
+from gyroscope.control.preconditioners.kfac import KFAC
 from gyroscope.lab import models
 from gyroscope.lab.data.source import Source
 from gyroscope.lab.laboratory import Lab
@@ -24,6 +23,7 @@ from gyroscope.lab.studies.dynamics.loop import accuracy, device_of, dtype_of, k
 from gyroscope.lab.studies.dynamics.mechanism3_report import Level, report
 from gyroscope.lab.studies.study import Report, Study
 from gyroscope.lab.trial import Trial
+from gyroscope.theory.jacobian import estimated_jacobian_norm, gauss_newton_norm
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.dynamics.effective_rate import effective_lr, fit_norms, norm_growth
-from gyroscope.dynamics.law import Law
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.result import Result
 from gyroscope.lab.studies.dynamics.schedules import spaced
 from gyroscope.lab.studies.recorded import recorded
 from gyroscope.lab.trial import Trial
+from gyroscope.theory.effective_rate import effective_lr, fit_norms, norm_growth
+from gyroscope.theory.law import Law
 
 Values = npt.NDArray[np.float64]
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gyroscope.dynamics.effective_rate import decay_time
 from gyroscope.lab.studies.dynamics.norms import Course, Values, spread
 from gyroscope.lab.studies.dynamics.schedules import over_steps, spaced
 from gyroscope.lab.studies.study import Finding, Report, Table
+from gyroscope.theory.effective_rate import decay_time
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.dynamics.decay_schedule import Schedules, figure7
-from gyroscope.dynamics.effective_rate import Growth, decay_time, figure6, fit_norms, implicit_decay
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.studies.study import Finding, Report, Study, Table
 from gyroscope.lab.trial import Trial
+from gyroscope.theory.decay_schedule import Schedules, figure7
+from gyroscope.theory.effective_rate import Growth, decay_time, figure6, fit_norms, implicit_decay
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

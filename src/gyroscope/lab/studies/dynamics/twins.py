@@ -17,10 +17,10 @@ from torch.nn import functional as F  # noqa: N812  (the name torch's own docume
 from torch.optim import SGD
 
 from gyroscope.base.whole_file import write_whole
-from gyroscope.dynamics.exponential import undo_decay
 from gyroscope.lab import models
 from gyroscope.lab.data.split import Split
 from gyroscope.lab.errors import LabError
+from gyroscope.theory.exponential import undo_decay
 
 #: With weight decay; with the exponential schedule in its place; with neither; with decay from another last digit.
 Way = Literal["decay", "exponential", "neither", "rounding"]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gyroscope.dynamics.effective_rate import effective_lr
-from gyroscope.dynamics.exponential import shrinkage
 from gyroscope.lab.studies.dynamics.twins import Setting, Twins, Way
 from gyroscope.lab.studies.study import Finding, Report, Table
+from gyroscope.theory.effective_rate import effective_lr
+from gyroscope.theory.exponential import shrinkage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

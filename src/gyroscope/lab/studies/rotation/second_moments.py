@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gyroscope.dynamics.moment_variance import Percentiles, share_between, spans
 from gyroscope.lab.laboratory import Lab
 from gyroscope.lab.recipe import Recipe
 from gyroscope.lab.studies.study import Finding, Report, Study, Table
 from gyroscope.lab.trial import Trial
 from gyroscope.store import load
+from gyroscope.theory.moment_variance import Percentiles, share_between, spans
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

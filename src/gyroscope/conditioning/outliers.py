@@ -1,0 +1,264 @@
+"""Uncentred activations and the outliers of the curvature: predicted, and measured (section 3 of Grosse's chapter 5).
+
+If a layer's activations a have the mean m and unit covariance, their second moment A = I + mmᵀ has one outlier,
+ν = ‖m‖² + 1, with eigenvector m. So the Gauss-Newton matrix of its weights, G ≈ A ⊗ S (equation 5), has the outliers
+ν λ_i with eigenvectors m ⊗ v_i, where λ_i and v_i are those of S = E[Ds Dsᵀ]: the ICS conditioning hypothesis.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from gyroscope.base.accepted import real, whole
+from gyroscope.conditioning.fisher import fisher
+from gyroscope.conditioning.fisher_scores import Labels
+from gyroscope.layers.class_names import wrapped_in
+from gyroscope.passes.batches import batches
+from gyroscope.passes.labels import Loss
+from gyroscope.theory.errors import DynamicsError
+from gyroscope.theory.one_by_one import refuse_valueless
+
+
+def outlier(mean: Tensor) -> Tensor:
+    """ν = ‖m‖² + 1, the outlier of the second moment of activations with mean m and unit covariance.
+
+    >>> outlier(torch.full((100,), 0.1))
+    tensor(2.)
+    """
+    return mean.square().sum() + 1
+
+
+def predicted_outliers(mean: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
+    """The outliers ν λ_i(S), largest first, and their eigenvectors m ⊗ v_i / ‖m‖ as matrices v_i mᵀ / ‖m‖.
+
+    Args:
+        mean: m, [inputs].
+        S: the second moment of the gradients at the layer's output, [outputs, outputs].
+
+    Returns:
+        [outputs] eigenvalues and [outputs, outputs, inputs] eigenvectors, each of the shape of the layer's weight.
+
+    >>> values, vectors = predicted_outliers(torch.tensor([3.0, 0.0]), torch.diag(torch.tensor([1.0, 2.0])))
+    >>> values
+    tensor([20., 10.])
+    >>> vectors[0].abs()
+    tensor([[0., 0.],
+            [1., 0.]])
+    """
+    values, v = torch.linalg.eigh(S)
+    direction = mean / mean.norm()
+    return outlier(mean) * values.flip(0), torch.einsum("ok,i->koi", v.flip(1), direction)
+
+
+@dataclass(frozen=True, eq=False)
+class Outliers:
+    """What the means of a layer's activations say of its curvature, and what it is.
+
+    Attributes:
+        layer: the name of the module.
+        mean: m, the mean activations.
+        nu: ν = ‖m‖² + 1.
+        predicted: ν λ_i(S) for the k largest, largest first.
+        measured: the k largest eigenvalues of the layer's block of the Fisher matrix, exactly.
+        cosines: |cos| between the i-th predicted and the i-th measured eigenvector. Eigenvalues that are equal have
+            any vectors of their common space; see `within`. NaN where the mean is 0, which has no direction.
+        within: the length of the i-th predicted unit eigenvector that lies in the span of the k measured ones.
+        spectrum: all eigenvalues of the block, largest first.
+    """
+
+    layer: str
+    mean: Tensor = field(repr=False)
+    nu: float
+    predicted: Tensor
+    measured: Tensor
+    cosines: Tensor
+    within: Tensor
+    spectrum: Tensor = field(repr=False)
+
+    def rows(self) -> list[dict[str, float]]:
+        """One dict an outlier: `predicted`, `measured`, `cosine` and `within`."""
+        columns = (self.predicted, self.measured, self.cosines, self.within)
+        names = ("predicted", "measured", "cosine", "within")
+        return [dict(zip(names, one, strict=True)) for one in zip(*(c.tolist() for c in columns), strict=True)]
+
+
+def outliers(
+    model: nn.Module,
+    loss: Loss,
+    batch: Any,
+    layer: str,
+    *,
+    count: int | None = None,
+    labels: Labels = "model",
+    limit: int = 5_000,
+    seed: int = 0,
+) -> Outliers:
+    """Compare the predicted outliers of a linear layer's curvature with its exact spectrum.
+
+    The block of the layer's weights of F = E[∇ℓ ∇ℓᵀ] is formed and decomposed in float64, on a copy of the model; S is
+    the block of its bias (one of zeros, if it has none), whose gradient is Ds. Where the loss is the negative
+    log-likelihood of a prediction a sample, F is the Gauss-Newton matrix.
+
+    Args:
+        model: the model, in the mode it is to be analysed in.
+        loss: `loss(output, target)`.
+        batch: (inputs, targets), or an iterable of these.
+        layer: the name of an `nn.Linear` in the model that is applied once to each sample.
+        count: k, how many outliers; by default one for each output of the layer.
+        labels: "model" for the Fisher matrix, "sampled" for one label a sample drawn from the model, "true" for the
+            empirical one.
+        limit: the most weights and biases of the layer.
+        seed: of the generator that labels are drawn with.
+
+    Example:
+        Activations of mean (2, 0) and unit covariance, and a squared error: ν = 5 and S = I.
+
+        >>> x = torch.tensor([[2.0, 0.0]]) + torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+        >>> net = nn.Sequential(nn.Linear(2, 2))
+        >>> found = outliers(net, nn.functional.mse_loss, (x, torch.zeros(4, 2)), "0")
+        >>> found.nu, found.predicted.tolist(), found.measured.round(decimals=9).tolist()
+        (5.0, [5.0, 5.0], [5.0, 5.0])
+    """
+    with torch.inference_mode(False):
+        return _outliers(
+            _copied(_unwrapped(model)), loss, batch, layer, count=count, labels=labels, limit=limit, seed=seed
+        )
+
+
+def _outliers(
+    own: nn.Module,
+    loss: Loss,
+    batch: Any,
+    layer: str,
+    *,
+    count: int | None,
+    labels: Labels,
+    limit: int,
+    seed: int,
+) -> Outliers:
+    module = _linear(own, layer)
+    size = module.weight.numel() + module.out_features
+    most = real(limit)
+    if not most >= 0:
+        raise DynamicsError(f"limit is {limit!r}; accepted is a number of weights.")
+    if size > most:
+        raise DynamicsError(
+            f"The layer {layer!r} has {size:,} weights and biases, above the limit of {most:,.15g}: its curvature "
+            f"would take {8 * size**2 / 1e9:,.1f} GB. Choose a smaller layer, or raise limit=."
+        )
+    k = module.out_features if count is None else whole(count, 1)
+    if k is None or k > module.out_features:
+        raise DynamicsError(f"count is {count!r}; accepted is a number from 1 to the {module.out_features} outputs.")
+    own.requires_grad_(False)
+    if "bias" not in dict(module.named_parameters()):
+        module.bias = nn.Parameter(module.weight.new_zeros(module.out_features))
+    module.requires_grad_(True)
+    given = list(batches(batch, module.weight.device))
+    mean = _mean_activations(own, module, [(_doubled(one.args), _doubled(one.kwargs)) for one in given])
+    pairs = [(_doubled(one.kwargs) or _doubled(one.args), one.target) for one in given]
+    found = fisher(own, loss, pairs, labels=labels, limit=size, seed=seed)
+    assert found.matrix is not None
+    weight, bias = (found.slices[name] for name in found.parameters)
+    measured, vectors = torch.linalg.eigh(found.matrix[weight, weight])
+    measured, vectors = measured.flip(0), vectors.flip(1)
+    predicted, directions = predicted_outliers(mean, found.matrix[bias, bias])
+    # [k, k]: the i-th predicted on the j-th measured.
+    cosines = directions[:k].flatten(1) @ vectors[:, :k]
+    return Outliers(
+        layer,
+        mean,
+        float(outlier(mean)),
+        predicted[:k],
+        measured[:k],
+        cosines.diagonal().abs(),
+        cosines.norm(dim=1),
+        measured,
+    )
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise DynamicsError(f"The model is a {type(model).__name__}; accepted is a torch.nn.Module.")
+    while wrapped := wrapped_in(model):
+        model = getattr(model, wrapped)
+    return model
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """A copy in float64."""
+    refuse_valueless(model)
+    try:
+        return deepcopy(model).double()
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        raise DynamicsError(
+            f"The model cannot be copied: {type(error).__name__}: {error} Weights that hooks compute, as the old "
+            "torch.nn.utils.weight_norm does, are one reason; torch.nn.utils.parametrizations has others."
+        ) from error
+
+
+def _linear(model: nn.Module, layer: str) -> nn.Linear:
+    linears = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear)}
+    if not isinstance(layer, str) or layer not in linears:
+        raise DynamicsError(
+            f"There is no linear layer {layer!r}; the model's are {', '.join(map(repr, linears)) or 'none'}."
+        )
+    found = linears[layer]
+    if is_parametrized(found) or "weight" not in found._parameters:
+        raise DynamicsError(
+            f"The weights of {layer!r} are computed from other parameters, whose curvature is another; accepted is a "
+            "layer whose weight is a parameter. torch.nn.utils.parametrize.remove_parametrizations makes it one."
+        )
+    own = {id(p) for p in found.parameters(recurse=False)}
+    for name, other in model.named_modules(remove_duplicate=False):
+        if name != layer and any(id(p) in own for p in other.parameters(recurse=False)):
+            raise DynamicsError(
+                f"{layer!r} shares parameters with {name!r}: its curvature is of both uses; accepted is a layer that "
+                "is applied once."
+            )
+    return found
+
+
+@torch.no_grad()
+def _mean_activations(model: nn.Module, module: nn.Linear, given: list[tuple[Any, Any]]) -> Tensor:
+    """m over the samples of all batches."""
+    seen: list[Tensor] = []
+
+    def look(_: nn.Module, args: Any, kwargs: Any) -> None:
+        seen.append(args[0] if args else kwargs["input"])
+
+    handle = module.register_forward_pre_hook(look, with_kwargs=True)
+    try:
+        for args, kwargs in given:
+            model(*args, **kwargs)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        raise DynamicsError(
+            f"The forward pass in float64 failed with {type(error).__name__}: {error}. The batch is (inputs, targets), "
+            "inputs a tensor, a tuple of positional or a dict of keyword arguments."
+        ) from error
+    finally:
+        handle.remove()
+    if len(seen) != len(given) or any(x.dim() != 2 for x in seen):
+        raise DynamicsError(
+            f"The layer was applied {len(seen)} times in {len(given)} batches, to inputs of the shapes "
+            f"{[list(x.shape) for x in seen]}; accepted is a layer that is applied once, to [samples, features]."
+        )
+    return torch.cat(seen).mean(0)
+
+
+def _doubled(given: Any) -> Any:
+    """The same with real tensors in float64."""
+    if isinstance(given, Tensor):
+        return given.double() if given.is_floating_point() else given
+    if isinstance(given, tuple | list):
+        return type(given)(_doubled(one) for one in given)
+    return {key: _doubled(one) for key, one in given.items()} if isinstance(given, dict) else given

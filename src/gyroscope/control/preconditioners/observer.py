@@ -1,0 +1,296 @@
+"""What goes into layers and what gradient comes back to their outputs, shown as a model is trained.
+
+Hooks on the modules find the node of each output in the autograd graph. Gradients are then those of the loss as they
+come by in the backward pass of the training loop (the empirical Fisher matrix), or those of a loss with labels drawn
+from the model's own predictions (the Fisher matrix), from a backward pass of its own to the layers' outputs.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
+
+from gyroscope.base.alone import listens
+from gyroscope.control.preconditioners.places import Place
+from gyroscope.errors import ConditioningError
+from gyroscope.layers.untouched import tensors
+from gyroscope.passes.labels import Loss, distribution, known, sample_targets
+from gyroscope.passes.losses import Reduction, mean_loss, reduction_of
+from gyroscope.theory.errors import DynamicsError
+from gyroscope.vectors.chunks import is_capturing
+
+Draw = Callable[[Any, torch.Generator], Any]
+Labels = Literal["sampled", "true"] | Draw
+Used = tuple[int, Tensor, Tensor | None]
+
+
+class Statistics(Protocol):
+    """What is told of the uses of layers."""
+
+    def add(self, uses: Sequence[Used], samples: int, batch: object) -> None:
+        """Layers were used.
+
+        Args:
+            uses: which of the places, what went in, and the gradient of the mean loss at what came out; None for
+                statistics of inputs.
+            samples: how many predictions the mean is over.
+            batch: the same object for all uses in one pass of the model.
+        """
+
+
+@dataclass(eq=False)
+class _Pass:
+    """One pass of the model."""
+
+    samples: int | None = None
+    uses: list[tuple[int, Tensor, GradientEdge | None]] = field(default_factory=list)
+
+
+class Observer:
+    """Tells statistics of what goes through some layers of a model, while `looks`.
+
+    Args:
+        model: the model; it is called as a whole.
+        places: its layers.
+        statistics: what is told.
+        loss: the loss whose labels are drawn.
+        labels: "true" for those of the training loop, "sampled" for those of the model, or a function (output,
+            generator) → targets that draws them.
+        seed: of the generator they are drawn with.
+        inputs: whether the statistics are of inputs alone. Then all layers of a pass of the model count as soon as its
+            output gets a gradient, which takes one hook in the backward pass; not each as its own output does.
+        capturable: whether it looks also where a CUDA graph is captured.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        places: Sequence[Place],
+        statistics: Statistics,
+        *,
+        loss: Loss | None,
+        labels: Labels,
+        seed: int,
+        inputs: bool = False,
+        capturable: bool = False,
+    ) -> None:
+        self.model, self.places, self.statistics = model, tuple(places), statistics
+        self.loss, self.labels, self.seed = loss, labels, seed
+        self.inputs = inputs
+        # The state of a generator is the host's.
+        self.looks, self.capturable = True, capturable and labels == "true"
+        self.drawn: Tensor | None = None  # the state of the generator, where one was loaded
+        self._generator: torch.Generator | None = None
+        self._before: Tensor | None = None  # the state before labels that have not been used yet
+        self._reduction: Reduction = "auto"
+        self._pass: _Pass | None = None
+        self._handles: list[RemovableHandle] = []
+        check_labels(labels, loss)
+        self.attach()
+
+    def attach(self) -> None:
+        """Put hooks on."""
+        for index, place in enumerate(self.places):
+            hook = _Hook(self, "_ran", index)
+            self._handles.append(place.module.register_forward_hook(hook, with_kwargs=True, prepend=True))
+        # The model may be a layer itself: its own hook comes first then, by `prepend`.
+        self._handles.append(self.model.register_forward_pre_hook(_Hook(self, "_begins", 0), with_kwargs=True))
+        self._handles.append(self.model.register_forward_hook(_Hook(self, "_ends", 0), with_kwargs=True))
+
+    def detach(self) -> None:
+        """Take them off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        """Where labels come from."""
+        if self._generator is None or self._generator.device != device:
+            self._before = None
+            self._generator = torch.Generator(device).manual_seed(self.seed)
+            if self.drawn is not None:
+                self._generator.set_state(self.drawn)
+        return self._generator
+
+    def state(self) -> Tensor | None:
+        """How far the generator has come."""
+        if self._before is not None:
+            return self._before
+        return self.drawn if self._generator is None else self._generator.get_state()
+
+    def load(self, state: Tensor | None) -> None:
+        """Go on from there."""
+        self.drawn, self._generator, self._before = state, None, None
+
+    def _begins(self, index: int, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._pass = _Pass() if torch.is_grad_enabled() else None
+
+    def _ends(self, index: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        now, self._pass = self._pass, None
+        if now is None:
+            return
+        if isinstance(output, Tensor) and output.dim() > 0:
+            now.samples = output.shape[0]
+        else:
+            sized = [one for one in tensors((output, args, kwargs)) if one.dim() > 0]
+            now.samples = len(sized[0]) if sized else None
+        if now.uses and self.labels != "true":
+            self._draw(now, output)
+        elif now.uses:
+            self._await(now, output)
+
+    def _ran(self, index: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        given = args if args and isinstance(args[0], Tensor) else tensors((args, kwargs))
+        # What a checkpoint computes again in the backward pass was seen before.
+        again = torch._C._current_autograd_node() is not None
+        if again or not given or not isinstance(output, Tensor) or not output.requires_grad:
+            return
+        x, now = given[0].detach(), self._pass
+        if self.inputs and now is not None:
+            now.uses.append((index, x, None))
+            return
+        edge = _edge(output)
+        if self.labels != "true":
+            if now is not None:
+                now.uses.append((index, x, edge))
+            return
+        me, nr = weakref.ref(self), edge.output_nr
+
+        def arrived(gradients: tuple[Tensor | None, ...]) -> None:
+            observer, g = me(), gradients[nr]
+            # Gradients of gradients are not those of the loss.
+            if observer is not None and g is not None and not torch.is_grad_enabled():
+                samples = now.samples if now is not None and now.samples is not None else len(x)
+                observer._tell([(index, x, g)], samples, now)
+
+        edge.node.register_prehook(arrived)
+
+    def _await(self, now: _Pass, output: Any) -> None:
+        """Tell of all uses in a pass, whose inputs are all there is to tell."""
+
+        def tell(observer: Observer, uses: list[Any]) -> None:
+            observer._tell(uses, len(uses[0][1]) if now.samples is None else now.samples, now)
+
+        self._when_trained(output, tell, now.uses)
+
+    def _draw(self, now: _Pass, output: Any) -> None:
+        """Gradients for labels that are drawn now, at the outputs of all layers."""
+        assert self.loss is not None
+        first = tensors(output)[0]
+        generator = self.generator(first.device)
+        # What was drawn for a pass that was not trained on is drawn again: to look at a model changes nothing.
+        if self._before is not None:
+            generator.set_state(self._before)
+        self._before = generator.get_state()
+        if callable(self.labels):
+            targets = self.labels(output, generator)
+        else:
+            targets = sample_targets(self.loss, first, generator=generator)
+            output = first
+        if self._reduction == "auto":  # until it is known: it takes further calls of the loss, and waits for the device
+            self._reduction = reduction_of(self.loss, output, targets)
+        value, _ = mean_loss(self.loss, output, targets, reduction="sum" if self._reduction == "sum" else "mean")
+        edges = [edge for _, _, edge in now.uses if edge is not None]
+        gradients = torch.autograd.grad(value, edges, retain_graph=True, allow_unused=True)
+        samples = _predictions(self.loss, len(first) if first.dim() else 1, targets)
+        found = [(index, x, g) for (index, x, _), g in zip(now.uses, gradients, strict=True) if g is not None]
+        now.uses.clear()  # what they hold of the graph goes with it
+
+        def tell(observer: Observer, uses: list[Any]) -> None:
+            observer._before = None
+            observer._tell(uses, samples, now)
+
+        self._when_trained(output, tell, found)
+
+    def _when_trained(self, output: Any, tell: Callable[[Observer, list[Any]], None], uses: list[Any]) -> None:
+        """Tell of uses once the loss's gradient comes to the output of their pass; other passes do not count."""
+        me = weakref.ref(self)
+
+        def arrived(gradients: tuple[Tensor | None, ...]) -> None:
+            observer = me()
+            if observer is not None and not torch.is_grad_enabled():  # gradients of gradients are not those of the loss
+                taken = uses[:]
+                uses.clear()
+                if taken:
+                    tell(observer, taken)
+
+        for one in (output,) if isinstance(output, Tensor) else tensors(output):
+            node = one.grad_fn
+            if node is not None:
+                if one._is_view():
+                    node = _edge(one).node
+                node.register_prehook(arrived)
+
+    def _tell(self, uses: Sequence[Used], samples: int, batch: object) -> None:
+        kind = uses[0][1].device.type
+        if torch.is_grad_enabled() or torch.is_autocast_enabled(kind):
+            with torch.no_grad(), torch.autocast(kind, enabled=False):
+                self.statistics.add(uses, samples, batch)
+        else:
+            self.statistics.add(uses, samples, batch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        none = {"_pass": None, "_generator": None, "_before": None}
+        return {**self.__dict__, **none, "_handles": [], "drawn": self.state()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.attach()
+
+
+class _Hook:
+    """Calls a method of an observer. It does not keep it alive, and a copy of the model gets one that does nothing."""
+
+    def __init__(self, observer: Observer | None, method: str, index: int) -> None:
+        self.observer: Callable[[], Observer | None] = (lambda: None) if observer is None else weakref.ref(observer)
+        self.method, self.index = method, index
+
+    def __call__(self, *given: Any) -> None:
+        observer = self.observer()
+        if observer is None or not observer.looks or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        if listens(observer) and (observer.capturable or not is_capturing()):
+            getattr(observer, self.method)(self.index, *given)
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[None, str, int]]:
+        return _Hook, (None, self.method, self.index)
+
+
+def check_labels(labels: Any, loss: Any) -> None:
+    """Refuse labels that cannot be had."""
+    if labels not in ("sampled", "true") and not callable(labels):
+        raise DynamicsError(
+            f"labels is {labels!r}; accepted are 'sampled', 'true', or a function (output, generator) → targets."
+        )
+    if labels != "true" and not callable(loss):
+        raise DynamicsError(
+            f"Labels are to be drawn from the model, and loss is {loss!r}; give loss= the function of (output, "
+            "targets) that is trained, or labels='true' for those of the training loop (the empirical Fisher matrix)."
+        )
+    if labels == "sampled":
+        try:
+            distribution(loss, torch.zeros(1, 1))
+        except ConditioningError as error:
+            raise DynamicsError(str(error)) from error
+
+
+def _predictions(loss: Loss, samples: int, targets: Any) -> int:
+    """How many predictions a mean loss is over: one a sample, or one a label where it is the mean over labels."""
+    q = known(loss)
+    if q is None or q.family == "gaussian" or q.reduction == "sum" or not isinstance(targets, Tensor):
+        return samples
+    return targets.numel() if not (q.family == "categorical" and targets.is_floating_point()) else samples
+
+
+def _edge(output: Tensor) -> GradientEdge:
+    """Where the gradient of a module's output comes by, also if something is done to it in place afterwards."""
+    base = output._base if output._is_view() else None
+    # What is done in place to a view (products of [..., d] give one) takes its node out of the graph, not its base's.
+    return get_gradient_edge(output if base is None or base.grad_fn is None else base)

@@ -1,0 +1,26 @@
+"""What a run did, in words with the evidence behind them: explanations, dominated layers, stalled networks."""
+
+from typing import TYPE_CHECKING
+
+from gyroscope.base.lazy import lazy
+
+if TYPE_CHECKING:
+    from gyroscope.diagnose.domination import Domination, dominated
+    from gyroscope.diagnose.explain import explain
+    from gyroscope.diagnose.explain_result import Explanation
+    from gyroscope.diagnose.stall import Stall
+    from gyroscope.diagnose.stall_of_run import stalled
+
+__all__ = ["Domination", "Explanation", "Stall", "dominated", "explain", "stalled"]
+
+if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistake
+    __getattr__ = lazy(
+        __name__,
+        {
+            "domination": "Domination dominated",
+            "explain": "explain",
+            "explain_result": "Explanation",
+            "stall": "Stall",
+            "stall_of_run": "stalled",
+        },
+    )

@@ -1,0 +1,270 @@
+"""What a layer's series say by themselves: is its scale without effect, how does its norm go, how fast does it turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import isfinite, log, nan, prod, sqrt
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from gyroscope.diagnose.explain_evidence import ENOUGH, Evidence
+from gyroscope.theory.equilibrium import Equilibrium, equilibrium, steps_until
+from gyroscope.theory.errors import DynamicsError
+from gyroscope.theory.law import Floats, decay_law
+
+#: √n|cos| of nine in ten steps below this: the gradient is orthogonal to the weights. Rounding leaves 10⁻³ or so of a
+#: layer before a normalizer, and an ε that is felt 0.03; layers that are only nearly invariant have been seen at 0.06.
+INVARIANT = 0.05
+#: A median of √n|cos| above this: it is not. The median of |z| for a gradient that has nothing to do with w is 0.67.
+RELATED = 0.4
+
+_BATCHES = 5
+# Within which share of the predicted norm a layer is there; by what factor the time to it may be off the run's pace.
+_NEAR, _PACE = 0.05, 3.0
+# How far apart quarters of a run must be in what the law takes for constant, for that to be why it does not hold.
+_UNSTEADY = 1.2
+
+
+@dataclass(frozen=True)
+class Orthogonality:
+    """How far gradients were from orthogonal to the weights, over the measured steps.
+
+    Attributes:
+        found: True, False, or None where that is not decided.
+        median, most: the median and the ninth decile of √n|⟨w,∇⟩|/(‖w‖‖∇‖), n the number of elements.
+        count: at how many steps it was measured.
+    """
+
+    found: bool | None
+    median: float
+    most: float
+    count: int
+
+
+def orthogonality(cosine: Floats, size: int) -> Orthogonality:
+    """Judge Euler's theorem (equation 16 with k = 0) by the cosines of a layer of `size` elements.
+
+    It holds at every step or at none, so nine in ten have to be small: a layer that is not scale-invariant has a small
+    cosine by chance at a step, or while its cosine crosses zero. For a gradient that has nothing to do with w, √n·cos
+    is about normal: nine of ten such are below 0.05 in size with a probability of 10⁻¹².
+
+    >>> orthogonality(np.full(20, 2.0**-20), 64)
+    Orthogonality(found=True, median=7.62939453125e-06, most=7.62939453125e-06, count=20)
+    >>> orthogonality(np.linspace(-0.3, 0.3, 20), 100).found is False
+    True
+    """
+    seen = sqrt(max(1, size)) * np.abs(cosine[np.isfinite(cosine)])
+    if not len(seen):
+        return Orthogonality(None, nan, nan, 0)
+    median, most = (float(value) for value in np.quantile(seen, [0.5, 0.9]))
+    found: bool | None = None
+    if len(seen) >= ENOUGH:
+        found = True if most < INVARIANT else False if median > RELATED else None
+    return Orthogonality(found, median, most, len(seen))
+
+
+def orthogonality_of(layer: Evidence) -> Orthogonality:
+    """The same of a layer of a run; undecided where only the first gradient was orthogonal to the weights.
+
+    Gradients that are not zeroed add up over steps, and are orthogonal to the weights of the first step alone.
+    """
+    found = orthogonality(layer.cosine, size := prod(layer.info.shape))
+    first = layer.cosine[np.isfinite(layer.cosine)][:1]
+    if found.found is False and bool((sqrt(max(1, size)) * np.abs(first) < INVARIANT).all()):
+        return replace(found, found=None)
+    return found
+
+
+class Fit(NamedTuple):
+    """The law of section 4.3, fitted.
+
+    Attributes:
+        k0, r2: of the law.
+        off: the root mean square of its deviation from the effective learning rate, as a share of that.
+        fall: the share of ‖w‖⁴ that decay takes in a step at the largest learning rate; steps add 1/k₀ of what it was
+            at the beginning, so the norm comes down to its equilibrium where 1/k₀ is less.
+        grown: the share of ‖w‖⁴ (Adam and its kin: ‖w‖²) at the end that steps have added since the beginning; the rest
+            is what was there then, less what decay took of it.
+    """
+
+    k0: float
+    r2: float
+    off: float
+    fall: float
+    grown: float
+
+
+def fitted(layer: Evidence) -> Fit:
+    """The law of section 4.3 fitted since the run was last gone on with; NaN where the optimizer has none."""
+    part = slice(layer.since, None)
+    lr, norm, kind = layer.lr[part], layer.norm[part], layer.optimizer.kind
+    steps = layer.steps[part]
+    moving = np.flatnonzero(np.isfinite(norm) & np.isfinite(lr))
+    if kind is None or len(moving) < ENOUGH or not (lr > 0).any():
+        return Fit(nan, nan, nan, nan, nan)
+    lost = layer.optimizer.memory.shrinkage(lr, np.nan_to_num(layer.decay[part]))
+    k, rate, lost, power = steps[moving], lr[moving], lost[moving], 2 if kind == "sgd" else 1
+    with np.errstate(divide="ignore", invalid="ignore"):
+        felt = rate / norm[moving] ** 2
+        law = decay_law(k, felt, lr=rate, shrinkage=lost, kind=kind)
+        off = np.square(law.curve / felt - 1)
+        remains = np.exp(-2 * power * np.cumsum(lost * np.diff(k, prepend=k[0])))
+        grown = 1 - remains * (rate.max() / law.e0 * law.curve / rate) ** power
+    if not isfinite(law.e0):
+        return Fit(nan, nan, nan, nan, nan)
+    fall = 2 * power * float(lost[int(rate.argmax())])
+    return Fit(law.k0, law.r2, sqrt(float(off[np.isfinite(off)].mean())), fall, float(grown[np.isfinite(grown)][-1]))
+
+
+def unsteady(layer: Evidence, *, began: int = 0) -> tuple[float, float] | None:
+    """The least and the most of what the law takes for constant, in quarters of the steps from `began` on, or None.
+
+    None where it stayed so, or was not measured often enough.
+
+    For SGD that is ‖∇‖‖w‖, for Adam and its kin the length of a step across the weights over the learning rate.
+    """
+    part = slice(max(layer.since, int(np.searchsorted(layer.steps, began))), None)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        pulls = (layer.gradient if layer.optimizer.kind == "sgd" else layer.angle / layer.lr)[part] * layer.norm[part]
+    pulls = pulls[np.isfinite(pulls)]
+    if len(pulls) < ENOUGH:
+        return None
+    means = [sqrt(float(np.square(quarter).mean())) for quarter in np.array_split(pulls, 4)]
+    return (min(means), max(means)) if max(means) > _UNSTEADY * min(means) else None
+
+
+@dataclass(frozen=True)
+class Balance:
+    """A stretch of constant learning rate and weight decay: what theory has a layer do there, and what it did.
+
+    Attributes:
+        first, last: the steps that were looked at: the later half of the stretch.
+        began: the step that the stretch began with.
+        lr, decay: α and λ there.
+        shrinkage: d, the share of the weights that decay takes in a step.
+        predicted: where that leads.
+        rate: the root mean square of the angles of single steps.
+        error: the standard error of `rate` as a share of it.
+        norm: the root mean square of ‖w‖.
+        drift: by how much ln‖w‖ changed in a step.
+        until: steps from the beginning of the stretch to within 5 % of the predicted norm.
+        ends: ‖w‖ at its end.
+        left: the same from there.
+        count: how many angles were measured.
+        tolerance: how far `rate` may be from the predicted one, as a share of it.
+    """
+
+    first: int
+    last: int
+    began: int
+    lr: float
+    decay: float
+    shrinkage: float
+    predicted: Equilibrium
+    rate: float
+    error: float
+    norm: float
+    drift: float
+    until: float
+    ends: float
+    left: float
+    count: int
+    tolerance: float
+
+    @property
+    def verdict(self) -> Literal["noisy", "there", "growing", "shrinking", "near", "elsewhere"]:
+        """Whether it rests there: the rate within `tolerance` of the predicted one, and decay balanced to within 20 %.
+
+        For SGD the two say the same by Pythagoras: growth over decay is (rate/predicted)². An error above 10 % leaves
+        that open, unless the rate is three of them away; and so does a rate, of a norm that rests, within two of them.
+        """
+        off, change = self.rate / self.predicted.rate - 1, self.drift / self.shrinkage
+        if self.error > 0.1 and abs(off) <= 3 * self.error * self.rate / self.predicted.rate:
+            return "noisy"
+        if abs(change) > 0.2:
+            return "growing" if change > 0 else "shrinking"
+        if abs(off) <= self.tolerance:
+            return "there"
+        return "near" if abs(self.rate - self.predicted.rate) <= 2 * self.error * self.rate else "elsewhere"
+
+    @property
+    def arrives(self) -> bool:
+        """Whether `left` is what the run says too: the norm goes that way, within a factor of three at that pace."""
+        if not (isfinite(self.left) and self.left > 0 and isfinite(self.drift) and self.drift):
+            return False
+        near = self.predicted.norm * (1 + _NEAR if self.ends > self.predicted.norm else 1 - _NEAR)
+        paced = log(near / self.ends) / self.drift  # below zero where it goes the other way
+        return paced / _PACE <= self.left <= paced * _PACE
+
+
+def balance(layer: Evidence) -> Balance | None:
+    """The last stretch of constant learning rate and decay above 0 that was measured at enough steps, or None."""
+    for stretch in reversed(layer.stretches):
+        if layer.decay[stretch.start] > 0 and layer.lr[stretch.start] * layer.decay[stretch.start] < 1:
+            found = _balance(layer, stretch)
+            if found is not None:
+                return found
+    return None
+
+
+def _balance(layer: Evidence, stretch: slice) -> Balance | None:
+    rule, steps = layer.optimizer, layer.steps
+    assert rule.kind is not None
+    began, end = int(steps[stretch.start]), int(steps[stretch.stop - 1])
+    later = np.arange(stretch.start, stretch.stop)
+    later = later[steps[later] > max((began + end) / 2, began + rule.settles)]
+    angles, norms = layer.angle[later], layer.norm[later]
+    angles, there, known = angles[np.isfinite(angles)], steps[later][np.isfinite(norms)], norms[np.isfinite(norms)]
+    if len(angles) < ENOUGH or len(known) < ENOUGH or there[-1] <= there[0]:
+        return None
+    lr, decay = float(layer.lr[stretch.start]), float(layer.decay[stretch.start])
+    pull = _pull(layer, later)
+    at = equilibrium(lr, decay, kind=rule.kind, gradient=pull, **rule.options)
+    quarter = max(1, len(known) // 4)
+    change = float(np.log(known[-quarter:]).mean() - np.log(known[:quarter]).mean())
+    rate = sqrt(float(np.square(angles).mean()))
+    start = layer.norm[stretch]
+    return Balance(
+        first=int(there[0]),
+        last=int(there[-1]),
+        began=began,
+        lr=lr,
+        decay=decay,
+        shrinkage=float(rule.memory.shrinkage(lr, decay)),
+        predicted=at,
+        rate=rate,
+        error=_error(np.square(angles)) / 2,
+        norm=sqrt(float(np.square(known).mean())),
+        drift=change / float(there[-quarter:].mean() - there[:quarter].mean()),
+        until=_until(at, float(start[np.isfinite(start)][0]), layer),
+        ends=float(known[-1]),
+        left=_until(at, float(known[-1]), layer),
+        count=len(angles),
+        tolerance=rule.tolerance,
+    )
+
+
+def _pull(layer: Evidence, later: np.ndarray) -> float | None:
+    """g̃ = ‖∇‖‖w‖ for SGD, √n for AdamW: what the norm at equilibrium is made of."""
+    if layer.optimizer.kind == "adamw":
+        return sqrt(prod(layer.info.shape))
+    turns = layer.gradient[later] * layer.norm[later]
+    seen = turns[np.isfinite(turns)]
+    return sqrt(float(np.square(seen).mean())) if len(seen) else None
+
+
+def _error(squares: Floats) -> float:
+    """The standard error of a mean as a share of it, from the means of consecutive batches: steps are not unrelated."""
+    means = np.array([part.mean() for part in np.array_split(squares, _BATCHES)])
+    mean = float(squares.mean())
+    return float(means.std(ddof=1)) / sqrt(_BATCHES) / mean if mean > 0 else nan
+
+
+def _until(at: Equilibrium, start: float, layer: Evidence) -> float:
+    if not (isfinite(at.norm) and at.norm > 0 and isfinite(start) and start > 0):
+        return nan
+    try:
+        return steps_until(at, start=start, within=_NEAR, kind=layer.optimizer.kind or "sgd")
+    except DynamicsError:
+        return nan

@@ -1,0 +1,174 @@
+"""What stands out in a run, in words that follow from its numbers alone."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+import numpy.typing as npt
+
+from gyroscope.diagnose import dominated, stalled
+from gyroscope.diagnose.not_finite import Mask, blown_up, lost_at, named, said_lost
+from gyroscope.errors import MonitorError
+from gyroscope.store import Run
+
+#: A layer that has rotated less than this has hardly rotated: 2.6 degrees.
+STILL = 0.001
+#: A layer that turns less than this in a step, in radians, and has hardly rotated is still where it started.
+SLOW = 1e-4
+#: Rotation of less than this is rounding.
+NOTHING = 1e-6
+#: Layers differ if the most rotated has this many times the rotation of the least rotated.
+UNEQUAL = 2.0
+#: The fraction of dying or full neurons that is worth a sentence.
+MANY_NEURONS = 0.5
+
+Values = npt.NDArray[np.float64]
+
+_NEITHER = "have no rotation: zero or not finite"
+
+
+def last_values(values: npt.ArrayLike) -> Values:
+    """Return the last known value of each column of `values` [steps, layers]; NaN if it has none.
+
+    >>> last_values([[1.0, np.nan], [2.0, np.nan], [np.nan, np.nan]]).tolist()
+    [2.0, nan]
+    """
+    y = np.asarray(values, dtype=float)
+    if not len(y):
+        return np.full(y.shape[1], np.nan)
+    rows = len(y) - 1 - np.isfinite(y[::-1]).argmax(axis=0)
+    return np.where(np.isfinite(y).any(axis=0), np.take_along_axis(y, rows[None], axis=0)[0], np.nan)
+
+
+def in_words(run: Run) -> str:
+    """Return how far the layers have rotated, the most remarkable thing beside that, and whether it had stalled.
+
+    >>> import tempfile
+    >>> from gyroscope.store.example import write_example
+    >>> with tempfile.TemporaryDirectory() as folder, write_example(folder) as run:
+    ...     print(in_words(run))
+    At step 40 the layers have rotated by 0.4 (conv1.weight) to 0.8 (head.weight), 0.6 on average. They rotate
+    unequally: the most rotated layer is at twice the rotation of the least rotated one.
+    """
+    if not len(run.steps):
+        return "Nothing has been measured yet."
+    if "rotation" not in run.quantities:
+        return f"Rotation was not measured; the run holds {', '.join(run.quantities)}."
+    lost = lost_at(run)
+    everything = bool((lost < len(run.steps)).all())
+    end = int(lost.min()) if everything else len(run.steps)
+    apart, grown = blown_up(run, end)
+    if not everything:
+        apart = apart | (lost < len(run.steps))
+    series = run.series("rotation")[:end]
+    rotation = np.where(apart, np.nan, last_values(series))
+    known = np.flatnonzero(np.isfinite(rotation))
+    before = [said_lost(run, lost), grown]
+    now, past = _stalled(run)
+    if len(known):
+        step = int(run.steps[np.flatnonzero(np.isfinite(series).any(axis=1))[-1]])
+        before.append(_rotated(run, rotation, known, f"At step {step:,}", "other " if apart.any() else ""))
+    elif not any(before):
+        return "The rotation of no layer is known: are all weights finite, and none of them zero?"
+    if everything:  # nothing else is known of a step that was not the last
+        second = ""
+    else:
+        second = now or _no_gradient(run, apart) or _unknown(run, np.isnan(rotation) & ~apart)
+        second = second or _dominated(run, apart) or _still(run, rotation) or _neurons(run, apart)
+    if not second and not past:
+        second = _spread(rotation[known])
+    return " ".join(said for said in (*before, second, past) if said)
+
+
+def _rotated(run: Run, rotation: Values, known: npt.NDArray[np.int64], at: str, other: str) -> str:
+    if len(known) == 1:
+        return f"{at} {run.layers[known[0]]} has rotated by {rotation[known[0]]:.3g}."
+    least, most = known[rotation[known].argmin()], known[rotation[known].argmax()]
+    if rotation[most] < NOTHING:
+        return f"{at} no {other}layer has rotated."
+    return (
+        f"{at} the {other}layers have rotated by {rotation[least]:.3g} ({run.layers[least]}) "
+        f"to {rotation[most]:.3g} ({run.layers[most]}), {rotation[known].mean():.3g} on average."
+    )
+
+
+def _stalled(run: Run) -> tuple[str, str]:
+    """A stall that lasts, and one that is over."""
+    with suppress(MonitorError):  # what shows it was not recorded
+        found = stalled(run)
+        if found is not None:
+            return ("", str(found)) if found.until is not None else (str(found), "")
+    return "", ""
+
+
+def _dominated(run: Run, apart: Mask) -> str:
+    with suppress(MonitorError):
+        now = [one for one in dominated(run) if one.until is None and not apart[run.layers.index(one.layer)]]
+        if len(now) == 1:
+            return str(now[0])
+        which = np.isin(run.layers, [one.layer for one in now])
+        since = f"since step {min((one.since for one in now), default=0):,}"
+        return _said(run, which, "", f"are dominated by their weights, the first {since}: they hardly move")
+    return ""
+
+
+def _no_gradient(run: Run, apart: Mask) -> str:
+    if "gradient_norm" not in run.quantities:
+        return ""
+    none = (last_values(run.series("gradient_norm")) == 0) & ~apart
+    return _said(run, none, "has no gradient: it does not learn", "have no gradient: they do not learn")
+
+
+def _unknown(run: Run, unknown: Mask) -> str:
+    norm = last_values(run.series("weight_norm")) if "weight_norm" in run.quantities else np.zeros(len(unknown))
+    begins = unknown & (norm > 0)  # these have a direction now, so what they are measured against has none
+    zero = "measured against weights that are zero"
+    said = (
+        _said(run, begins, f"has no rotation: it is {zero}", f"have no rotation: they are {zero}"),
+        _said(run, unknown & ~begins, "has no rotation: it is zero or not finite", _NEITHER),
+    )
+    return " ".join(filter(None, said))
+
+
+def _still(run: Run, rotation: Values) -> str:
+    if not (rotation >= 10 * STILL).any():  # it is early
+        return ""
+    moving = rotation >= NOTHING
+    if "rate_per_step" in run.quantities:
+        rate = last_values(run.series("rate_per_step"))
+        moving = np.where(np.isnan(rate), moving, rate >= SLOW)
+    hardly = rotation < STILL
+    still = _said(run, hardly & ~moving, "is still where it started", "are still where they started")
+    slow = _said(run, hardly & moving, "has hardly rotated", "have hardly rotated")
+    return " ".join(said for said in (still, slow) if said)
+
+
+def _neurons(run: Run, apart: Mask) -> str:
+    # The last layer puts out logits, for which a sign is no activity.
+    hidden = np.arange(len(run.layers)) < len(run.layers) - 1
+    for name, when in (("dying", "never"), ("full", "always")):
+        if name in run.quantities:
+            series = run.series(name)
+            many = (last_values(series) > MANY_NEURONS) & ~apart & hidden
+            known = run.steps[np.isfinite(series).any(axis=1)]
+            at = f", as of step {known[-1]:,}" if len(known) and known[-1] < run.steps[-1] else ""
+            says = f"more than half of {{}} neurons {when} active{at}"
+            sentence = _said(run, many, f"has {says.format('its')}", f"have {says.format('their')}")
+            if sentence:
+                return sentence
+    return ""
+
+
+def _said(run: Run, which: Mask, one: str, several: str) -> str:
+    who = named(run.layers, which, starts=True)
+    return f"{who} {one if which.sum() == 1 else several}." if who else ""
+
+
+def _spread(rotation: Values) -> str:
+    if len(rotation) < 2 or rotation.min() <= 0:
+        return ""
+    least, most = float(rotation.min()), float(rotation.max())
+    how = "alike" if most / least < UNEQUAL else "unequally"
+    times = "twice" if round(most / least, 1) == 2 else f"{most / least:.2g} times"
+    return f"They rotate {how}: the most rotated layer is at {times} the rotation of the least rotated one."

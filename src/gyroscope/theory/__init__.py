@@ -1,0 +1,124 @@
+"""The theory of training made runnable: normalization, effective learning rates, weight decay.
+
+After Grosse's chapter on adaptive gradient methods, normalization and weight decay; docs/dynamics.md goes through it.
+"""
+
+from typing import TYPE_CHECKING
+
+from gyroscope.base.lazy import lazy
+from gyroscope.errors import DynamicsError
+
+if TYPE_CHECKING:
+    from gyroscope.theory import adaptive, batch_norm, damping, decay, deep_linear, homogeneity, least_squares
+    from gyroscope.theory.affine import Affine, standardizing
+    from gyroscope.theory.batch_norm import BatchCenter, batch_center_paths, batch_norm_paths
+    from gyroscope.theory.decay_schedule import figure7, fixed_point, norm_squares, rate_at_rest
+    from gyroscope.theory.deep_linear import balanced_factors, schatten
+    from gyroscope.theory.effective_rate import (
+        decay_time,
+        effective_lr,
+        figure6,
+        fit_norms,
+        implicit_decay,
+        norm_growth,
+    )
+    from gyroscope.theory.empirical_fisher import (
+        batch_law,
+        fisher_diagonal,
+        per_example_gradients,
+        second_moment,
+        step_gain,
+    )
+    from gyroscope.theory.equilibrium import Equilibrium, equilibrium
+    from gyroscope.theory.exponential import ExponentialRates, exponential_rates, undo_decay
+    from gyroscope.theory.invariance import invariance
+    from gyroscope.theory.invariance_result import Invariance
+    from gyroscope.theory.jacobian import estimated_jacobian_norm, gauss_newton_norm, jacobian_norm
+    from gyroscope.theory.knockout import Knockout, knock_out, restore
+    from gyroscope.theory.law import Law, decay_law
+    from gyroscope.theory.least_squares import figure2
+    from gyroscope.theory.moment_variance import optimizer_shares, recorded_shares, variance_shares
+    from gyroscope.theory.normalizers import comparison, properties
+    from gyroscope.theory.random_walk import random_walk
+    from gyroscope.theory.reparameterize import reparameterize
+
+__all__ = [
+    "Affine",
+    "BatchCenter",
+    "DynamicsError",
+    "Equilibrium",
+    "ExponentialRates",
+    "Invariance",
+    "Knockout",
+    "Law",
+    "adaptive",
+    "balanced_factors",
+    "batch_center_paths",
+    "batch_law",
+    "batch_norm",
+    "batch_norm_paths",
+    "comparison",
+    "damping",
+    "decay",
+    "decay_law",
+    "decay_time",
+    "deep_linear",
+    "effective_lr",
+    "equilibrium",
+    "estimated_jacobian_norm",
+    "exponential_rates",
+    "figure2",
+    "figure6",
+    "figure7",
+    "fisher_diagonal",
+    "fit_norms",
+    "fixed_point",
+    "gauss_newton_norm",
+    "homogeneity",
+    "implicit_decay",
+    "invariance",
+    "jacobian_norm",
+    "knock_out",
+    "least_squares",
+    "norm_growth",
+    "norm_squares",
+    "optimizer_shares",
+    "per_example_gradients",
+    "properties",
+    "random_walk",
+    "rate_at_rest",
+    "recorded_shares",
+    "reparameterize",
+    "restore",
+    "schatten",
+    "second_moment",
+    "standardizing",
+    "step_gain",
+    "undo_decay",
+    "variance_shares",
+]
+
+if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistake
+    __getattr__ = lazy(
+        __name__,
+        {
+            "affine": "Affine standardizing",
+            "batch_norm": "BatchCenter batch_center_paths batch_norm_paths",
+            "decay_schedule": "figure7 fixed_point norm_squares rate_at_rest",
+            "deep_linear": "balanced_factors schatten",
+            "effective_rate": "decay_time effective_lr figure6 fit_norms implicit_decay norm_growth",
+            "empirical_fisher": "batch_law fisher_diagonal per_example_gradients second_moment step_gain",
+            "equilibrium": "Equilibrium equilibrium",
+            "exponential": "ExponentialRates exponential_rates undo_decay",
+            "invariance": "invariance",
+            "invariance_result": "Invariance",
+            "jacobian": "estimated_jacobian_norm gauss_newton_norm jacobian_norm",
+            "knockout": "Knockout knock_out restore",
+            "law": "Law decay_law",
+            "least_squares": "figure2",
+            "moment_variance": "optimizer_shares recorded_shares variance_shares",
+            "normalizers": "comparison properties",
+            "random_walk": "random_walk",
+            "reparameterize": "reparameterize",
+        },
+    )

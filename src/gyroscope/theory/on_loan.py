@@ -1,0 +1,191 @@
+"""A model on loan: its outputs, its loss and its gradients at any weights, while it stays what it is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gyroscope.base.alone import alone
+from gyroscope.errors import GyroscopeError
+from gyroscope.layers.layer import Layer
+from gyroscope.layers.layer import layers as find_layers
+from gyroscope.theory.errors import DynamicsError
+from gyroscope.vectors.sharded import any_sharded
+
+Loss = Callable[[Any, Any], Tensor]
+Layers = Sequence[Layer] | str | Iterable[str] | None
+
+
+class OnLoan:
+    """J(w) of a model, for a loss and a batch, where w are the weights of its layers.
+
+    Every pass runs on copies of parameters and buffers in `dtype`, in the model's mode and uncompiled. Weights,
+    gradients, buffers, modes and random numbers of the model are left as found, and every pass begins with the same
+    random numbers: dropout drops the same.
+
+    Args:
+        model: any module; compiled and data-parallel ones are run as what is inside; sharded ones are refused.
+        batch: (inputs, targets), inputs a tensor, a tuple of positional or a dict of keyword arguments.
+        loss: `loss(output, target)`; without one, only outputs can be asked for.
+        layers: which, from `gyroscope.layers`, or glob patterns on their names; all of them unless given.
+        dtype: of the copies; None for the model's own.
+
+    >>> net = nn.Linear(2, 1, bias=False)
+    >>> loan = OnLoan(net, (torch.eye(2), torch.zeros(2, 1)), nn.functional.mse_loss)
+    >>> value, (gradient,) = loan.gradients([torch.tensor([[1.0, 3.0]], dtype=torch.float64)])
+    >>> value, gradient.tolist(), net.weight.grad
+    (5.0, [[1.0, 3.0]], None)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Any,
+        loss: Loss | None = None,
+        *,
+        layers: Layers = None,
+        dtype: torch.dtype | None = torch.float64,
+    ) -> None:
+        from gyroscope.layers.untouched import bare
+        from gyroscope.passes.batches import batches, is_pair
+        from gyroscope.passes.network import cast, cast_loss
+
+        self.layers, self.dtype = _chosen(model, layers), dtype
+        if loss is not None and not callable(loss):
+            raise DynamicsError(f"The loss is a {type(loss).__name__}; accepted is a function of (output, target).")
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise DynamicsError(f"dtype is {dtype!r}; accepted are floating-point types, or None for the model's own.")
+        if not is_pair(batch):
+            raise DynamicsError(
+                f"The batch is a {type(batch).__name__}; accepted is one pair (inputs, targets), the inputs a tensor, "
+                "a tuple of positional or a dict of keyword arguments of the model."
+            )
+        self.model = bare(model)
+        if any_sharded(self.model.parameters()):
+            raise DynamicsError("The model is sharded (DTensor parameters): ask before fully_shard, or of a full copy.")
+        self.loss = None if loss is None else cast_loss(loss, dtype)
+        try:
+            (one,) = batches(batch, self.layers[0].parameter.device)
+        except GyroscopeError as error:
+            raise DynamicsError(str(error)) from error
+        with torch.inference_mode(False):  # whose tensors have no gradients
+            self.batch = cast(one, dtype)
+        self.held = dict(self.model.named_parameters())
+        keys = {id(parameter): name for name, parameter in self.held.items()}
+        self.keys = [keys[id(layer.parameter)] for layer in self.layers]
+
+    def weights(self) -> list[Tensor]:
+        """The layers' weights as they are, copied."""
+        return [self._copy(layer.parameter) for layer in self.layers]
+
+    def output(self, weights: Sequence[Tensor] | None = None) -> Any:
+        """What the model gives for the batch's inputs at these weights; its own unless given."""
+        return self._run(self._forward, self.weights() if weights is None else weights, gradients=False)
+
+    def gradients(self, weights: Sequence[Tensor] | None = None) -> tuple[float, list[Tensor | None]]:
+        """The loss and its gradient at each layer's weight, None for a layer the loss does not depend on."""
+        with torch.inference_mode(False):
+            leaves = [w.detach().clone().requires_grad_(True) for w in (self.weights() if weights is None else weights)]
+        value: float = self._run(self._backward, leaves, gradients=True)
+        found = [leaf.grad for leaf in leaves]
+        return value, [g.to_dense() if g is not None and g.is_sparse else g for g in found]
+
+    def _forward(self, model: nn.Module) -> Any:
+        # A model may write to its input.
+        from gyroscope.passes.network import mapped
+
+        args, kwargs = mapped(torch.clone, (self.batch.args, self.batch.kwargs))
+        try:
+            return model(*args, **kwargs)
+        except Exception as error:
+            raise DynamicsError(
+                f"The forward pass in {self.dtype or 'its own type'} failed with {type(error).__name__}: {error}. The "
+                "model is as it was; dtype=None runs it in its own type."
+            ) from error
+
+    def _backward(self, model: nn.Module) -> float:
+        assert self.loss is not None
+        output = self._forward(model)
+        try:
+            value = self.loss(output, self.batch.target)
+        except Exception as error:
+            raise DynamicsError(
+                f"The loss failed with {type(error).__name__}: {error}. It is called as loss(output, target), in "
+                f"{self.dtype or 'its own type'}; dtype=None leaves types as they are. The model is as it was."
+            ) from error
+        if not isinstance(value, Tensor) or not value.is_floating_point() or value.numel() == 0:
+            raise DynamicsError(f"The loss gave {value!r}; accepted is a real tensor: a number, or one a sample.")
+        value = value.mean()
+        if not value.requires_grad:
+            raise DynamicsError("The loss does not depend on the weights of any layer: is it computed in no_grad?")
+        if not bool(value.isfinite()):
+            raise DynamicsError(f"The loss is {float(value.detach())}: its gradients say nothing about the layers.")
+        value.backward()  # type: ignore[no-untyped-call]
+        return float(value.detach())
+
+    def _run(self, what: Callable[[nn.Module], Any], weights: Sequence[Tensor], *, gradients: bool) -> Any:
+        from torch.func import functional_call
+
+        from gyroscope.layers.untouched import untouched
+
+        state = {f"model.{name}": self._copy(parameter) for name, parameter in self.held.items()}
+        state |= {f"model.{key}": weight for key, weight in zip(self.keys, weights, strict=True)}
+        state |= {f"model.{name}": self._copy(buffer) for name, buffer in self.model.named_buffers()}
+        with ExitStack() as stack:
+            stack.enter_context(alone())
+            stack.enter_context(untouched(self.model))
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.set_grad_enabled(gradients))
+            for kind in {"cpu", *(parameter.device.type for parameter in self.held.values())} - {"meta"}:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            if "torch._dynamo" in sys.modules:  # which takes seconds to load, and without which nothing is compiled
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            if any(isinstance(module, nn.RNNBase) for module in self.model.modules()):
+                stack.enter_context(torch.backends.cudnn.flags(enabled=False))  # has no gradient in evaluation mode
+            # The backward pass too runs within the call: checkpoints come back for the parameters.
+            return functional_call(_Within(self.model), state, (what,))
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        dtype = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
+        with torch.inference_mode(False):
+            return tensor.detach().to(dtype, copy=True)
+
+
+class _Within(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.training = model.training
+
+    def forward(self, what: Callable[[nn.Module], Any]) -> Any:
+        return what(self.model)
+
+
+def _chosen(model: Any, given: Any) -> list[Layer]:
+    if not isinstance(model, nn.Module):
+        raise DynamicsError(f"The model is a {type(model).__name__}; accepted is a torch.nn.Module.")
+    listed: list[Any] | None = None
+    if given is not None:
+        listed = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    chosen: list[Layer]
+    if listed and all(isinstance(one, Layer) for one in listed):
+        chosen = list({id(one.parameter): one for one in listed}.values())
+    elif listed is None or (listed and all(isinstance(one, str) for one in listed)):
+        chosen = find_layers(model, include=listed)
+    else:
+        raise DynamicsError(
+            "layers must be a list from gyroscope.layers(model), or glob patterns on the layers' names; given "
+            f"{[type(one).__name__ for one in listed][:3] or 'an empty list'}."
+        )
+    held = {id(parameter) for parameter in model.parameters()}
+    for layer in chosen:
+        if id(layer.parameter) not in held:
+            raise DynamicsError(f"{layer.name!r} is no layer of this model; give those of gyroscope.layers(model).")
+        if layer.parameter.is_meta:
+            raise DynamicsError(f"{layer.name!r} is on the meta device and has no values; materialise the model first.")
+    return chosen

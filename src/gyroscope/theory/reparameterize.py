@@ -1,0 +1,157 @@
+"""The same layer in other coordinates: affine maps of activations and pre-activations, absorbed into its weights.
+
+A layer computes s = W a + b (equation 6 of Grosse's chapter 5). With invertible, fixed affine maps on both of its sides
+
+    ã = Ψ(a) = Ψ a + ψ        s = Ω(s̃) = Ω s̃ + ω
+
+(figure 3) the layer s̃ = W̃ ã + b̃ between them computes the same function if
+
+    W̃ = Ω⁻¹ W Ψ⁻¹        b̃ = Ω⁻¹ (b − ω) − W̃ ψ
+
+Equations 7 to 9 are Ψ = Σ^(−1/2), ψ = −Σ^(−1/2) m and no Ω: W̃ = W Σ^(1/2), b̃ = b + W m.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
+
+from gyroscope.theory.affine import Affine, FixedAffine
+from gyroscope.theory.errors import DynamicsError
+from gyroscope.vectors.eager import accumulator
+
+L = TypeVar("L", bound=nn.Linear | nn.Conv2d)
+
+
+@torch.no_grad()
+def reparameterize(layer: L, *, activations: Affine | None = None, preactivations: Affine | None = None) -> L:
+    """The layer W̃, b̃ that computes between Ψ and Ω what `layer` computes without them: Ω(W̃ Ψ(a) + b̃) = W a + b.
+
+    A new layer; the given one is left as it is. It has a bias if that had one, or if a map has a shift. Of a
+    convolution the maps are of its channels, at all positions alike, and diagonal if it has groups.
+
+    Args:
+        layer: a linear layer or a convolution.
+        activations: Ψ, from what goes into `layer` to what goes into the new one.
+        preactivations: Ω, from what comes out of the new layer to what comes out of `layer`.
+
+    Raises:
+        DynamicsError: there is no such layer. Zeros that are padded on the way into a convolution are not shifted by
+            ψ as the activations are, so with them a shift could not be absorbed.
+
+    Example:
+        Equations 7 to 9:
+
+        >>> from gyroscope.theory.affine import standardizing
+        >>> layer, m, variance = nn.Linear(2, 3), torch.tensor([1.0, 2.0]), torch.tensor([4.0, 9.0])
+        >>> psi = standardizing(m, variance)
+        >>> tilde = reparameterize(layer, activations=psi)
+        >>> torch.allclose(tilde.weight, layer.weight * variance.sqrt())                  # W̃ = W Σ^(1/2)
+        True
+        >>> torch.allclose(tilde.bias, layer.bias + layer.weight @ m)                     # b̃ = b + W m
+        True
+        >>> a = torch.randn(5, 2)
+        >>> torch.allclose(tilde(psi(a)), layer(a), atol=1e-5)
+        True
+    """
+    if not isinstance(layer, nn.Linear | nn.Conv2d):
+        raise DynamicsError(f"The layer is a {type(layer).__name__}; accepted are nn.Linear and nn.Conv2d.")
+    _refuse_without_weights(layer)
+    outputs, inputs = layer.weight.shape[0], _inputs(layer)
+    psi = _like(layer.weight, activations, inputs, "activations")
+    omega = _like(layer.weight, preactivations, outputs, "preactivations")
+    if isinstance(layer, nn.Conv2d):
+        _refuse_inexact(layer, psi, omega)
+    back_in, back_out = psi.inverse(), omega.inverse()
+    # [out, in/groups, kernel]; features have a kernel of 1. In float64: hardly invertible matrices cost digits.
+    W = (layer.weight.flatten(2) if layer.weight.dim() > 2 else layer.weight.unsqueeze(2)).to(psi.shift)
+    if back_in.diagonal:
+        W = W * _seen(back_in.matrix, layer).unsqueeze(2)
+    else:
+        W = torch.einsum("oik,ij->ojk", W, back_in.matrix)
+    W = W * back_out.matrix.view(-1, 1, 1) if back_out.diagonal else torch.einsum("po,oik->pik", back_out.matrix, W)
+    bias = None
+    if layer.bias is not None or bool(psi.shift.any()) or bool(omega.shift.any()):
+        bias = back_out(W.new_zeros(outputs) if layer.bias is None else layer.bias.to(W))
+        bias -= torch.einsum("oik,oi->o", W, _seen(psi.shift, layer))
+    new = deepcopy(layer)
+    _set(new, W.reshape(layer.weight.shape), bias)
+    return new
+
+
+def between(
+    layer: nn.Linear | nn.Conv2d, *, activations: Affine | None = None, preactivations: Affine | None = None
+) -> nn.Sequential:
+    """Net 2 of figure 3: Ψ, the reparameterized layer and Ω as one module that computes what `layer` computes.
+
+    >>> layer = nn.Linear(2, 1)
+    >>> net = between(layer, activations=Affine(torch.tensor([3.0, 5.0]), torch.tensor([1.0, -1.0])))
+    >>> a = torch.randn(4, 2)
+    >>> torch.allclose(net(a), layer(a), atol=1e-5)
+    True
+    """
+    tilde: nn.Module = reparameterize(layer, activations=activations, preactivations=preactivations)
+    dim = -1 if isinstance(layer, nn.Linear) else 1
+    first = nn.Identity() if activations is None else FixedAffine(activations, dim=dim)
+    last = nn.Identity() if preactivations is None else FixedAffine(preactivations, dim=dim)
+    return nn.Sequential(first, tilde, last)
+
+
+def _inputs(layer: nn.Linear | nn.Conv2d) -> int:
+    return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+
+
+def _refuse_without_weights(layer: nn.Linear | nn.Conv2d) -> None:
+    if is_parametrized(layer) or "weight" not in layer._parameters:
+        raise DynamicsError(
+            "The layer's weights are computed from other parameters, and cannot be set; accepted is a layer whose "
+            "weight is a parameter. torch.nn.utils.parametrize.remove_parametrizations makes it one."
+        )
+    if is_lazy(layer.weight) or layer.weight.is_meta:
+        raise DynamicsError("The layer has no values yet; give one that has been initialized.")
+
+
+def _like(weight: Tensor, given: Affine | None, size: int, name: str) -> Affine:
+    exact: dict[str, Any] = {"dtype": accumulator(weight.device), "device": weight.device}
+    if given is None:
+        return Affine(torch.ones(size, **exact), torch.zeros(size, **exact))
+    if not isinstance(given, Affine):
+        raise DynamicsError(f"The map of {name} is a {type(given).__name__}; accepted is an Affine, or None.")
+    if given.shift.shape[0] != size:
+        raise DynamicsError(f"The map of {name} is of {given.shift.shape[0]} numbers, and the layer has {size}.")
+    return Affine(given.matrix.to(**exact), given.shift.to(**exact))
+
+
+def _refuse_inexact(layer: nn.Conv2d, psi: Affine, omega: Affine) -> None:
+    pads = any(layer._reversed_padding_repeated_twice)
+    if pads and layer.padding_mode == "zeros" and bool(psi.shift.any()):
+        raise DynamicsError(
+            f"The convolution pads with zeros (padding={layer.padding}), which a shift of the activations would not "
+            "move: no weights compute the same function. Give a map without shift, or a convolution without padding "
+            "or with another padding_mode."
+        )
+    if layer.groups > 1 and not (psi.diagonal and omega.diagonal):
+        raise DynamicsError(
+            f"The convolution has {layer.groups} groups, which a matrix would mix; accepted are diagonal maps, given "
+            "as vectors."
+        )
+
+
+def _seen(of_input: Tensor, layer: nn.Linear | nn.Conv2d) -> Tensor:
+    """One number an input as [out, in/groups]: for each output, those of the inputs in its group."""
+    groups = layer.groups if isinstance(layer, nn.Conv2d) else 1
+    return of_input.view(groups, 1, -1).repeat_interleave(layer.weight.shape[0] // groups, dim=1).flatten(0, 1)
+
+
+def _set(layer: nn.Linear | nn.Conv2d, weight: Tensor, bias: Tensor | None) -> None:
+    trains = layer.weight.requires_grad
+    dtype = layer.weight.dtype
+    layer.weight = nn.Parameter(weight.to(dtype, copy=True), requires_grad=trains)
+    if bias is not None:
+        trains = trains if layer.bias is None else layer.bias.requires_grad
+        layer.bias = nn.Parameter(bias.to(dtype, copy=True), requires_grad=trains)
