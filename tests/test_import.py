@@ -12,12 +12,7 @@ import gyroscope
 from gyroscope.store.example import write_example
 
 HEAVY = {"torch._dynamo", "torch.distributed.tensor", "triton", "matplotlib", "sklearn", "scipy", "typer", "rich"}
-UNUSED = (
-    "gyroscope.theory.",
-    "gyroscope.conditioning",
-    "gyroscope.control.preconditioners",
-    "gyroscope.diagnose.explain",
-)
+UNUSED = ("gyroscope.theory.invariance", "gyroscope.conditioning", "gyroscope.control.preconditioners.")
 PROGRAM = """
 import importlib, json, sys
 loaded = {}
