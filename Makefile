@@ -21,7 +21,7 @@ endif
 
 VERSION := import sys; print("%d.%d" % sys.version_info[:2])
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml lab/pyproject.toml constraints.txt
 	@given=$$($(PYTHON) -c '$(VERSION)'); case "$$given" in 3.1[1-9]|3.[2-9]?) ;; *) \
 	    echo "Python 3.11 or later is needed, and $(PYTHON) is $${given:-not found}; name another:" \
 	    "make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1;; esac; \
@@ -30,7 +30,7 @@ $(READY): pyproject.toml constraints.txt
 	    echo "$(VENV) has Python $$there, and $(PYTHON) is $$given; to make it anew: rm -r $(VENV)" >&2; exit 1; }
 	$(PYTHON) -m venv $(CLEAR) $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' --editable lab
 	@pwd -P > $@
 
 demo: $(READY)  ## train the digits network under Layca; prints a table, writes demo/
@@ -42,7 +42,7 @@ lint: $(READY)  ## ruff: lint and format check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(READY)  ## mypy --strict on src, and on a use of its public names by itself, as a user's code is
+types: $(READY)  ## mypy --strict on both packages, and on a use of its public names by itself, as a user's code is
 	$(BIN)/mypy
 	$(BIN)/mypy tests/type_checked.py
 

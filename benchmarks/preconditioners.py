@@ -27,7 +27,7 @@ from torch.optim import SGD, Optimizer
 
 from gyroscope.control.preconditioners.kfac import KFAC
 from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal
-from gyroscope.lab import models
+from gyroscope_lab import models
 from timing import Step, captured, environment, write
 
 STEPS = 10

@@ -19,7 +19,7 @@ PRELOAD = [
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
     "gyroscope",
-    "gyroscope.lab",
+    "gyroscope_lab",
 ]
 
 

@@ -38,8 +38,8 @@ def core():
 def readers():
     """What reads runs, each beside those before it."""
     return loaded(
-        "gyroscope", "gyroscope.store", "gyroscope.cli.app", "gyroscope.cli.data", "gyroscope.diagnose.standing_out",
-        "gyroscope.monitor.request", "gyroscope.diagnose.explain", "gyroscope.lab.compare", "gyroscope.figures",
+        "gyroscope", "gyroscope.store", "gyroscope.cli.app", "gyroscope_lab.cli.data", "gyroscope.diagnose.standing_out",
+        "gyroscope.monitor.request", "gyroscope.diagnose.explain", "gyroscope.diagnose.compare", "gyroscope.figures",
     )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def test_importing_gyroscope_loads_no_room(core):
 
 def test_runs_are_read_compared_drawn_and_explained_without_torch(readers):
     everything = readers["gyroscope.figures"]
-    assert {"gyroscope.figures.dashboard", "gyroscope.diagnose.explain", "gyroscope.lab.compare"} <= everything
+    assert {"gyroscope.figures.dashboard", "gyroscope.diagnose.explain", "gyroscope.diagnose.compare"} <= everything
     assert "torch" not in everything
 
 
@@ -72,8 +72,8 @@ def test_importing_the_store_loads_neither_pandas_nor_pyarrow(readers):
 
 
 def test_the_laboratory_is_not_loaded_until_the_command_needs_it(readers):
-    assert "gyroscope.cli.data" in readers["gyroscope.cli.data"]
-    assert "gyroscope.lab" not in readers["gyroscope.cli.data"]
+    assert "gyroscope_lab.cli.data" in readers["gyroscope_lab.cli.data"]
+    assert "gyroscope_lab" not in readers["gyroscope_lab.cli.data"]
 
 
 ROOMS = [

@@ -228,9 +228,10 @@ def main(listed: str, here: str, arguments: list[str]) -> None:
     print(f"start.sh: unpacked to {work}; {minutes:.1f} of {given.minutes:g} minutes are left to train", flush=True)
     if minutes <= 0:
         sys.exit("start.sh: no time is left to train. Start it again; what is unpacked stays.")
-    command = [sys.executable, "-m", "gyroscope", "reproduce", *manifest["names"], "--minutes", f"{minutes:.3f}"]
+    command = [sys.executable, "-m", "gyroscope_lab", "reproduce", *manifest["names"], "--minutes", f"{minutes:.3f}"]
     command += ["--data", "data", "--runs", "runs/lab", "--archive", str(archive)]
-    path = os.pathsep.join(filter(None, [str(work / "src"), os.environ.get("PYTHONPATH")]))
+    sources = [str(work / folder) for folder in ("src", "lab/src")]
+    path = os.pathsep.join(filter(None, [*sources, os.environ.get("PYTHONPATH")]))
     if given.dry_run:
         print(f"cd {shlex.quote(str(work))} && PYTHONPATH={shlex.quote(path)} {shlex.join(command)}")
         return

@@ -8,13 +8,13 @@ import gyroscope
 from figures.made import run_of, written
 from gyroscope import figures
 from gyroscope.cli import app
-from gyroscope.lab.archive import Archive
-from gyroscope.lab.compare import compared
-from gyroscope.lab.errors import LabError
-from gyroscope.lab.recipe import Recipe
-from gyroscope.lab.run_one import run_one
-from gyroscope.lab.tasks import task
-from gyroscope.lab.trial import Trial
+from gyroscope.diagnose.compare import compared
+from gyroscope.errors import StoreError
+from gyroscope_lab.archive import Archive
+from gyroscope_lab.recipe import Recipe
+from gyroscope_lab.run_one import run_one
+from gyroscope_lab.tasks import task
+from gyroscope_lab.trial import Trial
 
 ACCURACIES, ROTATIONS = (0.7, 0.9, 0.8, 0.95), (0.2, 0.5, 0.6, 0.9)
 
@@ -169,7 +169,7 @@ def test_a_folder_may_have_an_equals_sign_in_its_name(here):
 
 
 def test_there_is_one_label_per_run(four):
-    with gyroscope.load(four / "run0") as one, pytest.raises(LabError, match="one label per run, got 2 for 1 runs"):
+    with gyroscope.load(four / "run0") as one, pytest.raises(StoreError, match="one label per run, got 2 for 1 runs"):
         compared([one], labels=["a", "b"])
 
 

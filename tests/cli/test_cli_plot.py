@@ -162,7 +162,7 @@ def test_a_missing_matplotlib_names_the_extra(runs, monkeypatch):
     result = run(runs / "seed0")
     assert result.exit_code == 1
     assert result.stderr.startswith("gyroscope: gyroscope.figures needs matplotlib")
-    assert "pip install 'gyroscope[lab]'" in result.stderr
+    assert "pip install 'gyroscope[figures]'" in result.stderr
 
 
 def test_the_help_explains_every_figure():

@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import gyroscope
 from gyroscope.errors import LayerError
-from gyroscope.lab import models
+from gyroscope_lab import models
 
 IMAGES = torch.zeros(2, 3, 8, 8)
 

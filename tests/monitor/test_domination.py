@@ -15,8 +15,8 @@ from gyroscope.diagnose.domination import Domination, Episodes, dominated
 from gyroscope.diagnose.naming import Naming
 from gyroscope.diagnose.standing_out import in_words
 from gyroscope.errors import MonitorError
-from gyroscope.lab import models
 from gyroscope.store import LayerInfo, QuantityInfo, Rows, Writer
+from gyroscope_lab import models
 from monitor.predict_runs import clusters
 
 STEPS = 8

@@ -8,7 +8,7 @@ from gyroscope.errors import MissingExtraError
 
 if find_spec("typer") is None or find_spec("rich") is None:
     raise MissingExtraError(
-        "the gyroscope command needs typer and rich, which are not installed: pip install 'gyroscope[lab]'"
+        "the gyroscope command needs typer and rich, which are not installed: pip install 'gyroscope[cli]'"
     )
 
 from gyroscope.cli.app import app

@@ -1,38 +1,66 @@
-"""The command `gyroscope` itself; each of its commands is a module beside this one."""
+"""The command `gyroscope` itself; each of its commands is a module of this subpackage, or of another package.
+
+Other packages add commands through the entry-point group `gyroscope.commands`: by the name of a command, its
+`typer.Typer`. They are loaded when they are asked for.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import gyroscope
 from gyroscope.cli.compare import compare
-from gyroscope.cli.data import data_app
-from gyroscope.cli.demo import demo
 from gyroscope.cli.events import events
 from gyroscope.cli.explain import explain
 from gyroscope.cli.export import export
+from gyroscope.cli.fail import FAILED, fail
 from gyroscope.cli.plot import plot
-from gyroscope.cli.reproduce import reproduce
 from gyroscope.cli.runs import runs
 from gyroscope.cli.sample import sample
 from gyroscope.cli.show import show
-from gyroscope.cli.train import TrainCommand, train
 
 _PURPOSE = "Measure, explain and steer how each layer of a neural network trains."
+# The commands of the laboratory, which is a package of its own.
+_LABORATORY = ("demo", "reproduce", "train", "data")
+
+
+def _added() -> dict[str, EntryPoint]:
+    """The commands of other packages, by name: the laboratory's first."""
+    found = {entry.name: entry for entry in entry_points(group="gyroscope.commands")}
+    return {name: found[name] for name in (*_LABORATORY, *sorted(found)) if name in found}
+
+
+class Commands(TyperGroup):
+    """The commands of this package and those that other packages add."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names in the order of the help."""
+        return [*_added(), *super().list_commands(ctx)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, loaded now if it is another package's."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        if (entry := _added().get(cmd_name)) is not None:
+            return typer.main.get_command(entry.load())
+        if cmd_name in _LABORATORY:
+            fail(f"`gyroscope {cmd_name}` needs the laboratory: pip install gyroscope-lab", code=FAILED)
+        return None
+
 
 app = typer.Typer(
     name="gyroscope",
+    cls=Commands,
     help=f"{_PURPOSE}\n\nNew here? Run: gyroscope demo",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-app.command()(demo)
-app.command()(reproduce)
-app.command(cls=TrainCommand)(train)
-app.add_typer(data_app)
 for command in (compare, runs, show, events, explain, plot, export, sample):
     app.command()(command)
 

@@ -19,7 +19,7 @@ from gyroscope.cli.target import Target, out_option
 from gyroscope.errors import GyroscopeError, StoreError
 
 if TYPE_CHECKING:
-    from gyroscope.lab.compare import Compared
+    from gyroscope.diagnose.compare import Compared
     from gyroscope.store import Run
 
 # A pipe or a file has no width; this holds every column.
@@ -120,7 +120,6 @@ def compare(
 
 
 def _load(*, figures: bool) -> None:
-    import gyroscope.lab
 
     if figures:
         import gyroscope.figures  # noqa: F401
@@ -137,7 +136,7 @@ def _figure(out: Target) -> Path:
 def _find(listed: list[Given], problems: list[StoreError], stack: ExitStack) -> tuple[list[Run], list[str]]:
     """The runs at these paths and in these folders, each once, and their labels; what cannot be read is reported."""
     from gyroscope import store
-    from gyroscope.lab.compare import compared
+    from gyroscope.diagnose.compare import compared
     from gyroscope.store.find import distinct_names
 
     found: dict[Path, Run] = {}
@@ -167,7 +166,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _print(runs: list[Run], labels: list[str]) -> None:
-    from gyroscope.lab.compare import compared, in_words
+    from gyroscope.diagnose.compare import compared, in_words
 
     rows = compared(runs, labels=labels)
     console = Console()
@@ -197,7 +196,7 @@ def _print(runs: list[Run], labels: list[str]) -> None:
 
 def _columns(rows: list[Compared]) -> dict[str, list[str]]:
     """The cells of all rows, by the heading of their column."""
-    from gyroscope.lab.compare import ACCURACIES
+    from gyroscope.diagnose.compare import ACCURACIES
 
     columns = {
         "run": [row.name for row in rows],
@@ -234,7 +233,7 @@ def _width(heading: str, cells: list[str]) -> int:
 
 def _draw(runs: list[Run], labels: list[str], accuracy: str | None, target: Path) -> list[Path]:
     from gyroscope import figures
-    from gyroscope.lab.compare import shared_accuracy
+    from gyroscope.diagnose.compare import shared_accuracy
 
     shown = accuracy or shared_accuracy(runs) or "test_accuracy"
     return figures.save(figures.compare(runs, accuracy=shown, labels=labels), target)

@@ -147,7 +147,7 @@ def _extreme(times: Product, size: int, end: str, tolerance: float, iterations: 
         from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
     except ImportError:
         raise MissingExtraError(
-            "top_eigenvalue needs scipy, which is not installed: pip install 'gyroscope[lab]'"
+            "top_eigenvalue needs scipy, which is not installed: pip install 'gyroscope[curvature]'"
         ) from None
     vectors = min(size, _VECTORS if size < _LARGE else _VECTORS_LARGE)
     # ARPACK takes tolerances of eigenvalues far below one for absolute ones, so the matrix is brought to that size.

@@ -146,7 +146,7 @@ class Conditioning(ByLayer[LayerConditioning]):
             from rich.text import Text
         except ImportError as error:
             raise MissingExtraError(
-                "A table needs rich, which is not installed: pip install 'gyroscope[lab]'; rows() needs nothing"
+                "A table needs rich, which is not installed: pip install 'gyroscope[cli]'; rows() needs nothing"
             ) from error
         heads, lines = self._cells()
         whole = Table.grid()

@@ -5,7 +5,9 @@ from importlib.util import find_spec
 from gyroscope.errors import MissingExtraError
 
 if find_spec("matplotlib") is None:
-    raise MissingExtraError("gyroscope.figures needs matplotlib, which is not installed: pip install 'gyroscope[lab]'")
+    raise MissingExtraError(
+        "gyroscope.figures needs matplotlib, which is not installed: pip install 'gyroscope[figures]'"
+    )
 
 from gyroscope.figures.compare import compare
 from gyroscope.figures.conditioning_by_layer import conditioning_by_layer

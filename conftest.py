@@ -1,0 +1,37 @@
+"""Which tests run where: without GYROSCOPE_TEST_DEVICE=cuda, all but those that need a GPU, on the CPU alone.
+
+With it (`make gpu`), those marked `gpu` and those marked `any_device`, the kernels' cases among them, on the GPU.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ON_GPU = os.environ.get("GYROSCOPE_TEST_DEVICE", "cpu") != "cpu"
+if not ON_GPU:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks, so that tests are the same on all machines
+
+import torch  # noqa: E402
+
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("tests", "lab/tests")]
+torch.set_num_threads(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """On a GPU the kernels' cases run as they are, elsewhere in Triton's interpreter."""
+    if ON_GPU:
+        config.addinivalue_line("python_files", "*_cases.py")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is not for this device."""
+
+    def is_for_this(item: pytest.Item) -> bool:
+        needs_gpu = item.get_closest_marker("gpu") is not None
+        return needs_gpu or item.get_closest_marker("any_device") is not None if ON_GPU else not needs_gpu
+
+    left_out = [item for item in items if not is_for_this(item)]
+    items[:] = [item for item in items if is_for_this(item)]
+    config.hook.pytest_deselected(items=left_out)

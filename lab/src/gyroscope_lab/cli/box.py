@@ -1,0 +1,204 @@
+"""A GPU for some minutes: what `gyroscope reproduce` does with --queue, --minutes and --collect."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
+from gyroscope.cli.printed import echo, text
+from gyroscope.errors import GyroscopeError
+from gyroscope_lab.cli.lab_progress import described
+from gyroscope_lab.cli.missing_data import lacking, to_get
+from gyroscope_lab.cli.writable import make_folder
+
+if TYPE_CHECKING:
+    from gyroscope_lab.laboratory import Lab
+    from gyroscope_lab.queue import Entry
+    from gyroscope_lab.result import Result
+    from gyroscope_lab.run_one import Note
+    from gyroscope_lab.trial import Trial
+
+# A pipe or a file has no width; this holds every column.
+_UNBOUNDED = 170
+# Seconds between two lines that say how far a box is.
+_EVERY = 60.0
+
+
+def write_queue(out: Path) -> None:
+    """Write `out/queue.md` from the studies and from the results that are kept in `out/runs`."""
+    from gyroscope_lab import queue
+    from gyroscope_lab.archive import Archive
+    from gyroscope_lab.laboratory import Lab
+
+    kept, path = out / "runs", out / "queue.md"
+    try:
+        entries = queue.missing_trials(Lab(Archive(kept), "full"))
+        queue.write(entries, path, kept=sum(1 for _ in kept.glob("*/*/result.json")))
+    except (GyroscopeError, OSError) as error:
+        fail(str(error), code=FAILED)
+    echo(f"Wrote {path}: {len(entries)} trainings")
+
+
+def run_minutes(
+    lab: Lab,
+    names: Sequence[str],
+    *,
+    minutes: float,
+    out: Path,
+    data: Path,
+    archive: Path | None,
+    limit: int | None,
+    began: float,
+) -> None:
+    """Train from the top of `out/queue.md` for so many minutes, and write one archive.
+
+    Args:
+        lab: whose archive holds the trainings, whose `jobs` run at a time, and whose tasks are taken.
+        names: the studies to train for; empty for all.
+        minutes: how long, with the writing of the archive.
+        out: the folder of the queue and of the results that are kept.
+        data: the folder of the datasets.
+        archive: the file to write.
+        limit: the MiB that it may have; see `gyroscope_lab.box.run_box`.
+        began: the moment of `time.monotonic()` from which the minutes count.
+    """
+    from gyroscope_lab import queue
+    from gyroscope_lab.archive import Archive
+    from gyroscope_lab.box import run_box, wanted
+    from gyroscope_lab.engine import AT_ONCE
+
+    device = _device()
+    make_folder(lab.archive.root, "--runs")
+    try:
+        entries = [
+            one
+            for one in queue.read(out / "queue.md", lab)
+            if (not names or set(names) & set(one.studies)) and (not lab.only or one.trial.task.name in lab.only)
+        ]
+        trials = [one.trial for one in _with_data(wanted(entries, lab.archive, Archive(out / "runs")), data)]
+        if not trials:
+            echo("Nothing to train: no training of the queue is both missing and has its data here.", err=True)
+            return
+        progress = _Lines(minutes, began)
+        progress.say(f"{len(trials)} trainings are missing, the most valuable first")
+        try:
+            box = run_box(
+                trials, lab.archive, minutes=minutes, path=archive, data=data, at_once=lab.jobs or AT_ONCE,
+                device=device, limit=None if limit is None else limit * 2**20, began=began, on_note=progress.on_note,
+                on_done=progress.on_done, on_failed=progress.on_failed,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            fail("interrupted twice; the archive has what was saved before", code=INTERRUPTED)
+    except (GyroscopeError, OSError) as error:
+        fail(str(error), code=FAILED)
+    counts: Counter[str] = Counter(one.status for one in box.trials)
+    ended = f", ended by {box.signal}" if box.signal else ""
+    echo(f"{_counted(counts)} in {box.used:.1f} of {minutes:g} minutes{ended}")
+    echo(f"Wrote {box.path} ({box.path.stat().st_size / 2**20:.1f} MiB)")
+    if box.left_out:
+        echo(f"{box.left_out} unfinished trainings are left out of it; they are in {lab.archive.root}")
+    echo(f"To merge it: gyroscope reproduce --collect {box.path}")
+    if counts["failed"] == len(box.trials) > 0:
+        fail("every training failed", code=FAILED)
+
+
+def collect_archive(path: Path, *, runs: Path, out: Path) -> None:
+    """Merge the archive of a box into `runs` and `out/runs`, and print what became of each trial."""
+    from gyroscope_lab.box import collect
+
+    make_folder(runs, "--runs")
+    make_folder(out, "--out")
+    try:
+        rows = collect(path, runs, out / "runs")
+    except (GyroscopeError, OSError) as error:
+        fail(str(error), code=FAILED)
+    table = Table()
+    for column in ("training", "status", "epochs", "test %", "before"):
+        side = "right" if column in ("epochs", "test %", "before") else "left"
+        table.add_column(column, overflow="fold", justify=side)  # type: ignore[arg-type]
+    for row in rows:
+        trial = row.trial
+        said = row.status if row.reason is None else f"{row.status}: {row.reason}"
+        cells = (
+            f"{trial.task.name}: {trial.recipe.name}, seed {trial.seed}",
+            said if row.taken or row.kept or row.status in ("failed", "started") else f"{said}, known already",
+            f"{row.epochs}/{trial.schedule.epochs}",
+            _percent(row.test),
+            _percent(row.before),
+        )
+        table.add_row(*map(text, cells))
+    console = Console()
+    (console if console.is_terminal else Console(width=_UNBOUNDED)).print(table)
+    new = sum(row.kept for row in rows)
+    echo(f"{_counted(Counter(row.status for row in rows))}; {new} new results in {out / 'runs'}")
+
+
+def _device() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        said = "`--minutes` trains side by side on a GPU, and no CUDA device was found"
+        fail(f"{said}. Try gyroscope reproduce NAME --scale small.", code=BAD_ARGUMENT)
+    return "cuda"
+
+
+def _with_data(entries: Sequence[Entry], folder: Path) -> list[Entry]:
+    """The entries whose data is in a folder; one line says which are skipped."""
+    missing = lacking([one.trial for one in entries], folder)
+    skipped = Counter(one.trial.task.source.name for one in entries if one.trial.task.source.name in missing)
+    if skipped:
+        each = ", ".join(f"{name} ({count})" for name, count in skipped.items())
+        said = f"Skipped {skipped.total()} trainings whose data is not in {folder}: {each}"
+        echo(f"{said}. {to_get(list(skipped), folder)}", err=True)
+    return [one for one in entries if one.trial.task.source.name not in missing]
+
+
+class _Lines:
+    """Says how far a box is, on standard error: a line per minute, and one per training that ends."""
+
+    def __init__(self, minutes: float, began: float) -> None:
+        self._minutes, self._began = minutes, began
+        self._said = time.monotonic()
+        self._notes: dict[str, Note] = {}
+        self._done = 0
+
+    def say(self, text: str) -> None:
+        passed = (time.monotonic() - self._began) / 60
+        echo(f"{passed:5.1f} of {self._minutes:g} min: {text}", err=True)
+
+    def on_note(self, note: Note) -> None:
+        self._notes[note.key] = note
+        if time.monotonic() - self._said >= _EVERY:
+            self._said = time.monotonic()
+            under_way = ", ".join(f"{one.name} {one.epoch}/{one.epochs}" for one in self._notes.values())
+            self.say(f"{self._done} finished, training {under_way}")
+
+    def on_done(self, trial: Trial, result: Result) -> None:
+        self._notes.pop(trial.key, None)
+        self._done += 1
+        self.say(described(trial, result))
+
+    def on_failed(self, trial: Trial, why: str) -> None:
+        self._notes.pop(trial.key, None)
+        self.say(f"{trial.task.name}: {trial.recipe.name}, seed {trial.seed} failed: {why}")
+
+
+def _counted(counts: Counter[str]) -> str:
+    """How many have each status.
+
+    >>> _counted(Counter(["resumable", "finished", "finished"]))
+    '2 finished, 1 resumable'
+    """
+    order = ("finished", "resumable", "started", "failed")
+    return ", ".join(f"{counts[name]} {name}" for name in order if counts[name]) or "nothing trained"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.2f}"

@@ -1,0 +1,150 @@
+"""`gyroscope demo`: train a small network under ten configurations and look at how its layers rotate."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gyroscope.cli.fail import FAILED, INTERRUPTED, fail
+from gyroscope.errors import GyroscopeError
+from gyroscope_lab.cli.loading import loading
+from gyroscope_lab.cli.writable import at_least_one, make_folder
+
+if TYPE_CHECKING:
+    from gyroscope_lab.demo import Demo
+    from gyroscope_lab.trial import Trial
+
+_OUT = Path("demo")
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the page, the figure, the numbers and the runs.")] = _OUT,
+    seeds: Annotated[
+        int | None, typer.Option(help="Runs of each configuration.", show_default="3, or 1 with --quick")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Three configurations, a few seconds.")] = False,
+    jobs: Annotated[
+        int | None, typer.Option(help="Worker processes.", show_default="one for each CPU, at most 8")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Train anew what was trained before.")] = False,
+) -> None:
+    """Train a small network in ten ways and see how far its layers rotate.
+
+    Trains a seven-layer network on 200 digits under Layca at several rates and under plain SGD,
+    prints a table, and writes index.html, rotation.png, rotation.svg and demo.json. Every training is recorded as a run
+    of its own. Takes about a minute on two cores.
+
+    What is interrupted goes on where it stopped, and what is known is not trained again.
+    """
+    at_least_one(seeds, "--seeds")
+    at_least_one(jobs, "--jobs")
+    count = seeds or (1 if quick else 3)
+    make_folder(out, "--out")
+    asked = [f"--out {quote(str(out))}"] if out != _OUT else []
+    asked += ["--quick"] if quick else []
+    asked += [f"--seeds {seeds}"] if seeds is not None else []
+    command = " ".join(["gyroscope demo", *asked])
+    try:
+        _load()
+        measured, trials = _train(out / "runs", count, quick, jobs or min(os.cpu_count() or 1, 8), again)
+        with loading(what="Drawing"):
+            written = _write(measured, out, command)
+    except KeyboardInterrupt:
+        fail(f"interrupted; to go on: {command}", code=INTERRUPTED)
+    except (GyroscopeError, OSError) as error:
+        fail(str(error), code=FAILED)
+    _report(measured, written, out, command, trials)
+
+
+def _load() -> None:
+    # Not at the top, so that --help does not wait for scikit-learn and matplotlib; all at once, so that
+    # one that is missing is noticed before the training and not after.
+    with loading():
+        import gyroscope_lab.demo  # noqa: F401
+
+
+def _train(runs: Path, seeds: int, quick: bool, jobs: int, again: bool) -> tuple[Demo, list[Trial]]:
+    from gyroscope_lab import demo as lab
+    from gyroscope_lab.archive import Archive
+    from gyroscope_lab.cli.lab_progress import LabProgress
+    from gyroscope_lab.forget import forget
+    from gyroscope_lab.laboratory import Lab
+
+    recipes, task = (lab.QUICK_RECIPES, lab.QUICK_TASK) if quick else (lab.RECIPES, lab.TASK)
+    with LabProgress() as progress:
+        # On a CPU whatever there is, so that everybody sees the same numbers.
+        laboratory = Lab(
+            Archive(runs),
+            engine="workers" if jobs > 1 else "serial",
+            jobs=jobs,
+            precision="float32",
+            **progress.hooks,
+        )
+        trials = lab.trials(laboratory, seeds=range(seeds), recipes=recipes, task=task)
+        if again:
+            forget(laboratory.archive, trials)
+        return lab.run(laboratory, seeds=range(seeds), recipes=recipes, task=task), trials
+
+
+def _write(measured: Demo, out: Path, command: str) -> list[Path]:
+    import numpy as np
+
+    from gyroscope.figures import Panel, rotation_panels, save
+    from gyroscope_lab.page import page
+    from gyroscope_lab.studies.cells import title
+
+    panels = [
+        Panel(
+            title=title(summary.recipe),
+            curves=np.mean([result.rotation for result in results], axis=0),
+            note=f"test {summary.test} %",
+        )
+        for summary, results in zip(measured.summaries, measured.results, strict=True)
+    ]
+    runs = "1 seed" if len(measured.seeds) == 1 else f"mean of {len(measured.seeds)} seeds"
+    heading = f"How far each layer rotates from its initialization ({runs})"
+    figures = save(rotation_panels(panels, title=heading), out / "rotation")
+    numbers, index = out / "demo.json", out / "index.html"
+    numbers.write_text(json.dumps({**measured.as_json(), "command": command}, indent=1, allow_nan=False) + "\n")
+    index.write_text(page(measured, (out / "rotation.svg").read_bytes(), command=command), encoding="utf-8")
+    return [index, *figures, numbers]
+
+
+def _report(measured: Demo, written: list[Path], out: Path, command: str, trials: list[Trial]) -> None:
+    from gyroscope_lab.archive import Archive
+    from gyroscope_lab.summary import in_words
+
+    table = Table(title="Seven layers, 200 training digits, 1,597 test digits")
+    table.add_column("configuration", no_wrap=True)
+    table.add_column("train %", justify="right")
+    table.add_column("test %", justify="right")
+    for column in ("rotation\nmin", "\nmean", "\nmax"):
+        table.add_column(column, justify="right")
+    for summary in measured.summaries:
+        final = summary.final_rotation
+        cells = (
+            summary.recipe.name,
+            f"{100 * summary.train_accuracy:.1f}",
+            summary.test,
+            *(f"{rotation:.3f}" for rotation in (min(final), summary.mean_rotation, max(final))),
+        )
+        table.add_row(*map(Text, cells))
+    console = Console()
+    console.print(table)
+    console.print(in_words(measured.summaries), highlight=False)
+    kept = len(trials) - measured.trained
+    if kept:
+        known = "All" if kept == len(trials) else f"{kept} of"
+        typer.echo(f"{known} {len(trials)} trainings were known: results are kept. To train anew: {command} --again")
+    took = f"Trained in {measured.seconds:.0f} s. " if measured.trained else ""
+    typer.echo(f"{took}Wrote {', '.join(map(str, written))}. Open {written[0]} in a browser.")
+    runs, last = quote(str(out / "runs")), quote(str(Archive(out / "runs").folder(trials[-1])))
+    typer.echo(f"Each training is a run: gyroscope runs {runs}; gyroscope show {last}")

@@ -1,0 +1,163 @@
+"""How far the trials of the laboratory are: bars in a terminal, a line a trial elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from math import isnan
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Column
+
+from gyroscope_lab.cli.time_left import Whole, clock
+
+if TYPE_CHECKING:
+    from gyroscope_lab.result import Result
+    from gyroscope_lab.run_one import Note
+    from gyroscope_lab.trial import Trial
+
+# A training of no known pace counts as if an epoch took so many seconds.
+_UNKNOWN = 0.1
+# Up to here there is room for names, but not for bars.
+_WIDE = 100
+_FIELDS = ("epoch", "loss", "accuracy", "rotation", "left")
+
+
+class LabProgress:
+    """Shows what a laboratory does: give its methods to `Lab` as `on_begin`, `on_note` and `on_done`.
+
+    In a terminal there is a bar for each training that is under way, with its loss, training accuracy, mean rotation
+    and time left, and one for all of them; while nothing is trained, a line says that the `study` is at work. Elsewhere
+    there is a line for each training that has ended. All of it goes to standard error.
+
+    >>> from gyroscope_lab.archive import Archive
+    >>> from gyroscope_lab.laboratory import Lab
+    >>> with LabProgress() as progress:
+    ...     lab = Lab(Archive("runs"), **progress.hooks)
+    """
+
+    def __init__(
+        self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic, study: str | None = None
+    ) -> None:
+        self.console = Console(stderr=True) if console is None else console
+        self._clock = clock
+        self._whole = Whole(began=clock())
+        narrow = self.console.width < _WIDE
+        name = Column(no_wrap=True, overflow="ellipsis", ratio=1) if narrow else Column(no_wrap=True)
+        self._progress = Progress(
+            TextColumn("{task.description}", table_column=name, markup=False),
+            *(() if narrow else (BarColumn(bar_width=20),)),
+            *(TextColumn(f"{{task.fields[{field}]}}", justify="right") for field in _FIELDS),
+            console=self.console,
+            expand=narrow,
+            transient=True,
+        )
+        self._bars: dict[str, TaskID] = {}
+        self._all: TaskID | None = None
+        self._beside = None if study is None else self._add(f"{study}: at work", total=None)
+
+    @property
+    def hooks(self) -> dict[str, Any]:
+        """What `Lab` takes."""
+        return {"on_begin": self.on_begin, "on_note": self.on_note, "on_done": self.on_done}
+
+    def __enter__(self) -> LabProgress:
+        if self.console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.console.is_terminal:
+            self._progress.stop()
+
+    def on_begin(self, trials: Sequence[Trial]) -> None:
+        """These trials are about to be run, and no others are."""
+        from gyroscope_lab.cost import expected
+
+        for key in list(self._bars):
+            self._progress.remove_task(self._bars.pop(key))
+        self._whole = Whole(began=self._clock())
+        for trial in trials:
+            known, epochs = expected(trial), trial.schedule.epochs
+            self._whole.add(trial.key, weight=known.seconds if known else _UNKNOWN * epochs, epochs=epochs)
+        self._update()
+
+    def on_note(self, note: Note) -> None:
+        """A training has ended an epoch."""
+        now = self._clock()
+        self._whole.note(note.key, note.epoch, now=now)
+        running = self._whole.open.get(note.key)
+        if running is None or not self.console.is_terminal:
+            return
+        if note.key not in self._bars:
+            self._bars[note.key] = self._add(note.name, total=note.epochs)
+        self._progress.update(
+            self._bars[note.key],
+            completed=note.epoch,
+            epoch=f"{note.epoch}/{note.epochs}",
+            loss=_short(note.loss),
+            accuracy=f"{100 * note.accuracy:.1f}",
+            rotation=f"{note.rotation:.3f}",
+            left=f"{clock(running.left(now))} left",
+        )
+        self._update()
+
+    def on_done(self, trial: Trial, result: Result) -> None:
+        """A training has ended."""
+        self._whole.finish(trial.key)
+        if self.console.is_terminal:
+            if trial.key in self._bars:
+                self._progress.remove_task(self._bars.pop(trial.key))
+            self._update()
+        else:
+            place = f"{self._whole.done}/{self._whole.trials}"
+            self.console.print(f"{place} {described(trial, result)}", highlight=False, markup=False, soft_wrap=True)
+
+    def _update(self) -> None:
+        if not self.console.is_terminal or not self._whole.trials:
+            return
+        if self._beside is not None:
+            self._progress.update(self._beside, visible=not self._whole.open)
+        if self._all is None:
+            # Its other columns are what those below are called.
+            self._all = self._add("", total=1.0)
+            self._progress.update(self._all, epoch="epoch", loss="loss", accuracy="acc %", rotation="rotation")
+        whole = self._whole
+        trainings = "training" if whole.trials == 1 else "trainings"
+        self._progress.update(
+            self._all,
+            description=f"{whole.done} of {whole.trials} {trainings}",
+            completed=whole.share,
+            left=f"{clock(whole.left(self._clock()))} left",
+        )
+
+    def _add(self, name: str, *, total: float | None) -> TaskID:
+        blank: dict[str, Any] = dict.fromkeys(_FIELDS, "")
+        return self._progress.add_task(name, total=total, **blank)
+
+
+def described(trial: Trial, result: Result) -> str:
+    """A training that has ended, in one line.
+
+    >>> from gyroscope_lab.recipe import Recipe
+    >>> from gyroscope_lab.result import Result
+    >>> from gyroscope_lab.tasks import task
+    >>> from gyroscope_lab.trial import Trial
+    >>> result = Result(1.0, 0.9, loss=[0.25], layers=["fc"], rotation=[[0.0], [0.1]], seconds=3.21)
+    >>> described(Trial(task("digits"), Recipe("SGD", 0.1)), result)
+    'digits: SGD, seed 0: train 100.0 %, test 90.0 %, loss 0.25, mean rotation 0.100, 3.2 s'
+    """
+    turned = sum(result.final_rotation) / len(result.final_rotation)
+    ended = f"; {result.ended}" if result.ended else ""
+    return (
+        f"{trial.task.name}: {trial.recipe.name}, seed {trial.seed}: train {100 * result.train_accuracy:.1f} %, "
+        f"test {100 * result.test_accuracy:.1f} %, loss {_short(result.loss[-1])}, mean rotation {turned:.3f}, "
+        f"{result.seconds:.1f} s{ended}"
+    )
+
+
+def _short(value: float) -> str:
+    return "nan" if isnan(value) else f"{value:.3g}"

@@ -1,0 +1,149 @@
+"""Images shifted by a few pixels and mirrored: drawn on the CPU, done wherever the images are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from gyroscope_lab.errors import LabError
+
+Per = Literal["image", "batch"]
+Fill = Literal["reflect", "symmetric"]
+Rounding = Literal["uniform", "nearest"]
+
+# What an int8 holds.
+_FARTHEST = 127
+_FILLS = get_args(Fill)  # here, since older compilers do not look into typing
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """How far images are shifted, how they are mirrored, and what fills the edges.
+
+    The defaults are the rotation papers' (every image shifted by U(−4, 4), to the nearest pixel, and mirrored with
+    probability ½). The conditioning paper's are `per="batch", fill="reflect", rounding="uniform", half=True`.
+
+    Args:
+        shift: the farthest that an image is moved, in pixels, up, down, left or right; 0 leaves it where it is.
+        flip: whether images are mirrored left to right, with probability ½.
+        per: whether each "image" is shifted on its own, or all of a "batch" alike; they are mirrored on their own.
+        fill: what comes in at the edge, for `augment`: the image mirrored there, with its outermost pixels repeated
+            ("symmetric": b a | a b c; Keras calls it reflect) or not ("reflect": c b | a b c; as in Torch 7).
+        rounding: "uniform" over the 2·shift + 1 whole numbers of pixels; or "nearest" to U(−shift, shift), which makes
+            the farthest of them, either way, half as likely as the others.
+        half: whether to mirror exactly half of each batch, at random (one fewer than the rest, of an odd number).
+
+    >>> Augmentation(shift=2).draw(3, 2, torch.Generator().manual_seed(0))
+    tensor([[ 0,  2,  1],
+            [ 1, -2,  1],
+            [ 0,  0,  1]], dtype=torch.int8)
+    """
+
+    shift: int = 4
+    flip: bool = True
+    per: Per = "image"
+    fill: Fill = "symmetric"
+    rounding: Rounding = "nearest"
+    half: bool = False
+
+    def __post_init__(self) -> None:
+        for name, accepted in (("per", get_args(Per)), ("fill", _FILLS), ("rounding", get_args(Rounding))):
+            _one_of(name, getattr(self, name), accepted)
+        if isinstance(self.shift, bool) or not isinstance(self.shift, int) or not 0 <= self.shift <= _FARTHEST:
+            raise LabError(f"shift is {self.shift!r}; a whole number of pixels from 0 to {_FARTHEST} is accepted")
+        if self.half and not self.flip:
+            raise LabError("half=True says how images are mirrored and flip=False that none is; leave one of them out")
+
+    def draw(self, count: int, batch: int, generator: torch.Generator) -> torch.Tensor:
+        """Return (dy, dx, flip) for each example of an epoch, in the order they are taken: int8 [count, 3].
+
+        They are drawn here, not where they are used, so that a training which resumes with the generator's state sees
+        the same images again, and a CUDA graph of a step holds no random numbers.
+
+        Args:
+            count: the number of examples of the epoch.
+            batch: the number of examples of a batch; of the last there may be fewer.
+            generator: on the CPU; the same one, for one epoch after the other.
+        """
+        if count < 0 or batch < 1:
+            raise LabError(f"cannot draw for {count} examples in batches of {batch}; 0 or more, and 1 or more, can be")
+        if generator.device.type != "cpu":
+            raise LabError(f"the generator is on {generator.device}; draw on the CPU, then move what was drawn")
+        if self.per == "image":
+            shifts = self._shifts(count, generator)
+        else:
+            shifts = self._shifts(-(-count // batch), generator).repeat_interleave(batch, dim=0)[:count]
+        return torch.cat([shifts, self._flips(count, batch, generator)[:, None]], dim=1).to(torch.int8)
+
+    def _shifts(self, count: int, generator: torch.Generator) -> torch.Tensor:
+        if self.rounding == "uniform" or not self.shift:
+            return torch.randint(-self.shift, self.shift + 1, (count, 2), generator=generator)
+        # U(−s, s) is 4s half pixels; the first rounds to −s, the next two to 1 − s, and so on, the last to s.
+        halves = torch.randint(4 * self.shift, (count, 2), generator=generator)
+        return (halves + 1) // 2 - self.shift
+
+    def _flips(self, count: int, batch: int, generator: torch.Generator) -> torch.Tensor:
+        if not self.flip:
+            return torch.zeros(count, dtype=torch.int64)
+        if not self.half:
+            return torch.randint(2, (count,), generator=generator)
+        sizes = [min(batch, count - start) for start in range(0, count, batch)]
+        chosen = [(torch.randperm(size, generator=generator) < size // 2).long() for size in sizes]
+        return torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int64)
+
+
+def augment(x: torch.Tensor, moves: torch.Tensor, *, fill: Fill) -> torch.Tensor:
+    """Return each image mirrored where its flip is 1, then seen through a window moved by (dy, dx).
+
+        y[n, c, i, j] = x′[n, c, fold(i + dy_n), fold(j + dx_n)],   x′_n = x_n, or x_n mirrored left to right,
+
+    where fold takes an index outside the image to the pixel that `fill` puts there: the image padded, then cropped.
+    A shift may be farther than the image is wide; it is then mirrored again, as often as needed.
+
+    No value is read back, nothing is random, and nothing is looped over: it may be captured in a CUDA graph. The
+    result is a new tensor, its channels last in memory.
+
+    Args:
+        x: images [N, C, H, W], of any type, on any device.
+        moves: what `Augmentation.draw` drew for them, [N, 3], on the same device.
+        fill: what comes in at the edge; see `Augmentation`.
+
+    >>> image = torch.arange(1, 5).reshape(1, 1, 1, 4)
+    >>> augment(image, torch.tensor([[0, 2, 0]]), fill="symmetric").flatten().tolist()
+    [3, 4, 4, 3]
+    >>> augment(image, torch.tensor([[0, 2, 0]]), fill="reflect").flatten().tolist()
+    [3, 4, 3, 2]
+    >>> augment(image, torch.tensor([[0, 0, 1]]), fill="reflect").flatten().tolist()
+    [4, 3, 2, 1]
+    """
+    _one_of("fill", fill, _FILLS)
+    if x.ndim != 4 or moves.shape != (len(x), 3) or moves.is_floating_point():
+        raise LabError(
+            f"augment takes images [N, C, H, W] and whole numbers [N, 3] of dy, dx and flip; "
+            f"given: {list(x.shape)} and {list(moves.shape)} of {moves.dtype}"
+        )
+    if moves.device != x.device:
+        raise LabError(f"the images are on {x.device} and their moves on {moves.device}; move these there first")
+    dy, dx, flip = moves.long()[:, :, None].unbind(1)
+    height, width = x.shape[-2:]
+    rows = _fold(torch.arange(height, device=x.device) + dy, height, fill)
+    columns = _fold(torch.arange(width, device=x.device) + dx, width, fill)
+    columns = torch.where(flip != 0, width - 1 - columns, columns)
+    images = torch.arange(len(x), device=x.device)
+    taken = x.permute(0, 2, 3, 1)[images[:, None, None], rows[:, :, None], columns[:, None, :]]
+    return taken.permute(0, 3, 1, 2)
+
+
+def _fold(index: torch.Tensor, size: int, fill: Fill) -> torch.Tensor:
+    """An index on the line, in an image of `size` pixels that is mirrored at both ends for ever."""
+    last = 2 * size - 1 if fill == "symmetric" else 2 * size - 2
+    period = last + 1 if fill == "symmetric" else max(last, 1)
+    within = index % period
+    return torch.minimum(within, last - within)
+
+
+def _one_of(name: str, given: object, accepted: tuple[str, ...]) -> None:
+    if given not in accepted:
+        raise LabError(f"{name} is {given!r}; {' or '.join(map(repr, accepted))} is accepted")

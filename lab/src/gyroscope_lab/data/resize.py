@@ -1,0 +1,38 @@
+"""Images of another size."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
+
+from gyroscope_lab.errors import LabError
+
+
+def centre_crop(images: torch.Tensor, side: int) -> torch.Tensor:
+    """Return the middle `side`×`side` pixels of `images`, [..., height, width].
+
+    Where they cannot be exactly in the middle, they are half a pixel towards the top and the left.
+
+    >>> centre_crop(torch.arange(16).reshape(4, 4), 2)
+    tensor([[ 5,  6],
+            [ 9, 10]])
+    """
+    height, width = images.shape[-2:]
+    if not 1 <= side <= min(height, width):
+        raise LabError(f"cannot crop {height}×{width} images to a side of {side}; 1 to {min(height, width)} can be had")
+    top, left = (height - side) // 2, (width - side) // 2
+    return images[..., top : top + side, left : left + side]
+
+
+def resize(images: torch.Tensor, side: int) -> torch.Tensor:
+    """Return `images`, [N, channels, height, width], with `side`×`side` pixels.
+
+    Pixels are interpolated linearly in both directions (with a triangle as wide as what falls into a new pixel where
+    there are fewer of these), which keeps the brightness and the range.
+
+    >>> resize(torch.ones(1, 1, 8, 8), 12).shape
+    torch.Size([1, 1, 12, 12])
+    """
+    if side < 1:
+        raise LabError(f"cannot resize images to a side of {side}; a positive number can be had")
+    return F.interpolate(images, size=(side, side), mode="bilinear", antialias=True, align_corners=False)

@@ -1,0 +1,131 @@
+"""Datasets by name, and which of their examples are used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gyroscope_lab.data.cifar import read_cifar10, read_cifar100
+from gyroscope_lab.data.digits import PER_CLASS, digits
+from gyroscope_lab.data.image_cache import Progress
+from gyroscope_lab.data.image_folder import read_imagenet, read_tiny_imagenet
+from gyroscope_lab.data.mnist import read_mnist
+from gyroscope_lab.data.official import Normalization, Official
+from gyroscope_lab.data.split import Split
+from gyroscope_lab.data.text import read_shakespeare
+from gyroscope_lab.errors import LabError
+from gyroscope_lab.kinds import require_kinds
+
+_READERS: dict[str, Callable[[Path | str | None], Official]] = {
+    "mnist": read_mnist,
+    "cifar-10": read_cifar10,
+    "cifar-100": read_cifar100,
+}
+# Photographs in folders, and the side they have unless another is asked for.
+_PHOTOGRAPHS: dict[str, tuple[Callable[..., Official], int]] = {
+    "tiny-imagenet": (read_tiny_imagenet, 64),
+    "imagenet": (read_imagenet, 224),
+}
+
+#: What datasets are called.
+NAMES = ("digits", *_READERS, *_PHOTOGRAPHS, "shakespeare")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dataset and a choice of its examples; equal sources load equal examples, whatever the random state.
+
+    The test set is always the published one, whole. A text has none: it is the last tenth. Nor have scikit-learn's
+    digits, which need no files: there the training set is 20 a class, or `per_class`, held-out ones included, and the
+    test set is all others.
+
+    Attributes:
+        name: of the dataset.
+        validation: the share of all training examples that is held out, at random; 0.1 in the papers on rotation.
+        normalization: "scalar" for one mean and one standard deviation of all training pixels, before any are held out
+            or left out; "channel" for one of each channel; "none" for pixels from 0 to 1.
+        per_class: how many of each class to train on, at random and none of them held out; None for all.
+        seed: of both choices.
+        side: of the images of Tiny ImageNet and ImageNet; None for the 64 and 224 pixels that are customary.
+        context: how many characters of a text a network sees at a time; its examples are pieces of that length,
+            and it has no classes to choose from and no pixels to normalize.
+
+    >>> split = Source("digits").load()
+    >>> split.x_train.shape, split.classes
+    (torch.Size([200, 1, 8, 8]), 10)
+    >>> Source("minst")
+    Traceback (most recent call last):
+    gyroscope_lab.errors.LabError: no dataset is called 'minst'; there are: digits, mnist, cifar-10, cifar-100, ...
+    """
+
+    name: str
+    validation: float = 0.0
+    normalization: Normalization = "scalar"
+    per_class: int | None = None
+    seed: int = 0
+    side: int | None = None
+    context: int = 128
+
+    def __post_init__(self) -> None:
+        require_kinds(self)
+        if self.name not in NAMES:
+            raise LabError(f"no dataset is called {self.name!r}; there are: {', '.join(NAMES)}")
+        if not 0 <= self.validation < 1:
+            raise LabError(f"the share to hold out is {self.validation}; it can be 0 or more and less than 1")
+        if self.per_class is not None and self.per_class < 1:
+            raise LabError(f"per_class is {self.per_class}; it can be 1 or more, or None for all")
+        if not 0 <= self.seed < 2**63:
+            raise LabError(f"the seed of a dataset is {self.seed}; it can be 0 to 2⁶³ − 1")
+        if self.side is not None and (self.name not in _PHOTOGRAPHS or self.side < 1):
+            names = ", ".join(_PHOTOGRAPHS)
+            raise LabError(f"the side of {self.name} is {self.side}; it can be 1 or more for {names}, else None")
+        if self.context < 1:
+            raise LabError(f"the context is {self.context} characters; it can be 1 or more")
+        if self.is_text and self.per_class is not None:
+            raise LabError(f"per_class is {self.per_class}; a text has no classes to choose from: leave it None")
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its examples are pieces of a text, in which every character has a label: the next one."""
+        return self.name == "shakespeare"
+
+    def load(self, folder: Path | str | None = None, *, on_progress: Progress | None = None) -> Split:
+        """Return the examples, read from the files their publishers made; nothing is downloaded.
+
+        Photographs are decoded the first time, on all cores, and kept; see `gyroscope_lab.data.image_cache`.
+
+        Args:
+            folder: where the files are; if not given, the folder that the environment variable GYROSCOPE_DATA names.
+            on_progress: called with how many photographs are decoded and how many there are, if any have to be.
+
+        >>> split = Source("digits", validation=0.1).load()
+        >>> len(split.x_train), len(split.x_val)
+        (180, 20)
+        """
+        if self.name == "digits":
+            return self._digits()
+        if self.is_text:
+            text = read_shakespeare(folder)
+            return text.split(context=self.context, validation=self.validation, seed=self.seed)
+        return self._read(folder, on_progress).split(
+            validation=self.validation,
+            normalization=self.normalization,
+            per_class=self.per_class,
+            seed=self.seed,
+        )
+
+    def _read(self, folder: Path | str | None, on_progress: Progress | None) -> Official:
+        if self.name in _PHOTOGRAPHS:
+            read, side = _PHOTOGRAPHS[self.name]
+            return read(folder, side=self.side or side, on_progress=on_progress)
+        return _READERS[self.name](folder)
+
+    def _digits(self) -> Split:
+        per_class = PER_CLASS if self.per_class is None else self.per_class
+        try:
+            return digits(
+                per_class=per_class, seed=self.seed, validation=self.validation, normalization=self.normalization
+            )
+        except ValueError as error:
+            raise LabError(str(error)) from error

@@ -1,0 +1,90 @@
+"""A dataset divided into the examples to train on, to validate on and to test on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from gyroscope_lab.data.memory import fits
+
+
+@dataclass(frozen=True)
+class Split:
+    """Inputs `[N, ...]` and integer labels, one for each input `[N]` or, for text, one for each character `[N, T]`.
+
+    Images are kept as the bytes they are published as. A network takes (x − mean) / std of them, which `inputs` works
+    out for the few that are taken at a time: a quarter of the memory, and as exact.
+
+    Attributes:
+        x_train: the inputs to train on.
+        y_train: their labels.
+        x_test: the inputs to test on.
+        y_test: their labels.
+        x_val: the inputs held out of those to train on; None if none were.
+        y_val: their labels.
+        mean: what `inputs` subtracts, one number or one for each channel; None if x is already what a network takes.
+        std: what `inputs` divides by.
+        classes: the number of labels there can be.
+
+    >>> x, y = torch.tensor([[[[0, 255]]], [[[51, 102]]]], dtype=torch.uint8), torch.tensor([0, 1])
+    >>> split = Split(x, y, x[:1], y[:1], mean=torch.tensor(51.0), std=torch.tensor(102.0), classes=2)
+    >>> split.inputs(split.x_test)
+    tensor([[[[-0.5000,  2.0000]]]])
+    """
+
+    x_train: torch.Tensor
+    y_train: torch.Tensor
+    x_test: torch.Tensor
+    y_test: torch.Tensor
+    x_val: torch.Tensor | None = None
+    y_val: torch.Tensor | None = None
+    mean: torch.Tensor | None = None
+    std: torch.Tensor | None = None
+    classes: int = 10
+
+    def to(self, device: torch.device | str) -> Split:
+        """Return the same examples on another device.
+
+        Inputs that do not fit in its free memory stay where they are, as ImageNet's must: then take batches of them
+        there, and move these. Labels, mean and std are moved in any case.
+
+        >>> x, y = torch.zeros(1, 1, 2, 2), torch.zeros(1, dtype=torch.int64)
+        >>> Split(x, y, x, y).to("meta").x_test.device
+        device(type='meta')
+        """
+        device = torch.device(device)
+
+        def moved(tensor: torch.Tensor | None) -> torch.Tensor | None:
+            return None if tensor is None else tensor.to(device)
+
+        def moved_if_it_fits(x: torch.Tensor) -> torch.Tensor:
+            return x.to(device) if x.device == device or fits(x.nbytes, device) else x
+
+        return replace(
+            self,
+            x_train=moved_if_it_fits(self.x_train),
+            y_train=self.y_train.to(device),
+            x_test=moved_if_it_fits(self.x_test),
+            y_test=self.y_test.to(device),
+            x_val=None if self.x_val is None else moved_if_it_fits(self.x_val),
+            y_val=moved(self.y_val),
+            mean=moved(self.mean),
+            std=moved(self.std),
+        )
+
+    def inputs(self, x: torch.Tensor) -> torch.Tensor:
+        """Return (x − mean) / std in float32, what a network takes, for some of the inputs; x itself without a mean.
+
+        It waits for no device and decides nothing by the values, so a CUDA graph may hold it.
+
+        >>> x, y = torch.tensor([[[[7]], [[8]]]], dtype=torch.uint8), torch.tensor([0])
+        >>> split = Split(x, y, x, y, mean=torch.tensor([7.0, 6.0]), std=torch.tensor([1.0, 4.0]))
+        >>> split.inputs(x).flatten()
+        tensor([0.0000, 0.5000])
+        """
+        if self.mean is None or self.std is None:
+            return x
+        if self.mean.dim() == 0:
+            return (x - self.mean) / self.std
+        return (x - self.mean[:, None, None]) / self.std[:, None, None]

@@ -1,0 +1,82 @@
+"""The examples of an epoch, on the device, in the order they are taken."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gyroscope.base.transfer import pinned
+from gyroscope_lab.data.augment import Augmentation, augment
+from gyroscope_lab.data.split import Split
+
+
+class Feed:
+    """Gives the training examples batch after batch, shuffled anew for each epoch.
+
+    What is random is drawn on the CPU, for a whole epoch; `take` is work for the device alone, always at the same
+    addresses, so that a CUDA graph can hold it. Which examples come next is counted on the device too.
+
+    Args:
+        split: the examples, on the device or, where they do not fit, elsewhere.
+        batch: the size of a batch, for augmentations that are the same throughout one.
+        augmentation: how images are shifted and mirrored.
+        seed: of the order, and of the augmentation.
+        device: where batches are wanted.
+        passes: how often an epoch takes every example, in a new order each time.
+        share: (r, R) to take the r-th of R near-equal parts of every batch; together they are the batch.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        *,
+        batch: int,
+        augmentation: Augmentation | None,
+        seed: int,
+        device: torch.device,
+        passes: int = 1,
+        share: tuple[int, int] = (0, 1),
+    ) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self._split = split
+        self._batch = batch
+        self._augmentation = augmentation
+        self._share = share
+        self._passes = passes
+        count = passes * len(split.y_train)
+        self._order = torch.zeros(count, dtype=torch.int64, device=device)
+        self._moves = None if augmentation is None else torch.zeros(count, 3, dtype=torch.int8, device=device)
+        self._at = torch.zeros(1, dtype=torch.int64, device=device)
+        self._offsets = torch.arange(batch, device=device)
+
+    @property
+    def resident(self) -> bool:
+        """Whether the examples lie where they are wanted."""
+        return self._split.x_train.device == self._order.device
+
+    def shuffle(self) -> None:
+        """Begin an epoch."""
+        count = len(self._order)
+        each = count // self._passes
+        orders = [torch.randperm(each, generator=self.generator) for _ in range(self._passes)]
+        _fill(self._order, torch.cat(orders))
+        if self._augmentation is not None and self._moves is not None:
+            _fill(self._moves, self._augmentation.draw(count, self._batch, self.generator))
+        self._at.zero_()
+
+    def take(self, count: int) -> tuple[Tensor, Tensor]:
+        """The next `count` inputs, as a network takes them, and their labels; or this feed's share of them."""
+        part, parts = self._share
+        where = self._at + self._offsets[part * count // parts : (part + 1) * count // parts]
+        chosen = self._order[where]
+        x, y = self._split.x_train, self._split.y_train
+        taken = x[chosen] if self.resident else x[chosen.to(x.device)].to(chosen.device)
+        if self._augmentation is not None and self._moves is not None:
+            taken = augment(taken, self._moves[where], fill=self._augmentation.fill)
+        self._at += count
+        return self._split.inputs(taken), y[chosen]
+
+
+def _fill(there: Tensor, values: Tensor) -> None:
+    """Copy to the device without waiting for it."""
+    there.copy_(pinned(values) if there.is_cuda else values, non_blocking=True)

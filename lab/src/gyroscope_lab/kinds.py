@@ -1,0 +1,85 @@
+"""Values of the wrong kind, noticed where they enter."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from gyroscope_lab.errors import LabError
+
+# How it is declared: what is accepted, and that in words. Not numbers of NumPy: JSON, which keeps trials, has none.
+_KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "True or False"),
+    int: ((int,), "a whole number (int)"),
+    float: ((float, int), "a number (float)"),
+    str: ((str,), "text"),
+}
+
+
+def require_kinds(value: object) -> None:
+    """Refuse a dataclass of which a field is not of the kind it is declared as; a list becomes the tuple it stands for.
+
+    A text that is compared with a number fails with words that name neither, and a truth value counts as 1. Lists are
+    what JSON gives for tuples, and cannot be hashed.
+
+    >>> from gyroscope_lab.schedule import Schedule
+    >>> Schedule(cuts=0.5)
+    Traceback (most recent call last):
+    gyroscope_lab.errors.LabError: cuts of a Schedule is 0.5; it can be a tuple (each a number (float))
+    """
+    kind: Any = type(value)
+    for name, hint in _hints(kind).items():
+        given = _settled(getattr(value, name), hint)
+        object.__setattr__(value, name, given)  # of what is frozen, but only now made
+        if not _fits(given, hint):
+            raise LabError(f"{name} of a {kind.__name__} is {given!r}; it can be {_in_words(hint)}")
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {one.name: hints[one.name] for one in fields(kind)}
+
+
+def _settled(value: Any, hint: Any) -> Any:
+    """The same with tuples for lists where tuples are declared."""
+    hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    declared = next((one for one in hints if get_origin(one) is tuple), None)
+    if declared is None or not isinstance(value, list | tuple):
+        return value
+    inner = get_args(declared)
+    return tuple(_settled(one, inner[0] if inner[-1] is Ellipsis else Any) for one in value)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is Literal:
+        return any(value is one or (type(value) is type(one) and value == one) for one in inner)
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        each = [inner[0]] * len(value) if inner[-1] is Ellipsis else list(inner)
+        return len(each) == len(value) and all(_fits(*pair) for pair in zip(value, each, strict=True))
+    accepted, _ = _KINDS.get(hint, ((hint,), ""))
+    return isinstance(value, accepted) and not (isinstance(value, bool) and bool not in accepted)
+
+
+def _in_words(hint: Any) -> str:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(map(_in_words, inner))
+    if origin is Literal:
+        return " or ".join(map(repr, inner))
+    if origin is tuple:
+        if inner[-1] is Ellipsis:
+            return f"a tuple (each {_in_words(inner[0])})"
+        return f"a tuple of {len(inner)} ({', '.join(map(_in_words, inner))})"
+    if hint is NoneType:
+        return "None"
+    return "anything" if hint is Any else _KINDS[hint][1] if hint in _KINDS else f"a {hint.__name__}"

@@ -1,0 +1,139 @@
+"""The last linear layer at every step: where very deep residual networks stall."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from gyroscope.conditioning.squaring import top
+from gyroscope.diagnose import stall_of_run
+from gyroscope.layers.layer import layers
+from gyroscope_lab.errors import LabError
+
+#: The file of what was followed; the monitor knows it, and finds stalls in it.
+FILE = stall_of_run.FILE
+_COLUMNS = ("loss", "accuracy", "lambda_x", "lambda_g", "lambda_m", "weight_norm", "gradient_norm")
+
+
+@dataclass(frozen=True)
+class Followed:
+    """The course of a last layer h = Wx, one number a step, before that step is taken.
+
+    Attributes:
+        loss: of the batch.
+        accuracy: of the batch.
+        lambda_x: λmax of Σx = E[xxᵀ].
+        lambda_g: λmax of Σ∇h = E[ggᵀ], with g = ∂ℓ/∂h of each example.
+        lambda_m: λmax of the second moment of the weight gradient, E[vec(gxᵀ)vec(gxᵀ)ᵀ].
+        weight_norm: ‖W‖.
+        gradient_norm: ‖∂L/∂W‖.
+    """
+
+    loss: npt.NDArray[np.float64]
+    accuracy: npt.NDArray[np.float64]
+    lambda_x: npt.NDArray[np.float64]
+    lambda_g: npt.NDArray[np.float64]
+    lambda_m: npt.NDArray[np.float64]
+    weight_norm: npt.NDArray[np.float64]
+    gradient_norm: npt.NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.loss)
+
+
+def followed(folder: Path | str) -> Followed:
+    """Read what a trial with `follows=True` has kept in its folder."""
+    path = Path(folder) / FILE
+    try:
+        with path.open("rb") as handle, np.load(handle) as file:
+            return Followed(**{name: file[name] for name in _COLUMNS})
+    except FileNotFoundError as error:
+        raise LabError(f"{path} is not there: the last layer is followed in trials with follows=True") from error
+    except Exception as error:
+        # A damaged file fails in whatever way the bytes at hand happen to lead to.
+        raise LabError(f"{path} cannot be read ({error}); delete the trial's folder to train it again") from error
+
+
+class LastLayer:
+    """A table on the device, [steps, quantities], written as training goes; nothing here waits for the device.
+
+    The gradient at the outputs h of a cross-entropy is softmax(h) − y, so one hook, for x, is all that is needed. The
+    second moment of B weight gradients gxᵀ has the eigenvalues of their Gram matrix, (xᵢ·xⱼ)(gᵢ·gⱼ)/B, where this is
+    the smaller of the two.
+
+    Args:
+        model: whose last layer is followed; it must be linear.
+        steps: how many there will be.
+        device: where the model is.
+    """
+
+    def __init__(self, model: nn.Module, steps: int, device: torch.device) -> None:
+        last = layers(model)[-1].module
+        if not isinstance(last, nn.Linear):
+            raise LabError(f"the last layer is a {type(last).__name__}; a linear one can be followed")
+        self._weight = last.weight
+        self._x: Tensor | None = None
+        self._table = torch.zeros(steps, len(_COLUMNS), dtype=torch.float64, device=device)
+        self._at = torch.zeros(1, dtype=torch.int64, device=device)
+        last.register_forward_pre_hook(self._seen)
+
+    def _seen(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if module.training:
+            self._x = args[0].detach()
+
+    @torch.no_grad()
+    def note(self, outputs: Tensor, labels: Tensor, loss: Tensor) -> None:
+        """Note a step, after its backward pass and before its weights change."""
+        assert self._x is not None
+        x, h = self._x.double(), outputs.detach().double()
+        g = h.softmax(dim=1)
+        g.scatter_add_(1, labels[:, None], torch.full_like(g[:, :1], -1.0))
+        gradient = torch.zeros_like(self._weight) if self._weight.grad is None else self._weight.grad
+        row = [
+            loss.detach().double(),
+            (h.argmax(dim=1) == labels).double().mean(),
+            top(_moment(x)[None])[0],
+            top(_moment(g)[None])[0],
+            top(_product_moment(x, g)[None])[0],
+            torch.linalg.vector_norm(self._weight.detach(), dtype=torch.float64),
+            torch.linalg.vector_norm(gradient, dtype=torch.float64),
+        ]
+        self._table.index_copy_(0, self._at, torch.stack(row)[None])
+        self._at += 1
+        self._x = None
+
+    def write(self, folder: Path) -> None:
+        """Keep what was followed (waits for the device)."""
+        table = self._so_far().numpy()
+        with (folder / FILE).open("wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **{name: table[:, i] for i, name in enumerate(_COLUMNS)})
+
+    def state(self) -> Tensor:
+        """What a checkpoint keeps."""
+        return self._so_far()
+
+    def load(self, state: Tensor) -> None:
+        """Go on from a checkpoint."""
+        self._at.fill_(len(state))
+        self._table[: len(state)] = state.to(self._table.device)
+
+    def _so_far(self) -> Tensor:
+        return self._table[: int(self._at)].clone().cpu()
+
+
+def _moment(rows: Tensor) -> Tensor:
+    """E[rrᵀ], or the smaller matrix that has its eigenvalues."""
+    count, size = rows.shape
+    return (rows.T @ rows if size <= count else rows @ rows.T) / count
+
+
+def _product_moment(x: Tensor, g: Tensor) -> Tensor:
+    count = len(x)
+    if count <= x.shape[1] * g.shape[1]:
+        return (x @ x.T) * (g @ g.T) / count
+    return _moment((g[:, :, None] * x[:, None, :]).flatten(1))

@@ -1,0 +1,105 @@
+"""The names models go by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from inspect import signature
+from numbers import Integral, Real
+from typing import Any
+
+from torch import nn
+
+from gyroscope_lab.errors import LabError
+from gyroscope_lab.models.digits_cnn import digits_cnn
+from gyroscope_lab.models.gpt import gpt
+from gyroscope_lab.models.imagenet_resnet import imagenet_resnet, imagenet_resnet_lastbn
+from gyroscope_lab.models.mlp import mlp
+from gyroscope_lab.models.preresnet import preresnet, preresnet_v1
+from gyroscope_lab.models.resnet import resnet, resnet_lastbn
+from gyroscope_lab.models.rotation_cnns import c10_cnn1, c10_cnn1_light, tiny_cnn
+from gyroscope_lab.models.vgg import c10_cnn2, vgg
+from gyroscope_lab.models.wrn import wrn
+
+#: name -> (builder, what it is in one line); {fields} of a name are whole numbers, and arguments of the builder
+MODELS: dict[str, tuple[Callable[..., nn.Module], str]] = {
+    "digits-cnn": (digits_cnn, "6 convolutions and a linear classifier for 8×8 grey images, 72,208 weights"),
+    "mlp-{depth}x{width}": (mlp, "linear layers and ReLUs, for 12×12 grey images unless said; batch_norm=True"),
+    "c10-cnn1": (c10_cnn1, "24 convolutions in 4 stages and a linear classifier, 4,307,296 weights"),
+    "c10-cnn1-light": (c10_cnn1_light, "12 convolutions in 4 stages and a linear classifier, 490,160 weights"),
+    "c10-cnn2": (c10_cnn2, "13 convolutions in 5 stages and 2 linear layers, 14,977,728 weights"),
+    "tiny-cnn": (tiny_cnn, "10 convolutions in 5 stages and a linear classifier, 4,812,640 weights with 200 classes"),
+    "vgg-{depth}": (vgg, "a ResNet without its shortcuts; batch_norm=True"),
+    "resnet-{depth}": (resnet, "residual network of 6n + 2 layers; keras=True for the rotation papers' variant"),
+    "resnet-lastbn-{depth}": (resnet_lastbn, "ResNet with batch normalization before its classifier"),
+    "preresnet-{depth}": (preresnet, "residual network of 6n + 2 layers with pre-activation"),
+    "preresnet-v1-{depth}": (preresnet_v1, "PreResNet without the last batch normalization"),
+    "imagenet-resnet-{depth}": (imagenet_resnet, "residual network of 18, 34, 50, 101 or 152 layers for ImageNet"),
+    "imagenet-resnet-lastbn-{depth}": (
+        imagenet_resnet_lastbn,
+        "the same with batch normalization before its classifier",
+    ),
+    "wrn-{depth}-{width}": (wrn, "wide residual network of 6n + 4 convolutions; 28-10 has 36,461,232 weights"),
+    "gpt-small": (gpt, "decoder-only transformer for characters: 4 blocks of width 128 and 4 heads, unless said"),
+}
+
+# By how an argument is declared: what is accepted, NumPy's numbers too, and that in words.
+_KINDS: dict[str, tuple[type, str]] = {
+    "bool": (bool, "True or False"),
+    "int": (Integral, "a whole number"),
+    "float": (Real, "a number"),
+}
+
+
+def make(name: str, *, seed: int, **options: Any) -> nn.Module:
+    """Return a freshly initialized model; equal seeds give equal weights, bit for bit.
+
+    Args:
+        name: one of `MODELS`, with numbers for the fields in braces.
+        seed: of the weights.
+        options: what else the builder of that model takes.
+
+    >>> model = make("digits-cnn", seed=0)
+    >>> sum(p.numel() for p in model.parameters())
+    72208
+    >>> sum(p.numel() for p in make("mlp-8x24", seed=0, batch_norm=True).parameters())
+    7152
+    """
+    builder, fields = _find(name)
+    accepted = list(defaults(name))
+    unknown = [option for option in options if option not in accepted]
+    if unknown:
+        said = f"its options are: {', '.join(accepted)}" if accepted else "it has none"
+        raise LabError(f"model {name!r} has no option {', '.join(unknown)}; {said}")
+    _require_kinds(name, builder, {"seed": seed} | options)
+    return builder(int(seed), **fields, **options)
+
+
+def defaults(name: str) -> dict[str, Any]:
+    """Return the options of a model, and what each is unless given.
+
+    >>> defaults("digits-cnn"), defaults("resnet-20")["classes"]
+    ({}, 10)
+    """
+    builder, fields = _find(name)
+    parameters = list(signature(builder).parameters.items())[1:]
+    return {option: parameter.default for option, parameter in parameters if option not in fields}
+
+
+def _require_kinds(name: str, builder: Callable[..., nn.Module], given: dict[str, Any]) -> None:
+    """Refuse what is not of the kind an argument is declared as: "no" would be true, and 1.5 classes fail in torch."""
+    for argument, value in given.items():
+        kind = str(signature(builder).parameters[argument].annotation)
+        accepted, described = _KINDS.get(kind, (object, ""))
+        if not isinstance(value, accepted) or (isinstance(value, bool) and kind != "bool" and kind in _KINDS):
+            raise LabError(f"{argument} of model {name!r} is {value!r}; it can be {described}")
+    if not 0 <= given["seed"] < 2**32:  # torch would leave the other bits out
+        raise LabError(f"seed of model {name!r} is {given['seed']}; it can be a whole number from 0 to 2³² − 1")
+
+
+def _find(name: str) -> tuple[Callable[..., nn.Module], dict[str, int]]:
+    for known, (builder, _) in MODELS.items():
+        match = re.fullmatch(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[1-9][0-9]*)", re.escape(known)), name)
+        if match is not None:
+            return builder, {field: int(value) for field, value in match.groupdict().items()}
+    raise LabError(f"no model is called {name!r}; there are: {', '.join(MODELS)}")

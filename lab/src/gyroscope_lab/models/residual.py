@@ -1,0 +1,169 @@
+"""The blocks of residual networks, and the shortcuts around them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from gyroscope_lab.models.building import Norm, conv3x3
+from gyroscope_lab.models.recomputed import recomputed
+
+
+class SamePad(nn.Module):
+    """Pad images for a 3×3 convolution of stride 2, as TensorFlow's "same" does: by 1 in all where a size is even.
+
+    That pixel goes to the end, so outputs stand at pixels 1, 3, 5, …; `padding=1` has them at 0, 2, 4, … Odd sizes are
+    padded at both ends, as by `padding=1`.
+
+    >>> SamePad()(torch.ones(1, 1, 2, 3))[0, 0].tolist()
+    [[0.0, 1.0, 1.0, 1.0, 0.0], [0.0, 1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0]]
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Pad x [N, C, H, W]."""
+        height, width = x.shape[-2:]
+        return F.pad(x, (width % 2, 1, height % 2, 1))
+
+
+class PaddedShortcut(nn.Module):
+    """Shortcut A: every other pixel, and zeros for the channels there are not.
+
+    >>> PaddedShortcut(1, 2, stride=2)(1 + torch.arange(4.0).view(1, 1, 2, 2)).flatten().tolist()
+    [1.0, 0.0]
+    """
+
+    def __init__(self, channels: int, width: int, *, stride: int) -> None:
+        super().__init__()
+        self.stride, self.missing = stride, width - channels
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what is added to the block's own output."""
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.missing))
+
+
+class Block(nn.Module):
+    """y = compute(x), or the same with the insides computed again in the backward pass where it is `checkpointed`."""
+
+    checkpointed = False
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        """Return y."""
+        raise NotImplementedError
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return y."""
+        return recomputed(self, self.compute, x) if self.checkpointed else self.compute(x)
+
+
+class BasicBlock(Block):
+    """y = ReLU(BN(W₂ ∗ ReLU(BN(W₁ ∗ x))) + s(x)), with s the identity or a shortcut that changes the shape.
+
+    Args:
+        channels: those of x.
+        width: those of y.
+        stride: of the first convolution: 2 halves the image.
+        norm: makes a normalization of so many channels.
+        projection: whether a shortcut that changes the shape is a 1×1 convolution (its weight is registered, and used,
+            after those of the block's own) or has no weights (`PaddedShortcut`).
+        same: whether strided convolutions pad as TensorFlow does (`SamePad`).
+
+    >>> BasicBlock(3, 4, stride=2, norm=nn.BatchNorm2d)(torch.zeros(2, 3, 8, 8)).shape
+    torch.Size([2, 4, 4, 4])
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        width: int,
+        *,
+        stride: int,
+        norm: Norm,
+        projection: bool = False,
+        same: bool = False,
+    ) -> None:
+        super().__init__()
+        pads = same and stride == 2
+        self.pad = SamePad() if pads else nn.Identity()
+        self.conv1 = conv3x3(channels, width, stride=stride, padding=0 if pads else 1)
+        self.norm1 = norm(width)
+        self.relu1 = nn.ReLU()
+        self.conv2 = conv3x3(width, width)
+        self.norm2 = norm(width)
+        self.shortcut = _shortcut(channels, width, stride, projection)
+        self.relu2 = nn.ReLU()
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        """Return y."""
+        y = self.relu1(self.norm1(self.conv1(self.pad(x))))
+        y = self.norm2(self.conv2(y))
+        out: torch.Tensor = self.relu2(y + self.shortcut(x))
+        return out
+
+
+class PreactBlock(Block):
+    """y = W₂ ∗ ReLU(BN(W₁ ∗ p)) + s(x), p = ReLU(BN(x)); s(p) in place of s(x) where the shortcut is `shared`.
+
+    Args:
+        channels: those of x.
+        width: those of y.
+        stride: of the first convolution: 2 halves the image.
+        norm: makes a normalization of so many channels.
+        projection: whether a shortcut that changes the shape is a 1×1 convolution or has no weights, as in
+            `BasicBlock`.
+        shared: whether the shortcut, too, starts from p.
+        dropout: the share of activations left out before the second convolution, in training.
+
+    >>> PreactBlock(3, 4, stride=2, norm=nn.BatchNorm2d)(torch.zeros(2, 3, 8, 8)).shape
+    torch.Size([2, 4, 4, 4])
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        width: int,
+        *,
+        stride: int,
+        norm: Norm,
+        projection: bool = False,
+        shared: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.shared = shared
+        self.norm1 = norm(channels)
+        self.relu1 = nn.ReLU()
+        self.conv1 = conv3x3(channels, width, stride=stride)
+        self.norm2 = norm(width)
+        self.relu2 = nn.ReLU()
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.conv2 = conv3x3(width, width)
+        self.shortcut = _shortcut(channels, width, stride, projection)
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        """Return y."""
+        p = self.relu1(self.norm1(x))
+        y = self.relu2(self.norm2(self.conv1(p)))
+        y = self.conv2(self.dropout(y))
+        out: torch.Tensor = y + self.shortcut(p if self.shared else x)
+        return out
+
+
+def normalized_shortcut(channels: int, width: int, *, stride: int) -> nn.Module:
+    """Return shortcut B: the identity or, where the shape changes, a 1×1 convolution and batch normalization.
+
+    >>> normalized_shortcut(3, 3, stride=1)
+    Identity()
+    >>> [type(module).__name__ for module in normalized_shortcut(3, 4, stride=2)]
+    ['Conv2d', 'BatchNorm2d']
+    """
+    shortcut = _shortcut(channels, width, stride, projection=True)
+    return nn.Sequential(shortcut, nn.BatchNorm2d(width)) if isinstance(shortcut, nn.Conv2d) else shortcut
+
+
+def _shortcut(channels: int, width: int, stride: int, projection: bool) -> nn.Module:
+    if stride == 1 and channels == width:
+        return nn.Identity()
+    if projection:
+        return nn.Conv2d(channels, width, kernel_size=1, stride=stride, bias=False)
+    return PaddedShortcut(channels, width, stride=stride)

@@ -1,0 +1,150 @@
+"""ResNets of 6n + 2 layers for small images: the conditioning paper's, LastBN among them, and the rotation papers'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from gyroscope_lab.errors import LabError
+from gyroscope_lab.models.building import Norm, add_classifier, conv3x3, keras_norm, require_images
+from gyroscope_lab.models.initialization import he_normal_fan_out_, he_normal_truncated_, initialized, uniform_
+from gyroscope_lab.models.residual import BasicBlock
+
+WIDTHS = (16, 32, 64)
+
+
+def resnet(
+    seed: int,
+    *,
+    depth: int,
+    classes: int = 10,
+    channels: int = 3,
+    keras: bool = False,
+    batch_norm: bool = True,
+    last_norm: bool = False,
+    classifier_bias: bool = True,
+    checkpointed: bool = False,
+) -> nn.Sequential:
+    """Return a ResNet: conv-BN-ReLU, three stages of n = (depth − 2)/6 blocks of 16-32-64 channels, a classifier.
+
+    Each block is y = ReLU(BN(W₂ ∗ ReLU(BN(W₁ ∗ x))) + s(x)); the second and third stages halve the image first, and the
+    last one is averaged over pixels. By default it is the conditioning paper's: shortcuts without weights (A), batch
+    normalization with gain and bias, convolutions from N(0, 2/(k²·outputs)), the classifier's weights from
+    U(±1/√fan_in) and its bias 0.
+
+    Args:
+        seed: of the weights; equal seeds give equal kernels with LastBN and without, normalized or not.
+        depth: 6n + 2: the number of 3×3 convolutions and the classifier.
+        classes: the number of outputs.
+        channels: the number of channels of the images.
+        keras: the rotation papers' variant instead: 1×1 convolutions where the shape changes (two layers more, each
+            after its block's own), no gains, no biases, everything from Keras 2.1's `he_normal`, and TensorFlow's
+            padding, epsilon and momentum.
+        batch_norm: whether there is any normalization.
+        last_norm: normalize the averages over pixels as well (the conditioning paper's LastBN); gains start from
+            U(0, 1), as in Torch 7.
+        classifier_bias: whether the classifier has a bias; that of `keras` has none.
+        checkpointed: whether blocks keep their inputs alone and compute the rest again in the backward pass: less
+            memory, more work, the same numbers.
+
+    >>> model = resnet(0, depth=8)
+    >>> model(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    >>> sum(p.numel() for p in resnet(0, depth=32, classes=100, keras=True).parameters())
+    470192
+    """
+    blocks = blocks_per_stage(depth)
+    require_images(channels, classes)
+    if keras and (last_norm or not batch_norm):
+        raise LabError("keras=True is one network as it is; batch_norm=False and last_norm=True go without it")
+    generator = torch.Generator().manual_seed(seed)
+    convolutions, linear = (he_normal_truncated_, None) if keras else (he_normal_fan_out_, uniform_)
+    norm: Norm = keras_norm if keras else nn.BatchNorm2d if batch_norm else _unnormalized
+    model = initialized(
+        lambda: _build(blocks, channels, classes, norm, keras, last_norm, classifier_bias and not keras, checkpointed),
+        generator=generator,
+        initializer=convolutions,
+        linear=linear,
+    )
+    if last_norm:
+        # After the kernels, so that these do not depend on it.
+        nn.init.uniform_(model.get_parameter("last_norm.weight"), generator=generator)
+    return model
+
+
+def resnet_lastbn(
+    seed: int,
+    *,
+    depth: int,
+    classes: int = 10,
+    channels: int = 3,
+    classifier_bias: bool = True,
+    checkpointed: bool = False,
+) -> nn.Sequential:
+    """Return `resnet` with batch normalization of the averages over pixels, before the classifier.
+
+    >>> [name for name, _ in resnet_lastbn(0, depth=8).named_children()][-4:]
+    ['average', 'flatten', 'last_norm', 'classifier']
+    """
+    return resnet(
+        seed, depth=depth, classes=classes, channels=channels, last_norm=True, classifier_bias=classifier_bias,
+        checkpointed=checkpointed,
+    )  # fmt: skip
+
+
+def blocks_per_stage(depth: int) -> int:
+    """Return n for a depth of 6n + 2.
+
+    >>> blocks_per_stage(110)
+    18
+    >>> blocks_per_stage(18)
+    Traceback (most recent call last):
+    gyroscope_lab.errors.LabError: a residual network has 6n + 2 layers: 8, 14, 20, …; not 18, but 20
+    """
+    blocks, left = divmod(depth - 2, 6)
+    if blocks < 1 or left:
+        near = 6 * max(1, round((depth - 2) / 6)) + 2
+        raise LabError(f"a residual network has 6n + 2 layers: 8, 14, 20, …; not {depth}, but {near}")
+    return blocks
+
+
+def shapes(blocks: int) -> Iterator[tuple[str, int, int, int]]:
+    """Yield the name, the input channels, the output channels and the stride of each block of the three stages.
+
+    >>> list(shapes(1))
+    [('stage1_block1', 16, 16, 1), ('stage2_block1', 16, 32, 2), ('stage3_block1', 32, 64, 2)]
+    """
+    channels = WIDTHS[0]
+    for stage, width in enumerate(WIDTHS, start=1):
+        for block in range(1, blocks + 1):
+            yield f"stage{stage}_block{block}", channels, width, 2 if stage > 1 and block == 1 else 1
+            channels = width
+
+
+def _build(
+    blocks: int,
+    channels: int,
+    classes: int,
+    norm: Norm,
+    keras: bool,
+    last_norm: bool,
+    bias: bool,
+    checkpointed: bool,
+) -> nn.Sequential:
+    model = nn.Sequential()
+    model.add_module("conv", conv3x3(channels, WIDTHS[0]))
+    model.add_module("norm", norm(WIDTHS[0]))
+    model.add_module("relu", nn.ReLU())
+    for name, narrow, wide, stride in shapes(blocks):
+        block = BasicBlock(narrow, wide, stride=stride, norm=norm, projection=keras, same=keras)
+        block.checkpointed = checkpointed
+        model.add_module(name, block)
+    before = {"last_norm": nn.BatchNorm1d(WIDTHS[-1])} if last_norm else {}
+    add_classifier(model, WIDTHS[-1], classes, bias=bias, before=before)
+    return model
+
+
+def _unnormalized(_: int) -> nn.Module:
+    return nn.Identity()

@@ -1,0 +1,122 @@
+"""Convolutional networks without shortcuts: the rotation paper's C10-CNN2 and the conditioning paper's VGG style."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from gyroscope_lab.errors import LabError
+from gyroscope_lab.models.building import add_classifier, conv3x3, keras_norm, require_images
+from gyroscope_lab.models.initialization import he_normal_fan_out_, he_normal_truncated_, initialized, uniform_
+from gyroscope_lab.models.resnet import WIDTHS
+
+C10_CNN2 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+
+
+def c10_cnn2(seed: int, *, classes: int = 10, channels: int = 3, dropout: bool = False) -> nn.Sequential:
+    """Return C10-CNN2: 13 convolutions in five stages, 64 to 512 channels, and two linear layers; 14,977,728 weights.
+
+    Each convolution is followed by batch normalization, then ReLU, and each stage by 2×2 maximum pooling (rounding up,
+    so that smaller images than 32×32 will do). There are no gains and no biases; kernels start from Keras 2.1's
+    `he_normal`.
+
+    Args:
+        seed: of the weights.
+        classes: the number of outputs.
+        channels: the number of channels of the images.
+        dropout: as in the network this one was made from: 0.3 after the first convolution, 0.4 after the others but
+            the last of each stage, 0.5 before each linear layer.
+
+    >>> sum(p.numel() for p in c10_cnn2(0).parameters())
+    14977728
+    """
+    require_images(channels, classes)
+    return initialized(
+        lambda: _c10_cnn2(channels, classes, dropout),
+        generator=torch.Generator().manual_seed(seed),
+        initializer=he_normal_truncated_,
+    )
+
+
+def vgg(
+    seed: int,
+    *,
+    depth: int,
+    classes: int = 10,
+    channels: int = 3,
+    batch_norm: bool = False,
+    affine: bool = True,
+    classifier_bias: bool = True,
+) -> nn.Sequential:
+    """Return a ResNet without its shortcuts: x_k = ReLU(BN(W_k ∗ x_{k−1})) in three stages, then a linear classifier.
+
+    The first convolution has 16 channels; the others, 3×3 as well, are spread over stages of 16, 32 and 64, and the
+    first of the second and third stage halve the image with a stride of 2. Initialization is that of the conditioning
+    paper's ResNet (`resnet`); convolutions have no bias.
+
+    Args:
+        seed: of the weights; equal seeds give equal kernels with batch normalization and without.
+        depth: the number of layers, the classifier included; 20 and 110 in the paper.
+        classes: the number of outputs.
+        channels: the number of channels of the images.
+        batch_norm: whether to normalize each convolution's outputs over the batch, before the ReLU.
+        affine: whether that has a gain and a bias.
+        classifier_bias: whether the classifier has a bias.
+
+    >>> vgg(0, depth=20, batch_norm=True)(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
+    if depth < 5:
+        raise LabError(f"a network of this style has 5 layers or more (one, one a stage, a classifier); not {depth}")
+    require_images(channels, classes)
+    return initialized(
+        lambda: _vgg(depth, channels, classes, batch_norm, affine, classifier_bias),
+        generator=torch.Generator().manual_seed(seed),
+        initializer=he_normal_fan_out_,
+        linear=uniform_,
+    )
+
+
+def _c10_cnn2(channels: int, classes: int, dropout: bool) -> nn.Sequential:
+    model = nn.Sequential()
+    number = 0
+    for stage, widths in enumerate(C10_CNN2, start=1):
+        for place, width in enumerate(widths, start=1):
+            number += 1
+            model.add_module(f"conv{number}", conv3x3(channels, width))
+            model.add_module(f"norm{number}", keras_norm(width))
+            model.add_module(f"relu{number}", nn.ReLU())
+            if dropout and place < len(widths):
+                model.add_module(f"dropout{number}", nn.Dropout(0.3 if stage == 1 else 0.4))
+            channels = width
+        model.add_module(f"pool{number}", nn.MaxPool2d(2, ceil_mode=True))
+    hidden: dict[str, nn.Module] = {
+        "dropout14": nn.Dropout(0.5),
+        "linear14": nn.Linear(channels, 512, bias=False),
+        "norm14": nn.BatchNorm1d(512, eps=1e-3, momentum=0.01, affine=False),
+        "relu14": nn.ReLU(),
+        "dropout15": nn.Dropout(0.5),
+    }
+    if not dropout:
+        hidden = {name: module for name, module in hidden.items() if not isinstance(module, nn.Dropout)}
+    # 32×32 images are one pixel by now: averaging is flattening.
+    add_classifier(model, 512, classes, bias=False, before=hidden)
+    return model
+
+
+def _vgg(depth: int, channels: int, classes: int, batch_norm: bool, affine: bool, bias: bool) -> nn.Sequential:
+    model = nn.Sequential()
+    number = 0
+    for stage, width in enumerate(WIDTHS):
+        # The first convolution counts as the first stage's; what three does not divide goes to the first stages.
+        convolutions = (depth - stage) // 3 + (1 if stage == 0 else 0)
+        for place in range(convolutions):
+            number += 1
+            stride = 2 if stage > 0 and place == 0 else 1
+            model.add_module(f"conv{number}", conv3x3(channels, width, stride=stride))
+            if batch_norm:
+                model.add_module(f"norm{number}", nn.BatchNorm2d(width, affine=affine))
+            model.add_module(f"relu{number}", nn.ReLU())
+            channels = width
+    add_classifier(model, channels, classes, bias=bias)
+    return model

@@ -1,0 +1,216 @@
+"""What a trial trains with: an optimizer, and what controls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from gyroscope.control import Layca, SGD_AMom, block_normalized, hyperball, lars, relative_update
+from gyroscope.layers.layer import layers
+from gyroscope_lab.errors import LabError
+from gyroscope_lab.kinds import require_kinds
+
+#: The optimizers by name, with the papers' constants.
+OPTIMIZERS: dict[str, tuple[Callable[..., Optimizer], dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {}),
+    "sgd-amom": (SGD_AMom, {}),
+    "adam": (torch.optim.Adam, {"betas": (0.9, 0.999), "eps": 1e-7}),
+    "adamw": (torch.optim.AdamW, {"betas": (0.9, 0.999), "eps": 1e-7}),
+    "rmsprop": (torch.optim.RMSprop, {"alpha": 0.9, "eps": 1e-7}),
+    "adagrad": (torch.optim.Adagrad, {"eps": 1e-7}),
+}
+#: What can be put around them by name.
+CONTROLS: dict[str, Callable[..., Layca]] = {
+    "layca": Layca,
+    "lars": lars,
+    "hyperball": hyperball,
+    "relative": relative_update,
+    "block": block_normalized,
+}
+#: Optimizers that a CUDA graph can hold, and what makes them fit for it: a rate that is read from the device.
+_CAPTURED: dict[str, dict[str, Any]] = {
+    "sgd": {"fused": True},
+    "adam": {"capturable": True},
+    "adamw": {"capturable": True},
+    "rmsprop": {"capturable": True},
+}
+_MOMENTUM = ("sgd", "sgd-amom", "rmsprop")
+
+Decayed = Literal["all", "convolutions"]
+Others = Literal["frozen", "inner"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An optimizer and its control, by name.
+
+    Attributes:
+        name: what figures and tables call it.
+        rate: the learning rate; under a control, ρ.
+        optimizer: one of `OPTIMIZERS`.
+        control: one of `CONTROLS`, or None.
+        alpha: α of equation 1: which layers turn faster, the first (negative) or the last (positive).
+        weight_decay: λ of the gradient's term λw, or of AdamW's decay; twice the number that Keras calls l2.
+        momentum: of SGD; of SGD_AMom it is 0.9 unless given.
+        nesterov: whether that momentum is Nesterov's.
+        eps: ε of an adaptive method; None for Keras's 1e-7, which the papers on layer rotation had.
+        others: what a control does with biases and gains: nothing ("frozen"), as in the papers, or an "inner" step.
+        scale: what the initial weights of every layer are multiplied with.
+        only: train this layer alone, kernel and bias, counted from 0 in forward order.
+        frozen: do not train the weights of these layers, counted likewise.
+        records: keep the tangent of the angle that every layer turns by in every step, for others to copy.
+        copies: turn every layer by what it turned by under this recipe (the papers' AdaptCopy).
+
+    >>> from gyroscope_lab import models
+    >>> model = models.make("digits-cnn", seed=0)
+    >>> Recipe("SGD", rate=0.1).make(model).param_groups[0]["lr"]
+    0.1
+    >>> Recipe("Adam-Layca", rate=3**-5, optimizer="adam", control="layca").make(model).layers[0]
+    'conv1.weight'
+    """
+
+    name: str
+    rate: float
+    optimizer: str = "sgd"
+    control: str | None = None
+    alpha: float = 0.0
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    nesterov: bool = False
+    eps: float | None = None
+    others: Others = "frozen"
+    scale: float = 1.0
+    only: int | None = None
+    frozen: tuple[int, ...] = ()
+    records: bool = False
+    copies: Recipe | None = None
+
+    def __post_init__(self) -> None:
+        require_kinds(self)
+        if self.optimizer not in OPTIMIZERS:
+            raise LabError(f"no optimizer is called {self.optimizer!r}; there are: {', '.join(OPTIMIZERS)}")
+        if self.control is not None and self.control not in CONTROLS:
+            raise LabError(f"no control is called {self.control!r}; there are: {', '.join(CONTROLS)}, or none")
+        if not 0 <= self.rate < inf or not 0 <= self.weight_decay < inf or not 0 < self.scale < inf:
+            given = f"rate is {self.rate}, weight_decay {self.weight_decay} and scale {self.scale}"
+            raise LabError(f"{given}; finite numbers are accepted, 0 or more, but for a scale above 0")
+        if not -1 <= self.alpha <= 1:
+            raise LabError(f"alpha is {self.alpha}; it can be -1 (only the first layer turns) to 1 (only the last)")
+        if self.alpha != 0.0 and self.control is None:
+            raise LabError(f"alpha is {self.alpha}, but there is no control that could apply it; give control='layca'")
+        self._check_momentum()
+        if self.eps is not None and (not 0 <= self.eps < inf or "eps" not in OPTIMIZERS[self.optimizer][1]):
+            those = ", ".join(name for name, (_, constants) in OPTIMIZERS.items() if "eps" in constants)
+            raise LabError(f"eps is {self.eps} for {self.optimizer}; it can be 0 or more, for: {those}")
+        if self.copies is not None and (self.control != "layca" or not self.copies.records):
+            raise LabError("a recipe that copies needs control='layca', and records=True in the recipe that it copies")
+        if self.copies is not None and (self.alpha != 0.0 or self.others != "frozen"):
+            # The rate is 1 then, which is not meant for biases; and the copied rates take the place of alpha's.
+            raise LabError("a recipe that copies turns layers as recorded and nothing else; leave alpha and others out")
+
+    def _check_momentum(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise LabError(f"momentum is {self.momentum}; it can be 0 to below 1")
+        if self.momentum and self.optimizer not in _MOMENTUM:
+            raise LabError(f"{self.optimizer} takes no momentum; these do: {', '.join(_MOMENTUM)}")
+        if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
+            raise LabError("nesterov=True says how the momentum of sgd is applied; give that, optimizer='sgd'")
+
+    def make(self, model: nn.Module, *, decayed: Decayed = "all", captured: bool = False) -> Optimizer:
+        """Return the optimizer for `model`.
+
+        Args:
+            model: whose parameters it steps.
+            decayed: which layers the weight decay is for: all, or convolutions but not linear layers.
+            captured: whether its steps are to be captured as a CUDA graph, so that the rate lies on the device.
+        """
+        kind, constants = OPTIMIZERS[self.optimizer]
+        options: dict[str, Any] = dict(constants)
+        rate: float | torch.Tensor = 1.0 if self.copies is not None else self.rate
+        if captured:
+            options |= _CAPTURED.get(self.optimizer, {}) if self.control is None else _inside(self.optimizer)
+            rate = torch.tensor(float(rate), device=next(model.parameters()).device)
+        if self.momentum:
+            options["momentum"] = self.momentum
+        if self.nesterov:
+            options["nesterov"] = True
+        if self.eps is not None:
+            options["eps"] = self.eps
+        optimizer = kind(self._groups(model, decayed), lr=rate, **options)
+        if self.control is None:
+            return optimizer
+        its = [layer for layer in layers(model) if layer.parameter.requires_grad]
+        return CONTROLS[self.control](optimizer, its, alpha=self.alpha, others=self.others)
+
+    def set_rate(self, optimizer: Optimizer, multiplier: float) -> None:
+        """Set the rate of what `make` returned to this recipe's, times `multiplier`.
+
+        Not where it copies: what is copied has the schedule in it.
+
+        >>> optimizer = Recipe("SGD", rate=0.5).make(nn.Linear(2, 2))
+        >>> Recipe("SGD", rate=0.5).set_rate(optimizer, 0.1)
+        >>> optimizer.param_groups[0]["lr"]
+        0.05
+        """
+        if self.copies is not None:
+            return
+        for group in optimizer.param_groups:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(self.rate * multiplier)
+            else:
+                group["lr"] = self.rate * multiplier
+
+    @staticmethod
+    def forget_momentum(optimizer: Optimizer) -> None:
+        """Let what `make` returned begin anew with its momentum, as if no step had been taken; rates are kept.
+
+        >>> weight = nn.Parameter(torch.ones(1))
+        >>> recipe = Recipe("SGD", rate=0.1, momentum=0.9)
+        >>> optimizer = recipe.make(nn.ParameterList([weight]))
+        >>> weight.sum().backward(); optimizer.step()
+        >>> recipe.forget_momentum(optimizer); optimizer.state[weight]["momentum_buffer"]
+        tensor([0.])
+        """
+        for state in optimizer.state.values():
+            for name in ("momentum_buffer", "exp_avg"):
+                if state.get(name) is not None:
+                    state[name].zero_()
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can hold its steps."""
+        return self.optimizer in _CAPTURED or (self.control is not None and self.optimizer == "sgd-amom")
+
+    def _groups(self, model: nn.Module, decayed: Decayed) -> list[dict[str, Any]]:
+        trained = [p for p in model.parameters() if p.requires_grad]
+        if decayed == "all" or not self.weight_decay:
+            return [{"params": trained, "weight_decay": self.weight_decay}]
+        convolutions = {id(layer.parameter) for layer in layers(model) if layer.kind.startswith("conv")}
+        chosen = [p for p in trained if id(p) in convolutions]
+        rest = [p for p in trained if id(p) not in convolutions]
+        groups = [{"params": chosen, "weight_decay": self.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+        return [group for group in groups if group["params"]]
+
+
+def _inside(optimizer: str) -> dict[str, Any]:
+    """What an optimizer inside a control needs: there the kernel of the control reads the rate."""
+    return {"capturable": True} if "capturable" in _CAPTURED.get(optimizer, {}) else {}
+
+
+def with_options_of(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """A state to load into `optimizer` with the options that this one has, not those it was saved with.
+
+    The recipe gives both the same, but for where the rate lies: captured steps read it from the device.
+
+    >>> saved = Recipe("SGD", rate=0.5).make(nn.Linear(2, 2)).state_dict()
+    >>> with_options_of(Recipe("SGD", rate=0.1).make(nn.Linear(2, 2)), saved)["param_groups"][0]["lr"]
+    0.1
+    """
+    pairs = zip(state["param_groups"], optimizer.param_groups, strict=True)
+    return state | {"param_groups": [own | {"params": group["params"]} for group, own in pairs]}

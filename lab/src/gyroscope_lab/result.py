@@ -1,0 +1,207 @@
+"""The numbers of a training, and the file they are kept in.
+
+`result.json` comes in two forms, and `Result.from_json` reads both. The full form has every digit. The small form is
+for results that are kept in a repository: a training of 100 epochs and 25 layers takes about 7 kB instead of 58 kB.
+
+| in the small form | resolution |
+|---|---|
+| accuracies, final rotation | 1e-6 |
+| `loss`, `norms` | 5 significant digits |
+| `seconds` | 1e-3 |
+| `rotation` before the last epoch | 1e-4, packed |
+
+Packed rotation is `{"shape": [epochs, layers], "scale": 10000, "packed": "...", "last": [...]}`. `last` is the final
+row, as plain numbers. The rows before it are integers, value × scale, and nan is the smallest 64-bit integer. Their
+differences from epoch to epoch are zigzag-coded (0, -1, 1, -2 become 0, 1, 2, 3), written as little-endian 64-bit
+integers with all lowest bytes first, then all second bytes, and so on, compressed by zlib, and written in base85.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gyroscope_lab.errors import LabError
+
+# The packed rows of `rotation` are multiples of 1 / _SCALE; fewer rows than _FEW stay a plain list.
+_SCALE = 10_000
+_FEW = 4
+_NAN = np.iinfo(np.int64).min
+
+
+@dataclass(frozen=True)
+class Result:
+    """The numbers of one trial. Lists have one entry an epoch; `rotation` has one more, for the start.
+
+    Attributes:
+        train_accuracy: of the weights that were tested, on the training examples, in evaluation mode.
+        test_accuracy: of these, on the test examples.
+        loss: the mean training loss of each epoch, as it was while training.
+        layers: the names of the layers, in forward order.
+        rotation: rotation[t][l] is layer l's cosine distance to its initialization after t epochs.
+        accuracy: the training accuracy of each epoch, as it was while training.
+        validation: the validation accuracy after each epoch; empty where nothing was held out.
+        norms: ‖w‖ of each layer, at the start and at the end.
+        tested: the epoch whose weights were tested, counted from 1.
+        ended: why training stopped before its last epoch; None if it did not.
+        seconds: how long it took, on what it ran.
+
+    >>> Result(0.5, 0.4, loss=[2.3], layers=["fc"], rotation=[[0.0], [0.1]]).final_rotation
+    [0.1]
+    """
+
+    train_accuracy: float
+    test_accuracy: float
+    loss: list[float]
+    layers: list[str]
+    rotation: list[list[float]]
+    accuracy: list[float] = field(default_factory=list)
+    validation: list[float] = field(default_factory=list)
+    norms: list[list[float]] = field(default_factory=list)
+    tested: int = 0
+    ended: str | None = None
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def final_rotation(self) -> list[float]:
+        """Each layer's rotation at the end."""
+        return self.rotation[-1]
+
+    @property
+    def learned(self) -> float:
+        """How much of the training set was learned in the end; the tested weights may be those of an earlier epoch.
+
+        >>> Result(0.81, 0.59, loss=[1.0, 0.1], layers=[], rotation=[], accuracy=[0.81, 0.997], tested=1).learned
+        0.997
+        """
+        return self.accuracy[-1] if self.accuracy and 0 < self.tested < len(self.loss) else self.train_accuracy
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the loss was no number any more."""
+        return self.ended is not None and self.ended.startswith("diverged")
+
+    @property
+    def best_validation(self) -> float:
+        """The best validation accuracy, by which rates are chosen; of the test set where nothing was held out."""
+        known = [value for value in self.validation if isfinite(value)]
+        return max(known) if known else self.test_accuracy
+
+    def as_json(self, *, small: bool = False) -> dict[str, Any]:
+        """Return every number as strict JSON can hold it: None replaces what is not finite.
+
+        Args:
+            small: round the numbers and pack the rotation, as the module says.
+
+        >>> Result(0.5, 0.4, loss=[2.302585093], layers=["fc"], rotation=[[0.0], [0.1]]).as_json(small=True)["loss"]
+        [2.3026]
+        """
+        values = asdict(self)
+        if small:
+            for name in ("train_accuracy", "test_accuracy", "accuracy", "validation", "rotation"):
+                values[name] = _rounded(values[name], lambda value: round(value, 6))
+            for name in ("loss", "norms"):
+                values[name] = _rounded(values[name], lambda value: float(f"{value:.5g}"))
+            values["seconds"] = round(self.seconds, 3)
+        cleaned: dict[str, Any] = {key: _finite(value) for key, value in values.items()}
+        if small and len(self.rotation) >= _FEW:
+            cleaned["rotation"] = _packed(self.rotation) | {"last": cleaned["rotation"][-1]}
+        return cleaned
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any], where: Path | str = "the result") -> Result:
+        """Read what `as_json` made, in either form.
+
+        Raises:
+            LabError: the values are not those of a result, or the packed ones are damaged.
+        """
+        try:
+            known = {key: _number(value) for key, value in values.items() if key in cls.__dataclass_fields__}
+            known["ended"] = values.get("ended")
+            if isinstance(known["rotation"], dict):
+                known["rotation"] = _unpacked(known["rotation"])
+            found = cls(**known)
+            rows = [found.loss, found.accuracy, found.validation, *found.rotation, *found.norms]
+            # A sum raises TypeError for rows that are not numbers.
+            _ = [sum(row, start=found.train_accuracy + found.test_accuracy) for row in rows]
+            return found
+        except (TypeError, ValueError, AttributeError, KeyError, zlib.error) as error:
+            raise LabError(f"{where} does not hold the result of a trial: {error}") from error
+
+    def write(self, path: Path, trial: dict[str, Any], *, small: bool = False) -> None:
+        """Write the result and the trial's description to a file, which is replaced as a whole or not at all.
+
+        Args:
+            path: the file, usually `result.json` in the trial's folder.
+            trial: the description of the trial.
+            small: write the small form, which the module describes. Writing a small result again changes nothing.
+        """
+        if small:
+            dense = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+            lines = ",\n".join(f'"{key}": {dense(value)}' for key, value in self.as_json(small=True).items())
+            text = f'{{"trial": {dense(trial)},\n"result": {{\n{lines}}}}}\n'
+        else:
+            text = json.dumps({"trial": trial, "result": self.as_json()}, allow_nan=False) + "\n"
+        new = path.with_suffix(".new")
+        with new.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+
+
+def _packed(rows: list[list[float]]) -> dict[str, Any]:
+    """Return all rows but the last in packed form; the module describes it."""
+    values = np.array(rows[:-1], dtype=np.float64)
+    known = np.isfinite(values)
+    levels = np.where(known, np.rint(np.where(known, values, 0.0) * _SCALE).astype(np.int64), _NAN)
+    # Integers wrap around, here and in `_unpacked`, so that differences from nan are exact too.
+    steps = np.diff(levels, axis=0, prepend=np.zeros_like(levels[:1]))
+    coded = ((steps << 1) ^ (steps >> 63)).astype("<i8")
+    planes = coded.reshape(-1, 1).view(np.uint8).T.tobytes()
+    text = base64.b85encode(zlib.compress(planes, 9)).decode("ascii")
+    return {"shape": list(values.shape), "scale": _SCALE, "packed": text}
+
+
+def _unpacked(values: dict[str, Any]) -> list[list[float]]:
+    """Return the rows that were packed, and the last one.
+
+    Raises:
+        Exception: the values are damaged, as KeyError, TypeError, ValueError or zlib.error.
+    """
+    last, (epochs, layers), scale = _number(values["last"]), values["shape"], values["scale"]
+    if layers != len(last) or type(scale) is not int or scale < 1:
+        raise ValueError(f"its rotation has shape {[epochs, layers]}, scale {scale} and a last row of {len(last)}")
+    planes = np.frombuffer(zlib.decompress(base64.b85decode(values["packed"])), dtype=np.uint8)
+    coded = np.ascontiguousarray(planes.reshape(8, -1).T).view("<u8").astype(np.uint64).reshape(epochs, layers)
+    steps = (coded >> np.uint64(1)).astype(np.int64) ^ -(coded & np.uint64(1)).astype(np.int64)
+    levels = np.cumsum(steps, axis=0, dtype=np.int64)
+    return [*np.where(levels == _NAN, np.nan, levels / scale).tolist(), last]
+
+
+def _rounded(value: Any, by: Callable[[float], float]) -> Any:
+    if isinstance(value, list):
+        return [_rounded(one, by) for one in value]
+    return by(value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def _number(value: Any) -> Any:
+    """Return numbers again: nan where JSON has None."""
+    if isinstance(value, list):
+        return [_number(one) for one in value]
+    return float("nan") if value is None else value

@@ -1,0 +1,97 @@
+"""How long a training lasts, and how its rate changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil, inf
+
+from gyroscope_lab.errors import LabError
+from gyroscope_lab.kinds import require_kinds
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Epochs, batches, and the rate over time: divided by `factor` at each of the `cuts`, after a linear warm-up.
+
+    Attributes:
+        epochs: how often every example is seen, `passes` times over.
+        batch: examples a step. The last batch of an epoch is smaller, where they do not divide evenly.
+        cuts: when the rate is divided, as shares of all epochs.
+        factor: by how much.
+        warmup: over so many epochs the rate climbs linearly, step by step, from a tenth; 0 for none.
+        drop_last: leave the smaller batch at the end of an epoch out.
+        passes: how often an epoch takes every example; few examples need not be looked at after every pass.
+        restarts: whether the optimizer's momentum is forgotten at every cut.
+
+    >>> schedule = Schedule(epochs=100, cuts=(0.8, 0.9, 0.97))
+    >>> schedule.milestones, [round(schedule.multiplier(epoch), 3) for epoch in (0, 79, 80, 90, 97)]
+    ([80, 90, 97], [1.0, 1.0, 0.2, 0.04, 0.008])
+    """
+
+    epochs: int = 60
+    batch: int = 32
+    cuts: tuple[float, ...] = (0.8, 0.9)
+    factor: float = 5.0
+    warmup: float = 0.0
+    drop_last: bool = False
+    passes: int = 1
+    restarts: bool = False
+
+    def __post_init__(self) -> None:
+        require_kinds(self)
+        if min(self.epochs, self.batch, self.passes) < 1:
+            raise LabError(
+                f"a schedule of {self.epochs} epochs in batches of {self.batch}, {self.passes} passes each; these are "
+                "whole numbers, 1 or more"
+            )
+        if not all(0 <= cut <= 1 for cut in self.cuts):
+            raise LabError(f"the rate is cut at {self.cuts}; cuts are shares of all epochs, from 0 to 1")
+        if not 0 < self.factor < inf or not 0 <= self.warmup < inf:
+            raise LabError(f"factor is {self.factor} and warmup {self.warmup}; above 0, and 0 or more, are accepted")
+
+    @property
+    def milestones(self) -> list[int]:
+        """The epochs, counted from 0, at whose start the rate is cut: the first only by cuts at 0.
+
+        >>> Schedule(epochs=1, cuts=(0.4, 0.68, 0.88)).milestones
+        [1, 1, 1]
+        """
+        return [max(round(cut * self.epochs), int(cut > 0)) for cut in self.cuts]
+
+    def multiplier(self, epoch: int, within: float = 0.0) -> float:
+        """What the rate is multiplied with in epoch `epoch`, counted from 0, of which the share `within` is over."""
+        cut: float = self.factor ** -sum(epoch >= milestone for milestone in self.milestones)
+        over = epoch + within
+        if over >= self.warmup:
+            return cut
+        share = over / self.warmup
+        return cut * (share + 0.1 * (1.0 - share))
+
+    def batches(self, examples: int) -> Iterator[int]:
+        """The sizes of an epoch's batches, of so many examples; passes follow each other without a break.
+
+        >>> list(Schedule(batch=128).batches(300)), list(Schedule(batch=128, passes=2).batches(100))
+        ([128, 128, 44], [128, 72])
+        """
+        whole, rest = divmod(examples * self.passes, self.batch)
+        yield from [self.batch] * whole
+        if rest and not (self.drop_last and whole):
+            yield rest
+
+    def steps(self, examples: int) -> int:
+        """The number of steps of an epoch.
+
+        >>> Schedule(batch=128).steps(45_000)
+        352
+        """
+        taken = examples * self.passes
+        return max(1, taken // self.batch) if self.drop_last else ceil(taken / self.batch)
+
+    def lasting(self, epochs: int) -> Schedule:
+        """The same schedule over another number of epochs: cuts keep their shares, and so does a warm-up.
+
+        >>> Schedule(epochs=100, cuts=(0.8, 0.9)).lasting(10).milestones
+        [8, 9]
+        """
+        return replace(self, epochs=epochs, warmup=self.warmup * epochs / self.epochs)

@@ -1,0 +1,92 @@
+"""By how much every layer turns in every step: a table on the device, written while training, or followed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gyroscope.control import Layca
+from gyroscope.control.rates import Rates, tangent
+from gyroscope.layers.layer import layers
+from gyroscope.vectors import dots
+from gyroscope.vectors.sharded import local
+from gyroscope_lab.errors import LabError
+
+
+class Tangents:
+    """tan θ of every layer at every step, [steps, layers]: recorded, or replayed by a Layca.
+
+    Which step it is is counted on the device, so that a CUDA graph can hold a recorded or replayed step; this is what
+    `gyroscope.control.rates.record` and `replay` do in a loop of single steps.
+    """
+
+    def __init__(self, names: tuple[str, ...], table: Tensor, weights: list[Tensor], replays: bool) -> None:
+        self._names, self._table, self._weights, self._replays = names, table, weights, replays
+        # Always at the same addresses, which a graph's kernels are given in tables.
+        self._before = [weight.detach().clone() for weight in weights]
+        self._moved = [torch.zeros_like(weight) for weight in self._before]
+        self._at = torch.zeros(1, dtype=torch.int64, device=table.device)
+
+    @classmethod
+    def blank(cls, model: nn.Module, steps: int, device: torch.device) -> Tangents:
+        """A table to record `steps` steps in."""
+        its = layers(model)
+        table = torch.zeros(steps, len(its), dtype=torch.float64, device=device)
+        return cls(tuple(layer.name for layer in its), table, [layer.parameter for layer in its], replays=False)
+
+    @classmethod
+    def replay(cls, optimizer: Layca, rates: Rates, device: torch.device, *, steps: int = 1) -> Tangents:
+        """A table to be followed by `optimizer`, whose rates are 1, in epochs of so many steps."""
+        if not len(rates.tangents) or len(rates.tangents) % steps:
+            raise LabError(f"the rates to copy are of {len(rates.tangents)} steps; epochs have {steps} here")
+        if tuple(rates.layers) != optimizer.layers:
+            raise LabError(f"the rates are of the layers {list(rates.layers)}, the model has {list(optimizer.layers)}")
+        if not bool(torch.isfinite(rates.tangents).all()):
+            raise LabError("the rates to copy are not finite: the training that they were recorded in diverged")
+        return cls(tuple(rates.layers), rates.tangents.to(device), [], replays=True)
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Take the optimizer's step, recorded or with the rates of the table."""
+        if self._replays:
+            assert isinstance(optimizer, Layca)
+            optimizer.multipliers = self._table.index_select(0, self._at).squeeze(0)
+            optimizer.step()
+        else:
+            torch._foreach_copy_(local(self._before), self._now())
+            optimizer.step()
+            self._note()
+        self._at += 1
+
+    def _now(self) -> list[Tensor]:
+        return local([weight.detach() for weight in self._weights])
+
+    @torch.no_grad()
+    def _note(self) -> None:
+        # From the displacement: differences of nearby numbers are exact, while 1 − cos θ of a small angle is not.
+        before, moved = self._before, self._moved
+        torch._foreach_copy_(local(moved), self._now())
+        torch._foreach_sub_(local(moved), local(before))
+        products = dots({"ww": (before, before), "wd": (before, moved), "dd": (moved, moved)})
+        self._table.index_copy_(0, self._at, tangent(products)[None])
+
+    @property
+    def rates(self) -> Rates:
+        """What has been recorded so far (waits for the device)."""
+        return Rates(self._names, self._so_far())
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"at": int(self._at), "table": None if self._replays else self._so_far()}
+
+    def _so_far(self) -> Tensor:
+        # A copy: a file of a part of a tensor would hold all of it.
+        return self._table[: int(self._at)].clone().cpu()
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self._at.fill_(state["at"])
+        if state["table"] is not None:
+            self._table[: state["at"]] = state["table"].to(self._table.device)

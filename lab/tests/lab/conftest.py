@@ -1,0 +1,24 @@
+"""A laboratory that all tests of studies share, also those of other worker processes, so that no trial is run twice."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+import forked
+from gyroscope_lab.archive import Archive
+from gyroscope_lab.laboratory import Lab
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory):
+    base = Path(tmp_path_factory.getbasetemp())
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    return Lab(Archive(shared / "archive"), "smoke", engine="serial")
+
+
+@pytest.fixture
+def forked_workers(monkeypatch):
+    """Worker processes are forked, not begun afresh: for claims about how they end."""
+    context = forked.context()
+    monkeypatch.setattr("multiprocessing.get_context", lambda method: context)

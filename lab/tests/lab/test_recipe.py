@@ -1,0 +1,218 @@
+from dataclasses import replace
+from math import inf, nan
+
+import pytest
+import torch
+from torch import nn
+
+from gyroscope.control import Layca
+from gyroscope.control.rates import alpha_multipliers
+from gyroscope_lab.errors import LabError
+from gyroscope_lab.recipe import CONTROLS, OPTIMIZERS, Recipe, with_options_of
+from gyroscope_lab.tasks import task
+from gyroscope_lab.trial import Trial
+from lab.trainings import stepped
+
+RECORDED = Recipe("RMSprop", 0.01, optimizer="rmsprop", records=True)
+DIGITS = replace(task("digits-mlp").lasting(1), model="mlp-3x16")
+SPLIT = DIGITS.source.load()
+# Two convolutions with batch normalization, a linear layer with a bias.
+MIXED = nn.Sequential(
+    nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ConvTranspose2d(4, 2, 3), nn.Flatten(), nn.Linear(128, 10)
+)
+
+
+def literal(name, w, gradients, rate, decay):
+    """The weights after steps with these gradients, each rule written out with the papers' constants."""
+    w, m, v, total, buffer = w.clone(), 0.0, 0.0, 0.0, None
+    for t, gradient in enumerate(gradients, start=1):
+        if name == "adamw":
+            w = w * (1 - rate * decay)
+        g = gradient if name == "adamw" else gradient + decay * w
+        if name == "sgd":
+            w = w - rate * g
+        elif name == "nesterov":
+            buffer = g if buffer is None else 0.9 * buffer + g
+            w = w - rate * (g + 0.9 * buffer)
+        elif name == "sgd-amom":
+            m = 0.9 * m + 0.1 * g
+            w = w - rate * m
+        elif name in ("adam", "adamw"):
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+            w = w - rate * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-7)
+        elif name == "rmsprop":
+            v = 0.9 * v + 0.1 * g**2
+            w = w - rate * g / (v.sqrt() + 1e-7)
+        elif name == "adagrad":
+            total = total + g**2
+            w = w - rate * g / (total.sqrt() + 1e-7)
+    return w
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "nesterov"])
+def test_an_optimizer_takes_the_steps_of_its_rule_with_the_papers_constants(name):
+    layer = nn.Linear(5, 3, bias=False, dtype=torch.float64)
+    momentum = {"optimizer": "sgd", "momentum": 0.9, "nesterov": True} if name == "nesterov" else {"optimizer": name}
+    optimizer = Recipe("", 0.03, weight_decay=0.02, **momentum).make(layer)
+    gradients = list(torch.randn(4, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 1e-3)
+    expected = literal(name, layer.weight.detach(), gradients, 0.03, 0.02)
+    for gradient in gradients:
+        layer.weight.grad = gradient.clone()
+        optimizer.step()
+    torch.testing.assert_close(layer.weight.detach(), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("decayed", ["all", "convolutions"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "sgd-amom"])
+def test_weight_decay_is_for_all_weights_or_for_convolutions_alone(decayed, optimizer):
+    recipe = Recipe("", 0.5, optimizer=optimizer, weight_decay=0.1)
+    made = recipe.make(MIXED, decayed=decayed)
+    before = {name: parameter.detach().clone() for name, parameter in MIXED.named_parameters()}
+    for parameter in MIXED.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    made.step()
+    shrunk = {name for name, parameter in MIXED.named_parameters() if not torch.equal(parameter, before[name])}
+    MIXED.load_state_dict(before, strict=False)
+    everything = {name for name, value in before.items() if value.any()}
+    assert shrunk == (everything if decayed == "all" else {"0.weight", "2.weight"})
+
+
+def test_no_parameter_is_stepped_twice_or_left_out_where_convolutions_alone_are_decayed():
+    for control in (None, "layca"):
+        recipe = Recipe("", 0.1, control=control, weight_decay=0.1, others="inner")
+        groups = recipe.make(MIXED, decayed="convolutions").param_groups
+        stepped_ones = [id(parameter) for group in groups for parameter in group["params"]]
+        assert sorted(stepped_ones) == sorted(map(id, MIXED.parameters()))
+
+
+@pytest.mark.parametrize("alpha", [-0.6, 0.0, 0.3])
+def test_under_layca_every_layer_turns_by_the_rate_times_its_multiplier(alpha):
+    trial = Trial(DIGITS, Recipe("", 3.0**-3, control="layca", alpha=alpha))
+    training = stepped(trial, SPLIT)  # one batch of 200: one step
+    multipliers = alpha_multipliers(alpha, len(training.gauge.names))
+    for turned, multiplier in zip(training.rotation[-1], multipliers, strict=True):
+        cosine = (1 + (3.0**-3 * multiplier) ** 2) ** -0.5
+        assert turned == pytest.approx(1 - cosine, rel=1e-3)
+
+
+def test_controls_by_name_perform_the_operations_they_are_known_for():
+    found = {name: Recipe("", 0.1, control=name).make(nn.Linear(3, 2)).law for name in CONTROLS}
+    told = {name: (law.project, law.scale, law.reproject, law.growth) for name, law in found.items()}
+    assert told == {
+        "layca": (True, "relative", True, None),
+        "lars": (False, "relative", False, 1e-4),
+        "hyperball": (False, "relative", True, None),
+        "relative": (False, "relative", False, None),
+        "block": (False, "unit", False, None),
+    }
+
+
+@pytest.mark.parametrize("control", [None, "layca"])
+@pytest.mark.parametrize("only", [0, 1, 2, -1])
+def test_one_layer_alone_is_trained_kernel_and_bias_and_nothing_else(only, control):
+    trial = Trial(DIGITS, Recipe("", 0.05, control=control, others="inner", only=only))
+    names = [name for name, _ in trial.network().named_parameters() if "norm" not in name]
+    kernels = [name for name in names if name.endswith("weight")]
+    assert len(kernels) == 3
+    before = dict(trial.network().named_parameters())
+    after = dict(stepped(trial, SPLIT).model.named_parameters())
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    layer = kernels[only].removesuffix("weight")
+    assert moved == {f"{layer}weight", f"{layer}bias"}
+
+
+def test_a_layer_that_is_not_there_cannot_be_trained():
+    for only in (3, -4):
+        with pytest.raises(LabError, match=rf"^only layer {only} is to be trained; mlp-3x16 has 3$"):
+            Trial(DIGITS, Recipe("", 0.1, only=only)).network()
+
+
+@pytest.mark.parametrize("given", [{"frozen": (0, 1, 2)}, {"only": 1, "frozen": (1,)}], ids=["all", "the one"])
+def test_a_network_without_a_layer_that_is_trained_is_refused(given):
+    with pytest.raises(LabError, match="no layer of mlp-3x16 is left to train: frozen are"):
+        Trial(DIGITS, Recipe("", 0.1, **given)).network()
+
+
+def test_initial_weights_are_scaled_and_nothing_else_is():
+    plain = dict(Trial(DIGITS, Recipe("", 0.1)).network().named_parameters())
+    scaled = dict(Trial(DIGITS, Recipe("", 0.1, scale=0.25)).network().named_parameters())
+    for name, parameter in plain.items():
+        times = 0.25 if parameter.dim() == 2 else 1.0
+        assert torch.equal(scaled[name], times * parameter)
+    assert any(parameter.dim() == 1 and parameter.any() for parameter in plain.values())
+
+
+def test_a_captured_rate_is_changed_where_it_lies():
+    recipe = Recipe("", 0.5, control="layca")
+    optimizer = recipe.make(nn.Linear(3, 2), captured=True)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    recipe.set_rate(optimizer, 0.1)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        assert group["lr"] is rate
+        assert rate.item() == pytest.approx(0.05)
+
+
+def test_a_recipe_that_copies_keeps_its_rate_of_one():
+    recipe = Recipe("", 0.5, control="layca", copies=RECORDED)
+    optimizer = recipe.make(nn.Linear(3, 2))
+    recipe.set_rate(optimizer, 0.1)
+    assert {group["lr"] for group in optimizer.param_groups} == {1.0}
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_state_is_loaded_with_the_options_of_who_loads_it(captured):
+    """A captured optimizer's rate is a tensor, and its steps are counted on the device; others' are not."""
+    recipe, layer = Recipe("", 0.25, optimizer="adam", momentum=0.0), nn.Linear(3, 2)
+    saver, loader = recipe.make(layer, captured=not captured), recipe.make(layer, captured=captured)
+    layer.weight.grad, layer.bias.grad = torch.ones(2, 3), torch.ones(2)
+    saver.param_groups[0]["capturable"] = False  # for a CPU
+    saver.step()
+    loader.load_state_dict(with_options_of(loader, saver.state_dict()))
+    assert isinstance(loader.param_groups[0]["lr"], torch.Tensor) is captured
+    assert loader.param_groups[0]["capturable"] is captured
+    assert torch.equal(loader.state[layer.weight]["exp_avg"], torch.full((2, 3), 0.1))
+
+
+def test_steps_can_be_captured_of_all_but_adagrad_and_sgd_amom_alone():
+    kinds = [(optimizer, control) for optimizer in OPTIMIZERS for control in (None, "layca")]
+    cannot = {kind for kind in kinds if not Recipe("", 0.1, optimizer=kind[0], control=kind[1]).capturable}
+    assert cannot == {("adagrad", None), ("adagrad", "layca"), ("sgd-amom", None)}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"optimizer": "sdg"}, "no optimizer is called 'sdg'; there are: sgd, sgd-amom, adam"),
+        ({"control": "lacya"}, "no control is called 'lacya'; there are: layca, lars"),
+        ({"rate": -0.1}, r"rate is -0\.1"),
+        ({"rate": inf}, "rate is inf"),
+        ({"rate": nan}, "rate is nan"),
+        ({"weight_decay": -1e-3}, r"weight_decay -0\.001"),
+        ({"scale": 0.0}, r"scale 0\.0"),
+        ({"scale": nan}, "scale nan"),
+        ({"alpha": 0.5}, r"alpha is 0\.5, but there is no control"),
+        ({"alpha": 1.5, "control": "layca"}, r"alpha is 1\.5; it can be -1"),
+        ({"momentum": 0.9, "optimizer": "adam"}, "adam takes no momentum; these do: sgd, sgd-amom, rmsprop"),
+        ({"momentum": 1.0}, r"momentum is 1\.0; it can be 0 to below 1"),
+        ({"nesterov": True}, "nesterov=True says how the momentum of sgd is applied"),
+        ({"nesterov": True, "momentum": 0.9, "optimizer": "rmsprop"}, "nesterov=True says how"),
+        ({"others": "thawed", "control": "layca"}, "others of a Recipe is 'thawed'; it can be 'frozen' or 'inner'"),
+        ({"copies": RECORDED}, "a recipe that copies needs control='layca'"),
+        ({"copies": replace(RECORDED, records=False), "control": "layca"}, "and records=True in the recipe"),
+        ({"copies": RECORDED, "control": "layca", "others": "inner"}, "leave alpha and others out"),
+        ({"copies": RECORDED, "control": "layca", "alpha": 0.3}, "leave alpha and others out"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_a_recipe_that_cannot_be_followed_is_refused(given, says):
+    with pytest.raises(LabError, match=says):
+        Recipe(**({"name": "", "rate": 0.1} | given))
+
+
+@pytest.mark.parametrize("control", [None, *CONTROLS])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer_works_under_every_control(optimizer, control):
+    recipe = Recipe("", 0.01, optimizer=optimizer, control=control, weight_decay=1e-3)
+    training = stepped(Trial(DIGITS, recipe), SPLIT)
+    assert isinstance(training.optimizer, Layca) == (control is not None)
+    assert all(turned > 0 for turned in training.rotation[-1])

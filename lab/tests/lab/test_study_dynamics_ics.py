@@ -1,0 +1,194 @@
+from math import inf, nan
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from gyroscope.conditioning.outliers import outliers
+from gyroscope_lab.archive import Archive
+from gyroscope_lab.data.source import Source
+from gyroscope_lab.errors import LabError
+from gyroscope_lab.laboratory import Lab
+from gyroscope_lab.schedule import Schedule
+from gyroscope_lab.studies.dynamics.ics import PLANS, STUDIES, Setting, centred_at, network, optimizer_of, trained
+from gyroscope_lab.studies.dynamics.ics_report import CENTRED, FIXED, THROUGH, Curve, report
+from gyroscope_lab.studies.dynamics.loop import kept, mean_curve, train
+
+[STUDY] = STUDIES
+PLAN = PLANS["smoke"]
+
+
+@pytest.fixture(scope="module")
+def found(lab):
+    return STUDY.run(lab)
+
+
+def verdicts(report):
+    return {finding.says: finding.holds for finding in report.findings}
+
+
+def setting(method="SGD", rate=0.1, moved=0.0):
+    return Setting(PLAN.source, PLAN.depth, PLAN.width, PLAN.schedule, method, rate, moved, 0)
+
+
+def curve(method, moved, loss):
+    return Curve(method, moved, 0.1, np.array([loss, loss]), [90.0], 0.5)
+
+
+# The loop
+
+
+def test_a_training_takes_the_steps_of_a_literal_loop_over_the_same_batches(lab):
+    split, one = PLAN.source.load(), setting(rate=0.2)
+    model = network(lab, one)
+    schedule = Schedule(epochs=3, batch=64, cuts=(0.4,), factor=4.0)
+    told = train(model, torch.optim.SGD(model.parameters(), lr=0.2), split, schedule, seed=5)
+    own, generator = network(lab, one), torch.Generator().manual_seed(5)
+    sgd = torch.optim.SGD(own.parameters(), lr=0.2)
+    for epoch in range(3):
+        order, losses = torch.randperm(200, generator=generator), []
+        sgd.param_groups[0]["lr"] = 0.2 if epoch < 1 else 0.05
+        for chosen in order.split(64):
+            sgd.zero_grad()
+            loss = F.cross_entropy(own(split.x_train[chosen].double()), split.y_train[chosen])
+            loss.backward()
+            sgd.step()
+            losses.append(float(loss.detach()) * len(chosen))
+        assert told["loss"][epoch] == pytest.approx(sum(losses) / 200, rel=1e-12)
+    for p, q in zip(model.parameters(), own.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-12, atol=0)
+
+
+def test_a_training_that_diverges_ends_and_is_kept_as_none(tmp_path):
+    lab, split = Lab(Archive(tmp_path)), PLAN.source.load()
+    one = setting(rate=1e300)
+
+    def measure():
+        model = network(lab, one)
+        return train(model, optimizer_of(one, model), split, PLAN.schedule, seed=0)
+
+    losses = kept(lab, "made", one, measure)["loss"]
+    assert losses[-1] is None
+    assert len(losses) < PLAN.schedule.epochs
+    assert mean_curve([losses], 3)[-1] == inf
+
+
+def test_what_a_laboratory_that_only_shows_does_not_know_is_refused(tmp_path):
+    lab = Lab(Archive(tmp_path), known=True)
+    with pytest.raises(LabError, match="leave --known out"):
+        trained(lab, setting())
+
+
+def test_a_damaged_file_is_refused_by_name(tmp_path):
+    lab = Lab(Archive(tmp_path))
+    kept(lab, "made", setting(), lambda: {"loss": [nan]})
+    [path] = tmp_path.rglob("*.json")
+    path.write_text("{")
+    with pytest.raises(LabError, match=path.name):
+        kept(lab, "made", setting(), dict)
+
+
+# What is trained
+
+
+@pytest.mark.parametrize("method", ["SGD", "SGD, BN", "quasi-diagonal", "K-FAC"])
+def test_moved_inputs_leave_what_a_network_computes(lab, method):
+    x = torch.randn(20, 1, 8, 8, dtype=torch.float64)
+    here, there = (network(lab, setting(method, moved=moved)).eval()(x + moved) for moved in (0.0, 2.0))
+    torch.testing.assert_close(here, there)
+
+
+def test_batch_normalization_and_the_quasi_diagonal_do_not_see_where_the_inputs_are(found):
+    by = {(one["method"], one["moved"]): one["loss"] for one in found.numbers["curves"]}
+    for method in ("SGD, BN", "quasi-diagonal"):
+        assert by[method, 0.0][:3] == pytest.approx(by[method, 2.0][:3], rel=1e-6)
+    assert by["SGD", 0.0][-1] < by["SGD", 2.0][-1]
+
+
+def test_at_full_scale_mnist_is_learned_at_rates_three_apart():
+    plan = PLANS["full"]
+    assert (plan.source, plan.schedule.batch) == (Source("mnist"), 128)
+    for rates in plan.rates.values():
+        assert np.diff(np.log(rates)) == pytest.approx(np.log(3))
+    assert STUDY.trials(Lab(Archive("nowhere"), "full")) == []
+
+
+# What comes of it
+
+
+def test_measured_eigenvalues_are_those_of_a_fisher_matrix_made_example_by_example(lab, found):
+    split = PLAN.source.load()
+    model = network(lab, setting())
+    x, y = split.x_train[: PLAN.examples].double(), split.y_train[: PLAN.examples]
+    weight = dict(model.named_modules())[PLAN.layer].weight
+    F_ = torch.zeros(weight.numel(), weight.numel(), dtype=torch.float64)
+    for i in range(len(x)):
+        log_p = model(x[i : i + 1]).log_softmax(1)[0]
+        for c in range(10):
+            [g] = torch.autograd.grad(log_p[c], weight, retain_graph=True)
+            F_ += log_p[c].exp().detach() * torch.outer(g.flatten(), g.flatten()) / len(y)
+    expected = torch.linalg.eigvalsh(F_).flip(0)[:9]
+    told = found.numbers["spectra"]["plain"]["start"]
+    torch.testing.assert_close(torch.tensor(told["measured"]), expected.float(), rtol=1e-4, atol=1e-7)
+    before = nn.Sequential(*list(model)[: [name for name, _ in model.named_children()].index(PLAN.layer)])
+    assert told["nu"] == pytest.approx(1 + float(before(x).detach().mean(0).square().sum()))
+
+
+def test_the_outliers_are_there_without_normalization_and_gone_through_its_statistics(found):
+    held = list(verdicts(found).values())
+    assert held[:3] == [True, True, True]
+    spectra = found.numbers["spectra"]
+    for when in ("start", "end"):
+        assert spectra["BN"][when]["predicted"][0] < 1e-12
+        assert spectra["BN"][when]["measured"][0] < spectra["BN, statistics fixed"][when]["measured"][0]
+        assert spectra["BN, fixed, inputs centred"][when]["nu"] == pytest.approx(1)
+
+
+def test_without_their_mean_inputs_have_the_curvature_of_their_covariance():
+    torch.manual_seed(0)
+    x = torch.randn(40, 3, dtype=torch.float64) + 5
+    net = nn.Sequential(nn.Linear(3, 2)).double()
+    other, name = centred_at(net, "0", x.mean(0))
+    torch.testing.assert_close(other(x), net(x))
+    top = outliers(other, F.mse_loss, (x, torch.zeros(40, 2, dtype=torch.float64)), name).measured[0]
+    # Of squared errors S = I.
+    assert float(top) == pytest.approx(float(torch.linalg.eigvalsh((x - x.mean(0)).T @ (x - x.mean(0)) / 40)[-1]))
+
+
+@pytest.mark.parametrize(
+    ("through", "centred", "holds"),
+    [(1.0, 1.0, True), (0.5, 1.0, True), (9.0, 1.0, False), (1.5, 1.0, False), (9.0, 9.9, None)],
+)
+def test_outliers_are_gone_that_are_no_larger_than_those_of_centred_inputs(found, through, centred, holds):
+    def largest(value):
+        return {when: {"nu": 1.0, "share": 1.0, "rest": 1.0, "predicted": [1.0], "measured": [value]} for when in told}
+
+    told = ("start", "end")
+    spectra = dict(found.numbers["spectra"])
+    spectra |= {FIXED: largest(10.0), CENTRED: largest(centred), THROUGH: largest(through)}
+    curves = [curve(method, moved, 1.0) for method in PLAN.rates for moved in (0.0, 2.0)]
+    [said] = [one for one in report(2.0, 0.5, curves, spectra).findings if "removes what the means add" in one.says]
+    assert said.holds is holds
+    assert f"It is then {through:.0f} and {through:.0f} times" in said.here
+
+
+def test_a_report_is_saved_whole(lab, found, tmp_path):
+    written = {path.name for path in STUDY.save(lab, found, tmp_path)}
+    assert written == {"figure.png", "figure.svg", "README.md", "result.json"}
+
+
+def test_a_cost_that_stays_and_one_that_cannot_be_told_are_told_apart(found):
+    spectra = found.numbers["spectra"]
+    methods = ("SGD, BN", "quasi-diagonal", "K-FAC")
+
+    def gone(plain, others):
+        curves = [curve("SGD", 0.0, 1.0), curve("SGD", 2.0, plain)]
+        curves += [curve(method, moved, 1.0 if not moved else others) for method in methods for moved in (0.0, 2.0)]
+        told = verdicts(report(2.0, 0.5, curves, spectra))
+        return {told[f"{method}: the cost of the means is gone"] for method in methods}
+
+    assert gone(2.0, 1.05) == {True}
+    assert gone(2.0, 1.5) == {False}
+    assert gone(1.0, 1.5) == {None}

@@ -1,0 +1,76 @@
+"""Small trainings, trainings that are interrupted, and what their folders hold, for several tests."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+import gyroscope
+from gyroscope_lab.data.source import Source
+from gyroscope_lab.data.text import Text
+from gyroscope_lab.task import Task
+from gyroscope_lab.tasks import task
+from gyroscope_lab.training import Training, train
+
+# 90 digits to train on and 10 to validate on: batches of 32, 32 and 26.
+HELD = replace(task("digits").lasting(3), source=Source("digits", validation=0.1, per_class=10), tests="best")
+HELD = replace(HELD, schedule=replace(HELD.schedule, cuts=(0.4,)))
+# A network that drops activations at random.
+DROPOUT = replace(HELD, name="wrn", model="wrn-10-1", options=(("channels", 1),))
+
+# 63 pieces of ten characters of eight kinds, which are easy to guess; and a transformer that drops some at random.
+TEXT = Text("made", "abcdefgh", torch.randint(0, 8, (700,), generator=torch.Generator().manual_seed(1)).sort()[0])
+OPTIONS = (("vocab", 8), ("context", 10), ("width", 8), ("depth", 1), ("heads", 2), ("dropout", 0.1))
+WRITES = Task("text", HELD.source, "gpt-small", options=OPTIONS, schedule=replace(HELD.schedule, epochs=2))
+
+
+class StoppedError(Exception):
+    """What interrupts a training."""
+
+
+def stopping(epoch):
+    def stop(training):
+        if training.epoch == epoch:
+            raise StoppedError
+
+    return stop
+
+
+def interrupted(trial, split, folder, *, at, **options):
+    """Train up to an epoch, and from there in a second training, with other random numbers about."""
+    try:
+        train(trial, split, folder=folder, save_every=0.0, on_epoch=stopping(at), **options)
+    except StoppedError:
+        torch.manual_seed(1234)
+    return train(trial, split, folder=folder, save_every=0.0, **options)
+
+
+def stepped(trial, split, **options):
+    """The training itself, after its end."""
+    training = Training(trial, split, **options)
+    for _ in training.proceed():
+        pass
+    return training
+
+
+def recorded(folder):
+    """The steps of a run, and its curves and numbers by name."""
+    with gyroscope.load(folder) as run:
+        curves = {name: run.series(name) for name in run.quantities}
+        numbers = {name: (one.steps.tolist(), one.values.tolist()) for name, one in run.scalars.items()}
+        return run.steps.tolist(), curves, numbers
+
+
+def equal_curves(one, other):
+    return one.shape == other.shape and np.array_equal(one, other, equal_nan=True)
+
+
+def equal_tensors(one, other):
+    """Whether two nests of dicts and lists hold the same numbers, bit for bit."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal_tensors(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(equal_tensors, one, other))
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+    return one == other

@@ -1,0 +1,171 @@
+"""Recorded runs side by side: what each was trained with, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite, isnan, nan
+from typing import Any
+
+import numpy as np
+
+from gyroscope.errors import StoreError
+from gyroscope.store import Run
+from gyroscope.store.find import distinct_names
+from gyroscope.theory.recurrence import optimizers_in
+
+#: The logged numbers that tell how good a network is, the most telling first, and by which names they go.
+ACCURACIES: dict[str, tuple[str, ...]] = {
+    "test": ("test_accuracy", "test_acc"),
+    "validation": ("validation_accuracy", "val_accuracy", "valid_accuracy", "val_acc"),
+    "train": ("train_accuracy", "train_acc", "accuracy", "acc"),
+}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A run in a row of numbers; None for what it does not hold.
+
+    Attributes:
+        name: its label, or what tells it from the others.
+        optimizer: what trained it.
+        rate: the learning rate it began with, or ρ.
+        weight_decay: the weight decay it began with, the smallest and the largest over layers.
+        momentum: the momentum, or Adam's β₁.
+        steps: how many there were.
+        rotation: of the least rotated layer, on average, and of the most rotated layer, at the end.
+        loss: the last that was logged, nan where training diverged.
+        accuracies: the last that were logged, by the keys of `ACCURACIES`.
+        state: "running", "ended" or "interrupted".
+    """
+
+    name: str
+    optimizer: str | None = None
+    rate: float | None = None
+    weight_decay: tuple[float, float] | None = None
+    momentum: float | None = None
+    steps: int | None = None
+    rotation: tuple[float, float, float] | None = None
+    loss: float | None = None
+    accuracies: Mapping[str, float] = field(default_factory=dict)
+    state: str = "ended"
+
+
+def compared(runs: Sequence[Run], *, labels: Sequence[str] | None = None) -> list[Compared]:
+    """Return the rows of runs, in order.
+
+    Args:
+        runs: the runs.
+        labels: what to call them, one label per run; their names, told apart by their paths, if not given.
+
+    >>> import tempfile
+    >>> from gyroscope.store.example import write_example
+    >>> with tempfile.TemporaryDirectory() as folder, write_example(f"{folder}/first") as run:
+    ...     [row] = compared([run])
+    >>> row.name, row.steps, [round(value, 3) for value in row.rotation], row.loss
+    ('first', 40, [0.4, 0.6, 0.8], 0.25)
+    """
+    called = distinct_names(runs) if labels is None else labels
+    if len(called) != len(runs):
+        raise StoreError(f"`labels` must have one label per run, got {len(called)} for {len(runs)} runs.")
+    return [_row(run, name) for run, name in zip(runs, called, strict=True)]
+
+
+def shared_accuracy(runs: Sequence[Run]) -> str | None:
+    """Return the most telling number that all runs have logged, or None if there is none.
+
+    >>> import tempfile
+    >>> from gyroscope.store.example import write_example
+    >>> with tempfile.TemporaryDirectory() as folder, write_example(folder) as run:
+    ...     shared_accuracy([run])
+    'loss'
+    """
+    known = [name for several in ACCURACIES.values() for name in several]
+    return next((name for name in [*known, "loss"] if all(_last(run, name) is not None for run in runs)), None)
+
+
+def in_words(rows: Sequence[Compared]) -> str:
+    """Return how rotation and accuracy go together over the rows; nothing if that cannot be told.
+
+    >>> turned = [Compared(str(i), rotation=(0.0, i / 9, 1.0), accuracies={"test": i / 10}) for i in range(4)]
+    >>> in_words(turned)
+    'Mean rotation and test accuracy have a rank correlation of +1.00 over these 4 runs.'
+    """
+    from gyroscope.figures.compare import rank_correlation
+
+    kind = next((kind for kind in ACCURACIES if all(kind in row.accuracies for row in rows)), None)
+    turned = [row.rotation[1] for row in rows if row.rotation is not None]
+    if kind is None or len(turned) < len(rows):
+        return ""
+    correlation = rank_correlation(turned, [row.accuracies[kind] for row in rows])
+    if isnan(correlation):
+        return ""
+    return (
+        f"Mean rotation and {kind} accuracy have a rank correlation of {correlation:+.2f} over these {len(rows)} runs."
+    )
+
+
+def _row(run: Run, name: str) -> Compared:
+    recipe, optimizers = _recipe(run), [one for one in optimizers_in(run.meta) if "class" in one]
+    first = optimizers[0] if optimizers else {}
+    classes = [f"{one['class']}({one['inner']})" if "inner" in one else str(one["class"]) for one in optimizers]
+    found = {kind: [_last(run, one) for one in several] for kind, several in ACCURACIES.items()}
+    accuracies = {kind: next((value for value in values if value is not None), None) for kind, values in found.items()}
+    return Compared(
+        name=name,
+        optimizer=str(recipe["name"]) if recipe else " + ".join(dict.fromkeys(classes)) or None,
+        rate=_number(recipe["rate"] if recipe else first.get("lr")),
+        weight_decay=_weight_decay(run, recipe or first),
+        momentum=_momentum(first or recipe),
+        steps=int(run.steps[-1]) if len(run.steps) else None,
+        rotation=_rotation(run),
+        loss=float(run.scalars["loss"].values[-1]) if "loss" in run.scalars else None,
+        accuracies={kind: value for kind, value in accuracies.items() if value is not None},
+        state=run.state,
+    )
+
+
+def _recipe(run: Run) -> Mapping[str, Any]:
+    """The laboratory's recipe, by which its trainings go; nothing for other runs."""
+    trial = run.meta.get("trial")
+    recipe = trial.get("recipe") if isinstance(trial, dict) else None  # others call other things a trial
+    return recipe if isinstance(recipe, dict) and {"name", "rate"} <= recipe.keys() else {}
+
+
+def _weight_decay(run: Run, given: Mapping[str, Any]) -> tuple[float, float] | None:
+    """The smallest and the largest over layers, which may be in different groups, or what the optimizer was given."""
+    if "weight_decay" in run.quantities and len(where := run.where("weight_decay")):
+        by_layer = run.series("weight_decay", steps=where[:1])
+        if len(known := by_layer[np.isfinite(by_layer)]):
+            return float(known.min()), float(known.max())
+    decay = _number(given.get("weight_decay"))
+    return None if decay is None else (decay, decay)
+
+
+def _momentum(given: Mapping[str, Any]) -> float | None:
+    if {"momentum", "betas"}.intersection(given.get("differ", ())):  # between groups
+        return None
+    betas = given.get("betas")
+    return _number(betas[0] if isinstance(betas, list) and betas else given.get("momentum"))
+
+
+def _number(given: Any) -> float | None:
+    return float(given) if isinstance(given, int | float) else None
+
+
+def _rotation(run: Run) -> tuple[float, float, float] | None:
+    if "rotation" not in run.quantities or not len(run.where("rotation")):
+        return None
+    values = run.series("rotation", steps=run.where("rotation")).astype(float)
+    # A layer that was not measured in the end counts with its last value.
+    final = np.array([column[np.isfinite(column)][-1] if np.isfinite(column).any() else nan for column in values.T])
+    known = final[np.isfinite(final)]
+    return (float(known.min()), float(known.mean()), float(known.max())) if known.size else None
+
+
+def _last(run: Run, scalar: str) -> float | None:
+    """The last finite value of a logged number, None if there is none."""
+    if scalar not in run.scalars:
+        return None
+    values = [float(value) for value in run.scalars[scalar].values if isfinite(value)]
+    return values[-1] if values else None

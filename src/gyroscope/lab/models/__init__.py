@@ -1,5 +1,0 @@
-"""Networks, made by name."""
-
-from gyroscope.lab.models.registry import MODELS, defaults, make
-
-__all__ = ["MODELS", "defaults", "make"]
