@@ -12,7 +12,7 @@ from rich.table import Table
 
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
 from gyroscope.cli.printed import echo, text
-from gyroscope.cli.target import Target, out_option
+from gyroscope.cli.target import Target, is_run, out_option
 from gyroscope.errors import GyroscopeError, StoreError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _find(given: list[Path], problems: list[StoreError], stack: ExitStack) -> li
     for path in given:
         told = len(problems)
         try:
-            inside = [store.load(path)] if _is_run(path) else store.runs(path, broken=problems)
+            inside = [store.load(path)] if is_run(path) else store.runs(path, broken=problems)
             if not inside and len(problems) == told:
                 problems.append(StoreError(f"there are no runs in {path}; gyroscope runs {path.parent} looks further"))
             for run in inside:
@@ -115,11 +115,6 @@ def _find(given: list[Path], problems: list[StoreError], stack: ExitStack) -> li
         except StoreError as error:
             problems.append(error)
     return list(found.values())
-
-
-def _is_run(path: Path) -> bool:
-    # What is neither is left to `load`, which says what is wrong with it.
-    return not path.is_dir() or (path / "run.sqlite").exists()
 
 
 def _print(runs: list[Run]) -> None:

@@ -161,8 +161,21 @@ def numbers(given: Any, what: str) -> npt.NDArray[np.float64]:
     """
     try:
         return np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError, RuntimeError) as error:  # torch says the last of tensors that have gradients
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # the last if it has gradients
         raise FigureError(f"{what} is no array of numbers: {error}") from error
+
+
+def flag(given: Any, what: str, default: bool = False) -> bool:
+    """Return whether something is wanted; None is the default.
+
+    >>> flag(True, "legend"), flag(None, "legend", default=True)
+    (True, True)
+    """
+    if given is None:
+        return default
+    if not isinstance(given, int | np.bool_):
+        raise FigureError(f"{what} must be True or False, got {given!r:.80}")
+    return bool(given)
 
 
 def at_least_one(given: Any, what: str) -> int:
