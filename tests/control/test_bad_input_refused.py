@@ -178,6 +178,10 @@ def test_an_optimizer_without_a_rate_is_refused():
         ({"others_lr": "1"}, "others_lr is '1'; accepted are finite numbers from 0"),
         ({"others_lr": 10**400}, "others_lr is 10+; accepted are finite numbers from 0"),
         ({"growth": "x", "reproject": False}, "growth is 'x'; .*a value from 0"),
+        ({"others": np.ones(2)}, "others is array.*; accepted are 'inner', 'frozen'"),
+        ({"project": "no"}, "`project` must be True or False, got 'no'"),
+        ({"reproject": np.ones(2)}, "`reproject` must be True or False, got array"),
+        ({"reads_weights": torch.ones(2)}, "`reads_weights` must be True or False, got tensor"),
         ({"alpha": torch.ones(2)}, r"alpha is tensor\(\[1\., 1\.\]\); accepted are values from -1"),
     ],
 )
@@ -407,6 +411,7 @@ def test_lbfgs_in_half_precision_is_refused_at_the_step():
             r"lr is tensor\(\[1\., 1\.\]\); accepted are finite values from 0, or a tensor that holds",
         ),
         ({"weight_decay": -1.0}, r"weight_decay is -1\.0; accepted are finite values from 0"),
+        ({"maximize": "no"}, "`maximize` must be True or False, got 'no'"),
         ({"weight_decay": math.nan}, "weight_decay is nan; accepted are finite values from 0"),
     ],
 )
@@ -585,6 +590,23 @@ def test_what_is_no_group_is_refused_before_it_is_added(wrap, give, says):
     controller = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
     with Unchanged(controller, says):
         controller.add_param_group(give(controller.param_groups[0]["params"]))
+
+
+@pytest.mark.parametrize("wrap", [gyroscope.Layca, lambda o, m: gyroscope.Graft(o, torch.optim.Adam(m.parameters()))])
+@pytest.mark.parametrize("closure", [torch.tensor(0.5), 0.5, "loss"])
+def test_a_closure_that_cannot_be_called_is_refused(wrap, closure):
+    model = network()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    backward(model)
+    with Unchanged(optimizer, rf"closure must be a function .*got a {type(closure).__name__}\. Call step\(\) alone"):
+        optimizer.step(closure)
+
+
+@pytest.mark.parametrize("group", [-1, None, "0", 0.0, (1,)])
+def test_groups_are_asked_for_by_number(group):
+    model = network()
+    with pytest.raises(ControlError, match="`group` must be the number of a parameter group, from 0, got "):
+        gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=0.1), model).controls(group)
 
 
 @pytest.mark.parametrize("give", [gyroscope.Layca, lambda o, m: gyroscope.control.rates.record(m, o)])

@@ -201,7 +201,7 @@ def test_unusable_arguments_are_named():
         gyroscope.Graft(params, sgd)
     with pytest.raises(ControlError, match=r"direction is a str; accepted is a torch\.optim\.Optimizer"):
         gyroscope.Graft(sgd, "adam")
-    with pytest.raises(ControlError, match="granularity is 'layer'; accepted are 'tensor' and 'global'"):
+    with pytest.raises(ControlError, match="granularity is 'layer'; accepted are 'tensor', 'global'"):
         gyroscope.Graft(sgd, MAKERS["adam"](params, 0.1), granularity="layer")
     with pytest.raises(ControlError, match="are the same object; give each its own optimizer"):
         gyroscope.Graft(sgd, sgd)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from gyroscope.control.proposal import Proposal, Proposer
-from gyroscope.control.refusals import as_group
+from gyroscope.control.refusals import as_group, check_choice
 from gyroscope.control.roster import names_of
 from gyroscope.control.torch_contract import Wrapper, add_group, check_state, check_whole, load_uncast
 from gyroscope.errors import ControlError
@@ -56,8 +56,7 @@ class Graft(Wrapper):
         super().__init__(magnitude)
         if not isinstance(direction, Optimizer):
             raise ControlError(f"direction is a {type(direction).__name__}; accepted is a torch.optim.Optimizer.")
-        if granularity not in ("tensor", "global"):
-            raise ControlError(f"granularity is {granularity!r}; accepted are 'tensor' and 'global'.")
+        check_choice("granularity", granularity, ("tensor", "global"))
         for one in (magnitude, direction):
             if isinstance(one, LBFGS):
                 raise ControlError(

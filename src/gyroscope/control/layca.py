@@ -13,10 +13,19 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import LBFGS, Optimizer
 
-from gyroscope.accepted import real
+from gyroscope.accepted import real, whole
 from gyroscope.control.coefficients import Law
 from gyroscope.control.rates import checked_multipliers
-from gyroscope.control.refusals import as_group, check_choice, check_group, check_rate, check_weights_are_its, few
+from gyroscope.control.refusals import (
+    as_group,
+    check_choice,
+    check_closure,
+    check_flags,
+    check_group,
+    check_rate,
+    check_weights_are_its,
+    few,
+)
 from gyroscope.control.roster import Entry, Roster
 from gyroscope.control.saved import check_saved, radii_in
 from gyroscope.control.steering import Others, Steering, Work
@@ -96,6 +105,9 @@ class Layca(Wrapper):
         check_choice("nonfinite", nonfinite, ("skip", "raise"))
         check_choice("zero_norm", zero_norm, ("raise", "skip"))
         check_choice("scale", scale, ("relative", "unit"))
+        check_flags(project=project, reproject=reproject)
+        if reads_weights is not None:
+            check_flags(reads_weights=reads_weights)
         if growth is not None and (reproject or not real(growth) >= 0):
             raise ControlError(f"growth is {growth!r}; it needs reproject=False and a value from 0.")
         if others_lr is not None and not 0 <= real(others_lr) < math.inf:
@@ -150,6 +162,8 @@ class Layca(Wrapper):
 
     def controls(self, group: int) -> bool:
         """Whether a parameter group holds layers, so that its `lr` is ρ."""
+        if whole(group, 0) is None:
+            raise ControlError(f"`group` must be the number of a parameter group, from 0, got {group!r}. Try 0.")
         return group < len(self._roster.groups) and bool(self._roster.groups[group])
 
     def rates(self) -> dict[str, float]:
@@ -180,6 +194,7 @@ class Layca(Wrapper):
         Args:
             closure: evaluates the model again and returns the loss.
         """
+        check_closure(closure)
         return self._uncompiled(closure) if torch.compiler.is_compiling() else self._step(closure)
 
     @_disable_dynamo  # addresses are exchanged; unlike torch.compiler.disable, this loads the compiler when used

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -126,8 +127,24 @@ def check_weights_are_its(optimizer: Optimizer) -> None:
 
 def check_choice(name: str, given: str, accepted: Sequence[str]) -> None:
     """Refuse an option that is none of those there are."""
-    if given not in accepted:
+    if not isinstance(given, str) or given not in accepted:
         raise ControlError(f"{name} is {given!r}; accepted are {', '.join(map(repr, accepted))}.")
+
+
+def check_flags(**flags: Any) -> None:
+    """Refuse what is neither true nor false."""
+    for name, given in flags.items():
+        if not isinstance(given, int | np.bool_):
+            raise ControlError(f"`{name}` must be True or False, got {given!r:.80}.")
+
+
+def check_closure(given: Any) -> None:
+    """Refuse a closure that cannot be called."""
+    if given is not None and not callable(given):
+        raise ControlError(
+            f"The closure must be a function without arguments that returns the loss, got a {type(given).__name__}. "
+            "Call step() alone where the loss has been computed before."
+        )
 
 
 def few(names: Sequence[object], most: int = 5) -> str:

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks as _post_hooks
 from torch.optim.optimizer import _global_optimizer_pre_hooks as _pre_hooks
 
-from gyroscope.control.refusals import as_group
+from gyroscope.control.refusals import as_group, check_closure
 from gyroscope.errors import ControlError
 
 _HOOKS = (
@@ -172,6 +172,7 @@ class Wrapper(Optimizer):
         Args:
             closure: evaluates the model again and returns the loss.
         """
+        check_closure(closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
