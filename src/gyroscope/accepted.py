@@ -58,5 +58,34 @@ def real(value: Any) -> float:
         return math.nan
 
 
+def text(value: Any) -> str | None:
+    r"""What was given as text; None if it is none, or has half a letter in it, which no file can hold.
+
+    >>> text("conv1"), text(5), text("\ud83d")
+    ('conv1', None, None)
+    """
+    if not isinstance(value, str):
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return None
+    return value
+
+
+def listed(value: Any) -> list[Any]:
+    """What was given as a list: one thing, or several. Text is one thing.
+
+    >>> listed("rate"), listed(("rate", "rotation")), listed(5)
+    (['rate'], ['rate', 'rotation'], [5])
+    """
+    if isinstance(value, str | bytes):
+        return [value]
+    try:
+        return list(value)
+    except TypeError:  # also of an array without dimensions, which says that it can be iterated
+        return [value]
+
+
 def _is_truth(value: Any) -> bool:
     return isinstance(value, bool) or "bool" in str(getattr(value, "dtype", ""))

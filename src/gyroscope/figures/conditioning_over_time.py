@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
+from gyroscope.accepted import listed
 from gyroscope.errors import FigureError
 from gyroscope.figures.course import draw_course, said
 from gyroscope.figures.curves import curves
@@ -56,7 +57,7 @@ def conditioning_over_time(
     """
     run = as_run(run)
     given: Any = _held(run) if quantity is None else quantity
-    shown = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    shown = listed(given)
     if not shown:
         raise FigureError("quantity is empty; name at least one, or none for those that say the most")
     if not all(isinstance(name, str) for name in shown):

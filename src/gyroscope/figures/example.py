@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gyroscope.accepted import listed
 from gyroscope.accepted import seed as seed_of
 from gyroscope.errors import FigureError
 from gyroscope.figures.given import at_least_one
@@ -107,7 +108,7 @@ def example_run(
     }
     data |= _conditioning(time, depth, weight, noise)
     given = data if quantities is None else quantities
-    wanted = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    wanted = listed(given)
     if unknown := [name for name in wanted if not isinstance(name, str) or name not in data]:
         raise FigureError(f"an example has no {unknown[0]}; it has {', '.join(data)}")
     series = {name: data[name].astype(np.float32) for name in wanted}

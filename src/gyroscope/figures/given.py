@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.accepted import whole
+from gyroscope.accepted import listed, whole
 from gyroscope.errors import FigureError
 from gyroscope.store.record import QuantityInfo
 
@@ -143,7 +143,7 @@ def choose(names: Sequence[str], layers: Layers) -> list[int]:
     """
     if layers is None:
         return list(range(len(names)))
-    patterns = [layers] if isinstance(layers, str) else list(layers) if isinstance(layers, Iterable) else [layers]
+    patterns = listed(layers)
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise FigureError(f"layers={layers!r} was given; it takes glob patterns on the layers' names, such as 'conv*'")
     chosen = [i for i, name in enumerate(names) if any(name == p or fnmatchcase(name, p) for p in patterns)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from textwrap import fill
@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 
+from gyroscope.accepted import listed
 from gyroscope.errors import FigureError
 from gyroscope.figures.depth import DEPTH
 from gyroscope.figures.given import at_least_one
@@ -47,7 +48,7 @@ def rotation_panels(
     >>> [ax.get_title() for ax in figure.axes[:2]]
     ['slow', 'fast']
     """
-    panels = list(panels) if isinstance(panels, Iterable) else [panels]
+    panels = listed(panels)
     if not panels:
         raise FigureError("there are no panels to draw; give at least one")
     wrong = [one for one in panels if not isinstance(one, Panel)]

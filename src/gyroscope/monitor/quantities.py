@@ -12,6 +12,7 @@ from difflib import get_close_matches
 
 import numpy as np
 
+from gyroscope.accepted import listed
 from gyroscope.errors import MonitorError
 from gyroscope.monitor.products import COLUMNS, Array, Products, angle
 from gyroscope.store.record import QuantityInfo
@@ -103,9 +104,7 @@ def find(names: Iterable[str] | None = None) -> list[Quantity]:
     """
     if names is None:
         return [_registry[name] for name in DEFAULT]
-    if isinstance(names, str):
-        names = [names]
-    given: list[object] = list(names) if isinstance(names, Iterable) else [names]
+    given = listed(names)
     if not all(isinstance(name, str) for name in given):
         raise MonitorError(f"quantities is {names!r}; accepted is a list of names, such as ['rotation', 'rate'].")
     wanted = list(dict.fromkeys(map(str, given)))
