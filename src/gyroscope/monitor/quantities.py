@@ -89,7 +89,7 @@ def _home(function: Function) -> tuple[object, object]:
 
 def forget(name: str) -> None:
     """Take a quantity out of the registry again."""
-    if name not in _registry:
+    if not isinstance(name, str) or name not in _registry:
         raise MonitorError(_unknown(name))
     if name in DEFAULT:
         raise MonitorError(f"{name!r} is one of our own quantities, which stay; watch(quantities=...) chooses some.")
