@@ -58,6 +58,20 @@ def real(value: Any) -> float:
         return math.nan
 
 
+def flag(value: Any, name: str, error: type[Exception]) -> bool:
+    """What was given as true or false; else a subpackage's own error. Text is neither: "no" would count as true.
+
+    >>> flag(True, "units", ValueError), flag(0, "units", ValueError)
+    (True, False)
+    >>> flag("no", "units", ValueError)
+    Traceback (most recent call last):
+    ValueError: `units` must be True or False, got 'no'.
+    """
+    if not isinstance(value, int) and not (_is_truth(value) and not getattr(value, "shape", ())):
+        raise error(f"`{name}` must be True or False, got {value!r:.80}.")
+    return bool(value)
+
+
 def text(value: Any) -> str | None:
     r"""What was given as text; None if it is none, or has half a letter in it, which no file can hold.
 

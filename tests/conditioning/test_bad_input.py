@@ -341,3 +341,8 @@ def test_flags_are_true_or_false(name: str, given: Any) -> None:
 
 def test_a_number_is_no_choice_of_layers() -> None:
     refused("layers must be a list from gyroscope.layers(model)", layers=torch.tensor(1.0))
+
+
+def test_blocks_of_a_fisher_matrix_are_wanted_or_not() -> None:
+    with pytest.raises(ConditioningError, match="`blocks` must be True or False, got 'no'"):
+        gyroscope.conditioning.fisher.fisher(mlp(), F.cross_entropy, (X, Y), blocks="no")

@@ -168,14 +168,14 @@ NO_FLAG = np.ones((3, 2))
 @pytest.mark.parametrize(
     ("draw", "says"),
     [
-        (lambda run: figures.rotation_curves(run, legend=NO_FLAG), "legend must be True or False, got array"),
-        (lambda run: figures.curves(run, "rate", legend="no"), "legend must be True or False, got 'no'"),
-        (lambda run: figures.curves(run, "rate", relative=NO_FLAG), "relative must be True or False, got array"),
-        (lambda run: figures.neurons(run, legend=[]), "legend must be True or False"),
-        (lambda run: figures.effective_rates(run, predictions=NO_FLAG), "predictions must be True or False"),
-        (lambda run: figures.rates(run, predictions=0.5), "predictions must be True or False"),
-        (lambda run: figures.conditioning_over_time(run, log_steps=NO_FLAG), "log_steps must be True or False"),
-        (lambda run: figures.save(figures.norms(run), "nowhere.png", palette=NO_FLAG), "palette must be True or"),
+        (lambda run: figures.rotation_curves(run, legend=NO_FLAG), "`legend` must be True or False, got array"),
+        (lambda run: figures.curves(run, "rate", legend="no"), "`legend` must be True or False, got 'no'"),
+        (lambda run: figures.curves(run, "rate", relative=NO_FLAG), "`relative` must be True or False, got array"),
+        (lambda run: figures.neurons(run, legend=[]), "`legend` must be True or False"),
+        (lambda run: figures.effective_rates(run, predictions=NO_FLAG), "`predictions` must be True or False"),
+        (lambda run: figures.rates(run, predictions=0.5), "`predictions` must be True or False"),
+        (lambda run: figures.conditioning_over_time(run, log_steps=NO_FLAG), "`log_steps` must be True or False"),
+        (lambda run: figures.save(figures.norms(run), "nowhere.png", palette=NO_FLAG), "`palette` must be True or"),
         (lambda run: figures.neurons(run, NO_FLAG), "(?s)show=array.* is not known"),
         (lambda run: figures.norms(run, NO_FLAG), "(?s)which=array.* is not known"),
         (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from gyroscope import accepted
@@ -89,9 +88,8 @@ def condition(
         raise ConditioningError(
             f"labels is {labels!r}; accepted are 'true', 'sampled' or a function (output, generator) → targets."
         )
-    for name, flag in (("spectra", spectra), ("units", units)):
-        if not isinstance(flag, int | np.bool_):
-            raise ConditioningError(f"`{name}` must be True or False, got {flag!r:.80}.")
+    spectra = accepted.flag(spectra, "spectra", ConditioningError)
+    units = accepted.flag(units, "units", ConditioningError)
     seed = accepted.seed(seed, ConditioningError)
     groups = ranks.groups_given(model, group)
     spectrometer = None

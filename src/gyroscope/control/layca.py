@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import LBFGS, Optimizer
 
-from gyroscope.accepted import real, whole
+from gyroscope.accepted import flag, real, whole
 from gyroscope.control.coefficients import Law
 from gyroscope.control.rates import checked_multipliers
 from gyroscope.control.refusals import (
     as_group,
     check_choice,
     check_closure,
-    check_flags,
     check_group,
     check_rate,
     check_weights_are_its,
@@ -105,9 +104,8 @@ class Layca(Wrapper):
         check_choice("nonfinite", nonfinite, ("skip", "raise"))
         check_choice("zero_norm", zero_norm, ("raise", "skip"))
         check_choice("scale", scale, ("relative", "unit"))
-        check_flags(project=project, reproject=reproject)
-        if reads_weights is not None:
-            check_flags(reads_weights=reads_weights)
+        project, reproject = flag(project, "project", ControlError), flag(reproject, "reproject", ControlError)
+        reads_weights = None if reads_weights is None else flag(reads_weights, "reads_weights", ControlError)
         if growth is not None and (reproject or not real(growth) >= 0):
             raise ControlError(f"growth is {growth!r}; it needs reproject=False and a value from 0.")
         if others_lr is not None and not 0 <= real(others_lr) < math.inf:

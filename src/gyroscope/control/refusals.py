@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -129,13 +128,6 @@ def check_choice(name: str, given: str, accepted: Sequence[str]) -> None:
     """Refuse an option that is none of those there are."""
     if not isinstance(given, str) or given not in accepted:
         raise ControlError(f"{name} is {given!r}; accepted are {', '.join(map(repr, accepted))}.")
-
-
-def check_flags(**flags: Any) -> None:
-    """Refuse what is neither true nor false."""
-    for name, given in flags.items():
-        if not isinstance(given, int | np.bool_):
-            raise ControlError(f"`{name}` must be True or False, got {given!r:.80}.")
 
 
 def check_closure(given: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gyroscope import accepted
 from gyroscope.accepted import listed, whole
 from gyroscope.errors import FigureError
 from gyroscope.store.record import QuantityInfo
@@ -171,11 +172,7 @@ def flag(given: Any, what: str, default: bool = False) -> bool:
     >>> flag(True, "legend"), flag(None, "legend", default=True)
     (True, True)
     """
-    if given is None:
-        return default
-    if not isinstance(given, int | np.bool_):
-        raise FigureError(f"{what} must be True or False, got {given!r:.80}")
-    return bool(given)
+    return default if given is None else accepted.flag(given, what, FigureError)
 
 
 def at_least_one(given: Any, what: str) -> int:
