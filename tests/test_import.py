@@ -38,7 +38,8 @@ def core():
 def readers():
     """What reads runs, each beside those before it."""
     return loaded(
-        "gyroscope", "gyroscope.store", "gyroscope.cli.app", "gyroscope_lab.cli.data", "gyroscope.diagnose.standing_out",
+        "gyroscope", "gyroscope.store", "gyroscope.cli.app", "gyroscope_lab.cli.data",
+        "gyroscope.diagnose.standing_out",
         "gyroscope.monitor.request", "gyroscope.diagnose.explain", "gyroscope.diagnose.compare", "gyroscope.figures",
     )  # fmt: skip
 

@@ -261,3 +261,9 @@ def test_runs_that_have_not_ended_are_named(four, here):
     finally:
         running.close()
     assert "Not ended: going" in result.stdout
+
+
+def test_a_name_that_is_too_long_for_a_folder_is_said_to_be(four):
+    result = run("x" * 300)
+    assert result.exit_code == 1
+    assert "x" * 300 in result.output.replace("\n", "")

@@ -1,3 +1,5 @@
+import os
+import shutil
 import sys
 
 import pytest
@@ -133,6 +135,7 @@ def test_arguments_that_do_not_fit_exit_with_two_and_write_nothing(runs, here, a
     ("arguments", "says"),
     [
         (["nowhere"], "no run at"),
+        (["x" * 300], "x" * 300),
         (["seed0", "--figure", "rates", "--layers", "zz*"], "matches none of the 3 layers"),
         (["seed0", "--figure", "curves", "--quantity", "rotatoin"], "did you mean rotation?"),
         (["seed0", "--figure", "compare", "--accuracy", "top5"], "has no scalar 'top5'"),
@@ -169,3 +172,10 @@ def test_the_help_explains_every_figure():
     text = run("--help").stdout
     assert all(f"{figure.value}:" in text for figure in Name if figure is not Name.dashboard)
     assert "For example: gyroscope plot" in text
+
+
+@pytest.mark.parametrize("name", ["$\\frac{$", os.fsdecode(b"caf\xe9")])
+def test_the_name_of_a_folder_is_drawn_as_it_is(name, runs, here):
+    shutil.copytree(runs / "seed0", here / name)
+    result = run(here / name, "--figure", "rotation_curves", "--out", "curves.png")
+    assert result.exit_code == 0, result.output

@@ -331,3 +331,18 @@ def test_sparse_inputs_are_taken() -> None:
     found = gyroscope.condition(Sparse(), F.cross_entropy, ((graph.to_sparse(), x), Y)).entries
     expected = gyroscope.condition(dense, F.cross_entropy, (x, Y)).entries
     assert [one.lambda_f for one in found] == pytest.approx([one.lambda_f for one in expected], rel=1e-5)
+
+
+@pytest.mark.parametrize("given", ["no", np.ones((3, 2)), torch.ones(2)], ids=["text", "array", "tensor"])
+@pytest.mark.parametrize("name", ["spectra", "units"])
+def test_flags_are_true_or_false(name: str, given: Any) -> None:
+    refused(f"`{name}` must be True or False, got {given!r:.20}", **{name: given})
+
+
+def test_a_number_is_no_choice_of_layers() -> None:
+    refused("layers must be a list from gyroscope.layers(model)", layers=torch.tensor(1.0))
+
+
+def test_blocks_of_a_fisher_matrix_are_wanted_or_not() -> None:
+    with pytest.raises(ConditioningError, match="`blocks` must be True or False, got 'no'"):
+        gyroscope.conditioning.fisher.fisher(mlp(), F.cross_entropy, (X, Y), blocks="no")

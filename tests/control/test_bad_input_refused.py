@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 import gyroscope
 from gyroscope.control.rates import alpha_multipliers
-from gyroscope.control.refusals import check_group
+from gyroscope.control.refusals import as_group, check_group
 from gyroscope.errors import ControlError, GyroscopeError, LayerError
 
 
@@ -156,6 +156,9 @@ def test_an_optimizer_without_a_rate_is_refused():
         ({"multipliers": "12"}, r"multipliers is '12'; accepted is a sequence of numbers, one a layer"),
         ({"multipliers": ["a", "b"]}, r"multipliers is \['a', 'b'\]; accepted is a sequence of numbers"),
         ({"multipliers": {0: 0.5, 1: 1.0}}, r"multipliers is \{0: .*; accepted is a sequence of numbers"),
+        ({"multipliers": torch.tensor([1j, 1.0])}, "multipliers is .*; accepted is a sequence of numbers"),
+        ({"multipliers": torch.ones(2, device="meta")}, "multipliers is .*; accepted is a sequence of numbers"),
+        ({"multipliers": [1.0, 10**400]}, "multipliers is .*; accepted is a sequence of numbers"),
         ({"multipliers": [1.0]}, "1 multipliers were given for 2 layers; give one a layer"),
         ({"multipliers": [1.0] * 3}, "3 multipliers were given for 2 layers; give one a layer"),
         ({"multipliers": [1.0, -0.5]}, r"Multipliers must be finite and not negative; given \[1\.0, -0\.5\]"),
@@ -175,6 +178,10 @@ def test_an_optimizer_without_a_rate_is_refused():
         ({"others_lr": "1"}, "others_lr is '1'; accepted are finite numbers from 0"),
         ({"others_lr": 10**400}, "others_lr is 10+; accepted are finite numbers from 0"),
         ({"growth": "x", "reproject": False}, "growth is 'x'; .*a value from 0"),
+        ({"others": np.ones(2)}, "others is array.*; accepted are 'inner', 'frozen'"),
+        ({"project": "no"}, "`project` must be True or False, got 'no'"),
+        ({"reproject": np.ones(2)}, "`reproject` must be True or False, got array"),
+        ({"reads_weights": torch.ones(2)}, "`reads_weights` must be True or False, got tensor"),
         ({"alpha": torch.ones(2)}, r"alpha is tensor\(\[1\., 1\.\]\); accepted are values from -1"),
     ],
 )
@@ -191,12 +198,20 @@ def test_multipliers_of_an_impossible_alpha_are_refused(alpha):
         alpha_multipliers(alpha, 3)
 
 
+@pytest.mark.parametrize("n_layers", [None, 0, -3, 2.5, "3", True])
+def test_multipliers_of_an_impossible_number_of_layers_are_refused(n_layers):
+    with pytest.raises(ControlError, match=rf"`n_layers` must be a whole number >= 1, got {n_layers!r}\. Try len"):
+        alpha_multipliers(0.5, n_layers)
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
         (0.5, r"multipliers is 0\.5; accepted is a sequence of numbers, one a layer"),
         ([1.0], "1 multipliers were given for 2 layers"),
         ([1.0, -1.0], "finite and not negative"),
+        (torch.ones(2, device="meta"), "multipliers is .*; accepted is a sequence of numbers"),
+        (torch.tensor([1j, 1.0]), "multipliers is .*; accepted is a sequence of numbers"),
         (torch.ones(3), r"multipliers has shape \(3,\); this optimizer controls 2 layers"),
     ],
 )
@@ -430,6 +445,7 @@ def test_lbfgs_in_half_precision_is_refused_at_the_step():
             r"lr is tensor\(\[1\., 1\.\]\); accepted are finite values from 0, or a tensor that holds",
         ),
         ({"weight_decay": -1.0}, r"weight_decay is -1\.0; accepted are finite values from 0"),
+        ({"maximize": "no"}, "`maximize` must be True or False, got 'no'"),
         ({"weight_decay": math.nan}, "weight_decay is nan; accepted are finite values from 0"),
     ],
 )
@@ -495,7 +511,7 @@ def test_a_group_with_a_matrix_that_is_no_layer_is_refused_before_it_is_added(dt
     message = f"of the group is {dtype}; accepted are float32, .*Leave it out"
     for params in ([torch.ones(2, 2), p], p, iter([p]), [("w", p)]):
         with pytest.raises(ControlError, match=message):
-            check_group(params, 0.1)
+            check_group(as_group({"params": params})["params"], 0.1)
     with pytest.raises(ControlError, match="Parameter w of the group"):
         check_group([("w", p)], 0.1)
     with pytest.raises(ControlError, match="Parameter 1 of the group"):
@@ -510,10 +526,9 @@ def test_a_group_with_a_rate_that_is_no_angle_is_refused_before_it_is_added(lr):
 
 def test_a_group_that_can_be_added_is_returned_as_a_list():
     p, count = nn.Parameter(torch.ones(2, 2)), torch.zeros(3, dtype=torch.int64)
-    assert [id(q) for q in check_group(iter([p, count]), torch.tensor(0.1))] == [id(p), id(count)]
-    assert check_group(p, 0) == [p]
-    with pytest.raises(ControlError, match="a set, which has no order; give a list"):
-        check_group({p}, 0.1)
+    assert [id(q) for q in as_group({"params": iter([p, count])})["params"]] == [id(p), id(count)]
+    assert as_group({"params": p})["params"] == [p]
+    check_group([p, count], torch.tensor(0.1))
 
 
 @pytest.mark.parametrize("cls", [torch.optim.SGD, torch.optim.Adam, gyroscope.SGD_AMom])
@@ -580,6 +595,64 @@ def test_a_group_that_would_be_refused_at_construction_is_refused_when_it_is_add
     with pytest.raises(ControlError, match=says):
         optimizer.add_param_group(group)
     assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize(
+    ("give", "says"),
+    [
+        (lambda own: None, "must be a dict with 'params', got None"),
+        (lambda own: {}, r"must be a dict with 'params', got a dict with the keys \[\]"),
+        (lambda own: {"lr": 0.1}, r"got a dict with the keys \['lr'\]"),
+        (lambda own: {"params": 5}, "'params' must be a tensor or a list of tensors, got 5"),
+        (lambda own: {"params": "weight"}, "'params' must be a tensor or a list of tensors, got 'weight'"),
+        (lambda own: {"params": {nn.Parameter(torch.ones(2))}}, "a set, which has no order; give a list"),
+        (lambda own: {"params": [5]}, "was refused by the .*nothing was changed"),
+        (lambda own: {"params": own}, "was refused by the .*nothing was changed"),
+    ],
+)
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda inner, model: gyroscope.Layca(inner, model),
+        lambda inner, model: gyroscope.Graft(inner, torch.optim.Adam(model.parameters())),
+        lambda inner, model: gyroscope.theory.KFAC(inner, model, labels="true"),
+    ],
+    ids=["Layca", "Graft", "KFAC"],
+)
+def test_what_is_no_group_is_refused_before_it_is_added(wrap, give, says):
+    model = network()
+    controller = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with Unchanged(controller, says):
+        controller.add_param_group(give(controller.param_groups[0]["params"]))
+
+
+@pytest.mark.parametrize("wrap", [gyroscope.Layca, lambda o, m: gyroscope.Graft(o, torch.optim.Adam(m.parameters()))])
+@pytest.mark.parametrize("closure", [torch.tensor(0.5), 0.5, "loss"])
+def test_a_closure_that_cannot_be_called_is_refused(wrap, closure):
+    model = network()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    backward(model)
+    with Unchanged(optimizer, rf"closure must be a function .*got a {type(closure).__name__}\. Call step\(\) alone"):
+        optimizer.step(closure)
+
+
+@pytest.mark.parametrize("group", [-1, None, "0", 0.0, (1,)])
+def test_groups_are_asked_for_by_number(group):
+    model = network()
+    with pytest.raises(ControlError, match="`group` must be the number of a parameter group, from 0, got "):
+        gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=0.1), model).controls(group)
+
+
+@pytest.mark.parametrize("give", [gyroscope.Layca, lambda o, m: gyroscope.control.rates.record(m, o)])
+def test_a_model_without_values_is_refused(give):
+    model = network().to("meta")
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ControlError, match=r"Layer 0\.weight is on the meta device and has no values.*to_empty"):
+        give(inner, model)
+    assert len(inner.param_groups) == 1
+    optimizer = gyroscope.Layca(torch.optim.SGD(network().parameters(), lr=0.1))
+    with pytest.raises(ControlError, match="Parameter 0 of the group is on the meta device"):
+        optimizer.add_param_group({"params": model.parameters()})
 
 
 class PassesOn(Optimizer):

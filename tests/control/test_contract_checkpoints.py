@@ -180,6 +180,13 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "groups of another type": lambda s: s.update(param_groups=None),
     "a group of another type": lambda s: s["param_groups"].__setitem__(0, 1),
     "an inner state without its count of steps": lambda s: [one.pop("step", None) for one in s["state"].values()],
+    "an entry without its count of steps": lambda s: s["state"][1].pop("step"),
+    "an entry without its first moment": lambda s: s["state"][0].pop("exp_avg"),
+    "a first moment of None": lambda s: s["state"][0].update(exp_avg=None),
+    "a first moment that is no tensor": lambda s: s["state"][0].update(exp_avg=0.5),
+    "a first moment without values": lambda s: s["state"][0].update(exp_avg=s["state"][0]["exp_avg"].to("meta")),
+    "a radius without a value": _radius(torch.ones((), device="meta")),
+    "a group without its betas": lambda s: s["param_groups"][0].pop("betas"),
     "a group without parameters": lambda s: s["param_groups"][0].pop("params"),
 }
 
@@ -193,6 +200,19 @@ def test_a_damaged_state_is_refused_and_nothing_changes(damage: str) -> None:
     own, state = snapshot(optimizer), snapshot(source)
     DAMAGES[damage](state)
     with pytest.raises(ControlError):
+        optimizer.load_state_dict(state)
+    assert_same_state(snapshot(optimizer), own)
+
+
+@pytest.mark.parametrize("lost", ["betas", "eps"])
+def test_a_state_of_two_optimizers_of_which_one_is_damaged_is_loaded_into_neither(lost: str) -> None:
+    model, other = mlp(), mlp(seed=1)
+    optimizer, source = (Graft(momentum(m.parameters()), adam(m.parameters())) for m in (model, other))
+    train(model, optimizer, range(2))
+    train(other, source, range(3))
+    own, state = snapshot(optimizer), snapshot(source)
+    del state["direction"]["param_groups"][0][lost]
+    with pytest.raises(ControlError, match=f"its groups lack '{lost}'.*nothing was changed"):
         optimizer.load_state_dict(state)
     assert_same_state(snapshot(optimizer), own)
 

@@ -201,7 +201,7 @@ def test_unusable_arguments_are_named():
         gyroscope.Graft(params, sgd)
     with pytest.raises(ControlError, match=r"direction is a str; accepted is a torch\.optim\.Optimizer"):
         gyroscope.Graft(sgd, "adam")
-    with pytest.raises(ControlError, match="granularity is 'layer'; accepted are 'tensor' and 'global'"):
+    with pytest.raises(ControlError, match="granularity is 'layer'; accepted are 'tensor', 'global'"):
         gyroscope.Graft(sgd, MAKERS["adam"](params, 0.1), granularity="layer")
     with pytest.raises(ControlError, match="are the same object; give each its own optimizer"):
         gyroscope.Graft(sgd, sgd)
@@ -327,7 +327,7 @@ def test_a_group_that_one_of_the_two_refuses_is_added_to_neither():
     optimizer = gyroscope.Graft(magnitude, direction)
     new = nn.Parameter(torch.ones(2, 2))
     direction.add_param_group({"params": [new]})
-    with pytest.raises(ValueError, match="more than one parameter group"):
+    with pytest.raises(ControlError, match=r"refused by the Adam .*; nothing was changed"):
         optimizer.add_param_group({"params": [new]})
     assert [len(one.param_groups) for one in (magnitude, direction)] == [1, 2]
     give_gradients(params, 0)

@@ -329,8 +329,6 @@ def test_what_is_no_optimizer_is_refused(use):
     ("recorded", "message"),
     [
         ({"weight": [0.1]}, "The record is a dict; accepted is a Rates"),
-        (Rates(("weight",), [[0.1]]), r"tangents are a list for 1 layers; accepted is a tensor of shape \[steps"),
-        (Rates(("weight",), torch.ones(3)), r"tensor of shape \(3,\) for 1 layers"),
         (Rates(("weight",), -torch.ones(3, 1)), "negative rates"),
     ],
 )
@@ -340,6 +338,25 @@ def test_what_is_no_record_is_refused_and_no_hook_is_left(recorded, message):
     with pytest.raises(ControlError, match=message):
         replay(optimizer, recorded)
     assert not optimizer._optimizer_step_pre_hooks
+
+
+@pytest.mark.parametrize(
+    ("layers", "tangents", "message"),
+    [
+        (("weight",), [[0.1]], r"`tangents` must be a tensor of real numbers of shape \[steps, 1\], .*got a list"),
+        (("weight",), None, "got a NoneType"),
+        (("weight",), torch.ones(3), r"got a tensor of shape \(3,\), torch\.float32 on cpu"),
+        (("weight",), torch.ones(3, 2), r"got a tensor of shape \(3, 2\)"),
+        (("weight",), torch.ones(3, 1, dtype=torch.complex64), "got a tensor of .*complex64"),
+        (("weight",), torch.ones(3, 1, device="meta"), "got a tensor of .*on meta"),
+        (("weight",), torch.ones(3, 1).to_sparse(), "got a tensor of .*sparse"),
+        (5, torch.ones(3, 1), "`layers` must be a tuple of names, got 5"),
+        ((5,), torch.ones(3, 1), r"`layers` must be a tuple of names, got \(5,\)"),
+    ],
+)
+def test_rates_are_made_of_names_and_numbers_alone(layers, tangents, message):
+    with pytest.raises(ControlError, match=message):
+        Rates(layers, tangents)
 
 
 def test_a_replay_by_what_controls_nothing_is_refused():
@@ -363,6 +380,21 @@ def test_rates_that_cannot_be_written_are_kept_and_the_file_named(tmp_path):
     with pytest.raises(ControlError, match=r"could not be written to .*folder"):
         rates.save(tmp_path / "folder")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize("path", [None, 5, b"rates.pt"])
+def test_rates_are_saved_to_paths_and_files_alone(path):
+    with pytest.raises(ControlError, match=r"`path` must be a path or an open file, got .*Try 'rates\.pt'"):
+        Rates(("weight",), torch.ones(1, 1)).save(path)
+
+
+def test_rates_cannot_be_saved_under_impossible_names_and_to_closed_files(tmp_path):
+    closed = io.BytesIO()
+    closed.close()
+    for path in (tmp_path / "a\0b", tmp_path / "\ud83d", tmp_path / ("x" * 300), closed, io.StringIO()):
+        with pytest.raises(ControlError, match="could not be written to"):
+            Rates(("weight",), torch.ones(1, 1)).save(path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_save_that_fails_leaves_the_file_there_was(tmp_path, monkeypatch):

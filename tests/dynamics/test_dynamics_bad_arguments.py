@@ -177,6 +177,10 @@ def test_groups_are_positions_however_they_are_written():
 REFUSED = {
     "no loss": (lambda: gyroscope.invariance(net(), None, (X, Y)), "The loss is a NoneType"),
     "layers": (lambda: gyroscope.invariance(net(), F.cross_entropy, (X, Y), layers=5), "layers must be a list"),
+    "a tensor for layers": (
+        lambda: gyroscope.invariance(net(), F.cross_entropy, (X, Y), layers=torch.tensor(1.0)),
+        "layers must be a list",
+    ),
     "no inputs": (lambda: theory.properties(net(), None), "The inputs are a NoneType"),
     "no optimizer": (lambda: control.keep_norms(None, net()), "The optimizer is a NoneType"),
     "no layers": (lambda: control.renormalize_(5), "no list from gyroscope.layers"),
@@ -217,7 +221,7 @@ def test_what_cannot_be_treated_is_refused_in_words(call, says):
 
 def test_an_explanation_of_no_layers_or_with_no_invariance_is_refused_in_words(tmp_path):
     with write_example(tmp_path / "run") as run:
-        for layers in (5, ["conv1*", 5]):
+        for layers in (5, ["conv1*", 5], torch.tensor(1.0)):
             with pytest.raises(DynamicsError, match="accepted are glob patterns on the names of layers"):
                 gyroscope.explain(run, layers=layers)
         with pytest.raises(DynamicsError, match="invariance is a int; accepted is what"):

@@ -153,3 +153,44 @@ def test_a_file_that_cannot_be_written_is_an_error_of_our_own(tmp_path):
 def test_steps_may_be_an_array():
     ax = figures.moment_percentiles(RUN, steps=np.array([1, 10]))
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["step 1", "step 10"]
+
+
+@pytest.mark.parametrize("draw", ONE_RUN, ids=lambda draw: draw.__name__)
+@pytest.mark.parametrize("ax", [5, "ax", []])
+def test_what_are_no_axes_is_refused(draw, ax):
+    with pytest.raises(FigureError, match="ax must be matplotlib axes, got "):
+        draw(example_run(steps=21), ax=ax)
+
+
+NO_FLAG = np.ones((3, 2))
+
+
+@pytest.mark.parametrize(
+    ("draw", "says"),
+    [
+        (lambda run: figures.rotation_curves(run, legend=NO_FLAG), "`legend` must be True or False, got array"),
+        (lambda run: figures.curves(run, "rate", legend="no"), "`legend` must be True or False, got 'no'"),
+        (lambda run: figures.curves(run, "rate", relative=NO_FLAG), "`relative` must be True or False, got array"),
+        (lambda run: figures.neurons(run, legend=[]), "`legend` must be True or False"),
+        (lambda run: figures.effective_rates(run, predictions=NO_FLAG), "`predictions` must be True or False"),
+        (lambda run: figures.rates(run, predictions=0.5), "`predictions` must be True or False"),
+        (lambda run: figures.conditioning_over_time(run, log_steps=NO_FLAG), "`log_steps` must be True or False"),
+        (lambda run: figures.save(figures.norms(run), "nowhere.png", palette=NO_FLAG), "`palette` must be True or"),
+        (lambda run: figures.neurons(run, NO_FLAG), "(?s)show=array.* is not known"),
+        (lambda run: figures.norms(run, NO_FLAG), "(?s)which=array.* is not known"),
+        (
+            lambda run: figures.conditioning_over_time(run, quantity=5),
+            "quantity must be a name .*got 5",
+        ),
+        (lambda run: figures.conditioning_over_time(run, quantity=[5]), r"quantity must be a name .*got \[5\]"),
+        (lambda run: figures.rotation_curves([[10**400]]), "curves is no array of numbers"),
+        (lambda run: figures.rotation_curves(run, [np.nan] * len(run.steps)), "x holds values that are not finite"),
+        (lambda run: figures.example_run(seed=-(2**70)), "seed is -1180591620717411303424; accepted is"),
+        (lambda run: figures.example_run(seed=np.nan), "seed is nan; accepted is a whole number"),
+        (lambda run: figures.example_run(quantities=5), "an example has no 5; it has rotation"),
+        (lambda run: figures.example_run(quantities=[[]]), r"an example has no \[\]; it has rotation"),
+    ],
+)
+def test_what_a_figure_cannot_take_is_refused_in_words(draw, says):
+    with pytest.raises(FigureError, match=says):
+        draw(example_run(steps=21))

@@ -53,6 +53,12 @@ def test_half_a_formula_in_a_title_is_said_in_words(run, tmp_path):
         figures.save(figures.rotation_curves(run, title=HALF), tmp_path / "figure.png")
 
 
+def test_half_a_letter_is_refused_in_a_title_and_spelled_out_in_a_name(run, tmp_path):
+    with pytest.raises(FigureError, match="cannot be drawn"):
+        figures.save(figures.rotation_curves(run, title="\ud83d"), tmp_path / "figure.png")
+    assert short_names(["caf\udce9.weight"]) == ["caf\\udce9"]
+
+
 def test_names_that_are_none_are_refused(run):
     with pytest.raises(FigureError, match="names must be a list"):
         figures.scalars(run, 5)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from gyroscope.errors import FigureError
 from gyroscope.figures import Panel, rotation_panels, save
 
 
@@ -54,6 +55,16 @@ def test_the_colour_bar_explains_depth():
 def test_no_panels_are_refused():
     with pytest.raises(ValueError, match="there are no panels to draw"):
         rotation_panels([])
+
+
+@pytest.mark.parametrize("given", [[5], 5, [[[0.0], [0.1]]], "ab"])
+def test_what_are_no_panels_is_refused(given):
+    with pytest.raises(FigureError, match="panels must be a list of Panel, got "):
+        rotation_panels(given)
+
+
+def test_a_title_is_written_as_text():
+    assert rotation_panels(panels(2), title=5).get_suptitle() == "5"
 
 
 def test_save_writes_each_format_where_it_says(tmp_path):

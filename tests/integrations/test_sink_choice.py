@@ -176,6 +176,13 @@ def test_a_distance_that_is_no_number_of_steps_is_refused(every):
         Kept(every=every)
 
 
+@pytest.mark.parametrize("name", ["quantities", "layers"])
+@pytest.mark.parametrize("given", [5, [5], object()], ids=["number", "list of numbers", "object"])
+def test_what_are_no_names_is_refused(name, given):
+    with pytest.raises(MonitorError, match=f"`{name}` must be a list of names, got "):
+        Kept(**{name: given})
+
+
 def test_one_quantity_as_a_string_is_refused():
     with pytest.raises(MonitorError, match=r"\['rotation'\]"):
         Kept(quantities="rotation")

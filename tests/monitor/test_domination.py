@@ -466,3 +466,14 @@ def test_branches_behind_a_gain_that_starts_at_zero_are_not_dominated(tmp_path):
         assert (ratio[:, 1:-1] < 0.03 * ratio[:, [-1]]).all()  # what would be called dominated otherwise
         assert dominated(run) == []
         assert [event.text for event in run.events if event.kind == "finding"] == []
+
+
+def test_a_layer_whose_gradient_vanishes_is_not_said_to_need_a_smaller_weight(tmp_path):
+    torch.manual_seed(0)
+    parts = [part for _ in range(9) for part in (nn.Linear(16, 16), nn.Sigmoid())]
+    run = train(nn.Sequential(*parts, nn.Linear(16, 10)).double(), tmp_path / "run")
+    found = dominated(run)
+    assert found
+    for one in found:
+        assert "smaller weight" not in str(one)
+        assert "its weight is too large, or its gradient vanishes" in str(one)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -118,6 +120,12 @@ def test_a_quantity_is_registered_recorded_read_back_and_forgotten(tmp_path):
     assert "radial_share" not in known()
     with pytest.raises(MonitorError, match="no quantity 'radial_share'"):
         forget("radial_share")
+
+
+@pytest.mark.parametrize("name", [[], 5, None])
+def test_what_is_no_name_cannot_be_forgotten(name):
+    with pytest.raises(MonitorError, match=f"There is no quantity {re.escape(repr(name))}"):
+        forget(name)
 
 
 def test_our_own_quantities_are_not_forgotten(tmp_path):

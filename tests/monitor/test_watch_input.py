@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ def untouched(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
     return not (hooked or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
+WEIGHTS = {name: w for name, w in mlp().state_dict().items() if name.endswith("weight")}
 BAD = [
     ({"every": 0}, "every is 0; accepted is a whole number from 1"),
     ({"every": -3}, "every is -3"),
@@ -36,6 +38,7 @@ BAD = [
     ({"budget": math.nan}, "budget is nan"),
     ({"budget": math.inf}, "budget is inf"),
     ({"budget": "1%"}, "budget is '1%'"),
+    ({"budget": 10**400}, "budget is 1000"),
     ({"budget": True}, "budget is True"),
     ({"detail_every": 0}, "detail_every is 0"),
     ({"detail_every": None}, "detail_every is None"),
@@ -61,6 +64,19 @@ BAD = [
     ({"reference": "no/such/file.pt"}, "There is no file"),
     ({"reference": {f"{i}.weight": torch.zeros(2, 2) for i in (0, 2, 4)}}, "of shape (2, 2); the model's is (40, 6)"),
     ({"reference_dtype": "float8"}, "reference_dtype is 'float8'; accepted are 'auto', 'float32', 'bfloat16'"),
+    (
+        {"reference": {**WEIGHTS, "2.weight": WEIGHTS["2.weight"].to("meta")}},
+        "'2.weight' as a tensor that is on the meta",
+    ),
+    (
+        {"reference": {**WEIGHTS, "2.weight": WEIGHTS["2.weight"].to_sparse()}},
+        "that is torch.float32, torch.sparse_coo",
+    ),
+    ({"reference": {**WEIGHTS, "0.weight": WEIGHTS["0.weight"] * 1j}}, "that is torch.complex64"),
+    ({"reference": {**WEIGHTS, "0.weight": WEIGHTS["0.weight"].char()}}, "that is torch.int8"),
+    ({"reference": {**WEIGHTS, "0.weight": WEIGHTS["0.weight"].to(torch.float8_e4m3fn)}}, "that is torch.float8"),
+    ({"reference": "x" * 300}, "There is no file"),
+    ({"reference_dtype": np.ones(2)}, "reference_dtype is array"),
     ({"reference_dtype": torch.float32}, "reference_dtype is torch.float32"),
     ({"reference_device": "cuda:0"}, "reference_device is 'cuda:0'; accepted are 'auto', 'device', 'cpu'"),
     ({"loss": 0.3}, "loss is a float; accepted is a loss module"),
@@ -71,6 +87,11 @@ BAD = [
     ({"meta": {"a": {1, 2}}}, "meta cannot be kept"),
     ({"meta": [1, 2]}, "meta cannot be kept"),
     ({"meta": 3}, "meta cannot be kept"),
+    ({"meta": torch.ones(2)}, "meta cannot be kept"),
+    ({"meta": {"\ud83d": 1}}, "meta cannot be kept: the key '\\ud83d' has half a letter in it"),
+    ({"layers": torch.tensor(1.0)}, "gyroscope.layers(model)"),
+    ({"quantities": torch.tensor(1.0)}, "quantities is"),
+    ({"sinks": torch.tensor(1.0)}, "sinks holds"),
 ]
 
 
@@ -142,6 +163,26 @@ def test_layers_without_values_or_of_whole_numbers_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_layer_whose_name_no_file_can_hold_is_refused(tmp_path):
+    model = nn.Sequential()
+    model.add_module("\ud83d", nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(MonitorError, match=r"must be text that a file can hold, got '\\ud83d\.weight'\. Rename"):
+        gyroscope.watch(model, optimizer, tmp_path / "run")
+    assert untouched(model, optimizer)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["\ud83d", "a\0b", "x" * 300])
+def test_a_folder_that_no_disk_can_name_is_refused(tmp_path, name):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises((MonitorError, StoreError)):
+        gyroscope.watch(model, optimizer, tmp_path / name)
+    assert untouched(model, optimizer)
+    assert not list(tmp_path.iterdir())
+
+
 def test_layers_that_are_listed_twice_are_refused(tmp_path):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -185,13 +226,37 @@ def test_log_refuses_what_is_no_number_and_goes_on(tmp_path, value):
         assert run.steps.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("name", ["", 3, None])
+@pytest.mark.parametrize("name", ["", 3, None, "\ud83d"])
 def test_log_refuses_names_that_are_no_words(tmp_path, name):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     monitor = gyroscope.watch(model, optimizer, tmp_path / "run")
     with monitor, pytest.raises(MonitorError, match="accepted are words"):
         monitor.log({name: 1.0})
+
+
+def test_a_note_that_is_no_text_is_spelled_out(tmp_path):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = gyroscope.watch(model, optimizer, tmp_path / "run")
+    monitor.note("saved caf\udce9.pt")
+    monitor.flush()
+    with suppress(OSError), monitor:
+        raise OSError("caf\udce9.pt is full")
+    assert monitor.error is None
+    with gyroscope.load(monitor.path) as run:
+        said = [event.text for event in run.events]
+    assert "saved caf\\udce9.pt" in said
+    assert any("caf\\udce9.pt is full" in text for text in said)
+
+
+@pytest.mark.parametrize("timeout", ["x", -1, math.nan, math.inf, 10**400, 1j, [5], np.ones(2), torch.ones(2)], ids=str)
+def test_flush_refuses_what_is_no_time(tmp_path, timeout):
+    model = mlp()
+    with gyroscope.watch(model, torch.optim.SGD(model.parameters(), 0.1), tmp_path / "run") as monitor:
+        with pytest.raises(MonitorError, match=r"timeout is .*; accepted is a number of seconds from 0, or None"):
+            monitor.flush(timeout)
+        monitor.flush(np.float32(30))
 
 
 def test_log_takes_numbers_of_every_kind(tmp_path):
@@ -255,10 +320,16 @@ def test_a_state_that_is_none_is_refused(tmp_path, state):
         {"shapes": 5},
         {"shapes": [5, 5, 5]},
         {"shapes": []},
+        {"shapes": [np.ones((3, 2))] * 3},
+        {"layers": [np.ones((3, 2))] * 3},
+        {"version": np.ones(2)},
+        {"version": 2},
         {"reference": 5},
         {"squares": 5},
         {"squares": {name: [1.0] for name in ("0.weight", "2.weight", "4.weight")}},
         {"reference": dict.fromkeys(("0.weight", "2.weight", "4.weight"), torch.ones(3, device="meta"))},
+        {"reference": {name: w.to("meta") for name, w in WEIGHTS.items()}},
+        {"reference": {name: w.to_sparse() for name, w in WEIGHTS.items()}},
     ],
 )
 def test_a_damaged_state_is_refused_and_the_reference_stays(tmp_path, damage):

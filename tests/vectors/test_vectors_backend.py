@@ -68,6 +68,12 @@ def test_triton_where_it_cannot_run_is_refused(kernels: ModuleType, monkeypatch:
         backend("cuda")
 
 
+@pytest.mark.parametrize("device", [None, "gpu", [], 1.5])
+def test_what_is_no_device_is_refused(device: object) -> None:
+    with pytest.raises(VectorError, match=r"`device` must be a device that torch knows, got .*Try 'cpu'"):
+        backend(device)
+
+
 @pytest.mark.parametrize("name", ["Triton", "cuda", "sharded", " eager"])
 def test_an_unknown_backend_is_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GYROSCOPE_BACKEND", name)

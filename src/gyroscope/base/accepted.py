@@ -58,5 +58,48 @@ def real(value: Any) -> float:
         return math.nan
 
 
+def flag(value: Any, name: str, error: type[Exception]) -> bool:
+    """What was given as true or false; else a subpackage's own error. Text is neither: "no" would count as true.
+
+    >>> flag(True, "units", ValueError), flag(0, "units", ValueError)
+    (True, False)
+    >>> flag("no", "units", ValueError)
+    Traceback (most recent call last):
+    ValueError: `units` must be True or False, got 'no'.
+    """
+    if not isinstance(value, int) and not (_is_truth(value) and not getattr(value, "shape", ())):
+        raise error(f"`{name}` must be True or False, got {value!r:.80}.")
+    return bool(value)
+
+
+def text(value: Any) -> str | None:
+    r"""What was given as text; None if it is none, or has half a letter in it, which no file can hold.
+
+    >>> text("conv1"), text(5), text("\ud83d")
+    ('conv1', None, None)
+    """
+    if not isinstance(value, str):
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return None
+    return value
+
+
+def listed(value: Any) -> list[Any]:
+    """What was given as a list: one thing, or several. Text is one thing.
+
+    >>> listed("rate"), listed(("rate", "rotation")), listed(5)
+    (['rate'], ['rate', 'rotation'], [5])
+    """
+    if isinstance(value, str | bytes):
+        return [value]
+    try:
+        return list(value)
+    except TypeError:  # also of an array without dimensions, which says that it can be iterated
+        return [value]
+
+
 def _is_truth(value: Any) -> bool:
     return isinstance(value, bool) or "bool" in str(getattr(value, "dtype", ""))

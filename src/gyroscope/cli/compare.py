@@ -15,7 +15,7 @@ from rich.table import Table
 from gyroscope.cli import completion
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
 from gyroscope.cli.printed import echo, text
-from gyroscope.cli.target import Target, out_option
+from gyroscope.cli.target import Target, is_run, out_option
 from gyroscope.errors import GyroscopeError, StoreError
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _find(listed: list[Given], problems: list[StoreError], stack: ExitStack) -> 
     for one in listed:
         path, told = one.path, len(problems)
         try:
-            inside = [store.load(path)] if _is_run(path) else store.runs(path, broken=problems)
+            inside = [store.load(path)] if is_run(path) else store.runs(path, broken=problems)
             if not inside and len(problems) == told:
                 problems.append(StoreError(f"there are no runs in {path}; gyroscope runs {path.parent} looks further"))
             for run in inside:
@@ -153,16 +153,11 @@ def _find(listed: list[Given], problems: list[StoreError], stack: ExitStack) -> 
                 found.setdefault(run.path, run)
                 if one.label is not None:
                     within = os.path.relpath(run.path, path.absolute())
-                    labels[run.path] = one.label if _is_run(path) else f"{one.label}/{within}"
+                    labels[run.path] = one.label if is_run(path) else f"{one.label}/{within}"
         except StoreError as error:
             problems.append(error)
     runs = list(found.values())
     return runs, [labels.get(run.path, name) for run, name in zip(runs, distinct_names(runs), strict=True)]
-
-
-def _is_run(path: Path) -> bool:
-    # What is neither is left to `load`, which says what is wrong with it.
-    return not path.is_dir() or (path / "run.sqlite").exists()
 
 
 def _print(runs: list[Run], labels: list[str]) -> None:

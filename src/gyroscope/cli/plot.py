@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 from gyroscope.cli import completion
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
 from gyroscope.cli.printed import echo
-from gyroscope.cli.target import Target, out_option
+from gyroscope.cli.target import Target, is_run, out_option
 from gyroscope.errors import GyroscopeError
 
 if TYPE_CHECKING:
@@ -135,9 +136,7 @@ def plot(
 
 def _default(run: Path, figure: Name) -> str:
     name = run.absolute()
-    return (
-        figure.value if figure is Name.compare else f"{(name.parent if name.is_file() else name).name}_{figure.value}"
-    )
+    return figure.value if figure is Name.compare else f"{(name.parent if isfile(name) else name).name}_{figure.value}"
 
 
 def _file(out: Target | None, format: Format | None, *, default: str) -> Path:
@@ -158,19 +157,15 @@ def _draw(
     paths: list[Path], figure: Name, layers: list[str] | None, quantity: str | None, accuracy: str
 ) -> Figure | Axes:
     from gyroscope import figures, store
+    from gyroscope.figures.names import literal
 
     draw: Any = getattr(figures, figure.value)
     some = {} if figure in _WITHOUT_LAYERS else {"layers": layers}
     if figure is Name.compare:
-        found = [run for path in paths for run in ([store.load(path)] if _is_run(path) else store.runs(path))]
+        found = [run for path in paths for run in ([store.load(path)] if is_run(path) else store.runs(path))]
         return draw(found, accuracy=accuracy, **some)  # type: ignore[no-any-return]
     if figure in _OF_ANY_QUANTITY and (quantity or figure is not Name.conditioning_over_time):
         some["quantity"] = quantity or "rotation"  # type: ignore[assignment]
     with store.load(paths[0]) as run:
-        title = {} if figure is Name.dashboard else {"title": run.name}
+        title = {} if figure is Name.dashboard else {"title": literal(run.name)}
         return draw(run, **title, **some)  # type: ignore[no-any-return]
-
-
-def _is_run(path: Path) -> bool:
-    # What is neither is left to `load`, which says what is wrong with it.
-    return not path.is_dir() or (path / "run.sqlite").exists()

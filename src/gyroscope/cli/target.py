@@ -61,6 +61,17 @@ def target(given: str) -> Target:
     return Target(Path(given), os.path.isdir(given) or given.endswith(("/", os.sep)))
 
 
+def is_run(path: Path) -> bool:
+    """Whether to load this path as a run; else it is a folder that may have runs in it.
+
+    What is neither is left to `load`, which says what is wrong with it.
+
+    >>> is_run(Path("nowhere")), is_run(Path("x" * 300)), is_run(Path.cwd())
+    (True, True, False)
+    """
+    return not os.path.isdir(path) or os.path.exists(path / "run.sqlite")  # a name that is too long is neither
+
+
 def out_option(what: str, default: str) -> Any:
     """The option --out of a command, for a `Target`.
 

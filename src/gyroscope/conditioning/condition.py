@@ -88,6 +88,8 @@ def condition(
         raise ConditioningError(
             f"labels is {labels!r}; accepted are 'true', 'sampled' or a function (output, generator) → targets."
         )
+    spectra = accepted.flag(spectra, "spectra", ConditioningError)
+    units = accepted.flag(units, "units", ConditioningError)
     seed = accepted.seed(seed, ConditioningError)
     groups = ranks.groups_given(model, group)
     spectrometer = None
@@ -121,19 +123,16 @@ def condition(
 def _layers(model: Any, chosen: Sequence[Layer] | str | Iterable[str] | None) -> list[Layer]:
     if not isinstance(model, nn.Module):
         raise ConditioningError(f"The model is a {type(model).__name__}; accepted is a torch.nn.Module.")
-    given: Any = chosen
-    listed: list[Any] | None = None
-    if given is not None:
-        listed = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    some = None if chosen is None else accepted.listed(chosen)
     found: list[Layer]
-    if listed and all(isinstance(one, Layer) for one in listed):
-        found = list({id(one.parameter): one for one in listed}.values())
-    elif listed is None or (listed and all(isinstance(one, str) for one in listed)):
-        found = find_layers(model, include=listed)
+    if some and all(isinstance(one, Layer) for one in some):
+        found = list({id(one.parameter): one for one in some}.values())
+    elif some is None or (some and all(isinstance(one, str) for one in some)):
+        found = find_layers(model, include=some)
     else:
         raise ConditioningError(
             "layers must be a list from gyroscope.layers(model), or glob patterns on the layers' names; given "
-            f"{[type(one).__name__ for one in listed][:3] or 'an empty list'}."
+            f"{[type(one).__name__ for one in some][:3] or 'an empty list'}."
         )
     for layer in found:
         if layer.parameter.is_meta:

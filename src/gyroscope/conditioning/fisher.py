@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gyroscope.base.accepted import real
+from gyroscope.base.accepted import flag, real
 from gyroscope.conditioning.fisher_moments import Moments, Sum
 from gyroscope.conditioning.fisher_parameters import Parameters, parameters
 from gyroscope.conditioning.fisher_rows import gradient_rows
@@ -143,7 +143,7 @@ def fisher(
         >>> F.spectrum().values.round(4)
         array([0.3333, 0.3333, 0.3333, 0.3333, 0.    , 0.    ])
     """
-    seed = check_run(loss, dtype, seed)
+    seed, blocks = check_run(loss, dtype, seed), flag(blocks, "blocks", ConditioningError)
     if not callable(labels) and not (isinstance(labels, str) and labels in ("model", "sampled", "true")):
         raise ConditioningError(
             f"labels is {labels!r}; accepted are 'model', 'sampled', 'true', or a function (output, generator) → "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
 from typing import Any, Literal
 
 import numpy as np
@@ -11,8 +10,9 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from gyroscope.control.proposal import Proposal, Proposer
+from gyroscope.control.refusals import as_group, check_choice
 from gyroscope.control.roster import names_of
-from gyroscope.control.torch_contract import Wrapper, check_state, check_whole, load_uncast
+from gyroscope.control.torch_contract import Wrapper, add_group, check_state, check_whole, load_uncast
 from gyroscope.errors import ControlError
 from gyroscope.vectors import combine_, dots
 from gyroscope.vectors.chunks import to_device
@@ -56,8 +56,7 @@ class Graft(Wrapper):
         super().__init__(magnitude)
         if not isinstance(direction, Optimizer):
             raise ControlError(f"direction is a {type(direction).__name__}; accepted is a torch.optim.Optimizer.")
-        if granularity not in ("tensor", "global"):
-            raise ControlError(f"granularity is {granularity!r}; accepted are 'tensor' and 'global'.")
+        check_choice("granularity", granularity, ("tensor", "global"))
         for one in (magnitude, direction):
             if isinstance(one, LBFGS):
                 raise ControlError(
@@ -144,12 +143,10 @@ class Graft(Wrapper):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to both optimizers, or to neither."""
-        # Both lists are of their own, from what may be an iterator.
-        given = param_group["params"]
-        params = given if isinstance(given, Tensor | Set) else list(given)
-        self.inner.add_param_group({**param_group, "params": params})
+        group = as_group(param_group)
+        add_group(self.inner, dict(group))  # which fills in the options it has by default
         try:
-            self.direction.add_param_group({**param_group, "params": params})
+            add_group(self.direction, group)
         except BaseException:
             self.inner.param_groups.pop()
             raise
@@ -163,8 +160,13 @@ class Graft(Wrapper):
             raise ControlError("The state has no 'direction'; pass what the state_dict() of a Graft returned.")
         check_state(self.inner, state_dict)
         check_state(self.direction, state_dict["direction"])
+        before = self.inner.state, self.inner.param_groups
         load_uncast(self.inner, state_dict)
-        load_uncast(self.direction, state_dict["direction"])
+        try:
+            load_uncast(self.direction, state_dict["direction"])
+        except ControlError:
+            self.inner.state, self.inner.param_groups = before
+            raise
 
 
 def _parameters(optimizer: Optimizer) -> set[int]:

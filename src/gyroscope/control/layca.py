@@ -13,14 +13,22 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import LBFGS, Optimizer
 
-from gyroscope.base.accepted import real
+from gyroscope.base.accepted import flag, real, whole
 from gyroscope.control.coefficients import Law
 from gyroscope.control.rates import checked_multipliers
-from gyroscope.control.refusals import check_choice, check_group, check_rate, check_weights_are_its, few
+from gyroscope.control.refusals import (
+    as_group,
+    check_choice,
+    check_closure,
+    check_group,
+    check_rate,
+    check_weights_are_its,
+    few,
+)
 from gyroscope.control.roster import Entry, Roster
 from gyroscope.control.saved import check_saved, radii_in
 from gyroscope.control.steering import Others, Steering, Work
-from gyroscope.control.torch_contract import Wrapper, load_uncast
+from gyroscope.control.torch_contract import Wrapper, add_group, load_uncast
 from gyroscope.errors import ControlError
 from gyroscope.layers.layer import Layer
 from gyroscope.vectors.chunks import is_capturing
@@ -96,6 +104,8 @@ class Layca(Wrapper):
         check_choice("nonfinite", nonfinite, ("skip", "raise"))
         check_choice("zero_norm", zero_norm, ("raise", "skip"))
         check_choice("scale", scale, ("relative", "unit"))
+        project, reproject = flag(project, "project", ControlError), flag(reproject, "reproject", ControlError)
+        reads_weights = None if reads_weights is None else flag(reads_weights, "reads_weights", ControlError)
         if growth is not None and (reproject or not real(growth) >= 0):
             raise ControlError(f"growth is {growth!r}; it needs reproject=False and a value from 0.")
         if others_lr is not None and not 0 <= real(others_lr) < math.inf:
@@ -141,16 +151,17 @@ class Layca(Wrapper):
         n = self._roster.layers
         if isinstance(value, Tensor) and value.shape != (n,):
             raise ControlError(f"multipliers has shape {tuple(value.shape)}; this optimizer controls {n} layers.")
-        if isinstance(value, Tensor) and value.device.type != "cpu":
+        if isinstance(value, Tensor) and value.device.type not in ("cpu", "meta") and not value.is_complex():
             self._steering.multipliers = value.detach().clone()
         else:
-            given = value.tolist() if isinstance(value, Tensor) else value
-            self._steering.multipliers = checked_multipliers(given, 0.0, n)
+            self._steering.multipliers = checked_multipliers(value, 0.0, n)
         self._alpha = None
         self._steering.write_multipliers()
 
     def controls(self, group: int) -> bool:
         """Whether a parameter group holds layers, so that its `lr` is ρ."""
+        if whole(group, 0) is None:
+            raise ControlError(f"`group` must be the number of a parameter group, from 0, got {group!r}. Try 0.")
         return group < len(self._roster.groups) and bool(self._roster.groups[group])
 
     def rates(self) -> dict[str, float]:
@@ -181,6 +192,7 @@ class Layca(Wrapper):
         Args:
             closure: evaluates the model again and returns the loss.
         """
+        check_closure(closure)
         return self._uncompiled(closure) if torch.compiler.is_compiling() else self._step(closure)
 
     @_disable_dynamo  # addresses are exchanged; unlike torch.compiler.disable, this loads the compiler when used
@@ -263,8 +275,9 @@ class Layca(Wrapper):
         own.
         """
         self._roster.refuse_changes(self.param_groups, begun=bool(self._met))
-        lr = param_group.get("lr", self.inner.defaults.get("lr"))
-        self.inner.add_param_group({**param_group, "params": check_group(param_group["params"], lr)})
+        group = as_group(param_group)
+        check_group(group["params"], group.get("lr", self.inner.defaults.get("lr")))
+        add_group(self.inner, group)
         old, ledgers = self._steering.multipliers, self._steering.ledgers
         self._roster.extend(self.inner.param_groups[-1])
         others_lr = self._others_lr if self._roster.groups[-1] or "lr" not in param_group else None
@@ -302,8 +315,7 @@ class Layca(Wrapper):
         check_saved(state_dict, self.inner, self._roster)
         factors = state_dict.get("multipliers")
         if factors is not None:
-            given = factors.tolist() if isinstance(factors, Tensor) else factors
-            factors = checked_multipliers(given, 0.0, self._roster.layers)
+            factors = checked_multipliers(factors, 0.0, self._roster.layers)
         # To the inner optimizer a radius alone is no state: it would look for the rest of it.
         alone = [k for k, own in state_dict["state"].items() if isinstance(own, Mapping) and set(own) == {"radius"}]
         state = {**state_dict["state"], **{k: {} for k in alone}}

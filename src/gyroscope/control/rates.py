@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from gyroscope.base.accepted import real
+from gyroscope.base.accepted import real, whole
 from gyroscope.control.recorded import Rates, Recorder, Replay, record, replay, tangent
 from gyroscope.control.refusals import check_optimizer, few
 from gyroscope.errors import ControlError
@@ -46,6 +46,10 @@ def alpha_multipliers(alpha: float, n_layers: int) -> list[float]:
         raise ControlError(
             f"alpha is {given!r}; accepted are values from -1 (only the first layer turns) to 1 (only the last)."
         )
+    if whole(n_layers, 1) is None:
+        raise ControlError(
+            f"`n_layers` must be a whole number >= 1, got {n_layers!r}. Try len(gyroscope.layers(model))."
+        )
     if n_layers == 1:
         return [1.0]
     last = n_layers - 1
@@ -54,7 +58,7 @@ def alpha_multipliers(alpha: float, n_layers: int) -> list[float]:
     return [(1.0 + alpha) ** (5 * l / last) for l in range(n_layers)]  # noqa: E741
 
 
-def checked_multipliers(given: Sequence[float] | None, alpha: float, n_layers: int) -> Tensor:
+def checked_multipliers(given: Sequence[float] | Tensor | None, alpha: float, n_layers: int) -> Tensor:
     """The multipliers as a float64 tensor, from what a user gave."""
     if given is None:
         values = alpha_multipliers(alpha, n_layers)
@@ -73,8 +77,8 @@ def _numbers(given: Any, n_layers: int) -> list[float]:
     try:
         if isinstance(given, str | bytes | Mapping | Set):
             raise TypeError
-        return [float(m) for m in given]
-    except (TypeError, ValueError):
+        return [float(m) for m in (given.tolist() if isinstance(given, Tensor) else given)]
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last of tensors without values
         raise ControlError(
             f"multipliers is {given!r}; accepted is a sequence of numbers, one a layer in forward order, such as "
             f"{[1.0] * min(n_layers, 3)} for {min(n_layers, 3)} layers. This optimizer controls {n_layers}."

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from gyroscope.base.checksums import require_whole
 from gyroscope.base.outermost import register_outermost
 from gyroscope.base.whole_file import whole_file
-from gyroscope.control.refusals import check_dtype, check_optimizer, few, unlike
+from gyroscope.control.refusals import check_optimizer, check_weight, few, unlike
 from gyroscope.control.roster import chosen_layers
 from gyroscope.control.torch_contract import controller_of
 from gyroscope.errors import ControlError
@@ -39,20 +39,35 @@ class Rates:
     layers: tuple[str, ...]
     tangents: Tensor
 
+    def __post_init__(self) -> None:
+        names, given = self.layers, self.tangents
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+            raise ControlError(
+                f"`layers` must be a tuple of names, got {names!r:.80}. Try optimizer.layers of a Layca."
+            )
+        fine = isinstance(given, Tensor) and not (given.is_complex() or given.is_meta) and given.layout == torch.strided
+        if not fine or given.dim() != 2 or given.shape[1] != len(names):
+            raise ControlError(
+                f"`tangents` must be a tensor of real numbers of shape [steps, {len(names)}], one column per layer, "
+                f"got {_described(given)}. Try `recorder.rates`, or Rates.load(path)."
+            )
+
     def save(self, path: str | os.PathLike[str] | IO[bytes]) -> None:
         """Write to a file that `load` reads; nothing in it is executed on loading.
 
         A file that was there is replaced once the new one is complete. An open file is written to as it is.
         """
         data = {"layers": list(self.layers), "tangents": self.tangents.cpu()}
-        if not isinstance(path, str | os.PathLike):
-            torch.save(data, path)
-            return
+        if not isinstance(path, str | os.PathLike) and not callable(getattr(path, "write", None)):
+            raise ControlError(f"`path` must be a path or an open file, got {path!r}. Try 'rates.pt'.")
         try:
-            # Opened here: torch would write the name of the new file into it.
-            with whole_file(Path(path)) as new, new.open("wb") as file:
-                torch.save(data, file)
-        except (OSError, RuntimeError) as error:  # torch raises the latter where a file cannot be written
+            if isinstance(path, str | os.PathLike):
+                # Opened here: torch would write the name of the new file into it.
+                with whole_file(Path(path)) as new, new.open("wb") as file:
+                    torch.save(data, file)
+            else:
+                torch.save(data, path)
+        except (OSError, RuntimeError, TypeError, ValueError) as error:  # as torch, paths and files say it
             raise ControlError(
                 f"The rates could not be written to {path} ({error}). Give a file in a folder that exists, can be "
                 "written to and has room; they are still there to be saved."
@@ -64,16 +79,21 @@ class Rates:
         try:
             require_whole(path)
             data = torch.load(path, weights_only=True, map_location="cpu")
-            names, tangents = tuple(data["layers"]), data["tangents"].to(torch.float64)
-            if tangents.dim() != 2 or tangents.shape[1] != len(names):
-                raise ValueError(f"rates of shape {tuple(tangents.shape)} for {len(names)} layers")
-            return cls(names, tangents)
+            return cls(tuple(data["layers"]), data["tangents"].to(torch.float64))
         except FileNotFoundError:
             raise ControlError(f"There is no file {path}; `Rates.save` writes one.") from None
         except Exception as error:
             raise ControlError(
                 f"{path} does not hold recorded rates: {error}. `Rates.save` writes such a file."
             ) from error
+
+
+def _described(given: Any) -> str:
+    """A tensor in a message: its kind, place and shape; else the type."""
+    if not isinstance(given, Tensor):
+        return f"a {type(given).__name__}"
+    layout = "" if given.layout == torch.strided else f", {given.layout}"
+    return f"a tensor of shape {tuple(given.shape)}, {given.dtype} on {given.device}{layout}"
 
 
 class Recorder:
@@ -83,9 +103,7 @@ class Recorder:
         check_optimizer(optimizer)
         self._layers = chosen_layers(model_or_layers)
         for layer in self._layers:
-            check_dtype(
-                f"Layer {layer.name}", layer.parameter.dtype, "Exclude it: gyroscope.layers(model, exclude=...)."
-            )
+            check_weight(f"Layer {layer.name}", layer.parameter, "Exclude it: gyroscope.layers(model, exclude=...).")
         split = [layer.name for layer in self._layers if layer.segments > 1]
         if split:
             raise ControlError(
@@ -244,13 +262,6 @@ def _require_record(optimizer: Any, recorded: Any) -> None:
     if not isinstance(recorded, Rates):
         raise ControlError(
             f"The record is a {type(recorded).__name__}; accepted is a Rates: `recorder.rates`, or Rates.load(path)."
-        )
-    shape = tuple(recorded.tangents.shape) if isinstance(recorded.tangents, Tensor) else None
-    if shape is None or len(shape) != 2 or shape[1] != len(recorded.layers):
-        what = type(recorded.tangents).__name__ if shape is None else f"tensor of shape {shape}"
-        raise ControlError(
-            f"The record's tangents are a {what} for {len(recorded.layers)} layers; accepted is a tensor of shape "
-            "[steps, layers]."
         )
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -19,6 +18,7 @@ def is_rate(given: Any) -> bool:
 
     Of a tensor on an accelerator only the shape is looked at, for its value would be waited for.
 
+    >>> import torch
     >>> is_rate(0.1), is_rate(torch.tensor([0.1])), is_rate(torch.tensor(-0.1)), is_rate("0.1")
     (True, True, False, False)
     """
@@ -38,40 +38,62 @@ def check_rate(group: dict[str, Any], i: int) -> None:
         )
 
 
-def check_group(params: Any, lr: Any) -> list[Any]:
+def as_group(given: Any) -> dict[str, Any]:
+    """Return a copy of a group that is to be added, with its parameters as a list; refuse what is no group.
+
+    The parameters are tensors, or pairs of names and tensors. Entries that are neither are left for the optimizer to
+    refuse (`add_group`). An iterator is used up by this.
+
+    >>> import torch
+    >>> len(as_group({"params": torch.nn.Linear(3, 2).parameters()})["params"])
+    2
+    """
+    if not isinstance(given, Mapping) or "params" not in given:
+        what = f"a dict with the keys {sorted(map(str, given))}" if isinstance(given, Mapping) else repr(given)
+        raise ControlError(f"A group must be a dict with 'params', got {what}. Try {{'params': layer.parameters()}}.")
+    params = given["params"]
+    if isinstance(params, Set):
+        raise ControlError("The group's parameters are a set, which has no order; give a list.")
+    if isinstance(params, Tensor):
+        params = [params]
+    if not isinstance(params, Iterable) or isinstance(params, str | bytes):
+        raise ControlError(
+            f"A group's 'params' must be a tensor or a list of tensors, got {params!r}. Try layer.parameters()."
+        )
+    return {**given, "params": list(params)}
+
+
+def check_group(params: Sequence[Any], lr: Any) -> None:
     """Refuse a group that is to be added, before it is, if its matrices cannot be layers or its rate is no angle.
 
     Args:
-        params: what the group has under "params": tensors, or pairs of names and tensors. Entries that are neither
-            are left for torch to refuse.
+        params: what `as_group` has under "params".
         lr: the group's rate; the value of a tensor on an accelerator is not looked at, which would wait.
 
-    Returns:
-        The parameters as a list: to be added instead of `params`, which may be an iterator and is then used up.
-
-    >>> len(check_group(torch.nn.Linear(3, 2).parameters(), 0.1))
-    2
+    >>> import torch
+    >>> check_group(list(torch.nn.Linear(3, 2).parameters()), 0.1)
     """
-    if isinstance(params, Set):
-        raise ControlError("The group's parameters are a set, which has no order; give a list.")
-    every = [params] if isinstance(params, Tensor) else list(params)
-    for j, one in enumerate(every):
+    for j, one in enumerate(params):
         named = isinstance(one, tuple) and len(one) == 2
         p = one[1] if named else one
         if isinstance(p, Tensor) and p.dim() >= 2:
             name = f"Parameter {one[0] if named else j} of the group"
-            check_dtype(name, p.dtype, "Leave it out, and step it with an optimizer of its own.")
+            check_weight(name, p, "Leave it out, and step it with an optimizer of its own.")
     if not is_rate(lr):
         raise ControlError(
             f"The group has lr {lr!r}; Layca's rate is tan θ of a step, a finite value from 0 (try 3**-3)."
         )
-    return every
 
 
-def check_dtype(what: str, dtype: torch.dtype, remedy: str) -> None:
-    """Refuse elements that cannot be turned: complex numbers and integers."""
-    if not dtype.is_floating_point:
-        raise ControlError(f"{what} is {dtype}; accepted are float32, float64, bfloat16 and float16. {remedy}")
+def check_weight(what: str, weight: Tensor, remedy: str) -> None:
+    """Refuse a weight that cannot be turned: complex numbers and integers, and weights that have no values yet."""
+    if not weight.dtype.is_floating_point:
+        raise ControlError(f"{what} is {weight.dtype}; accepted are float32, float64, bfloat16 and float16. {remedy}")
+    if weight.is_meta:
+        raise ControlError(
+            f"{what} is on the meta device and has no values to turn. Give the model values, such as with "
+            "model.to_empty(device='cpu') and its initialization, and build the optimizer after that."
+        )
 
 
 def check_optimizer(given: Any) -> None:
@@ -104,8 +126,17 @@ def check_weights_are_its(optimizer: Optimizer) -> None:
 
 def check_choice(name: str, given: str, accepted: Sequence[str]) -> None:
     """Refuse an option that is none of those there are."""
-    if given not in accepted:
+    if not isinstance(given, str) or given not in accepted:
         raise ControlError(f"{name} is {given!r}; accepted are {', '.join(map(repr, accepted))}.")
+
+
+def check_closure(given: Any) -> None:
+    """Refuse a closure that cannot be called."""
+    if given is not None and not callable(given):
+        raise ControlError(
+            f"The closure must be a function without arguments that returns the loss, got a {type(given).__name__}. "
+            "Call step() alone where the loss has been computed before."
+        )
 
 
 def few(names: Sequence[object], most: int = 5) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gyroscope.control.refusals import check_dtype, few
+from gyroscope.control.refusals import check_weight, few
 from gyroscope.control.torch_contract import Wrapper
 from gyroscope.errors import ControlError
 from gyroscope.layers.layer import Layer, layers
@@ -72,8 +72,8 @@ class Roster:
                 "layers were frozen, there is nothing to turn."
             )
         for g, j, name, *_ in found:
-            dtype = optimizer.param_groups[g]["params"][j].dtype
-            check_dtype(f"Layer {name}", dtype, "Exclude it: gyroscope.layers(model, exclude=...).")
+            weight = optimizer.param_groups[g]["params"][j]
+            check_weight(f"Layer {name}", weight, "Exclude it: gyroscope.layers(model, exclude=...).")
         roster = cls([{} for _ in optimizer.param_groups])
         row = 0
         # Rows go by place, so that a group's entries stand in the order of its parameters; indices go by use.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gyroscope.base.accepted import real
+from gyroscope.base.accepted import flag, real
 from gyroscope.control.refusals import is_rate
 from gyroscope.errors import ControlError
 
@@ -53,6 +53,7 @@ class SGD_AMom(Optimizer):  # noqa: N801 — the paper's name
             raise ControlError(f"lr is {lr!r}; accepted are finite values from 0, or a tensor that holds one.")
         if not is_rate(weight_decay):
             raise ControlError(f"weight_decay is {weight_decay!r}; accepted are finite values from 0.")
+        maximize = flag(maximize, "maximize", ControlError)
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, defaults)
 

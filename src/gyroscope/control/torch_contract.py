@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks as _post_hooks
 from torch.optim.optimizer import _global_optimizer_pre_hooks as _pre_hooks
 
+from gyroscope.control.refusals import as_group, check_closure
 from gyroscope.errors import ControlError
 from gyroscope.layers.class_names import ancestry
 
@@ -169,7 +170,7 @@ class Wrapper(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the inner optimizer."""
-        self.inner.add_param_group(param_group)
+        add_group(self.inner, as_group(param_group))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of all parameters."""
@@ -182,6 +183,7 @@ class Wrapper(Optimizer):
         Args:
             closure: evaluates the model again and returns the loss.
         """
+        check_closure(closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -241,6 +243,27 @@ class Wrapper(Optimizer):
         return f"{type(self).__name__} over {self.inner!r}"
 
 
+def add_group(optimizer: Optimizer, group: dict[str, Any]) -> None:
+    """Add a group to an optimizer; a group that it refuses is not there afterwards.
+
+    >>> sgd = torch.optim.SGD([torch.ones(2, 2)], lr=0.1)
+    >>> add_group(sgd, {"params": [torch.ones(3)]})
+    >>> len(sgd.param_groups)
+    2
+    """
+    before = len(optimizer.param_groups)
+    try:
+        optimizer.add_param_group(group)
+    except Exception as error:
+        del optimizer.param_groups[before:]
+        if isinstance(error, ControlError):
+            raise
+        raise ControlError(
+            f"The group was refused by the {type(optimizer).__name__} ({error}); nothing was changed. Give parameters "
+            "that it does not have yet, and options that it knows."
+        ) from error
+
+
 def check_whole(state_dict: dict[str, Any]) -> None:
     """Refuse what is no state, or a damaged one."""
     given: Any = state_dict
@@ -272,21 +295,40 @@ def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
             "optimizer as it was built when the state was saved."
         )
     # Other optimizers keep scalars or rows under the same names (NovoGrad, Nero).
-    known = type(_innermost(optimizer)).__module__.startswith(("torch.optim.", "gyroscope."))
-    for group, mine in zip(saved, own, strict=True) if known else ():
+    kind = _innermost(optimizer).__name__
+    needed, shaped = (_NEEDED.get(kind, ()), _SHAPED) if _is_known(optimizer) else ((), set())
+    for group, mine in zip(saved, own, strict=True):
         for key, p in zip(group["params"], mine["params"], strict=True):
-            for name, value in state_dict["state"].get(key, {}).items():
-                if name in _SHAPED and isinstance(value, Tensor) and value.shape != p.shape:
+            kept = state_dict["state"].get(key, {})
+            # A radius alone is what Layca keeps of a layer whose state was thrown away.
+            lost = [] if set(kept) <= {"radius"} else [name for name in needed if kept.get(name) is None]
+            if lost:
+                raise ControlError(
+                    f"The state of parameter {key} lacks {lost[0]!r}, without which {kind} cannot "
+                    "step: it is damaged. Load another checkpoint."
+                )
+            for name, value in kept.items():
+                if isinstance(value, Tensor) and value.is_meta:
                     raise ControlError(
-                        f"The state's {name!r} has shape {tuple(value.shape)} for a parameter of shape "
-                        f"{tuple(p.shape)}: it belongs to another model."
+                        f"The state's {name!r} is on the meta device and has no values. Load the checkpoint "
+                        "with torch.load(file, map_location='cpu')."
+                    )
+                if name in shaped and value is not None and getattr(value, "shape", None) != p.shape:
+                    what = f"has shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"is {value!r:.80}"
+                    raise ControlError(
+                        f"The state's {name!r} {what} for a parameter of shape {tuple(p.shape)}: it belongs to another "
+                        "model."
                     )
 
 
-def _innermost(optimizer: Optimizer) -> Optimizer:
+def _innermost(optimizer: Optimizer) -> type[Optimizer]:
     while isinstance(optimizer, Wrapper):
         optimizer = optimizer.inner
-    return optimizer
+    return type(optimizer)
+
+
+def _is_known(optimizer: Optimizer) -> bool:
+    return _innermost(optimizer).__module__.startswith(("torch.optim.", "gyroscope."))
 
 
 def _is_group(group: Any) -> bool:
@@ -309,6 +351,21 @@ _SHAPED = {
 }
 
 
+# State without which torch's optimizers cannot go on, once they have any for a parameter.
+_NEEDED = {
+    "Adam": ("step", "exp_avg", "exp_avg_sq"),
+    "AdamW": ("step", "exp_avg", "exp_avg_sq"),
+    "NAdam": ("step", "mu_product", "exp_avg", "exp_avg_sq"),
+    "RAdam": ("step", "exp_avg", "exp_avg_sq"),
+    "Adamax": ("step", "exp_avg", "exp_inf"),
+    "Adagrad": ("step", "sum"),
+    "Adadelta": ("step", "square_avg", "acc_delta"),
+    "RMSprop": ("step", "square_avg"),
+    "Rprop": ("step", "prev", "step_size"),
+    "ASGD": ("step", "eta", "mu", "ax"),
+}
+
+
 def load_uncast(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     """`optimizer.load_state_dict`, but every state keeps the dtype it was saved in.
 
@@ -316,9 +373,19 @@ def load_uncast(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     three digits.
     """
     check_state(optimizer, state_dict)
-    before = {"state": optimizer.state, "param_groups": optimizer.param_groups}
+    before: dict[str, Any] = {"state": optimizer.state, "param_groups": optimizer.param_groups}
+    heard: Any = getattr(optimizer, "_optimizer_load_state_dict_post_hooks", OrderedDict())
     try:
+        # The hooks hear of a state once it has been found whole.
+        optimizer._optimizer_load_state_dict_post_hooks = OrderedDict()
         optimizer.load_state_dict({k: state_dict[k] for k in before})
+        # Older states lack newer options, which torch fills in; what is still missing, the first step would ask for.
+        pairs = list(zip(before["param_groups"], optimizer.param_groups, strict=True))
+        lost = [name for name in optimizer.defaults for old, new in pairs if name in old and name not in new]
+        if lost and _is_known(optimizer):
+            raise ValueError(f"its groups lack {lost[0]!r}")
+        for hook in heard.values():
+            hook(optimizer)
     except Exception as error:
         # torch's optimizers look at a state after they have taken it.
         for name, value in before.items():
@@ -328,6 +395,8 @@ def load_uncast(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
             f"The state could not be loaded into the {type(optimizer).__name__} ({type(error).__name__}: {error}); "
             "nothing was changed. Pass what state_dict() returned, or load another checkpoint."
         ) from error
+    finally:
+        optimizer._optimizer_load_state_dict_post_hooks = heard
     saved = state_dict["param_groups"]
     for group, mine in zip(saved, optimizer.param_groups, strict=True):
         for key, p in zip(group["params"], mine["params"], strict=True):

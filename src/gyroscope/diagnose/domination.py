@@ -72,7 +72,8 @@ class Domination:
 
     >>> print(Domination("2.weight", 3, None, 2.3e-7, 0.06))
     2.weight is dominated by its weight since step 3: its gradient has 2.3e-07 of the weight's norm, 0.06 in layers
-    that move, so it hardly does. Try a smaller weight (under a normalization nothing else changes) or gyroscope.Layca.
+    that move, so it hardly does: its weight is too large, or its gradient vanishes. Try gyroscope.Layca, which turns
+    it as fast as the others.
     """
 
     layer: str
@@ -94,8 +95,8 @@ class Domination:
         if past:
             return f"{self.layer} {when}: {ratio}."
         return (
-            f"{self.layer} {when}: {ratio}, so it hardly does. Try a smaller weight (under a normalization nothing "
-            "else changes) or gyroscope.Layca."
+            f"{self.layer} {when}: {ratio}, so it hardly does: its weight is too large, or its gradient "
+            "vanishes. Try gyroscope.Layca, which turns it as fast as the others."
         )
 
 

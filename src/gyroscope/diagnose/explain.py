@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gyroscope.base.accepted import listed
 from gyroscope.diagnose.explain_decay import decay_statement, equilibrium_statement
 from gyroscope.diagnose.explain_evidence import Evidence, evidence, resumed_at
 from gyroscope.diagnose.explain_law import law_statement
@@ -122,10 +123,7 @@ def _known(value: float) -> float | None:
 
 
 def _chosen(run: Run, layers: str | Iterable[str] | None) -> list[int]:
-    given: Any = layers
-    patterns: list[Any] = ["*"] if given is None else [given]
-    if isinstance(given, Iterable) and not isinstance(given, str):
-        patterns = list(given)
+    patterns = ["*"] if layers is None else listed(layers)
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise DynamicsError(f"layers is {layers!r}; accepted are glob patterns on the names of layers, one or more.")
     chosen = [i for i, name in enumerate(run.layers) if any(fnmatchcase(name, pattern) for pattern in patterns)]

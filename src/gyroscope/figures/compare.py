@@ -63,7 +63,7 @@ def compare(
     if "acc" in accuracy and reached.min() >= 0 and reached.max() <= 1:
         reached, label = 100 * reached, f"{label} (%)"
 
-    ax = own_axes(width=5.2, height=3.8) if ax is None else ax
+    ax = own_axes(ax, width=5.2, height=3.8)
     colour = matplotlib.colormaps["cividis"](0.15)
     ax.hlines(reached, [f.min() for f in final], [f.max() for f in final], color="0.8", linewidth=1.2, zorder=1)
     ax.scatter(middle, reached, s=26, color=colour, zorder=3)

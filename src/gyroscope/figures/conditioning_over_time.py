@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
+from gyroscope.base.accepted import listed
 from gyroscope.errors import FigureError
 from gyroscope.figures.course import draw_course, said
 from gyroscope.figures.curves import curves
 from gyroscope.figures.edges import edged, say
-from gyroscope.figures.given import Layers, Measured, RunLike, as_run, choose, described, find, held
+from gyroscope.figures.given import Layers, Measured, RunLike, as_run, choose, described, find, flag, held
 from gyroscope.figures.lines import depth_key, draw_lines, finish, page_key, span
 from gyroscope.figures.looks import look_of
 from gyroscope.figures.notebook import as_picture
@@ -55,9 +57,12 @@ def conditioning_over_time(
     ('log', 3)
     """
     run = as_run(run)
-    shown = _held(run) if quantity is None else [quantity] if isinstance(quantity, str) else list(quantity)
+    given: Any = _held(run) if quantity is None else quantity
+    shown = listed(given)
     if not shown:
         raise FigureError("quantity is empty; name at least one, or none for those that say the most")
+    if not all(isinstance(name, str) for name in shown):
+        raise FigureError(f"quantity must be a name or a list of names, got {given!r:.80}; try 'lambda_f'")
     columns = min(_COLUMNS, len(shown))
     rows = ceil(len(shown) / columns)
     size = (3.6 * columns, 2.6 * rows + 0.8) if len(shown) > 1 else (5.4, 3.2)
@@ -67,7 +72,7 @@ def conditioning_over_time(
         ax.remove()
     axes = axes[: len(shown)]
     for ax, name in zip(axes, shown, strict=True):
-        _panel(run, name, ax, layers, log_steps)
+        _panel(run, name, ax, layers, flag(log_steps, "log_steps"))
     every = run.layers
     chosen = choose(every, layers)
     names, depth = [every[i] for i in chosen], [i / max(len(every) - 1, 1) for i in chosen]

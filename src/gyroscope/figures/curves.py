@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from gyroscope.figures.course import draw_course, said
-from gyroscope.figures.given import Layers, RunLike, as_run, find
+from gyroscope.figures.given import Layers, RunLike, as_run, find, flag
 from gyroscope.figures.lines import depth_key, finish, own_axes, span
 from gyroscope.figures.looks import frame, look_of, settle
 
@@ -45,13 +45,13 @@ def curves(
     series = find(run, quantity, layers=layers)
     look, values = look_of(quantity, run.quantities[quantity]), series.values
     label, undivided = look.label, 0
-    if relative:
+    if flag(relative, "relative"):
         first = np.take_along_axis(values, (~np.isnan(values)).argmax(axis=0)[None], axis=0)
         values = np.divide(values, first, out=np.full_like(values, np.nan), where=first != 0)
         label, undivided = f"{label} / its first value", int((first == 0).sum())
     look = settle(look, values)
     own = ax is None
-    ax = own_axes() if ax is None else ax
+    ax = own_axes(ax)
     width = draw_course(ax, series.steps, values, depth=series.depth, look=look)
     frame(ax, look, values)
     span(ax, series.steps)
@@ -59,7 +59,7 @@ def curves(
         note_layers(ax, undivided, "0 at first")
     elif look.scale == "log":
         note_layers(ax, int((np.nan_to_num(values) <= 0).all(axis=0).sum()), "0 throughout")
-    if legend if legend is not None else own:
+    if flag(legend, "legend", default=own):
         depth_key(ax, series.layers, series.depth, len(run.layers))
     finish(ax, xlabel=said(width), ylabel=label, title=title)
     return ax

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from gyroscope.errors import FigureError
 from gyroscope.figures.course import draw_course, said
-from gyroscope.figures.given import Layers, Measured, RunLike, Series, as_run, described, find, held, holds
+from gyroscope.figures.given import Layers, Measured, RunLike, Series, as_run, described, find, flag, held, holds
 from gyroscope.figures.lines import MANY, Style, depth_key, draw_lines, emphasise, finish, own_axes, span, style_key
 from gyroscope.figures.looks import frame, look_of, settle
 from gyroscope.figures.names import spread
@@ -57,12 +57,12 @@ def effective_rates(
     (3, 'log')
     """
     run = as_run(run)
-    found = predicted(run, set(run.layers)) if predictions else {}
+    found = predicted(run, set(run.layers)) if flag(predictions, "predictions") else {}
     series = _measured(run, layers, adam=any(prediction.kind == "adamw" for prediction in found.values()))
     dashed, dotted = _chosen(found, run, series)
     chosen = ~np.isnan(np.concatenate([dashed, dotted])).all(axis=0)
     own = ax is None
-    ax = own_axes() if ax is None else ax
+    ax = own_axes(ax)
 
     look = settle(look_of(series.quantity), np.concatenate([series.values, dashed, dotted]))
     log, many = look.scale == "log", len(chosen) > _PREDICTED
@@ -84,7 +84,7 @@ def effective_rates(
             styles.append((says, style))
     frame(ax, look, np.concatenate([series.values, dashed, dotted]))
     span(ax, series.steps)
-    if legend if legend is not None else own:
+    if flag(legend, "legend", default=own):
         depth_key(ax, series.layers, series.depth, len(run.layers))
     if len(styles) > 1:
         style_key(ax, styles, loc="best" if len(ax.lines) <= MANY else "lower left")

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gyroscope.base.accepted import listed
+from gyroscope.base.accepted import seed as seed_of
 from gyroscope.errors import FigureError
 from gyroscope.figures.given import at_least_one
 from gyroscope.store.record import QuantityInfo
@@ -65,7 +67,7 @@ def example_run(
     (0.0, (101, 4))
     """
     layers, steps = at_least_one(layers, "layers"), at_least_one(steps, "steps")
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(seed_of(seed, FigureError))
     time, depth = np.linspace(0, 1, steps)[:, None], np.linspace(0, 1, layers)[None, :]
 
     def noise(size: float) -> npt.NDArray[np.float64]:
@@ -105,8 +107,9 @@ def example_run(
         "full": np.clip(dying / 8, 0, 1),
     }
     data |= _conditioning(time, depth, weight, noise)
-    wanted = [quantities] if isinstance(quantities, str) else list(data if quantities is None else quantities)
-    if unknown := [name for name in wanted if name not in data]:
+    given = data if quantities is None else quantities
+    wanted = listed(given)
+    if unknown := [name for name in wanted if not isinstance(name, str) or name not in data]:
         raise FigureError(f"an example has no {unknown[0]}; it has {', '.join(data)}")
     series = {name: data[name].astype(np.float32) for name in wanted}
     for name in {"rate", "rate_per_step", "update_norm", "update_ratio", "effective_lr_measured"} & set(wanted):

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.base.accepted import whole
+from gyroscope.base import accepted
+from gyroscope.base.accepted import listed, whole
 from gyroscope.errors import FigureError
 from gyroscope.store.record import QuantityInfo
 
@@ -143,7 +144,7 @@ def choose(names: Sequence[str], layers: Layers) -> list[int]:
     """
     if layers is None:
         return list(range(len(names)))
-    patterns = [layers] if isinstance(layers, str) else list(layers) if isinstance(layers, Iterable) else [layers]
+    patterns = listed(layers)
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise FigureError(f"layers={layers!r} was given; it takes glob patterns on the layers' names, such as 'conv*'")
     chosen = [i for i, name in enumerate(names) if any(name == p or fnmatchcase(name, p) for p in patterns)]
@@ -161,8 +162,17 @@ def numbers(given: Any, what: str) -> npt.NDArray[np.float64]:
     """
     try:
         return np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError, RuntimeError) as error:  # torch says the last of tensors that have gradients
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # the last if it has gradients
         raise FigureError(f"{what} is no array of numbers: {error}") from error
+
+
+def flag(given: Any, what: str, default: bool = False) -> bool:
+    """Return whether something is wanted; None is the default.
+
+    >>> flag(True, "legend"), flag(None, "legend", default=True)
+    (True, True)
+    """
+    return default if given is None else accepted.flag(given, what, FigureError)
 
 
 def at_least_one(given: Any, what: str) -> int:

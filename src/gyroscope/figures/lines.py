@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
+from gyroscope.errors import FigureError
 from gyroscope.figures.depth import DEPTH
 from gyroscope.figures.names import short_names
 from gyroscope.figures.notebook import as_picture
@@ -29,12 +30,16 @@ MANY = 60
 NAMED = 10
 
 
-def own_axes(*, width: float = 5.4, height: float = 3.2) -> Axes:
-    """Return the axes of a new figure, which pyplot does not know.
+def own_axes(given: Axes | None = None, *, width: float = 5.4, height: float = 3.2) -> Axes:
+    """Return the axes that were given, or those of a new figure, which pyplot does not know.
 
     >>> own_axes().figure.get_size_inches().tolist()
     [5.4, 3.2]
     """
+    if given is not None:
+        if not isinstance(given, Axes):
+            raise FigureError(f"ax must be matplotlib axes, got {given!r:.80}; try figure.subplots(), or leave it out")
+        return given
     figure = as_picture(Figure(figsize=(width, height), layout="constrained"))
     return as_picture(figure.add_subplot())
 

@@ -52,7 +52,7 @@ def moment_percentiles(
     series = [find(run, name, layers=layers) for name in _NAMES]
     shown = _shown(series[1], steps)
     names = series[1].layers
-    ax = own_axes(width=float(np.clip(2.6 + 0.28 * len(names), 4.2, 7))) if ax is None else ax
+    ax = own_axes(ax, width=float(np.clip(2.6 + 0.28 * len(names), 4.2, 7)))
     for place, step in enumerate(shown):
         low, middle, high = (s.at(step)[1] for s in series)
         draw_bars(ax, low, middle, high, place=place, places=len(shown))

@@ -40,10 +40,12 @@ def short_names(names: Sequence[str], *, longest: int = _LONGEST) -> list[str]:
 def literal(name: str) -> str:
     r"""Return `name` so that matplotlib writes it as it is, and takes no part of it for a formula.
 
-    >>> print(literal("$x$"))
-    \$x\$
+    Bytes of a folder's name that are no letters are written as what they stand for.
+
+    >>> print(literal("$x$"), literal("\udcff"))
+    \$x\$ \udcff
     """
-    return name.replace("$", r"\$")
+    return name.encode("utf-8", "backslashreplace").decode().replace("$", r"\$")
 
 
 def spread(count: int, room: int) -> list[int]:

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 
 from gyroscope.errors import FigureError
 from gyroscope.figures.bars import BARS, colours, draw_bars, layer_axis
-from gyroscope.figures.given import Layers, Measured, RunLike, as_run, described, find, held, holds
+from gyroscope.figures.given import Layers, Measured, RunLike, as_run, described, find, flag, held, holds
 from gyroscope.figures.lines import MANY, Style, depth_key, draw_lines, finish, own_axes, span, style_key
 from gyroscope.figures.looks import frame, look_of
 
@@ -50,7 +50,7 @@ def neurons(
     'layer, in forward order'
     """
     run = as_run(run)
-    if show not in (None, *get_args(Show)):
+    if show is not None and (not isinstance(show, str) or show not in get_args(Show)):
         raise FigureError(f"show={show!r} is not known; use one of {', '.join(map(repr, get_args(Show)))}")
     active = [name for name, _ in _STYLES if name in run.quantities]
     turned = all(name in run.quantities for name in _QUANTILES)
@@ -67,7 +67,7 @@ def neurons(
 
 def _activity(run: Measured, ax: Axes | None, layers: Layers, legend: bool | None, title: str | None) -> Axes:
     own = ax is None
-    ax = own_axes() if ax is None else ax
+    ax = own_axes(ax)
     drawn: list[tuple[str, Style]] = []
     steps, largest = [], 0.0
     there = [name for name, _ in _STYLES if holds(run, name, layers=layers)]
@@ -81,7 +81,7 @@ def _activity(run: Measured, ax: Axes | None, layers: Layers, legend: bool | Non
     # Most fractions are small: the axis ends a little above the largest, but never tells 0.1 % from 0.
     ax.set_ylim(0, min(1.02, max(1.15 * largest, 0.05)))
     span(ax, np.concatenate(steps))
-    if legend if legend is not None else own:
+    if flag(legend, "legend", default=own):
         depth_key(ax, series.layers, series.depth, len(run.layers))
     style_key(ax, drawn, loc="best" if len(ax.lines) <= MANY else "upper left")
     finish(ax, ylabel="fraction of neurons", title=title)
@@ -92,7 +92,7 @@ def _rotation(run: Measured, ax: Axes | None, layers: Layers, title: str | None)
     series = [find(run, name, layers=layers) for name in _QUANTILES]
     names, step = series[2].layers, int(series[2].steps[-1])
     least, low, middle, high, most = (s.at(step)[1] for s in series)
-    ax = own_axes(width=float(np.clip(2.6 + 0.28 * len(names), 4.2, 7))) if ax is None else ax
+    ax = own_axes(ax, width=float(np.clip(2.6 + 0.28 * len(names), 4.2, 7)))
     [colour] = colours(1)
     at = np.arange(1, len(names) + 1)
     if len(names) > BARS:

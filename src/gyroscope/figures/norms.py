@@ -38,6 +38,6 @@ def norms(
     >>> norms(example_run(), "gradient").get_ylabel()
     'gradient norm ‖g‖'
     """
-    if which not in get_args(Which):
+    if not isinstance(which, str) or which not in get_args(Which):
         raise FigureError(f"which={which!r} is not known; use one of {', '.join(map(repr, get_args(Which)))}")
     return curves(run, f"{which}_norm", relative=relative, ax=ax, layers=layers, legend=legend, title=title)

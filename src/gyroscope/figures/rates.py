@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
 
 from gyroscope.figures.curves import curves
-from gyroscope.figures.given import Layers, RunLike, as_run, choose
+from gyroscope.figures.given import Layers, RunLike, as_run, choose, flag
 from gyroscope.figures.predicted import predicted
 
 # More than this many different equilibria would be a texture, not lines to read.
@@ -43,7 +43,7 @@ def rates(
     """
     run = as_run(run)
     ax = curves(run, quantity, ax=ax, layers=layers, legend=legend, title=title)
-    if predictions and quantity == "rate_per_step":
+    if flag(predictions, "predictions") and quantity == "rate_per_step":
         names = run.layers
         found = predicted(run, {names[i] for i in choose(names, layers)}).values()
         equilibria = {float(f"{p.equilibrium_rate:.3g}") for p in found if p.equilibrium_rate > 0}

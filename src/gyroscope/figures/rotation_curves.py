@@ -10,7 +10,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 
 from gyroscope.errors import FigureError
-from gyroscope.figures.given import Layers, RunLike, as_run, find, numbers
+from gyroscope.figures.given import Layers, RunLike, as_run, find, flag, numbers
 from gyroscope.figures.lines import depth_bar, depth_key, draw_lines, finish, own_axes, span
 from gyroscope.figures.looks import frame, look_of
 
@@ -68,11 +68,11 @@ def rotation_curves(
         depth = np.linspace(0, 1, total)
 
     own = ax is None
-    ax = own_axes() if ax is None else ax
+    ax = own_axes(ax)
     draw_lines(ax, times, y, depth=depth)
     frame(ax, look_of("rotation"), y)
     span(ax, times)
-    if legend if legend is not None else own and bool(names):
+    if flag(legend, "legend", default=own and bool(names)):
         if names:
             depth_key(ax, names, depth, total)
         else:
@@ -90,4 +90,6 @@ def _times(x: npt.ArrayLike, count: int, of: str) -> npt.NDArray[np.float64]:
     times = numbers(x, "x")
     if times.shape != (count,):
         raise FigureError(f"x has shape {times.shape}; for {of} it must be ({count},)")
+    if not np.isfinite(times).all():
+        raise FigureError("x holds values that are not finite; give the time of each row of the curves as a number")
     return times

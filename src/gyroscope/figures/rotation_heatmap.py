@@ -60,8 +60,7 @@ def rotation_heatmap(
     series = find(run, quantity, layers=layers)
     look = settle(look_of(quantity, run.quantities[quantity]), series.values)
     count = len(series.layers)
-    if ax is None:
-        ax = own_axes(width=6.4, height=float(np.clip(1.1 + 0.15 * count, 2.7, 6.2)))
+    ax = own_axes(ax, width=6.4, height=float(np.clip(1.1 + 0.15 * count, 2.7, 6.2)))
 
     suits = limits_of(look, series.values, close=True)
     low, high = suits if ends is None else (own if end is None else end for own, end in zip(suits, ends, strict=True))

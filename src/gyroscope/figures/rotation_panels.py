@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 
+from gyroscope.base.accepted import listed
 from gyroscope.errors import FigureError
 from gyroscope.figures.depth import DEPTH
 from gyroscope.figures.given import at_least_one
@@ -48,8 +49,12 @@ def rotation_panels(
     >>> [ax.get_title() for ax in figure.axes[:2]]
     ['slow', 'fast']
     """
+    panels = listed(panels)
     if not panels:
         raise FigureError("there are no panels to draw; give at least one")
+    wrong = [one for one in panels if not isinstance(one, Panel)]
+    if wrong:
+        raise FigureError(f"panels must be a list of Panel, got {wrong[0]!r:.80}. Try [Panel('SGD', curves)].")
     columns = min(at_least_one(columns, "columns"), len(panels))
     rows = ceil(len(panels) / columns)
     figure = as_picture(Figure(figsize=(2.1 * columns + 1.2, 2.1 * rows + 0.6), layout="constrained"))
@@ -74,7 +79,7 @@ def rotation_panels(
     whole = " to initialization" if rows > 1 else ""  # a single row is too low for it
     figure.supylabel(f"rotation (cosine distance{whole})", fontsize=10)
     if title is not None:
-        figure.suptitle(fill(title, round(_TO_AN_INCH * figure.get_figwidth())), fontsize=11)
+        figure.suptitle(fill(str(title), round(_TO_AN_INCH * figure.get_figwidth())), fontsize=11)
     mappable = ScalarMappable(cmap=DEPTH)
     bar = figure.colorbar(mappable, ax=axes[: len(panels)], aspect=40, pad=0.01, label="layer: first → last")
     bar.set_ticks([])

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from gyroscope.base.accepted import real
 from gyroscope.base.whole_file import whole_file
 from gyroscope.errors import FigureError
+from gyroscope.figures.given import flag
 
 #: The formats a figure can be written in.
 FORMATS = ("png", "svg", "pdf")
@@ -49,7 +50,7 @@ def save(
     whole = figure.get_figure() if isinstance(figure, Axes) else figure
     if not isinstance(whole, Figure):
         raise FigureError(f"save was given a {type(figure).__name__}; it takes a figure or axes of matplotlib")
-    written = paths(path)
+    written, reduce = paths(path), flag(palette, "palette")
     pixels: Any = dpi if dpi is None or (isinstance(dpi, str) and dpi == "figure") else real(dpi)
     if isinstance(pixels, float) and not 0 < pixels <= _MOST:
         raise FigureError(f"dpi={dpi!r}; it must be above 0, and at most {_MOST:,}, or 'figure' for the figure's own")
@@ -59,11 +60,11 @@ def save(
             file.parent.mkdir(parents=True, exist_ok=True)
             with matplotlib.rc_context(_SETTINGS):
                 whole.savefig(file, dpi=pixels, format=form, metadata=_NO_DATE[form])
-            if palette and form == "png":
+            if reduce and form == "png":
                 to_palette(file)
         except OSError as error:
             raise FigureError(f"{file} cannot be written: {error.strerror or error}") from error
-        except ValueError as error:  # a title or a label with half a formula in it
+        except (TypeError, ValueError) as error:  # a title or a label with half a formula or half a letter in it
             said = str(error).strip().splitlines()
             raise FigureError(f"the figure cannot be drawn: {said[-1] if said else error!r}") from error
     return written

@@ -37,7 +37,7 @@ def scalars(
     """
     run = as_run(run)
     names = _chosen(run, names)
-    own = own_axes() if ax is None else ax
+    own = own_axes(ax)
     left = [name for name in names if "acc" not in name]
     right = [name for name in names if "acc" in name]
     twin = own.twinx() if left and right else None

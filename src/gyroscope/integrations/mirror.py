@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gyroscope.base.accepted import listed
 from gyroscope.errors import LayerError, MonitorError
 from gyroscope.integrations.names import Clean, Names, grouped, one_part
 from gyroscope.integrations.picture import Pixels, heatmap
@@ -59,8 +60,8 @@ class Mirror:
         if isinstance(quantities, str):
             raise MonitorError(f"quantities is {quantities!r}; it must be a sequence of names: [{quantities!r}]")
         self._every = every
-        self._asked = None if quantities is None else tuple(quantities)
-        self._patterns = ["*"] if layers is None else [layers] if isinstance(layers, str) else list(layers)
+        self._asked = None if quantities is None else tuple(_names("quantities", quantities))
+        self._patterns = ["*"] if layers is None else _names("layers", layers)
 
     def begin(self, meta: Mapping[str, Any]) -> None:
         """Begin (or go on with) a run in the tool."""
@@ -146,3 +147,10 @@ class Mirror:
         self._step = max(self._step, step)
         if values:
             self.numbers(step, values)
+
+
+def _names(what: str, given: Any) -> list[str]:
+    names = listed(given)
+    if not all(isinstance(name, str) for name in names):
+        raise MonitorError(f"`{what}` must be a list of names, got {given!r:.80}. Try ['rotation'] or ['conv*'].")
+    return names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,7 +145,8 @@ class Chronicle:
     def event(self, kind: str, text: str) -> None:
         """Hand an event over."""
         if self.about.writes:
-            self._put("event", (self.steps, kind, text))
+            # What is no text, such as a file's name with stray bytes in it, is spelled out.
+            self._put("event", (self.steps, kind, text.encode("utf-8", "backslashreplace").decode()))
 
     def warn(self, text: str) -> None:
         """Say in the log, and record, that something is not as it should be."""
@@ -185,7 +187,7 @@ class Chronicle:
 
     def _open(self, step: int, reference_file: str | None) -> Recorder:
         about = self.about
-        self._new_folders = [one for one in (about.path, *about.path.parents) if not one.exists()]
+        self._new_folders = [one for one in (about.path, *about.path.parents) if not os.path.exists(one)]
         meta = about.meta if reference_file is None else {**about.meta, "reference_file": reference_file}
         self.recorder = Recorder(
             about.path, about.layers, self._tracks, self._details, about.quantities, self._clock,

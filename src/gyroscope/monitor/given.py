@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from numbers import Integral, Real
 from pathlib import Path
+from threading import TIMEOUT_MAX
 from time import strftime
 from typing import Any, get_args
 
@@ -18,15 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gyroscope.base.accepted import whole
+from gyroscope.base.accepted import listed, real, text, whole
 from gyroscope.errors import MonitorError
 from gyroscope.layers.layer import Layer, split
 from gyroscope.layers.layer import layers as find_layers
-from gyroscope.monitor.reference import Place, Precision
+from gyroscope.monitor.reference import DTYPES, Place, Precision
 from gyroscope.store import Sink
 from gyroscope.store.connect import in_words
-
-_DTYPES = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
 
 
 def optimizers(given: Any) -> list[Optimizer]:
@@ -67,27 +66,31 @@ def layers(model: Any, chosen: Sequence[Layer] | str | Iterable[str] | None) -> 
     if chosen is None:
         found = find_layers(model)
     else:
-        given: Any = chosen
-        listed = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
-        if listed and all(isinstance(one, Layer) for one in listed):
-            found = [one for one in listed if isinstance(one, Layer)]
-        elif listed and all(isinstance(one, str) for one in listed):
-            found = find_layers(model, include=[str(one) for one in listed])
+        some = listed(chosen)
+        if some and all(isinstance(one, Layer) for one in some):
+            found = some
+        elif some and all(isinstance(one, str) for one in some):
+            found = find_layers(model, include=some)
         else:
             raise MonitorError(
                 "layers must be a list from gyroscope.layers(model), or glob patterns on the layers' names; given "
-                f"{[type(one).__name__ for one in listed][:3] or 'an empty list'}."
+                f"{[type(one).__name__ for one in some][:3] or 'an empty list'}."
             )
     names = [layer.name for layer in found]
     if len(set(names)) < len(names):
         raise MonitorError("A layer is listed twice; list each once.")
     for layer in found:
+        if text(layer.name) is None:
+            raise MonitorError(
+                f"A layer's name must be text that a file can hold, got {layer.name!r}. Rename its module, or leave it "
+                "out: gyroscope.layers(model, exclude=...)."
+            )
         if layer.segments > 1:
             raise MonitorError(
                 f"{layer.name!r} is split into {layer.segments} segments; a monitor measures whole layers. Use "
                 'granularity "tensor"; neurons=True shows how rotation is spread within a layer.'
             )
-        if layer.parameter.dtype not in _DTYPES:
+        if layer.parameter.dtype not in DTYPES:
             raise MonitorError(
                 f"{layer.name!r} is {layer.parameter.dtype}; accepted are float32, float64, bfloat16 and float16. "
                 "Leave it out: gyroscope.layers(model, exclude=...)."
@@ -118,9 +121,9 @@ def parts(chosen: Sequence[Layer], given: Sequence[Optimizer]) -> list[list[int]
 
 
 def check_numbers(**values: Any) -> None:
-    """Counts are whole numbers from 1 (steps from 0), a budget is a share, a threshold any number."""
+    """Counts are whole numbers from 1 (steps from 0), a budget is a share, a timeout seconds, a threshold a number."""
     for name, value in values.items():
-        if value is None and name in ("budget", "step"):
+        if value is None and name in ("budget", "step", "timeout"):
             continue
         least = 0 if name == "step" else 1
         match name:
@@ -128,6 +131,8 @@ def check_numbers(**values: Any) -> None:
                 fine, accepted = _is_real(value), "a finite number"
             case "budget":
                 fine, accepted = _is_real(value) and value > 0, "a share of the time above 0, or None"
+            case "timeout":
+                fine, accepted = 0 <= real(value) <= TIMEOUT_MAX, "a number of seconds from 0, or None to wait"
             case _:
                 fine = not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
                 accepted = f"a whole number from {least}"
@@ -136,7 +141,7 @@ def check_numbers(**values: Any) -> None:
 
 
 def _is_real(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(real(value))
 
 
 def check_choices(reference_dtype: object, reference_device: object) -> None:
@@ -145,7 +150,7 @@ def check_choices(reference_dtype: object, reference_device: object) -> None:
         ("reference_dtype", reference_dtype, get_args(Precision)),
         ("reference_device", reference_device, get_args(Place)),
     ):
-        if value not in kinds:
+        if not isinstance(value, str) or value not in kinds:
             raise MonitorError(f"{name} is {value!r}; accepted are {', '.join(map(repr, kinds))}.")
 
 
@@ -187,15 +192,15 @@ def check_neurons(layers: Sequence[Layer], wanted: bool, sharded: bool) -> None:
 
 def sinks(given: Any) -> tuple[Sink, ...]:
     """Places to mirror a run to."""
-    listed = tuple(given) if isinstance(given, Iterable) else (given,)
-    for sink in listed:
+    places = tuple(listed(given))
+    for sink in places:
         missing = [name for name in ("open", "write", "close") if not callable(getattr(sink, name, None))]
         if missing or isinstance(sink, type):
             raise MonitorError(
                 f"sinks holds {sink!r}, which cannot {', '.join(missing) or 'be called as it is'}; accepted are those "
                 "of gyroscope.integrations, such as TensorBoard('logs'), or what has open, write and close."
             )
-    return listed
+    return places
 
 
 def folder(run: Any) -> Path:
@@ -203,9 +208,16 @@ def folder(run: Any) -> Path:
     if run is None:
         path = Path("runs").absolute() / strftime("%Y-%m-%d_%H-%M-%S")
         return made(path) if rank() == 0 else path
-    if not isinstance(run, str | os.PathLike) or not str(run):
+    if not isinstance(run, str | os.PathLike) or not str(run) or not _can_be_named(os.fspath(run)):
         raise MonitorError(f"run is {run!r}; accepted is the path of a folder, such as 'runs/first'.")
     return Path(run).absolute()
+
+
+def _can_be_named(path: str | bytes) -> bool:
+    try:
+        return isinstance(path, str) and b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:  # half a letter
+        return False
 
 
 def numbers(values: Any, named: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,9 +228,9 @@ def numbers(values: Any, named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named(name: Any) -> str:
-    if not isinstance(name, str) or not name:
+    if not text(name):
         raise MonitorError(f"log was given the name {name!r}; accepted are words, such as log(loss=0.3).")
-    return name
+    return str(name)
 
 
 def _number(name: str, value: Any) -> Any:
@@ -242,7 +254,10 @@ def meta(
 ) -> dict[str, Any]:
     """What a run remembers of where it came from."""
     try:
-        own = json.loads(json.dumps(dict(given or {}), allow_nan=False))
+        own = json.loads(json.dumps({} if given is None else dict(given), allow_nan=False))
+        unwritable = [key for key in own if text(key) is None]
+        if unwritable:
+            raise ValueError(f"the key {unwritable[0]!r} has half a letter in it")
     except (TypeError, ValueError) as error:
         raise MonitorError(f"meta cannot be kept: {error}. Accepted is what JSON can hold.") from None
     about = {
@@ -333,9 +348,9 @@ def check_state(state: Any, names: Sequence[str], shapes: Sequence[tuple[int, ..
     if not isinstance(state, Mapping) or not wanted <= set(state):
         have = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
         raise MonitorError(f"A monitor's state has the keys {sorted(wanted)}; given {have}. Pass what state_dict gave.")
-    if state.get("version", 1) != 1:
+    if whole(state.get("version", 1)) != 1:
         raise MonitorError(
-            f"The state is of version {state['version']}, of a newer Gyroscope; this one knows version 1."
+            f"The state is of version {state['version']!r:.80}, of a newer Gyroscope; this one knows version 1."
         )
     kinds = {"layers": Sequence, "shapes": Sequence, "steps": Sequence, "reference": Mapping, "squares": Mapping}
     for key, kind in kinds.items():
@@ -345,7 +360,7 @@ def check_state(state: Any, names: Sequence[str], shapes: Sequence[tuple[int, ..
                 f"{type(state[key]).__name__}; nothing was changed. Pass what state_dict() returned."
             )
     for saved, own in zip(state["layers"], names, strict=False):
-        if saved != own:
+        if not isinstance(saved, str) or saved != own:
             raise MonitorError(
                 f"The state is of a model that has a layer {saved!r} where this one has {own!r}: it belongs to another "
                 "model, or to another choice of layers. Nothing was changed."
@@ -361,10 +376,9 @@ def check_state(state: Any, names: Sequence[str], shapes: Sequence[tuple[int, ..
             raise MonitorError(f"The state's {key!r} lacks the layer {missing[0]!r}; nothing was changed.")
     for name in names:
         tensor, pair = state["reference"][name], state["squares"][name]
-        if not isinstance(tensor, Tensor) or tensor.is_meta:
+        if not isinstance(tensor, Tensor):
             raise MonitorError(
-                f"The state's reference of {name!r} must be a tensor with values, got "
-                f"{'one on the meta device' if isinstance(tensor, Tensor) else type(tensor).__name__}; nothing was "
+                f"The state's reference of {name!r} must be a tensor, got {type(tensor).__name__}; nothing was "
                 "changed. Pass what state_dict() returned."
             )
         if not isinstance(pair, Sequence) or len(pair) != 2 or not all(isinstance(x, Real) for x in pair):
@@ -375,9 +389,9 @@ def check_state(state: Any, names: Sequence[str], shapes: Sequence[tuple[int, ..
     if len(state["shapes"]) != count:
         raise MonitorError(f"The state has {len(state['shapes'])} shapes for {count} layers; nothing was changed.")
     for name, its, mine in zip(names, state["shapes"], shapes, strict=True):
-        if _shape(its) != tuple(mine):
+        if list(map(whole, listed(its))) != list(mine):
             raise MonitorError(
-                f"The state is of a model whose {name!r} has shape {_shape(its)}; this one's has {tuple(mine)}. "
+                f"The state is of a model whose {name!r} has shape {tuple(listed(its))}; this one's has {tuple(mine)}. "
                 "Nothing was changed."
             )
     if len(state["steps"]) != optimizers:
@@ -389,10 +403,6 @@ def check_state(state: Any, names: Sequence[str], shapes: Sequence[tuple[int, ..
             f"The state's steps must be whole numbers >= 0, got {list(state['steps'])}; nothing was changed. Pass what "
             "state_dict() returned."
         )
-
-
-def _shape(given: Any) -> Any:
-    return tuple(given) if isinstance(given, Sequence) else given
 
 
 def rank() -> int:

@@ -229,10 +229,11 @@ class Monitor:
         Raises:
             StoreError: it could not be written, or recording has stopped (see `error`).
         """
+        given.check_numbers(timeout=timeout)
         if not self._sharded:  # ranks that measure together begin together, at a step
             self._safely(self._chronicle.begin)
         if self._recorder is not None:
-            self._recorder.flush(timeout)
+            self._recorder.flush(None if timeout is None else float(timeout))
         if self.error is not None:
             said = str(self.error) or type(self.error).__name__
             raise StoreError(f"Recording of {self.path} has stopped, and what came after is lost: {said}")

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 
 import numpy as np
 
+from gyroscope.base.accepted import listed
 from gyroscope.errors import MonitorError
 from gyroscope.monitor.products import COLUMNS, Array, Products, angle
 from gyroscope.store.record import QuantityInfo
@@ -88,7 +89,7 @@ def _home(function: Function) -> tuple[object, object]:
 
 def forget(name: str) -> None:
     """Take a quantity out of the registry again."""
-    if name not in _registry:
+    if not isinstance(name, str) or name not in _registry:
         raise MonitorError(_unknown(name))
     if name in DEFAULT:
         raise MonitorError(f"{name!r} is one of our own quantities, which stay; watch(quantities=...) chooses some.")
@@ -103,9 +104,7 @@ def find(names: Iterable[str] | None = None) -> list[Quantity]:
     """
     if names is None:
         return [_registry[name] for name in DEFAULT]
-    if isinstance(names, str):
-        names = [names]
-    given: list[object] = list(names) if isinstance(names, Iterable) else [names]
+    given = listed(names)
     if not all(isinstance(name, str) for name in given):
         raise MonitorError(f"quantities is {names!r}; accepted is a list of names, such as ['rotation', 'rate'].")
     wanted = list(dict.fromkeys(map(str, given)))

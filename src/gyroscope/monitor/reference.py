@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,9 @@ _FREE_SHARE = 0.25
 _STREAMED = 256 << 20
 
 FILE = "reference.pt"
+
+# What can be measured, and measured from.
+DTYPES = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
 
 _WRAPPERS = re.compile(r"(^|\.)(?:(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.)+")
 
@@ -217,6 +221,12 @@ def from_source(source: Source, layers: Sequence[Layer], what: str = "reference"
                 f"The {what} has {layer.name!r} of shape {tuple(weight.shape)}; the model's is "
                 f"{tuple(layer.parameter.shape)}. Give one of the same model."
             )
+        if weight.is_meta or weight.layout != torch.strided or weight.dtype not in DTYPES:
+            kind = "on the meta device, without values" if weight.is_meta else f"{weight.dtype}, {weight.layout}"
+            raise MonitorError(
+                f"The {what} has {layer.name!r} as a tensor that is {kind}; accepted are dense tensors of float32, "
+                "float64, bfloat16 and float16. Convert it with .to_dense() or .float(), or load it to a CPU."
+            )
         found.append(weight.detach())
     return [_laid_out(w, layer.parameter) for w, layer in zip(found, layers, strict=True)]
 
@@ -259,8 +269,8 @@ def _reference_file(folder: Path) -> str:
 
 def read_tensors(path: Path) -> Mapping[str, Any]:
     """The tensors of a checkpoint file, or of a run's reference; nothing in it is executed."""
-    file = path / _reference_file(path) if path.is_dir() else path
-    if not file.is_file():
+    file = path / _reference_file(path) if os.path.isdir(path) else path
+    if not os.path.isfile(file):
         raise MonitorError(f"There is no file {file}; give the path of a checkpoint, or of a run that has a {FILE}.")
     try:
         if file.suffix == ".safetensors":

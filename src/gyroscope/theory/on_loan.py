@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gyroscope.base import accepted
 from gyroscope.base.alone import alone
 from gyroscope.errors import GyroscopeError
 from gyroscope.layers.layer import Layer
@@ -169,18 +170,16 @@ class _Within(nn.Module):
 def _chosen(model: Any, given: Any) -> list[Layer]:
     if not isinstance(model, nn.Module):
         raise DynamicsError(f"The model is a {type(model).__name__}; accepted is a torch.nn.Module.")
-    listed: list[Any] | None = None
-    if given is not None:
-        listed = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    some = None if given is None else accepted.listed(given)
     chosen: list[Layer]
-    if listed and all(isinstance(one, Layer) for one in listed):
-        chosen = list({id(one.parameter): one for one in listed}.values())
-    elif listed is None or (listed and all(isinstance(one, str) for one in listed)):
-        chosen = find_layers(model, include=listed)
+    if some and all(isinstance(one, Layer) for one in some):
+        chosen = list({id(one.parameter): one for one in some}.values())
+    elif some is None or (some and all(isinstance(one, str) for one in some)):
+        chosen = find_layers(model, include=some)
     else:
         raise DynamicsError(
             "layers must be a list from gyroscope.layers(model), or glob patterns on the layers' names; given "
-            f"{[type(one).__name__ for one in listed][:3] or 'an empty list'}."
+            f"{[type(one).__name__ for one in some][:3] or 'an empty list'}."
         )
     held = {id(parameter) for parameter in model.parameters()}
     for layer in chosen:

@@ -129,11 +129,15 @@ def backend(device: torch.device | str) -> ModuleType:
     name = os.environ.get("GYROSCOPE_BACKEND", "")
     if name not in ("", "eager", "triton"):
         raise VectorError(f"GYROSCOPE_BACKEND is {name!r}; accepted are 'eager' and 'triton', or unset it.")
-    wanted = name or ("triton" if torch.device(device).type == "cuda" and _has_triton() else "eager")
+    try:
+        kind = torch.device(device).type
+    except (TypeError, RuntimeError):  # also of an accelerator that is not there
+        raise VectorError(f"`device` must be a device that torch knows, got {device!r}. Try 'cpu'.") from None
+    wanted = name or ("triton" if kind == "cuda" and _has_triton() else "eager")
     if wanted == "eager":
         return eager
     if name == "triton":
-        _refuse_idle_triton(torch.device(device).type)
+        _refuse_idle_triton(kind)
     from gyroscope.vectors import triton
 
     return triton

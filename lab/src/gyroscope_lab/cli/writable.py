@@ -19,15 +19,16 @@ def make_folder(folder: Path, option: str) -> None:
     ...         print(end.exit_code)
     2
     """
-    if folder.exists() and not folder.is_dir():
-        fail(f"{option} {folder} is a file; give a folder", code=BAD_ARGUMENT)
     try:
+        if folder.exists() and not folder.is_dir():
+            fail(f"{option} {folder} is a file; give a folder", code=BAD_ARGUMENT)
         folder.mkdir(parents=True, exist_ok=True)
         # Writing a file is the only test that holds for every file system and user.
         with tempfile.TemporaryFile(dir=folder):
             pass
-    except OSError as error:
-        fail(f"{option} {folder} cannot be written: {error.strerror}", code=BAD_ARGUMENT)
+    except (OSError, ValueError) as error:  # the latter of names with a zero byte or half a letter
+        said = getattr(error, "strerror", None) or error
+        fail(f"{option} {folder} cannot be written: {said}", code=BAD_ARGUMENT)
 
 
 def at_least_one(value: int | None, option: str) -> None:
