@@ -41,7 +41,7 @@ class Monitor:
     """Measures the layers of a model at the steps of its optimizer; made by `gyroscope.watch`, which says how.
 
     Attributes:
-        path: the run's folder.
+        path: the run's folder; None where `run` was not given and another rank, which holds a replica, records.
         layers: the names of the layers, in forward order.
         error: what made the monitor stop, if something did. Training is never stopped by it.
     """
@@ -85,7 +85,7 @@ class Monitor:
         values = None if reference is None else from_source(reference, chosen)
         self._sharded = any_sharded(layer.parameter for layer in chosen)
         given.check_neurons(chosen, neurons, self._sharded)
-        self.path = given.folder(run)
+        self.path = given.folder(run, shared=self._sharded)
         self.layers = tuple(layer.name for layer in chosen)
         self.error: Exception | None = None
         # Ranks that hold replicas have nothing to add; ranks that hold shards are all needed.
@@ -96,8 +96,9 @@ class Monitor:
             for i, layer in enumerate(chosen)
         ]
         self._held: tuple[Precision, Place] = (reference_dtype, reference_device)
+        folder = self.path or Path()  # ranks that do not know it do not look there
         about = About(
-            self.path, self._table, parts, wanted, remembered, places, given.rank() == 0, self._sharded, self._held
+            folder, self._table, parts, wanted, remembered, places, given.rank() == 0, self._sharded, self._held
         )
         # Everything has been checked but the folder, and nothing was changed.
         step = None if step is None else int(step)
@@ -132,7 +133,7 @@ class Monitor:
                 handle.remove()
             with suppress(OSError):  # the failure is what is said
                 self._chronicle.discard()
-            if run is None:
+            if run is None and self.path is not None:
                 with suppress(OSError):  # it holds a run already
                     self.path.rmdir()
             raise
@@ -165,6 +166,8 @@ class Monitor:
     @property
     def run(self) -> Run:
         """The run, to read, with everything measured so far in it."""
+        if self.path is None:
+            raise MonitorError("The first rank records this run, in a new folder: ask there, or give watch a `run`.")
         self.flush()
         return load(self.path)
 
@@ -218,16 +221,24 @@ class Monitor:
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything measured and logged so far is on disk.
 
+        The run of a sharded model begins with its first step, and the weights before it are recorded then.
+
         Raises:
-            StoreError: it could not be written, or recording has stopped (see `error`).
+            StoreError: some of it could not be worked out or written, recording has stopped (see `error`), or a sharded
+                model has not taken its first step since its run was resumed.
         """
-        if not self._sharded:  # ranks that measure together begin together, at a step
-            self._safely(self._chronicle.begin)
+        # Ranks that measure together begin together, at a step.
+        self._safely(self._chronicle.drain if self._sharded else self._chronicle.begin)
         if self._recorder is not None:
             self._recorder.flush(timeout)
         if self.error is not None:
             said = str(self.error) or type(self.error).__name__
             raise StoreError(f"Recording of {self.path} has stopped, and what came after is lost: {said}")
+        if self._chronicle.waits:
+            raise StoreError(
+                f"{self.path} is resumed at the first step of all ranks. What was logged before waits until then; "
+                "flush after it."
+            )
 
     def close(self, *, interrupted: bool = False) -> None:
         """Record the last step, take every hook off and finish the run; its state is "ended" unless `interrupted`."""
@@ -266,7 +277,8 @@ class Monitor:
 
     def __repr__(self) -> str:
         every = f"every {self.interval} steps" if self.interval > 1 else "every step"
-        return f"Monitor({str(self.path)!r}: {len(self.layers)} layers, {every}, {self.steps} steps so far)"
+        where = "recorded by the first rank" if self.path is None else repr(str(self.path))
+        return f"Monitor({where}: {len(self.layers)} layers, {every}, {self.steps} steps so far)"
 
     def __reduce__(self) -> NoReturn:
         raise MonitorError(
