@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gyroscope.checksums import require_whole
+from gyroscope.checksums import read_whole
 from gyroscope.control.refusals import check_dtype, check_optimizer, few, unlike
 from gyroscope.control.roster import chosen_layers
 from gyroscope.control.torch_contract import controller_of
@@ -62,8 +62,7 @@ class Rates:
     def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Rates:
         """Read what `save` wrote."""
         try:
-            require_whole(path)
-            data = torch.load(path, weights_only=True, map_location="cpu")
+            data = read_whole(path)
             names, tangents = tuple(data["layers"]), data["tangents"].to(torch.float64)
             if tangents.dim() != 2 or tangents.shape[1] != len(names):
                 raise ValueError(f"rates of shape {tuple(tangents.shape)} for {len(names)} layers")
