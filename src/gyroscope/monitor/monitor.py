@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -208,7 +208,8 @@ class Monitor:
         weights with, so rates begin with the second.
         """
         for track in self._tracks:
-            self._safely(self._loop.by_hand, track, joining=self._sharded)
+            with self._loop.stopwatch:
+                self._safely(self._loop.by_hand, track, joining=self._sharded)
 
     def cost(self) -> Cost:
         """What measuring costs, as a share of the training time and in seconds."""
@@ -335,19 +336,29 @@ class Monitor:
         self._safely(self._chronicle.log, numbers)
 
     def _hook(self, act: Callable[[Track], None], track: Track) -> Callable[..., None]:
+        stopwatch = self._loop.stopwatch
+
         def hook(*_: Any) -> None:
             if torch.compiler.is_compiling():
                 self._uncompiled(act, track)
             elif not is_capturing():  # hooks are not part of a graph, and its steps are replayed without them
-                self._safely(act, track, joining=self._sharded)
+                with stopwatch:
+                    self._safely(act, track, joining=self._sharded, within=nullcontext)
 
         return hook
 
     @_disable_dynamo
     def _uncompiled(self, act: Callable[[Track], None], track: Track) -> None:
-        self._safely(act, track, joining=self._sharded)
+        with self._loop.stopwatch:
+            self._safely(act, track, joining=self._sharded)
 
-    def _safely(self, act: Callable[..., None], *arguments: Any, joining: bool = False) -> None:
+    def _safely(
+        self,
+        act: Callable[..., None],
+        *arguments: Any,
+        joining: bool = False,
+        within: Callable[[], AbstractContextManager[None]] = plainly,
+    ) -> None:
         """Whatever goes wrong here, training goes on: it is said once, and recording stops.
 
         With `joining` it is done even then, because other ranks wait for this one's part.
@@ -355,7 +366,7 @@ class Monitor:
         if not self._active or (self.error is not None and not joining):
             return
         try:
-            with plainly():
+            with within():
                 act(*arguments)
         except Exception as error:
             if self.error is None:
