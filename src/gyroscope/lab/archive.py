@@ -11,13 +11,13 @@ from pathlib import Path
 from torch import Tensor
 
 from gyroscope.control.rates import Rates
-from gyroscope.errors import ControlError, StoreError
+from gyroscope.errors import ControlError
 from gyroscope.lab import checkpoint
 from gyroscope.lab.errors import LabError
 from gyroscope.lab.result import Result
 from gyroscope.lab.training import RATES, WEIGHTS
 from gyroscope.lab.trial import Trial, describes, file_name
-from gyroscope.store.lock import Lock, is_held
+from gyroscope.store.lock import HeldError, Lock, is_held
 
 
 class Archive:
@@ -122,7 +122,7 @@ class Archive:
         claim.mkdir(parents=True, exist_ok=True)
         try:
             lock = None if is_held(claim) else Lock(claim)
-        except StoreError:
+        except HeldError:
             lock = None
         try:
             yield None if lock is None else self.folder(trial)
