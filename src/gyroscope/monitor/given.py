@@ -27,6 +27,7 @@ from gyroscope.monitor.reference import DTYPES, Place, Precision
 from gyroscope.monitor.resume import agreed
 from gyroscope.store import Sink
 from gyroscope.store.connect import in_words
+from gyroscope.store.given import can_be_named
 
 
 def optimizers(given: Any) -> list[Optimizer]:
@@ -222,16 +223,9 @@ def folder(run: Any, *, shared: bool) -> Path | None:
         if problem is not None:
             raise problem
         return path
-    if not isinstance(run, str | os.PathLike) or not str(run) or not _can_be_named(os.fspath(run)):
+    if not isinstance(run, str | os.PathLike) or not str(run) or not can_be_named(os.fspath(run)):
         raise MonitorError(f"run is {run!r}; accepted is the path of a folder, such as 'runs/first'.")
     return Path(run).absolute()
-
-
-def _can_be_named(path: str | bytes) -> bool:
-    try:
-        return isinstance(path, str) and b"\0" not in os.fsencode(path)
-    except UnicodeEncodeError:  # half a letter
-        return False
 
 
 def numbers(values: Any, named: Mapping[str, Any]) -> dict[str, Any]:
