@@ -26,6 +26,7 @@ from torch.nn.functional import cross_entropy
 
 import gyroscope
 import networks
+from gyroscope.monitor import clock
 from timing import environment, interleaved, summary, write
 
 Step = Callable[[], None]
@@ -72,6 +73,10 @@ def _flat(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(128, 784, device=device), torch.randint(10, (128,), device=device)
 
 
+def _narrow(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(128, 32, device=device), torch.randint(10, (128,), device=device)
+
+
 def _text(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     tokens = torch.randint(50257, (64, 1025), device=device)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].flatten()
@@ -87,6 +92,7 @@ def _adamw(params: Any, device: torch.device) -> torch.optim.Optimizer:
 
 _TASKS: dict[str, tuple[Any, Any, Any]] = {
     "mlp": (networks.mlp, _flat, _sgd),
+    "small_layers": (networks.small_layers, _narrow, _sgd),
     "cnn": (networks.cnn, _images(64, 32, 10), _sgd),
     "resnet50": (networks.resnet50, _images(128, 224, 1000), _sgd),
     "gpt2": (networks.GPT2, _text, _adamw),
@@ -206,42 +212,64 @@ def _in_long_blocks(bare: Task, watched: Task, step_ms: float) -> dict[str, floa
 
 
 def measure_budget(name: str, device: torch.device, folder: str, *, seconds: float) -> dict[str, Any]:
-    """The default budget beside a bare loop: many short blocks in alternating order, and the mean of their ratios.
+    """The default budget, and every fourth step whatever it costs, beside a bare loop: what each says of itself too.
 
-    A tenth of the ratios at either end is left out, as the noise of a shared machine. A block is short enough for many
-    pairs, and long enough that the monitor sees training steps rather than the pauses between its blocks.
+    Blocks of a second in turns, in an order that rotates, and the mean of their ratios to the bare block of the same
+    round. A tenth of the ratios at either end is left out, as the noise of a shared machine. A block is long
+    enough that the monitor, which takes the pause before it for one long step, sees few of them.
+    `cpu` is the same in processor time, of training and of the writer's thread: other programs hardly change it.
     """
-    bare, watched = Task(name, device), Task(name, device)
-    close = _watched(watched, f"{folder}/{name}")
+    options: dict[str, dict[str, Any]] = {"default": {}, "every 4 steps": {"every": 4, "budget": None}}
+    tasks = {one: Task(name, device) for one in ("bare", *options)}
+    closes = [_watched(tasks[one], f"{folder}/{name}-{i}", **given) for i, (one, given) in enumerate(options.items())]
     start = time.perf_counter()
     for _ in range(20):
-        bare.step()
-    steps = max(4, round(0.25 * 20 / (time.perf_counter() - start)))
-    for _ in range(max(200, 2 * steps)):
-        watched.step()
-    pairs: list[tuple[float, float]] = []
+        tasks["bare"].step()
+    steps = max(4, round(20 / (time.perf_counter() - start)))
+    for one in options:  # the interval is stretched after some seconds of training
+        end = time.perf_counter() + 1.5 * clock.SECONDS
+        while time.perf_counter() < end:
+            tasks[one].step()
+    before = {one: tasks[one].monitor.cost() for one in options}  # type: ignore[attr-defined]
+    rounds: list[dict[str, tuple[float, float]]] = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
-        spent = {}
-        for task in (bare, watched) if len(pairs) % 2 else (watched, bare):
-            _wait(task)
-            start = time.perf_counter()
-            for _ in range(steps):
-                task.step()
-            _wait(task)
-            spent[id(task)] = 1e3 * (time.perf_counter() - start) / steps
-        pairs.append((spent[id(bare)], spent[id(watched)]))
-    ratios = sorted(after / before - 1.0 for before, after in pairs)
-    kept = ratios[len(ratios) // 10 : len(ratios) - len(ratios) // 10]
-    cost = watched.monitor.cost()  # type: ignore[attr-defined]
-    close()
+        names = list(tasks)
+        turn = len(rounds) % len(names)
+        rounds.append({one: _block(tasks[one], steps) for one in (*names[turn:], *names[:turn])})
+    result: dict[str, Any] = {
+        "bare_ms": statistics.median(one["bare"][0] for one in rounds), "block": steps, "rounds": len(rounds),
+    }  # fmt: skip
+    for one in options:
+        cost = tasks[one].monitor.cost()  # type: ignore[attr-defined]
+        result[one] = {
+            "wall": _ratio([r[one][0] / r["bare"][0] - 1.0 for r in rounds]),
+            "cpu": _ratio([r[one][1] / r["bare"][1] - 1.0 for r in rounds]),
+            "own_account": {"share": cost.share, "seconds": cost.seconds, "step_seconds": cost.step_seconds,
+                            "interval": cost.interval, "measured": cost.measured - before[one].measured,
+                            "steps": cost.steps - before[one].steps},
+        }  # fmt: skip
+    for close in closes:
+        close()
+    return result
+
+
+def _block(task: Task, steps: int) -> tuple[float, float]:
+    """Milliseconds per step: by the clock, and of all processors."""
+    _wait(task)
+    start, used = time.perf_counter(), time.process_time()
+    for _ in range(steps):
+        task.step()
+    _wait(task)
+    return 1e3 * (time.perf_counter() - start) / steps, 1e3 * (time.process_time() - used) / steps
+
+
+def _ratio(ratios: list[float]) -> dict[str, Any]:
+    ordered = sorted(ratios)
+    kept = ordered[len(ordered) // 10 : len(ordered) - len(ordered) // 10]
     return {
-        "bare_ms": statistics.median(before for before, _ in pairs),
-        "over_bare": statistics.mean(kept),
-        "standard_error": statistics.stdev(kept) / len(kept) ** 0.5,
-        "block": steps, "pairs": len(pairs), "ratios": ratios,
-        "own_account": {"share": cost.share, "seconds": cost.seconds, "interval": cost.interval,
-                        "measured": cost.measured, "steps": cost.steps},
+        "over_bare": statistics.mean(kept), "standard_error": statistics.stdev(kept) / len(kept) ** 0.5,
+        "median": statistics.median(ordered), "ratios": ordered,
     }  # fmt: skip
 
 
@@ -281,7 +309,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     device = torch.device(options.device)
-    names = options.tasks or (["mlp", "cnn"] if device.type == "cpu" else ["resnet50", "gpt2", "resnet110"])
+    second = "small_layers" if options.budget else "cnn"
+    names = options.tasks or (["mlp", second] if device.type == "cpu" else ["resnet50", "gpt2", "resnet110"])
     result: dict[str, Any] = {
         "command": " ".join(["python", *sys.argv]),
         "environment": environment(device),
@@ -292,7 +321,13 @@ def main() -> None:
     for name in names if options.budget else ():
         with tempfile.TemporaryDirectory() as folder:
             found = result["tasks"][name] = measure_budget(name, device, folder, seconds=options.seconds)
-        print(f"{name:10} default {100 * found['over_bare']:+.2f} ± {100 * found['standard_error']:.2f} %")
+        for one in ("default", "every 4 steps"):
+            wall, cpu, own = (found[one][key] for key in ("wall", "cpu", "own_account"))
+            print(
+                f"{name:13} {one:14} {100 * wall['over_bare']:+6.2f} ± {100 * wall['standard_error']:.2f} %, processor "
+                f"{100 * cpu['over_bare']:+6.2f} ± {100 * cpu['standard_error']:.2f} %, own account "
+                f"{100 * own['share']:.2f} %, every {own['interval']} steps"
+            )
         write(out, result)
     for name in () if options.budget else names:
         with tempfile.TemporaryDirectory() as folder:

@@ -84,6 +84,7 @@ NETWORKS = {
     "resnet110": "ResNet-110, batch 128, bf16",
     "mlp": "MLP, 1.2 M parameters, batch 128",
     "cnn": "CNN, 0.6 M parameters, batch 64",
+    "small_layers": "65 linear layers of 32 × 32, batch 128",
 }
 MEASURING_AIMS = {"resnet50": 0.01, "gpt2": 0.01, "resnet110": 0.05, "cnn": 0.05, "mlp": 0.20}
 
@@ -100,9 +101,18 @@ def measuring_targets() -> list[str]:
             aim, got = MEASURING_AIMS[task], found["contenders"]["every step"]["over_bare"]
             row(f"{where}, {NETWORKS[task]}: every step", f"≤ {100 * aim:.0f} %", f"{100 * got:+.2f} %", got <= aim)
     for task, found in load("monitor_budget_cpu")["tasks"].items():
-        what = f"CPU, two cores, {NETWORKS[task]}: default budget (every {found['own_account']['interval']} steps)"
-        got, error = found["over_bare"], found["standard_error"]
-        row(what, "≤ 1 %", f"{100 * got:+.2f} ± {100 * error:.2f} %", got <= 0.01)
+        for one, aim in (("default", 0.01), ("every 4 steps", None)):
+            wall, cpu, own = (found[one][key] for key in ("wall", "cpu", "own_account"))
+            said = f"{one} (every {own['interval']} steps)" if aim else one
+            got = [f"{100 * x['over_bare']:+.2f} ± {100 * x['standard_error']:.2f} %" for x in (wall, cpu)]
+            row(
+                f"CPU, one thread, {NETWORKS[task]}: {said}; own account {100 * own['share']:.2f} %",
+                f"≤ {100 * aim:.0f} %" if aim else "its own account, within a quarter or two standard errors",
+                f"{got[0]}; processor {got[1]}",
+                cpu["over_bare"] <= aim
+                if aim
+                else abs(cpu["over_bare"] - own["share"]) <= max(own["share"] / 4, 2 * cpu["standard_error"]),
+            )
     waits = [found["never_waits"] for found in load("monitor_cost_cuda")["tasks"].values()]
     row("H200: steps without a host synchronisation", "all", f"{sum(waits)} of {len(waits)} networks", all(waits))
     store = load("run_store_cpu")

@@ -615,7 +615,7 @@ def test_a_group_that_would_be_refused_at_construction_is_refused_when_it_is_add
     [
         lambda inner, model: gyroscope.Layca(inner, model),
         lambda inner, model: gyroscope.Graft(inner, torch.optim.Adam(model.parameters())),
-        lambda inner, model: gyroscope.theory.KFAC(inner, model, labels="true"),
+        lambda inner, model: gyroscope.control.KFAC(inner, model, labels="true"),
     ],
     ids=["Layca", "Graft", "KFAC"],
 )

@@ -13,9 +13,9 @@ from watched import backward, inputs, mlp, train
 
 import gyroscope
 from gyroscope.monitor import clock as clocks
-from gyroscope.monitor import loop as loops
 from gyroscope.monitor import request
 from gyroscope.monitor.clock import LEARNING, Clock
+from gyroscope.monitor.loop import Loop
 from gyroscope.monitor.pace import Pace
 from gyroscope.monitor.track import Track
 
@@ -42,7 +42,6 @@ def hands(monkeypatch):
 
     monkeypatch.setattr(Track, "measure", measure)
     monkeypatch.setattr(clocks, "perf_counter", hands)
-    monkeypatch.setattr(loops, "perf_counter", hands)
     monkeypatch.setattr("gyroscope.monitor.recorder.thread_time", lambda: 0.0)
     monkeypatch.setattr(clocks, "SECONDS", 0.0)  # so that short runs show what long ones do
     return hands
@@ -232,8 +231,68 @@ def test_the_writers_time_counts_where_it_is_in_the_way():
     for _ in range(600):
         clock.step(0.01)
         clock.measured(0.0)
-        clock.worked_out(device=[0.0], writer=0.001)
+        clock.worked_out(device=[0.0])
+        clock.wrote(0.001)
     assert clock.stretched(every=1) == pytest.approx(10, abs=1)
+
+
+def test_the_writers_time_counts_where_it_comes_in_batches():
+    """The first comes after many measurements, and its own price, of opening things, is no guide."""
+    clock = Clock(budget=0.01)
+    for batch in range(20):
+        for _ in range(100):
+            clock.step(0.01)
+            clock.measured(0.0)
+        clock.wrote(0.1 if batch else 5.0)
+    assert clock.writer == pytest.approx(0.001)
+
+
+def test_the_devices_time_counts_where_it_is_first_heard_of_late():
+    clock = Clock(budget=0.01)
+    for _ in range(100):
+        clock.measured(0.0)
+    clock.worked_out(device=[0.002])
+    assert clock.price == pytest.approx(0.002)
+
+
+def test_the_price_of_steps_between_counts_and_does_not_grow_with_the_interval():
+    pace = Pace(every=1, budget=0.01, detail_every=100)
+    for step in range(1, 20_001):
+        measured = pace.due(step, last=step - step % pace.interval if step % pace.interval else step - pace.interval)
+        pace.account(
+            outside=0.01, own=0.001 if measured else 2e-5, measured=measured, sampled=False, exposed=True
+        )  # fmt: skip
+        if measured:
+            pace.stretch()
+    found = pace.clock.cost(interval=pace.interval, details=0, steps=step, measured=1, held="")
+    assert found.idle_seconds == pytest.approx(2e-5)
+    assert found.share == pytest.approx(0.01, rel=0.25)
+    assert 10 <= pace.interval <= 16  # 0.001 / (0.01 · 0.01 - 2e-5) = 12.5
+
+
+def test_bookkeeping_that_takes_all_of_the_budget_leaves_measuring_a_quarter():
+    clock = Clock(budget=0.01)
+    for _ in range(2000):
+        clock.step(0.01)
+        clock.measured(0.001)
+        clock.idled(0.0005)
+    assert clock.stretched(every=1) == 40
+
+
+def test_everything_from_the_entry_of_a_hook_to_its_end_counts(tmp_path, hands, monkeypatch):
+    """And none of it as training."""
+    real = Loop.arm
+
+    def arm(self, only=None):
+        hands.now += 0.001
+        real(self, only)
+
+    monkeypatch.setattr(Loop, "arm", arm)
+    monitor = run(tmp_path, hands, 30, every=10, budget=None)
+    cost = monitor.cost()
+    monitor.close()
+    assert cost.step_seconds == pytest.approx(0.01)
+    assert cost.idle_seconds == pytest.approx(0.001, rel=0.1)  # of the first step, that comes after its account
 
 
 def test_the_larger_of_host_and_device_counts():
@@ -241,7 +300,7 @@ def test_the_larger_of_host_and_device_counts():
     for _ in range(LEARNING + 50):
         clock.step(0.01)
         clock.measured(0.0005)
-        clock.worked_out(device=[0.002], writer=0.0)
+        clock.worked_out(device=[0.002])
     assert clock.price == pytest.approx(0.002, rel=0.05)
 
 

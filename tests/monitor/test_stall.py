@@ -367,5 +367,5 @@ def test_a_network_without_any_input_to_its_last_layer_is_told_from_one_with_lit
 def test_a_file_of_the_last_layer_with_columns_of_several_lengths_is_refused(tmp_path):
     with write_example(tmp_path / "run") as run:
         np.savez(run.path / FILE, loss=np.ones(1), lambda_x=np.ones(3), weight_norm=np.ones(6))
-        with pytest.raises(MonitorError, match="their shapes are"):
+        with pytest.raises(MonitorError, match="their lengths are"):
             stalled(run)

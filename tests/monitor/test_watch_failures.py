@@ -298,6 +298,25 @@ def test_flush_raises_once_the_monitor_has_stopped(tmp_path, monkeypatch):
     monitor.close()
 
 
+def test_flush_raises_where_a_measurement_could_not_be_worked_out(tmp_path, monkeypatch):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None) as monitor:
+        train(model, optimizer, inputs(1))
+        monitor.flush()
+        with monkeypatch.context() as patch:
+            patch.setattr(Detail, "resolve", After(Detail.resolve, 0, ValueError("made up")))
+            monitor.sample(1)
+            train(model, optimizer, inputs(1))
+            with pytest.raises(StoreError, match=r"lacks records .* failed: ValueError: made up"):
+                monitor.flush()
+        train(model, optimizer, inputs(1))
+        monitor.flush()
+    assert monitor.error is None
+    with gyroscope.load(tmp_path / "run") as run:
+        assert run.steps.tolist() == [0, 1, 2, 3]
+
+
 def test_a_loss_function_that_fails_is_reported_once_and_all_else_is_recorded(tmp_path, caplog):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -390,7 +390,7 @@ def test_jobs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path, m
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(given, "strftime", lambda _: "now")
     with ThreadPoolExecutor(8) as pool:
-        paths = list(pool.map(lambda _: given.folder(None), range(40)))
+        paths = list(pool.map(lambda _: given.folder(None, shared=False), range(40)))
     assert len({path.name for path in paths}) == 40
     assert all(path.is_dir() for path in paths)
 

@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 import gyroscope
 import two_ranks
 from gyroscope import Layca, Run
-from gyroscope.errors import MonitorError
-from gyroscope.monitor import clock
+from gyroscope.errors import MonitorError, StoreError
+from gyroscope.monitor import clock, given
 
 Claim = Callable[[Path], None]
 # The activations of a sharded model are not looked at; those of others on their half of a batch are other numbers.
@@ -280,6 +280,54 @@ def a_sharded_run_is_measured_from_a_whole_model(folder: Path) -> None:
             assert value == pytest.approx(float(1 - a @ b / (a.norm() * b.norm())), abs=CLOSE)
 
 
+def what_is_logged_before_the_first_step_of_a_sharded_model_is_on_disk_after_flush(folder: Path) -> None:
+    model = shard(Kinds())
+    with gyroscope.watch(model, adamw(model), folder / "run", **PLAIN) as monitor:
+        monitor.log(loss=2.5)
+        monitor.note("before")
+        monitor.flush()
+        if dist.get_rank() == 0:
+            with gyroscope.load(folder / "run") as run:
+                assert run.scalars["loss"].values.tolist() == [2.5]
+                assert [event.text for event in run.events] == ["before"]
+
+
+def a_sharded_run_that_is_resumed_is_flushed_after_its_first_step(folder: Path) -> None:
+    for resumed in (False, True):
+        model = shard(Kinds())
+        optimizer = adamw(model)
+        with gyroscope.watch(model, optimizer, folder / "run", **PLAIN) as monitor:
+            monitor.log(loss=2.5)
+            if dist.get_rank() == 0 and resumed:
+                with pytest.raises(StoreError, match="resumed at the first step of all ranks"):
+                    monitor.flush()
+            go(model, optimizer, range(2), split=True)
+            monitor.flush()
+        dist.barrier()
+    if dist.get_rank() == 0:
+        with gyroscope.load(folder / "run") as run:
+            assert run.scalars["loss"].values.tolist() == [2.5]
+
+
+def the_folder_that_the_first_rank_makes_is_known_where_it_can_be(folder: Path) -> None:
+    """Ranks that hold shards hear of it; ranks that hold replicas do not, and say so."""
+    rank = dist.get_rank()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(given, "strftime", lambda _: f"clock-of-{rank}")
+        model = shard(Kinds())
+        with gyroscope.watch(model, adamw(model), **PLAIN) as monitor:
+            assert monitor.path == folder / "runs/clock-of-0"
+        replica = Kinds()
+        with gyroscope.watch(replica, adamw(replica), **PLAIN) as monitor:
+            assert monitor.path == (folder / "runs/clock-of-0-2" if rank == 0 else None)
+            if rank == 1:
+                assert "recorded by the first rank" in repr(monitor)
+                with pytest.raises(MonitorError, match="The first rank records this run"):
+                    _ = monitor.run
+        assert not (folder / "runs/clock-of-1").exists()
+
+
 def neurons_of_shards_are_refused(folder: Path) -> None:
     model = shard(Kinds())
     optimizer = adamw(model)
@@ -341,6 +389,9 @@ CLAIMS: list[Claim] = [
     a_sharded_state_is_whole_and_resumes,
     a_sharded_run_is_recognised_by_its_weights,
     a_sharded_run_is_measured_from_a_whole_model,
+    what_is_logged_before_the_first_step_of_a_sharded_model_is_on_disk_after_flush,
+    a_sharded_run_that_is_resumed_is_flushed_after_its_first_step,
+    the_folder_that_the_first_rank_makes_is_known_where_it_can_be,
     neurons_of_shards_are_refused,
     a_budget_is_kept_by_both_ranks_together,
     a_rank_whose_shards_are_all_empty_takes_part,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from runs_for_tests import LAYERS, QUANTITIES, rows, writer
 
+from gyroscope.errors import StoreError
 from gyroscope.store import Deferred, Event, Rows, Scalars, load
 
 
@@ -63,8 +64,10 @@ def test_a_failing_resolve_is_told_once_and_stops_nothing(tmp_path, told):
     with writer(tmp_path / "run") as w:
         for step in range(3):
             w.put(Deferred(resolve, step))
-            w.flush()
+            with pytest.raises(StoreError, match=r"lacks records .* failed: RuntimeError: device lost"):
+                w.flush()
         w.put(rows(10))
+        w.flush()  # what is missing was told
     assert w.error is None
     assert len(told()) == 1
     assert "device lost" in told()[0]
@@ -93,6 +96,8 @@ def test_a_record_that_does_not_belong_is_told_and_the_others_are_written(tmp_pa
         w.put(rows(0))
         w.put(record)
         w.put(rows(2))
+        with pytest.raises(StoreError, match="lacks records that were put since the last flush"):
+            w.flush()
     assert w.error is None
     run = load(w.path)
     np.testing.assert_array_equal(run.steps, [0, 2])

@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
+import torch
 from runs_for_tests import LAYERS, QUANTITIES, rows, write, writer
 
 from gyroscope.errors import StoreError
 from gyroscope.store import Event, LayerInfo, QuantityInfo, Rows, Scalars, load
+from gyroscope.store.example import write_example
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -161,3 +163,18 @@ def test_a_closed_run_is_one_file_and_its_lock(tmp_path):
     with load(path) as run:
         run.series("rotation")
     assert sorted(file.name for file in path.iterdir()) == ["run.lock", "run.sqlite"]
+
+
+@pytest.mark.parametrize("path", ["half a \ud83d", "a \0 byte"])
+def test_paths_that_no_file_can_have_are_refused(path):
+    with pytest.raises(StoreError, match="no path has such letters in it"):
+        load(path)
+
+
+def test_steps_and_names_without_values_are_refused(tmp_path):
+    write_example(tmp_path / "run").close()
+    with load(tmp_path / "run") as run:
+        with pytest.raises(StoreError, match="accepted are some of the run's steps"):
+            run.series("rotation", steps=torch.empty(2, device="meta"))
+        with pytest.raises(StoreError, match="accepted is a name"):
+            run.to_csv(tmp_path / "a.csv", np.array(5))

@@ -11,8 +11,8 @@ from pathlib import Path
 from torch import Tensor
 
 from gyroscope.control.rates import Rates
-from gyroscope.errors import ControlError, StoreError
-from gyroscope.store.lock import Lock, is_held
+from gyroscope.errors import ControlError
+from gyroscope.store.lock import HeldError, Lock, is_held
 from gyroscope_lab import checkpoint
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.result import Result
@@ -122,7 +122,7 @@ class Archive:
         claim.mkdir(parents=True, exist_ok=True)
         try:
             lock = None if is_held(claim) else Lock(claim)
-        except StoreError:
+        except HeldError:
             lock = None
         try:
             yield None if lock is None else self.folder(trial)

@@ -388,7 +388,7 @@ def collect(path: Path | str, runs: Path | str, kept: Path | str) -> list[Collec
     with tempfile.TemporaryDirectory(prefix=".collect-", dir=archive.root) as temporary:
         staged = Archive(temporary)
         try:
-            with tarfile.open(path) as tar:
+            with tarfile.open(path, "r:") as tar:  # boxes do not compress, and what is compressed may have any size
                 listed = _checked(tar, path)
                 tar.extractall(staged.root, filter="data")
         except (OSError, tarfile.TarError, EOFError) as error:
@@ -400,6 +400,9 @@ def collect(path: Path | str, runs: Path | str, kept: Path | str) -> list[Collec
 def _checked(tar: tarfile.TarFile, path: Path) -> list[tuple[dict[str, Any], Trial]]:
     """The trials that an archive lists; refuses one that holds anything else than their files."""
     members = tar.getmembers()
+    # A sparse file may be small in the archive and of any size outside, so that not even box.json is read.
+    if sparse := [one.name for one in members if one.issparse()]:
+        raise LabError(f"{path} is not the archive of a box: {sparse[0]!r} is sparse; nothing was collected")
     try:
         file = tar.extractfile(_BOX)
         assert file is not None

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gyroscope.base.checksums import require_whole
+from gyroscope.base.checksums import read_whole, require_whole
 from gyroscope.monitor import Monitor
 from gyroscope_lab.errors import LabError
 
@@ -61,6 +61,7 @@ def epoch(folder: Path) -> int:
     0
     """
     try:
+        require_whole(folder / FILE)
         # Mapped, so that the weights are not read.
         return int(torch.load(folder / FILE, map_location="cpu", weights_only=True, mmap=True)["epoch"])
     except Exception:
@@ -69,8 +70,7 @@ def epoch(folder: Path) -> int:
 
 def read(path: Path) -> dict[str, Any]:
     """Return what `torch.save` wrote to a file, if it is all there; nothing in the file is executed."""
-    require_whole(path)
-    found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    found: dict[str, Any] = read_whole(path)
     return found
 
 

@@ -50,8 +50,7 @@ def followed(folder: Path | str) -> Followed:
     """Read what a trial with `follows=True` has kept in its folder."""
     path = Path(folder) / FILE
     try:
-        with path.open("rb") as handle, np.load(handle) as file:
-            return Followed(**{name: file[name] for name in _COLUMNS})
+        return Followed(**dict(zip(_COLUMNS, stall_of_run.read_columns(path, _COLUMNS), strict=True)))
     except FileNotFoundError as error:
         raise LabError(f"{path} is not there: the last layer is followed in trials with follows=True") from error
     except Exception as error:

@@ -128,7 +128,7 @@ class Result:
             known = {key: _number(value) for key, value in values.items() if key in cls.__dataclass_fields__}
             known["ended"] = values.get("ended")
             if isinstance(known["rotation"], dict):
-                known["rotation"] = _unpacked(known["rotation"])
+                known["rotation"] = _unpacked(known["rotation"], epochs=len(known["loss"]))
             found = cls(**known)
             rows = [found.loss, found.accuracy, found.validation, *found.rotation, *found.norms]
             # A sum raises TypeError for rows that are not numbers.
@@ -172,17 +172,26 @@ def _packed(rows: list[list[float]]) -> dict[str, Any]:
     return {"shape": list(values.shape), "scale": _SCALE, "packed": text}
 
 
-def _unpacked(values: dict[str, Any]) -> list[list[float]]:
-    """Return the rows that were packed, and the last one.
+def _unpacked(values: dict[str, Any], *, epochs: int) -> list[list[float]]:
+    """Return the rows that were packed, one per epoch, and the last one.
 
     Raises:
         Exception: the values are damaged, as KeyError, TypeError, ValueError or zlib.error.
     """
-    last, (epochs, layers), scale = _number(values["last"]), values["shape"], values["scale"]
-    if layers != len(last) or type(scale) is not int or scale < 1:
-        raise ValueError(f"its rotation has shape {[epochs, layers]}, scale {scale} and a last row of {len(last)}")
-    planes = np.frombuffer(zlib.decompress(base64.b85decode(values["packed"])), dtype=np.uint8)
-    coded = np.ascontiguousarray(planes.reshape(8, -1).T).view("<u8").astype(np.uint64).reshape(epochs, layers)
+    last, shape, scale = _number(values["last"]), values["shape"], values["scale"]
+    if shape != [epochs, len(last)] or type(scale) is not int or scale < 1:
+        said = f"its rotation has shape {shape}, scale {scale} and a last row of {len(last)}"
+        raise ValueError(f"{said}, for {epochs} epochs")
+    size = 8 * epochs * len(last)
+    # One byte more than there can be: a few bytes may unpack to gigabytes.
+    unpacker = zlib.decompressobj()
+    unpacked = unpacker.decompress(base64.b85decode(values["packed"]), size + 1)
+    if len(unpacked) > size:
+        raise ValueError(f"its rotation has more than {size} bytes")
+    if len(unpacked) < size or not unpacker.eof:
+        raise ValueError("its rotation is cut off")
+    planes = np.frombuffer(unpacked, dtype=np.uint8)
+    coded = np.ascontiguousarray(planes.reshape(8, -1).T).view("<u8").astype(np.uint64).reshape(shape)
     steps = (coded >> np.uint64(1)).astype(np.int64) ^ -(coded & np.uint64(1)).astype(np.int64)
     levels = np.cumsum(steps, axis=0, dtype=np.int64)
     return [*np.where(levels == _NAN, np.nan, levels / scale).tolist(), last]

@@ -1,3 +1,5 @@
+import errno
+import fcntl
 import json
 import threading
 import time
@@ -10,6 +12,7 @@ import torch
 import forked
 import gyroscope
 from gyroscope.control.rates import Rates
+from gyroscope.errors import StoreError
 from gyroscope_lab import archive as module
 from gyroscope_lab.archive import Archive
 from gyroscope_lab.engine import run_trials
@@ -300,3 +303,14 @@ def test_a_claim_of_a_process_that_was_killed_is_free_again(processes):
     _, told = processes
     assert not told["during"]
     assert told["after"]
+
+
+def test_a_trial_cannot_be_claimed_where_there_are_no_file_locks(tmp_path, monkeypatch):
+    """It is refused; nobody waits for a lock that nobody holds."""
+
+    def flock(file, operation):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(StoreError, match="without file locks"), Archive(tmp_path).claimed(SGD):
+        pass

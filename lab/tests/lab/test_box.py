@@ -534,9 +534,21 @@ def of_another_trial(entry, content):
     return [(entry, content)]
 
 
+def sparse(name):
+    """Have a member claim a terabyte, of which the archive holds no byte."""
+    about = {"GNU.sparse.map": "1099511627776,0", "GNU.sparse.size": "1099511627776"}
+
+    def change(entry, content):
+        return [(named(entry.name, pax_headers=about) if entry.name.endswith(name) else entry, content)]
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
+        (sparse("box.json"), "'box.json' is sparse"),
+        (sparse("result.json"), r"result\.json' is sparse"),
         (beside((named("../outside.txt"), b"no")), r"holds '\.\./outside\.txt', which no box writes"),
         (beside((named("/outside.txt"), b"no")), r"holds '/outside\.txt'"),
         (beside((named("digits/other/setup.py"), b"no")), r"holds 'digits/other/setup\.py'"),

@@ -366,7 +366,7 @@ def test_one_builds_and_another_waits_for_it(folder, decoded, monkeypatch):
             monkeypatch.setattr(image_cache, "Lock", taken)
             decoded.clear()
             waited.append(path)
-            raise image_cache.StoreError("is being written by another writer")
+            raise image_cache.HeldError("is being written by another writer")
         return lock(path)
 
     monkeypatch.setattr(image_cache, "Lock", taken)

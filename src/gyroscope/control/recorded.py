@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gyroscope.base.checksums import require_whole
+from gyroscope.base.checksums import read_whole
 from gyroscope.base.outermost import register_outermost
 from gyroscope.base.whole_file import whole_file
 from gyroscope.control.refusals import check_optimizer, check_weight, few, unlike
@@ -77,8 +77,7 @@ class Rates:
     def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Rates:
         """Read what `save` wrote."""
         try:
-            require_whole(path)
-            data = torch.load(path, weights_only=True, map_location="cpu")
+            data = read_whole(path)
             return cls(tuple(data["layers"]), data["tangents"].to(torch.float64))
         except FileNotFoundError:
             raise ControlError(f"There is no file {path}; `Rates.save` writes one.") from None

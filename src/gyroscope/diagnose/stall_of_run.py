@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from io import BytesIO
 from math import inf
 from pathlib import Path
-from zipfile import BadZipFile
+from zipfile import ZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,8 @@ from gyroscope.store import Run
 #: A file beside a run, with the last layer at every step: NumPy's arrays of these names among others.
 FILE = "last_layer.npz"
 COLUMNS = ("loss", "lambda_x", "weight_norm")
+#: Steps that such a file may hold; it is compressed, so that a small one could be of any size.
+_MOST_STEPS, _HEADER = 1 << 22, 1024
 #: What a recorded loss is called, unless it is said.
 LOSSES = ("batch_loss", "loss")
 
@@ -93,14 +97,39 @@ def stalls(run: Run, *, classes: int | None = None, layer: str | None = None, lo
 def _read(path: Path) -> tuple[Array, Array, Array, npt.NDArray[np.int64]]:
     """Loss, λmax(Σx) and ‖W‖ of the last layer at every step, and the steps."""
     try:
-        with path.open("rb") as handle, np.load(handle) as file:
-            loss, inputs, norms = (np.asarray(file[name], dtype=np.float64) for name in COLUMNS)
-        if not loss.ndim == inputs.ndim == norms.ndim == 1 or not len(loss) == len(inputs) == len(norms):
-            raise ValueError(f"their shapes are {loss.shape}, {inputs.shape} and {norms.shape}")
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        loss, inputs, norms = read_columns(path, COLUMNS)
+    except Exception as error:  # a damaged file fails in whatever way its bytes happen to lead to
         said = f"accepted are {', '.join(COLUMNS)} of every step; delete it to have the run read instead"
         raise MonitorError(f"{path} cannot be read ({error}): {said}.") from error
     return _finite_or_not(loss), inputs, norms, np.arange(1, 1 + len(loss))
+
+
+def read_columns(path: Path, names: Sequence[str]) -> list[Array]:
+    """Arrays of one number per step from a file of `np.savez`.
+
+    Raises:
+        Exception: there is no such file, or it holds something else.
+    """
+    found = []
+    with ZipFile(path) as file:
+        for name in names:
+            entry = file.getinfo(f"{name}.npy")
+            if entry.file_size > 8 * _MOST_STEPS + _HEADER:
+                raise ValueError(f"{name!r} unpacks to {entry.file_size} bytes, and {_MOST_STEPS} steps are accepted")
+            with file.open(entry) as packed:
+                content = packed.read(entry.file_size)  # never unpacks more; without a number it would
+            with BytesIO(content) as opened:
+                version = np.lib.format.read_magic(opened)
+                if version != (1, 0):
+                    raise ValueError(f"{name!r} has the format {version}")
+                shape, _, dtype = np.lib.format.read_array_header_1_0(opened)
+                at = opened.tell()
+            if len(shape) != 1 or dtype.kind not in "fiu" or at + shape[0] * dtype.itemsize != len(content):
+                raise ValueError(f"{name!r} holds {dtype} of shape {shape} in {len(content)} bytes")
+            found.append(np.frombuffer(content, dtype, offset=at).astype(np.float64))
+    if len({len(one) for one in found}) > 1:
+        raise ValueError(f"their lengths are {', '.join(str(len(one)) for one in found)}")
+    return found
 
 
 def _finite_or_not(losses: npt.ArrayLike) -> Array:

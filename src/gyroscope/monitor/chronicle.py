@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gyroscope.errors import GyroscopeError
+from gyroscope.errors import GyroscopeError, StoreError
 from gyroscope.monitor.clock import Clock
 from gyroscope.monitor.detail import Detail
 from gyroscope.monitor.measured import Measured
@@ -162,7 +163,8 @@ class Chronicle:
                 measured = track.measure(gradients=False)
                 track.settle()
                 if not self.measured(part, measured, {}) and self.recorder is not None:
-                    self.recorder.writer.flush()  # makes room: the last step is always recorded
+                    with suppress(StoreError):  # what earlier records lack is told by the monitor's flush
+                        self.recorder.writer.flush()  # makes room: the last step is always recorded
                     self.measured(part, measured, {})
 
     def _write(self, start: Beginning, saved: Saved | None) -> None:
@@ -214,10 +216,17 @@ class Chronicle:
             for folder in self._new_folders:
                 folder.rmdir()
 
+    @property
+    def waits(self) -> bool:
+        """Whether something was told that will be handed over when the run begins."""
+        return bool(self._waiting)
+
     def drain(self) -> None:
-        """Hand over what still waits for a beginning that will not come."""
+        """Hand over what still waits for the beginning, where the run is open already."""
+        if self.recorder is None:
+            return
         waiting, self._waiting = self._waiting, []
-        for what, payload in waiting if self.recorder is not None else ():
+        for what, payload in waiting:
             self._put(what, payload, late=True)
 
     def _put(self, what: str, payload: Any, *, late: bool = False) -> None:

@@ -20,6 +20,8 @@ _OUTLIERS_FROM = 5
 _DETAILS = 0.3
 # And to analyses of conditioning, where they go by the budget.
 _ANALYSES = 0.3
+# The least share of the budget for measuring, where the bookkeeping of steps that are not measured takes the rest.
+_LEAST = 0.25
 # The second comes so many steps after the first, which says little of the price in a process that has just begun.
 _SECOND = 32
 
@@ -30,7 +32,9 @@ class Cost:
 
     Attributes:
         share: of the training time, at the interval as it is now; detail included.
-        seconds: for one measured step: the larger of the host's and the device's time, and the writer's on top.
+        seconds: for one measured step: the larger of the host's and the device's time, and on top all that the writer's
+            thread uses, sinks included.
+        idle_seconds: for one step that is not measured.
         step_seconds: for one training step, without the monitor.
         interval: the number of steps between two measured ones, as it is now.
         steps: how many were taken since the monitor began; of several optimizers, by the first.
@@ -54,6 +58,7 @@ class Cost:
     total_seconds: float
     held: str = ""
     share_so_far: float = 0.0
+    idle_seconds: float = 0.0
 
     def __str__(self) -> str:
         every = "every step" if self.interval == 1 else f"every {self.interval} steps"
@@ -91,6 +96,11 @@ class Clock:
         self.details = 0
         self.steps = 0
         self.trained = 0.0
+        self.idle = 0.0
+        self._idled = self._timed = 0
+        self._batches = -1  # the first has to open what is written, and writes the reference
+        self._writing = 0.0
+        self._written = 0
         self._lock = threading.Lock()
 
     def step(self, seconds: float) -> None:
@@ -112,14 +122,29 @@ class Clock:
                 self.host = _average(self.host, host if exposed else 0.0, self.count - _WARM)
                 self.exposed = _average(self.exposed, float(exposed), self.count - _WARM)
 
-    def worked_out(self, *, device: Sequence[float], writer: float) -> None:
-        """Measurements have cost so many seconds of the device (each, where known) and of the writer's thread."""
+    def idled(self, seconds: float) -> None:
+        """A step that is not measured cost so many seconds of the training thread."""
+        self._idled += 1
+        self.idle = _average(self.idle, seconds, self._idled)
+
+    def worked_out(self, *, device: Sequence[float]) -> None:
+        """Measurements have cost so many seconds of the device, each."""
         with self._lock:
-            known = self.count - _WARM
-            if known > 0:
+            if self.count > _WARM:
                 for seconds in device:
-                    self.device = _average(self.device, seconds, known)
-                self.writer = _average(self.writer, writer, known)
+                    self._timed += 1
+                    self.device = _average(self.device, seconds, self._timed)
+
+    def wrote(self, seconds: float) -> None:
+        """The writer's thread has used so many seconds more, for whatever was measured since."""
+        with self._lock:
+            self._writing += seconds
+            measured = self.count - self._written
+            if measured > 0:
+                self._batches += 1
+                if self._batches > 0:
+                    self.writer = _average(self.writer, self._writing / measured, self._batches)
+                self._written, self._writing = self.count, 0.0
 
     def sampled(self, seconds: float) -> None:
         """The detail of a sampled step cost so many seconds more."""
@@ -156,7 +181,9 @@ class Clock:
         early = self.count <= LEARNING or (self.trained < SECONDS and self.count < MEASURED)
         if self.budget is None or early or self.train <= 0:
             return every
-        least = self.price / ((1 - self._share) * self.budget * self.train)
+        allowed = (1 - self._share) * self.budget * self.train
+        # What every step costs is spent whatever the interval.
+        least = self.price / max(allowed - self.idle * self.exposed, _LEAST * allowed)
         return every * max(1, math.ceil(least / every - 1e-9))
 
     def details_stretched(self, every: int) -> int:
@@ -170,36 +197,51 @@ class Clock:
         self, *, interval: int, details: int, steps: int, measured: int, held: str, analyses: int = 0
     ) -> Cost:  # fmt: skip
         """What `steps` under this clock have come to; `analyses` is the steps between two of them, 0 for none."""
-        every_step = self.price / interval + self.detail / max(details, 1)
+        idle = self.idle * self.exposed
+        every_step = idle + self.price / interval + self.detail / max(details, 1)
         every_step += self.analysis_price / analyses if analyses else 0.0
         share = every_step / self.train if self.train > 0 else 0.0
-        spent = self.price * measured + self.detail * self.details + self.analysis_price * self.analyses
+        spent = idle * steps + self.price * measured + self.detail * self.details + self.analysis_price * self.analyses
         trained = self.train * steps
         return Cost(
             share=share, seconds=self.price, step_seconds=self.train, interval=interval, steps=steps,
             measured=measured, total_seconds=self.total, held=held,
-            share_so_far=spent / trained if trained > 0 else 0.0,
+            share_so_far=spent / trained if trained > 0 else 0.0, idle_seconds=self.idle,
         )  # fmt: skip
 
 
 class Stopwatch:
-    """Adds up the time between starts and stops on the host."""
+    """Divides the time of the training thread: the monitor's own, between entering and leaving, and the rest."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
-        self._since = 0.0
+        self._own = self._outside = 0.0
+        self._since: float | None = None
+        self._depth = 0
 
     def __enter__(self) -> Stopwatch:
-        self._since = perf_counter()
+        self._depth += 1
+        if self._depth == 1:
+            now = perf_counter()
+            self._outside += 0.0 if self._since is None else now - self._since
+            self._since = now
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.seconds += perf_counter() - self._since
+        self._depth -= 1
+        if self._depth == 0:
+            self._stop()
 
-    def take(self) -> float:
-        """What was added up since the last time it was taken."""
-        seconds, self.seconds = self.seconds, 0.0
-        return seconds
+    def take(self) -> tuple[float, float]:
+        """Seconds outside, and of the monitor, since the last time they were taken; asked from within."""
+        self._stop()
+        outside, own = self._outside, self._own
+        self._outside = self._own = 0.0
+        return outside, own
+
+    def _stop(self) -> None:
+        now = perf_counter()
+        self._own += now - (now if self._since is None else self._since)
+        self._since = now
 
 
 def _average(old: float, new: float, count: int) -> float:

@@ -20,12 +20,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gyroscope.base.accepted import listed, real, text, whole
-from gyroscope.errors import MonitorError
+from gyroscope.errors import MonitorError, StoreError
 from gyroscope.layers.layer import Layer, split
 from gyroscope.layers.layer import layers as find_layers
 from gyroscope.monitor.reference import DTYPES, Place, Precision
+from gyroscope.monitor.resume import agreed
 from gyroscope.store import Sink
 from gyroscope.store.connect import in_words
+from gyroscope.store.given import can_be_named
 
 
 def optimizers(given: Any) -> list[Optimizer]:
@@ -203,21 +205,27 @@ def sinks(given: Any) -> tuple[Sink, ...]:
     return places
 
 
-def folder(run: Any) -> Path:
-    """Where to record: as given, or a new folder under `runs/`, which the first rank makes; wherever the job goes."""
+def folder(run: Any, *, shared: bool) -> Path | None:
+    """Where to record, wherever the job goes: as given, or a new folder under `runs/`, which the first rank makes.
+
+    Ranks that measure together (`shared`) hear of it. Others do not, and have None: to wait for the first rank could
+    last forever, because often it alone watches.
+    """
     if run is None:
-        path = Path("runs").absolute() / strftime("%Y-%m-%d_%H-%M-%S")
-        return made(path) if rank() == 0 else path
-    if not isinstance(run, str | os.PathLike) or not str(run) or not _can_be_named(os.fspath(run)):
+        path: Path | None = None
+        problem: StoreError | None = None
+        if rank() == 0:
+            try:
+                path = made(Path("runs").absolute() / strftime("%Y-%m-%d_%H-%M-%S"))
+            except StoreError as error:
+                problem = error
+        path, problem = agreed((path, problem), shared)
+        if problem is not None:
+            raise problem
+        return path
+    if not isinstance(run, str | os.PathLike) or not str(run) or not can_be_named(os.fspath(run)):
         raise MonitorError(f"run is {run!r}; accepted is the path of a folder, such as 'runs/first'.")
     return Path(run).absolute()
-
-
-def _can_be_named(path: str | bytes) -> bool:
-    try:
-        return isinstance(path, str) and b"\0" not in os.fsencode(path)
-    except UnicodeEncodeError:  # half a letter
-        return False
 
 
 def numbers(values: Any, named: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from time import perf_counter
+from contextlib import nullcontext
 from typing import Any
 
 from gyroscope.monitor import given
 from gyroscope.monitor.chronicle import Chronicle
 from gyroscope.monitor.clock import Stopwatch
 from gyroscope.monitor.detail import Detail
+from gyroscope.monitor.hooks import plainly
 from gyroscope.monitor.pace import Pace
 from gyroscope.monitor.request import SIGNAL
 from gyroscope.monitor.track import Track
@@ -21,6 +22,7 @@ class Loop:
     Attributes:
         recording: whether what is measured is still told; a rank that others wait for goes on without.
         alive: whether anything is measured at all.
+        stopwatch: is entered around all of this, and what is around that.
     """
 
     def __init__(
@@ -36,49 +38,48 @@ class Loop:
         self.alive = True
         self._loss = loss
         self._loss_failed = False
-        self._own = Stopwatch()
-        self._outside = 0.0
-        self._left: float | None = None
+        self.stopwatch = Stopwatch()
 
     def before(self, track: Track) -> None:
         """A step is about to be taken."""
-        self._arrive()
-        with self._own:
-            # Decided before anything can fail: other ranks may be waiting for this one's part.
-            track.measuring = self._due(track)
-            if not self.chronicle.begun:
-                self.chronicle.begin()
-                track.measuring = self._due(track)  # the step may be another one now
-                track.sampling = track.sampling and track.measuring
-            if track.measuring:
-                self._analyse(track)
-                track.before()
-            else:
-                track.pass_by()
-        self._left = perf_counter()
+        # Decided before anything can fail: other ranks may be waiting for this one's part.
+        track.measuring = self._due(track)
+        if track.measuring or track.fresh or not self.chronicle.begun:
+            with plainly():
+                self._prepare(track)
 
     def after(self, track: Track) -> None:
         """It was taken."""
-        self._arrive()
         measured = track.measuring
         track.measuring = False
-        try:
-            self._take(track, measured, analysed=track.conditioning)
-        finally:
-            self.arm(track)
-            self._left = perf_counter()
+        # Most steps are neither measured nor perhaps skipped, and do nothing that gradients could be in the way of.
+        with plainly() if measured or track.may_skip else nullcontext():
+            try:
+                self._take(track, measured, analysed=track.conditioning)
+            finally:
+                self.arm(track)
+
+    def _prepare(self, track: Track) -> None:
+        if not self.chronicle.begun:
+            self.chronicle.begin()
+            track.measuring = self._due(track)  # the step may be another one now
+            track.sampling = track.sampling and track.measuring
+        if track.measuring:
+            self._analyse(track)
+            track.before()
+        else:
+            track.pass_by()
 
     def _take(self, track: Track, measured: bool, *, analysed: bool, seen: bool = True) -> None:
         """Count a step, measure it if it is to be, and say which are next; `seen` if a hook has seen it begin."""
         sampled = track.sampling
         try:
-            with self._own:
-                if seen and track.skipped():
-                    track.leave()
-                    return
-                self._count(track)
-                if measured:
-                    self._measure(track)
+            if seen and track.skipped():
+                track.leave()
+                return
+            self._count(track)
+            if measured:
+                self._measure(track)
             self._look_ahead(track, measured, sampled, analysed)
         except Exception:
             if self.pace.shared:  # other ranks go on to count on this one
@@ -107,17 +108,14 @@ class Loop:
 
     def by_hand(self, track: Track) -> None:
         """A step was taken that no hook has seen."""
-        self._arrive()
         try:
-            with self._own:
-                self.chronicle.begin()
-                track.unseen()
+            self.chronicle.begin()
+            track.unseen()
             measured = self._due(track)
             track.sampling = track.sampling and measured
             self._take(track, measured, analysed=False, seen=False)
         finally:
             self.arm(track)
-            self._left = perf_counter()
 
     @property
     def looks_inside(self) -> bool:
@@ -139,7 +137,8 @@ class Loop:
                 wanted = track.taken + 1 >= track.next_detail or track.asked_for > 0
                 track.sampling = self.alive and wanted and self._due(track)
                 if track.sampling:
-                    detail.attach()
+                    with plainly():
+                        detail.attach()
                 else:
                     detail.detach()
                 self._arm_conditioning(track, detail)
@@ -150,7 +149,8 @@ class Loop:
             wanted = track.taken + 1 >= track.next_conditioning or track.asked_for > 0
             track.conditioning = self.alive and wanted and conditioned.error is None and self._due(track)
             if track.conditioning:
-                conditioned.attach()
+                with plainly():
+                    conditioned.attach()
             else:
                 conditioned.detach()
 
@@ -224,16 +224,12 @@ class Loop:
         if said is not None and self.recording:
             self.chronicle.warn(said)
 
-    def _arrive(self) -> None:
-        if self._left is not None:
-            self._outside += perf_counter() - self._left
-
     def _account(self, measured: bool, sampled: bool, analysed: bool) -> None:
         """Learn what this step cost, and decide on the next."""
-        outside, self._outside = self._outside, 0.0
+        outside, own = self.stopwatch.take()
         first, recorder = self.tracks[0], self.chronicle.recorder
         self.pace.account(
-            outside=outside, own=self._own.take(), measured=measured, sampled=sampled, exposed=first.caught_up,
+            outside=outside, own=own, measured=measured, sampled=sampled, exposed=first.caught_up,
             analysed=analysed,
         )  # fmt: skip
         if recorder is not None and recorder.asked:

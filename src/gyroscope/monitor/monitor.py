@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -42,7 +42,7 @@ class Monitor:
     """Measures the layers of a model at the steps of its optimizer; made by `gyroscope.watch`, which says how.
 
     Attributes:
-        path: the run's folder.
+        path: the run's folder; None where `run` was not given and another rank, which holds a replica, records.
         layers: the names of the layers, in forward order.
         error: what made the monitor stop, if something did. Training is never stopped by it.
     """
@@ -85,7 +85,7 @@ class Monitor:
         values = None if reference is None else from_source(reference, chosen)
         self._sharded = any_sharded(layer.parameter for layer in chosen)
         given.check_neurons(chosen, neurons, self._sharded)
-        self.path = given.folder(run)
+        self.path = given.folder(run, shared=self._sharded)
         self.layers = tuple(layer.name for layer in chosen)
         self.error: Exception | None = None
         # Ranks that hold replicas have nothing to add; ranks that hold shards are all needed.
@@ -96,8 +96,9 @@ class Monitor:
             for i, layer in enumerate(chosen)
         ]
         self._held: tuple[Precision, Place] = (reference_dtype, reference_device)
+        folder = self.path or Path()  # ranks that do not know it do not look there
         about = About(
-            self.path, self._table, parts, wanted, remembered, places, given.rank() == 0, self._sharded, self._held
+            folder, self._table, parts, wanted, remembered, places, given.rank() == 0, self._sharded, self._held
         )
         # Everything has been checked but the folder, and nothing was changed.
         step = None if step is None else int(step)
@@ -132,7 +133,7 @@ class Monitor:
                 handle.remove()
             with suppress(OSError):  # the failure is what is said
                 self._chronicle.discard()
-            if run is None:
+            if run is None and self.path is not None:
                 with suppress(OSError):  # it holds a run already
                     self.path.rmdir()
             raise
@@ -165,6 +166,8 @@ class Monitor:
     @property
     def run(self) -> Run:
         """The run, to read, with everything measured so far in it."""
+        if self.path is None:
+            raise MonitorError("The first rank records this run, in a new folder: ask there, or give watch a `run`.")
         self.flush()
         return load(self.path)
 
@@ -213,7 +216,8 @@ class Monitor:
         weights with, so rates begin with the second. Before a replay ask `looks_inside`.
         """
         for track in self._tracks:
-            self._safely(self._loop.by_hand, track, joining=self._sharded)
+            with self._loop.stopwatch:
+                self._safely(self._loop.by_hand, track, joining=self._sharded)
 
     def cost(self) -> Cost:
         """What measuring costs, as a share of the training time and in seconds."""
@@ -226,17 +230,25 @@ class Monitor:
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything measured and logged so far is on disk.
 
+        The run of a sharded model begins with its first step, and the weights before it are recorded then.
+
         Raises:
-            StoreError: it could not be written, or recording has stopped (see `error`).
+            StoreError: some of it could not be worked out or written, recording has stopped (see `error`), or a sharded
+                model has not taken its first step since its run was resumed.
         """
         given.check_numbers(timeout=timeout)
-        if not self._sharded:  # ranks that measure together begin together, at a step
-            self._safely(self._chronicle.begin)
+        # Ranks that measure together begin together, at a step.
+        self._safely(self._chronicle.drain if self._sharded else self._chronicle.begin)
         if self._recorder is not None:
             self._recorder.flush(None if timeout is None else float(timeout))
         if self.error is not None:
             said = str(self.error) or type(self.error).__name__
             raise StoreError(f"Recording of {self.path} has stopped, and what came after is lost: {said}")
+        if self._chronicle.waits:
+            raise StoreError(
+                f"{self.path} is resumed at the first step of all ranks. What was logged before waits until then; "
+                "flush after it."
+            )
 
     def close(self, *, interrupted: bool = False) -> None:
         """Record the last step, take every hook off and finish the run; its state is "ended" unless `interrupted`."""
@@ -275,7 +287,8 @@ class Monitor:
 
     def __repr__(self) -> str:
         every = f"every {self.interval} steps" if self.interval > 1 else "every step"
-        return f"Monitor({str(self.path)!r}: {len(self.layers)} layers, {every}, {self.steps} steps so far)"
+        where = "recorded by the first rank" if self.path is None else repr(str(self.path))
+        return f"Monitor({where}: {len(self.layers)} layers, {every}, {self.steps} steps so far)"
 
     def __reduce__(self) -> NoReturn:
         raise MonitorError(
@@ -332,19 +345,29 @@ class Monitor:
         self._safely(self._chronicle.log, numbers)
 
     def _hook(self, act: Callable[[Track], None], track: Track) -> Callable[..., None]:
+        stopwatch = self._loop.stopwatch
+
         def hook(*_: Any) -> None:
             if torch.compiler.is_compiling():
                 self._uncompiled(act, track)
             elif not is_capturing():  # hooks are not part of a graph, and its steps are replayed without them
-                self._safely(act, track, joining=self._sharded)
+                with stopwatch:
+                    self._safely(act, track, joining=self._sharded, within=nullcontext)
 
         return hook
 
     @_disable_dynamo
     def _uncompiled(self, act: Callable[[Track], None], track: Track) -> None:
-        self._safely(act, track, joining=self._sharded)
+        with self._loop.stopwatch:
+            self._safely(act, track, joining=self._sharded)
 
-    def _safely(self, act: Callable[..., None], *arguments: Any, joining: bool = False) -> None:
+    def _safely(
+        self,
+        act: Callable[..., None],
+        *arguments: Any,
+        joining: bool = False,
+        within: Callable[[], AbstractContextManager[None]] = plainly,
+    ) -> None:
         """Whatever goes wrong here, training goes on: it is said once, and recording stops.
 
         With `joining` it is done even then, because other ranks wait for this one's part.
@@ -352,7 +375,7 @@ class Monitor:
         if not self._active or (self.error is not None and not joining):
             return
         try:
-            with plainly():
+            with within():
                 act(*arguments)
         except Exception as error:
             if self.error is None:

@@ -54,6 +54,7 @@ class Pace:
         self._wanted: int | None = None
         self._adopted = -_PATIENCE
         self._carried = 0.0
+        self._follows = False
 
     def set_every(self, every: int) -> None:
         """Another interval, from now on; of ranks that measure together the first one decides, when they next agree.
@@ -105,10 +106,14 @@ class Pace:
             self.clock.step(outside)
             if measured:
                 self.clock.measured(own + self._carried, exposed=exposed)
-            # What steps in between cost is for the sake of the next measured one.
-            self._carried = 0.0 if measured else self._carried + own
+                self._carried = 0.0
+            elif self._follows:  # it keeps the weights of the measured one, for the sake of the next
+                self._carried += max(0.0, own - self.clock.idle)
+            else:
+                self.clock.idled(own)
         elif self.clock.train > 0:  # what a step costs without detail must be known first
             self.clock.sampled(outside - self.clock.train + own - self.clock.host)
+        self._follows = measured
 
     def stretch(self) -> str | None:
         """Adopt the interval the budget asks for, where it is clearly another one; says so then."""

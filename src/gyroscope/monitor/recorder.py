@@ -84,6 +84,7 @@ class Recorder:
     ) -> None:
         self.path = path
         self.asked = 0
+        self._used = 0.0  # seconds of the writer's thread
         self._lost = self._lost_at = 0
         self._tracks, self._details, self._quantities, self._clock = tracks, details, list(quantities), clock
         self._last = [0] * len(tracks)
@@ -99,7 +100,7 @@ class Recorder:
             meta=meta,
             step=step,
             sinks=sinks,
-            on_tick=_weakly(self._look_for_signal),
+            on_tick=_weakly(self._tick),
             lock=lock,
         )
         # The writer's thread holds no recorder, and so no model: with the last that does, the run is finished.
@@ -167,11 +168,10 @@ class Recorder:
 
     def _resolve(self, payloads: Sequence[tuple[int, Measured, dict[str, Tensor]]]) -> Iterator[Record]:
         for part, group in groupby(payloads, lambda payload: payload[0]):
-            began = thread_time()
             items = [(measured, detail) for _, measured, detail in group]
             spent = [seconds for measured, _ in items if (seconds := measured.wait()) is not None]
             yield from self._rows(part, items)
-            self._clock.worked_out(device=spent, writer=(thread_time() - began) / len(items))
+            self._clock.worked_out(device=spent)
 
     def _rows(self, part: int, items: Sequence[tuple[Measured, dict[str, Tensor]]]) -> Iterator[Record]:
         kept, steps = [], []
@@ -211,7 +211,9 @@ class Recorder:
             self._naming.heard(record.step, record.values)
             yield record
 
-    def _look_for_signal(self) -> None:
+    def _tick(self) -> None:
+        used, self._used = self._used, thread_time()
+        self._clock.wrote(self._used - used)
         if steps := request.take(self.path):
             self.asked = steps
 

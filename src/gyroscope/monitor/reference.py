@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from gyroscope.base.checksums import read_whole
 from gyroscope.base.transfer import pinned
 from gyroscope.errors import MonitorError
 from gyroscope.layers.layer import Layer
@@ -278,7 +279,8 @@ def read_tensors(path: Path) -> Mapping[str, Any]:
 
             loaded: Any = load_file(str(file))
         else:
-            loaded = torch.load(file, map_location="cpu", weights_only=True)
+            # A checkpoint of the user's own may be in other formats of torch.
+            loaded = read_whole(file) if path.is_dir() else torch.load(file, map_location="cpu", weights_only=True)
     except ImportError:
         raise MonitorError(f"{file} needs safetensors, which is not installed: pip install safetensors") from None
     except Exception as error:

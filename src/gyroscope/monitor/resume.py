@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gyroscope.base.checksums import read_whole
 from gyroscope.errors import MonitorError
 from gyroscope.monitor.measured import products_of
 from gyroscope.monitor.quantities import compute, find
@@ -74,7 +75,7 @@ class Saved:
     def read(cls, file: Path) -> Saved:
         """From such a file; nothing in it is executed."""
         try:
-            data = torch.load(file, map_location="cpu", weights_only=True)
+            data = read_whole(file)
             return cls(data["tensors"], data["squares"])
         except FileNotFoundError:
             raise MonitorError(

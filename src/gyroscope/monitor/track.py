@@ -108,6 +108,16 @@ class Track:
         self._copied = (start, _mark(weights, timed)) if start is not None and timed else ()
         self._inside = parameters, weights
 
+    @property
+    def fresh(self) -> bool:
+        """Whether the weights are those of the last measurement, as far as anybody has seen."""
+        return self._fresh
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether the optimizer does a GradScaler's work, and so may skip a step."""
+        return getattr(self.optimizer, "found_inf", None) is not None
+
     def pass_by(self) -> None:
         """A step that is not measured is about to be taken: after a measured one, keep that one's weights."""
         if self._fresh:

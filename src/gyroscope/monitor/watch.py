@@ -52,9 +52,9 @@ def watch(
             is gone on with: where the weights are those of a recorded step, from there; else, until a state is loaded
             with `load_state_dict`, as a new attempt from the beginning. What was recorded before is kept.
         every: measure every so many steps. Step 0 and the last one are always recorded.
-        budget: the share of the training time that measuring may take; the interval is stretched to keep to it, after
-            the first 50 measured steps, from which the price is learned, and not before 5 seconds of training or 1,000
-            measured steps have passed. None: never.
+        budget: the share of the training time that measuring may take, hooks and the writer's thread included; the
+            interval is stretched to keep to it, after the first 50 measured steps, from which the price is learned, and
+            not before 5 seconds of training or 1,000 measured steps have passed. None: never.
         layers: which layers, from `gyroscope.layers`; or glob patterns on their names.
         quantities: which quantities on the weight side; all that are known by default (`gyroscope.monitor.known`).
         neurons: also how rotation is spread over the output units of each layer.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -88,8 +88,7 @@ def open_run(folder: Path, layers: Sequence[LayerInfo], lock: Lock | None = None
     file = run_file(folder)
     try:
         _refuse_foreign(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        held = lock if lock is not None and lock.held else Lock(folder)
+        held = lock if lock is not None and lock.held else _lock_new(folder)
         try:
             if not file.exists():
                 _create(file, layers)
@@ -99,6 +98,19 @@ def open_run(folder: Path, layers: Sequence[LayerInfo], lock: Lock | None = None
             raise
     except FAILURES as error:
         raise in_words(error, file) from error
+
+
+def _lock_new(folder: Path) -> Lock:
+    """Make a folder, if it is not there, and lock it; a folder that cannot be locked is not left behind."""
+    new = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return Lock(folder)
+    except BaseException:
+        with suppress(OSError):  # somebody else has put something there
+            for one in new:
+                one.rmdir()
+        raise
 
 
 def _refuse_foreign(folder: Path) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import Any
 
 import numpy as np
 
-from gyroscope.base.accepted import real, whole
+from gyroscope.base.accepted import listed, real, whole
 from gyroscope.errors import StoreError
 from gyroscope.store.record import LayerInfo, QuantityInfo, Steps
 
@@ -26,9 +26,17 @@ def path_of(given: Any, what: str = "the folder of a run") -> Path:
     """
     if not isinstance(given, str | os.PathLike) or not isinstance(os.fspath(given), str):
         raise StoreError(f"{given!r} was given for {what}; accepted is a path, such as 'runs/first'.")
-    if "\0" in os.fspath(given):
-        raise StoreError(f"{given!r} was given for {what}; no path has a zero byte in it. Give another.")
+    if not can_be_named(os.fspath(given)):
+        raise StoreError(f"{given!r} was given for {what}; no path has such letters in it. Give another.")
     return Path(given)
+
+
+def can_be_named(path: str | bytes) -> bool:
+    """Return whether a file can have this name: text without a zero byte or half a letter."""
+    try:
+        return isinstance(path, str) and b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
 
 
 def step_of(given: Any) -> int:
@@ -55,6 +63,8 @@ def steps_of(given: Any) -> Steps:
         steps = np.asarray(given)
     except (TypeError, ValueError):
         steps = np.array(given, dtype=object)
+    except RuntimeError:  # a tensor without values
+        steps = np.array([None])
     match steps.dtype.kind:
         case "f":
             fine = bool((steps == np.floor(steps)).all() and (np.abs(steps) < _MOST).all())
@@ -76,16 +86,16 @@ def names_of(given: Any) -> list[str]:
     >>> names_of("rotation"), names_of(["rate", "rate"])
     (['rotation'], ['rate'])
     """
-    listed = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-    if not all(isinstance(name, str) for name in listed):
+    names = listed(given)
+    if not all(isinstance(name, str) for name in names):
         raise StoreError(f"{given!r:.80} was given for a quantity; accepted is a name, such as 'rotation', or several.")
-    return list(dict.fromkeys(listed))
+    return list(dict.fromkeys(names))
 
 
 def check_run(layers: Any, quantities: Any, meta: Any, queue: Any, tick: Any) -> None:
     """Refuse what a run cannot be made of."""
-    listed = list(layers) if isinstance(layers, Iterable) else [layers]
-    for layer in listed:
+    given = listed(layers)
+    for layer in given:
         if not isinstance(layer, LayerInfo):
             raise StoreError(f"{layer!r} was given for a layer of a run; accepted is a gyroscope.store.LayerInfo.")
         if not _is_well_formed(layer):
@@ -93,7 +103,7 @@ def check_run(layers: Any, quantities: Any, meta: Any, queue: Any, tick: Any) ->
                 f"A layer must have a name and a kind that are text, a shape of whole numbers and a part >= 0, got "
                 f"{layer!r}. Try LayerInfo('conv1.weight', 'conv', (8, 3, 3, 3))."
             )
-    names = [layer.name for layer in listed]
+    names = [layer.name for layer in given]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if not names or twice:
         said = f"the layer {twice[0]!r} twice" if twice else "no layers"

@@ -18,8 +18,16 @@ _PATIENCE = 0.5
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
+class HeldError(StoreError):
+    """Another writer holds the lock."""
+
+
 class Lock:
     """Held from its making until `release`, by this process alone.
+
+    Raises:
+        HeldError: another writer holds it.
+        StoreError: it is a link, or the file system has no file locks.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -35,20 +43,11 @@ class Lock:
         if (folder / FILE).is_symlink():
             raise StoreError(f"{folder / FILE} is a link, and would be written through: delete it, and try again.")
         self._file = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o644)
-        end = time.monotonic() + _PATIENCE
-        while not _take(self._file, alone=True):
-            if time.monotonic() > end:
-                holder = os.read(self._file, 20).decode(errors="replace").strip()
-                self.release()
-                raise StoreError(
-                    f"{folder} is being written by another writer (process {holder or 'unknown'}): close that one, or "
-                    "write to another folder."
-                )
-            time.sleep(0.02)
         try:
+            _wait(self._file, folder)
             os.ftruncate(self._file, 0)
             os.write(self._file, f"{os.getpid()}\n".encode())
-        except OSError:  # the disk is full
+        except (OSError, StoreError):
             self.release()
             raise
         _held.add(self)
@@ -69,6 +68,26 @@ class Lock:
         self.release()
 
 
+def _wait(file: int, folder: Path) -> None:
+    end = time.monotonic() + _PATIENCE
+    try:
+        while not _take(file, alone=True):
+            if time.monotonic() > end:
+                holder = os.read(file, 20).decode(errors="replace").strip()
+                raise HeldError(
+                    f"{folder} is being written by another writer (process {holder or 'unknown'}): close that one, or "
+                    "write to another folder."
+                )
+            time.sleep(0.02)
+    except OSError as error:
+        if os.fstat(file).st_size == 0:  # nobody has had it before
+            (folder / FILE).unlink(missing_ok=True)
+        raise StoreError(
+            f"{folder} is on a file system without file locks ({error.strerror}), where two writers could damage each "
+            "other's files. Write to a local disk, and copy the folder when the run has ended."
+        ) from error
+
+
 _held: WeakSet[Lock] = WeakSet()
 
 
@@ -83,13 +102,15 @@ if hasattr(os, "register_at_fork"):
 
 
 def is_held(folder: Path) -> bool:
-    """Whether some process is writing the run in `folder`."""
+    """Whether some process is writing the run in `folder`; False where there are no file locks, which writing needs."""
     try:
         file = os.open(folder / FILE, os.O_RDONLY | _NO_LINKS)
     except OSError:
         return False
     try:
         return not _take(file, alone=False)
+    except OSError:
+        return False
     finally:
         os.close(file)
 
@@ -109,7 +130,8 @@ else:
     import fcntl
 
     def _take(file: int, *, alone: bool) -> bool:
-        # flock, not lockf: locks of lockf belong to the process, so two writers in one process would both get it.
+        # flock, not lockf: locks of lockf belong to the process, so two writers in one process would both get it. Any
+        # other error than of a lock that is held says that the file system has none (Lustre without `-o flock`).
         try:
             fcntl.flock(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except BlockingIOError:

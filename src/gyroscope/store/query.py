@@ -15,7 +15,12 @@ from gyroscope.store import schema
 from gyroscope.store.connect import FAILURES, connect, in_words
 
 _FINISHED = "ro&immutable=1"
-_NOT_ALLOWED = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_READONLY_DIRECTORY", "SQLITE_READONLY_CANTINIT")
+# A copy that nobody else knows of: the folder for temporary files may have no file locks either.
+_OWN = "rw&vfs=unix-none" if os.name == "posix" else "ro"
+# In a folder that cannot be written, or on a file system without file locks.
+_NOT_ALLOWED = (
+    "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_READONLY_DIRECTORY", "SQLITE_READONLY_CANTINIT", "SQLITE_IOERR_LOCK",
+)  # fmt: skip
 
 
 class Query:
@@ -74,16 +79,18 @@ class Query:
         except sqlite3.OperationalError as error:
             if seen[1] == _FINISHED or getattr(error, "sqlite_errorname", "") not in _NOT_ALLOWED:
                 raise
-            # A killed run in a folder that cannot be written: SQLite needs to write there to see its last steps.
+            # A killed run where SQLite cannot write or lock files, which it needs to see the last steps.
             self._copy = TemporaryDirectory()
             for name in (self.file.name, f"{self.file.name}-wal"):
                 shutil.copyfile(self.file.with_name(name), Path(self._copy.name) / name)
-            self._connection = self._checked(Path(self._copy.name) / self.file.name, "ro")
+            self._connection = self._checked(Path(self._copy.name) / self.file.name, _OWN)
         return self._connection
 
     def _checked(self, file: Path, mode: str) -> sqlite3.Connection:
         connection = connect(file, mode)
         try:
+            if mode == _OWN:
+                connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # needs no shared memory
             schema.check(connection, self.file)
         except BaseException:
             connection.close()

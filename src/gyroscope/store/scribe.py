@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ class Scribe:
         self._about = about
         self._last_step = step
         self._reported: set[str] = set()
+        self._missing: deque[str] = deque()  # why records are not in the run, until somebody hears of it
         self._notes: list[Event] = []
 
     def open(self) -> None:
@@ -48,15 +50,31 @@ class Scribe:
         finally:
             self._database.close(ended=not interrupted, failed=failed)
 
-    def attempted(self, act: Callable[..., Any], *given: Any, of: object) -> bool:
-        """Call what others have provided. A failure is told once, in the log and in the run, and stops nothing."""
+    def missing(self) -> str | None:
+        """Why records that were given since this was last asked are not in the run; None if all are."""
+        why = self._missing.popleft() if self._missing else None
+        while self._missing:
+            self._missing.popleft()
+        return why
+
+    def attempted(self, act: Callable[..., Any], *given: Any, of: object, loses: bool = False) -> bool:
+        """Call what others have provided. A failure is told once, in the log and in the run, and stops nothing.
+
+        Args:
+            act: what to call.
+            *given: its arguments.
+            of: what failed, if it does.
+            loses: whether the run then lacks records, which `missing` tells.
+        """
         try:
             act(*given)
         except Exception as error:
             name = of if isinstance(of, str) else getattr(of, "__qualname__", type(of).__qualname__)
+            text = f"{name} failed: {type(error).__name__}: {error}"
+            if loses:
+                self._missing.append(text)
             if name not in self._reported:
                 self._reported.add(name)
-                text = f"{name} failed: {type(error).__name__}: {error}"
                 self._notes.append(Event(self._last_step, "error", text))
                 LOG.warning("%s: %s (told once; recording goes on)", self._database.file.parent, text)
             return False
@@ -78,7 +96,7 @@ class Scribe:
                 yield item
         for resolve, payloads in deferred.items():
             found: list[Record] = []
-            self.attempted(lambda r=resolve, p=payloads, to=found: to.extend(r(p)), of=resolve)
+            self.attempted(lambda r=resolve, p=payloads, to=found: to.extend(r(p)), of=resolve, loses=True)
             yield from found
 
     def _commit(self, records: Iterator[Record]) -> list[Record]:
@@ -86,7 +104,7 @@ class Scribe:
         batch = Batch()
         kept: list[Record] = []
         for record in records:
-            if self.attempted(self._database.add, record, batch, of=type(record).__name__):
+            if self.attempted(self._database.add, record, batch, of=type(record).__name__, loses=True):
                 kept.append(record)
                 self._last_step = max(self._last_step, _last_step(record))
         notes, self._notes = self._notes, []

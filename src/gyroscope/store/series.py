@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from gyroscope.errors import StoreError
 from gyroscope.store.attempts import History
 from gyroscope.store.connect import damaged
 from gyroscope.store.packing import checksum, unpack
 from gyroscope.store.query import Query
 from gyroscope.store.record import LayerInfo, Steps, Values
 
+#: Values of one quantity that are read at a time: 4 GB. A row of equal values is short, so a small file may hold more.
+_MOST = 1 << 30
 #: Steps that are fetched at a time; SQLite takes no more than 999 values with a question.
 _PIECE = 500
 
@@ -23,14 +26,21 @@ def read_series(ask: Query, history: History, name: str, steps: Steps, layers: S
     Raises:
         StoreError: a row is not the one that was written.
     """
+    if len(steps) * len(layers) > _MOST:
+        raise StoreError(
+            f"{len(steps)} steps of {len(layers)} layers were asked of {ask.file}; at most {_MOST} values are read at "
+            "a time. Read fewer steps: run.series(name, steps=run.steps[-1000:])."
+        )
     parts = np.array([layer.part for layer in layers])
     columns = {part: np.flatnonzero(parts == part) for part in set(parts.tolist())}
     values = np.full((len(steps), len(layers)), np.nan, dtype=np.float32)
+    # What is longer than a row can be is not even read.
+    what = f"crc, CASE WHEN length(data) <= {4 * len(layers)} THEN data END"
     places = {step: i for i, step in enumerate(steps.tolist())}
     for i in range(0, len(steps), _PIECE):
         piece = steps[i : i + _PIECE].tolist()
         among = f"step IN ({', '.join('?' * len(piece))})"
-        for attempt, step, quantity, part, crc, data in _rows(ask, history, name, "crc, data", among, piece):
+        for attempt, step, quantity, part, crc, data in _rows(ask, history, name, what, among, piece):
             try:
                 if checksum(attempt, step, quantity, part, data) != crc:
                     raise ValueError("another checksum")

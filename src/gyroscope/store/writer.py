@@ -124,7 +124,8 @@ class Writer:
         """Return when everything that was put before is on the disk.
 
         Raises:
-            StoreError: writing has failed, or took longer than `timeout` seconds.
+            StoreError: writing has failed or took longer than `timeout` seconds, or records that were put since the
+                last flush could not be worked out or do not belong to this run.
         """
         if self._inherited:
             raise StoreError(f"{self.path} is written by the process that opened it, not by its forked children.")
@@ -137,6 +138,10 @@ class Writer:
             raise StoreError(gone)
         if not in_time:
             raise StoreError(f"{self.path} was not written within {timeout} s; the writer goes on trying.")
+        if (why := self._scribe.missing()) is not None:
+            raise StoreError(
+                f"{self.path} lacks records that were put since the last flush: {why}. All others are on disk."
+            )
 
     def close(self, *, interrupted: bool = False) -> None:
         """Write what is left, move it all into one file, and end. Called when the program ends, if not before.

@@ -17,8 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from gyroscope.errors import StoreError
-from gyroscope.store.lock import Lock
+from gyroscope.store.lock import HeldError, Lock
 from gyroscope_lab.data.decode import Batch, decode_all
 from gyroscope_lab.errors import LabError
 
@@ -209,7 +208,7 @@ def _alone(cache: Path) -> Iterator[None]:
             cache.mkdir(parents=True, exist_ok=True)
             lock = Lock(cache)
             break
-        except StoreError:
+        except HeldError:
             time.sleep(_PATIENCE)
         except OSError as error:
             _not_writable(cache, error)
