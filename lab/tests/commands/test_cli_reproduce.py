@@ -110,8 +110,8 @@ def test_the_list_says_which_results_are_in_and_at_which_scale(figure1, here):
 
 def test_the_list_counts_only_the_tasks_that_were_asked_for():
     by_name = {cells[0]: cells[-2] for cells in rows(run("list", "--task", "c100-resnet"))}
-    # 5 × 100 epochs of 0.4 s; and a study of another network.
-    assert (by_name["rotation/fig1"], by_name["rotation/fig4"]) == ("5: 3.3 min", "–")
+    # 5 × 100 epochs of 0.34 s; and a study of another network.
+    assert (by_name["rotation/fig1"], by_name["rotation/fig4"]) == ("5: 2.8 min", "–")
 
 
 def nothing(lab):
