@@ -38,8 +38,7 @@ def core():
 def readers():
     """What reads runs, each beside those before it."""
     return loaded(
-        "gyroscope", "gyroscope.store", "gyroscope.cli.app", "gyroscope_lab.cli.data",
-        "gyroscope.diagnose.standing_out",
+        "gyroscope", "gyroscope.store", "gyroscope.cli.app", "gyroscope.diagnose.standing_out",
         "gyroscope.monitor.request", "gyroscope.diagnose.explain", "gyroscope.diagnose.compare", "gyroscope.figures",
     )  # fmt: skip
 
@@ -72,14 +71,9 @@ def test_importing_the_store_loads_neither_pandas_nor_pyarrow(readers):
     assert sorted(readers["gyroscope.store"] & {"pandas", "pyarrow"}) == []
 
 
-def test_the_laboratory_is_not_loaded_until_the_command_needs_it(readers):
-    assert "gyroscope_lab.cli.data" in readers["gyroscope_lab.cli.data"]
-    assert "gyroscope_lab" not in readers["gyroscope_lab.cli.data"]
-
-
 ROOMS = [
     import_module(f"gyroscope{room}")
-    for room in ("", ".conditioning", ".control", ".diagnose", ".lab", ".monitor", ".theory")
+    for room in ("", ".base", ".conditioning", ".control", ".diagnose", ".monitor", ".passes", ".theory")
 ]
 
 

@@ -20,7 +20,6 @@ ORDER = (
     "figures",
     "integrations",
     "cli",
-    "lab",
 )
 
 

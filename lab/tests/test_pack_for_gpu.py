@@ -20,7 +20,7 @@ from gyroscope_lab.recipe import Recipe
 from gyroscope_lab.tasks import task
 from gyroscope_lab.trial import Trial
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / "tools"
 IMAGES = 30
 KEPT = "c10-cnn1/sgd-3^-1-seed-0-89be0e81/result.json"

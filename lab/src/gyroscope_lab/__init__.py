@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from gyroscope.base.lazy import lazy
+from gyroscope.base import lazy
 
 if TYPE_CHECKING:
     from gyroscope_lab import data, models

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 import gyroscope
-from gyroscope.base.whole_file import whole_file
-from gyroscope.store.connect import connect
+from gyroscope.base import whole_file
+from gyroscope.store import connect
 from gyroscope.store.schema import FILE as RUN
 from gyroscope_lab import checkpoint, last_layer
 from gyroscope_lab.archive import Archive

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gyroscope.base.checksums import read_whole, require_whole
+from gyroscope.base import read_whole, require_whole
 from gyroscope.monitor import Monitor
 from gyroscope_lab.errors import LabError
 

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import torch
 
-from gyroscope.base.accepted import whole
+from gyroscope.base import whole
 from gyroscope_lab.archive import Archive
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.result import Result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gyroscope.base.transfer import pinned
+from gyroscope.base import pinned
 from gyroscope_lab.data.augment import Augmentation, augment
 from gyroscope_lab.data.split import Split
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from gyroscope.base.transfer import to_host
-from gyroscope.layers.layer import layers
+from gyroscope.base import to_host
+from gyroscope.layers import layers
 from gyroscope.vectors import dots
 from gyroscope_lab.data.split import Split
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gyroscope.conditioning.squaring import top
 from gyroscope.diagnose import stall_of_run
-from gyroscope.layers.layer import layers
+from gyroscope.layers import layers
 from gyroscope_lab.errors import LabError
 
 #: The file of what was followed; the monitor knows it, and finds stalls in it.

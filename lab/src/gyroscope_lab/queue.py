@@ -14,7 +14,7 @@ from itertools import groupby
 from math import inf
 from pathlib import Path
 
-from gyroscope.base.whole_file import write_whole
+from gyroscope.base import write_whole
 from gyroscope_lab.archive import Archive
 from gyroscope_lab.cost import expected
 from gyroscope_lab.errors import LabError

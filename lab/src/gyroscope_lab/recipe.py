@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gyroscope.control import Layca, SGD_AMom, block_normalized, hyperball, lars, relative_update
-from gyroscope.layers.layer import layers
+from gyroscope.layers import layers
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.kinds import require_kinds
 

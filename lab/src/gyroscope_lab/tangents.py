@@ -10,9 +10,8 @@ from torch.optim import Optimizer
 
 from gyroscope.control import Layca
 from gyroscope.control.rates import Rates, tangent
-from gyroscope.layers.layer import layers
-from gyroscope.vectors import dots
-from gyroscope.vectors.sharded import local
+from gyroscope.layers import layers
+from gyroscope.vectors import dots, local
 from gyroscope_lab.errors import LabError
 
 

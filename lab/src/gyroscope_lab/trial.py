@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from torch import nn
 
-from gyroscope.layers.layer import layers
+from gyroscope.layers import layers
 from gyroscope_lab.data.augment import Augmentation
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.errors import LabError

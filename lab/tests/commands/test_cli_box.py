@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gyroscope.cli import app, box
+from commands.pretended_studies import pretend
+from gyroscope.cli import app
 from gyroscope_lab import checkpoint
 from gyroscope_lab.archive import Archive
+from gyroscope_lab.cli import box
 from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.studies import catalogue
 from gyroscope_lab.studies.study import Report, Study
 from gyroscope_lab.tasks import task
 from gyroscope_lab.training import RATES
@@ -65,7 +66,7 @@ def here(tmp_path, monkeypatch):
     """An empty folder, three studies, and a CPU instead of a GPU."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GYROSCOPE_DATA", raising=False)
-    monkeypatch.setattr(catalogue, "studies", lambda: STUDIES)
+    pretend(monkeypatch, STUDIES)
     monkeypatch.setattr("gyroscope_lab.queue.studies", lambda: STUDIES)
     monkeypatch.setattr(box, "_device", lambda: "cpu")
     return tmp_path

@@ -5,13 +5,13 @@ import pytest
 from typer.testing import CliRunner
 
 import gyroscope
+from commands.pretended_studies import pretend
 from gyroscope.cli import app
 from gyroscope_lab.archive import Archive
-from gyroscope_lab.cli.study_tables import results_in
+from gyroscope_lab.cli.study_list import results_in
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.laboratory import Lab
 from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.studies import catalogue
 from gyroscope_lab.studies.catalogue import studies
 from gyroscope_lab.studies.study import Finding, Report, Study, Table
 from gyroscope_lab.trial import Trial
@@ -148,7 +148,7 @@ MADE_UP = {
 
 @pytest.fixture
 def made_up(monkeypatch):
-    monkeypatch.setattr(catalogue, "studies", lambda: MADE_UP)
+    pretend(monkeypatch, MADE_UP)
 
 
 @pytest.mark.usefixtures("made_up")
@@ -210,7 +210,7 @@ def test_data_that_a_study_finds_missing_itself_comes_with_the_command_to_fetch_
     def look(lab):
         raise LabError("there is no folder data to look for MNIST in; give one that exists")
 
-    monkeypatch.setattr(catalogue, "studies", lambda: {"one/fig1": Study("one/fig1", "Figure 1", nothing, look)})
+    pretend(monkeypatch, {"one/fig1": Study("one/fig1", "Figure 1", nothing, look)})
     assert "To fetch what is missing: gyroscope data get mnist --to data\n" in run("one/fig1").stderr
 
 
@@ -269,7 +269,7 @@ def test_numbers_are_printed_and_what_there_is_not_is_a_dash(monkeypatch):
             tables=report(lab).tables, findings=(Finding("[bold] is not markup", paper="1", here="2", holds=None),)
         ),
     )
-    monkeypatch.setattr(catalogue, "studies", lambda: {"one/fig1": one})
+    pretend(monkeypatch, {"one/fig1": one})
     assert rows(run("one/fig1")) == [
         ["[bold] is not markup", "1", "2", "undecided at this scale"],
         ["a", "1.50"],
@@ -280,7 +280,7 @@ def test_numbers_are_printed_and_what_there_is_not_is_a_dash(monkeypatch):
 def test_the_list_says_how_long_a_study_takes_that_trains_nothing(monkeypatch):
     one = Study("one/fig1", "Figure 1", nothing, report, beside={"small": 104.0})
     two = Study("one/fig2", "Figure 2", nothing, report, beside={"small": 16.0})
-    monkeypatch.setattr(catalogue, "studies", lambda: {study.name: study for study in (one, two)})
+    pretend(monkeypatch, {study.name: study for study in (one, two)})
     assert [row[-4:-1] for row in rows(run("list"))] == [
         ["none", "none: 1.7 min", "none"],
         ["none", "none: 16 s", "none"],
@@ -295,7 +295,7 @@ def test_the_commands_that_messages_name_are_there(command):
 
 def test_what_is_known_is_shown_without_training_or_data(tmp_path):
     """The trainings in results/runs are kept as they came out; what is made of them needs no GPU and no images."""
-    kept = Path(__file__).parents[2] / "results" / "runs"
+    kept = Path(__file__).parents[3] / "results" / "runs"
     arguments = ["reproduce", "rotation/fig1", "rotation/fig7", "--scale", "full", "--task", "c10-cnn1", "--known"]
     places = ["--runs", str(kept), "--out", str(tmp_path), "--data", str(tmp_path / "none")]
     shown = CliRunner().invoke(app, [*arguments, "--precision", "bf16", *places])

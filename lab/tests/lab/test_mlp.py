@@ -15,7 +15,7 @@ from gyroscope_lab.models.mlp import mlp
 )
 def test_the_papers_networks_have_the_weights_that_counting_gives(name, weights, depth):
     model = models.make(name, seed=0)
-    layers = gyroscope.layers.layer.layers(model)
+    layers = gyroscope.layers(model)
     assert [layer.name for layer in layers] == [f"linear{k}.weight" for k in range(1, depth + 1)]
     assert sum(parameter.numel() for parameter in model.parameters()) == weights
     assert model(torch.zeros(3, 1, 12, 12)).shape == (3, 10)

@@ -14,7 +14,7 @@ from gyroscope_lab.tasks import task
 from gyroscope_lab.trial import Trial
 from lab.made_lab import made
 
-QUEUE = Path(__file__).parents[2] / "results" / "queue.md"
+QUEUE = Path(__file__).parents[3] / "results" / "queue.md"
 CNN1, RESNET = task("c10-cnn1"), task("c100-resnet")
 BEST = Trial(CNN1, layca(-3), precision="bf16")
 COPIES = {one.name: Trial(*adapt_copy(one), precision="bf16") for one in (CNN1, RESNET)}

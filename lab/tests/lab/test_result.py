@@ -11,7 +11,7 @@ from gyroscope_lab.errors import LabError
 from gyroscope_lab.result import Result
 
 TRIAL = {"task": {"name": "digits"}, "seed": 0}
-RESULTS = Path(__file__).parents[2] / "results"
+RESULTS = Path(__file__).parents[3] / "results"
 
 
 def numbers(least, most):

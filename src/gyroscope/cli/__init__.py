@@ -11,6 +11,7 @@ if find_spec("typer") is None or find_spec("rich") is None:
         "the gyroscope command needs typer and rich, which are not installed: pip install 'gyroscope[cli]'"
     )
 
+from gyroscope.cli import fail, printed
 from gyroscope.cli.app import app
 
 
@@ -31,4 +32,4 @@ def main() -> None:
     app()
 
 
-__all__ = ["app", "main"]
+__all__ = ["app", "fail", "main", "printed"]

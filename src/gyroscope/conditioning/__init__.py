@@ -5,24 +5,31 @@ from typing import TYPE_CHECKING
 from gyroscope.base.lazy import lazy
 
 if TYPE_CHECKING:
-    from gyroscope.conditioning import curvature, fisher
+    from gyroscope.conditioning import curvature, fisher, squaring
     from gyroscope.conditioning.condition import condition
+    from gyroscope.conditioning.eigen import eigenvalues
     from gyroscope.conditioning.outliers import Outliers, outliers
-    from gyroscope.conditioning.result import Conditioning, LayerConditioning, Spectra
+    from gyroscope.conditioning.result import Conditioning, LayerConditioning, Spectra, percent, quantity
     from gyroscope.conditioning.schedule import Schedule
+    from gyroscope.conditioning.shares import P
     from gyroscope.conditioning.spectra import Spectrum
 
 __all__ = [
     "Conditioning",
     "LayerConditioning",
     "Outliers",
+    "P",
     "Schedule",
     "Spectra",
     "Spectrum",
     "condition",
     "curvature",
+    "eigenvalues",
     "fisher",
     "outliers",
+    "percent",
+    "quantity",
+    "squaring",
 ]
 
 if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistake
@@ -30,9 +37,11 @@ if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistak
         __name__,
         {
             "condition": "condition",
+            "eigen": "eigenvalues",
             "outliers": "Outliers outliers",
-            "result": "Conditioning LayerConditioning Spectra",
+            "result": "Conditioning LayerConditioning Spectra percent quantity",
             "schedule": "Schedule",
+            "shares": "P",
             "spectra": "Spectrum",
         },
     )

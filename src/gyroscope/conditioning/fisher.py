@@ -29,6 +29,8 @@ from gyroscope.passes.labels import Loss
 from gyroscope.passes.network import borrowed, cast_loss, check_run, first_output, network
 from gyroscope.vectors.eager import accumulator
 
+__all__ = ["Exact", "fisher", "gradient_rows", "parameters", "scores_of"]
+
 
 @dataclass(frozen=True, eq=False)
 class Exact:

@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING
 from gyroscope.base.lazy import lazy
 
 if TYPE_CHECKING:
+    from gyroscope.diagnose import stall_of_run
     from gyroscope.diagnose.domination import Domination, dominated
     from gyroscope.diagnose.explain import explain
     from gyroscope.diagnose.explain_result import Explanation
-    from gyroscope.diagnose.stall import Stall
+    from gyroscope.diagnose.stall import MARGIN, Stall, stall
     from gyroscope.diagnose.stall_of_run import stalled
 
-__all__ = ["Domination", "Explanation", "Stall", "dominated", "explain", "stalled"]
+__all__ = ["MARGIN", "Domination", "Explanation", "Stall", "dominated", "explain", "stall", "stall_of_run", "stalled"]
 
 if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistake
     __getattr__ = lazy(
@@ -20,7 +21,7 @@ if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistak
             "domination": "Domination dominated",
             "explain": "explain",
             "explain_result": "Explanation",
-            "stall": "Stall",
+            "stall": "MARGIN Stall stall",
             "stall_of_run": "stalled",
         },
     )

@@ -8,6 +8,7 @@ from math import isfinite, isnan, nan
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gyroscope.errors import StoreError
 from gyroscope.store import Run
@@ -91,8 +92,6 @@ def in_words(rows: Sequence[Compared]) -> str:
     >>> in_words(turned)
     'Mean rotation and test accuracy have a rank correlation of +1.00 over these 4 runs.'
     """
-    from gyroscope.figures.compare import rank_correlation
-
     kind = next((kind for kind in ACCURACIES if all(kind in row.accuracies for row in rows)), None)
     turned = [row.rotation[1] for row in rows if row.rotation is not None]
     if kind is None or len(turned) < len(rows):
@@ -169,3 +168,21 @@ def _last(run: Run, scalar: str) -> float | None:
         return None
     values = [float(value) for value in run.scalars[scalar].values if isfinite(value)]
     return values[-1] if values else None
+
+
+def rank_correlation(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
+    """Return Spearman's rank correlation; nan if there are fewer than three points or one side is constant.
+
+    >>> rank_correlation([1, 2, 3], [10, 20, 25])
+    1.0
+    """
+    x, y = np.asarray(x), np.asarray(y)
+    if len(x) < 3 or min(len(np.unique(x)), len(np.unique(y))) < 2:
+        return nan
+    return round(float(np.corrcoef(_ranks(x), _ranks(y))[0, 1]), 12)
+
+
+def _ranks(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Return the place of each value in their order; equal ones share the mean of their places."""
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[which]

@@ -9,6 +9,7 @@ if find_spec("matplotlib") is None:
         "gyroscope.figures needs matplotlib, which is not installed: pip install 'gyroscope[figures]'"
     )
 
+from gyroscope.figures import drawing
 from gyroscope.figures.compare import compare
 from gyroscope.figures.conditioning_by_layer import conditioning_by_layer
 from gyroscope.figures.conditioning_over_time import conditioning_over_time
@@ -35,6 +36,7 @@ __all__ = [
     "conditioning_over_time",
     "curves",
     "dashboard",
+    "drawing",
     "effective_rates",
     "example_run",
     "moment_percentiles",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import isnan, nan
+from math import isnan
 from os import PathLike
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 
+from gyroscope.diagnose.compare import rank_correlation
 from gyroscope.errors import FigureError
 from gyroscope.figures.given import Layers, Measured, RunLike, as_run, described, find
 from gyroscope.figures.labels import place_labels
@@ -80,20 +81,6 @@ def compare(
     if title is not None:
         ax.set_title(title, loc="left", fontsize=10)
     return ax
-
-
-def rank_correlation(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
-    """Return Spearman's rank correlation; nan if there are fewer than three points or one side is constant.
-
-    >>> rank_correlation([1, 2, 3], [10, 20, 25])
-    1.0
-    """
-    from scipy.stats import spearmanr  # takes a while to load
-
-    x, y = np.asarray(x), np.asarray(y)
-    if len(x) < 3 or min(len(np.unique(x)), len(np.unique(y))) < 2:
-        return nan
-    return round(float(spearmanr(x, y).statistic), 12)
 
 
 def _runs(runs: Iterable[RunLike] | str | PathLike[str]) -> list[Measured]:

@@ -3,6 +3,8 @@
 Write one with `Writer`, open one with `load`, list those of a folder with `runs`.
 """
 
+from gyroscope.store import lock, schema
+from gyroscope.store.connect import connect
 from gyroscope.store.find import load, runs
 from gyroscope.store.reader import Run, Scalar
 from gyroscope.store.record import Deferred, Event, LayerInfo, QuantityInfo, Rows, Scalars, Sink
@@ -19,6 +21,9 @@ __all__ = [
     "Scalars",
     "Sink",
     "Writer",
+    "connect",
     "load",
+    "lock",
     "runs",
+    "schema",
 ]

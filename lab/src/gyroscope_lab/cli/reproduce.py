@@ -103,6 +103,12 @@ def reproduce(
     at_least_one(jobs, "--jobs")
     at_least_one(archive_mib, "--archive-mib")
     _refuse_mixtures(minutes, archive, archive_mib, collect, queue, names, engine)
+    lists = (not names or names == ["list"]) and minutes is None and collect is None and not queue
+    if lists and not task:
+        from gyroscope_lab.cli.study_list import print_list
+
+        print_list(out)
+        return
     try:
         _load()
         from gyroscope_lab.archive import Archive
@@ -126,10 +132,10 @@ def reproduce(
                 full, studies, minutes=minutes, out=out, data=data, archive=archive, limit=archive_mib, began=began
             )
             return
-        if not names or names == ["list"]:
+        if lists:
             _list(laboratory, out)
             return
-        chosen = _with_tasks(laboratory, choose(names))
+        chosen = _with_tasks(laboratory, choose(names or []))
         for study in chosen:  # before anything is trained
             study.refuse_to_replace(laboratory, out)
     except GyroscopeError as error:
@@ -150,18 +156,18 @@ def choose(names: Sequence[str]) -> list[Study]:
     ['rotation/fig1']
     """
     from gyroscope_lab.errors import LabError
-    from gyroscope_lab.studies.catalogue import studies
+    from gyroscope_lab.studies.catalogue import index, study
 
-    known = studies()
-    found: dict[str, Study] = {}
+    known = [name for name in index() if name != "all"]
+    found: set[str] = set()
     for given in names:
         matching = [name for name in known if given in ("all", name) or fnmatchcase(name, given)]
         if not matching:
             close = get_close_matches(given, known, n=1)
             hint = f"did you mean {close[0]}? " if close else ""
             raise LabError(f"no study is called {given!r}; {hint}gyroscope reproduce list shows them all")
-        found |= {name: known[name] for name in matching}
-    return [known[name] for name in known if name in found]
+        found |= set(matching)
+    return [study(name) for name in known if name in found]
 
 
 def _refuse_mixtures(
@@ -197,19 +203,19 @@ def _refuse_mixtures(
 
 
 def _load() -> None:
-    # Not at the top, so that --help does not wait; all at once, so that what is missing is noticed before training.
+    # Not at the top, so that --help does not wait.
     with loading():
         import gyroscope_lab.laboratory  # noqa: F401
-        from gyroscope_lab.studies.catalogue import studies
-
-        studies()
 
 
 def _list(lab: Lab, out: Path) -> None:
-    from gyroscope_lab.cli.study_tables import print_list
+    """List what the studies take of the tasks that were asked for."""
+    from gyroscope_lab.cli.study_list import print_list
+    from gyroscope_lab.cli.study_tables import costs
     from gyroscope_lab.studies.catalogue import studies
 
-    print_list(list(studies().values()), lab, out)
+    each, all_of_them = costs(list(studies().values()), lab)
+    print_list(out, each | {"all": all_of_them})
 
 
 def _with_tasks(lab: Lab, chosen: list[Study]) -> list[Study]:

@@ -61,9 +61,7 @@ def draw_storeys(storeys: Sequence[Storeys], *, heading: str, xlabel: str) -> Fi
     from matplotlib.figure import Figure
 
     from gyroscope.figures import rotation_curves
-    from gyroscope.figures.depth import DEPTH
-    from gyroscope.figures.lines import finish
-    from gyroscope.figures.looks import limits, look_of
+    from gyroscope.figures.drawing import DEPTH, finish, limits, look_of
 
     columns = len(storeys)
     figure = Figure(figsize=(2.2 * columns + 1.6, 4.4), layout="constrained")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from gyroscope.errors import StoreError
-from gyroscope.store import load
-from gyroscope.store.reader import Run
+from gyroscope.store import Run, load
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.laboratory import Lab
 from gyroscope_lab.trial import Trial

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import gyroscope
-from gyroscope.base.whole_file import write_whole
+from gyroscope.base import write_whole
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.laboratory import SCALES, Lab
 from gyroscope_lab.trial import Trial

@@ -31,7 +31,7 @@ def draw_losses(found: Mapping[Network, Cell], architectures: Sequence[str]) -> 
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    from gyroscope.figures.ticks import log_ticks
+    from gyroscope.figures.drawing import log_ticks
 
     figure = Figure(figsize=(8.6, 3.3), layout="constrained")
     axes = figure.subplots(1, len(architectures), sharex=True, sharey=True, squeeze=False)[0]

@@ -10,9 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
-from gyroscope.figures.bars import colours
-from gyroscope.figures.edges import edged, say
-from gyroscope.figures.lines import finish
+from gyroscope.figures.drawing import colours, edged, finish, say
 from gyroscope_lab.studies.conditioning.exact_result import PAPER_LARGEST, PAPER_MODEL, Line, Study
 
 #: How networks are named in the figures, and their markers.

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 
-from gyroscope.conditioning.condition import condition
+from gyroscope.conditioning import condition
 from gyroscope_lab import models
 from gyroscope_lab.studies.conditioning.choices import Choices, Plan
 from gyroscope_lab.studies.conditioning.exact_result import Line, line

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import gyroscope
-from gyroscope.conditioning.spectra import Spectrum
+from gyroscope.conditioning import Spectrum
 from gyroscope_lab.errors import LabError
 
 if TYPE_CHECKING:

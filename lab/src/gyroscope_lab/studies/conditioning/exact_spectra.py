@@ -9,15 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 
-from gyroscope.conditioning.eigen import eigenvalues
-from gyroscope.conditioning.fisher import fisher
-from gyroscope.conditioning.fisher_parameters import parameters
-from gyroscope.conditioning.fisher_rows import gradient_rows
-from gyroscope.conditioning.fisher_scores import scores_of
-from gyroscope.conditioning.spectra import Spectrum
-from gyroscope.layers.untouched import untouched
-from gyroscope.passes.batches import Batch
-from gyroscope.passes.network import borrowed, first_output, network
+from gyroscope.conditioning import Spectrum, eigenvalues
+from gyroscope.conditioning.fisher import fisher, gradient_rows, parameters, scores_of
+from gyroscope.layers import untouched
+from gyroscope.passes import Batch, borrowed, first_output, network
 
 Labels = Literal["model", "true"]
 

@@ -27,8 +27,7 @@ def draw(networks: Sequence[Course]) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    from gyroscope.figures.depth import depth_colours
-    from gyroscope.figures.lines import finish
+    from gyroscope.figures.drawing import depth_colours, finish
 
     columns = len(networks)
     figure = Figure(figsize=(4.4 * columns + 1.0, 7.2), layout="constrained")

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.conditioning.result import percent, quantity
-from gyroscope.conditioning.shares import P
+from gyroscope.conditioning import P, percent, quantity
 from gyroscope_lab.laboratory import Lab
 from gyroscope_lab.result import Result
 from gyroscope_lab.studies.recorded import recorded

@@ -7,7 +7,7 @@ from math import inf, isfinite, log
 
 import numpy as np
 
-from gyroscope.conditioning.result import percent
+from gyroscope.conditioning import percent
 from gyroscope_lab.studies.conditioning.perceptron_courses import FACTORS, Course, Kind, Values, a_layer
 from gyroscope_lab.studies.conditioning.perceptron_tables import as_text, inner, middle
 from gyroscope_lab.studies.study import Finding

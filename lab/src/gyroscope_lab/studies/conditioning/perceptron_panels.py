@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gyroscope.conditioning.result import percent
+from gyroscope.conditioning import percent
 from gyroscope_lab.studies.conditioning.perceptron_courses import Course, Kind, Values
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    from gyroscope.figures.marked import Colour, Dash, Mark
+    from gyroscope.figures.drawing import Colour, Dash, Mark
 
 Courses = Mapping[Kind, Course]
 
@@ -88,7 +88,7 @@ def all_of_it(courses: Courses, about: About) -> Figure:
 
 def units(courses: Courses, about: About) -> Figure:
     """Draw how many units of each layer are dying and full: by layer above, over iterations below."""
-    from gyroscope.figures.lines import depth_bar, draw_lines, finish, span
+    from gyroscope.figures.drawing import depth_bar, draw_lines, finish, span
 
     its = list(courses.values())
     figure, axes = _grid(2, 2, about)
@@ -118,8 +118,7 @@ def units(courses: Courses, about: About) -> Figure:
 
 def over_iterations(courses: Courses, about: About) -> Figure:
     """Draw λmax of both matrices over the iterations, a line a layer: a row for each initialization."""
-    from gyroscope.figures.edges import edged
-    from gyroscope.figures.lines import depth_bar, draw_lines, finish, span
+    from gyroscope.figures.drawing import depth_bar, draw_lines, edged, finish, span
 
     rows = _rows(courses)
     figure, axes = _grid(len(rows), 4, about)
@@ -171,8 +170,7 @@ def _kappa(ax: Axes, its: Sequence[Course], name: str, p: float, title: str) -> 
 
 
 def _by_layer(ax: Axes, its: Sequence[Course], values: Sequence[Values], label: str, title: str) -> list[Mark]:
-    from gyroscope.figures.lines import finish
-    from gyroscope.figures.marked import Line, draw_marked
+    from gyroscope.figures.drawing import Line, draw_marked, finish
 
     lines = [
         Line(its_values[place], number, _COLOURS[one.kind.name], dash, _MARKERS[one.kind.name])
@@ -186,8 +184,7 @@ def _by_layer(ax: Axes, its: Sequence[Course], values: Sequence[Values], label: 
 
 
 def _losses(ax: Axes, its: Sequence[Course], about: About, title: str) -> None:
-    from gyroscope.figures.edges import edged
-    from gyroscope.figures.lines import finish
+    from gyroscope.figures.drawing import edged, finish
 
     for one in its:
         loss = np.array(one.result.loss)
@@ -209,7 +206,7 @@ def _whole(ax: Axes) -> None:
 def _legend(figure: Figure, its: Sequence[Course], marks: Iterable[Mark] = ()) -> None:
     from matplotlib.lines import Line2D
 
-    from gyroscope.figures.marked import SAYS
+    from gyroscope.figures.drawing import SAYS
 
     handles: list[Line2D] = [
         Line2D([], [], color=_COLOURS[name], marker=_MARKERS[name], markersize=4, label=name)

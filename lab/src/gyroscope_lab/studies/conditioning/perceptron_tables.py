@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gyroscope.conditioning.result import percent
+from gyroscope.conditioning import percent
 from gyroscope_lab.studies.conditioning.perceptron_courses import FACTORS, Course, Kind, Values, a_layer
 from gyroscope_lab.studies.conditioning.perceptron_panels import About
 from gyroscope_lab.studies.study import Table

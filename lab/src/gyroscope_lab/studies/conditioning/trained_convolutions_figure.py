@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gyroscope.conditioning.result import percent
+from gyroscope.conditioning import percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from gyroscope.figures.marked import Colour, Dash, Mark
+    from gyroscope.figures.drawing import Colour, Dash, Mark
     from gyroscope_lab.studies.conditioning.trained_convolutions import Network
 
 _COLOURS: dict[str, Colour] = {"BN": (0.12, 0.47, 0.71, 1.0), "Plain": (0.84, 0.37, 0.0, 1.0)}
@@ -31,8 +31,7 @@ def draw(networks: Sequence[Network], others: Sequence[Network], *, shares: Sequ
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    from gyroscope.figures.lines import finish
-    from gyroscope.figures.marked import Line, draw_marked
+    from gyroscope.figures.drawing import Line, draw_marked, finish
 
     figure = Figure(figsize=(11.0, 2.4 * len(shares) + 1.0), layout="constrained")
     grid = figure.add_gridspec(len(shares), 3)
@@ -69,7 +68,7 @@ def draw(networks: Sequence[Network], others: Sequence[Network], *, shares: Sequ
 def _key(figure: Figure, networks: Sequence[Network], marks: Sequence[Mark]) -> None:
     from matplotlib.lines import Line2D
 
-    from gyroscope.figures.marked import SAYS
+    from gyroscope.figures.drawing import SAYS
 
     handles = [
         Line2D([], [], color=_COLOURS[one.name], marker=_MARKERS[one.name], markersize=4, label=one.name)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gyroscope.diagnose.stall import MARGIN
+from gyroscope.diagnose import MARGIN
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.laboratory import Lab
 from gyroscope_lab.last_layer import followed

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.diagnose.stall import Stall, stall
+from gyroscope.diagnose import Stall, stall
 from gyroscope_lab.last_layer import Followed
 from gyroscope_lab.result import Result
 from gyroscope_lab.studies.conditioning.by_depth import Network

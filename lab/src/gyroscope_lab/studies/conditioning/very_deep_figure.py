@@ -36,8 +36,7 @@ def draw(courses: Mapping[str, Course], *, heading: str, legend: str = "") -> Fi
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    from gyroscope.figures.edges import edged, say
-    from gyroscope.figures.ticks import log_ticks
+    from gyroscope.figures.drawing import edged, log_ticks, say
 
     figure = Figure(figsize=(12.4, 3.1), layout="constrained")
     axes = figure.subplots(1, len(PANELS))

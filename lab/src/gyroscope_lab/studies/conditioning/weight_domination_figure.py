@@ -18,7 +18,7 @@ def draw(found: Mapping[str, Cell], task: Task, *, heading: str, of_steps: bool)
     """Draw the loss of every cell over epochs, or where an epoch is some steps of all examples, over these."""
     from matplotlib.figure import Figure
 
-    from gyroscope.figures.lines import finish
+    from gyroscope.figures.drawing import finish
 
     figure = Figure(figsize=(6.0, 3.8), layout="constrained")
     ax = figure.subplots()

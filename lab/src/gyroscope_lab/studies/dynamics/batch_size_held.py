@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 
+from gyroscope.theory import batch_law, per_example_gradients, step_gain
 from gyroscope.theory.adaptive import Moments, adam, rmsprop
 from gyroscope.theory.decay import Rule, sgd
-from gyroscope.theory.empirical_fisher import batch_law, per_example_gradients, step_gain
 from gyroscope_lab import models
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.laboratory import Lab

@@ -24,10 +24,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch.optim import SGD, Optimizer
 
-from gyroscope.conditioning.outliers import Outliers, outliers
-from gyroscope.control.preconditioners.kfac import KFAC
-from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal
-from gyroscope.theory.affine import Affine
+from gyroscope.conditioning import Outliers, outliers
+from gyroscope.control import KFAC, QuasiDiagonal
+from gyroscope.theory import Affine
 from gyroscope.theory.reparameterize import between
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.laboratory import Lab

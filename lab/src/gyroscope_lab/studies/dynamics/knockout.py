@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from gyroscope.theory.knockout import knock_out
+from gyroscope.theory import knock_out
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.laboratory import Lab
 from gyroscope_lab.models.mlp import mlp

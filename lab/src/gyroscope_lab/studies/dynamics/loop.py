@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch.optim import Optimizer
 
-from gyroscope.base.whole_file import write_whole
+from gyroscope.base import write_whole
 from gyroscope_lab.data.augment import Augmentation
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.data.split import Split

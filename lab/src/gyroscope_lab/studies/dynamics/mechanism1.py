@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from gyroscope.layers.layer import layers
+from gyroscope.layers import layers
 from gyroscope_lab import models
 from gyroscope_lab.data.augment import Augmentation
 from gyroscope_lab.data.source import Source

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch.optim import SGD
 
-from gyroscope.control.preconditioners.kfac import KFAC
-from gyroscope.layers.layer import layers
+from gyroscope.control import KFAC
+from gyroscope.layers import layers
 from gyroscope_lab import models
 from gyroscope_lab.data.augment import Augmentation
 from gyroscope_lab.data.source import Source

@@ -14,8 +14,8 @@ from typing import Any
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch.optim import SGD
 
-from gyroscope.control.preconditioners.kfac import KFAC
-from gyroscope.theory.jacobian import estimated_jacobian_norm, gauss_newton_norm
+from gyroscope.control import KFAC
+from gyroscope.theory import estimated_jacobian_norm, gauss_newton_norm
 from gyroscope_lab import models
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.laboratory import Lab

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.theory.effective_rate import effective_lr, fit_norms, norm_growth
-from gyroscope.theory.law import Law
+from gyroscope.theory import Law, effective_lr, fit_norms, norm_growth
 from gyroscope_lab.laboratory import Lab
 from gyroscope_lab.result import Result
 from gyroscope_lab.studies.dynamics.schedules import spaced

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gyroscope.theory.effective_rate import decay_time
+from gyroscope.theory import decay_time
 from gyroscope_lab.studies.dynamics.norms import Course, Values, spread
 from gyroscope_lab.studies.dynamics.schedules import over_steps, spaced
 from gyroscope_lab.studies.study import Finding, Report, Table

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.theory.decay_schedule import Schedules, figure7
-from gyroscope.theory.effective_rate import Growth, decay_time, figure6, fit_norms, implicit_decay
+from gyroscope.theory import Growth, Schedules, decay_time, figure6, figure7, fit_norms, implicit_decay
 from gyroscope_lab.laboratory import Lab
 from gyroscope_lab.studies.study import Finding, Report, Study, Table
 from gyroscope_lab.trial import Trial

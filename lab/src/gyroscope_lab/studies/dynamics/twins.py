@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch.optim import SGD
 
-from gyroscope.base.whole_file import write_whole
-from gyroscope.theory.exponential import undo_decay
+from gyroscope.base import write_whole
+from gyroscope.theory import undo_decay
 from gyroscope_lab import models
 from gyroscope_lab.data.split import Split
 from gyroscope_lab.errors import LabError

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gyroscope.theory.effective_rate import effective_lr
-from gyroscope.theory.exponential import shrinkage
+from gyroscope.theory import effective_lr, shrinkage
 from gyroscope_lab.studies.dynamics.twins import Setting, Twins, Way
 from gyroscope_lab.studies.study import Finding, Report, Table
 

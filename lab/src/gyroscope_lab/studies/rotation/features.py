@@ -210,7 +210,7 @@ def _draw(its: Sequence[tuple[Cell, Features]]) -> Figure:
     """A column for the initialization and one for each rate: the curves of both layers above, the features below."""
     from matplotlib.figure import Figure
 
-    from gyroscope.figures.depth import DEPTH
+    from gyroscope.figures.drawing import DEPTH
 
     figure = Figure(figsize=(1.75 * (len(its) + 1), 2.2 + 1.3 * _SHOWN), layout="constrained")
     grid = figure.add_gridspec(1 + _SHOWN, len(its) + 1, height_ratios=[1.4, *[1] * _SHOWN])

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 
-from gyroscope.base.whole_file import write_whole
+from gyroscope.base import write_whole
 from gyroscope_lab.data.split import Split
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.result import Result

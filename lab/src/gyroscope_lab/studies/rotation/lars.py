@@ -128,7 +128,7 @@ def _apart(a: Any, b: Any) -> float:
 
 
 def _draw(rows: list[tuple[Cell, Cell]]) -> Figure:
-    from gyroscope.figures.depth import DEPTH
+    from gyroscope.figures.drawing import DEPTH
 
     known = any(cell.task.name in ROTATION for cell, _ in rows)
     drawn = by_task(

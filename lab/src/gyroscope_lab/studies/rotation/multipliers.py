@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gyroscope.control.rates import alpha_multipliers
-from gyroscope.layers.layer import layers
+from gyroscope.layers import layers
 from gyroscope_lab.laboratory import Lab
 from gyroscope_lab.studies.rotation import paper
 from gyroscope_lab.studies.rotation.recipes import layca

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gyroscope.store import load
-from gyroscope.theory.moment_variance import Percentiles, share_between, spans
+from gyroscope.theory import Percentiles, share_between, spans
 from gyroscope_lab.laboratory import Lab
 from gyroscope_lab.recipe import Recipe
 from gyroscope_lab.studies.study import Finding, Report, Study, Table
