@@ -61,10 +61,8 @@ def steps_of(given: Any) -> Steps:
     """
     try:
         steps = np.asarray(given)
-    except (TypeError, ValueError):
-        steps = np.array(given, dtype=object)
-    except RuntimeError:  # a tensor without values
-        steps = np.array([None])
+    except (TypeError, ValueError, RuntimeError):  # numbers that do not go together, or a tensor without values
+        steps = np.array(given if isinstance(given, list | tuple) else [None], dtype=object)
     match steps.dtype.kind:
         case "f":
             fine = bool((steps == np.floor(steps)).all() and (np.abs(steps) < _MOST).all())
