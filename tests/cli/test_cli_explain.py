@@ -4,7 +4,7 @@ import sqlite3
 import pytest
 from typer.testing import CliRunner
 
-from dynamics.explain_runs import walk, written
+from diagnose.explain_runs import walk, written
 from gyroscope.cli import app
 from gyroscope.diagnose.explain import explain
 from gyroscope.store.example import write_example

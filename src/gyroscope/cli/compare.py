@@ -120,7 +120,6 @@ def compare(
 
 
 def _load(*, figures: bool) -> None:
-
     if figures:
         import gyroscope.figures  # noqa: F401
 

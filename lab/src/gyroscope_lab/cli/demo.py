@@ -68,7 +68,7 @@ def _load() -> None:
     # Not at the top, so that --help does not wait for scikit-learn and matplotlib; all at once, so that
     # one that is missing is noticed before the training and not after.
     with loading():
-        import gyroscope.figures
+        import gyroscope.figures  # noqa: F401
         import gyroscope_lab.demo  # noqa: F401
 
 

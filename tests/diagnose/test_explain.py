@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import gyroscope
-from dynamics.explain_runs import clusters, normalized, plain, train, walk, written
+from diagnose.explain_runs import clusters, normalized, plain, train, walk, written
 from gyroscope.diagnose.explain import TOPICS, explain
 from gyroscope.diagnose.explain_measure import orthogonality
 from gyroscope.diagnose.explain_optimizer import optimizer_of

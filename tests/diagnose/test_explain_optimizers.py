@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import gyroscope
-from dynamics.explain_runs import clusters, normalized, train
+from diagnose.explain_runs import clusters, normalized, train
 from gyroscope.control import KFAC, QuasiDiagonal
 from gyroscope.control.family import block_normalized, hyperball, relative_update
 from gyroscope.diagnose.explain import TOPICS, explain

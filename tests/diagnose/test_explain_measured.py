@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import gyroscope
-from dynamics.explain_runs import clusters, normalized, plain, train, walk, written
+from diagnose.explain_runs import clusters, normalized, plain, train, walk, written
 from gyroscope.control import keep_norms
 from gyroscope.diagnose.explain import TOPICS, explain
 

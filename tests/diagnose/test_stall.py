@@ -7,6 +7,7 @@ from math import log
 import numpy as np
 import pytest
 import torch
+from monitor.predict_runs import clusters
 from torch import nn
 
 import gyroscope
@@ -18,7 +19,6 @@ from gyroscope.diagnose.standing_out import in_words
 from gyroscope.errors import MonitorError
 from gyroscope.store import LayerInfo, QuantityInfo, Rows, Scalars, Writer
 from gyroscope.store.example import write_example
-from monitor.predict_runs import clusters
 
 LN10 = log(10)
 

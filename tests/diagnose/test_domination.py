@@ -8,6 +8,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 import torch
+from monitor.predict_runs import clusters
 from torch import nn
 
 import gyroscope
@@ -17,7 +18,6 @@ from gyroscope.diagnose.standing_out import in_words
 from gyroscope.errors import MonitorError
 from gyroscope.store import LayerInfo, QuantityInfo, Rows, Writer
 from gyroscope_lab import models
-from monitor.predict_runs import clusters
 
 STEPS = 8
 
