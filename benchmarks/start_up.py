@@ -44,6 +44,8 @@ def main() -> None:
             "gyroscope explain": ["-m", "gyroscope", "explain", "first"],
             "gyroscope export": ["-m", "gyroscope", "export", "first"],
             "gyroscope plot": ["-m", "gyroscope", "plot", "first"],
+            "gyroscope compare": ["-m", "gyroscope", "compare", "first"],
+            "gyroscope reproduce list": ["-m", "gyroscope", "reproduce", "list"],
         }
         steps = {name: process(*arguments, folder=folder) for name, arguments in contenders.items()}
         found = interleaved(steps, cpu, rounds=given.rounds, warmup=1, seconds=600.0)
