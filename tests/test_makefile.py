@@ -24,7 +24,8 @@ def folder(tmp_path):
     made = tmp_path / "a clone, (odd)"
     made.mkdir()
     shutil.copy(MAKEFILE, made)
-    for name in ("pyproject.toml", "constraints.txt"):
+    (made / "lab").mkdir()
+    for name in ("pyproject.toml", "lab/pyproject.toml", "constraints.txt"):
         (made / name).touch()
     return made
 

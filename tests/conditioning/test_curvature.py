@@ -253,7 +253,7 @@ def test_without_scipy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(MissingExtraError, match=r"gyroscope\[lab\]"):
+    with pytest.raises(MissingExtraError, match=r"gyroscope\[curvature\]"):
         top_eigenvalue(seeded(mlp), F.cross_entropy, (normal(N, 4), Y))
 
 

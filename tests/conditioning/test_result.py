@@ -222,7 +222,7 @@ def test_without_pandas_or_rich_the_extra_is_named(plain: Conditioning, monkeypa
     monkeypatch.setitem(sys.modules, "rich", None)
     with pytest.raises(MissingExtraError, match=r"gyroscope\[export\]"):
         plain.to_pandas()
-    with pytest.raises(MissingExtraError, match=r"gyroscope\[lab\]"):
+    with pytest.raises(MissingExtraError, match=r"gyroscope\[cli\]"):
         plain.table()
     assert "0.weight" in str(plain)
 

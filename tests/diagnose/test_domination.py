@@ -8,10 +8,10 @@ from contextlib import closing
 import numpy as np
 import pytest
 import torch
-from monitor.predict_runs import clusters
 from torch import nn
 
 import gyroscope
+from diagnose.predict_runs import clusters
 from gyroscope.diagnose.domination import Domination, Episodes, dominated
 from gyroscope.diagnose.naming import Naming
 from gyroscope.diagnose.standing_out import in_words

@@ -7,10 +7,10 @@ from math import log
 import numpy as np
 import pytest
 import torch
-from monitor.predict_runs import clusters
 from torch import nn
 
 import gyroscope
+from diagnose.predict_runs import clusters
 from gyroscope.diagnose import dominated
 from gyroscope.diagnose.naming import Stalling
 from gyroscope.diagnose.stall import found_in, stall

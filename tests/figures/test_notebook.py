@@ -14,7 +14,7 @@ from matplotlib.image import imread
 import gyroscope
 from gyroscope import figures
 
-NO_FIGURES = {"Example", "Panel", "example_run", "save"}
+NO_FIGURES = {"Example", "Panel", "drawing", "example_run", "save"}
 
 
 def conditioning():

@@ -278,7 +278,7 @@ def _content(file):
 
 def test_without_ray_the_engine_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(LabError, match=r"pip install 'gyroscope\[ray\]'"):
+    with pytest.raises(LabError, match=r"pip install 'gyroscope-lab\[ray\]'"):
         run_trials(TRIALS, Archive(tmp_path), engine="ray")
     assert list(tmp_path.iterdir()) == []
 
