@@ -1,4 +1,4 @@
-"""3×3 convolutions of few channels: the kernels of `gyroscope_lab.narrow` against cuDNN's.
+"""3×3 convolutions of few channels: the kernels of `gyroscope_lab.engine.narrow` against cuDNN's.
 
     python benchmarks/narrow.py
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from gyroscope_lab.narrow import convolve, input_gradient, weight_gradient
+from gyroscope_lab.engine.narrow import convolve, input_gradient, weight_gradient
 from timing import environment, write
 
 # Channels, outputs, height and width of the images.

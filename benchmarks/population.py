@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 
-from gyroscope_lab.captured import Captured
 from gyroscope_lab.data.split import Split
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.tasks import task
-from gyroscope_lab.training import Training
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.engine.captured import Captured
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.training import Training
+from gyroscope_lab.training.trial import Trial
 from timing import environment, write
 
 RECIPES = (Recipe("Layca", 3.0**-3, control="layca"), Recipe("SGD + L2", 3.0**-1, weight_decay=2e-3))

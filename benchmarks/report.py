@@ -284,9 +284,9 @@ RESULTS = HERE.parent / "results"
 
 def trained(task: str) -> list[str]:
     """Every training of a task that is kept and was as long as the paper's, next to the paper's test accuracy."""
-    from gyroscope_lab.result import Result
-    from gyroscope_lab.studies.rotation.paper import told
-    from gyroscope_lab.tasks import TASKS
+    from gyroscope_lab.papers.rotation.paper import told
+    from gyroscope_lab.training.result import Result
+    from gyroscope_lab.training.tasks import TASKS
 
     rows = [
         "| | test % here | paper | difference | train % | epochs | mean rotation |",

@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gyroscope_lab.captured import Captured, compile_blocks
 from gyroscope_lab.data.split import Split
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.tasks import task
-from gyroscope_lab.training import Training
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.engine.captured import Captured, compile_blocks
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.training import Training
+from gyroscope_lab.training.trial import Trial
 from timing import environment, write
 
 RECIPE = Recipe("SGD", 0.1, momentum=0.9, nesterov=True, weight_decay=1e-4)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from gyroscope.base.whole_file import write_whole
-from gyroscope_lab.archive import Archive
+from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.schedule import Schedule
-from gyroscope_lab.studies.dynamics.loop import kept
-from gyroscope_lab.studies.dynamics.twins import Twins
+from gyroscope_lab.papers.dynamics.loop import kept
+from gyroscope_lab.papers.dynamics.twins import Twins
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.schedule import Schedule
 
 
 def test_many_that_write_one_file_at_once_leave_it_whole_and_nothing_else(tmp_path):

@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import MultiStepLR
 import gyroscope
 from gyroscope import Layca, figures
 from gyroscope_lab import data, models
-from gyroscope_lab.training import accuracy
+from gyroscope_lab.training.training import accuracy
 
 HERE = Path(__file__).parent
 EPOCHS = 60

@@ -21,23 +21,23 @@ def loaded():
 
 def test_the_commands_are_offered_without_what_they_train_with(loaded):
     assert "gyroscope_lab.cli.reproduce" in loaded
-    assert sorted(loaded & {"torch", "sklearn", "scipy", "matplotlib", "gyroscope_lab.training"}) == []
+    assert sorted(loaded & {"torch", "sklearn", "scipy", "matplotlib", "gyroscope_lab.training.training"}) == []
 
 
 def test_a_study_is_loaded_without_the_others():
     program = """
 import json, sys
-from gyroscope_lab.studies.catalogue import study
+from gyroscope_lab.papers.catalogue import study
 study("rotation/fig1")
-print(json.dumps([name for name in sys.modules if name.startswith("gyroscope_lab.studies.")]))
+print(json.dumps([name for name in sys.modules if name.startswith("gyroscope_lab.papers.")]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     studies = json.loads(done.stdout)
-    assert "gyroscope_lab.studies.rotation.alpha_and_rate" in studies
+    assert "gyroscope_lab.papers.rotation.alpha_and_rate" in studies
     assert not [name for name in studies if ".conditioning" in name or ".dynamics" in name]
 
 
 def test_the_index_says_what_the_studies_are():
-    from gyroscope_lab.studies.catalogue import index, made_index
+    from gyroscope_lab.papers.catalogue import index, made_index
 
-    assert index() == made_index(), "write it again: python -m gyroscope_lab.studies.catalogue"
+    assert index() == made_index(), "write it again: python -m gyroscope_lab.papers.catalogue"

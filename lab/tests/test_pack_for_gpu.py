@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from gyroscope_lab import queue
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.tasks import task
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers import queue
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.trial import Trial
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / "tools"
@@ -143,8 +143,8 @@ def test_all_packs_are_unpacked_as_they_were_and_the_command_is_run_from_there(s
 def test_the_packed_code_and_queue_are_those_that_run(received):
     assert started(received, "--dry-run").returncode == 0
     work = received / "gyroscope-box"
-    read = "from gyroscope_lab import queue; import gyroscope; from pathlib import Path\n"
-    read += "from gyroscope_lab.archive import Archive; from gyroscope_lab.laboratory import Lab\n"
+    read = "from gyroscope_lab.papers import queue; import gyroscope; from pathlib import Path\n"
+    read += "from gyroscope_lab.training.archive import Archive; from gyroscope_lab.engine.laboratory import Lab\n"
     read += "print(gyroscope.__file__)\n"
     read += "for one in queue.read(Path('results/queue.md'), Lab(Archive('results/runs'), scale='full')):\n"
     read += "    print(one.trial.task.name)\n"

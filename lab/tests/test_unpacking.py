@@ -21,11 +21,11 @@ from gyroscope.monitor.reference import read_tensors
 from gyroscope.store import LayerInfo, Rows, Writer, load, series
 from gyroscope.store.example import write_example
 from gyroscope.store.packing import checksum
-from gyroscope_lab import checkpoint
-from gyroscope_lab.box import collect
+from gyroscope_lab.engine.box import collect
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.last_layer import FILE, followed
-from gyroscope_lab.result import Result
+from gyroscope_lab.training import checkpoint
+from gyroscope_lab.training.last_layer import FILE, followed
+from gyroscope_lab.training.result import Result
 
 # What a bomb unpacks to, and what may be used to find that out.
 HUGE, SMALL = 1 << 26, 1 << 23

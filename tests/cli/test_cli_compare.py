@@ -10,11 +10,11 @@ from gyroscope import figures
 from gyroscope.cli import app
 from gyroscope.diagnose.compare import compared
 from gyroscope.errors import StoreError
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.run_one import run_one
-from gyroscope_lab.tasks import task
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.engine.run_one import run_one
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.trial import Trial
 
 ACCURACIES, ROTATIONS = (0.7, 0.9, 0.8, 0.95), (0.2, 0.5, 0.6, 0.9)
 

@@ -24,7 +24,7 @@ def require_kinds(value: object) -> None:
     A text that is compared with a number fails with words that name neither, and a truth value counts as 1. Lists are
     what JSON gives for tuples, and cannot be hashed.
 
-    >>> from gyroscope_lab.schedule import Schedule
+    >>> from gyroscope_lab.training.schedule import Schedule
     >>> Schedule(cuts=0.5)
     Traceback (most recent call last):
     gyroscope_lab.errors.LabError: cuts of a Schedule is 0.5; it can be a tuple (each a number (float))

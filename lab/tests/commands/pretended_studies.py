@@ -1,10 +1,10 @@
 """Studies in place of those that there are."""
 
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.cli.study_tables import costs
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.studies import catalogue
-from gyroscope_lab.studies.catalogue import Listed
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers import catalogue
+from gyroscope_lab.papers.catalogue import Listed
+from gyroscope_lab.papers.costs import costs
+from gyroscope_lab.training.archive import Archive
 
 
 def pretend(monkeypatch, studies):

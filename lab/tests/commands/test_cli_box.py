@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 
 from commands.pretended_studies import pretend
 from gyroscope.cli import app
-from gyroscope_lab import checkpoint
-from gyroscope_lab.archive import Archive
 from gyroscope_lab.cli import box
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.studies.study import Report, Study
-from gyroscope_lab.tasks import task
-from gyroscope_lab.training import RATES
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.papers.study import Report, Study
+from gyroscope_lab.training import checkpoint
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.training import RATES
+from gyroscope_lab.training.trial import Trial
 
 DIGITS = task("digits").lasting(2)
 ADAM = Recipe("Adam", 3.0**-6, optimizer="adam", records=True)
@@ -67,7 +67,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GYROSCOPE_DATA", raising=False)
     pretend(monkeypatch, STUDIES)
-    monkeypatch.setattr("gyroscope_lab.queue.studies", lambda: STUDIES)
+    monkeypatch.setattr("gyroscope_lab.papers.queue.studies", lambda: STUDIES)
     monkeypatch.setattr(box, "_device", lambda: "cpu")
     return tmp_path
 
@@ -123,7 +123,7 @@ def test_what_is_kept_is_trained_again_only_for_rates_that_others_copy(here):
 def test_a_box_that_is_told_to_end_is_collected_and_resumed(here, monkeypatch):
     long = replace(DIGITS, name="long").lasting(40)
     only = {"one/fig1": study("one/fig1", SGD, of=long)}
-    for place in ("gyroscope_lab.studies.catalogue.studies", "gyroscope_lab.queue.studies"):
+    for place in ("gyroscope_lab.papers.catalogue.studies", "gyroscope_lab.papers.queue.studies"):
         monkeypatch.setattr(place, lambda: only)
     run("--queue")
 
@@ -147,7 +147,7 @@ def test_a_box_that_is_told_to_end_is_collected_and_resumed(here, monkeypatch):
 
 def test_a_training_that_fails_is_named_and_the_others_are_finished(here, monkeypatch):
     broken = {**STUDIES, "one/fig2": study("one/fig2", Recipe("nowhere", 0.1, only=99))}
-    for place in ("gyroscope_lab.studies.catalogue.studies", "gyroscope_lab.queue.studies"):
+    for place in ("gyroscope_lab.papers.catalogue.studies", "gyroscope_lab.papers.queue.studies"):
         monkeypatch.setattr(place, lambda: broken)
     run("--queue")
     result = minutes()

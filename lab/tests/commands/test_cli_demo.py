@@ -9,14 +9,14 @@ from torch.nn import functional as F  # noqa: N812
 from typer.testing import CliRunner
 
 import gyroscope
-import gyroscope_lab.demo as lab
+import gyroscope_lab.papers.demo as lab
 from gyroscope.cli import app
 from gyroscope_lab import data, models
-from gyroscope_lab.archive import Archive
+from gyroscope_lab.engine.run_one import run_one
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.run_one import run_one
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.trial import Trial
 
 run = CliRunner().invoke
 WRITTEN = ["demo.json", "index.html", "rotation.png", "rotation.svg"]
@@ -182,7 +182,7 @@ def test_jobs_are_worker_processes_whose_results_are_shown(tmp_path, monkeypatch
         for trial in trials:
             on_done(trial, run_one(trial, archive, data, on_note))
 
-    monkeypatch.setattr("gyroscope_lab.workers.run_in_workers", one_by_one)
+    monkeypatch.setattr("gyroscope_lab.engine.workers.run_in_workers", one_by_one)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(lab, "QUICK_RECIPES", lab.QUICK_RECIPES[:2])
     result = run(app, ["demo", "--quick", "--jobs", "2", "--out", str(tmp_path)])

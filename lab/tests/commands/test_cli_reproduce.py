@@ -7,14 +7,14 @@ from typer.testing import CliRunner
 import gyroscope
 from commands.pretended_studies import pretend
 from gyroscope.cli import app
-from gyroscope_lab.archive import Archive
 from gyroscope_lab.cli.study_list import results_in
+from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.studies.catalogue import studies
-from gyroscope_lab.studies.study import Finding, Report, Study, Table
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.papers.catalogue import studies
+from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.trial import Trial
 
 
 def run(*arguments):

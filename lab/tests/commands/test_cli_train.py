@@ -11,8 +11,8 @@ import gyroscope
 from gyroscope.cli import app
 from gyroscope_lab import data, models
 from gyroscope_lab.cli.train import named, parse_rate
-from gyroscope_lab.recipe import CONTROLS, OPTIMIZERS
-from gyroscope_lab.tasks import TASKS
+from gyroscope_lab.training.recipe import CONTROLS, OPTIMIZERS
+from gyroscope_lab.training.tasks import TASKS
 from lab.made import write
 
 
@@ -103,7 +103,7 @@ def test_the_same_command_goes_on_where_it_was_interrupted(here, monkeypatch):
         if note.epoch == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("gyroscope_lab.training.Training._save_in_time", lambda training: training.save())
+    monkeypatch.setattr("gyroscope_lab.training.training.Training._save_in_time", lambda training: training.save())
     monkeypatch.setattr("gyroscope_lab.cli.lab_progress.LabProgress.on_note", interrupt)
     stopped = run("digits", "--epochs", "6", "--run", "mine")
     assert stopped.exit_code == 130
@@ -121,7 +121,7 @@ def test_the_same_command_goes_on_where_it_was_interrupted(here, monkeypatch):
 @pytest.mark.parametrize("ended", [True, False], ids=["ended", "interrupted"])
 def test_a_folder_that_holds_another_training_is_left_alone(here, monkeypatch, ended):
     if not ended:
-        monkeypatch.setattr("gyroscope_lab.result.Result.write", lambda *_: None)
+        monkeypatch.setattr("gyroscope_lab.training.result.Result.write", lambda *_: None)
     run("digits", "--epochs", "1", "--run", "mine")
     before = (here / "mine" / "run.sqlite").read_bytes()
     result = run("digits", "--epochs", "1", "--run", "mine", "--rate", "3^-2")

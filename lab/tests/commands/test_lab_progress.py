@@ -7,11 +7,11 @@ from rich.console import Console
 
 from gyroscope_lab.cli.lab_progress import LabProgress
 from gyroscope_lab.cli.time_left import Running, Whole
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.result import Result
-from gyroscope_lab.run_one import Note
-from gyroscope_lab.tasks import task
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.engine.run_one import Note
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.result import Result
+from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.trial import Trial
 
 TRIALS = [Trial(task("digits").lasting(10), Recipe("SGD", 0.1), seed) for seed in range(3)]
 RESULT = Result(1.0, 0.925, loss=[2.0, 0.125], layers=["a", "b"], rotation=[[0, 0], [0.25, 0.5]], seconds=2.5)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.run_one import loaded, run_one
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.engine.run_one import loaded, run_one
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.trial import Trial
 from lab.trainings import HELD
 
 TRIAL = Trial(replace(HELD, model="mlp-2x8", options=(("inputs", 64),)).lasting(30), Recipe("SGD", 0.1))

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import forked
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.laboratory import Lab
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.training.archive import Archive
 
 
 @pytest.fixture(scope="session")

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from gyroscope_lab.data.augment import Augmentation
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.training import train
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.training import train
+from gyroscope_lab.training.trial import Trial
 from lab.trainings import DROPOUT
 
 ADAM = Recipe("Adam-Layca", 0.01, optimizer="adam", control="layca", records=True)

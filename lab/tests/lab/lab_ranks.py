@@ -17,20 +17,20 @@ from torch.distributed.tensor import DTensor
 import gyroscope
 import two_ranks
 from gyroscope.control.rates import Rates
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.checkpoint import FILE
 from gyroscope_lab.data.augment import Augmentation
 from gyroscope_lab.data.split import Split
+from gyroscope_lab.engine.ranks import run_on_ranks
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.feed import Feed
-from gyroscope_lab.ranks import run_on_ranks
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.result import Result
-from gyroscope_lab.spread import Spread, from_first
-from gyroscope_lab.task import Task
-from gyroscope_lab.tasks import task
-from gyroscope_lab.training import Parallel, Training, train
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.checkpoint import FILE
+from gyroscope_lab.training.feed import Feed
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.result import Result
+from gyroscope_lab.training.spread import Spread, from_first
+from gyroscope_lab.training.task import Task
+from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.training import Parallel, Training, train
+from gyroscope_lab.training.trial import Trial
 
 # No batch statistics; 200 examples by 25, so that shares are of 12 and 13; a validation set of odd size.
 PLAIN = (("biases", True), ("init", "glorot_uniform"), ("inputs", 64))

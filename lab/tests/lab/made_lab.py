@@ -10,10 +10,10 @@ import numpy as np
 
 from gyroscope.layers.layer import layers
 from gyroscope_lab import models
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.result import Result
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.result import Result
+from gyroscope_lab.training.trial import Trial
 
 
 @cache

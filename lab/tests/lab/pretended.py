@@ -5,9 +5,9 @@ from math import sqrt
 
 import numpy as np
 
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.result import Result
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.result import Result
 
 LAYERS = 5
 

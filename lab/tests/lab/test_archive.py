@@ -13,15 +13,15 @@ import forked
 import gyroscope
 from gyroscope.control.rates import Rates
 from gyroscope.errors import StoreError
-from gyroscope_lab import archive as module
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.engine import run_trials
+from gyroscope_lab.engine.engine import run_trials
+from gyroscope_lab.engine.run_one import run_one
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.result import Result
-from gyroscope_lab.run_one import run_one
-from gyroscope_lab.training import RATES, WEIGHTS
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.training import archive as module
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.result import Result
+from gyroscope_lab.training.training import RATES, WEIGHTS
+from gyroscope_lab.training.trial import Trial
 from lab import at_once
 from lab.trainings import HELD
 

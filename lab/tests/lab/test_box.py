@@ -12,16 +12,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gyroscope_lab import checkpoint, last_layer, population
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.box import collect, run_box
+from gyroscope_lab.engine import population
+from gyroscope_lab.engine.box import collect, run_box
+from gyroscope_lab.engine.population import Deadline, _pace, _Population, _Seat, run_population
+from gyroscope_lab.engine.run_one import run_one
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.population import Deadline, _pace, _Population, _Seat, run_population
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.run_one import run_one
-from gyroscope_lab.tasks import task
-from gyroscope_lab.training import RATES, WEIGHTS, Training, train
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.training import checkpoint, last_layer
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.training import RATES, WEIGHTS, Training, train
+from gyroscope_lab.training.trial import Trial
 from lab.trainings import recorded
 
 DIGITS = task("digits").lasting(4)
@@ -251,8 +252,8 @@ def test_few_trainings_that_are_not_captured_run_at_once_on_a_gpu(tmp_path):
 
 def test_another_training_is_seated_only_while_the_memory_allows(tmp_path, monkeypatch):
     free = [100]
-    monkeypatch.setattr("gyroscope_lab.population.free_memory", lambda device: free[0])
-    monkeypatch.setattr("gyroscope_lab.population._reclaim", lambda: None)
+    monkeypatch.setattr("gyroscope_lab.engine.population.free_memory", lambda device: free[0])
+    monkeypatch.setattr("gyroscope_lab.engine.population._reclaim", lambda: None)
     made = waiting([], tmp_path, seconds=10.0, epochs=[])
     made.on_gpu = True
     assert made._has_memory()
@@ -284,7 +285,7 @@ class Crowded(Training):
 
 
 def test_a_trial_without_memory_waits_for_a_seat_and_does_not_fail(tmp_path, monkeypatch):
-    monkeypatch.setattr("gyroscope_lab.population.Training", Crowded)
+    monkeypatch.setattr("gyroscope_lab.engine.population.Training", Crowded)
     outcome = run_population(TRIALS[:2], lambda trial: SPLIT, Archive(tmp_path), device="cpu")
     assert outcome.finished == TRIALS[:2]
 
@@ -297,7 +298,7 @@ class TooLarge(Training):
 
 
 def test_a_trial_that_fits_into_no_memory_fails(tmp_path, monkeypatch):
-    monkeypatch.setattr("gyroscope_lab.population.Training", TooLarge)
+    monkeypatch.setattr("gyroscope_lab.engine.population.Training", TooLarge)
     with pytest.raises(LabError, match="1 of 1 trials failed: SGD, seed 0: RuntimeError: the capture failed"):
         run_population(TRIALS[1:2], lambda trial: SPLIT, Archive(tmp_path), device="cpu")
 

@@ -18,18 +18,18 @@ import pytest
 import torch
 
 import gyroscope
-from gyroscope_lab import cluster
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.checkpoint import FILE as CHECKPOINT
-from gyroscope_lab.cluster import run_on_ray
-from gyroscope_lab.engine import run_trials
+from gyroscope_lab.engine import cluster
+from gyroscope_lab.engine.cluster import run_on_ray
+from gyroscope_lab.engine.engine import run_trials
+from gyroscope_lab.engine.ray_session import connected
+from gyroscope_lab.engine.run_one import run_one
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.ray_session import connected
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.run_one import run_one
-from gyroscope_lab.tasks import task
-from gyroscope_lab.training import Training
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.checkpoint import FILE as CHECKPOINT
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.training import Training
+from gyroscope_lab.training.trial import Trial
 
 DIGITS = task("digits").lasting(2)
 RECORDED = Recipe("RMSprop", 3.0**-6, optimizer="rmsprop", records=True)
@@ -231,8 +231,8 @@ def test_gpus_that_the_cluster_does_not_have_are_refused(ray, tmp_path):
 SCRIPT = """
 import sys
 from lab.test_cluster import LONG, TRIALS
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.engine import run_trials
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.engine.engine import run_trials
 
 if __name__ == "__main__":
     try:

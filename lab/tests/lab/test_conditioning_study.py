@@ -8,7 +8,7 @@ import torch
 
 from gyroscope_lab.data.resize import centre_crop, resize
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.studies.conditioning import (
+from gyroscope_lab.papers.conditioning import (
     PLANS,
     Choices,
     Plan,
@@ -21,13 +21,13 @@ from gyroscope_lab.studies.conditioning import (
     reproduce,
     reproduce_all,
 )
-from gyroscope_lab.studies.conditioning.exact_figure import draw
-from gyroscope_lab.studies.conditioning.exact_findings import findings
-from gyroscope_lab.studies.conditioning.exact_measure import measure, network
-from gyroscope_lab.studies.conditioning.exact_result import Line, Study
-from gyroscope_lab.studies.conditioning.exact_spectra import exact_spectra
-from gyroscope_lab.studies.conditioning.sensitivity import sensitivity
-from gyroscope_lab.studies.conditioning.small_images import small_images
+from gyroscope_lab.papers.conditioning.exact_figure import draw
+from gyroscope_lab.papers.conditioning.exact_findings import findings
+from gyroscope_lab.papers.conditioning.exact_measure import measure, network
+from gyroscope_lab.papers.conditioning.exact_result import Line, Study
+from gyroscope_lab.papers.conditioning.exact_spectra import exact_spectra
+from gyroscope_lab.papers.conditioning.sensitivity import sensitivity
+from gyroscope_lab.papers.conditioning.small_images import small_images
 from lab.made import NAMES, idx, images, labels, write
 
 FEW = Choices(samples=30)

@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import pytest
 
-from gyroscope_lab.cost import PACES, cost, expected, pace
 from gyroscope_lab.data.source import Source
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.studies.rotation.recipes import adapt_copy
-from gyroscope_lab.tasks import TASKS, task
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.engine.cost import PACES, cost, expected, pace
+from gyroscope_lab.papers.rotation.recipes import adapt_copy
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.tasks import TASKS, task
+from gyroscope_lab.training.trial import Trial
 
 SGD = Recipe("SGD", 0.1)
 

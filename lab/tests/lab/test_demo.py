@@ -4,12 +4,12 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from gyroscope_lab import demo
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.forget import forget
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.page import page
-from gyroscope_lab.run_one import run_one
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.engine.run_one import run_one
+from gyroscope_lab.papers import demo
+from gyroscope_lab.papers.page import page
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.forget import forget
 
 ONE = demo.TASK.lasting(1)
 

@@ -10,18 +10,18 @@ import pytest
 import torch
 
 import gyroscope
-from gyroscope_lab import engine, population, workers
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.captured import Captured
-from gyroscope_lab.engine import run_trials
+from gyroscope_lab.engine import population, workers
+from gyroscope_lab.engine.captured import Captured
+from gyroscope_lab.engine.engine import engine, run_trials
+from gyroscope_lab.engine.population import run_population
+from gyroscope_lab.engine.run_one import Note
+from gyroscope_lab.engine.workers import run_in_workers
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.population import run_population
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.run_one import Note
-from gyroscope_lab.tasks import task
-from gyroscope_lab.training import train
-from gyroscope_lab.trial import Trial
-from gyroscope_lab.workers import run_in_workers
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.training import train
+from gyroscope_lab.training.trial import Trial
 from lab.trainings import HELD
 
 QUICK = replace(HELD, model="mlp-2x8", options=(("inputs", 64),)).lasting(1)
@@ -291,7 +291,7 @@ def test_without_a_gpu_several_trials_with_several_jobs_run_in_workers(tmp_path,
         chosen.append(jobs)
         engine._run_serially(trials, archive, data, on_note, on_done)
 
-    monkeypatch.setattr("gyroscope_lab.workers.run_in_workers", pretend)
+    monkeypatch.setattr("gyroscope_lab.engine.workers.run_in_workers", pretend)
     assert len(run_trials(TRIALS[:count], Archive(tmp_path), jobs=jobs)) == count
     assert chosen == workers
 

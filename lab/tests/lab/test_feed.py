@@ -6,11 +6,11 @@ import torch
 
 from gyroscope_lab.data.augment import Augmentation, augment
 from gyroscope_lab.data.split import Split
-from gyroscope_lab.feed import Feed
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.task import Task
-from gyroscope_lab.tasks import task
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.training.feed import Feed
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.task import Task
+from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.trial import Trial
 from lab.trainings import stepped
 
 CPU = torch.device("cpu")

@@ -1,10 +1,10 @@
 from gyroscope.base.whole_file import whole_file
-from gyroscope_lab.forget import forget
-from gyroscope_lab.one_folder import OneFolder
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.run_one import run_one
-from gyroscope_lab.tasks import task
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.engine.run_one import run_one
+from gyroscope_lab.training.forget import forget
+from gyroscope_lab.training.one_folder import OneFolder
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.trial import Trial
 
 TRIAL = Trial(task("digits").lasting(1), Recipe("SGD", 0.1, records=True), keeps=True, follows=True)
 

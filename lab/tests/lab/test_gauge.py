@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from gyroscope_lab import gauge as module
 from gyroscope_lab.data.split import Split
-from gyroscope_lab.gauge import Gauge, Reading, correct
+from gyroscope_lab.training import gauge as module
+from gyroscope_lab.training.gauge import Gauge, Reading, correct
 
 # Guesses that are right for 0, 1, 2, 4, 5, 6, 8, 9, 10, of twelve.
 X = torch.eye(12)

@@ -5,10 +5,10 @@ import pytest
 
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.schedule import Schedule
-from gyroscope_lab.tasks import TASKS, task
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.schedule import Schedule
+from gyroscope_lab.training.tasks import TASKS, task
+from gyroscope_lab.training.trial import Trial
 
 MADE = {"Recipe": Recipe("SGD", 0.1), "Schedule": Schedule(), "Source": Source("digits"), "Task": task("digits")}
 

@@ -2,15 +2,15 @@ from dataclasses import replace
 
 import pytest
 
-from gyroscope_lab import laboratory as module
-from gyroscope_lab.archive import Archive
+from gyroscope_lab.engine import laboratory as module
+from gyroscope_lab.engine.laboratory import EXTRA_SEEDS, SCALES, Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.laboratory import EXTRA_SEEDS, SCALES, Lab
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.studies.catalogue import study as study_called
-from gyroscope_lab.tasks import TASKS, task
-from gyroscope_lab.training import train
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.papers.catalogue import study as study_called
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.tasks import TASKS, task
+from gyroscope_lab.training.training import train
+from gyroscope_lab.training.trial import Trial
 from lab.made_lab import made
 from lab.trainings import HELD
 

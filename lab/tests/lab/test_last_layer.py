@@ -9,11 +9,11 @@ from torch.nn import functional as F  # noqa: N812
 
 from gyroscope_lab.data import Source
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.last_layer import FILE, LastLayer, followed
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.tasks import task
-from gyroscope_lab.training import Training, train
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.training.last_layer import FILE, LastLayer, followed
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.training import Training, train
+from gyroscope_lab.training.trial import Trial
 
 DEEP = replace(task("digits-deep").lasting(2), model="resnet-lastbn-8")
 TRIAL = Trial(DEEP, Recipe("SGD", 0.1, momentum=0.9, nesterov=True), follows=True)

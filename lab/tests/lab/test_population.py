@@ -8,16 +8,16 @@ import torch
 
 import gyroscope
 from gyroscope_lab import models
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.captured import compile_blocks, room_for_kinds
-from gyroscope_lab.engine import run_trials
+from gyroscope_lab.engine.captured import compile_blocks, room_for_kinds
+from gyroscope_lab.engine.engine import run_trials
+from gyroscope_lab.engine.population import _Seat, run_population
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.last_layer import followed
-from gyroscope_lab.population import _Seat, run_population
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.tasks import task
-from gyroscope_lab.training import train
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.last_layer import followed
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.training import train
+from gyroscope_lab.training.trial import Trial
 
 DIGITS = task("digits").lasting(6)
 SPLIT = DIGITS.source.load()
@@ -204,7 +204,7 @@ class Asked:
 
 def test_long_steps_are_asked_for_one_by_one_and_short_ones_ahead(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("gyroscope_lab.population.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("gyroscope_lab.engine.population.time.monotonic", lambda: now[0])
     for lasts, ahead in ((0.001, 3), (0.1, 1)):
         seat = _Seat(TRIALS[0], None, iter(()), None, None, looked=now[0])
         for _ in range(5):  # steps are asked for until it is busy, and the device does one

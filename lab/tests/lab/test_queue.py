@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from gyroscope_lab.archive import Archive
+from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.queue import GROUPS, missing_trials, read, write
-from gyroscope_lab.studies.catalogue import studies
-from gyroscope_lab.studies.rotation.recipes import adapt_copy, layca
-from gyroscope_lab.tasks import task
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.papers.catalogue import studies
+from gyroscope_lab.papers.queue import GROUPS, missing_trials, read, write
+from gyroscope_lab.papers.rotation.recipes import adapt_copy, layca
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.trial import Trial
 from lab.made_lab import made
 
 QUEUE = Path(__file__).parents[3] / "results" / "queue.md"

@@ -12,13 +12,13 @@ import torch
 
 import two_ranks
 from gyroscope.cli import app
-from gyroscope_lab import ranks
-from gyroscope_lab.archive import Archive
+from gyroscope_lab.engine import ranks
+from gyroscope_lab.engine.run_one import run_one
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.run_one import run_one
-from gyroscope_lab.tasks import task
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.trial import Trial
 from lab.lab_ranks import CLAIMS, assert_same, rank
 
 

@@ -8,9 +8,9 @@ from torch import nn
 from gyroscope.control import Layca
 from gyroscope.control.rates import alpha_multipliers
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.recipe import CONTROLS, OPTIMIZERS, Recipe, with_options_of
-from gyroscope_lab.tasks import task
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.training.recipe import CONTROLS, OPTIMIZERS, Recipe, with_options_of
+from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.trial import Trial
 from lab.trainings import stepped
 
 RECORDED = Recipe("RMSprop", 0.01, optimizer="rmsprop", records=True)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.result import Result
+from gyroscope_lab.training.result import Result
 
 TRIAL = {"task": {"name": "digits"}, "seed": 0}
 RESULTS = Path(__file__).parents[3] / "results"

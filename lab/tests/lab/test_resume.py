@@ -13,12 +13,12 @@ import torch
 import forked
 import gyroscope
 from gyroscope.control.rates import Rates
-from gyroscope_lab import checkpoint
 from gyroscope_lab.data.augment import Augmentation
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.recipe import CONTROLS, OPTIMIZERS, Recipe
-from gyroscope_lab.training import RATES, WEIGHTS, Training, train
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.training import checkpoint
+from gyroscope_lab.training.recipe import CONTROLS, OPTIMIZERS, Recipe
+from gyroscope_lab.training.training import RATES, WEIGHTS, Training, train
+from gyroscope_lab.training.trial import Trial
 from lab.killed import begin
 from lab.trainings import (
     DROPOUT,

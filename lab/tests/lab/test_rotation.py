@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gyroscope_lab.gauge import Gauge
+from gyroscope_lab.training.gauge import Gauge
 
 
 def rotation(weight, initial):

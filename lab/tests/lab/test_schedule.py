@@ -6,7 +6,7 @@ from torch.optim.lr_scheduler import MultiStepLR
 
 from gyroscope.control.rates import warmup
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.schedule import Schedule
+from gyroscope_lab.training.schedule import Schedule
 
 SCHEDULES = {
     "the papers' C10-CNN1": Schedule(epochs=100, batch=8, cuts=(0.8, 0.9, 0.97)),

@@ -3,11 +3,11 @@ import json
 import numpy as np
 import pytest
 
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.studies.rotation.adam_rates import EQUIVALENT, POWERS, ROTATION, STUDIES, adam_layca
-from gyroscope_lab.studies.rotation.recipes import adaptive_layca
-from gyroscope_lab.tasks import task
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.rotation.adam_rates import EQUIVALENT, POWERS, ROTATION, STUDIES, adam_layca
+from gyroscope_lab.papers.rotation.recipes import adaptive_layca
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.tasks import task
 from lab.made_lab import MadeLab, knowing, made, percent, raw
 
 [STUDY] = STUDIES

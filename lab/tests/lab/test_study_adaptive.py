@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.studies.rotation import adaptive, paper
-from gyroscope_lab.studies.rotation.adaptive_columns import columns
-from gyroscope_lab.studies.rotation.adaptive_curves import alike, distance, equivalents, lead, shake
-from gyroscope_lab.studies.rotation.recipes import layca
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.rotation import adaptive, paper
+from gyroscope_lab.papers.rotation.adaptive_columns import columns
+from gyroscope_lab.papers.rotation.adaptive_curves import alike, distance, equivalents, lead, shake
+from gyroscope_lab.papers.rotation.recipes import layca
+from gyroscope_lab.training.archive import Archive
 from lab.pretended import full_lab, raw
 
 STUDIES = {study.name: study for study in adaptive.STUDIES}

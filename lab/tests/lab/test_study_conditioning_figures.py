@@ -3,12 +3,12 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from gyroscope_lab.archive import Archive
+from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.studies.conditioning import exact as conditioning
-from gyroscope_lab.studies.conditioning.exact_findings import findings
-from gyroscope_lab.studies.conditioning.exact_studies import STUDIES
+from gyroscope_lab.papers.conditioning import exact as conditioning
+from gyroscope_lab.papers.conditioning.exact_findings import findings
+from gyroscope_lab.papers.conditioning.exact_studies import STUDIES
+from gyroscope_lab.training.archive import Archive
 from lab.made import NAMES, idx, images, labels, write
 
 SAMPLES = 30

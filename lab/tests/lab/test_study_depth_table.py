@@ -3,12 +3,12 @@ from statistics import mean, stdev
 
 import pytest
 
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.result import Result
-from gyroscope_lab.studies.conditioning import depth_paper
-from gyroscope_lab.studies.conditioning.by_depth import Network, network_of
-from gyroscope_lab.studies.conditioning.depth_table import STUDIES, curves, further, table1_trials, table2_trials
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.conditioning import depth_paper
+from gyroscope_lab.papers.conditioning.by_depth import Network, network_of
+from gyroscope_lab.papers.conditioning.depth_table import STUDIES, curves, further, table1_trials, table2_trials
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.result import Result
 from lab.made_lab import MadeLab, percent, raw
 
 FIG8, TABLE1, TABLE2 = STUDIES

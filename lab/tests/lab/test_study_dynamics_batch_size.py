@@ -9,11 +9,11 @@ from torch.nn import functional as F  # noqa: N812
 from gyroscope.theory.adaptive import adam, rmsprop
 from gyroscope.theory.decay import sgd
 from gyroscope_lab import models
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.studies.dynamics.batch_size import PLANS, RECIPES, STUDIES, points, recorded, task_of, trials
-from gyroscope_lab.studies.dynamics.batch_size_held import steps_of
-from gyroscope_lab.studies.dynamics.batch_size_report import findings
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.dynamics.batch_size import PLANS, RECIPES, STUDIES, points, recorded, task_of, trials
+from gyroscope_lab.papers.dynamics.batch_size_held import steps_of
+from gyroscope_lab.papers.dynamics.batch_size_report import findings
+from gyroscope_lab.training.archive import Archive
 from lab.made_lab import raw
 
 [BATCHES] = STUDIES

@@ -7,13 +7,13 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from gyroscope_lab import models
-from gyroscope_lab.archive import Archive
 from gyroscope_lab.data.source import Source
+from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.studies.cells import cells
-from gyroscope_lab.studies.dynamics.decoupled import PLANS, STUDIES, _better, again, best, trials
-from gyroscope_lab.studies.dynamics.decoupled_paths import RULES, Setting, apart
+from gyroscope_lab.papers.cells import cells
+from gyroscope_lab.papers.dynamics.decoupled import PLANS, STUDIES, _better, again, best, trials
+from gyroscope_lab.papers.dynamics.decoupled_paths import RULES, Setting, apart
+from gyroscope_lab.training.archive import Archive
 from lab.made_lab import MadeLab, made, percent, raw
 
 [DECOUPLED] = STUDIES

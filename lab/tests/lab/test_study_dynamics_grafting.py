@@ -9,11 +9,11 @@ from torch.nn import functional as F  # noqa: N812
 
 from gyroscope.control import Graft
 from gyroscope_lab import models
-from gyroscope_lab.archive import Archive
+from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.studies.dynamics.grafting import STUDIES, _findings
-from gyroscope_lab.studies.dynamics.grafting_courses import METHODS, PLANS, Curves, closed, course, make, settings
+from gyroscope_lab.papers.dynamics.grafting import STUDIES, _findings
+from gyroscope_lab.papers.dynamics.grafting_courses import METHODS, PLANS, Curves, closed, course, make, settings
+from gyroscope_lab.training.archive import Archive
 
 [GRAFTING] = STUDIES
 LAYERWISE, REVERSED = "Adam's lengths, SGD's directions", "SGD's lengths, Adam's directions"

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from gyroscope_lab.archive import Archive
+from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.studies.dynamics.implicit_decay import STUDIES, trials
-from gyroscope_lab.studies.dynamics.norms import Course, spread
-from gyroscope_lab.studies.dynamics.norms_report import report
+from gyroscope_lab.papers.dynamics.implicit_decay import STUDIES, trials
+from gyroscope_lab.papers.dynamics.norms import Course, spread
+from gyroscope_lab.papers.dynamics.norms_report import report
+from gyroscope_lab.training.archive import Archive
 from lab.made_lab import made, percent, raw
 
 [STUDY] = STUDIES

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.studies.dynamics.knockout import KINDS, PLANS, STUDIES, Drift, Setting, network, trained
-from gyroscope_lab.studies.dynamics.knockout_report import Arm, findings
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.dynamics.knockout import KINDS, PLANS, STUDIES, Drift, Setting, network, trained
+from gyroscope_lab.papers.dynamics.knockout_report import Arm, findings
+from gyroscope_lab.training.archive import Archive
 
 [STUDY] = STUDIES
 PLAN = PLANS["smoke"]

@@ -13,15 +13,15 @@ from gyroscope.control.preconditioners.kfac import KFAC
 from gyroscope.layers.layer import layers
 from gyroscope.theory.jacobian import jacobian_norm
 from gyroscope_lab import models
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.studies.dynamics import mechanism1 as m1
-from gyroscope_lab.studies.dynamics import mechanism1_report as r1
-from gyroscope_lab.studies.dynamics import mechanism2 as m2
-from gyroscope_lab.studies.dynamics import mechanism2_report as r2
-from gyroscope_lab.studies.dynamics import mechanism3 as m3
-from gyroscope_lab.studies.dynamics import mechanism3_report as r3
-from gyroscope_lab.studies.dynamics.gain import gain, reproduced
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.dynamics import mechanism1 as m1
+from gyroscope_lab.papers.dynamics import mechanism1_report as r1
+from gyroscope_lab.papers.dynamics import mechanism2 as m2
+from gyroscope_lab.papers.dynamics import mechanism2_report as r2
+from gyroscope_lab.papers.dynamics import mechanism3 as m3
+from gyroscope_lab.papers.dynamics import mechanism3_report as r3
+from gyroscope_lab.papers.dynamics.gain import gain, reproduced
+from gyroscope_lab.training.archive import Archive
 
 STUDIES = (*m1.STUDIES, *m2.STUDIES, *m3.STUDIES)
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from gyroscope.theory.least_squares import line_problem
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.studies.catalogue import study
-from gyroscope_lab.studies.dynamics import least_squares as dynamics_least_squares
-from gyroscope_lab.studies.dynamics import schedules as dynamics_schedules
-from gyroscope_lab.studies.dynamics.least_squares import STARTS, Ways, step_lengths, ways
-from gyroscope_lab.studies.dynamics.schedules import DECAY, PRODUCT, RATES, STEPS, spaced
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.catalogue import study
+from gyroscope_lab.papers.dynamics import least_squares as dynamics_least_squares
+from gyroscope_lab.papers.dynamics import schedules as dynamics_schedules
+from gyroscope_lab.papers.dynamics.least_squares import STARTS, Ways, step_lengths, ways
+from gyroscope_lab.papers.dynamics.schedules import DECAY, PRODUCT, RATES, STEPS, spaced
+from gyroscope_lab.training.archive import Archive
 
 FIG2, FIG6, FIG7 = (*dynamics_least_squares.STUDIES, *dynamics_schedules.STUDIES)
 

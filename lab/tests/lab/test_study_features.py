@@ -3,9 +3,9 @@ from math import sqrt
 import pytest
 import torch
 
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.studies.rotation.features import CUTS, POWERS, ROTATIONS, STUDIES, TESTS, Features, likeness, trials
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.rotation.features import CUTS, POWERS, ROTATIONS, STUDIES, TESTS, Features, likeness, trials
+from gyroscope_lab.training.archive import Archive
 from lab.pretended import full_lab, raw
 
 [STUDY] = STUDIES

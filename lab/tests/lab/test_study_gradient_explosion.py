@@ -6,10 +6,10 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from gyroscope.layers.layer import layers
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.feed import Feed
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.studies.conditioning.gradient_explosion import ITERATIONS, STUDIES, Course, _findings, trials
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.conditioning.gradient_explosion import ITERATIONS, STUDIES, Course, _findings, trials
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.feed import Feed
 
 [A10] = STUDIES
 

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-from gyroscope_lab.archive import Archive
 from gyroscope_lab.data.source import Source
+from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.result import Result
-from gyroscope_lab.studies.conditioning.imagenet_lastbn import PAPER, STUDIES, VARIANTS, images
+from gyroscope_lab.papers.conditioning.imagenet_lastbn import PAPER, STUDIES, VARIANTS, images
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.result import Result
 from lab.made_lab import MadeLab, raw
 
 FIGURE, TABLE = STUDIES

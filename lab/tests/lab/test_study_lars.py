@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from gyroscope.layers.layer import layers
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.studies.rotation.lars import ROTATION, STUDIES
-from gyroscope_lab.tasks import task
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.rotation.lars import ROTATION, STUDIES
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.tasks import task
 from lab.made_lab import MadeLab, made, percent, raw
 
 FIG12, SPEED9 = STUDIES

@@ -3,10 +3,10 @@ from math import exp, log
 
 import pytest
 
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.studies.rotation.multipliers import SIZES, STUDIES, turned
-from gyroscope_lab.tasks import task
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.rotation.multipliers import SIZES, STUDIES, turned
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.tasks import task
 
 
 def equation_1(alpha, layers):

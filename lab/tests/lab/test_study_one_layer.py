@@ -7,10 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.studies.rotation.feedback import feedback, follow, silhouette
-from gyroscope_lab.studies.rotation.one_layer import (
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.rotation.feedback import feedback, follow, silhouette
+from gyroscope_lab.papers.rotation.one_layer import (
     FIGURE1,
     PLANS,
     STUDIES,
@@ -21,7 +20,8 @@ from gyroscope_lab.studies.rotation.one_layer import (
     trained,
     trials,
 )
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.trial import Trial
 from lab.pretended import full_lab, raw
 
 FIG1, FIG8 = STUDIES

@@ -4,11 +4,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.result import Result
-from gyroscope_lab.schedule import Schedule
-from gyroscope_lab.studies.rotation.plateaus import FIG3, STUDIES, height, paper_curves, trials
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.rotation.plateaus import FIG3, STUDIES, height, paper_curves, trials
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.result import Result
+from gyroscope_lab.training.schedule import Schedule
 
 FIG11, SPEED_3, SPEED_10 = STUDIES
 # When the rate is first cut, and so how many epochs are averaged for the plateau.

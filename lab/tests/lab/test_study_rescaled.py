@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from gyroscope.layers.layer import layers
-from gyroscope_lab.archive import Archive
+from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.result import Result
-from gyroscope_lab.studies.cells import Cell
-from gyroscope_lab.studies.rotation.rescaled import BLOCK, LAYCA, SGD, STUDIES, best, recipe, regret
-from gyroscope_lab.tasks import task
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.papers.cells import Cell
+from gyroscope_lab.papers.rotation.rescaled import BLOCK, LAYCA, SGD, STUDIES, best, recipe, regret
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.result import Result
+from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.trial import Trial
 
 [STUDY] = STUDIES
 

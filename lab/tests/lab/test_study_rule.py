@@ -5,12 +5,12 @@ from math import nan, sqrt
 import numpy as np
 import pytest
 
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.result import Result
-from gyroscope_lab.studies.rotation.configurations import configurations
-from gyroscope_lab.studies.rotation.rule import FITS, STUDIES, correlation
-from gyroscope_lab.tasks import task
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.rotation.configurations import configurations
+from gyroscope_lab.papers.rotation.rule import FITS, STUDIES, correlation
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.result import Result
+from gyroscope_lab.training.tasks import task
 
 [STUDY] = STUDIES
 

@@ -3,10 +3,9 @@ import pytest
 import torch
 
 from gyroscope.theory.errors import DynamicsError
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.studies.rotation import adaptive, second_moments
-from gyroscope_lab.studies.rotation.second_moments import (
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.rotation import adaptive, second_moments
+from gyroscope_lab.papers.rotation.second_moments import (
     STUDIES,
     Moments,
     draw,
@@ -16,7 +15,8 @@ from gyroscope_lab.studies.rotation.second_moments import (
     spans,
     trials,
 )
-from gyroscope_lab.training import Training
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.training import Training
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 import gyroscope
-from gyroscope_lab.archive import Archive
+from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.studies.rotation.first_steps import ABRUPT, view
-from gyroscope_lab.studies.rotation.sgd_rates import STUDIES
+from gyroscope_lab.papers.rotation.first_steps import ABRUPT, view
+from gyroscope_lab.papers.rotation.sgd_rates import STUDIES
+from gyroscope_lab.training.archive import Archive
 from lab.made_lab import MadeLab, knowing, made, percent, raw
 
 FIG2, FIG10, TABLE3 = STUDIES

@@ -7,12 +7,12 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from gyroscope.layers.layer import layers
-from gyroscope_lab.archive import Archive
+from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.feed import Feed
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.result import Result
-from gyroscope_lab.studies.conditioning.trained_convolutions import PLANS, STUDIES, Network, _findings, _lower
+from gyroscope_lab.papers.conditioning.trained_convolutions import PLANS, STUDIES, Network, _findings, _lower
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.feed import Feed
+from gyroscope_lab.training.result import Result
 from lab.made_lab import knowing, raw
 
 A8, A9 = STUDIES

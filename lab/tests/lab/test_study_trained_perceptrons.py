@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.result import Result
-from gyroscope_lab.studies.conditioning import perceptron_findings as findings
-from gyroscope_lab.studies.conditioning.perceptron_courses import FACTORS, Course, Kind, a_layer, courses
-from gyroscope_lab.studies.conditioning.trained_perceptrons import PLANS, STUDIES, trials
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.conditioning import perceptron_findings as findings
+from gyroscope_lab.papers.conditioning.perceptron_courses import FACTORS, Course, Kind, a_layer, courses
+from gyroscope_lab.papers.conditioning.trained_perceptrons import PLANS, STUDIES, trials
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.result import Result
 from lab.pretended import raw
 
 BY_NAME = {study.name.removeprefix("conditioning/"): study for study in STUDIES}

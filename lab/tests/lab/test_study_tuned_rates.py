@@ -4,13 +4,13 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from gyroscope_lab.archive import Archive
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.result import Result
-from gyroscope_lab.studies.rotation.rate_search import best, between, extended, search
-from gyroscope_lab.studies.rotation.recipes import layca
-from gyroscope_lab.studies.rotation.tuned_rates import STUDIES, TRAIN, TUNED
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.rotation.rate_search import best, between, extended, search
+from gyroscope_lab.papers.rotation.recipes import layca
+from gyroscope_lab.papers.rotation.tuned_rates import STUDIES, TRAIN, TUNED
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.result import Result
+from gyroscope_lab.training.trial import Trial
 
 FIG2, TABLE2 = STUDIES
 ALPHAS = (-0.8, -0.6, -0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8)

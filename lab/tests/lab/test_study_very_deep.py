@@ -11,20 +11,20 @@ import torch
 import gyroscope
 from gyroscope.diagnose import dominated, stalled
 from gyroscope.diagnose.standing_out import in_words
-from gyroscope_lab.archive import Archive
+from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.last_layer import FILE, Followed, followed
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.result import Result
-from gyroscope_lab.studies.conditioning.by_depth import Network
-from gyroscope_lab.studies.conditioning.very_deep import STUDIES
-from gyroscope_lab.studies.conditioning.very_deep_course import Course, smoothed
-from gyroscope_lab.studies.conditioning.very_deep_figure import draw
-from gyroscope_lab.studies.conditioning.very_deep_findings import of_depths, of_last_norm, of_preactivation
-from gyroscope_lab.tasks import task
-from gyroscope_lab.training import train
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.papers.conditioning.by_depth import Network
+from gyroscope_lab.papers.conditioning.very_deep import STUDIES
+from gyroscope_lab.papers.conditioning.very_deep_course import Course, smoothed
+from gyroscope_lab.papers.conditioning.very_deep_figure import draw
+from gyroscope_lab.papers.conditioning.very_deep_findings import of_depths, of_last_norm, of_preactivation
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.last_layer import FILE, Followed, followed
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.result import Result
+from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.training import train
+from gyroscope_lab.training.trial import Trial
 from lab.made_lab import knowing
 
 FIG6, FIG7, FIG9 = STUDIES

@@ -4,13 +4,13 @@ from statistics import median
 import numpy as np
 import pytest
 
-from gyroscope_lab.archive import Archive
+from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.studies.rotation.recipes import sgd_decayed
-from gyroscope_lab.studies.rotation.warmup import STUDIES, turns
-from gyroscope_lab.tasks import task
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.papers.rotation.recipes import sgd_decayed
+from gyroscope_lab.papers.rotation.warmup import STUDIES, turns
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.trial import Trial
 from lab.made_lab import MadeLab, knowing, made, percent, raw
 
 FIG4, TABLE5, LASTBN = STUDIES

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from torch import nn
 
-from gyroscope_lab.archive import Archive
+from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.studies.rotation.weight_decay import STUDIES
+from gyroscope_lab.papers.rotation.weight_decay import STUDIES
+from gyroscope_lab.training.archive import Archive
 from lab.made_lab import MadeLab, knowing, made, percent, raw
 
 FIG3, TABLE4, SPEED4, SPEED3 = STUDIES

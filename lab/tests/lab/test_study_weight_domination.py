@@ -6,12 +6,10 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from gyroscope.layers.layer import layers
-from gyroscope_lab.archive import Archive
+from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.laboratory import Lab
-from gyroscope_lab.result import Result
-from gyroscope_lab.studies.at_hand import at_hand
-from gyroscope_lab.studies.conditioning.weight_domination import (
+from gyroscope_lab.papers.at_hand import at_hand
+from gyroscope_lab.papers.conditioning.weight_domination import (
     CONVOLUTIONS,
     PERCEPTRONS,
     STUDIES,
@@ -21,6 +19,8 @@ from gyroscope_lab.studies.conditioning.weight_domination import (
     perceptron,
     perceptron_trials,
 )
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.result import Result
 from lab.made import write
 from lab.made_lab import MadeLab, knowing, raw
 

@@ -2,9 +2,9 @@ from math import isnan
 
 import pytest
 
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.result import Result
-from gyroscope_lab.summary import Summary, in_words, rank_correlation, summarise
+from gyroscope_lab.papers.summary import Summary, in_words, rank_correlation, summarise
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.result import Result
 
 
 def summary(name, test, rotation, train=1.0):

@@ -10,11 +10,11 @@ from torch.nn import functional as F  # noqa: N812
 import gyroscope
 from gyroscope.control.rates import Rates, record, replay
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.tangents import Tangents
-from gyroscope_lab.tasks import task
-from gyroscope_lab.training import RATES, train
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.tangents import Tangents
+from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.training import RATES, train
+from gyroscope_lab.training.trial import Trial
 from lab.trainings import stepped
 
 DIGITS = task("digits").lasting(2)

@@ -11,8 +11,8 @@ from gyroscope_lab.data.source import Source
 from gyroscope_lab.data.split import Split
 from gyroscope_lab.data.text import Text
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.task import Task
-from gyroscope_lab.tasks import TASKS, task
+from gyroscope_lab.training.task import Task
+from gyroscope_lab.training.tasks import TASKS, task
 
 # epochs, the epochs at which the rate is cut, by how much, batch, steps an epoch, examples to train on
 SCHEDULES = {

@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 import torch
 
-from gyroscope_lab.archive import Archive
 from gyroscope_lab.data.augment import Augmentation
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.recipe import Recipe
-from gyroscope_lab.schedule import Schedule
-from gyroscope_lab.task import Task
-from gyroscope_lab.tasks import task
-from gyroscope_lab.trial import Trial, describes, file_name
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.schedule import Schedule
+from gyroscope_lab.training.task import Task
+from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.trial import Trial, describes, file_name
 
 RECORDED = Recipe("RMSprop", 0.01, optimizer="rmsprop", records=True)
 COPY = Recipe("copy", 1.0, control="layca", copies=RECORDED)

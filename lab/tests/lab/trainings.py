@@ -8,9 +8,9 @@ import torch
 import gyroscope
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.data.text import Text
-from gyroscope_lab.task import Task
-from gyroscope_lab.tasks import task
-from gyroscope_lab.training import Training, train
+from gyroscope_lab.training.task import Task
+from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.training import Training, train
 
 # 90 digits to train on and 10 to validate on: batches of 32, 32 and 26.
 HELD = replace(task("digits").lasting(3), source=Source("digits", validation=0.1, per_class=10), tests="best")

@@ -19,11 +19,11 @@ from gyroscope_lab.cli.missing_data import lacking, to_get
 from gyroscope_lab.cli.writable import make_folder
 
 if TYPE_CHECKING:
-    from gyroscope_lab.laboratory import Lab
-    from gyroscope_lab.queue import Entry
-    from gyroscope_lab.result import Result
-    from gyroscope_lab.run_one import Note
-    from gyroscope_lab.trial import Trial
+    from gyroscope_lab.engine.laboratory import Lab
+    from gyroscope_lab.engine.run_one import Note
+    from gyroscope_lab.papers.queue import Entry
+    from gyroscope_lab.training.result import Result
+    from gyroscope_lab.training.trial import Trial
 
 # A pipe or a file has no width; this holds every column.
 _UNBOUNDED = 170
@@ -33,9 +33,9 @@ _EVERY = 60.0
 
 def write_queue(out: Path) -> None:
     """Write `out/queue.md` from the studies and from the results that are kept in `out/runs`."""
-    from gyroscope_lab import queue
-    from gyroscope_lab.archive import Archive
-    from gyroscope_lab.laboratory import Lab
+    from gyroscope_lab.engine.laboratory import Lab
+    from gyroscope_lab.papers import queue
+    from gyroscope_lab.training.archive import Archive
 
     kept, path = out / "runs", out / "queue.md"
     try:
@@ -66,13 +66,14 @@ def run_minutes(
         out: the folder of the queue and of the results that are kept.
         data: the folder of the datasets.
         archive: the file to write.
-        limit: the MiB that it may have; see `gyroscope_lab.box.run_box`.
+        limit: the MiB that it may have; see `gyroscope_lab.engine.box.run_box`.
         began: the moment of `time.monotonic()` from which the minutes count.
     """
-    from gyroscope_lab import queue
-    from gyroscope_lab.archive import Archive
-    from gyroscope_lab.box import run_box, wanted
-    from gyroscope_lab.engine import AT_ONCE
+    from gyroscope_lab.engine.box import run_box
+    from gyroscope_lab.engine.engine import AT_ONCE
+    from gyroscope_lab.papers import queue
+    from gyroscope_lab.papers.queue import wanted
+    from gyroscope_lab.training.archive import Archive
 
     device = _device()
     make_folder(lab.archive.root, "--runs")
@@ -111,7 +112,7 @@ def run_minutes(
 
 def collect_archive(path: Path, *, runs: Path, out: Path) -> None:
     """Merge the archive of a box into `runs` and `out/runs`, and print what became of each trial."""
-    from gyroscope_lab.box import collect
+    from gyroscope_lab.engine.box import collect
 
     make_folder(runs, "--runs")
     make_folder(out, "--out")

@@ -19,8 +19,8 @@ from gyroscope_lab.cli.loading import loading
 from gyroscope_lab.cli.writable import at_least_one, make_folder
 
 if TYPE_CHECKING:
-    from gyroscope_lab.demo import Demo
-    from gyroscope_lab.trial import Trial
+    from gyroscope_lab.papers.demo import Demo
+    from gyroscope_lab.training.trial import Trial
 
 _OUT = Path("demo")
 
@@ -69,15 +69,15 @@ def _load() -> None:
     # one that is missing is noticed before the training and not after.
     with loading():
         import gyroscope.figures  # noqa: F401
-        import gyroscope_lab.demo  # noqa: F401
+        import gyroscope_lab.papers.demo  # noqa: F401
 
 
 def _train(runs: Path, seeds: int, quick: bool, jobs: int, again: bool) -> tuple[Demo, list[Trial]]:
-    from gyroscope_lab import demo as lab
-    from gyroscope_lab.archive import Archive
     from gyroscope_lab.cli.lab_progress import LabProgress
-    from gyroscope_lab.forget import forget
-    from gyroscope_lab.laboratory import Lab
+    from gyroscope_lab.engine.laboratory import Lab
+    from gyroscope_lab.papers import demo as lab
+    from gyroscope_lab.training.archive import Archive
+    from gyroscope_lab.training.forget import forget
 
     recipes, task = (lab.QUICK_RECIPES, lab.QUICK_TASK) if quick else (lab.RECIPES, lab.TASK)
     with LabProgress() as progress:
@@ -99,8 +99,8 @@ def _write(measured: Demo, out: Path, command: str) -> list[Path]:
     import numpy as np
 
     from gyroscope.figures import Panel, rotation_panels, save
-    from gyroscope_lab.page import page
-    from gyroscope_lab.studies.cells import title
+    from gyroscope_lab.papers.cells import title
+    from gyroscope_lab.papers.page import page
 
     panels = [
         Panel(
@@ -120,8 +120,8 @@ def _write(measured: Demo, out: Path, command: str) -> list[Path]:
 
 
 def _report(measured: Demo, written: list[Path], out: Path, command: str, trials: list[Trial]) -> None:
-    from gyroscope_lab.archive import Archive
-    from gyroscope_lab.summary import in_words
+    from gyroscope_lab.papers.summary import in_words
+    from gyroscope_lab.training.archive import Archive
 
     table = Table(title="Seven layers, 200 training digits, 1,597 test digits")
     table.add_column("configuration", no_wrap=True)

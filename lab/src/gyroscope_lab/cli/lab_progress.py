@@ -15,9 +15,9 @@ from rich.table import Column
 from gyroscope_lab.cli.time_left import Whole, clock
 
 if TYPE_CHECKING:
-    from gyroscope_lab.result import Result
-    from gyroscope_lab.run_one import Note
-    from gyroscope_lab.trial import Trial
+    from gyroscope_lab.engine.run_one import Note
+    from gyroscope_lab.training.result import Result
+    from gyroscope_lab.training.trial import Trial
 
 # A training of no known pace counts as if an epoch took so many seconds.
 _UNKNOWN = 0.1
@@ -33,8 +33,8 @@ class LabProgress:
     and time left, and one for all of them; while nothing is trained, a line says that the `study` is at work. Elsewhere
     there is a line for each training that has ended. All of it goes to standard error.
 
-    >>> from gyroscope_lab.archive import Archive
-    >>> from gyroscope_lab.laboratory import Lab
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> from gyroscope_lab.engine.laboratory import Lab
     >>> with LabProgress() as progress:
     ...     lab = Lab(Archive("runs"), **progress.hooks)
     """
@@ -75,7 +75,7 @@ class LabProgress:
 
     def on_begin(self, trials: Sequence[Trial]) -> None:
         """These trials are about to be run, and no others are."""
-        from gyroscope_lab.cost import expected
+        from gyroscope_lab.engine.cost import expected
 
         for key in list(self._bars):
             self._progress.remove_task(self._bars.pop(key))
@@ -142,10 +142,10 @@ class LabProgress:
 def described(trial: Trial, result: Result) -> str:
     """A training that has ended, in one line.
 
-    >>> from gyroscope_lab.recipe import Recipe
-    >>> from gyroscope_lab.result import Result
-    >>> from gyroscope_lab.tasks import task
-    >>> from gyroscope_lab.trial import Trial
+    >>> from gyroscope_lab.training.recipe import Recipe
+    >>> from gyroscope_lab.training.result import Result
+    >>> from gyroscope_lab.training.tasks import task
+    >>> from gyroscope_lab.training.trial import Trial
     >>> result = Result(1.0, 0.9, loss=[0.25], layers=["fc"], rotation=[[0.0], [0.1]], seconds=3.21)
     >>> described(Trial(task("digits"), Recipe("SGD", 0.1)), result)
     'digits: SGD, seed 0: train 100.0 %, test 90.0 %, loss 0.25, mean rotation 0.100, 3.2 s'

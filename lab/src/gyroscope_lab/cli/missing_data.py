@@ -12,15 +12,15 @@ from gyroscope.errors import GyroscopeError
 
 if TYPE_CHECKING:
     from gyroscope_lab.data.source import Source
-    from gyroscope_lab.trial import Trial
+    from gyroscope_lab.training.trial import Trial
 
 
 def require_data(trials: Sequence[Trial], folder: Path, *, what: str) -> None:
     """Give up, and say how to get it, if a dataset that trials need is not in `folder`.
 
-    >>> from gyroscope_lab.recipe import Recipe
-    >>> from gyroscope_lab.tasks import task
-    >>> from gyroscope_lab.trial import Trial
+    >>> from gyroscope_lab.training.recipe import Recipe
+    >>> from gyroscope_lab.training.tasks import task
+    >>> from gyroscope_lab.training.trial import Trial
     >>> require_data([Trial(task("digits"), Recipe("SGD", 0.1))], Path("nowhere"), what="the task digits")
     """
     missing = lacking(trials, folder)
@@ -35,9 +35,9 @@ def require_data(trials: Sequence[Trial], folder: Path, *, what: str) -> None:
 def lacking(trials: Sequence[Trial], folder: Path) -> dict[str, str]:
     """Return the datasets that trials need and `folder` lacks, and why each cannot be read.
 
-    >>> from gyroscope_lab.recipe import Recipe
-    >>> from gyroscope_lab.tasks import task
-    >>> from gyroscope_lab.trial import Trial
+    >>> from gyroscope_lab.training.recipe import Recipe
+    >>> from gyroscope_lab.training.tasks import task
+    >>> from gyroscope_lab.training.trial import Trial
     >>> list(lacking([Trial(task(name), Recipe("SGD", 0.1)) for name in ("digits", "c10-cnn1")], Path("nowhere")))
     ['cifar-10']
     """
@@ -75,7 +75,7 @@ def named_in(message: str) -> list[str]:
 def _problem(source: Source, folder: Path) -> str | None:
     """Why a source cannot be read from a folder, None if it can, as far as a glance tells."""
     from gyroscope_lab.data.catalogue import DATASETS, missing
-    from gyroscope_lab.run_one import loaded
+    from gyroscope_lab.engine.run_one import loaded
 
     place = folder.expanduser()
     forms = [known for known in DATASETS if known.source == source.name]

@@ -20,8 +20,8 @@ from gyroscope_lab.cli.loading import loading
 from gyroscope_lab.cli.writable import at_least_one, make_folder
 
 if TYPE_CHECKING:
-    from gyroscope_lab.laboratory import Lab
-    from gyroscope_lab.studies.study import Study
+    from gyroscope_lab.engine.laboratory import Lab
+    from gyroscope_lab.papers.study import Study
 
 
 # The heading of the options about a GPU that is there for some minutes.
@@ -111,9 +111,9 @@ def reproduce(
         return
     try:
         _load()
-        from gyroscope_lab.archive import Archive
         from gyroscope_lab.cli import box
-        from gyroscope_lab.laboratory import Lab
+        from gyroscope_lab.engine.laboratory import Lab
+        from gyroscope_lab.training.archive import Archive
 
         laboratory = Lab(
             Archive(runs), scale.value, data=data, engine=engine.value, jobs=jobs, only=tuple(task or ()), known=known,
@@ -156,7 +156,7 @@ def choose(names: Sequence[str]) -> list[Study]:
     ['rotation/fig1']
     """
     from gyroscope_lab.errors import LabError
-    from gyroscope_lab.studies.catalogue import index, study
+    from gyroscope_lab.papers.catalogue import index, study
 
     known = [name for name in index() if name != "all"]
     found: set[str] = set()
@@ -205,14 +205,14 @@ def _refuse_mixtures(
 def _load() -> None:
     # Not at the top, so that --help does not wait.
     with loading():
-        import gyroscope_lab.laboratory  # noqa: F401
+        import gyroscope_lab.engine.laboratory  # noqa: F401
 
 
 def _list(lab: Lab, out: Path) -> None:
     """List what the studies take of the tasks that were asked for."""
     from gyroscope_lab.cli.study_list import print_list
-    from gyroscope_lab.cli.study_tables import costs
-    from gyroscope_lab.studies.catalogue import studies
+    from gyroscope_lab.papers.catalogue import studies
+    from gyroscope_lab.papers.costs import costs
 
     each, all_of_them = costs(list(studies().values()), lab)
     print_list(out, each | {"all": all_of_them})

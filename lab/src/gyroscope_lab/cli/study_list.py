@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gyroscope_lab.studies import catalogue
+from gyroscope_lab.papers import catalogue
 
 # A pipe or a file has no width; this holds every column.
 _UNBOUNDED = 170

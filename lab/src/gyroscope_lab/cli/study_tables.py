@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from gyroscope.errors import GyroscopeError
 from gyroscope_lab.cli.study_list import console
-from gyroscope_lab.cost import cost
-from gyroscope_lab.laboratory import SCALES, Lab
-from gyroscope_lab.studies.study import Report, Study, as_text
-from gyroscope_lab.trial import Trial
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.study import Report, Study, as_text
 
 _STYLES = {"shown": "green", "not shown": "red"}
-
-
-def costs(studies: Sequence[Study], lab: Lab) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """Return what each study takes by scale, in words, and what all of them take together; – for what has no task."""
-    labs: dict[str, Lab] = {scale: replace(lab, scale=scale, known=False) for scale in SCALES}
-    needed = {study.name: {scale: _needs(study, one) for scale, one in labs.items()} for study in studies}
-    each = {
-        name: {scale: "–" if one is None else _cost([one]) for scale, one in needs.items()}
-        for name, needs in needed.items()
-    }
-    sums = {scale: _cost([one for needs in needed.values() if (one := needs[scale]) is not None]) for scale in labs}
-    return each, sums
 
 
 def print_report(study: Study, report: Report, lab: Lab) -> None:
     """Print what came of a study: its findings, then its tables.
 
-    >>> from gyroscope_lab.archive import Archive
+    >>> from gyroscope_lab.training.archive import Archive
     >>> print_report(Study("a/fig1", "Figure 1", list, list), Report(), Lab(Archive("runs")))
     a/fig1: Figure 1 (scale smoke)
     """
@@ -59,17 +43,3 @@ def print_report(study: Study, report: Report, lab: Lab) -> None:
 
 def _numeric(rows: Sequence[Sequence[Any]], place: int) -> bool:
     return all(value is None or isinstance(value, int | float) for value in (row[place] for row in rows))
-
-
-def _needs(study: Study, lab: Lab) -> tuple[Sequence[Trial], float] | None:
-    """The trainings of a study and the seconds beside them; None if it has none of the tasks that were asked for."""
-    try:
-        return study.trials(lab), study.beside.get(lab.scale, 0.0)
-    except GyroscopeError:
-        return None
-
-
-def _cost(needs: Sequence[tuple[Sequence[Trial], float]]) -> str:
-    beside = sum(seconds for _, seconds in needs)
-    whole = cost([trial for trials, _ in needs for trial in trials], beside=beside)
-    return f"{whole.trials or 'none'}: {whole.words}" if whole.trials or beside else "none"

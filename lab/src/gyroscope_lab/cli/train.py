@@ -19,10 +19,10 @@ from gyroscope_lab.cli.loading import loading
 from gyroscope_lab.cli.writable import at_least_one, make_folder
 
 if TYPE_CHECKING:
-    from gyroscope_lab.archive import Archive
-    from gyroscope_lab.result import Result
-    from gyroscope_lab.task import Precision as _Precision
-    from gyroscope_lab.trial import Trial
+    from gyroscope_lab.training.archive import Archive
+    from gyroscope_lab.training.result import Result
+    from gyroscope_lab.training.task import Precision as _Precision
+    from gyroscope_lab.training.trial import Trial
 
 _RUNS = Path("runs/lab")
 _TITLES = {"sgd": "SGD", "sgd-amom": "SGD_AMom", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "lars": "LARS"}
@@ -33,8 +33,8 @@ class TrainCommand(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
-        from gyroscope_lab.recipe import CONTROLS, OPTIMIZERS
-        from gyroscope_lab.tasks import TASKS
+        from gyroscope_lab.training.recipe import CONTROLS, OPTIMIZERS
+        from gyroscope_lab.training.tasks import TASKS
 
         names = (("Tasks", TASKS), ("Optimizers", OPTIMIZERS), ("Controls", [*CONTROLS, "none"]))
         self.epilog = "\n\n".join(f"{what}: {', '.join(which)}." for what, which in names)
@@ -86,9 +86,9 @@ def train(
     try:
         _load()
         on_gpu = _on_gpu(device)
-        from gyroscope_lab.recipe import Recipe
-        from gyroscope_lab.tasks import task as known
-        from gyroscope_lab.trial import Trial
+        from gyroscope_lab.training.recipe import Recipe
+        from gyroscope_lab.training.tasks import task as known
+        from gyroscope_lab.training.trial import Trial
 
         recipe = Recipe(
             named(optimizer, control, rate, alpha=alpha, weight_decay=weight_decay, momentum=momentum),
@@ -109,7 +109,7 @@ def train(
         archive = _archive(run, trial)
     except GyroscopeError as error:
         fail(str(error), code=BAD_ARGUMENT)
-    from gyroscope_lab.ranks import started_by_torchrun
+    from gyroscope_lab.engine.ranks import started_by_torchrun
 
     if started_by_torchrun():
         _on_ranks(trial, archive, on_gpu, data, Parallel.ddp if parallel is None else parallel, again)
@@ -165,7 +165,7 @@ def _check(alpha: float, weight_decay: float, momentum: float, nesterov: bool) -
 
 def _load() -> None:
     with loading():
-        import gyroscope_lab.laboratory  # noqa: F401  (says which extra is missing)
+        import gyroscope_lab.engine.laboratory  # noqa: F401  (says which extra is missing)
 
 
 def _on_gpu(device: Device) -> bool:
@@ -177,8 +177,8 @@ def _on_gpu(device: Device) -> bool:
 
 
 def _archive(run: Path | None, trial: Trial) -> Archive:
-    from gyroscope_lab.archive import Archive
-    from gyroscope_lab.one_folder import OneFolder
+    from gyroscope_lab.training.archive import Archive
+    from gyroscope_lab.training.one_folder import OneFolder
 
     make_folder(_RUNS if run is None else run, "--run")
     return Archive(_RUNS) if run is None else OneFolder(run, trial)
@@ -188,9 +188,9 @@ def _on_ranks(trial: Trial, archive: Archive, on_gpu: bool, data: Path, parallel
     """Train on the processes that torchrun started; the first says what came of it."""
     from torch import distributed
 
-    from gyroscope_lab.forget import forget
-    from gyroscope_lab.ranks import process_group, run_on_ranks
-    from gyroscope_lab.spread import from_first
+    from gyroscope_lab.engine.ranks import process_group, run_on_ranks
+    from gyroscope_lab.training.forget import forget
+    from gyroscope_lab.training.spread import from_first
 
     try:
         with process_group(cuda=on_gpu) as place:
@@ -209,8 +209,8 @@ def _trained(trial: Trial, archive: Archive, on_gpu: bool, data: Path, again: bo
     """The result, and whether it was known."""
     from gyroscope_lab.cli.lab_progress import LabProgress
     from gyroscope_lab.cli.missing_data import require_data
-    from gyroscope_lab.forget import forget
-    from gyroscope_lab.laboratory import Lab
+    from gyroscope_lab.engine.laboratory import Lab
+    from gyroscope_lab.training.forget import forget
 
     try:
         if again:

@@ -1,0 +1,24 @@
+"""Who runs trials: one after the other, in processes, side by side on a GPU, on a cluster, for a number of minutes."""
+
+from typing import TYPE_CHECKING
+
+from gyroscope.base import lazy
+
+if TYPE_CHECKING:
+    from gyroscope_lab.engine.box import collect, run_box
+    from gyroscope_lab.engine.engine import run_trials
+    from gyroscope_lab.engine.laboratory import Lab
+    from gyroscope_lab.engine.population import run_population
+
+__all__ = ["Lab", "collect", "run_box", "run_population", "run_trials"]
+
+if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistake
+    __getattr__ = lazy(
+        __name__,
+        {
+            "box": "collect run_box",
+            "engine": "run_trials",
+            "laboratory": "Lab",
+            "population": "run_population",
+        },
+    )

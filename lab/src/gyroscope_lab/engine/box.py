@@ -1,0 +1,473 @@
+"""A box of minutes on a GPU: trainings that end in time, one archive of what they left, and its collection.
+
+`run_box` trains for a given time and writes an archive, a tar file: `box.json` (when, where, and what became of each
+trial) and the files of each trial in `<task>/<trial>/`. `collect` merges an archive into the folder of trainings and
+puts results in their small form into the folder of kept results. Nothing that is finished is lost by it, and doing it
+twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from io import BytesIO
+from math import inf
+from pathlib import Path, PurePosixPath
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+
+import gyroscope
+from gyroscope.base import whole_file
+from gyroscope.store import connect
+from gyroscope.store.schema import FILE as RUN
+from gyroscope_lab.engine.population import Deadline, run_population
+from gyroscope_lab.engine.run_one import Note, loaded
+from gyroscope_lab.errors import LabError
+from gyroscope_lab.training import checkpoint, last_layer
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.result import Result
+from gyroscope_lab.training.training import RATES, WEIGHTS, Training
+from gyroscope_lab.training.trial import Trial, from_description
+
+Status = Literal["finished", "resumable", "started", "failed"]
+
+_BOX, _RESULT = "box.json", "result.json"
+# The files of a trial that later trainings and studies read. The result comes last: what has one is complete.
+_FILES = (RUN, last_layer.FILE, RATES, WEIGHTS, checkpoint.FILE, _RESULT)
+_VERSION = 1
+# Of the time, this share and this many seconds are for writing the archive, and at most a fifth of it.
+_SHARE, _SECONDS, _MOST = 0.03, 5.0, 0.2
+# Seconds that trainings have to end their epoch after a signal: half a minute is what most systems leave in all.
+_GRACE = 10.0
+
+
+@dataclass(frozen=True)
+class Touched:
+    """A trial that a box worked on.
+
+    Attributes:
+        trial: the trial.
+        status: "finished" with a result, "resumable" from a checkpoint, "started" without one, or "failed".
+        epochs: how many are over.
+        seconds: spent on it, in this box and in those before.
+        reason: of a failure.
+    """
+
+    trial: Trial
+    status: Status
+    epochs: int
+    seconds: float
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Box:
+    """What a box of minutes gave.
+
+    Attributes:
+        path: the archive.
+        minutes: how long it was to take.
+        used: how long it took, in minutes, without the writing of the archive.
+        signal: the name of the signal that ended it early, None if none did.
+        trials: those that it worked on.
+        left_out: how many unfinished trainings the archive lacks, because it would have been too large.
+    """
+
+    path: Path
+    minutes: float
+    used: float
+    signal: str | None
+    trials: tuple[Touched, ...]
+    left_out: int = 0
+
+
+def run_box(
+    trials: Sequence[Trial],
+    archive: Archive,
+    *,
+    minutes: float,
+    path: Path | str | None = None,
+    data: Path | str | None = None,
+    at_once: int = 8,
+    device: str = "cuda",
+    began: float | None = None,
+    grace: float = _GRACE,
+    limit: int | None = None,
+    on_note: Callable[[Note], None] = lambda note: None,
+    on_done: Callable[[Trial, Result], None] = lambda trial, result: None,
+    on_failed: Callable[[Trial, str], None] = lambda trial, why: None,
+) -> Box:
+    """Train for so many minutes, and write what the trainings left to one archive.
+
+    Trials run side by side, see `run_population`. Those that do not end in time are saved, and
+    resume where the archive is collected. The time includes the writing of the archive. SIGTERM and Ctrl-C end the box
+    early, in the same way; a second Ctrl-C ends it at once, and the archive has what was saved before.
+
+    Args:
+        trials: what to train, the most important first; one that copies another's rates comes after that one.
+        archive: the folder of trainings. Trials that it has a checkpoint of are resumed.
+        minutes: how long, a positive number.
+        path: of the archive; `box-<date and time>.tar` in the current folder unless given.
+        data: the folder of the datasets; GYROSCOPE_DATA unless given.
+        at_once: how many trials share the device at most.
+        device: the GPU; "cpu" trains them in turns.
+        began: the moment of `time.monotonic()` from which the minutes count; now, unless given.
+        grace: seconds that trainings have to end their epoch after a signal.
+        limit: bytes that the archive may have. If it would be larger, unfinished trainings are left out of it, those
+            that are the farthest from their end first; they stay in the folder of `archive`.
+        on_note: called as each training ends an epoch.
+        on_done: called as each ends.
+        on_failed: called with each trial that fails, and the reason.
+
+    Raises:
+        LabError: `minutes` is not a positive number, or the archive exists or cannot be written.
+
+    >>> from gyroscope_lab.training.recipe import Recipe
+    >>> from gyroscope_lab.training.tasks import task
+    >>> trial = Trial(task("digits").lasting(1), Recipe("SGD", 0.1))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     box = run_box([trial], Archive(f"{folder}/a"), minutes=1, path=f"{folder}/box.tar", device="cpu")
+    ...     [one.status for one in collect(box.path, f"{folder}/runs", f"{folder}/kept")]
+    ['finished']
+    """
+    if not 0 < minutes < inf:
+        raise LabError(f"`minutes` must be a finite number > 0, got {minutes}. Try 30.")
+    began = time.monotonic() if began is None else began
+    opened, seconds = datetime.now(UTC), 60 * minutes
+    target = Path(f"box-{opened:%Y%m%dT%H%M%SZ}.tar") if path is None else Path(path)
+    _require_new(target)
+    deadline = Deadline(began + seconds - min(_SHARE * seconds + _SECONDS, _MOST * seconds))
+    folder = None if data is None else Path(data)
+    progress: dict[str, tuple[int, float]] = {}
+    touched: dict[str, Touched] = {}
+
+    def end_epoch(training: Training) -> None:
+        spent = training.before + time.perf_counter() - training.began
+        progress[training.trial.key] = training.epoch, spent
+        on_note(Note.of(training))
+
+    def finish(trial: Trial, result: Result) -> None:
+        touched[trial.key] = Touched(trial, "finished", len(result.loss), result.seconds)
+        on_done(trial, result)
+
+    def fail(trial: Trial, why: str) -> None:
+        touched[trial.key] = Touched(trial, "failed", *progress.get(trial.key, (0, 0.0)), reason=why)
+        on_failed(trial, why)
+
+    by_key = {trial.key: trial for trial in trials}
+    left: list[Trial] = []
+    with _stopped_by_signals(deadline, grace) as signals:
+        try:
+            left = run_population(
+                list(by_key.values()),
+                lambda trial: loaded(trial.task.source, folder),
+                archive,
+                at_once=at_once,
+                device=device,
+                until=deadline,
+                on_epoch=end_epoch,
+                on_done=finish,
+                on_failed=fail,
+            ).left
+        finally:
+            # After a second Ctrl-C too: what has ended an epoch may have a checkpoint.
+            for key in dict.fromkeys([*(trial.key for trial in left), *progress]):
+                if key not in touched:
+                    saved = checkpoint.epoch(archive.folder(by_key[key]))
+                    status: Status = "resumable" if saved else "started"
+                    touched[key] = Touched(by_key[key], status, saved, progress.get(key, (0, 0.0))[1])
+            used = (time.monotonic() - began) / 60
+            trained = tuple(touched.values())
+            with _uninterrupted():
+                out = _left_out(trained, archive, inf if limit is None else limit)
+                box = Box(target, minutes, used, signals[0] if signals else None, trained, len(out))
+                _write(box, archive, opened, device, out)
+    return box
+
+
+def _require_new(target: Path) -> None:
+    """Refuse a path that the archive could not be written to when the time is over, or that has one."""
+    if target.exists():
+        raise LabError(f"{target} exists. Collect it and delete it, or give the archive another name.")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(target) as new:
+            new.touch()
+        target.unlink()
+    except OSError as error:
+        raise LabError(f"{target} cannot be written ({error}). Give the archive another name.") from error
+
+
+@contextmanager
+def _stopped_by_signals(deadline: Deadline, grace: float) -> Iterator[list[str]]:
+    """Let SIGTERM and SIGINT bring the deadline forward; the second SIGINT interrupts as usual."""
+    received: list[str] = []
+    if threading.current_thread() is not threading.main_thread():  # others can set no handlers
+        yield received
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        received.append(signal.Signals(number).name)
+        deadline.stop(within=grace)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Within it, Ctrl-C does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _write(box: Box, archive: Archive, opened: datetime, device: str, left_out: set[str]) -> None:
+    """Write the archive as a whole or not at all, without the trials whose keys are in `left_out`."""
+    on_gpu = torch.device(device).type == "cuda"
+    about = {
+        "version": _VERSION,
+        "began": opened.isoformat(timespec="seconds"),
+        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+        "minutes": box.minutes,
+        "used": round(box.used, 3),
+        "signal": box.signal,
+        "gpu": torch.cuda.get_device_name(device) if on_gpu else None,
+        "torch": torch.__version__,
+        "gyroscope": gyroscope.__version__,
+        "trials": [_described(one, archive) for one in box.trials],
+    }
+    text = json.dumps(about, indent=1, allow_nan=False).encode()
+    try:
+        with whole_file(box.path) as new, tarfile.open(new, "w") as tar:
+            entry = tarfile.TarInfo(_BOX)
+            entry.size, entry.mtime = len(text), int(time.time())
+            tar.addfile(entry, BytesIO(text))
+            for one in box.trials:
+                folder = archive.folder(one.trial)
+                for name in _FILES:
+                    if (folder / name).is_file() and one.trial.key not in left_out:
+                        tar.add(folder / name, f"{_place(one.trial, archive)}/{name}", filter=_anonymous)
+    except OSError as error:
+        raise LabError(f"{box.path} cannot be written ({error}); the trainings are in {archive.root}") from error
+
+
+def _left_out(trained: Sequence[Touched], archive: Archive, limit: float) -> set[str]:
+    """The keys of the unfinished trials to leave out so that the archive keeps within the limit."""
+    sizes = {}
+    for one in trained:
+        folder = archive.folder(one.trial)
+        _merge_log(folder / RUN)
+        files = [path for name in _FILES if (path := folder / name).is_file()]
+        sizes[one.trial.key] = sum(path.stat().st_size + tarfile.RECORDSIZE for path in files)
+    total = tarfile.RECORDSIZE + sum(sizes.values())
+    out = set()
+    for one in sorted(trained, key=lambda one: one.epochs / one.trial.schedule.epochs):
+        if total > limit and one.status != "finished":
+            total -= sizes[one.trial.key]
+            out.add(one.trial.key)
+    return out
+
+
+def _described(one: Touched, archive: Archive) -> dict[str, Any]:
+    trial = one.trial
+    return {
+        "key": trial.key,
+        "folder": _place(trial, archive),
+        "name": f"{trial.recipe.name}, seed {trial.seed}",
+        "task": trial.task.name,
+        "status": one.status,
+        "reason": one.reason,
+        "epochs": one.epochs,
+        "of": trial.schedule.epochs,
+        "seconds": round(one.seconds, 3),
+        "trial": trial.description,
+    }
+
+
+def _place(trial: Trial, archive: Archive) -> str:
+    return archive.folder(trial).relative_to(archive.root).as_posix()
+
+
+def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    return entry
+
+
+def _merge_log(file: Path) -> None:
+    """Move the write-ahead log of a run that was not closed into its file."""
+    if file.with_name(f"{file.name}-wal").exists():
+        with suppress(sqlite3.Error):
+            connection = connect(file, "rw")
+            try:
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            finally:
+                connection.close()
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What became of a trial of an archive.
+
+    Attributes:
+        trial: the trial.
+        status: as in `Touched`, in the box.
+        taken: whether its files in the runs are now those of the archive; if not, what is there is finished, the same,
+            or further.
+        kept: whether its result is new among those that are kept.
+        epochs: how many are over, in the box.
+        test: its test accuracy in the box, None if it did not finish there.
+        before: the one that was kept before, None if there was none.
+        reason: of a failure.
+    """
+
+    trial: Trial
+    status: Status
+    taken: bool
+    kept: bool
+    epochs: int
+    test: float | None = None
+    before: float | None = None
+    reason: str | None = None
+
+
+def collect(path: Path | str, runs: Path | str, kept: Path | str) -> list[Collected]:
+    """Merge the archive of a box into the folder of trainings, and its results into the folder of kept ones.
+
+    A result is never replaced by an unfinished training, nor a checkpoint by an earlier one, nor a kept result by
+    another. A result that lacks files which the archive has, such as recorded rates, is replaced as a whole in `runs`.
+
+    Args:
+        path: the archive.
+        runs: where trainings are resumed, and studies look for them: every file goes here.
+        kept: results in their small form, and the last layers that were followed.
+
+    Raises:
+        LabError: the file is not the archive of a box, or is damaged; nothing has been changed. Or one of its trials is
+            being trained.
+    """
+    path, archive, keeper = Path(path), Archive(runs), Archive(kept)
+    archive.root.mkdir(parents=True, exist_ok=True)
+    # In the same folder, so that files can be moved to their place.
+    with tempfile.TemporaryDirectory(prefix=".collect-", dir=archive.root) as temporary:
+        staged = Archive(temporary)
+        try:
+            with tarfile.open(path, "r:") as tar:  # boxes do not compress, and what is compressed may have any size
+                listed = _checked(tar, path)
+                tar.extractall(staged.root, filter="data")
+        except (OSError, tarfile.TarError, EOFError) as error:
+            raise LabError(f"{path} cannot be read as the archive of a box ({error})") from error
+        checked = [_read(about, trial, staged, path) for about, trial in listed]
+        return [_merged(one, test, staged.folder(one.trial), archive, keeper) for one, test in checked]
+
+
+def _checked(tar: tarfile.TarFile, path: Path) -> list[tuple[dict[str, Any], Trial]]:
+    """The trials that an archive lists; refuses one that holds anything else than their files."""
+    members = tar.getmembers()
+    # A sparse file may be small in the archive and of any size outside, so that not even box.json is read.
+    if sparse := [one.name for one in members if one.issparse()]:
+        raise LabError(f"{path} is not the archive of a box: {sparse[0]!r} is sparse; nothing was collected")
+    try:
+        file = tar.extractfile(_BOX)
+        assert file is not None
+        about = json.load(file)
+        if about["version"] != _VERSION:
+            raise LabError(f"{path} has version {about['version']}, and this Gyroscope reads version {_VERSION}")
+        listed = [(one, from_description(one["trial"])) for one in about["trials"]]
+        folders = {one["folder"]: (one, trial) for one, trial in listed}
+    except (AssertionError, AttributeError, KeyError, TypeError, ValueError, LabError) as error:
+        raise LabError(f"{path} is not the archive of a box: its {_BOX} cannot be read ({error})") from error
+    accepted = {_BOX} | {f"{folder}/{name}" for folder in folders for name in _FILES}
+    names = [member.name for member in members]
+    foreign = [one.name for one in members if one.name not in accepted or not one.isreg() or names.count(one.name) > 1]
+    for folder, (one, trial) in folders.items():
+        parts = PurePosixPath(folder).parts
+        if len(parts) != 2 or ".." in parts or one["key"] != trial.key or not folder.endswith(f"-{trial.key[:8]}"):
+            foreign.append(folder)
+    if foreign or len(folders) != len(listed):
+        said = f"it holds {foreign[0]!r}" if foreign else "it lists a folder twice"
+        raise LabError(f"{path} is not the archive of a box: {said}, which no box writes; nothing was collected")
+    return listed
+
+
+def _read(about: dict[str, Any], trial: Trial, staged: Archive, path: Path) -> tuple[Touched, Result | None]:
+    """A trial as its files say, and its result; `box.json` is believed for failures and times alone."""
+    folder = staged.folder(trial)
+    try:
+        result = staged.result(trial)
+        state = checkpoint.load(folder, key=trial.key)
+        epochs = len(result.loss) if result is not None else 0 if state is None else int(state["epoch"])
+    except (LabError, KeyError, TypeError, ValueError) as error:
+        raise LabError(f"{path} is damaged: {about['folder']} ({error}); nothing was collected") from error
+    status: Status = "finished" if result is not None else "resumable" if state is not None else "started"
+    reason = about.get("reason") if result is None else None
+    return Touched(trial, "failed" if reason else status, epochs, float(about["seconds"]), reason), result
+
+
+def _merged(one: Touched, result: Result | None, new: Path, archive: Archive, keeper: Archive) -> Collected:
+    trial = one.trial
+    with archive.claimed_if_free(trial) as folder:
+        if folder is None:
+            raise LabError(f"{archive.folder(trial)} is being trained; collect again when that has ended")
+        known, before = archive.result(trial), keeper.result(trial)
+        there = {name for name in _FILES if (folder / name).exists()}
+        if result is not None:
+            taken = known is None or not {path.name for path in new.iterdir()} <= there
+        else:
+            # A finished trial is trained again where its recorded rates are needed, and nowhere else.
+            needed = before is None or (trial.recipe.records and RATES not in there)
+            saved = checkpoint.epoch(folder) if checkpoint.FILE in there else 0
+            taken = known is None and needed and one.epochs > saved
+        if taken:
+            _move(new, folder)
+        if archive.result(trial) is not None:
+            (folder / checkpoint.FILE).unlink(missing_ok=True)
+        finished = archive.result(trial) if before is None else None
+        if finished is not None:
+            _keep(trial, finished, folder, keeper.folder(trial))
+    test, earlier = (None if its is None else its.test_accuracy for its in (result, before))
+    return Collected(trial, one.status, taken, finished is not None, one.epochs, test, earlier, one.reason)
+
+
+def _move(new: Path, folder: Path) -> None:
+    """Put the files of one training in the place of another's, its result last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # The log of another run would be read as a part of this one.
+    for name in (_RESULT, f"{RUN}-wal", f"{RUN}-shm"):
+        (folder / name).unlink(missing_ok=True)
+    for name in _FILES:
+        if (new / name).exists():
+            (new / name).replace(folder / name)
+        else:
+            (folder / name).unlink(missing_ok=True)
+
+
+def _keep(trial: Trial, result: Result, folder: Path, kept: Path) -> None:
+    kept.mkdir(parents=True, exist_ok=True)
+    followed = folder / last_layer.FILE
+    if followed.exists():
+        with whole_file(kept / last_layer.FILE) as new:
+            new.write_bytes(followed.read_bytes())
+    result.write(kept / _RESULT, trial.description, small=True)

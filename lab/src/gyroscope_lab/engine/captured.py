@@ -1,0 +1,170 @@
+"""Whole training steps as CUDA graphs: the host asks for a step with one call, however many kernels it has."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gyroscope_lab.data.split import Split
+from gyroscope_lab.errors import LabError
+from gyroscope_lab.models.residual import BasicBlock, PreactBlock
+from gyroscope_lab.training import checkpoint
+from gyroscope_lab.training.training import Training
+from gyroscope_lab.training.trial import Trial
+
+# Steps of a size that are taken one by one before a graph of them is made: libraries choose their algorithms in the
+# first, and optimizers make their state.
+_BEFORE = 3
+# Kinds of block that may be compiled: five for every architecture and precision, of which a population has many. torch
+# stops at eight per process, and the others would run uncompiled.
+_KINDS = 256
+
+
+def compile_blocks(model: nn.Module) -> bool:
+    """Compile the residual blocks of a model, where they lie; whether it has any.
+
+    Blocks of a kind share what is compiled for one of them: a network of 1202 layers takes as long as one of 20.
+
+    >>> from gyroscope_lab import models
+    >>> compile_blocks(models.make("digits-cnn", seed=0))
+    False
+    """
+    blocks = [module for module in model.modules() if isinstance(module, BasicBlock | PreactBlock)]
+    for block in blocks:
+        block.compile(dynamic=False)
+    return bool(blocks)
+
+
+def room_for_kinds() -> AbstractContextManager[Any]:
+    """Within it blocks of many kinds are compiled."""
+    # By the names that torch 2.6 knows; later ones know them too.
+    limits: AbstractContextManager[Any] = torch._dynamo.config.patch(
+        cache_size_limit=_KINDS, accumulated_cache_size_limit=_KINDS
+    )
+    return limits
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Let blocks of many kinds be compiled; a warning of the compiler is shown, also where warnings are errors."""
+    with room_for_kinds(), warnings.catch_warnings():
+        warnings.simplefilter("default")
+        yield
+
+
+class Captured(Training):
+    """A training on a GPU whose steps are graphs: one for each size of batch.
+
+    The steps before a graph is made are steps of the training as any other, and making one takes none. Each training
+    captures and replays on a stream of its own: cuBLAS has a workspace for every stream, and graphs that were captured
+    on the same one, replayed side by side, write over each other's.
+
+    Args:
+        compiled: True to compile the network, which fuses the kernels between its convolutions: block by block where it
+            is made of residual blocks, of which there are five kinds at any depth, and otherwise as a whole, which
+            takes most of a minute. None to compile residual blocks only. With either, batches are taken and augmented
+            in one kernel, and in bf16 convolutions of few channels are those of `narrow.py`. False for none
+            of this.
+    """
+
+    def __init__(
+        self, trial: Trial, split: Split, *, device: str = "cuda", compiled: bool | None = False, **options: Any
+    ) -> None:
+        if torch.device(device).type != "cuda":
+            raise LabError(f"steps are captured on CUDA devices; this training is on {device}")
+        if not trial.recipe.capturable:
+            raise LabError(f"{trial.recipe.optimizer} cannot be captured; train it step by step")
+        self.stream = torch.cuda.current_stream(device)
+        if self.stream == torch.cuda.default_stream(device):
+            raise LabError("a captured training needs a stream of its own; make it within torch.cuda.stream(...)")
+        super().__init__(trial, split, device=device, captured=True, **options)
+        self._whole = trial.schedule.batch
+        self._compiles = compiled is not False
+        if self._compiles:
+            self.take = torch.compile(self.feed.take, dynamic=False)
+            if trial.precision == "bf16":
+                from gyroscope_lab.engine.narrow import narrow  # needs Triton
+
+                narrow(self.model)
+            if not compile_blocks(self.model) and compiled:
+                self._compile()
+        self._taken: dict[int, int] = {}
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, list[Tensor | None]]] = {}
+        self._parameters = list(self.model.parameters())
+        self._last: int | None = None
+
+    def _compile(self) -> None:
+        """Compile for whole batches alone: for the smaller one at the end of an epoch it would be done again."""
+        compiled = torch.compile(self.model, dynamic=False)
+
+        def forward(x: Tensor) -> Tensor:
+            outputs: Tensor = compiled(x) if len(x) == self._whole else self.model(x)
+            return outputs
+
+        self.forward = forward
+
+    def advance(self, count: int) -> None:
+        """The work of a step for the device; smaller batches than the others go without what was compiled."""
+        if count != self._whole:
+            context: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+        else:
+            context = _compiling() if self._compiles else nullcontext()
+        with context:
+            super().advance(count)
+
+    def _evaluated(self, x: Tensor, y: Tensor) -> Tensor:
+        with torch.compiler.set_stance("force_eager"):
+            return super()._evaluated(x, y)
+
+    def close(self) -> None:
+        """Finish the run, wherever training is, and give the memory of its graphs back."""
+        super().close()
+        torch.cuda.synchronize(self.device)
+        self._graphs.clear()
+        self._last = None
+        self.forward = self.model
+
+    def step(self, count: int) -> None:
+        """One step: replayed, unless it is one of the first, or one that the monitor looks into."""
+        if count not in self._graphs or self._is_looked_into:
+            self._last = None
+            self.advance(count)
+            self._taken[count] = self._taken.get(count, 0) + 1
+            # At once: the tables of addresses that its kernels read are known from this step, until others of the
+            # population need theirs.
+            if self._can_capture(count):
+                self._capture(count)
+            return
+        graph, gradients = self._graphs[count]
+        if self._last != count:  # a monitor looks for the gradients of the last step where every optimizer does
+            for parameter, gradient in zip(self._parameters, gradients, strict=True):
+                parameter.grad = gradient
+            self._last = count
+        graph.replay()
+        if self.monitor is not None:
+            self.monitor.measure()
+
+    @property
+    def _is_looked_into(self) -> bool:
+        """Whether hooks look at the next step, which then cannot be a graph."""
+        return self.monitor is not None and self.monitor.looks_inside
+
+    def _can_capture(self, count: int) -> bool:
+        enough = self._taken[count] >= (1 if self._graphs else _BEFORE)
+        return enough and count not in self._graphs and self.feed.resident and not self._is_looked_into
+
+    def _capture(self, count: int) -> None:
+        if self.monitor is not None:
+            # Page-locked memory that its thread let go of meanwhile would be marked with an event of the graph.
+            checkpoint.recorded(self.monitor)
+        graph = torch.cuda.CUDAGraph()
+        pool = next((other.pool() for other, _ in self._graphs.values()), None)
+        # The monitors' threads go on asking the device whether their copies have arrived.
+        with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
+            self.advance(count)
+        self._graphs[count] = graph, [parameter.grad for parameter in self._parameters]

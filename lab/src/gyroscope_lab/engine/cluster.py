@@ -1,0 +1,291 @@
+"""Trials over a Ray cluster: each is one task, on whichever of its machines is free."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import astuple, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gyroscope_lab.data.folders import DATA
+from gyroscope_lab.engine.engine import AT_ONCE
+from gyroscope_lab.engine.parcel import Parcel, deliver, pack
+from gyroscope_lab.engine.ray_session import connected, imported
+from gyroscope_lab.engine.run_one import Note, run_one
+from gyroscope_lab.errors import LabError
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.result import Result
+from gyroscope_lab.training.training import RATES
+from gyroscope_lab.training.trial import Trial
+
+# Seconds until a file that one machine has written is surely seen by another that shares its folder over a network.
+_SEEN_WITHIN = 60.0
+# Seconds that a finished trial waits for its last notes to arrive before it says that it has ended.
+_NOTES_WITHIN = 10.0
+
+
+def run_on_ray(
+    trials: Sequence[Trial],
+    archive: Archive,
+    *,
+    data: Path | None = None,
+    on_note: Callable[[Note], None] = lambda note: None,
+    on_done: Callable[[Trial, Result], None] = lambda trial, result: None,
+    jobs: int | None = None,
+    gpus: float | None = None,
+    retries: int = 3,
+) -> None:
+    """Train all of `trials` on a Ray cluster, and keep their results in `archive`; see `lab.engine.run_trials`.
+
+    The cluster is the one that this process is connected to (`ray.init`), else the one that RAY_ADDRESS names or that
+    `ray start` started on this machine, else one of this machine alone, which is stopped at the end. Its machines need
+    Gyroscope installed. Those that see the archive's folder at the same path train there: a trial whose worker is lost
+    goes on from its checkpoint. Others send what they have trained, and begin again when a worker is lost.
+
+    Args:
+        trials: what to train; one that copies another's rates begins when that one has ended, and is sent them.
+        archive: where results go, on this machine.
+        data: the folder of the datasets; a machine that has none there looks where its own GYROSCOPE_DATA says.
+        on_note: called as each training ends an epoch.
+        on_done: called as each ends.
+        jobs: how many the cluster is given at a time; unless given, all that can begin.
+        gpus: the share of a GPU that a trial takes beside a CPU; unless given, an eighth where the cluster has GPUs,
+            and else 0.
+        retries: how often a trial whose worker is lost is begun again.
+
+    Raises:
+        LabError: some trials failed; all others were finished, and their results kept, before this is raised.
+    """
+    ray = imported()
+    failed: list[str] = []
+    with connected(ray), _marked(archive) as mark, _interrupts() as heed:
+        crew = _Crew(ray, archive, mark, _folder(data), gpus=gpus, retries=retries)
+        waiting, running = list(trials), dict[Any, Trial]()
+        try:
+            while waiting or running:
+                ready = [t for t in waiting if t.source is None or archive.result(t.source) is not None]
+                ready = ready[: None if jobs is None else jobs - len(running)]
+                running |= {crew.begin(trial): trial for trial in ready}
+                waiting = [t for t in waiting if t not in ready]
+                if not running:
+                    failed += [f"{_name(t)}: the trial whose rates it copies failed" for t in waiting]
+                    break
+                failed += _ended(crew, archive, running, on_note, on_done, heed)
+        except BaseException:
+            crew.dismiss(running)
+            raise
+        finally:
+            crew.close()
+    if failed:
+        raise LabError(f"{len(failed)} of {len(trials)} trials failed: {'; '.join(failed)}")
+
+
+def _ended(
+    crew: _Crew,
+    archive: Archive,
+    running: dict[Any, Trial],
+    on_note: Callable[[Note], None],
+    on_done: Callable[[Trial, Result], None],
+    heed: Callable[[], None] = lambda: None,
+) -> list[str]:
+    """Wait until some trials have ended; returns which of them failed, and why."""
+    done, failed = list[Any](), list[str]()
+    while not done:
+        heed()
+        done = crew.wait(running)
+        for note in crew.notes():
+            on_note(note)
+    for task in done:
+        trial = running.pop(task)
+        outcome = crew.outcome(task, trial)
+        if outcome.failed is not None:
+            failed.append(outcome.failed)
+            continue
+        try:
+            if outcome.parcel is not None:
+                deliver(outcome.parcel, trial, archive)
+            result = _seen(archive, trial)
+        except (LabError, OSError) as error:
+            failed.append(f"{_name(trial)}: {error}")
+            continue
+        on_done(trial, result)
+    return failed
+
+
+def _seen(archive: Archive, trial: Trial) -> Result:
+    end = time.monotonic() + _SEEN_WITHIN
+    while (result := archive.result(trial)) is None:
+        if time.monotonic() > end:
+            raise LabError(f"its result was written, but {archive.folder(trial)} has none; do the machines share it?")
+        time.sleep(0.2)
+    return result
+
+
+def _name(trial: Trial) -> str:
+    return f"{trial.recipe.name}, seed {trial.seed}"
+
+
+def _folder(data: Path | None) -> Path | None:
+    found = data or os.environ.get(DATA)
+    return Path(found).resolve() if found else None
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], None]]:
+    """Give what raises an interrupt that came and was lost: within Ray's callbacks an exception goes no further."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
+        yield lambda: None
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: Any) -> None:
+        came.append(number)
+        if callable(before):
+            before(number, frame)
+
+    def heed() -> None:
+        if came:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield heed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _marked(archive: Archive) -> Iterator[Path]:
+    """A file in the archive, by which other machines know that they see the same folder."""
+    mark = archive.root.resolve() / ".claims" / uuid.uuid4().hex
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+    try:
+        yield mark
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What a worker is told."""
+
+    trial: Trial
+    archive: Archive
+    mark: Path
+    data: Path | None
+    device: str
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What it tells: why it failed, or its files where it does not share the archive."""
+
+    failed: str | None = None
+    parcel: Parcel | None = None
+
+
+class _Crew:
+    """The cluster's workers, as the driver sees them."""
+
+    def __init__(
+        self, ray: Any, archive: Archive, mark: Path, data: Path | None, *, gpus: float | None, retries: int
+    ) -> None:
+        self._ray, self._archive, self._mark, self._data, self._retries = ray, archive, mark, data, retries
+        has = ray.cluster_resources().get("GPU", 0.0)
+        if gpus is not None and (gpus < 0 or gpus > has):
+            raise LabError(f"a trial is to have {gpus:g} GPUs, and the cluster has {has:g}; give gpus=0 for CPUs alone")
+        share = gpus if gpus is not None else (1 / AT_ONCE if has else 0.0)
+        options: dict[str, Any] = {"num_cpus": 1, "max_retries": retries} | ({"num_gpus": share} if share else {})
+        self._device = "cuda" if share else "cpu"
+        self._train = ray.remote(**options)(_train)
+        self._queue = import_module("ray.util.queue").Queue(actor_options={"num_cpus": 0})
+        self._rates: dict[str, Any] = {}
+        self._there = copy.copy(archive)
+        self._there.root = archive.root.resolve()
+
+    def begin(self, trial: Trial) -> Any:
+        """Hand a trial over; returns Ray's reference to its outcome."""
+        rates = None
+        if trial.source is not None:
+            if trial.source.key not in self._rates:  # many may copy from one
+                file = self._archive.folder(trial.source) / RATES
+                self._rates[trial.source.key] = self._ray.put(file.read_bytes() if file.exists() else None)
+            rates = self._rates[trial.source.key]
+        job = _Job(trial, self._there, self._mark, self._data, self._device)
+        return self._train.remote(job, rates, self._queue)
+
+    def wait(self, running: dict[Any, Trial]) -> list[Any]:
+        """One that has ended, if there is one within a moment."""
+        done: list[Any] = self._ray.wait(list(running), timeout=0.2)[0]
+        return done
+
+    def notes(self) -> list[Note]:
+        """What the workers have noted since."""
+        try:
+            waiting = self._queue.qsize()
+            return [Note(*values) for values in self._queue.get_nowait_batch(waiting)]
+        except self._ray.exceptions.RayError:  # its machine is gone; the trials go on
+            return []
+
+    def outcome(self, task: Any, trial: Trial) -> _Outcome:
+        """What a worker has told."""
+        try:
+            outcome: _Outcome = self._ray.get(task)
+            return outcome
+        except self._ray.exceptions.WorkerCrashedError:
+            said = f"its worker was killed, or ran out of memory, {self._retries + 1} times"
+            return _Outcome(failed=f"{_name(trial)}: {said}")
+        except self._ray.exceptions.RayError as error:
+            return _Outcome(failed=f"{_name(trial)}: {type(error).__name__}: {error}")
+
+    def dismiss(self, running: dict[Any, Trial]) -> None:
+        """End what is running."""
+        for task in running:
+            with suppress(Exception):
+                self._ray.cancel(task, force=True)
+
+    def close(self) -> None:
+        """Leave nothing of ours on the cluster."""
+        with suppress(Exception):
+            self._queue.shutdown(force=True)
+
+
+def _train(job: _Job, rates: bytes | None, queue: Any) -> _Outcome:
+    """Run a trial on a worker."""
+    torch.set_num_threads(1)
+    data = job.data if job.data is not None and job.data.is_dir() else None
+    told: list[Any] = []
+
+    def tell(note: Note) -> None:
+        told[:] = [queue.actor.put_nowait.remote(astuple(note))]
+
+    try:
+        if job.mark.exists():
+            run_one(job.trial, job.archive, data, tell, device=job.device)
+            return _Outcome()
+        with tempfile.TemporaryDirectory(prefix="gyroscope-") as scratch:
+            own = Archive(scratch)
+            if job.trial.source is not None and rates is not None:
+                place = own.folder(job.trial.source)
+                place.mkdir(parents=True)
+                (place / RATES).write_bytes(rates)
+            run_one(job.trial, own, data, tell, device=job.device)
+            return _Outcome(parcel=pack(own.folder(job.trial)))
+    except LabError as error:
+        return _Outcome(failed=str(error))
+    finally:
+        with suppress(Exception):  # of the notes, which are no part of the result
+            imported().get(told, timeout=_NOTES_WITHIN)

@@ -1,0 +1,121 @@
+"""Run many trials: one after the other, in worker processes, or as a population on a GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+
+from gyroscope.base import whole
+from gyroscope_lab.engine.run_one import Note, loaded, run_one
+from gyroscope_lab.errors import LabError
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.result import Result
+from gyroscope_lab.training.trial import Trial
+
+Engine = Literal["auto", "serial", "workers", "population", "ray"]
+
+#: The trials of a population that share a GPU, and the most worker processes that are started unasked.
+AT_ONCE = 8
+
+
+def run_trials(
+    trials: Sequence[Trial],
+    archive: Archive,
+    *,
+    engine: Engine = "auto",
+    jobs: int | None = None,
+    data: Path | str | None = None,
+    on_note: Callable[[Note], None] = lambda note: None,
+    on_done: Callable[[Trial, Result], None] = lambda trial, result: None,
+) -> list[Result]:
+    """Return the result of each trial, in order, having run those that `archive` does not hold.
+
+    On a CPU every trial runs on one thread, so the results depend neither on the engine nor on `jobs`. Worker processes
+    are started afresh, so a script that uses them needs an `if __name__ == "__main__":`.
+
+    Args:
+        trials: any; equal ones are run once, and what one copies from another is run first.
+        archive: what is known, and where results go.
+        engine: "serial", "workers" (processes on a CPU), "population" (a GPU), "ray" (a cluster), or "auto": a
+            population where there is a GPU, workers where there is more than one job, else serial.
+        jobs: how many at a time; unless given, one for each CPU, at most 8, and on a cluster all it has room for. With
+            "serial" it is one, whatever is given.
+        data: the folder of the datasets; GYROSCOPE_DATA unless given.
+        on_note: called as each training ends an epoch.
+        on_done: called as each ends, not for those whose result was there.
+
+    >>> import tempfile
+    >>> from gyroscope_lab.training.recipe import Recipe
+    >>> from gyroscope_lab.training.tasks import task
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     [result] = run_trials([Trial(task("digits").lasting(1), Recipe("SGD", 0.1))], Archive(folder), jobs=1)
+    >>> len(result.rotation)
+    2
+    """
+    if engine not in get_args(Engine):
+        raise LabError(f"no engine is called {engine!r}; there are: {', '.join(get_args(Engine))}")
+    if jobs is not None:
+        given, jobs = jobs, whole(jobs, 1)
+        if jobs is None:
+            raise LabError(f"{given!r} jobs at a time; a whole number, 1 or more, is accepted")
+    trials = list(trials)
+    missing = archive.missing(trials)
+    folder = None if data is None else Path(data)
+    many = jobs if jobs is not None else min(os.cpu_count() or 1, AT_ONCE)
+    chosen = _choice(engine, many, len(missing))
+    if not missing:
+        pass
+    elif chosen == "population":
+        from gyroscope_lab.engine.population import run_population
+
+        run_population(
+            missing,
+            lambda trial: loaded(trial.task.source, folder),
+            archive,
+            at_once=jobs or AT_ONCE,
+            on_epoch=lambda training: on_note(Note.of(training)),
+            on_done=on_done,
+        )
+    elif chosen == "ray":
+        from gyroscope_lab.engine.cluster import run_on_ray
+
+        run_on_ray(missing, archive, data=folder, on_note=on_note, on_done=on_done, jobs=jobs)
+    elif chosen == "workers":
+        from gyroscope_lab.engine.workers import run_in_workers
+
+        run_in_workers(missing, archive, jobs=min(many, len(missing)), data=folder, on_note=on_note, on_done=on_done)
+    else:
+        _run_serially(missing, archive, folder, on_note, on_done)
+    results = [archive.result(trial) for trial in trials]
+    lost = [trial.slug for trial, result in zip(trials, results, strict=True) if result is None]
+    if lost:
+        raise LabError(f"the results of {', '.join(lost)} are not in {archive.root}; was something deleted meanwhile?")
+    return [result for result in results if result is not None]
+
+
+def _choice(engine: Engine, jobs: int, missing: int) -> Engine:
+    if engine != "auto":
+        return engine
+    if torch.cuda.is_available():
+        return "population"
+    return "workers" if min(jobs, missing) > 1 else "serial"
+
+
+def _run_serially(
+    trials: Sequence[Trial],
+    archive: Archive,
+    data: Path | None,
+    on_note: Callable[[Note], None],
+    on_done: Callable[[Trial, Result], None],
+) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for trial in trials:
+            on_done(trial, run_one(trial, archive, data, on_note))
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,149 @@
+"""What a study works with: tasks at its scale, and somebody who runs trials and remembers their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+
+from gyroscope_lab.engine.engine import Engine, run_trials
+from gyroscope_lab.engine.run_one import Note
+from gyroscope_lab.errors import LabError
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.result import Result
+from gyroscope_lab.training.task import Precision, Task
+from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.trial import Trial
+
+Scale = Literal["smoke", "small", "full"]
+
+#: The scales: seconds on a CPU, minutes on a CPU, the paper's own protocol on a GPU.
+SCALES: tuple[Scale, ...] = get_args(Scale)
+
+#: Seeds of a full-scale configuration that are used where they are kept, and that no study needs.
+EXTRA_SEEDS = range(1, 3)
+
+# What stands in for a paper's task where its data or a GPU is not at hand, by the kind of its network.
+_STAND_INS = {
+    "c10-resnet110": "digits-resnet",
+    "c10-deep": "digits-deep",
+    "c100-deep": "digits-deep",
+    "mnist-mlp": "digits-mlp",
+    "mnist-one-layer": "digits-one-layer",
+}
+# A smoke test has this share of the epochs.
+_SMOKE = 0.25
+
+
+@dataclass(frozen=True)
+class Lab:
+    """The laboratory at one scale.
+
+    At the scales "smoke" and "small" the embedded digits stand in for the papers' data, with small networks of the same
+    kind; "smoke" trains a quarter as long, from one seed.
+
+    Attributes:
+        archive: where results are kept.
+        scale: "smoke", "small" or "full".
+        data: the folder of the datasets.
+        engine: who runs trials; see `gyroscope_lab.engine.engine.run_trials`.
+        jobs: how many at a time.
+        only: the tasks to take of those that a study has; all, unless given.
+        precision: of the trials; unless given the task's, or bf16 on a GPU and float32 on a CPU.
+        known: conclude from what the archive holds, and train nothing.
+        on_note: called as each training ends an epoch.
+        on_begin: called with the trials that are about to be run.
+        on_done: called as each ends.
+    """
+
+    archive: Archive
+    scale: Scale = "smoke"
+    data: Path | str | None = None
+    engine: Engine = "auto"
+    jobs: int | None = None
+    only: tuple[str, ...] = ()
+    precision: Precision | None = None
+    known: bool = False
+    on_note: Callable[[Note], None] = lambda note: None
+    on_begin: Callable[[Sequence[Trial]], None] = lambda trials: None
+    on_done: Callable[[Trial, Result], None] = lambda trial, result: None
+
+    def __post_init__(self) -> None:
+        if self.scale not in SCALES:
+            raise LabError(f"scale is {self.scale!r}; it can be {', '.join(map(repr, SCALES))}")
+        for name in self.only:
+            task(name)
+
+    @property
+    def seeds(self) -> range:
+        """The seeds of each configuration.
+
+        The small scale has three, because one does not decide for networks of that size. The full scale needs one; a
+        laboratory that trains nothing (`known`) also takes the `EXTRA_SEEDS` that its archive holds.
+        """
+        if self.scale == "full" and self.known:
+            return range(EXTRA_SEEDS.stop)
+        return range(3 if self.scale == "small" else 1)
+
+    def task(self, name: str) -> Task:
+        """The task, or what stands in for it at this scale.
+
+        >>> Lab(Archive("runs"), "full").task("c10-cnn1").name, Lab(Archive("runs")).task("c10-cnn1").name
+        ('c10-cnn1', 'digits')
+        """
+        asked = task(name)
+        if self.scale == "full":
+            return asked
+        stand_in = asked if asked.source.name == "digits" else task(_STAND_INS.get(name, "digits"))
+        if self.scale == "small":
+            return stand_in
+        return stand_in.lasting(max(1, round(_SMOKE * stand_in.schedule.epochs)))
+
+    def tasks(self, names: Sequence[str]) -> list[Task]:
+        """Those of the tasks that were asked for; where one stands in for all of them, that one.
+
+        >>> [one.name for one in Lab(Archive("runs")).tasks(["c10-cnn1", "c100-resnet"])]
+        ['digits']
+        """
+        chosen = [name for name in names if not self.only or name in self.only]
+        if not chosen:
+            raise LabError(f"of the tasks {', '.join(self.only)} this study has none; it has {', '.join(names)}")
+        return list({one.name: one for one in map(self.task, chosen)}.values())
+
+    def trial(self, trial: Trial) -> Trial:
+        """The trial in the precision of this laboratory."""
+        on_gpu = self.engine in ("auto", "population") and torch.cuda.is_available()
+        suited: Precision = "bf16" if on_gpu else "float32"
+        return replace(trial, precision=self.precision or trial.task.precision or suited)
+
+    def held(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Those of the trials that a study is to conclude from: all, or with `known` those that have a result."""
+        return [one for one in trials if not self.known or self.archive.result(self.trial(one)) is not None]
+
+    def run(self, trials: Sequence[Trial]) -> list[Result]:
+        """Return the result of each trial, in order; those that are known are not run again."""
+        mine = [self.trial(trial) for trial in trials]
+        missing = self.archive.missing(mine)
+        if self.known:  # what a known trial was copied from is not asked for
+            missing = [trial for trial in mine if self.archive.result(trial) is None]
+        if missing and self.known:
+            raise LabError(
+                f"{len(missing)} of {len(mine)} trainings are not in {self.archive.root}, such as {missing[0].slug}, "
+                "and the study cannot do without; let them be trained (leave --known out)"
+            )
+        if missing:
+            self.on_begin(missing)
+        if self.known:
+            return [result for trial in mine if (result := self.archive.result(trial)) is not None]
+        return run_trials(
+            mine,
+            self.archive,
+            engine=self.engine,
+            jobs=self.jobs,
+            data=self.data,
+            on_note=self.on_note,
+            on_done=self.on_done,
+        )

@@ -1,0 +1,129 @@
+"""All studies, by name.
+
+`index.json` says in which module each is, what the paper shows and what it takes: one is loaded without the others,
+and all are listed without loading any. `python -m gyroscope_lab.papers.catalogue` writes it again.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from gyroscope_lab.errors import LabError
+
+if TYPE_CHECKING:
+    from gyroscope_lab.papers.study import Study
+
+INDEX = Path(__file__).with_name("index.json")
+
+# One module an idea; what two figures show with the same trials is in one module.
+_MODULES = (
+    "rotation.alpha_and_rate",
+    "rotation.sgd_rates",
+    "rotation.weight_decay",
+    "rotation.warmup",
+    "rotation.second_moments",
+    "rotation.adaptive",
+    "rotation.adam_rates",
+    "rotation.features",
+    "rotation.plateaus",
+    "rotation.lars",
+    "rotation.multipliers",
+    "rotation.rule",
+    "rotation.one_layer",
+    "rotation.tuned_rates",
+    "rotation.rescaled",
+    "conditioning.exact_studies",
+    "conditioning.trained_perceptrons",
+    "conditioning.weight_domination",
+    "conditioning.gradient_explosion",
+    "conditioning.trained_convolutions",
+    "conditioning.very_deep",
+    "conditioning.depth_table",
+    "conditioning.imagenet_lastbn",
+    "dynamics.ics",
+    "dynamics.knockout",
+    "dynamics.mechanism1",
+    "dynamics.mechanism2",
+    "dynamics.mechanism3",
+    "dynamics.least_squares",
+    "dynamics.schedules",
+    "dynamics.implicit_decay",
+    "dynamics.exponential",
+    "dynamics.decoupled",
+    "dynamics.grafting",
+    "dynamics.batch_size",
+)
+
+
+@cache
+def studies() -> dict[str, Study]:
+    """All studies, by name: paper by paper, in the order of their figures and tables.
+
+    >>> "rotation/fig1" in studies()
+    True
+    """
+    found: list[Study] = []
+    for module in _MODULES:
+        found += import_module(f"gyroscope_lab.papers.{module}").STUDIES
+    return {study.name: study for study in sorted(found, key=_place)}
+
+
+class Listed(NamedTuple):
+    """A study as it is listed: its module, its title, and by scale the trainings it takes and how long they last."""
+
+    module: str
+    title: str
+    costs: dict[str, str]
+
+
+@cache
+def index() -> dict[str, Listed]:
+    """All studies as they are listed, by name, in the order of `studies`; the sum over all of them is called "all",
+    and titled by the tasks whose times are estimates.
+
+    >>> index()["rotation/fig1"].title[:8]
+    'Figure 1'
+    """
+    return {name: Listed(*values) for name, values in json.loads(INDEX.read_text()).items()}
+
+
+def study(name: str) -> Study:
+    """Return the study called `name`, for which its module alone is loaded.
+
+    >>> study("rotation/fig1").title[:8]
+    'Figure 1'
+    """
+    known = index()
+    if name not in known or name == "all":
+        raise LabError(f"no study is called {name!r}; there are: {', '.join(one for one in known if one != 'all')}")
+    found: list[Study] = import_module(f"gyroscope_lab.papers.{known[name].module}").STUDIES
+    return next(one for one in found if one.name == name)
+
+
+def _place(study: Study) -> tuple[str, int, int, str]:
+    paper, _, figure = study.name.partition("/")
+    kind = ("fig", "a", "table").index(next((k for k in ("fig", "table", "a") if figure.startswith(k)), "table"))
+    digits = "".join(filter(str.isdigit, figure))
+    return (paper, kind, int(digits) if digits else 99, figure)
+
+
+def made_index() -> dict[str, Listed]:
+    """The index, worked out from the studies themselves."""
+    from gyroscope_lab.engine.cost import PACES
+    from gyroscope_lab.engine.laboratory import Lab
+    from gyroscope_lab.papers.costs import costs
+    from gyroscope_lab.training.archive import Archive
+
+    where = {one.name: module for module in _MODULES for one in import_module(f"gyroscope_lab.papers.{module}").STUDIES}
+    each, all_of_them = costs(list(studies().values()), Lab(Archive("runs")))
+    found = {one.name: Listed(where[one.name], one.title, each[one.name]) for one in studies().values()}
+    guessed = ", ".join(name for name, pace in PACES.items() if not pace.measured)
+    return found | {"all": Listed("", guessed, all_of_them)}
+
+
+if __name__ == "__main__":
+    INDEX.write_text(json.dumps(made_index(), indent=1, ensure_ascii=False) + "\n")

@@ -1,0 +1,153 @@
+"""The results of one recipe on one task, over its seeds: what a panel of a figure or a row of a table shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.result import Result
+from gyroscope_lab.training.task import Task
+from gyroscope_lab.training.trial import Trial
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: A network has learned its training set from here; the paper drops the others from its figure 9 at 90 %.
+LEARNED = 0.90
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A task, a recipe, and the results of its seeds.
+
+    >>> from gyroscope_lab.training.tasks import task
+    >>> result = Result(1.0, 0.884, loss=[0.1], layers=["a", "b"], rotation=[[0.0, 0.0], [0.2, 0.4]])
+    >>> cell = Cell(task("digits"), Recipe("SGD", 0.1), (result, result))
+    >>> cell.test, cell.train, round(cell.mean_rotation, 2), round(cell.unevenness, 2), cell.learned
+    (88.4, 100.0, 0.3, 0.33, True)
+    """
+
+    task: Task
+    recipe: Recipe
+    results: tuple[Result, ...]
+
+    @property
+    def test(self) -> float:
+        """Mean test accuracy, in percent."""
+        return float(np.mean([100 * result.test_accuracy for result in self.results]))
+
+    @property
+    def spread(self) -> float | None:
+        """The standard deviation of the test accuracy over seeds, in percent; None of one seed."""
+        tests = [100 * result.test_accuracy for result in self.results]
+        return float(np.std(tests, ddof=1)) if len(tests) > 1 else None
+
+    @property
+    def train(self) -> float:
+        """Mean training accuracy in the end, in percent: that of the last epoch where earlier weights were tested."""
+        return float(np.mean([100 * result.learned for result in self.results]))
+
+    @property
+    def learned(self) -> bool:
+        """Whether the training set was learned."""
+        return self.train >= 100 * LEARNED
+
+    @property
+    def rotation(self) -> npt.NDArray[np.float64]:
+        """Rotation curves [epochs + 1, layers]: the mean over seeds, as far as all of them went."""
+        epochs = min(len(result.rotation) for result in self.results)
+        return np.asarray(np.mean([result.rotation[:epochs] for result in self.results], axis=0))
+
+    @property
+    def final_rotation(self) -> npt.NDArray[np.float64]:
+        """Each layer's rotation at the end, the mean over seeds."""
+        return np.asarray(np.mean([result.final_rotation for result in self.results], axis=0))
+
+    @property
+    def mean_rotation(self) -> float:
+        """The mean of that over layers."""
+        return float(np.mean(self.final_rotation))
+
+    @property
+    def unevenness(self) -> float:
+        """How much rotation differs between layers: its standard deviation as a share of its mean."""
+        return float(self.final_rotation.std() / self.mean_rotation) if self.mean_rotation else 0.0
+
+    @property
+    def loss(self) -> npt.NDArray[np.float64]:
+        """The training loss of each epoch, the mean over seeds."""
+        epochs = min(len(result.loss) for result in self.results)
+        return np.asarray(np.mean([result.loss[:epochs] for result in self.results], axis=0))
+
+    def numbers(self) -> dict[str, Any]:
+        """What is kept of it as JSON."""
+        return {
+            "task": self.task.name,
+            "recipe": self.recipe.name,
+            "test": self.test,
+            "test_std": self.spread,
+            "train": self.train,
+            "rotation": [round(float(value), 4) for value in self.final_rotation],
+            "mean_rotation": self.mean_rotation,
+            "loss": [round(float(value), 4) for value in self.loss],
+            "seeds": [
+                {
+                    "test": result.test_accuracy,
+                    "train": result.train_accuracy,
+                    "running_train": result.accuracy[-1] if result.accuracy else None,
+                    "validation": max(result.validation, default=None),
+                    "epochs": len(result.loss),
+                    "tested": result.tested,
+                    "ended": result.ended,
+                    "seconds": round(result.seconds, 1),
+                }
+                for result in self.results
+            ],
+        }
+
+
+def cells(lab: Lab, trials: Sequence[Trial]) -> list[Cell]:
+    """Run the trials that are not known yet, and put those that differ in their seed alone together, in order."""
+    found: dict[tuple[Task, Recipe], list[Result]] = {}
+    held = lab.held(trials)
+    for trial, result in zip(held, lab.run(held), strict=True):
+        found.setdefault((trial.task, trial.recipe), []).append(result)
+    return [Cell(task, recipe, tuple(results)) for (task, recipe), results in found.items()]
+
+
+def title(recipe: Recipe) -> str:
+    """A recipe's name as figures print it.
+
+    >>> title(Recipe("Layca 3^-3, alpha -0.6", 3**-3, control="layca", alpha=-0.6))
+    'Layca $3^{-3}$, $\\\\alpha = -0.6$'
+    """
+    name = re.sub(r"(\d)\^(-?[\d.]+)", r"$\1^{\2}$", recipe.name)
+    return re.sub(r"alpha (\S+)", r"$\\alpha = \1$", name)
+
+
+def grid(
+    rows: Sequence[Sequence[Cell]], *, heading: str, note: Callable[[Cell], str] = lambda cell: f"{cell.test:.1f} %"
+) -> Figure:
+    """Rotation curves in the layout of the paper's figure 1: one row a task, one panel a recipe."""
+    from gyroscope.figures import Panel, rotation_panels
+
+    panels = [
+        Panel(title=_panel_title(cell, many=len(rows) > 1), curves=cell.rotation, note=note(cell))
+        for row in rows
+        for cell in row
+    ]
+    widest = max(len(row) for row in rows)
+    columns = widest if len(rows) > 1 else ceil(widest / ceil(widest / 7))
+    return rotation_panels(panels, columns=columns, title=heading)
+
+
+def _panel_title(cell: Cell, *, many: bool) -> str:
+    return f"{cell.task.name}\n{title(cell.recipe)}" if many else title(cell.recipe)

@@ -1,0 +1,248 @@
+"""Weight decay and L2 regularization: one for gradient descent, two for Adam (section 5 of Grosse's chapter, "AdamW").
+
+Decay is w ← (1 − αλ)w − αC⁻¹∇J (equation 22), L2 is w ← w − αC⁻¹(∇J + λw): equal for C = I, and where a running average
+of gradients takes part, as momentum does, not even then. First the trajectories of four rules under both; then the test
+accuracy of Adam over a grid of λ and rates, with L2 (`torch.optim.Adam`) and with decay (`torch.optim.AdamW`). The two
+λ have nothing in common, so each has its own range. The best of each grid, chosen by test accuracy, are trained again
+from seeds that had no part in the choice, and compared on those, seed by seed: they share start and batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.cells import Cell, cells
+from gyroscope_lab.papers.dynamics.decoupled_paths import RULES, Apart, Setting, apart
+from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.schedule import Schedule
+from gyroscope_lab.training.task import Task
+from gyroscope_lab.training.trial import Trial
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: In double precision two trajectories are one below this; and they differ above a hundredth of what L2 does.
+ONE, TWO = 1e-9, 0.01
+_KINDS = {"adam": "L2", "adamw": "decay"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a scale trains: a network, how long, at which rates, with which λ of L2 and of decay; from how many seeds,
+    and from how many others the best of both."""
+
+    model: str
+    schedule: Schedule
+    rates: tuple[float, ...]
+    l2: tuple[float, ...]
+    decay: tuple[float, ...]
+    seeds: int
+    fresh: int
+    steps: int
+    multiples: tuple[float, ...]
+
+
+_CUTS = (0.8, 0.9)
+PLANS = {
+    "smoke": Plan("mlp-3x64", Schedule(6, 32, _CUTS), (3e-3,), (1e-2, 1e-1), (1.0, 10.0), 1, 1, 20, (1.0, 10.0, 30.0)),
+    "small": Plan(
+        "mlp-3x128", Schedule(60, 32, _CUTS), (1e-3, 3e-3), (1e-3, 3e-3, 1e-2, 3e-2, 1e-1), (0.1, 0.3, 1.0, 3.0, 10.0),
+        5, 10, 100, tuple(float(10 ** (k / 4)) for k in range(-2, 11)),
+    ),
+    "full": Plan(
+        "mlp-3x784", Schedule(100, 128, _CUTS), (3e-4, 1e-3, 3e-3), (1e-5, 1e-4, 1e-3, 1e-2),
+        (1e-2, 3e-2, 0.1, 0.3, 1.0), 5, 10, 300, tuple(float(10 ** (k / 4)) for k in range(-2, 11)),
+    ),
+}  # fmt: skip
+
+
+def task_of(lab: Lab) -> Task:
+    """The task: a perceptron without normalization, for which L2 is a constraint at all."""
+    [task] = lab.tasks(("mnist-mlp",))
+    plan, options = PLANS[lab.scale], dict(task.options)
+    kept = tuple((name, options[name]) for name in ("biases", "init", "inputs"))
+    return replace(task, model=plan.model, options=kept, schedule=plan.schedule)
+
+
+def trials(lab: Lab) -> list[Trial]:
+    """Adam without either, with L2 and with decay, at every rate, from every seed.
+
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> [trial.recipe.name for trial in trials(Lab(Archive("runs")))]
+    ['Adam 0.003', 'L2 0.01 at 0.003', 'L2 0.1 at 0.003', 'decay 1 at 0.003', 'decay 10 at 0.003']
+    """
+    plan, task = PLANS[lab.scale], task_of(lab)
+    recipes = [
+        recipe for rate in plan.rates for recipe in (
+            Recipe(f"Adam {rate:g}", rate=rate, optimizer="adam"),
+            *(Recipe(f"L2 {one:g} at {rate:g}", rate, "adam", weight_decay=one) for one in plan.l2),
+            *(Recipe(f"decay {one:g} at {rate:g}", rate, "adamw", weight_decay=one) for one in plan.decay),
+        )
+    ]  # fmt: skip
+    return [Trial(task, recipe, seed) for recipe in recipes for seed in range(plan.seeds)]
+
+
+def conclude(lab: Lab) -> Report:
+    """Distances of trajectories, and test accuracies over the grids."""
+    plan, found = PLANS[lab.scale], cells(lab, trials(lab))
+    source = task_of(lab).source
+    paths = {
+        rule: apart(lab, Setting(rule, multiples=plan.multiples, steps=plan.steps, source=source)) for rule in RULES
+    }
+    plain = max((cell for cell in found if not cell.recipe.weight_decay), key=lambda cell: cell.test)
+    chosen = [again(lab, cell) for cell in (best(found, "adam"), best(found, "adamw"), plain)]
+    return Report(
+        {"figure": _figure(paths, found)},
+        (
+            _trajectories(paths),
+            _accuracies(f"Adam: accuracy over the grid ({found[0].task.model} on {source.name})", found),
+            _accuracies("The best of each grid from other seeds", chosen),
+        ),
+        (*_paths_findings(paths), _better(*chosen)),
+        {
+            "trajectories": {
+                name: {"multiples": its.multiples.tolist(), "end": its.shares[:, -1].tolist(),
+                       "closest": its.shares[its.closest].tolist()} for name, its in paths.items()
+            },
+            "accuracies": [_numbers(cell) for cell in found],
+            "again": [_numbers(cell) for cell in chosen],
+        },
+    )  # fmt: skip
+
+
+def _trajectories(paths: dict[str, Apart]) -> Table:
+    rows = [
+        (rule, f"{_at_one(its):.3g}", float(its.multiples[its.closest]), f"{its.shares[its.closest, -1]:.3g}")
+        for rule, its in paths.items()
+    ]
+    columns = ("rule", "apart at λ' = λ", "closest λ'/λ", "apart there")
+    return Table("Decay beside L2 after the last step, as a share of what L2 does", columns, tuple(rows))
+
+
+def _at_one(its: Apart) -> float:
+    """How far apart they are at the end with the same λ."""
+    return float(its.shares[int(np.argmin(np.abs(np.log(its.multiples)))), -1])
+
+
+def _accuracies(title: str, found: list[Cell]) -> Table:
+    rows = [
+        (cell.recipe.rate, _KINDS[cell.recipe.optimizer] if cell.recipe.weight_decay else "neither",
+         cell.recipe.weight_decay or None, cell.test, cell.spread, cell.train)
+        for cell in found
+    ]  # fmt: skip
+    return Table(title, ("rate", "with", "λ", "test %", "± over seeds", "train %"), tuple(rows))
+
+
+def _paths_findings(paths: dict[str, Apart]) -> list[Finding]:
+    same = float(paths["SGD"].shares[int(np.argmin(np.abs(np.log(paths["SGD"].multiples))))].max())
+    found = [
+        Finding(
+            "for gradient descent weight decay is an L2 penalty",
+            "equal (equation 22)",
+            f"apart by {same:.1g} of what L2 does, at most over {paths['SGD'].shares.shape[1]} steps",
+            same < ONE,
+        )
+    ]
+    for rule, its in paths.items():
+        if rule != "SGD":
+            least, where = float(its.shares[:, -1].min()), its.multiples[its.closest]
+            found.append(
+                Finding(
+                    f"for {rule} it is none, whatever the strength",
+                    "only in the context of gradient descent",
+                    f"apart by {100 * least:.0f} % of what L2 does at the closest λ' ({where:.3g} λ)",
+                    least > TWO,
+                )
+            )
+    return found
+
+
+def best(found: list[Cell], kind: str) -> Cell:
+    """The rate and λ of the highest test accuracy, with "adam" (L2) or "adamw" (decay); no λ = 0."""
+    return max((c for c in found if c.recipe.optimizer == kind and c.recipe.weight_decay), key=lambda cell: cell.test)
+
+
+def again(lab: Lab, chosen: Cell) -> Cell:
+    """A recipe that was chosen, from seeds that had no part in the choice."""
+    plan = PLANS[lab.scale]
+    seeds = range(plan.seeds, plan.seeds + plan.fresh)
+    return Cell(chosen.task, chosen.recipe, tuple(lab.run([Trial(chosen.task, chosen.recipe, seed) for seed in seeds])))
+
+
+def _better(l2: Cell, decay: Cell, without: Cell) -> Finding:
+    pairs = zip(decay.results, l2.results, strict=True)
+    gains = np.array([100 * (one.test_accuracy - other.test_accuracy) for one, other in pairs])
+    noise = 2 * float(gains.std(ddof=1)) / len(gains) ** 0.5 if len(gains) > 1 else inf
+    gain = float(gains.mean())
+    sure = f"two standard errors are {noise:.2f}, {len(gains)} seeds" if noise < inf else "one seed"
+    return Finding(
+        "with Adam, decay can work significantly better than L2",
+        "significantly better",
+        f"{decay.test:.2f} % ({decay.recipe.name}) against {l2.test:.2f} % ({l2.recipe.name}): {gain:+.2f} points, "
+        f"{sure}; {without.test:.2f} % with neither",
+        gain > 0 if abs(gain) > noise else None,
+    )
+
+
+def _numbers(cell: Cell) -> dict[str, Any]:
+    tests = [100 * result.test_accuracy for result in cell.results]
+    its = {"rate": cell.recipe.rate, "optimizer": cell.recipe.optimizer, "weight_decay": cell.recipe.weight_decay}
+    return {**its, "test": tests, "train": cell.train, "loss": float(cell.loss[-1])}
+
+
+def _figure(paths: dict[str, Apart], found: list[Cell]) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12.5, 3.8), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    for place, (rule, its) in enumerate(paths.items()):
+        steps = np.arange(1, its.shares.shape[1] + 1)
+        # What is zero to the last bit has no logarithm.
+        left.plot(steps, np.maximum(its.shares[its.closest], 1e-17), color=f"C{place}", label=rule)
+        middle.plot(its.multiples, np.maximum(its.shares[:, -1], 1e-17), "o-", markersize=3, color=f"C{place}")
+    for ax in (left, middle):
+        ax.axhline(1.0, color="0.7", linewidth=0.8, linestyle=":")
+        ax.set_yscale("log")
+        ax.set_ylabel("distance from L2 / effect of L2", fontsize=9)
+    left.set_xlabel("step", fontsize=9)
+    left.set_title("Decay beside L2, at the closest λ'", fontsize=10)
+    left.legend(fontsize=8, frameon=False)
+    middle.set_xscale("log")
+    middle.set_xlabel("λ' of decay / λ of L2", fontsize=9)
+    # Where SGD's line goes would leave no room for the others.
+    middle.set_ylim(bottom=3e-3)
+    middle.set_title(f"At the last step; SGD at λ' = λ: {_at_one(paths['SGD']):.0e}", fontsize=10)
+    _draw_accuracies(right, found)
+    for ax in (left, middle, right):
+        ax.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _draw_accuracies(ax: Axes, found: list[Cell]) -> None:
+    for style, rate in zip(("-", "--", ":"), sorted({cell.recipe.rate for cell in found}), strict=False):
+        for kind, colour in (("adam", "C3"), ("adamw", "C2")):
+            its = [c for c in found if (c.recipe.optimizer, c.recipe.rate) == (kind, rate) and c.recipe.weight_decay]
+            spread = [c.spread or 0.0 for c in its]
+            ax.errorbar(
+                [c.recipe.weight_decay for c in its], [c.test for c in its], yerr=spread, fmt=f"o{style}", capsize=2,
+                markersize=3, color=colour, label=f"{_KINDS[kind]}, rate {rate:g}",
+            )  # fmt: skip
+        [none] = [c for c in found if c.recipe.rate == rate and not c.recipe.weight_decay]
+        ax.axhline(none.test, color="0.6", linestyle=style, linewidth=1, label=f"neither, rate {rate:g}")
+    ax.set_xscale("log")
+    ax.set_xlabel("λ", fontsize=9)
+    ax.set_ylabel("test accuracy (%)", fontsize=9)
+    ax.set_title(f"Adam: {found[0].task.model} on {found[0].task.source.name}", fontsize=10)
+    ax.legend(fontsize=7, frameon=False)
+
+
+STUDIES = (
+    Study("dynamics/adamw-vs-l2", "Weight decay and L2: one for gradient descent, two for Adam", trials, conclude),
+)

@@ -1,0 +1,283 @@
+"""Outliers of the curvature from activations that are not centred, and what they cost (section 3 of Grosse's chapter).
+
+Where a layer's activations have the mean m, its curvature is said to have the outliers ν λ_i(S), ν = ‖m‖² + 1, along
+m ⊗ v_i (the ICS conditioning hypothesis). They are predicted and measured in a perceptron without batch normalization;
+in one with it, whose statistics are held fixed; and in that as it is trained, through its statistics: there, what is
+added to all pre-activations alike is taken away again, and the outliers with it (section 4.2). What would be left
+without them is what is left where m is taken out of the layer's inputs, and put into its bias: the same function, and
+the same S.
+
+What they cost: the inputs are moved by a constant, and the first bias so that the network computes what it did. That
+changes nothing but m. Gradient descent has to live with it; batch normalization, the quasi-diagonal preconditioner and
+K-FAC are said not to.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
+from torch.optim import SGD, Optimizer
+
+from gyroscope.conditioning import Outliers, outliers
+from gyroscope.control import KFAC, QuasiDiagonal
+from gyroscope.theory import Affine
+from gyroscope.theory.reparameterize import between
+from gyroscope_lab.data.source import Source
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.models.mlp import mlp
+from gyroscope_lab.papers.dynamics.ics_report import CENTRED, FIXED, PLAIN, THROUGH, Curve, report
+from gyroscope_lab.papers.dynamics.loop import accuracy, device_of, dtype_of, kept, mean_curve, split_of, train
+from gyroscope_lab.papers.study import Report, Study
+from gyroscope_lab.training.schedule import Schedule
+from gyroscope_lab.training.trial import Trial
+
+Method = Literal["SGD", "SGD, BN", "quasi-diagonal", "K-FAC"]
+# Pixels of an image.
+_PIXELS = {"digits": 64, "mnist": 784}
+_CLASSES = 10
+# Softmax leaves so many directions of the outputs, and so the outliers of S.
+_OUTLIERS = _CLASSES - 1
+# Of K-FAC: what is added to the curvature, and the most of a step's divergence. Without a bound first steps diverge.
+_DAMPING, _CLIP = 0.03, 0.1
+# Of the trainings whose curvature is looked at: the chapter's methods go along, and gradient descent is the plain one.
+_LOOKED_AT: dict[Method, tuple[str, ...]] = {"SGD": (PLAIN,), "SGD, BN": (FIXED, CENTRED, THROUGH)}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a scale trains and measures.
+
+    Attributes:
+        source: the data.
+        depth, width: of the perceptron.
+        layer: whose curvature is measured.
+        examples: how many it is measured on.
+        schedule: of the trainings.
+        moved: what is added to every input.
+        rates: that each method is tried at; its best is shown.
+        seeds: of the weights and the order of examples.
+        bound: a loss that counts as learned.
+    """
+
+    source: Source
+    depth: int
+    width: int
+    layer: str
+    examples: int
+    schedule: Schedule
+    moved: float
+    rates: dict[str, tuple[float, ...]]
+    seeds: int
+    bound: float
+
+
+def _rates(*powers: float) -> tuple[float, ...]:
+    return tuple(3.0**power for power in powers)
+
+
+PLANS = {
+    "smoke": Plan(
+        Source("digits"), 3, 16, "linear2", 100, Schedule(epochs=10, batch=50, cuts=()), 2.0,
+        {"SGD": _rates(-3, -1), "SGD, BN": _rates(0), "quasi-diagonal": _rates(-1), "K-FAC": _rates(-1)}, 1, 0.5,
+    ),
+    "small": Plan(
+        Source("digits"), 4, 24, "linear2", 200, Schedule(epochs=40, batch=50, cuts=()), 2.0,
+        {"SGD": _rates(-4, -3, -2, -1, 0), "SGD, BN": _rates(-1, 0, 1), "quasi-diagonal": _rates(-3, -2, -1, 0),
+         "K-FAC": _rates(-3, -2, -1, 0)}, 3, 0.1,
+    ),
+    "full": Plan(
+        Source("mnist"), 5, 50, "linear3", 1000, Schedule(epochs=20, batch=128, cuts=(), drop_last=True), 2.0,
+        {"SGD": _rates(-5, -4, -3, -2, -1, 0), "SGD, BN": _rates(-2, -1, 0, 1),
+         "quasi-diagonal": _rates(-5, -4, -3, -2, -1, 0), "K-FAC": _rates(-4, -3, -2, -1, 0)}, 3, 0.05,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All that one training depends on."""
+
+    source: Source
+    depth: int
+    width: int
+    schedule: Schedule
+    method: Method
+    rate: float
+    moved: float
+    seed: int
+    damping: float = _DAMPING
+    clip: float = _CLIP
+
+
+def network(lab: Lab, setting: Setting) -> nn.Sequential:
+    """The network: whatever the inputs are moved by, it computes the same of the same images.
+
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> lab, plan = Lab(Archive("runs")), PLANS["smoke"]
+    >>> x = torch.randn(5, 1, 8, 8, dtype=torch.float64)
+    >>> settings = [Setting(plan.source, 3, 16, plan.schedule, "SGD", 0.1, moved, 0) for moved in (0.0, 2.0)]
+    >>> here, there = (network(lab, one)(x + one.moved) for one in settings)
+    >>> torch.allclose(here, there)
+    True
+    """
+    model = mlp(
+        setting.seed, depth=setting.depth, width=setting.width, inputs=_PIXELS[setting.source.name], biases=True,
+        batch_norm=setting.method == "SGD, BN", init="glorot_uniform",
+    )  # fmt: skip
+    model.to(device_of(lab), dtype_of(lab))
+    first = next(module for module in model if isinstance(module, nn.Linear))
+    with torch.no_grad():
+        first.bias.sub_(setting.moved * first.weight.sum(1))
+    return model
+
+
+def optimizer_of(setting: Setting, model: nn.Module) -> Optimizer:
+    """The method's optimizer; K-FAC's steps are damped as in equation 26, and long ones shortened."""
+    inner = SGD(model.parameters(), lr=setting.rate)
+    if setting.method == "quasi-diagonal":
+        return QuasiDiagonal(inner, model)
+    if setting.method == "K-FAC":
+        return KFAC(
+            inner, model, F.cross_entropy, damping=setting.damping, tikhonov="exact", clip=setting.clip,
+            seed=setting.seed,
+        )  # fmt: skip
+    return inner
+
+
+def trained(lab: Lab, setting: Setting) -> dict[str, Any]:
+    """The loss of every epoch, and the test accuracy in the end."""
+
+    def measure() -> dict[str, Any]:
+        split, model = split_of(lab, setting.source), network(lab, setting)
+        optimizer = optimizer_of(setting, model)
+        found = train(model, optimizer, split, setting.schedule, seed=setting.seed, moved=setting.moved)
+        return {**found, "test": accuracy(model, split, moved=setting.moved)}
+
+    return kept(lab, "ics", setting, measure)
+
+
+def curves(lab: Lab) -> list[Curve]:
+    """Every method where the inputs are and where they are moved to, at the best of its rates for each."""
+    plan, found = PLANS[lab.scale], []
+    for method, rates in plan.rates.items():
+        for moved in (0.0, plan.moved):
+            tried = [_at(lab, plan, method, rate, moved) for rate in rates]
+            found.append(min(tried, key=lambda curve: curve.area))
+    return found
+
+
+def _at(lab: Lab, plan: Plan, method: Any, rate: float, moved: float) -> Curve:
+    settings = [
+        Setting(plan.source, plan.depth, plan.width, plan.schedule, method, rate, moved, seed)
+        for seed in range(plan.seeds)
+    ]
+    runs = [trained(lab, one) for one in settings]
+    loss = mean_curve([run["loss"] for run in runs], plan.schedule.epochs)
+    return Curve(method, moved, rate, loss, [run["test"] for run in runs], plan.bound)
+
+
+@dataclass(frozen=True)
+class _Measurement:
+    """All that a measurement of the curvature depends on."""
+
+    trained: Setting
+    layer: str
+    examples: int
+    networks: tuple[str, ...]
+
+
+def spectra(lab: Lab, found: list[Curve]) -> dict[str, dict[str, Any]]:
+    """The outliers before and after training, without normalization, with fixed statistics, and through them.
+
+    Args:
+        lab: the laboratory.
+        found: the curves, for the rates to train at.
+
+    Returns:
+        By the names "plain", "BN, statistics fixed", "BN, fixed, inputs centred" and "BN": "start" and "end", each
+        with `nu`, `predicted`, `measured`, `within` and the `share` of the predicted that lies in the measured vectors,
+        None where there is no mean.
+    """
+    plan = PLANS[lab.scale]
+    spectra: dict[str, dict[str, Any]] = {}
+    for method, networks in _LOOKED_AT.items():
+        rate = next(curve.rate for curve in found if curve.method == method and curve.moved == 0)
+        setting = Setting(plan.source, plan.depth, plan.width, plan.schedule, method, rate, 0.0, 0)
+        told = _Measurement(setting, plan.layer, plan.examples, networks)
+        spectra |= kept(lab, "ics-spectra", told, partial(_measured, lab, told))
+    return spectra
+
+
+def _measured(lab: Lab, told: _Measurement) -> dict[str, Any]:
+    split = split_of(lab, told.trained.source)
+    x, y = split.inputs(split.x_train[: told.examples]).to(dtype_of(lab)), split.y_train[: told.examples]
+    model = network(lab, told.trained)
+    start = _outliers(model, x, y, told.layer)
+    train(model, optimizer_of(told.trained, model), split, told.trained.schedule, seed=told.trained.seed)
+    end = _outliers(model, x, y, told.layer)
+    return {name: {"start": start[name], "end": end[name]} for name in start}
+
+
+def _outliers(model: nn.Module, x: torch.Tensor, y: torch.Tensor, layer: str) -> dict[str, Any]:
+    own = deepcopy(model)
+    norms = [module for module in own.modules() if isinstance(module, nn.BatchNorm1d)]
+    if not norms:
+        return {PLAIN: _told(outliers(own, F.cross_entropy, (x, y), layer, count=_OUTLIERS))}
+    through = outliers(own.train(), F.cross_entropy, (x, y), layer, count=_OUTLIERS)
+    for norm in norms:
+        norm.momentum = 1.0  # the statistics of exactly these examples
+    own(x)
+    fixed = outliers(own.eval(), F.cross_entropy, (x, y), layer, count=_OUTLIERS)
+    centred = _without_mean(own, x, y, layer, fixed.mean)
+    return {FIXED: _told(fixed), CENTRED: _told(centred), THROUGH: _told(through)}
+
+
+def _without_mean(model: nn.Module, x: torch.Tensor, y: torch.Tensor, layer: str, mean: torch.Tensor) -> Outliers:
+    other, name = centred_at(model, layer, mean)
+    return outliers(other, F.cross_entropy, (x, y), name, count=_OUTLIERS)
+
+
+def centred_at(model: nn.Module, layer: str, mean: torch.Tensor) -> tuple[nn.Module, str]:
+    """A network that computes the same with inputs of a layer that are centred, and the name of that layer in it.
+
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    >>> x = torch.randn(9, 2)
+    >>> other, name = centred_at(net, "1", net[0](x).mean(0))
+    >>> name, torch.allclose(other(x), net(x), atol=1e-6), other[1][0](net[0](x)).mean(0).abs().max() < 1e-6
+    ('1.1', True, tensor(True))
+    """
+    own = deepcopy(model)
+    module = own.get_submodule(layer)
+    assert isinstance(module, nn.Linear)
+    own.set_submodule(layer, between(module, activations=Affine(torch.ones_like(mean), -mean)))
+    return own, f"{layer}.1"
+
+
+def _told(found: Outliers) -> dict[str, Any]:
+    kept = {name: getattr(found, name).tolist() for name in ("predicted", "measured", "within")}
+    # Of what the predicted vectors would hold, the part that the measured ones do.
+    share = float(found.predicted @ found.within.square() / found.predicted.sum())
+    return {"nu": found.nu, "share": share, "rest": float(found.spectrum[_OUTLIERS:].mean()), **kept}
+
+
+def trials(lab: Lab) -> list[Trial]:
+    """None of the laboratory's own: these trainings have no recipes."""
+    return []
+
+
+def conclude(lab: Lab) -> Report:
+    """Predicted and measured outliers, and the loss of every method."""
+    found = curves(lab)
+    return report(PLANS[lab.scale].moved, PLANS[lab.scale].bound, found, spectra(lab, found))
+
+
+STUDIES = (
+    Study("dynamics/ics", "Section 3: uncentred activations, the outliers of the curvature, and their cost", trials,
+          conclude),
+)  # fmt: skip

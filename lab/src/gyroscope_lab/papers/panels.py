@@ -1,0 +1,84 @@
+"""Two layouts that several figures of the papers have: tasks side by side, and rotation above training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gyroscope_lab.papers.cells import Cell, title
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Times, and what was measured then.
+Curve = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
+
+# Characters of a heading to an inch.
+_TO_AN_INCH = 11
+# Behind a note, so that it can be read on curves.
+_PAPER: dict[str, Any] = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1.0}
+
+
+@dataclass(frozen=True)
+class Storeys:
+    """A column of two panels: rotation curves [times, layers] above, training accuracies in percent below.
+
+    >>> Storeys("SGD", (np.arange(2.0), np.zeros((2, 7))), (np.arange(1.0), np.zeros(1))).note
+    ''
+    """
+
+    title: str
+    rotation: Curve
+    accuracy: Curve
+    note: str = ""
+
+
+def by_task(rows: Sequence[Sequence[Cell]], *, heading: str, note: Callable[[Cell], str]) -> Figure:
+    """Draw rotation curves with one column a task and one row a recipe; panels of a single task are side by side."""
+    from gyroscope.figures import Panel, rotation_panels
+
+    panels = [
+        Panel(f"{cell.task.name}\n{title(cell.recipe)}", cell.rotation, note=note(cell)) for row in rows for cell in row
+    ]
+    columns = len(rows[0]) if len(rows[0]) > 1 else len(panels)
+    return rotation_panels(panels, columns=columns, title=heading)
+
+
+def draw_storeys(storeys: Sequence[Storeys], *, heading: str, xlabel: str) -> Figure:
+    """Draw rotation curves above training accuracies: the layout of figures 4 and 10 of the rotation paper.
+
+    >>> flat = (np.arange(3.0), np.zeros((3, 2)))
+    >>> figure = draw_storeys([Storeys("SGD", flat, (np.arange(3.0), np.zeros(3)))], heading="", xlabel="epoch")
+    >>> [ax.get_xlabel() for ax in figure.axes[:2]]
+    ['', 'epoch']
+    """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.figure import Figure
+
+    from gyroscope.figures import rotation_curves
+    from gyroscope.figures.drawing import DEPTH, finish, limits, look_of
+
+    columns = len(storeys)
+    figure = Figure(figsize=(2.2 * columns + 1.6, 4.4), layout="constrained")
+    axes = figure.subplots(2, columns, sharex="col", sharey="row", squeeze=False)
+    for (above, below), one in zip(axes.T, storeys, strict=True):
+        rotation_curves(one.rotation[1], one.rotation[0], ax=above, xlabel="", ylabel="", title=one.title)
+        above.text(0.05, 0.95, one.note, transform=above.transAxes, va="top", fontsize=8, bbox=_PAPER)
+        times, values = one.accuracy
+        below.plot(times, values, color="black", linewidth=1.1, marker="o" if len(values) < 3 else "", markersize=4)
+        finish(below, xlabel=xlabel)
+    every = np.concatenate([one.rotation[1].ravel() for one in storeys])
+    axes[0, 0].set_ylim(limits(look_of("rotation"), every, close=True))
+    axes[1, 0].set_ylim(0, 103)
+    axes[0, 0].set_ylabel("rotation (cosine distance)", fontsize=9)
+    axes[1, 0].set_ylabel("training accuracy (%)", fontsize=9)
+    figure.suptitle(fill(heading, round(_TO_AN_INCH * figure.get_figwidth())), fontsize=11)
+    mappable = ScalarMappable(cmap=DEPTH)
+    bar = figure.colorbar(mappable, ax=list(axes[0]), aspect=20, pad=0.01, label="layer: first → last")
+    bar.set_ticks([])
+    return figure

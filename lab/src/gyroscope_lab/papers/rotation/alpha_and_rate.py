@@ -1,0 +1,232 @@
+"""Layer rotation under control: which layers turn, and how fast (figures 1 and 9 and table 2 of the rotation paper).
+
+Section 4 of the paper trains each task with Layca at one global rate ρ(0) and multipliers over the layers that α sets,
+and finds that the further all layers rotate, the better the network generalises: best is α = 0 and ρ(0) = 3⁻³, where
+nearly all of them reach a cosine distance of 1.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.cells import LEARNED, Cell, cells, grid
+from gyroscope_lab.papers.rotation import paper
+from gyroscope_lab.papers.rotation.beside_layca import in_training
+from gyroscope_lab.papers.rotation.recipes import layca, over_seeds
+from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.task import Task
+from gyroscope_lab.training.trial import Trial
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: The five columns of figure 1, the best last.
+COLUMNS = (layca(-3, alpha=-0.6), layca(-3, alpha=0.6), layca(-5), layca(-4), layca(-3))
+#: The tasks for which figure 9 has more.
+SWEPT = ("c10-cnn1", "c100-resnet", "tiny-cnn")
+ALPHAS = (-0.8, -0.6, -0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
+POWERS = (-7, -6, -5, -4, -3, -2, -1, 0)
+# In points: what two trainings of one recipe may differ by.
+_NOISE = 0.5
+
+
+def columns(lab: Lab) -> list[Trial]:
+    """What figure 1 and table 2 train.
+
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> len(columns(Lab(Archive("runs"), "full")))
+    25
+    """
+    return [trial for task in lab.tasks(paper.TASKS) for trial in over_seeds(task, COLUMNS, lab.seeds)]
+
+
+def sweep(lab: Lab) -> list[Trial]:
+    """What figure 9 trains.
+
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> len(sweep(Lab(Archive("runs"), "full", only=("c10-cnn1",))))
+    20
+    """
+    return [trial for task in lab.tasks(SWEPT) for trial in over_seeds(task, recipes_of_sweep(lab), lab.seeds)]
+
+
+def recipes_of_sweep(lab: Lab) -> list[Recipe]:
+    """The α and ρ(0) of figure 9, each configuration once; a smoke test takes a few of them."""
+    if lab.scale == "smoke":
+        return [layca(power) for power in (-7, -5, -3, -2)] + [layca(-3, alpha=alpha) for alpha in (-0.6, 0.6)]
+    rates = [layca(power) for power in POWERS]
+    return rates + [layca(-3, alpha=alpha) for alpha in ALPHAS if alpha != 0.0]
+
+
+def figure1(lab: Lab) -> Report:
+    """Rotation curves and test accuracies of the five columns."""
+    rows = _rows(lab, columns(lab))
+    best = {row[0].task.name: row[-1] for row in rows}
+
+    def note(cell: Cell) -> str:
+        reference = best[cell.task.name]
+        return f"{cell.test:.2f} %" if cell is reference else f"{cell.test - reference.test:+.2f} points"
+
+    figure = grid(rows, heading="Layer rotation under Layca, and test accuracy against the last", note=note)
+    return Report(
+        {"figure": figure},
+        tuple(_accuracies(row) for row in rows),
+        tuple(finding for row in rows for finding in _findings(row)),
+        {"cells": [cell.numbers() for row in rows for cell in row]},
+    )
+
+
+def figure9(lab: Lab) -> Report:
+    """Test accuracy by α and by ρ(0)."""
+    rows = _rows(lab, sweep(lab))
+    return Report(
+        {"figure": _draw_sweep(rows)},
+        tuple(_accuracies(row) for row in rows),
+        tuple(finding for row in rows for finding in _sweep_findings(lab, row)),
+        {"cells": [cell.numbers() for row in rows for cell in row]},
+    )
+
+
+def table2(lab: Lab) -> Report:
+    """Training accuracies of the five columns, of the last epoch as it was trained, as the paper's."""
+    rows = _rows(lab, columns(lab))
+    found = []
+    for row in rows:
+        told = dict(zip(COLUMNS, paper.TRAIN_LAYCA.get(row[0].task.name, ()), strict=False))
+        lines = tuple((cell.recipe.name, in_training(cell), told.get(cell.recipe), cell.train) for cell in row)
+        heads = ("configuration", "train % here", "paper", "of the tested weights")
+        found.append(Table(row[0].task.name, heads, lines))
+    every = [in_training(cell) for row in rows for cell in row]
+    learned = sum(train >= 100 * LEARNED for train in every)
+    whole = len(every) == len(rows) * len(COLUMNS)
+    says = Finding(
+        f"(nearly) every configuration learns its training set, to {100 * LEARNED:g} % or more",
+        "24 of 25",
+        f"{learned} of {len(every)}",
+        learned >= len(every) * 24 / 25 if whole else None,
+    )
+    return Report({}, tuple(found), (says,), {"cells": [cell.numbers() for row in rows for cell in row]})
+
+
+def _rows(lab: Lab, trials: list[Trial]) -> list[list[Cell]]:
+    found: dict[str, list[Cell]] = {}
+    for cell in cells(lab, trials):
+        found.setdefault(cell.task.name, []).append(cell)
+    return list(found.values())
+
+
+def paper_accuracy(task: Task, recipe: Recipe) -> float | None:
+    """What the paper has for a recipe of `layca`, in percent.
+
+    >>> from gyroscope_lab.training.tasks import task
+    >>> paper_accuracy(task("c10-cnn1"), layca(-4)), paper_accuracy(task("c10-cnn1"), layca(-3, alpha=0.6))
+    (86.04, 68.67)
+    """
+    if recipe.alpha:
+        return paper.by_alpha(task.name, recipe.alpha)
+    return next((paper.by_rate(task.name, power) for power in POWERS if recipe == layca(power)), None)
+
+
+def _accuracies(row: list[Cell]) -> Table:
+    lines = []
+    for cell in row:
+        told = paper_accuracy(cell.task, cell.recipe)
+        difference = None if told is None else cell.test - told
+        lines.append((cell.recipe.name, cell.test, told, difference, cell.train, cell.mean_rotation))
+    columns = ("configuration", "test % here", "paper", "difference", "train %", "mean rotation")
+    return Table(row[0].task.name, columns, tuple(lines))
+
+
+def _findings(row: list[Cell]) -> list[Finding]:
+    name = row[0].task.name
+    if len(row) < len(COLUMNS):
+        return []
+    first, last, slow, _, best = row
+    learned = [cell for cell in row if cell.learned]
+    furthest = max(row, key=lambda cell: cell.mean_rotation)
+    worst = min(learned, key=lambda cell: cell.test, default=best)
+    return [
+        Finding(
+            f"{name}: what rotates most generalises best",
+            "Layca 3^-3 in all five tasks",
+            f"{furthest.recipe.name}; {max(row, key=lambda cell: cell.test).recipe.name}",
+            furthest.test >= max(cell.test for cell in row),
+        ),
+        Finding(
+            f"{name}: slow rotation is enough to learn the training set, and generalises worse",
+            "by up to 24 points",
+            f"{slow.train:.1f} % train, {slow.test - best.test:+.1f} points test",
+            slow.learned and slow.test < best.test,
+        ),
+        Finding(
+            f"{name}: prioritising the last layers costs more than prioritising the first",
+            "in all five tasks",
+            f"{last.test - best.test:+.1f} against {first.test - best.test:+.1f} points",
+            last.test < first.test,
+        ),
+        Finding(
+            f"{name}: configurations that learn the training set differ widely on the test set",
+            "by up to 30 points",
+            f"{best.test - worst.test:.1f} points among {len(learned)}",
+            best.test - worst.test > 1.0 if len(learned) > 1 and best in learned else None,
+        ),
+    ]
+
+
+def _sweep_findings(lab: Lab, row: list[Cell]) -> list[Finding]:
+    wanted = [recipe for recipe in recipes_of_sweep(lab) if not recipe.alpha]
+    ordered = sorted((cell for cell in row if not cell.recipe.alpha), key=_rate)
+    if len(ordered) < len(wanted):
+        return []
+    best = max(ordered, key=lambda cell: cell.test)
+    climbs = ordered[: ordered.index(best) + 1]
+    grows = all(a.test <= b.test + _NOISE for a, b in pairwise(climbs))
+    return [
+        Finding(
+            f"{row[0].task.name}: the faster all layers rotate, the better, as long as training can follow",
+            "accuracy climbs up to 3^-3",
+            ", ".join(f"{cell.recipe.name.split()[-1]}: {cell.test:.1f}" for cell in ordered),
+            grows and len(climbs) > 2,
+        )
+    ]
+
+
+def _alpha(cell: Cell) -> float:
+    return cell.recipe.alpha
+
+
+def _rate(cell: Cell) -> float:
+    return cell.recipe.rate
+
+
+def _draw_sweep(rows: list[list[Cell]]) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 2.6 * len(rows)), layout="constrained")
+    axes = figure.subplots(len(rows), 2, squeeze=False, sharey="row")
+    for (left, right), row in zip(axes, rows, strict=True):
+        alphas = [cell for cell in row if cell.recipe.rate == 3.0**-3]
+        rates = [cell for cell in row if not cell.recipe.alpha]
+        for ax, chosen, place in ((left, alphas, _alpha), (right, rates, _rate)):
+            its = sorted(chosen, key=place)
+            ax.plot([place(cell) for cell in its], [cell.test for cell in its], "o-", color="C0", label="here")
+            told = [(place(cell), paper_accuracy(cell.task, cell.recipe)) for cell in its]
+            if any(value is not None for _, value in told):
+                known = [(x, value) for x, value in told if value is not None]
+                ax.plot(*zip(*known, strict=True), "s--", color="0.6", label="paper")
+                ax.legend(fontsize=8)
+        right.set_xscale("log", base=3)
+        left.set_ylabel(f"{row[0].task.name}\ntest accuracy (%)", fontsize=9)
+        left.set_xlabel("α: first layers faster ← 0 → last layers faster", fontsize=9)
+        right.set_xlabel("ρ(0)", fontsize=9)
+    return figure
+
+
+STUDIES = (
+    Study("rotation/fig1", "Figure 1: rotation curves and test accuracy of five configurations", columns, figure1),
+    Study("rotation/fig9", "Figure 9: test accuracy over α and over ρ(0)", sweep, figure9),
+    Study("rotation/table2", "Table 2: training accuracies of figure 1", columns, table2),
+)

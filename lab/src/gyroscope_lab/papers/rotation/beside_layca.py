@@ -1,0 +1,82 @@
+"""Recipes beside the best of Layca, which the papers' differences Δη refer to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from gyroscope_lab.errors import LabError
+from gyroscope_lab.papers.cells import Cell
+from gyroscope_lab.papers.rotation.recipes import layca
+
+#: The best of Layca in all five tasks.
+BEST_LAYCA = layca(-3)
+#: Where Layca's own layers rotate less than this on average, training is too short to tell how far layers can rotate.
+FAR = 0.5
+
+#: The cells of a task, and that of the best of Layca.
+Row = tuple[list[Cell], Cell]
+T = TypeVar("T")
+
+
+def beside_layca(found: Sequence[Cell]) -> list[Row]:
+    """Task by task: the cells of other recipes, in order, and that of the best of Layca.
+
+    Of a laboratory that shows what is known, tasks that lack either are left out.
+
+    >>> from gyroscope_lab.training.recipe import Recipe
+    >>> from gyroscope_lab.training.tasks import task
+    >>> digits = task("digits")
+    >>> [([other], best)] = beside_layca([Cell(digits, BEST_LAYCA, ()), Cell(digits, Recipe("SGD", 0.1), ())])
+    >>> other.recipe.name, best.recipe.name
+    ('SGD', 'Layca 3^-3')
+    """
+    best = {cell.task.name: cell for cell in found if cell.recipe == BEST_LAYCA}
+    others: dict[str, list[Cell]] = {name: [] for name in best}
+    for cell in found:
+        if cell.recipe != BEST_LAYCA and cell.task.name in best:
+            others[cell.task.name].append(cell)
+    return [(its, best[name]) for name, its in others.items() if its]
+
+
+def some(rows: Sequence[T]) -> Sequence[T]:
+    """The rows, if there are any: where nothing of a study is known there is nothing to show.
+
+    >>> some([])
+    Traceback (most recent call last):
+    gyroscope_lab.errors.LabError: none of the trainings that are shown together are known; let them be trained
+    """
+    if not rows:
+        raise LabError("none of the trainings that are shown together are known; let them be trained")
+    return rows
+
+
+def in_training(cell: Cell) -> float:
+    """The training accuracy of the last epoch as it was while training, in percent: what the papers' tables print.
+
+    >>> from gyroscope_lab.training.recipe import Recipe
+    >>> from gyroscope_lab.training.result import Result
+    >>> from gyroscope_lab.training.tasks import task
+    >>> result = Result(1.0, 0.9, loss=[0.1], layers=["a"], rotation=[[0.0], [0.2]], accuracy=[0.75])
+    >>> in_training(Cell(task("digits"), Recipe("SGD", 0.1), (result,)))
+    75.0
+    """
+    return float(np.mean([100 * result.accuracy[-1] for result in cell.results]))
+
+
+def noted(rows: Sequence[Row]) -> Callable[[Cell], str]:
+    """What stands in the panel of a cell: its test accuracy, and Δη under it."""
+    best = {of.task.name: of for _, of in rows}
+
+    def note(cell: Cell) -> str:
+        of = best[cell.task.name]
+        return f"{cell.test:.1f} %" + ("" if cell.recipe == of.recipe else f"\nΔη {cell.test - of.test:+.2f}")
+
+    return note
+
+
+def numbers(rows: Sequence[Row]) -> dict[str, Any]:
+    """What is kept of them as JSON."""
+    return {"cells": [cell.numbers() for row, best in rows for cell in (*row, best)]}

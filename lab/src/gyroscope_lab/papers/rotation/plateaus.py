@@ -1,0 +1,253 @@
+"""Where the loss gets stuck (figure 11 of the rotation paper, figures 3 and 10 of the speed paper).
+
+While the rate is not cut, the training loss settles on a plateau: the higher, the faster and the more uniformly the
+layers turn. Its height here is the mean loss over the last tenth of the epochs before the first cut. The papers'
+curves, decoded from their figures, stand beside ours.
+
+The digits learn at rates that are three times as high as what the papers' tasks bear, and have no plateau at 3⁻³; what
+stands in for these tasks is therefore trained around 3⁻².
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from math import nan
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from gyroscope_lab.engine.laboratory import Lab, Scale
+from gyroscope_lab.papers.cells import Cell, cells
+from gyroscope_lab.papers.rotation.alpha_and_rate import SWEPT, paper_accuracy
+from gyroscope_lab.papers.rotation.recipes import layca, over_seeds
+from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.schedule import Schedule
+from gyroscope_lab.training.task import Task
+from gyroscope_lab.training.tasks import task as task_called
+from gyroscope_lab.training.trial import Trial
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FIRST, LAST, RATE = "α ≤ 0: first layers faster", "α ≥ 0: last layers faster", "ρ(0), α = 0"
+#: The columns of each task's row, figure by figure.
+FIG11 = dict.fromkeys(SWEPT, (FIRST, LAST, RATE))
+FIG3 = {"tiny-cnn": (LAST, RATE)}
+FIG10 = {"c10-cnn1": (FIRST, RATE), "c100-resnet": (LAST, RATE)}
+#: |α| along a column of α, and what is taken from log₃ ρ(0) along the other; a smoke test takes the ends.
+SIZES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.6)
+STEPS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+Layout = Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One panel: a title, and recipes from the one with the highest plateau on."""
+
+    title: str
+    recipes: tuple[Recipe, ...]
+
+
+#: A task, its panels, and loss curves by name.
+Row = tuple[str, Sequence[Column], Mapping[str, npt.ArrayLike]]
+
+
+def height(loss: npt.ArrayLike, schedule: Schedule) -> float:
+    """The height of a loss curve's plateau: its mean over the last tenth of the epochs before the rate is cut.
+
+    >>> height([2.0] * 70 + [0.5, 0.3] * 5 + [0.01] * 20, Schedule(epochs=100, cuts=(0.8, 0.9)))
+    0.4
+    """
+    first = min(schedule.milestones, default=schedule.epochs)
+    before = np.asarray(loss, dtype=np.float64)[:first]
+    return float(np.mean(before[-max(1, first // 10) :]))
+
+
+@cache
+def paper_curves() -> dict[str, dict[str, list[float]]]:
+    """The paper's loss curves (figure 11), by task and by recipe's name.
+
+    >>> paper_curves()["c10-cnn1"]["Layca 3^-3"][0]
+    2.0004
+    """
+    text = files("gyroscope_lab.papers.rotation").joinpath("plateau_curves.json").read_text(encoding="utf-8")
+    found: dict[str, dict[str, list[float]]] = json.loads(text)
+    return found
+
+
+def columns(scale: Scale, titles: Sequence[str]) -> list[Column]:
+    """What the panels of a row show.
+
+    >>> [recipe.name for recipe in columns("full", [RATE])[0].recipes][:2]
+    ['Layca 3^-3', 'Layca 3^-3.2']
+    """
+    top = -3 if scale == "full" else -2
+    sizes, steps = ((0.0, 0.6), (0.0, 1.0, 2.0)) if scale == "smoke" else (SIZES, STEPS)
+    made = {
+        FIRST: tuple(layca(top, alpha=0.0 - size) for size in sizes),
+        LAST: tuple(layca(top, alpha=size) for size in sizes),
+        RATE: tuple(layca(round(top - step, 1)) for step in steps),
+    }
+    return [Column(title, made[title]) for title in titles]
+
+
+def trials(lab: Lab, layout: Layout) -> list[Trial]:
+    """What a figure trains.
+
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> len(trials(Lab(Archive("runs"), "full"), FIG3))
+    11
+    """
+    return [trial for task, row in _rows(lab, layout) for trial in over_seeds(task, _recipes(row), lab.seeds)]
+
+
+def conclude(lab: Lab, layout: Layout, *, indicates: bool = False) -> Report:
+    """Loss curves; with `indicates`, also whether high plateaus come with good generalisation."""
+    by_task: dict[str, dict[str, Cell]] = {}
+    for cell in cells(lab, trials(lab, layout)):
+        by_task.setdefault(cell.task.name, {})[cell.recipe.name] = cell
+    rows = [(task, row, by_task[task.name]) for task, row in _rows(lab, layout)]
+    findings = [_finding(task, column, its) for task, row, its in rows for column in row]
+    if indicates:
+        findings += [_indicates(task, its) for task, _, its in rows]
+    here = [(task.name, row, {name: cell.loss for name, cell in its.items()}) for task, row, its in rows]
+    there = [(name, columns("full", titles), paper_curves()[name]) for name, titles in layout.items()]
+    numbers = [{**cell.numbers(), "plateau": _height(cell)} for _, _, its in rows for cell in its.values()]
+    return Report(
+        {"figure": _draw(here, beside=paper_curves()), "paper": _draw(there, beside={})},
+        tuple(_table(task, its) for task, _, its in rows),
+        tuple(findings),
+        {"cells": numbers},
+    )
+
+
+def _rows(lab: Lab, layout: Layout) -> list[tuple[Task, list[Column]]]:
+    # What stands in for several tasks has the row of the first of them.
+    first = next(iter(layout.values()))
+    return [(task, columns(lab.scale, layout.get(task.name, first))) for task in lab.tasks(list(layout))]
+
+
+def _recipes(row: Sequence[Column]) -> list[Recipe]:
+    return list(dict.fromkeys(recipe for column in row for recipe in column.recipes))
+
+
+def _height(cell: Cell) -> float:
+    return height(cell.loss, cell.task.schedule)
+
+
+def _paper_height(name: str, recipe: str) -> float | None:
+    curve = paper_curves().get(name, {}).get(recipe)
+    return None if curve is None else height(curve, task_called(name).schedule)
+
+
+def _table(task: Task, its: Mapping[str, Cell]) -> Table:
+    lines = [
+        (name, _height(cell), _paper_height(task.name, name), cell.test, paper_accuracy(task, cell.recipe), cell.train)
+        for name, cell in its.items()
+    ]
+    heads = ("configuration", "plateau here", "paper", "test % here", "paper", "train %")
+    return Table(task.name, heads, tuple(lines))
+
+
+def _finding(task: Task, column: Column, its: Mapping[str, Cell]) -> Finding:
+    here = [_height(its[recipe.name]) for recipe in column.recipes]
+    told = [_paper_height(task.name, recipe.name) for recipe in column.recipes]
+    why = "the faster all layers turn" if column.title == RATE else "the more uniformly layers turn"
+    known = [value for value in told if value is not None]
+    return Finding(
+        f"{task.name}, {column.title}: {why}, the higher the plateau",
+        _listed(known) if known else "in all three tasks",
+        _listed(here),
+        here[0] == max(here) and _kendall(range(len(here)), here) < 0,
+    )
+
+
+def _listed(heights: Sequence[float]) -> str:
+    return ", ".join(f"{value:.3g}" for value in heights)
+
+
+def _indicates(task: Task, its: Mapping[str, Cell]) -> Finding:
+    """Rank correlation of plateaus and test accuracies, of what learned its training set."""
+    learned = [cell for cell in its.values() if cell.learned]
+    here = _kendall([_height(cell) for cell in learned], [cell.test for cell in learned])
+    told = [(_paper_height(task.name, cell.recipe.name), paper_accuracy(task, cell.recipe)) for cell in learned]
+    known = [(plateau, test) for plateau, test in told if plateau is not None and test is not None]
+    theirs = _kendall([plateau for plateau, _ in known], [test for _, test in known])
+    return Finding(
+        f"{task.name}: high plateaus indicate good generalisation",
+        f"Kendall's τ = {theirs:+.2f} over {len(known)}" if len(known) > 2 else "suggested by figures 9 and 11",
+        f"Kendall's τ = {here:+.2f} over {len(learned)} of {len(its)} configurations, which learned",
+        here > 0 if len(learned) > 2 else None,
+    )
+
+
+def _kendall(x: Sequence[float], y: Sequence[float]) -> float:
+    from scipy.stats import kendalltau  # takes a while to load
+
+    if len(x) < 2:
+        return nan
+    return float(kendalltau(x, y).statistic)
+
+
+def _draw(rows: Sequence[Row], *, beside: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
+    """Panels in rows of tasks; the curves `beside` are dotted."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    wide = max(len(row) for _, row, _ in rows)
+    figure = Figure(figsize=(3.3 * wide + 0.4, 2.5 * len(rows) + 0.5), layout="constrained")
+    axes = figure.subplots(len(rows), wide, squeeze=False, sharex="row", sharey="row")
+    for line, (name, row, curves) in zip(axes, rows, strict=True):
+        for ax, column in zip(line, row, strict=True):
+            for place, recipe in enumerate(column.recipes):
+                colour = matplotlib.colormaps["viridis"](0.9 * place / max(1, len(column.recipes) - 1))
+                its, told = np.asarray(curves[recipe.name]), beside.get(name, {}).get(recipe.name, ())
+                ax.plot(range(1, len(its) + 1), its, color=colour, linewidth=1.3, label=_label(column, recipe))
+                ax.plot(range(1, len(told) + 1), told, color=colour, linewidth=1, linestyle=":")
+            ax.set_title(column.title, fontsize=9)
+            ax.legend(fontsize=7, loc="upper right")
+            ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+            if name not in paper_curves():  # what stands in for a task has lower plateaus, further apart
+                ax.set_yscale("log")
+        line[0].set_ylabel(f"{name}\ntraining loss", fontsize=9)
+    for ax in axes[-1]:
+        ax.set_xlabel("epoch", fontsize=9)
+    if any(name in beside for name, _, _ in rows):
+        figure.suptitle("dotted: the paper's", fontsize=9)
+    return figure
+
+
+def _label(column: Column, recipe: Recipe) -> str:
+    if column.title == RATE:
+        return "$3^{" + recipe.name.removeprefix("Layca 3^") + "}$"
+    return f"{recipe.alpha:+g}" if recipe.alpha else "0"
+
+
+STUDIES = (
+    Study(
+        "rotation/fig11",
+        "Figure 11: loss curves by α and ρ(0)",
+        lambda lab: trials(lab, FIG11),
+        lambda lab: conclude(lab, FIG11, indicates=True),
+    ),
+    Study(
+        "speed/fig3",
+        "Figure 3: loss curves by α and ρ(0) on tiny-CNN",
+        lambda lab: trials(lab, FIG3),
+        lambda lab: conclude(lab, FIG3),
+    ),
+    Study(
+        "speed/fig10",
+        "Figure 10: loss curves by α and ρ(0) on C10-CNN1 and C100-resnet",
+        lambda lab: trials(lab, FIG10),
+        lambda lab: conclude(lab, FIG10),
+    ),
+)

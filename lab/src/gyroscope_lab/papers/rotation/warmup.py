@@ -1,0 +1,316 @@
+"""Learning-rate warm-ups (section 5.3 of the rotation paper: figure 4 and table 5).
+
+A residual network of 110 layers, trained with SGD and weight decay at a rate of 3⁻¹, does not start to learn: its
+layers turn abruptly, and the turns improve nothing. A rate that climbs to 3⁻¹ over the first epochs avoids these turns.
+Under Layca, which allows no abrupt turns, the network needs no warm-up.
+
+The conditioning paper explains the same failure otherwise: the last linear layer is badly conditioned, and batch
+normalization before it (LastBN) cures that. `lastbn` compares the three cures under the schedule of figure 4. The
+rotation paper's network leaves no place for LastBN, so the conditioning paper's ResNet-110 is trained with and without
+it: that one has affine batch normalization, identity shortcuts and a bias in its classifier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.cells import Cell, cells, title
+from gyroscope_lab.papers.panels import Storeys, draw_storeys
+from gyroscope_lab.papers.rotation.beside_layca import some
+from gyroscope_lab.papers.rotation.recipes import layca, over_seeds, sgd_decayed
+from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.training.result import Result
+from gyroscope_lab.training.trial import Trial
+
+#: The epochs of warm-up of the first four columns of figure 4.
+WARMUPS = (0, 5, 10, 15)
+#: Figure 4 and table 5: test and training accuracy by epochs of warm-up, in percent; None is for Layca.
+PAPER: dict[int | None, tuple[float, float]] = {
+    0: (83.58, 96.67), 5: (92.43, 99.76), 10: (92.09, 99.85), 15: (92.30, 99.68), None: (92.09, 99.85),
+}  # fmt: skip
+#: The epochs that figure 4 shows.
+SHOWN = 25
+#: A training accuracy falls if it is lower than an epoch before by more than this.
+FALL = 0.05
+#: The names of the conditioning paper's networks without LastBN and with it, up to their depth.
+PLAIN, LASTBN = "resnet-", "resnet-lastbn-"
+#: The epochs of warm-up that LastBN is compared with.
+COMPARED = 5
+# A smoke test has a shallow network, and one warm-up.
+_SMOKE_MODEL, _SMOKE_WARMUPS = "resnet-8", (0, 5)
+
+
+def warmups(lab: Lab) -> list[Trial]:
+    """What figure 4 and table 5 train.
+
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> [(trial.recipe.name, trial.schedule.warmup) for trial in warmups(Lab(Archive("runs"), "full"))][2:]
+    [('SGD + L2', 10.0), ('SGD + L2', 15.0), ('Layca 3^-3', 0.0)]
+    """
+    [task] = lab.tasks(["c10-resnet110"])
+    smoke = lab.scale == "smoke"
+    if smoke:
+        task = replace(task, model=_SMOKE_MODEL)
+    trials = []
+    for epochs in _SMOKE_WARMUPS if smoke else WARMUPS:
+        slow, recipe = sgd_decayed(replace(task, schedule=replace(task.schedule, warmup=float(epochs))))
+        trials += over_seeds(slow, [recipe], lab.seeds)
+    return trials + over_seeds(task, [layca(-3)], lab.seeds)
+
+
+def cures(lab: Lab) -> list[Trial]:
+    """SGD without a cure, with a warm-up and under Layca; and the conditioning paper's network without and with LastBN.
+
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> [(trial.task.model, trial.schedule.warmup) for trial in cures(Lab(Archive("runs"), "full"))][1:]
+    [('resnet-110', 5.0), ('resnet-110', 0.0), ('resnet-110', 0.0), ('resnet-lastbn-110', 0.0)]
+    """
+    known = [trial for trial in warmups(lab) if trial.recipe.control or trial.schedule.warmup in (0, COMPARED)]
+    first = next(trial for trial in known if not trial.recipe.control)
+    options = tuple(pair for pair in first.task.options if pair[0] != "keras")
+    depth = first.task.model.removeprefix(PLAIN)
+    for kind in (PLAIN, LASTBN):
+        task = replace(first.task, name=f"{first.task.source.name}-{kind}{depth}", model=kind + depth, options=options)
+        known += over_seeds(task, [first.recipe], lab.seeds)
+    return known
+
+
+def figure4(lab: Lab) -> Report:
+    """Rotation and training accuracy over the first epochs, and the test accuracy in the end."""
+    found = some(cells(lab, warmups(lab)))
+    storeys = [_storeys(cell) for cell in found]
+    heading = f"Warm-ups of {found[0].task.model}: the first {len(storeys[0].rotation[0]) - 1} epochs"
+    figure = draw_storeys(storeys, heading=heading, xlabel="epoch")
+    lines = []
+    for cell in found:
+        told = _told(lab, cell)
+        difference = None if told is None else cell.test - told[0]
+        early = float(training_accuracy(cell)[:SHOWN][-1])
+        lines.append((_name(cell), cell.test, told and told[0], difference, early, _largest(cell)))
+    columns = ("warm-up", "test % here", "paper", "difference", f"train % by epoch {SHOWN}", "largest turn in an epoch")
+    table = Table(found[0].task.name, columns, tuple(lines))
+    return Report({"figure": figure}, (table,), tuple(_findings(lab, found)), _numbers(found))
+
+
+def table5(lab: Lab) -> Report:
+    """Training accuracies in the end."""
+    found = some(cells(lab, warmups(lab)))
+    lines = []
+    for cell in found:
+        told = _told(lab, cell)
+        lines.append((_name(cell), float(training_accuracy(cell)[-1]), told and told[1], cell.train))
+    table = Table(found[0].task.name, ("warm-up", "train % here", "paper", "of the tested weights"), tuple(lines))
+    if len(found) < _wanted(lab):
+        return Report({}, (table,), (), _numbers(found))
+    plain, *others = found
+    worst = min(cell.train for cell in others)
+    says = Finding(
+        "without a warm-up SGD does not learn its training set as well as with one, or as under Layca",
+        "96.67 % against 99.68 % and more",
+        f"{plain.train:.2f} % against {worst:.2f} % and more",
+        _only_deep(lab, plain.train < worst),
+    )
+    return Report({}, (table,), (says,), _numbers(found))
+
+
+def _storeys(cell: Cell) -> Storeys:
+    """The rotation and the training accuracy of a cell over the first epochs."""
+    rotation, accuracy = cell.rotation[: SHOWN + 1], training_accuracy(cell)[:SHOWN]
+    epochs = np.arange(max(len(rotation), len(accuracy) + 1), dtype=float)
+    return Storeys(
+        _title(cell),
+        (epochs[: len(rotation)], rotation),
+        (epochs[1 : len(accuracy) + 1], accuracy),
+        note=f"test: {cell.test:.1f} %",
+    )
+
+
+def training_accuracy(cell: Cell) -> npt.NDArray[np.float64]:
+    """The training accuracy of each epoch as it was while training, in percent: the mean over seeds."""
+    epochs = min(len(result.accuracy) for result in cell.results)
+    curves = np.array([result.accuracy[:epochs] for result in cell.results], dtype=np.float64)
+    mean: npt.NDArray[np.float64] = 100 * curves.mean(axis=0)
+    return mean
+
+
+def _warmup(cell: Cell) -> int | None:
+    return None if cell.recipe.control else int(cell.task.schedule.warmup)
+
+
+def _name(cell: Cell) -> str:
+    epochs = _warmup(cell)
+    return f"{cell.recipe.name}, none" if not epochs else f"{cell.recipe.name}, {epochs} epochs"
+
+
+def _has_lastbn(cell: Cell) -> bool:
+    return cell.task.model.startswith(LASTBN)
+
+
+def _title(cell: Cell) -> str:
+    epochs = _warmup(cell)
+    return f"{title(cell.recipe)}\n" + (f"warm-up: {epochs} epochs" if epochs else "no warm-up")
+
+
+def _told(lab: Lab, cell: Cell) -> tuple[float, float] | None:
+    return PAPER[_warmup(cell)] if lab.scale == "full" else None
+
+
+def _largest(cell: Cell) -> float:
+    """The furthest that the layers turned on average in one of the first epochs."""
+    turn = np.abs(np.diff(cell.rotation[: SHOWN + 1], axis=0)).mean(axis=1)
+    return float(np.nan_to_num(turn).max())
+
+
+def turns(result: Result) -> tuple[list[float], list[float]]:
+    """How far the layers turned on average where the training accuracy fell, and everywhere else in the first epochs.
+
+    It fell in an epoch whose accuracy is below that of the epoch before by more than `FALL`. A turn may show at once or
+    in the next epoch, so of both the larger counts.
+
+    >>> steady = [[0.0], [0.1], [0.2], [0.7], [0.75]]
+    >>> result = Result(1.0, 0.9, [0.1] * 4, ["a"], rotation=steady, accuracy=[0.3, 0.8, 0.5, 0.9])
+    >>> [[round(turn, 2) for turn in where] for where in turns(result)]
+    [[0.5], [0.1, 0.5]]
+    """
+    epochs = min(SHOWN, len(result.accuracy))
+    turn = np.abs(np.diff(np.array(result.rotation), axis=0)).mean(axis=1)
+    fell: list[float] = []
+    others: list[float] = []
+    for epoch in range(1, epochs):
+        falls = result.accuracy[epoch] < result.accuracy[epoch - 1] - FALL
+        (fell if falls else others).append(float(max(turn[epoch - 1], turn[epoch])))
+    return fell, others
+
+
+def _only_deep(lab: Lab, holds: bool) -> bool | None:
+    """Shallow networks, which stand in for the paper's, start to learn without a warm-up too: they do not tell."""
+    return holds if lab.scale == "full" else None
+
+
+def _wanted(lab: Lab) -> int:
+    """How many cells there are where all trainings are known: findings are about them all."""
+    return len({(trial.task, trial.recipe) for trial in warmups(lab)})
+
+
+def lastbn(lab: Lab) -> Report:
+    """The three cures: rotation and training accuracy over the first epochs, and the test accuracy in the end."""
+    wanted = dict.fromkeys((trial.task, trial.recipe) for trial in cures(lab))
+    found = some(cells(lab, cures(lab)))
+    storeys = [replace(_storeys(cell), title=f"{_network(cell)}\n{_title(cell)}") for cell in found]
+    rows = tuple(
+        (_network(cell), _name(cell), cell.test, float(training_accuracy(cell)[:SHOWN][-1]), _largest(cell))
+        for cell in found
+    )
+    columns = ("network", "warm-up", "test % here", f"train % by epoch {SHOWN}", "largest turn in an epoch")
+    table = Table("Three cures for a deep network that does not start to learn", columns, rows)
+    heading = "A warm-up, Layca and LastBN: the first epochs"
+    return Report(
+        {"figure": draw_storeys(storeys, heading=heading, xlabel="epoch")},
+        (table,),
+        tuple(_of_lastbn(lab, found)) if len(found) == len(wanted) else (),
+        _numbers(found),
+    )
+
+
+def _network(cell: Cell) -> str:
+    """The network in words; the rotation paper's is called by the library that it was written for."""
+    if dict(cell.task.options).get("keras"):
+        return f"{cell.task.model} (Keras)"
+    return f"{cell.task.model.replace('-lastbn', '')}" + (" with LastBN" if _has_lastbn(cell) else "")
+
+
+def _of_lastbn(lab: Lab, found: Sequence[Cell]) -> list[Finding]:
+    _, warmed, controlled, without, cured = found
+    early = {id(cell): float(training_accuracy(cell)[:SHOWN][-1]) for cell in found}
+    return [
+        Finding(
+            "with LastBN the network starts to learn without a warm-up",
+            "the conditioning paper: LastBN stabilizes very deep networks",
+            f"{early[id(cured)]:.1f} % by epoch {SHOWN}, {early[id(without)]:.1f} % without LastBN",
+            _only_deep(lab, early[id(cured)] > early[id(without)] + 5.0),
+        ),
+        Finding(
+            "with LastBN the network generalizes as it does with a warm-up or under Layca",
+            "no comparison in the papers",
+            f"{cured.test:.2f} %, {warmed.test:.2f} % with a warm-up, {controlled.test:.2f} % under Layca",
+            _only_deep(lab, cured.test > max(warmed.test, controlled.test) - 1.0),
+        ),
+    ]
+
+
+def _findings(lab: Lab, found: Sequence[Cell]) -> list[Finding]:
+    if len(found) < _wanted(lab):
+        return []
+    plain, *warmed, controlled = found
+    early = [float(training_accuracy(cell)[:SHOWN][-1]) for cell in found]
+    tests = [cell.test for cell in warmed]
+    return [
+        Finding(
+            f"without a warm-up SGD learns nothing in the first {SHOWN} epochs, with one it learns",
+            "75 % with one, no improvement without",
+            f"{early[0]:.1f} % without, {min(early[1:-1]):.1f} % and more with one",
+            _only_deep(lab, early[0] < min(early[1:-1]) - 5.0),
+        ),
+        Finding(
+            "without a warm-up SGD generalises worse",
+            "83.58 % against 92.09 % and more",
+            f"{plain.test:.2f} % against {min(tests):.2f} % and more",
+            _only_deep(lab, plain.test < min(tests)),
+        ),
+        _synchronized([plain, *warmed]),
+        Finding(
+            "Layca generates no abrupt turns, without a warm-up",
+            "it does not",
+            f"by up to {_largest(controlled):.3f} in an epoch, SGD by up to {_largest(plain):.3f}",
+            _largest(controlled) < _largest(plain),
+        ),
+        Finding(
+            "Layca generalises without a warm-up as SGD does with one",
+            "92.09 %, SGD 92.43 % at best",
+            f"{controlled.test:.2f} %, SGD {max(tests):.2f} % at best",
+            controlled.test > max(tests) - 1.0,
+        ),
+    ]
+
+
+def _synchronized(found: list[Cell]) -> Finding:
+    pairs = [turns(result) for cell in found for result in cell.results]
+    fell, others = ([turn for pair in pairs for turn in pair[place]] for place in (0, 1))
+    says = "where the training accuracy falls under SGD, layers turn abruptly"
+    if not fell or not others:
+        return Finding(says, "synchronized", "it does not fall", None)
+    here = (
+        f"by {np.median(fell):.4f} where it falls ({len(fell)} epochs), by {np.median(others):.4f} elsewhere (medians)"
+    )
+    return Finding(says, "synchronized", here, bool(np.median(fell) > 2 * np.median(others)))
+
+
+def _numbers(found: Sequence[Cell]) -> dict[str, list[dict[str, object]]]:
+    return {
+        "cells": [
+            {
+                **cell.numbers(),
+                "warmup": _warmup(cell),
+                "accuracy": [round(float(value), 2) for value in training_accuracy(cell)],
+                "first_rotation": np.round(cell.rotation[: SHOWN + 1], 4).tolist(),
+            }
+            for cell in found
+        ]
+    }
+
+
+STUDIES = (
+    Study("rotation/fig4", "Figure 4: the first epochs of a deep residual network with warm-ups", warmups, figure4),
+    Study("rotation/table5", "Table 5: training accuracies of figure 4", warmups, table5),
+    Study(
+        "rotation/lastbn",
+        "Figure 4 again: LastBN, in the conditioning paper's ResNet-110, next to warm-ups and Layca",
+        cures,
+        lastbn,
+    ),
+)

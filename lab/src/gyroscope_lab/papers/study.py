@@ -1,0 +1,256 @@
+"""What a study is: trials, and what comes of them beside the paper's numbers."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import isfinite
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import gyroscope
+from gyroscope.base import write_whole
+from gyroscope_lab.engine.laboratory import SCALES, Lab
+from gyroscope_lab.errors import LabError
+from gyroscope_lab.training.trial import Trial
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+# Characters of a heading to an inch.
+_TO_AN_INCH = 11
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: its columns, and rows of numbers, words or None for what there is not.
+
+    >>> print(Table("Accuracy", ("rate", "here", "paper"), (("3^-3", 88.35, 88.45), ("3^-2", 81.0, None))).markdown())
+    | rate | here | paper |
+    |---|---|---|
+    | 3^-3 | 88.35 | 88.45 |
+    | 3^-2 | 81.00 | – |
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+    def markdown(self) -> str:
+        """The table as Markdown."""
+        lines = [self.columns, tuple("---" for _ in self.columns), *self.rows]
+        cells = [" | ".join(map(as_text, line)) for line in lines]
+        return "\n".join(f"|{line.replace(' | ', '|')}|" if i == 1 else f"| {line} |" for i, line in enumerate(cells))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing the paper says, and what came out here.
+
+    Attributes:
+        says: what the paper says, in words.
+        paper: its number, or what it shows.
+        here: ours.
+        holds: whether it came out as it says; None where this scale cannot tell.
+
+    >>> Finding("the best rate is 3^-3", paper="88.45 %", here="88.35 %", holds=True).verdict
+    'shown'
+    """
+
+    says: str
+    paper: str
+    here: str
+    holds: bool | None
+
+    @property
+    def verdict(self) -> str:
+        """In a word or two."""
+        return "undecided at this scale" if self.holds is None else "shown" if self.holds else "not shown"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of a study.
+
+    Attributes:
+        figures: by name; the main one is called "figure".
+        tables: with the paper's numbers beside ours.
+        findings: what the paper says, and whether it came out.
+        numbers: whatever else is worth keeping, as what JSON can hold.
+    """
+
+    figures: dict[str, Figure] = field(default_factory=dict)
+    tables: tuple[Table, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A figure or table of a paper, made again.
+
+    Attributes:
+        name: the paper and the figure, as in "rotation/fig1".
+        title: what the paper shows there.
+        trials: what has to be trained, at the laboratory's scale; more may follow from the results.
+        conclude: makes the report, once these trials are done.
+        beside: the seconds that it takes beside its trials, by scale, where they are many and were measured: on one
+            core of a CPU, or at full scale on an H200.
+    """
+
+    name: str
+    title: str
+    trials: Callable[[Lab], Sequence[Trial]]
+    conclude: Callable[[Lab], Report]
+    beside: Mapping[str, float] = field(default_factory=dict, compare=False)
+
+    def run(self, lab: Lab) -> Report:
+        """Train what is not known yet, and conclude."""
+        lab.run(lab.held(self.trials(lab)))
+        try:
+            return self.conclude(lab)
+        except (LookupError, ValueError, LabError) as error:
+            missing = self.not_trained(lab)
+            if not missing:
+                raise
+            said = f"{len(missing)} trainings are not in {lab.archive.root}, such as {missing[0]}"
+            raise LabError(
+                f"it cannot be shown in part: {said} in {lab.trial(self.trials(lab)[0]).precision}"
+            ) from error
+
+    def refuse_to_replace(self, lab: Lab, out: Path | str) -> None:
+        """Refuse a folder that has this study at a larger scale, which may have taken a GPU hours."""
+        path = Path(out, self.name, "result.json")
+        try:
+            there = json.loads(path.read_text(encoding="utf-8"))["scale"]
+            larger = SCALES.index(there) > SCALES.index(lab.scale)
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        if larger:
+            raise LabError(
+                f"{path.parent} has {self.name} at scale {there}, which the one at scale {lab.scale} would replace; "
+                "write elsewhere (--out FOLDER), or delete that first"
+            )
+
+    def save(self, lab: Lab, report: Report, out: Path | str) -> list[Path]:
+        """Write the figures (png, svg), the tables (README.md) and all numbers (result.json) to `out`/`name`."""
+        from gyroscope.figures.save import save
+
+        self.refuse_to_replace(lab, out)
+        folder = Path(out, self.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        for figure in report.figures.values():
+            _fit_heading(figure)
+        written = [
+            path for name, figure in report.figures.items() for path in save(figure, folder / name, palette=True)
+        ]
+        numbers = folder / "result.json"
+        write_whole(numbers, json_text(self.as_json(lab, report)) + "\n")
+        page = folder / "README.md"
+        write_whole(page, self.page(lab, report))
+        return [*written, page, numbers]
+
+    def as_json(self, lab: Lab, report: Report) -> dict[str, Any]:
+        """Every number, to 7 significant digits, and what it was made with."""
+        return {
+            "study": self.name,
+            "title": self.title,
+            "scale": lab.scale,
+            "gyroscope": gyroscope.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "concluded_on": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+            "not_trained": self.not_trained(lab),
+            "findings": [{**asdict(finding), "verdict": finding.verdict} for finding in report.findings],
+            "tables": [clean(asdict(table), digits=7) for table in report.tables],
+            "numbers": clean(report.numbers, digits=7),
+        }
+
+    def not_trained(self, lab: Lab) -> list[str]:
+        """The trainings that the study needs and that a laboratory with `known` lacks: names of tasks and recipes."""
+        held = lab.held(trials := self.trials(replace(lab, known=False)))
+        return [f"{one.task.name}: {one.recipe.name}" for one in trials if one not in held]
+
+    def page(self, lab: Lab, report: Report) -> str:
+        """The report as a Markdown page."""
+        parts = [f"# {self.name}\n\n{self.title}\n\nScale: {lab.scale}. Every number is in `result.json`."]
+        if missing := self.not_trained(lab):
+            said = "; ".join(name + f" ({n} times)" * (n > 1) for name, n in Counter(missing).items())
+            parts.append(f"Shown in part: {len(missing)} trainings are not there yet ({said}).")
+        if report.findings:
+            columns = ("the paper says", "paper", "here", "")
+            rows = tuple((one.says, one.paper, one.here, one.verdict) for one in report.findings)
+            parts.append("## Findings\n\n" + Table("Findings", columns, rows).markdown())
+        parts += [f"## {table.title}\n\n{table.markdown()}" for table in report.tables]
+        parts += [f"![{name}]({name}.png)" for name in report.figures]
+        return "\n\n".join(parts) + "\n"
+
+
+def _fit_heading(figure: Figure) -> None:
+    """Break a heading that is wider than its figure, as that of a single task may be."""
+    heading = figure.get_suptitle()
+    if heading:
+        figure.suptitle(fill(heading, round(_TO_AN_INCH * figure.get_figwidth())), fontsize=11)
+
+
+def as_text(value: Any) -> str:
+    """A cell of a table.
+
+    >>> as_text(None), as_text(0.5), as_text(3), as_text("a|b"), as_text(float("nan"))
+    ('–', '0.50', '3', 'a/b', '–')
+    """
+    if value is None or (isinstance(value, float) and not isfinite(value)):
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.2f}" if abs(value) >= 0.01 or value == 0 else f"{value:.2g}"
+    return str(value).replace("|", "/")
+
+
+def clean(value: Any, *, digits: int | None = None) -> Any:
+    """Return the value as strict JSON can hold it: None replaces numbers that are not finite.
+
+    Args:
+        value: numbers, words and None, in dictionaries, lists and tuples.
+        digits: round numbers to this many significant digits.
+
+    >>> clean({"a": [1.0, float("inf")]}), clean((68.17999999999999, 1e-9 / 3), digits=6)
+    ({'a': [1.0, None]}, [68.18, 3.33333e-10])
+    """
+    if isinstance(value, dict):
+        return {str(key): clean(one, digits=digits) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(one, digits=digits) for one in value]
+    if not isinstance(value, float):
+        return value
+    if not isfinite(value):
+        return None
+    return value if digits is None else float(f"{value:.{digits}g}")
+
+
+def json_text(value: Any, *, indent: str = "\n") -> str:
+    """Return strict JSON with one entry per line, and with each list of numbers or words on a single line.
+
+    >>> print(json_text({"rates": [0.1, 0.3], "cells": [{"rate": 0.1}]}))
+    {
+     "rates": [0.1, 0.3],
+     "cells": [
+      {
+       "rate": 0.1
+      }
+     ]
+    }
+    """
+    deeper = indent + " "
+    if isinstance(value, dict) and value:
+        lines = (f"{json_text(str(key))}: {json_text(one, indent=deeper)}" for key, one in value.items())
+        return "{" + deeper + f",{deeper}".join(lines) + indent + "}"
+    if isinstance(value, list) and any(isinstance(one, dict | list) for one in value):
+        return "[" + deeper + f",{deeper}".join(json_text(one, indent=deeper) for one in value) + indent + "]"
+    return json.dumps(value, allow_nan=False, ensure_ascii=False)

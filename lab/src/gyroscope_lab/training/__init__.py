@@ -1,0 +1,32 @@
+"""One training: what is learned, with what, from which seed, and the loop that does it."""
+
+from typing import TYPE_CHECKING
+
+from gyroscope.base import lazy
+
+if TYPE_CHECKING:
+    from gyroscope_lab.training.archive import Archive
+    from gyroscope_lab.training.recipe import Recipe
+    from gyroscope_lab.training.result import Result
+    from gyroscope_lab.training.schedule import Schedule
+    from gyroscope_lab.training.task import Task
+    from gyroscope_lab.training.tasks import TASKS, task
+    from gyroscope_lab.training.training import Training, train
+    from gyroscope_lab.training.trial import Trial
+
+__all__ = ["TASKS", "Archive", "Recipe", "Result", "Schedule", "Task", "Training", "Trial", "task", "train"]
+
+if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistake
+    __getattr__ = lazy(
+        __name__,
+        {
+            "archive": "Archive",
+            "recipe": "Recipe",
+            "result": "Result",
+            "schedule": "Schedule",
+            "task": "Task",
+            "tasks": "TASKS task",
+            "training": "Training train",
+            "trial": "Trial",
+        },
+    )

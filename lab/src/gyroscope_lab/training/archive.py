@@ -1,0 +1,131 @@
+"""Where results are kept, so that no trial is run twice."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import Tensor
+
+from gyroscope.control.rates import Rates
+from gyroscope.errors import ControlError
+from gyroscope.store.lock import HeldError, Lock, is_held
+from gyroscope_lab.errors import LabError
+from gyroscope_lab.training import checkpoint
+from gyroscope_lab.training.result import Result
+from gyroscope_lab.training.training import RATES, WEIGHTS
+from gyroscope_lab.training.trial import Trial, describes, file_name
+
+
+class Archive:
+    """A folder of trials: each has a folder of its own, with its run, its result, and while it lasts its checkpoint.
+
+    A trial is found by its key, so the same training under another name is the same trial, and a changed one is not.
+
+    >>> import tempfile
+    >>> from gyroscope_lab.training.recipe import Recipe
+    >>> from gyroscope_lab.training.tasks import task
+    >>> from gyroscope_lab.training.training import train
+    >>> digits = task("digits").lasting(1)
+    >>> trial = Trial(digits, Recipe("SGD", 0.1))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     archive = Archive(folder)
+    ...     before = archive.result(trial)
+    ...     result = train(trial, digits.source.load(), folder=archive.folder(trial))
+    ...     before is None, archive.result(trial) == result
+    (True, True)
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.root = Path(folder)
+
+    def folder(self, trial: Trial) -> Path:
+        """The folder of a trial, whatever name it was run under."""
+        own = self.root / file_name(trial.task.name) / trial.slug
+        if own.exists():
+            return own
+        return next(iter(sorted(self.root.glob(f"*/*-{trial.key[:8]}"))), own)
+
+    def result(self, trial: Trial) -> Result | None:
+        """The result of a trial, None while there is none."""
+        path = self.folder(trial) / "result.json"
+        try:
+            content = json.loads(path.read_text())
+            described, result = content["trial"], Result.from_json(content["result"], path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, LabError) as error:
+            said = str(error) if isinstance(error, LabError) else f"{path} cannot be read ({error})"
+            raise LabError(f"{said}; delete it to run the trial again") from error
+        if not describes(described, trial):
+            raise LabError(f"{path} holds the result of another trial; move it elsewhere to run this one")
+        return result
+
+    def holds(self, trial: Trial) -> bool:
+        """Whether a trial has its result and, if its recipe records rates for others, these too."""
+        known = self.result(trial) is not None
+        return known and (not trial.recipe.records or (self.folder(trial) / RATES).exists())
+
+    def missing(self, trials: Sequence[Trial]) -> list[Trial]:
+        """The trials without a result, each once, and each after the one whose rates it copies."""
+        wanted: dict[str, Trial] = {}
+        for trial in trials:
+            if trial.key not in wanted and self.result(trial) is None:
+                wanted |= {one.key: one for one in trial.lineage[:-1] if self.result(one) is None} | {trial.key: trial}
+        return list(wanted.values())
+
+    def rates(self, trial: Trial) -> Rates | None:
+        """What a trial that copies is to copy; None for others."""
+        if trial.source is None:
+            return None
+        where = self.folder(trial.source)
+        if not where.exists():
+            said = f"{trial.recipe.name} copies the rates of {trial.source.recipe.name}, which is not in {self.root}"
+            raise LabError(f"{said}; run that one first, or leave both to run_trials")
+        try:
+            return Rates.load(where / RATES)
+        except ControlError as error:
+            raise LabError(f"{error} Delete {where} to run {trial.source.recipe.name} again") from error
+        except Exception as error:
+            said = f"{where / RATES} cannot be read ({type(error).__name__}: {error})"
+            raise LabError(f"{said}; delete {where} to run {trial.source.recipe.name} again") from error
+
+    def weights(self, trial: Trial) -> dict[str, dict[str, Tensor]]:
+        """What a trial with `keeps` kept: the weights of its layers at the start ("initial"), and all as "tested"."""
+        path = self.folder(trial) / WEIGHTS
+        try:
+            return checkpoint.read(path)
+        except FileNotFoundError:
+            raise LabError(f"{path} is not there; run the trial with keeps=True") from None
+        except Exception as error:
+            said = f"{path} cannot be read ({type(error).__name__}: {error})"
+            raise LabError(f"{said}; delete its folder to run the trial again") from error
+
+    @contextmanager
+    def claimed(self, trial: Trial, *, on_wait: Callable[[], None] = lambda: None) -> Iterator[Path]:
+        """A trial's folder, held alone: whoever else wants to run the trial waits, and then finds its result."""
+        while True:
+            with self.claimed_if_free(trial) as folder:
+                if folder is not None:
+                    yield folder
+                    return
+            on_wait()
+            time.sleep(0.5)
+
+    @contextmanager
+    def claimed_if_free(self, trial: Trial) -> Iterator[Path | None]:
+        """The same for those who cannot wait, because they hold others: None if somebody else holds it."""
+        claim = self.root / ".claims" / trial.key[:16]
+        claim.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = None if is_held(claim) else Lock(claim)
+        except HeldError:
+            lock = None
+        try:
+            yield None if lock is None else self.folder(trial)
+        finally:
+            if lock is not None:
+                lock.release()

@@ -1,0 +1,165 @@
+"""One training over several processes, which divide every batch and give what one process gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gyroscope_lab.data.split import Split
+from gyroscope_lab.errors import LabError
+from gyroscope_lab.training.gauge import Reading, correct
+from gyroscope_lab.training.result import Result
+from gyroscope_lab.training.shards import laid_out, shard, whole
+from gyroscope_lab.training.training import Parallel, Training
+from gyroscope_lab.training.trial import Trial
+
+T = TypeVar("T")
+
+
+def in_a_group() -> bool:
+    """Whether this process is one of a process group.
+
+    >>> in_a_group()
+    False
+    """
+    return dist.is_available() and dist.is_initialized()
+
+
+def from_first(ask: Callable[[], T]) -> T:
+    """What rank 0 finds, on every rank, and what it raises there; the others do not ask."""
+    found: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            found[0] = ask()
+        except Exception as error:
+            found[1] = error
+    dist.broadcast_object_list(found)
+    if found[1] is not None:
+        raise found[1]
+    result: T = found[0]
+    return result
+
+
+class Spread(Training):
+    """A training that the ranks of a process group take every step of together.
+
+    Rank r of R has the r-th part of every batch B, and the gradient is that of the whole batch:
+
+        ∇L_B = (1/R) Σ_r (R |B_r| / |B|) ∇L_{B_r},
+
+    the mean that the ranks' gradients are reduced to, with shares weighed by their size, as they need not be equal. The
+    shares are of the batches that one process takes, augmented alike, so the training is the same but for the order in
+    which floating-point numbers are added up. Evaluations are divided too. Rank 0 alone writes, a checkpoint of whole
+    tensors: any number of ranks, or a single process, can go on from it.
+
+    Two things are not the same. Batch normalization takes the statistics of a rank's share, not of the batch, and those
+    of rank 0 are evaluated and kept. Dropout leaves out other activations on every rank, and others than one process.
+    A trial's key knows nothing of ranks, so keep the results of such networks in an archive of their own; every run
+    notes on how many it was trained.
+
+    Args:
+        parallel: "ddp": every rank has all weights, and gradients are averaged (`DistributedDataParallel`); "fsdp":
+            every rank has a part of each weight, its gradient and its optimizer state, and weights are put together
+            when they are needed (FSDP2's `fully_shard`).
+    """
+
+    def __init__(self, trial: Trial, split: Split, *, parallel: Parallel = "ddp", **options: Any) -> None:
+        if parallel not in get_args(Parallel):
+            raise LabError(f"parallel is {parallel!r}; it can be {' or '.join(map(repr, get_args(Parallel)))}")
+        if trial.follows:
+            raise LabError("the last layer is followed by one process; train this trial without torchrun")
+        self.rank, self.ranks, self.parallel = dist.get_rank(), dist.get_world_size(), parallel
+        examples = len(split.y_train)
+        smallest = min(trial.schedule.batches(examples))
+        if smallest < self.ranks:
+            raise LabError(
+                f"{self.ranks} processes cannot share a batch of {smallest}, the smallest of an epoch of {examples} "
+                f"examples by {trial.schedule.batch}; start at most {smallest}, change the batch, or leave the last "
+                "one of an epoch out: drop_last=True"
+            )
+        super().__init__(trial, split, **options)
+        if parallel == "ddp":
+            index = [self.device] if self.device.type == "cuda" else None
+            self.forward = nn.parallel.DistributedDataParallel(self.model, device_ids=index)
+        if self.monitor is not None:
+            self.monitor.note(f"divided among {self.ranks} processes ({parallel})")
+
+    def _placed(self, model: nn.Module) -> nn.Module:
+        model = super()._placed(model)
+        return shard(model, self.device, self.ranks) if self.parallel == "fsdp" else model
+
+    def _found(self, folder: Path) -> dict[str, Any] | None:
+        return from_first(lambda: super(Spread, self)._found(folder))
+
+    def _load(self, state: dict[str, Any]) -> None:
+        super()._load(laid_out(state, self.model, self.optimizer, self.gauge.initial))
+
+    def _evaluated(self, x: Tensor, y: Tensor) -> Tensor:
+        # Sharded networks are put together by all ranks at once, so all have as many examples. Where shares overlap,
+        # those of the rank before are given a label that no guess can be.
+        each = -(-len(y) // self.ranks)
+        begin = min(self.rank * each, len(y) - each)
+        labels = y[begin : begin + each].clone()
+        labels[: self.rank * each - begin] = -1
+        self.model.eval()
+        with self._autocast():
+            found = correct(self.model, self.split, x[begin : begin + each], labels)
+        dist.all_reduce(found)
+        return found / y.numel()
+
+    def _read(self) -> Reading:
+        dist.all_reduce(self._sums)
+        for buffer in self.model.buffers():
+            dist.broadcast(buffer, 0)
+        return super()._read()
+
+    def _keep(self, folder: Path, result: Result) -> None:
+        if self.rank == 0:
+            super()._keep(folder, result)
+        elif self.trial.keeps:
+            self._weights()
+        dist.barrier()
+
+    def _weights(self) -> dict[str, dict[str, Any]]:
+        weights: dict[str, dict[str, Any]] = whole(super()._weights())
+        return weights
+
+    def _save_in_time(self) -> None:
+        if self.folder is not None and from_first(lambda: self.pace.due):
+            self.save()
+
+    def save(self) -> None:
+        """Save everything that the rest of the training depends on; all ranks call it together."""
+        if self.rank == 0:
+            super().save()
+        else:
+            self._state()
+
+    def _state(self) -> dict[str, Any]:
+        state: dict[str, Any] = whole(super()._state())
+        return state
+
+    def proceed(self, on_epoch: Callable[[Training], None] = lambda training: None) -> Iterator[None]:
+        """Train to the end, yielding after every step and while waiting."""
+        with self._alone_if_it_fails():
+            yield from super().proceed(on_epoch)
+
+    def finish(self) -> Result:
+        """Test, and return the result; it is kept in the folder."""
+        with self._alone_if_it_fails():
+            return super().finish()
+
+    @contextmanager
+    def _alone_if_it_fails(self) -> Iterator[None]:
+        """Close the monitor without the other ranks, which may not come to the same place."""
+        try:
+            yield
+        except BaseException as error:
+            if self.monitor is not None:
+                self.monitor.__exit__(type(error), error, error.__traceback__)
+            raise

@@ -1,0 +1,351 @@
+"""One training, from initialization to test accuracy, measured and recorded on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
+
+from gyroscope.control import Layca
+from gyroscope.control.rates import Rates
+from gyroscope.monitor import Monitor, watch
+from gyroscope_lab.data.split import Split
+from gyroscope_lab.errors import LabError
+from gyroscope_lab.training import checkpoint, saved
+from gyroscope_lab.training.ends import why_end
+from gyroscope_lab.training.feed import Feed
+from gyroscope_lab.training.gauge import Gauge, Reading, correct
+from gyroscope_lab.training.last_layer import LastLayer
+from gyroscope_lab.training.own import Own
+from gyroscope_lab.training.pace import Pace
+from gyroscope_lab.training.result import Result
+from gyroscope_lab.training.tangents import Tangents
+from gyroscope_lab.training.trial import Trial, require_nothing_kept
+
+#: The files of the rates that a training recorded, and of the weights that it kept.
+RATES, WEIGHTS = "rates.pt", "weights.pt"
+
+Parallel = Literal["ddp", "fsdp"]
+
+
+def train(
+    trial: Trial,
+    split: Split,
+    *,
+    folder: Path | str | None = None,
+    device: str = "cpu",
+    rates: Rates | None = None,
+    save_every: float = 30.0,
+    on_epoch: Callable[[Training], None] = lambda training: None,
+    parallel: Parallel = "ddp",
+) -> Result:
+    """Train, and return the result; on a CPU the same trial and thread count give the same, bit for bit.
+
+    The ranks of a process group call it together, and divide every batch: see `gyroscope_lab.training.spread`.
+
+    Args:
+        trial: what is learned, with what, from which seed.
+        split: its data.
+        folder: where to record the run and to save, and to go on from what is there; None to keep nothing.
+        device: what to train on.
+        rates: for a recipe that copies: what to copy.
+        save_every: seconds from one end of an epoch with a checkpoint to the next; more if it takes long; 0 for all.
+        on_epoch: called at the end of every epoch.
+        parallel: how ranks share the work: each with all weights ("ddp"), or with a part of them ("fsdp").
+
+    >>> from gyroscope_lab.training.recipe import Recipe
+    >>> from gyroscope_lab.training.tasks import task
+    >>> digits = task("digits").lasting(1)
+    >>> result = train(Trial(digits, Recipe("Layca", 3**-3, control="layca")), digits.source.load())
+    >>> len(result.rotation), len(result.layers)
+    (2, 7)
+    """
+    from gyroscope_lab.training.spread import Spread, in_a_group  # itself made of Training
+
+    if folder is None:
+        require_nothing_kept(trial)
+    kind: Callable[..., Training] = partial(Spread, parallel=parallel) if in_a_group() else Training
+    training = kind(trial, split, folder=folder, device=device, rates=rates, save_every=save_every)
+    try:
+        for _ in training.proceed(on_epoch):
+            pass
+        return training.finish()
+    finally:
+        training.close()
+
+
+class Training:
+    """A trial under way.
+
+    `proceed` is the loop. It yields after every step, so that many trainings can take turns; what it reads at the end
+    of an epoch is asked for first and waited for while others have theirs.
+
+    Attributes:
+        epoch: how many epochs are over.
+        loss, accuracy, validation, rotation: as in `Result`.
+        ended: why it stops early, if it does.
+        waiting: whether it waits for what an epoch tells.
+        rank, ranks: which of how many processes this is; see `gyroscope_lab.training.spread`.
+        own, tangents, last, best: its random numbers, rates, last layer's course and best weights so far.
+        began, before, pace: when this process began, seconds that others had spent on it, and when it saves again.
+    """
+
+    rank, ranks = 0, 1
+
+    def __init__(
+        self,
+        trial: Trial,
+        split: Split,
+        *,
+        folder: Path | str | None = None,
+        device: str | torch.device = "cpu",
+        rates: Rates | None = None,
+        save_every: float = 30.0,
+        captured: bool = False,
+    ) -> None:
+        trial.task.check(split)
+        self.trial, self.device = trial, torch.device(device)
+        self.folder = None if folder is None else Path(folder)
+        self.split = split.to(self.device)
+        self.model = self._placed(trial.network())
+        self.forward: Callable[[Tensor], Tensor] = self.model
+        self.optimizer = trial.recipe.make(self.model, decayed=trial.task.decayed, captured=captured)
+        schedule = trial.schedule
+        self.feed = Feed(
+            self.split, batch=schedule.batch, augmentation=trial.task.augmentation, seed=trial.seed, device=self.device,
+            passes=schedule.passes, share=(self.rank, self.ranks),
+        )  # fmt: skip
+        self.take = self.feed.take
+        self.steps = schedule.steps(len(split.y_train))
+        self.epoch = 0
+        self.ended: str | None = None
+        self.waiting = False
+        self.own = Own(self.device, seed=trial.seed, rank=self.rank, tf32=trial.precision != "float32")
+        self.gauge = Gauge(self.model)
+        self.loss: list[float] = []
+        self.accuracy: list[float] = []
+        self.validation: list[float] = []
+        self._sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        self.rotation, self.norms = [[0.0] * len(self.gauge.names)], [self.gauge.read()[:, 1].tolist()]
+        self.best: tuple[float, int, dict[str, Tensor]] | None = None
+        self.began, self.before, self.pace = time.perf_counter(), 0.0, Pace(save_every)
+        self._copied: int | None = None
+        self.tangents = self._table(rates, schedule.epochs * self.steps)
+        self.last = LastLayer(self.model, schedule.epochs * self.steps, self.device) if trial.follows else None
+        state = None if self.folder is None else self._found(self.folder)
+        if state is not None and self.folder is not None:
+            with checkpoint.resumed(self.folder):
+                self._load(state)
+        self.monitor = self._watched(state)
+
+    def _placed(self, model: nn.Module) -> nn.Module:
+        model = model.to(self.device)
+        if self.device.type == "cuda" and self.split.x_train.dim() == 4:
+            return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+        return model
+
+    def _found(self, folder: Path) -> dict[str, Any] | None:
+        return checkpoint.load(folder, key=self.trial.key)
+
+    def _table(self, rates: Rates | None, steps: int) -> Tangents | None:
+        recipe = self.trial.recipe
+        if recipe.copies is not None:
+            if rates is None or not isinstance(self.optimizer, Layca):
+                raise LabError(f"{recipe.name} copies the rates of {recipe.copies.name}; give them: rates=...")
+            self._copied = len(rates.tangents) // self.steps
+            return Tangents.replay(self.optimizer, rates, self.device, steps=self.steps)
+        return Tangents.blank(self.model, steps, self.device) if recipe.records else None
+
+    def _watched(self, state: dict[str, Any] | None) -> Monitor | None:
+        if self.folder is None:
+            return None
+        if self.rank == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        every, on_gpu = self.trial.every or self.steps, self.device.type == "cuda"
+        conditions = self.trial.conditions
+        monitor = watch(
+            self.model, self.optimizer, self.folder, every=every, budget=None, conditioning=conditions,
+            activations=not on_gpu or conditions is not None,
+            detail_every=conditions or every * (1 if on_gpu else 10), meta={"trial": self.trial.description},
+        )  # fmt: skip
+        try:
+            if state is not None:
+                with checkpoint.resumed(self.folder):
+                    monitor.load_state_dict(state["monitor"])
+        except BaseException:
+            monitor.close()
+            raise
+        return monitor
+
+    def proceed(self, on_epoch: Callable[[Training], None] = lambda training: None) -> Iterator[None]:
+        """Train to the end, yielding after every step and while waiting."""
+        schedule = self.trial.schedule
+        while self.epoch < schedule.epochs and self.ended is None:
+            self.model.train()
+            self.feed.shuffle()
+            self._sums.zero_()
+            for step, count in enumerate(schedule.batches(len(self.split.y_train))):
+                if step == 0 and schedule.restarts and self.epoch in schedule.milestones:
+                    self.trial.recipe.forget_momentum(self.optimizer)
+                if step == 0 or self.epoch < schedule.warmup:
+                    self.trial.recipe.set_rate(self.optimizer, schedule.multiplier(self.epoch, step / self.steps))
+                before = self._sums.clone() if self.trial.every == 1 else None
+                with self.own.turn():
+                    self.step(count)
+                if before is not None:
+                    self._log_batch(count, before)
+                yield
+            with self.own.turn():
+                reading = self._read()
+            self.waiting = True
+            while not reading.ready:
+                yield
+            self.waiting = False
+            self._close_epoch(reading.numbers())
+            on_epoch(self)
+
+    def step(self, count: int) -> None:
+        """One step, on the next `count` examples."""
+        self.advance(count)
+
+    def _log_batch(self, count: int, before: Tensor) -> None:
+        """Where every step is measured, record each batch's loss and accuracy too; of several ranks, its share's."""
+        share = (self.rank + 1) * count // self.ranks - self.rank * count // self.ranks
+        if self.monitor is not None and share:
+            loss, accuracy = (self._sums - before) / share
+            self.monitor.log(batch_loss=loss, batch_accuracy=accuracy)
+
+    def advance(self, count: int) -> None:
+        """The work of a step for the device; nothing here waits for it, so a CUDA graph can hold it."""
+        x, y = self.take(count)
+        with self._autocast():
+            outputs = self.forward(x)
+        loss = F.cross_entropy(outputs.float().flatten(0, -2), y.flatten())
+        self.optimizer.zero_grad()
+        # The gradients of ranks are averaged, which is right as it is for shares of equal size.
+        torch.autograd.backward(loss if self.ranks == 1 else loss * (self.ranks * len(y) / count))
+        if self.last is not None:
+            self.last.note(outputs, y, loss)
+        if self.tangents is None:
+            self.optimizer.step()
+        else:
+            self.tangents.step(self.optimizer)
+        right = (outputs.detach().argmax(dim=-1) == y).float().mean()
+        self._sums += len(y) * torch.stack([loss.detach(), right]).double()
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.trial.precision != "bf16":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def _evaluated(self, x: Tensor, y: Tensor) -> Tensor:
+        self.model.eval()
+        with self._autocast():
+            return correct(self.model, self.split, x, y) / y.numel()
+
+    def _read(self) -> Reading:
+        """Ask for what an epoch tells: loss, accuracy, validation accuracy, rotation and norm of every layer."""
+        seen = sum(self.trial.schedule.batches(len(self.split.y_train)))
+        values = [self._sums / seen, self.gauge.read().T.flatten()]
+        if self.split.x_val is not None and self.split.y_val is not None:
+            values.append(self._evaluated(self.split.x_val, self.split.y_val)[None])
+        return Reading(torch.cat(values))
+
+    def _close_epoch(self, numbers: list[float]) -> None:
+        n = len(self.gauge.names)
+        self.epoch += 1
+        self.loss.append(numbers[0])
+        self.accuracy.append(numbers[1])
+        self.rotation.append(numbers[2 : 2 + n])
+        self.norms[1:] = [numbers[2 + n : 2 + 2 * n]]
+        told = {"loss": numbers[0], "accuracy": numbers[1]}
+        if len(numbers) > 2 + 2 * n:
+            self.validation.append(numbers[-1])
+            told["validation_accuracy"] = numbers[-1]
+        if self.monitor is not None:
+            self.monitor.log(told)
+        if self.trial.task.tests == "best" and (self.best is None or self.validation[-1] > self.best[0]):
+            self.best = (self.validation[-1], self.epoch, self._copy())
+        self.ended = why_end(self.trial.task, loss=self.loss, accuracy=self.accuracy, copied=self._copied)
+        if self.ended is not None and self.monitor is not None:
+            self.monitor.note(self.ended)
+        self._save_in_time()
+
+    def _copy(self) -> dict[str, Tensor]:
+        return {name: value.clone() for name, value in self.model.state_dict().items()}
+
+    @contextmanager
+    def _tested(self) -> Iterator[int]:
+        """The weights that are to be tested, in place of the last ones; gives their epoch."""
+        if self.best is None:
+            yield self.epoch
+            return
+        last = self._copy()
+        self.model.load_state_dict(self.best[2])
+        try:
+            yield self.best[1]
+        finally:
+            self.model.load_state_dict(last)
+
+    def finish(self) -> Result:
+        """Test, and return the result; it is kept in the folder."""
+        split = self.split
+        with self._tested() as tested, self.own.turn():
+            trained = float(self._evaluated(split.x_train, split.y_train))
+            test = float(self._evaluated(split.x_test, split.y_test))
+        result = Result(
+            trained, test, loss=self.loss, layers=self.gauge.names, rotation=self.rotation, accuracy=self.accuracy,
+            validation=self.validation, norms=self.norms, tested=tested, ended=self.ended,
+            seconds=self.before + time.perf_counter() - self.began,
+        )  # fmt: skip
+        if self.monitor is not None and self.folder is not None:
+            self.monitor.log(train_accuracy=trained, test_accuracy=test)
+            self.monitor.close()
+            checkpoint.recorded(self.monitor)
+            with self._tested():
+                self._keep(self.folder, result)
+        return result
+
+    def _keep(self, folder: Path, result: Result) -> None:
+        if self.tangents is not None and self.trial.recipe.records:
+            self.tangents.rates.save(folder / RATES)
+        if self.last is not None:
+            self.last.write(folder)
+        if self.trial.keeps:
+            torch.save(self._weights(), folder / WEIGHTS)
+        result.write(folder / "result.json", self.trial.description)
+        (folder / checkpoint.FILE).unlink(missing_ok=True)
+
+    def _weights(self) -> dict[str, dict[str, Any]]:
+        initial = dict(zip(self.gauge.names, self.gauge.initial, strict=True))
+        return {"initial": initial, "tested": self.model.state_dict()}
+
+    def close(self) -> None:
+        """Finish the run, wherever training is: before its end, it is interrupted."""
+        if self.monitor is not None:
+            self.monitor.close(interrupted=True)
+
+    def _save_in_time(self) -> None:
+        if self.folder is not None and self.pace.due:
+            self.save()
+
+    def save(self) -> None:
+        """Save everything that the rest of the training depends on."""
+        assert self.folder is not None
+        with self.pace.taken():
+            if self.monitor is not None:
+                checkpoint.recorded(self.monitor)
+            checkpoint.save(self.folder, self._state())
+
+    def _state(self) -> dict[str, Any]:
+        return saved.state(self)
+
+    def _load(self, state: dict[str, Any]) -> None:
+        saved.load(self, state)

@@ -1,0 +1,233 @@
+"""The unit of an experiment."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from typing import Any, get_args
+
+from torch import nn
+
+from gyroscope.layers import layers
+from gyroscope_lab.data.augment import Augmentation
+from gyroscope_lab.data.source import Source
+from gyroscope_lab.errors import LabError
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.schedule import Schedule
+from gyroscope_lab.training.task import Precision, Task
+
+# Changed when a training of the same description comes out differently, so that old results are not taken for new.
+_VERSION = 1
+# What results do not depend on: what tasks and recipes are called, and a task's precision, as that of the trial counts.
+_UNHEEDED = ("name", "precision")
+# Of a name, so many letters are taken for a file's; systems allow 255 bytes, and some letters have four.
+_LONGEST = 50
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A task, a recipe and a seed: all that a result depends on.
+
+    Attributes:
+        task: what is learned.
+        recipe: what trains it.
+        seed: of the initialization and of the order of the examples.
+        precision: what products are computed in: "float32", "tf32" (on GPUs that have it), or "bf16" by autocast.
+        every: measure every so many steps; None for once an epoch.
+        keeps: keep the weights too, as they were at the start and as they were tested.
+        conditions: every so many steps, measure how well each layer is conditioned too; None for never.
+        follows: follow the last layer at every step; see `gyroscope_lab.training.last_layer`.
+
+    >>> from gyroscope_lab.training.tasks import task
+    >>> trial = Trial(task("digits"), Recipe("Layca 3^-3, alpha +0.6", 3**-3, control="layca", alpha=0.6), seed=1)
+    >>> trial.slug
+    'layca-3^-3-alpha+0.6-seed-1-4371c04d'
+    """
+
+    task: Task
+    recipe: Recipe
+    seed: int = 0
+    precision: Precision = "float32"
+    every: int | None = None
+    keeps: bool = False
+    conditions: int | None = None
+    follows: bool = False
+
+    def __post_init__(self) -> None:
+        if type(self.seed) is not int or not 0 <= self.seed < 2**32:  # torch would leave the other bits out
+            raise LabError(f"the seed of a trial is {self.seed!r}; it can be a whole number from 0 to 2³² − 1")
+        if self.precision not in get_args(Precision):
+            accepted = ", ".join(map(repr, get_args(Precision)))
+            raise LabError(f"the precision of a trial is {self.precision!r}; it can be {accepted}")
+        for value, what, none in (
+            (self.every, "a trial is measured", "once an epoch"),
+            (self.conditions, "layers are analysed", "never"),
+        ):
+            # True is 1, and 2.5 would be a key of its own.
+            if value is not None and (type(value) is not int or value < 1):
+                accepted = f"it can be a whole number, 1 or more, or None for {none}"
+                raise LabError(f"{what} every {value!r} steps; {accepted}")
+        for name in ("keeps", "follows"):
+            if type(getattr(self, name)) is not bool:
+                raise LabError(f"{name} of a trial is {getattr(self, name)!r}; it can be True or False")
+        if self.follows and self.task.source.is_text:
+            said = f"follows=True, and {self.task.name} has a label for each character of a text"
+            raise LabError(f"{said}; the last layer is followed where each example has one: leave it out")
+        try:
+            json.dumps(asdict(self), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            said = f"{self.recipe.name} on {self.task.name} cannot be kept as JSON: {error}"
+            raise LabError(f"{said}; options and numbers can be text, truth values and finite numbers") from error
+
+    @property
+    def schedule(self) -> Schedule:
+        """The task's schedule."""
+        return self.task.schedule
+
+    @property
+    def key(self) -> str:
+        """A fingerprint of everything the result depends on but names: equal keys, equal results."""
+        text = json.dumps([_VERSION, _told(self)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The trial as what JSON can hold."""
+        described: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return described
+
+    @property
+    def slug(self) -> str:
+        """A name for files."""
+        name = file_name(self.recipe.name.lower()).replace("-+-", "-").replace("-+", "+").replace("--", "-")
+        return f"{name}-seed-{self.seed}-{self.key[:8]}"
+
+    @property
+    def source(self) -> Trial | None:
+        """The trial whose rates this one copies, if it copies any."""
+        return None if self.recipe.copies is None else replace(self, recipe=self.recipe.copies)
+
+    @property
+    def lineage(self) -> list[Trial]:
+        """This trial, after all that it needs: what it copies, what that copies, and so on."""
+        return [self] if self.source is None else [*self.source.lineage, self]
+
+    def network(self) -> nn.Module:
+        """The network as it starts: initialized from the seed, scaled, and frozen but for what is trained."""
+        model = self.task.network(self.seed)
+        its = layers(model)
+        if self.recipe.scale != 1.0:
+            for layer in its:
+                layer.parameter.data.mul_(self.recipe.scale)
+        if self.recipe.only is not None:
+            if not -len(its) <= self.recipe.only < len(its):
+                raise LabError(f"only layer {self.recipe.only} is to be trained; {self.task.model} has {len(its)}")
+            model.requires_grad_(False)
+            its[self.recipe.only].module.requires_grad_(True)
+        for index in self.recipe.frozen:
+            if not -len(its) <= index < len(its):
+                raise LabError(f"layer {index} is to be frozen; {self.task.model} has {len(its)}")
+            its[index].parameter.requires_grad_(False)
+        if not any(layer.parameter.requires_grad for layer in its):
+            raise LabError(f"no layer of {self.task.model} is left to train: frozen are {self.recipe.frozen}")
+        return model
+
+
+def require_nothing_kept(trial: Trial) -> None:
+    """Refuse, where there is no folder, a trial that measures what only a folder would keep.
+
+    >>> from gyroscope_lab.training.tasks import task
+    >>> require_nothing_kept(Trial(task("digits"), Recipe("SGD", 0.1), follows=True))
+    Traceback (most recent call last):
+    gyroscope_lab.errors.LabError: the trial has follows=True, and what that gives is kept in a folder: give one,
+    train(..., folder=...), or leave it out of the trial
+    """
+    asked = {"keeps": trial.keeps, "conditions": trial.conditions, "follows": trial.follows}
+    lost = " and ".join(f"{name}={value!r}" for name, value in asked.items() if value)
+    if lost:
+        what_to_do = "give one, train(..., folder=...), or leave it out of the trial"
+        raise LabError(f"the trial has {lost}, and what that gives is kept in a folder: {what_to_do}")
+
+
+def file_name(name: str) -> str:
+    """What something is called, as the name of a file within a folder.
+
+    >>> file_name("Layca 3^-3, alpha +0.6"), file_name("../mine: 50 %")
+    ('Layca-3^-3-alpha-+0.6', 'mine-50')
+    """
+    return re.sub(r"[^\w.+^=-]+", "-", name)[:_LONGEST].strip("-.") or "unnamed"
+
+
+def describes(description: Any, trial: Trial) -> bool:
+    """Whether a description is one of `trial`, under whatever names; options it does not know were added later.
+
+    >>> from gyroscope_lab.training.tasks import task
+    >>> trial = Trial(task("digits"), Recipe("SGD", 0.1))
+    >>> describes(trial.description, trial), describes(trial.description, replace(trial, seed=1))
+    (True, False)
+    """
+    return _agrees(description, trial.description)
+
+
+def from_description(description: Any) -> Trial:
+    """Return the trial that a description is of; options that it lacks were added later, and have their defaults.
+
+    Raises:
+        LabError: it is not a description of a trial.
+
+    >>> from gyroscope_lab.training.tasks import task
+    >>> trial = Trial(task("c10-cnn1"), Recipe("SGD", 0.1, momentum=0.9), seed=2, precision="bf16")
+    >>> from_description(trial.description) == trial
+    True
+    """
+    try:
+        task, augmentation = dict(description["task"]), description["task"]["augmentation"]
+        task["source"], task["schedule"] = _source(task["source"]), Schedule(**task["schedule"])
+        task["augmentation"] = None if augmentation is None else Augmentation(**augmentation)
+        return Trial(**description | {"task": Task(**task), "recipe": _recipe(description["recipe"])})
+    except (KeyError, TypeError, ValueError) as error:
+        raise LabError(f"a description of a trial was expected, got {str(description)[:80]!r} ({error})") from error
+
+
+def _source(description: dict[str, Any]) -> Source:
+    """Studies have sources with fields of their own."""
+    kinds: list[type[Source]] = [Source, *Source.__subclasses__()]
+    return next((one for one in kinds if description.keys() <= {its.name for its in fields(one)}), Source)(
+        **description
+    )
+
+
+def _recipe(description: dict[str, Any]) -> Recipe:
+    copies = description.get("copies")
+    return Recipe(**description | {"copies": None if copies is None else _recipe(copies)})
+
+
+def _agrees(there: Any, own: Any, named: str = "") -> bool:
+    if not isinstance(own, dict) or not isinstance(there, dict):
+        return bool(there == own)
+    nameless = named in ("task", "recipe", "copies")
+    common = [key for key in own if key in there and not (nameless and key in _UNHEEDED)]
+    return bool(common) and all(_agrees(there[key], own[key], key) for key in common)
+
+
+def _told(value: Any, kind: str = "") -> Any:
+    """What sets a trial apart: all that is not as it is by default, so that an option added later changes no key."""
+    if isinstance(value, Task | Recipe):  # what a task would be computed in is not what the trial is
+        return {key: told for key, told in _fields(value).items() if key not in _UNHEEDED}
+    if is_dataclass(value):
+        return _fields(value)
+    if type(value) is int and "float" in kind and "int" not in kind:
+        return float(value)  # 1 is 1.0 there
+    if isinstance(value, float):
+        return value + 0.0  # and −0 is 0
+    return [_told(one, kind) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {
+        one.name: _told(getattr(value, one.name), str(one.type))
+        for one in fields(value)
+        if one.default is MISSING or getattr(value, one.name) != one.default
+    }
