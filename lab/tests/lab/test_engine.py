@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import gyroscope
-from gyroscope_lab.engine import population, workers
+from gyroscope_lab.engine import engine, population, workers
 from gyroscope_lab.engine.captured import Captured
-from gyroscope_lab.engine.engine import engine, run_trials
+from gyroscope_lab.engine.engine import run_trials
 from gyroscope_lab.engine.population import run_population
 from gyroscope_lab.engine.run_one import Note
 from gyroscope_lab.engine.workers import run_in_workers
