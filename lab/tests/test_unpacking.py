@@ -20,7 +20,7 @@ from gyroscope.errors import ControlError, MonitorError, StoreError
 from gyroscope.monitor.reference import read_tensors
 from gyroscope.store import LayerInfo, Rows, Writer, load, series
 from gyroscope.store.example import write_example
-from gyroscope.store.packing import checksum
+from gyroscope.store.schema import checksum
 from gyroscope_lab.engine.box import collect
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.training import checkpoint
