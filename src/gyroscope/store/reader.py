@@ -15,13 +15,11 @@ import numpy.typing as npt
 
 from gyroscope.errors import StoreError
 from gyroscope.store import lock, schema
-from gyroscope.store.attempts import Attempt, History
 from gyroscope.store.connect import damaged
 from gyroscope.store.export import Table, Wanted, to_csv, to_json, to_pandas, to_parquet
 from gyroscope.store.given import path_of, steps_of
-from gyroscope.store.query import Query
+from gyroscope.store.query import Attempt, History, Query, measured_steps, read_series
 from gyroscope.store.record import Event, LayerInfo, QuantityInfo, Steps, Values
-from gyroscope.store.series import measured_steps, read_series
 
 if TYPE_CHECKING:
     import pandas

@@ -2,7 +2,7 @@
 
 A run is a folder with `run.sqlite`, an SQLite database in write-ahead mode. A row of `series` holds one quantity of the
 layers of one part at one step, as float32 (see `pack`). A resumed run gets a new attempt; nothing that an earlier
-attempt wrote is deleted (see `attempts`).
+attempt wrote is deleted (see `query.History`).
 """
 
 from __future__ import annotations
