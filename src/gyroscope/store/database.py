@@ -16,8 +16,8 @@ import numpy as np
 
 from gyroscope.errors import StoreError
 from gyroscope.store import schema
+from gyroscope.store.arguments import step_of
 from gyroscope.store.connect import connect
-from gyroscope.store.given import step_of
 from gyroscope.store.record import Event, LayerInfo, QuantityInfo, Record, Rows, Scalars
 
 _SERIES = "INSERT OR REPLACE INTO series (attempt, step, quantity, part, crc, data) VALUES (?, ?, ?, ?, ?, ?)"

@@ -21,7 +21,7 @@ import numpy as np
 from gyroscope.base.whole_file import whole_file
 from gyroscope.errors import MissingExtraError, StoreError
 from gyroscope.store import schema
-from gyroscope.store.given import names_of, path_of
+from gyroscope.store.arguments import names_of, path_of
 from gyroscope.store.record import Steps, Values
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from gyroscope.errors import StoreError
 from gyroscope.store import lock, schema
+from gyroscope.store.arguments import path_of, steps_of
 from gyroscope.store.connect import damaged
 from gyroscope.store.export import Table, Wanted, to_csv, to_json, to_pandas, to_parquet
-from gyroscope.store.given import path_of, steps_of
 from gyroscope.store.query import Attempt, History, Query, measured_steps, read_series
 from gyroscope.store.record import Event, LayerInfo, QuantityInfo, Steps, Values
 

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple, NoReturn
 from weakref import WeakSet
 
 from gyroscope.errors import StoreError
+from gyroscope.store.arguments import check_quantities, check_run, path_of, step_of
 from gyroscope.store.connect import FAILURES, in_words
 from gyroscope.store.database import Batch, Database
 from gyroscope.store.folder import open_run, run_file
-from gyroscope.store.given import check_quantities, check_run, path_of, step_of
 from gyroscope.store.lock import Lock
 from gyroscope.store.reader import Run
 from gyroscope.store.record import Deferred, Event, LayerInfo, QuantityInfo, Record, Rows, Scalars, Sink
