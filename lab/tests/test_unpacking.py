@@ -18,9 +18,9 @@ from gyroscope.control.rates import Rates
 from gyroscope.diagnose.stall_of_run import stalls
 from gyroscope.errors import ControlError, MonitorError, StoreError
 from gyroscope.monitor.reference import read_tensors
-from gyroscope.store import LayerInfo, Rows, Writer, load, series
+from gyroscope.store import LayerInfo, Rows, Writer, load, query
 from gyroscope.store.example import write_example
-from gyroscope.store.packing import checksum
+from gyroscope.store.schema import checksum
 from gyroscope_lab.engine.box import collect
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.training import checkpoint
@@ -168,7 +168,7 @@ def test_short_rows_of_many_layers_are_read_in_pieces(tmp_path, monkeypatch):
     layers = [LayerInfo(f"{i}", "linear", (1, 1)) for i in range(100)]
     with write_example(tmp_path / "example") as example, Writer(tmp_path / "run", layers, example.quantities) as w:
         w.put(Rows(0, np.arange(50), {"rotation": np.zeros((50, 100), np.float32)}))
-    monkeypatch.setattr(series, "_MOST", 1000)
+    monkeypatch.setattr(query, "_MOST", 1000)
     with load(tmp_path / "run") as run:
         with pytest.raises(StoreError, match=r"50 steps of 100 layers were asked .* Read fewer steps"):
             run.series("rotation")

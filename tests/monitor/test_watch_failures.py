@@ -23,7 +23,7 @@ from gyroscope.monitor.neurons import Neurons
 from gyroscope.monitor.recorder import Recorder
 from gyroscope.monitor.track import Track
 from gyroscope.passes.activations import ActivationProbe
-from gyroscope.store import Deferred, Writer, mailbox
+from gyroscope.store import Deferred, Writer, writer
 
 
 class After:
@@ -425,7 +425,7 @@ def test_logged_values_that_find_no_room_are_counted_and_flush_raises(tmp_path, 
     monitor = gyroscope.watch(model, optimizer, tmp_path / "run", budget=None)
     train(model, optimizer, inputs(1))
     monitor.flush()
-    monkeypatch.setattr(mailbox, "SMALL", 8)
+    monkeypatch.setattr(writer, "SMALL", 8)
     locked = sqlite3.connect(tmp_path / "run" / "run.sqlite", isolation_level=None)
     locked.execute("BEGIN IMMEDIATE")
     with caplog.at_level(logging.WARNING, "gyroscope"):

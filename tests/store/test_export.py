@@ -12,7 +12,7 @@ import pytest
 from runs_for_tests import LAYERS, rows, write
 
 from gyroscope.errors import MissingExtraError, StoreError
-from gyroscope.store import Event, LayerInfo, QuantityInfo, Rows, Scalars, Writer, load, tables
+from gyroscope.store import Event, LayerInfo, QuantityInfo, Rows, Scalars, Writer, export, load
 
 ROTATION = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
 ROTATION[0] = [0, np.nan, 1e-30]
@@ -23,7 +23,7 @@ NAMES = [layer.name for layer in LAYERS]
 @pytest.fixture(params=["whole", "in pieces"])
 def run(tmp_path, request, monkeypatch):
     if request.param == "in pieces":
-        monkeypatch.setattr(tables, "_PIECE", 6)
+        monkeypatch.setattr(export, "_PIECE", 6)
     path = write(
         tmp_path / "run",
         Rows(0, np.array([0, 1, 2, 5]), {"rotation": ROTATION}),

@@ -6,7 +6,7 @@ from runs_for_tests import rows, writer
 
 from gyroscope.errors import StoreError
 from gyroscope.store import Deferred, Event, Scalars, load
-from gyroscope.store.mailbox import SMALL, Mailbox
+from gyroscope.store.writer import SMALL, Mailbox
 
 
 class Held:

@@ -26,8 +26,8 @@ from gyroscope.layers.layer import layers as find_layers
 from gyroscope.monitor.reference import DTYPES, Place, Precision
 from gyroscope.monitor.resume import agreed
 from gyroscope.store import Sink
+from gyroscope.store.arguments import can_be_named
 from gyroscope.store.connect import in_words
-from gyroscope.store.given import can_be_named
 
 
 def optimizers(given: Any) -> list[Optimizer]:

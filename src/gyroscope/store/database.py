@@ -16,9 +16,8 @@ import numpy as np
 
 from gyroscope.errors import StoreError
 from gyroscope.store import schema
+from gyroscope.store.arguments import step_of
 from gyroscope.store.connect import connect
-from gyroscope.store.given import step_of
-from gyroscope.store.packing import checksum, pack
 from gyroscope.store.record import Event, LayerInfo, QuantityInfo, Record, Rows, Scalars
 
 _SERIES = "INSERT OR REPLACE INTO series (attempt, step, quantity, part, crc, data) VALUES (?, ?, ?, ?, ?, ?)"
@@ -137,9 +136,9 @@ class Database:
                     f"values of {name!r} have shape {values.shape}; {shape[0]} steps of the {shape[1]} layers of part "
                     f"{record.part} have shape {shape}."
                 )
-            for step, data in zip(steps, pack(values), strict=True):
+            for step, data in zip(steps, schema.pack(values), strict=True):
                 key = (self.attempt, step, self._ids[name], record.part)
-                yield *key, checksum(*key, data), data
+                yield *key, schema.checksum(*key, data), data
 
 
 class _Transaction:

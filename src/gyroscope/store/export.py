@@ -1,12 +1,17 @@
-"""Runs as CSV and JSON, with nothing but the standard library and NumPy."""
+"""Export of runs: CSV and JSON need only NumPy, data frames and Parquet need the extra `export`.
+
+A `Table` says which columns are exported, and reads them in pieces that fit into memory.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
 from itertools import repeat
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -14,13 +19,78 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from gyroscope.base.whole_file import whole_file
-from gyroscope.errors import StoreError
+from gyroscope.errors import MissingExtraError, StoreError
 from gyroscope.store import schema
-from gyroscope.store.given import names_of, path_of
-from gyroscope.store.tables import Table, Wanted, text
+from gyroscope.store.arguments import names_of, path_of
+from gyroscope.store.record import Steps, Values
 
 if TYPE_CHECKING:
+    import pandas
+
     from gyroscope.store.reader import Run
+
+#: Numbers of one quantity that are held in memory at a time.
+_PIECE = 1 << 20
+
+#: One name gives a wide table (one column per layer). Several, or None for all, give a long one (one column per
+#: quantity).
+Wanted = str | Sequence[str] | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a run.
+
+    It is wide (`step`, one column per layer), long (`step`, `layer`, one column per quantity), or that of a scalar.
+
+    >>> import tempfile
+    >>> from gyroscope.store.example import write_example
+    >>> with tempfile.TemporaryDirectory() as folder, write_example(folder) as run:
+    ...     Table.of(run, "rotation").columns, Table.of(run, None).columns, Table.of(run, "loss").columns
+    (('conv1.weight', 'conv2.weight', 'head.weight'), ('rotation', 'rate'), ('loss',))
+    """
+
+    run: Run
+    form: str
+    columns: tuple[str, ...]
+    name: str | None = None
+
+    @classmethod
+    def of(cls, run: Run, wanted: Wanted) -> Table:
+        """Return the table that a user asks for.
+
+        Raises:
+            StoreError: the run has no quantity or scalar of that name.
+        """
+        known = [*run.quantities, *(name for name in run.scalars if name not in run.quantities)]
+        names = list(run.quantities) if wanted is None else names_of(wanted)
+        for name in names:
+            if name not in known:
+                raise StoreError(
+                    f"{run.path} has no {name!r}; it has {', '.join(known) or 'no series and no scalars'}."
+                )
+            if name not in run.quantities and not isinstance(wanted, str):
+                raise StoreError(f"{name!r} is a number of the whole network, not of its layers; ask for it alone.")
+        if not isinstance(wanted, str):
+            return cls(run, "long", tuple(names))
+        if wanted in run.quantities:
+            return cls(run, "wide", run.layers, wanted)
+        return cls(run, "scalar", (wanted,), wanted)
+
+    def pieces(self) -> Iterator[tuple[Steps, Mapping[str, Values]]]:
+        """Yield steps and the values of each column: `[steps]`, or `[steps, layers]` in a long table."""
+        if self.form == "scalar":
+            scalar = self.run.scalars[self.columns[0]]
+            yield scalar.steps, {self.columns[0]: scalar.values}  # type: ignore[dict-item]  # float64, as logged
+            return
+        size = max(1, _PIECE // len(self.run.layers))
+        for i in range(0, len(self.run.steps), size):
+            steps = self.run.steps[i : i + size]
+            if self.form == "wide":
+                values = self.run.series(str(self.name), steps=steps)
+                yield steps, dict(zip(self.columns, values.T, strict=True))
+            else:
+                yield steps, {name: self.run.series(name, steps=steps) for name in self.columns}
 
 
 def to_csv(run: Run, path: str | os.PathLike[str], wanted: Wanted = None) -> Path:
@@ -35,16 +105,16 @@ def to_csv(run: Run, path: str | os.PathLike[str], wanted: Wanted = None) -> Pat
     ['step,layer,rotation,rate', '0,conv1.weight,0.0,', '0,conv2.weight,0.0,']
     """
     table = Table.of(run, wanted)
-    with _whole(path) as file:
+    with _whole_text(path) as file:
         out = csv.writer(file, lineterminator="\n")
         out.writerow(["step", *(["layer"] if table.form == "long" else []), *map(_inert, table.columns)])
         layers = [_inert(name) for name in run.layers]
         for steps, columns in table.pieces():
             if table.form == "long":
                 labels = (np.repeat(steps, len(layers)).tolist(), layers * len(steps))
-                out.writerows(zip(*labels, *(text(column.ravel(), "") for column in columns.values()), strict=True))
+                out.writerows(zip(*labels, *(_text(column.ravel(), "") for column in columns.values()), strict=True))
             else:
-                out.writerows(zip(steps.tolist(), *(text(column, "") for column in columns.values()), strict=True))
+                out.writerows(zip(steps.tolist(), *(_text(column, "") for column in columns.values()), strict=True))
     return Path(path)
 
 
@@ -78,18 +148,80 @@ def to_json(run: Run, path: str | os.PathLike[str], wanted: Wanted = None) -> Pa
         },
         "steps": run.steps.tolist(),
     }
-    with _whole(path) as file:
+    with _whole_text(path) as file:
         file.write(json.dumps(about, allow_nan=False, indent=1)[:-2] + ',\n "series": {')
         for name, before in zip(table.columns, ["\n", *repeat(",\n", len(table.columns))], strict=False):
             file.write(f"{before}  {json.dumps(name)}: [")
             separator = "\n"
             for _, columns in Table(run, "long", (name,)).pieces():
                 for row in np.where(np.isfinite(columns[name]), columns[name], np.nan):
-                    file.write(f"{separator}   [{', '.join(text(row, 'null'))}]")
+                    file.write(f"{separator}   [{', '.join(_text(row, 'null'))}]")
                     separator = ",\n"
             file.write("\n  ]")
         file.write("\n }\n}\n")
     return Path(path)
+
+
+def to_pandas(run: Run, wanted: Wanted = None) -> pandas.DataFrame:
+    """Return a data frame: steps by layers for one quantity, one row per step and layer for several or all.
+
+    >>> import tempfile
+    >>> from gyroscope.store.example import write_example
+    >>> with tempfile.TemporaryDirectory() as folder, write_example(folder) as run:
+    ...     print(to_pandas(run, "rotation").tail(1))
+          conv1.weight  conv2.weight  head.weight
+    step
+    40             0.4           0.6          0.8
+    """
+    pd = _needed("pandas", "a data frame")
+    table = Table.of(run, wanted)
+    if table.form == "wide":
+        index = pd.Index(run.steps, name="step")
+        return pd.DataFrame(run.series(str(table.name)), index=index, columns=list(run.layers))
+    if table.form == "scalar":
+        scalar = run.scalars[str(table.name)]
+        return pd.DataFrame({table.name: scalar.values}, index=pd.Index(scalar.steps, name="step"))
+    layers = pd.Categorical.from_codes(np.tile(np.arange(len(run.layers)), len(run.steps)), list(run.layers))
+    values = {name: run.series(name).ravel() for name in table.columns}
+    return pd.DataFrame({"step": np.repeat(run.steps, len(run.layers)), "layer": layers, **values})
+
+
+def to_parquet(run: Run, path: str | os.PathLike[str], wanted: Wanted = None) -> Path:
+    """Write a table as Parquet; what is not known is null, and the file says what the quantities are.
+
+    >>> import tempfile
+    >>> from gyroscope.store.example import write_example
+    >>> with tempfile.TemporaryDirectory() as folder, write_example(f"{folder}/first") as run:
+    ...     to_parquet(run, f"{folder}/first.parquet").name
+    'first.parquet'
+    """
+    pa, parquet = _needed("pyarrow", "Parquet"), _needed("pyarrow.parquet", "Parquet")
+    table = Table.of(run, wanted)
+    fields = [("step", pa.int64())]
+    if table.form == "long":
+        fields.append(("layer", pa.dictionary(pa.int32(), pa.string())))
+    number = pa.float64() if table.form == "scalar" else pa.float32()
+    described = {name: [about.unit, about.meaning] for name, about in run.quantities.items()}
+    about = json.dumps({"run": run.name, "meta": run.meta, "quantities": described, "shown": table.name})
+    fields = pa.schema([*fields, *((column, number) for column in table.columns)], metadata={"gyroscope": about})
+    with _whole_path(path) as part, parquet.ParquetWriter(part, fields) as out:
+        for steps, columns in table.pieces():
+            arrays: list[Any] = [pa.array(np.repeat(steps, len(run.layers) if table.form == "long" else 1))]
+            if table.form == "long":
+                codes = np.tile(np.arange(len(run.layers), dtype=np.int32), len(steps))
+                arrays.append(pa.DictionaryArray.from_arrays(codes, list(run.layers)))
+            arrays += (pa.array(np.ravel(column), type=number, from_pandas=True) for column in columns.values())
+            out.write_table(pa.Table.from_arrays(arrays, schema=fields))
+    return Path(path)
+
+
+def _text(values: Values, unknown: str) -> list[str]:
+    """Return numbers as the shortest text that reads back as the same, with `unknown` for NaN.
+
+    >>> _text(np.array([0.1, np.nan, 1e-8], dtype=np.float32), "")
+    ['0.1', '', '1e-08']
+    """
+    return [unknown if word == "nan" else word for word in values.astype("U").tolist()]
 
 
 def _inert(name: str) -> str:
@@ -97,14 +229,14 @@ def _inert(name: str) -> str:
 
 
 @contextmanager
-def _whole(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
+def _whole_text(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
     """A file that is there when all of it has been written, and not before."""
-    with whole(path) as part, open(part, "w", newline="", encoding="utf-8") as file:
+    with _whole_path(path) as part, open(part, "w", newline="", encoding="utf-8") as file:
         yield file
 
 
 @contextmanager
-def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
+def _whole_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path to write to, which becomes `path` at the end; see `whole_file`. /dev/stdout is written to as it is.
 
     Raises:
@@ -122,3 +254,13 @@ def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def _finite(value: Any) -> Any:
     return value if np.isfinite(value) else None
+
+
+def _needed(module: str, what: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError:
+        library = module.partition(".")[0]
+        raise MissingExtraError(
+            f"{what} needs {library}, which is not installed: pip install 'gyroscope[export]'"
+        ) from None

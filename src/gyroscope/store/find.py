@@ -9,8 +9,8 @@ from pathlib import Path
 
 from gyroscope.errors import StoreError
 from gyroscope.store import schema
+from gyroscope.store.arguments import path_of
 from gyroscope.store.folder import is_dir, is_file
-from gyroscope.store.given import path_of
 from gyroscope.store.reader import Run
 
 _LOG = logging.getLogger("gyroscope")

@@ -1,4 +1,8 @@
-"""Questions to the file of a run that may be finished, killed, or being written by another process just now."""
+"""Queries to the file of a run, which may be finished, killed, or being written by another process.
+
+`Query` opens the file and asks it. `History` says which of its rows count. `read_series` and `measured_steps` gather
+the rows of a quantity and check them.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,17 @@ import os
 import shutil
 import sqlite3
 import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from gyroscope.errors import StoreError
 from gyroscope.store import schema
-from gyroscope.store.connect import FAILURES, connect, in_words
+from gyroscope.store.connect import FAILURES, connect, damaged, in_words
+from gyroscope.store.record import LayerInfo, Steps, Values
 
 _FINISHED = "ro&immutable=1"
 # A copy that nobody else knows of: the folder for temporary files may have no file locks either.
@@ -21,6 +29,10 @@ _OWN = "rw&vfs=unix-none" if os.name == "posix" else "ro"
 _NOT_ALLOWED = (
     "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_READONLY_DIRECTORY", "SQLITE_READONLY_CANTINIT", "SQLITE_IOERR_LOCK",
 )  # fmt: skip
+#: Values of one quantity that are read at a time: 4 GB. A row of equal values is short, so a small file may hold more.
+_MOST = 1 << 30
+#: Steps that are fetched at a time; SQLite takes no more than 999 values with a question.
+_PIECE = 500
 
 
 class Query:
@@ -119,3 +131,93 @@ def _absent(file: Path) -> str:
         f"There is no run at {folder}: {found}. A run is a folder that gyroscope.watch has written; "
         "`gyroscope runs FOLDER` lists those within a folder."
     )
+
+
+class Attempt(NamedTuple):
+    """One stretch of writing, from `start_step` on.
+
+    Times are in seconds since 1970; `ended` is None if the writer was not closed, or is still writing.
+    """
+
+    number: int
+    start_step: int
+    time: float
+    ended: float | None
+
+
+class History:
+    """The rows of a run that are part of its history.
+
+    A run that is resumed at step s starts an attempt there. Rows that earlier attempts wrote after step s led nowhere:
+    they stay in the file, and are not shown.
+
+    >>> history = History([Attempt(1, 0, 0.0, None), Attempt(2, 500, 9.0, None)])
+    >>> history.shows(1, 500), history.shows(1, 501), history.shows(2, 501)
+    (True, False, True)
+    """
+
+    def __init__(self, attempts: Sequence[Attempt]) -> None:
+        self._last: dict[int, float] = {}
+        end = float("inf")
+        for attempt in sorted(attempts, reverse=True):
+            self._last[attempt.number] = end
+            end = min(end, attempt.start_step)
+
+    def shows(self, attempt: int, step: int) -> bool:
+        """Return whether a row of `attempt` at `step` counts: no later attempt has started before that step."""
+        last = self._last.get(attempt)
+        return last is not None and step <= last
+
+
+def read_series(ask: Query, history: History, name: str, steps: Steps, layers: Sequence[LayerInfo]) -> Values:
+    """Return a quantity at `steps`, which are in order, over all layers; NaN where nothing is known.
+
+    Raises:
+        StoreError: a row is not the one that was written.
+    """
+    if len(steps) * len(layers) > _MOST:
+        raise StoreError(
+            f"{len(steps)} steps of {len(layers)} layers were asked of {ask.file}; at most {_MOST} values are read at "
+            "a time. Read fewer steps: run.series(name, steps=run.steps[-1000:])."
+        )
+    parts = np.array([layer.part for layer in layers])
+    columns = {part: np.flatnonzero(parts == part) for part in set(parts.tolist())}
+    values = np.full((len(steps), len(layers)), np.nan, dtype=np.float32)
+    # What is longer than a row can be is not even read.
+    what = f"crc, CASE WHEN length(data) <= {4 * len(layers)} THEN data END"
+    places = {step: i for i, step in enumerate(steps.tolist())}
+    for i in range(0, len(steps), _PIECE):
+        piece = steps[i : i + _PIECE].tolist()
+        among = f"step IN ({', '.join('?' * len(piece))})"
+        for attempt, step, quantity, part, crc, data in _rows(ask, history, name, what, among, piece):
+            try:
+                if schema.checksum(attempt, step, quantity, part, data) != crc:
+                    raise ValueError("another checksum")
+                values[places[step], columns[part]] = schema.unpack(data, len(columns[part]))
+            except (KeyError, TypeError, ValueError) as error:
+                raise damaged(ask.file, f"the values of {name!r} at step {step} are not those written") from error
+    return values
+
+
+def measured_steps(ask: Query, history: History, name: str, steps: Steps) -> Steps:
+    """Return those of `steps`, which are in order, at which a quantity is known for any layer."""
+    known: dict[tuple[int, int], bool] = {}
+    for _, step, _, part, length in _rows(ask, history, name, "length(data)", "TRUE"):
+        if not isinstance(length, int):
+            raise damaged(ask.file, f"the values of {name!r} at step {step} are not those written")
+        known[step, part] = length > 0
+    found = np.unique(np.array([step for (step, _), any_known in known.items() if any_known], dtype=np.int64))
+    return found[np.isin(found, steps)]
+
+
+def _rows(
+    ask: Query, history: History, name: str, what: str, among: str, given: Sequence[int] = ()
+) -> Iterator[tuple[Any, ...]]:
+    """Yield key and `what` of the rows that count; among those for one step, the latest attempt comes last."""
+    question = (
+        f"SELECT attempt, step, quantity, part, {what} FROM series WHERE quantity = "
+        f"(SELECT id FROM quantities WHERE name = ?) AND {among} ORDER BY step, part, attempt"
+    )
+    for row in ask(question, name, *given):
+        if history.shows(row[0], row[1]):
+            yield row

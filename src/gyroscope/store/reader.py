@@ -15,14 +15,11 @@ import numpy.typing as npt
 
 from gyroscope.errors import StoreError
 from gyroscope.store import lock, schema
-from gyroscope.store.attempts import Attempt, History
+from gyroscope.store.arguments import path_of, steps_of
 from gyroscope.store.connect import damaged
-from gyroscope.store.export import to_csv, to_json
-from gyroscope.store.given import path_of, steps_of
-from gyroscope.store.query import Query
+from gyroscope.store.export import Table, Wanted, to_csv, to_json, to_pandas, to_parquet
+from gyroscope.store.query import Attempt, History, Query, measured_steps, read_series
 from gyroscope.store.record import Event, LayerInfo, QuantityInfo, Steps, Values
-from gyroscope.store.series import measured_steps, read_series
-from gyroscope.store.tables import Table, Wanted
 
 if TYPE_CHECKING:
     import pandas
@@ -246,15 +243,11 @@ class Run:
         return [(Event(*row), attempt) for *row, attempt in checked]
 
     def to_pandas(self, quantity: Wanted = None) -> pandas.DataFrame:
-        """A data frame: of one quantity or scalar, a row a step; of several or all, a row a step and layer."""
-        from gyroscope.store.frames import to_pandas
-
+        """Return a data frame: one row per step for one quantity or scalar, else one row per step and layer."""
         return to_pandas(self, quantity)
 
     def to_parquet(self, path: str | os.PathLike[str], quantity: Wanted = None) -> Path:
         """Write the table of `to_pandas` as Parquet."""
-        from gyroscope.store.frames import to_parquet
-
         return to_parquet(self, path, quantity)
 
     def to_csv(self, path: str | os.PathLike[str], quantity: Wanted = None) -> Path:

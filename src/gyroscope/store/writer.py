@@ -1,27 +1,37 @@
-"""The writing of a run by a thread of its own, so that training never waits for the disk."""
+"""Writing a run from a thread of its own, so that training never waits for the disk.
+
+`Writer` is the public class. `Mailbox` is the bounded queue between the threads that measure and the thread that
+writes. `Scribe` does the work of that thread: it resolves records, commits them and mirrors them to the sinks.
+"""
 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from weakref import WeakSet
 
 from gyroscope.errors import StoreError
+from gyroscope.store.arguments import check_quantities, check_run, path_of, step_of
 from gyroscope.store.connect import FAILURES, in_words
+from gyroscope.store.database import Batch, Database
 from gyroscope.store.folder import open_run, run_file
-from gyroscope.store.given import check_quantities, check_run, path_of, step_of
 from gyroscope.store.lock import Lock
-from gyroscope.store.mailbox import Mailbox
-from gyroscope.store.record import Deferred, Event, LayerInfo, QuantityInfo, Record, Scalars, Sink
-from gyroscope.store.scribe import LOG, Scribe
+from gyroscope.store.reader import Run
+from gyroscope.store.record import Deferred, Event, LayerInfo, QuantityInfo, Record, Rows, Scalars, Sink
+
+_LOG = logging.getLogger("gyroscope")
+#: Small items that may wait in addition to the others. A run logs few of them, and nobody could make them again.
+SMALL = 65536
 
 
 class Writer:
@@ -195,7 +205,7 @@ class Writer:
             self._attempted(self._scribe.close, self.error is not None, self._interrupted)
             if self.error is None and (gone := self._gone()) is not None:
                 self.error = StoreError(gone)
-                LOG.error("%s", gone)
+                _LOG.error("%s", gone)
         except BaseException as error:  # of `on_tick`, for one
             self._failed(error)
             self._attempted(self._scribe.close, True, True)
@@ -224,7 +234,7 @@ class Writer:
         """Whatever it is, those who wait in flush() must hear of it."""
         if self.error is None:
             self.error = in_words(error, run_file(self.path))
-            LOG.error("Recording has stopped, training goes on: %s", self.error)
+            _LOG.error("Recording has stopped, training goes on: %s", self.error)
         self._mail.fail()
 
 
@@ -248,3 +258,201 @@ def _disown() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_disown)
+
+
+About = tuple[Sequence[LayerInfo], Mapping[str, QuantityInfo], Mapping[str, Any]]
+
+
+class Scribe:
+    """Writes to a database and to sinks. What others provide may fail; only the database's errors are raised."""
+
+    def __init__(self, database: Database, step: int, sinks: Sequence[Sink], about: About) -> None:
+        self._database = database
+        self._sinks = list(sinks)
+        self._about = about
+        self._last_step = step
+        self._reported: set[str] = set()
+        self._missing: deque[str] = deque()  # why records are not in the run, until somebody hears of it
+        self._notes: list[Event] = []
+
+    def open(self) -> None:
+        """Open the sinks; one that does not open is left out."""
+        self._sinks = [s for s in self._sinks if self.attempted(lambda s=s: s.open(*self._about), of=s)]
+
+    def write(self, items: Sequence[Any], committed: Callable[[], None]) -> None:
+        """Write records, deferred records and quantities (as dicts), and call `committed` when they are on the disk."""
+        records = self._commit(self._resolved(items))
+        committed()
+        for sink in self._sinks:
+            for record in records:
+                self.attempted(sink.write, record, of=sink)
+
+    def close(self, failed: bool, interrupted: bool) -> None:
+        """Close the sinks and the database."""
+        try:
+            if self._sinks:
+                self.attempted(self._close_sinks, of="reading the run")
+            if self._notes and not failed:
+                self._commit(iter(()))
+        finally:
+            self._database.close(ended=not interrupted, failed=failed)
+
+    def missing(self) -> str | None:
+        """Why records that were given since this was last asked are not in the run; None if all are."""
+        why = self._missing.popleft() if self._missing else None
+        while self._missing:
+            self._missing.popleft()
+        return why
+
+    def attempted(self, act: Callable[..., Any], *given: Any, of: object, loses: bool = False) -> bool:
+        """Call what others have provided. A failure is reported once, in the log and in the run, and stops nothing.
+
+        Args:
+            act: what to call.
+            *given: its arguments.
+            of: what failed, if it does.
+            loses: whether the run then lacks records, which `missing` reports.
+        """
+        try:
+            act(*given)
+        except Exception as error:
+            name = of if isinstance(of, str) else getattr(of, "__qualname__", type(of).__qualname__)
+            text = f"{name} failed: {type(error).__name__}: {error}"
+            if loses:
+                self._missing.append(text)
+            if name not in self._reported:
+                self._reported.add(name)
+                self._notes.append(Event(self._last_step, "error", text))
+                _LOG.warning("%s: %s (told once; recording goes on)", self._database.file.parent, text)
+            return False
+        return True
+
+    def _close_sinks(self) -> None:
+        with Run(self._database.file.parent) as run:
+            for sink in self._sinks:
+                self.attempted(sink.close, run, of=sink)
+
+    def _resolved(self, items: Sequence[Any]) -> Iterator[Record]:
+        deferred: dict[Any, list[Any]] = {}
+        for item in items:
+            if isinstance(item, Deferred):
+                deferred.setdefault(item.resolve, []).append(item.payload)
+            elif isinstance(item, dict):
+                self._database.register(item)
+            else:
+                yield item
+        for resolve, payloads in deferred.items():
+            found: list[Record] = []
+            self.attempted(lambda r=resolve, p=payloads, to=found: to.extend(r(p)), of=resolve, loses=True)
+            yield from found
+
+    def _commit(self, records: Iterator[Record]) -> list[Record]:
+        """Write the records, and return those that were written."""
+        batch = Batch()
+        kept: list[Record] = []
+        for record in records:
+            if self.attempted(self._database.add, record, batch, of=type(record).__name__, loses=True):
+                kept.append(record)
+                self._last_step = max(self._last_step, _last_step(record))
+        notes, self._notes = self._notes, []
+        for note in notes:
+            self._database.add(note, batch)
+        if kept or notes:
+            self._database.commit(batch)
+        return [*kept, *notes]
+
+
+def _last_step(record: Record) -> int:
+    if isinstance(record, Rows):
+        return max(map(int, record.steps), default=0)
+    return int(record.step)
+
+
+class Mail(NamedTuple):
+    """The items that were waiting; `upto` counts all items put since the beginning, these included."""
+
+    items: Sequence[Any]
+    upto: int
+    closing: bool
+
+
+class Mailbox:
+    """A queue of up to `limit` items, and of small ones in addition; one thread empties it.
+
+    >>> box = Mailbox(1)
+    >>> box.put("a"), box.put("b"), box.put("c", small=True)
+    (True, False, True)
+    >>> list(box.take(timeout=0).items)
+    ['a', 'c']
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._items: deque[Any] = deque()
+        self._small = 0
+        self._put = self._asked = self._done = 0
+        self._closing = self._failed = False
+        # Reentrant, because the handler of a signal may flush while its thread is in `put`.
+        guard = threading.RLock()
+        self._wake, self._progress = threading.Condition(guard), threading.Condition(guard)
+
+    @property
+    def open(self) -> bool:
+        """Whether items are taken where there is room."""
+        return not (self._closing or self._failed)
+
+    def put(self, item: Any, *, small: bool = False) -> bool:
+        """Leave an item, or False if there is no room or no more are taken; never waits."""
+        with self._wake:
+            large = len(self._items) - self._small
+            if not self.open or (self._small >= SMALL if small else large >= self._limit):
+                return False
+            self._items.append(item)
+            self._put += 1
+            self._small += small
+            if self._pressing():
+                self._wake.notify()
+        return True
+
+    def take(self, timeout: float) -> Mail:
+        """Everything that waits, after `timeout` seconds or as soon as it is half full, asked for, or closing."""
+        with self._wake:
+            if not self._pressing():
+                self._wake.wait(timeout)
+            items, self._items = self._items, deque()
+            self._small = 0
+            return Mail(items, self._put, self._closing)
+
+    def done(self, upto: int) -> None:
+        """Say that the first `upto` items have been dealt with."""
+        with self._wake:
+            self._done = upto
+            self._progress.notify_all()
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait until everything that was put before is dealt with, or never will be; False if it took too long."""
+        with self._wake:
+            mine = self._put
+            self._asked = max(self._asked, mine)
+            self._wake.notify()
+            return self._progress.wait_for(lambda: self._done >= mine or self._failed, timeout)
+
+    def close(self) -> None:
+        """Take no more."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+
+    def fail(self) -> None:
+        """Take no more, drop what is there, and let those go who wait."""
+        with self._wake:
+            self._failed = True
+            self._items.clear()
+            self._small = 0
+            self._progress.notify_all()
+
+    def _pressing(self) -> bool:
+        if self._failed:
+            return self._closing
+        half_full = 2 * (len(self._items) - self._small) >= self._limit or 2 * self._small >= SMALL
+        return half_full or self._closing or self._asked > self._done

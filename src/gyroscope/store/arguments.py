@@ -1,4 +1,4 @@
-"""What users give to the store: refused where it enters, before anything is made."""
+"""Validation of what users pass to the store, before anything is written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST = 2**63
 
 
 def path_of(given: Any, what: str = "the folder of a run") -> Path:
-    """A path as it was given.
+    """Return a path as it was given.
 
     >>> path_of("runs/first").name
     'first'
@@ -40,7 +40,7 @@ def can_be_named(path: str | bytes) -> bool:
 
 
 def step_of(given: Any) -> int:
-    """A step: a whole number of 64 bits.
+    """Return a step, which is a whole number of 64 bits.
 
     >>> step_of(np.int32(7))
     7
@@ -54,7 +54,7 @@ def step_of(given: Any) -> int:
 
 
 def steps_of(given: Any) -> Steps:
-    """Steps that are asked for: whole numbers, not a mask of which.
+    """Return the steps that are asked for, which are whole numbers and not a mask.
 
     >>> steps_of([0, 10]).dtype
     dtype('int64')
@@ -79,7 +79,7 @@ def steps_of(given: Any) -> Steps:
 
 
 def names_of(given: Any) -> list[str]:
-    """Names of quantities, each once, from one name or several.
+    """Return the names of quantities, each once, from one name or several.
 
     >>> names_of("rotation"), names_of(["rate", "rate"])
     (['rotation'], ['rate'])
@@ -91,7 +91,7 @@ def names_of(given: Any) -> list[str]:
 
 
 def check_run(layers: Any, quantities: Any, meta: Any, queue: Any, tick: Any) -> None:
-    """Refuse what a run cannot be made of."""
+    """Reject layers, quantities and options that no run can have."""
     given = listed(layers)
     for layer in given:
         if not isinstance(layer, LayerInfo):
@@ -115,7 +115,7 @@ def check_run(layers: Any, quantities: Any, meta: Any, queue: Any, tick: Any) ->
 
 
 def _is_well_formed(layer: LayerInfo) -> bool:
-    """Whether what is written of a layer is what is read again."""
+    """Return whether a layer reads back as it was written."""
     numbers = (*layer.shape, layer.part) if isinstance(layer.shape, list | tuple) else (None,)
     return (
         isinstance(layer.name, str)
@@ -125,7 +125,7 @@ def _is_well_formed(layer: LayerInfo) -> bool:
 
 
 def check_quantities(given: Any) -> None:
-    """Quantities are described under their names."""
+    """Reject quantities that are not described under their names."""
     if not isinstance(given, Mapping):
         raise StoreError(f"{given!r:.80} was given for quantities; accepted is a dict of QuantityInfo by name.")
     for name, about in given.items():
