@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from gyroscope.conditioning.outliers import Outliers, outliers
     from gyroscope.conditioning.result import Conditioning, LayerConditioning, Spectra, percent, quantity
     from gyroscope.conditioning.schedule import Schedule
-    from gyroscope.conditioning.shares import P
-    from gyroscope.conditioning.spectra import Spectrum
+    from gyroscope.conditioning.spectra import P, Spectrum
 
 __all__ = [
     "Conditioning",
@@ -41,7 +40,6 @@ if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistak
             "outliers": "Outliers outliers",
             "result": "Conditioning LayerConditioning Spectra percent quantity",
             "schedule": "Schedule",
-            "shares": "P",
-            "spectra": "Spectrum",
+            "spectra": "P Spectrum",
         },
     )

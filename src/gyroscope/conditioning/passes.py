@@ -13,8 +13,7 @@ from gyroscope.base.alone import alone
 from gyroscope.conditioning import ranks
 from gyroscope.conditioning.capture import Capture
 from gyroscope.conditioning.result import Conditioning, LayerConditioning
-from gyroscope.conditioning.solve import solve
-from gyroscope.conditioning.spectrometer import Spectrometer
+from gyroscope.conditioning.solve import Spectrometer, solve
 from gyroscope.conditioning.uses import Use, in_order
 from gyroscope.errors import ConditioningError, GyroscopeError
 from gyroscope.layers.layer import Layer
