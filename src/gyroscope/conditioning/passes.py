@@ -81,7 +81,7 @@ class Passes:
             if self.sharded:
                 stack.enter_context(without_gradients(self.model))
             else:
-                stack.enter_context(requiring_gradients(self.layers))
+                stack.enter_context(requiring_gradients(layer.parameter for layer in self.layers))
             if self.hidden:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             _show_recurrences(self.model, self.device, stack)

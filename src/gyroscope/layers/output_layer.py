@@ -11,8 +11,7 @@ and normalizations. Without a sample, `last_linear` goes by the order of registr
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import or_
@@ -26,7 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from gyroscope.errors import LayerError
 from gyroscope.layers.class_names import ancestry, is_conv1d, is_norm, wrapped_in
 from gyroscope.layers.layer import Layer, layers
-from gyroscope.layers.untouched import tensors, untouched
+from gyroscope.layers.untouched import evaluating, tensors, untouched
 
 # Modules that change no number.
 _CHANGES_NO_NUMBER = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
@@ -321,7 +320,7 @@ def ending(model: nn.Module, layers: Sequence[Layer], sample: object) -> Ending:
     args = sample if isinstance(sample, tuple) else () if isinstance(sample, Mapping) else (sample,)
     kwargs = dict(sample) if isinstance(sample, Mapping) else {}
     follow = _Follow([layer.parameter for layer in layers], matrices(model, layers), tensors((args, kwargs)))
-    with untouched(model), _plainly(model), _Inputs(model, layers, follow) as inputs, torch.no_grad():
+    with untouched(model), evaluating(model), _Inputs(model, layers, follow) as inputs, torch.no_grad():
         try:
             with follow:
                 outputs = model(*args, **kwargs)
@@ -529,17 +528,3 @@ def _forgets_scale(module: nn.Module, like: Tensor) -> bool:
         return False
     near = 0.02 * y.abs().mean()
     return bool((twice - y).abs().max() <= near < (others - y).abs().max())
-
-
-@contextmanager
-def _plainly(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, nothing compiled, and no fused attention that bypasses modules; `untouched` restores modes."""
-    fastpath = torch.backends.mha.get_fastpath_enabled()
-    with ExitStack() as stack:
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.callback(torch.backends.mha.set_fastpath_enabled, fastpath)
-        torch.backends.mha.set_fastpath_enabled(False)
-        for module in model.modules():
-            # Not `eval()`: an overridden `train` may do more than set the flag, such as merge adapters.
-            module.training = False
-        yield
