@@ -18,8 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gyroscope.errors import ConditioningError
 from gyroscope.passes import patches
-from gyroscope.passes.patches import patch_count, patch_gram
-from gyroscope.passes.shifts import Axis, effort
+from gyroscope.passes.patches import Axis, effort, patch_count, patch_gram
 from oracles import patches as oracle
 
 CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

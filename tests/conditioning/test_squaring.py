@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from conditioning.devices import DEVICES
-from gyroscope.conditioning.squaring import top
+from gyroscope.conditioning import largest_by_squaring
 
 SPECTRA = {
     "a ramp": torch.linspace(0, 1, 96),
@@ -21,12 +21,12 @@ SPECTRA = {
 def test_squaring_finds_the_largest_eigenvalue_to_one_in_a_million(name, device):
     values = SPECTRA[name].double()
     q = torch.linalg.qr(torch.randn(96, 96, dtype=torch.float64, generator=torch.Generator().manual_seed(0))).Q
-    found = top(((q * values) @ q.T)[None].to(device))
+    found = largest_by_squaring(((q * values) @ q.T)[None].to(device))
     assert found.item() == pytest.approx(values.max().item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_matrices_of_a_stack_do_not_disturb_each_other(device):
     stack = torch.stack([torch.zeros(3, 3), torch.diag(torch.tensor([3.0, 1.0, 2.0])), 1e-3 * torch.ones(3, 3)])
-    found = top(stack.double().to(device)).cpu()
+    found = largest_by_squaring(stack.double().to(device)).cpu()
     torch.testing.assert_close(found, torch.tensor([0.0, 3.0, 3e-3], dtype=torch.float64))

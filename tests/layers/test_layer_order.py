@@ -272,6 +272,30 @@ def test_a_sparse_buffer_does_not_stand_in_the_way(layout: torch.layout) -> None
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is")
+def test_a_buffer_that_a_model_also_holds_in_a_list_is_left_as_found() -> None:
+    class Caching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_buffer("cache", torch.ones(4))
+            self.caches = [self.cache]
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.caches[0].add_(1)
+            return self.linear(x) + self.caches[0]
+
+    model = Caching()
+    assert len(layers(model, sample=torch.ones(2, 4))) == 1
+    assert model.caches[0] is model.cache
+    assert torch.equal(model.cache, torch.ones(4))
+
+
+def test_a_buffer_of_one_byte_numbers_does_not_stand_in_the_way() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    model.register_buffer("quantized", torch.ones(4).to(torch.float8_e4m3fn))
+    assert len(layers(model, sample=torch.ones(2, 4))) == 1
+
+
 def test_a_scripted_part_is_left_as_found() -> None:
     part = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
     model = backwards(nn.Linear(3, 2), part, nn.Linear(3, 3))

@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING
 from gyroscope.base.lazy import lazy
 
 if TYPE_CHECKING:
-    from gyroscope.conditioning import curvature, fisher, squaring
+    from gyroscope.conditioning import curvature, fisher
     from gyroscope.conditioning.condition import condition
-    from gyroscope.conditioning.eigen import eigenvalues
+    from gyroscope.conditioning.eigen import eigenvalues, largest_by_squaring
     from gyroscope.conditioning.outliers import Outliers, outliers
     from gyroscope.conditioning.result import Conditioning, LayerConditioning, Spectra, percent, quantity
     from gyroscope.conditioning.schedule import Schedule
-    from gyroscope.conditioning.shares import P
-    from gyroscope.conditioning.spectra import Spectrum
+    from gyroscope.conditioning.spectra import P, Spectrum
 
 __all__ = [
     "Conditioning",
@@ -26,10 +25,10 @@ __all__ = [
     "curvature",
     "eigenvalues",
     "fisher",
+    "largest_by_squaring",
     "outliers",
     "percent",
     "quantity",
-    "squaring",
 ]
 
 if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistake
@@ -37,11 +36,10 @@ if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistak
         __name__,
         {
             "condition": "condition",
-            "eigen": "eigenvalues",
+            "eigen": "eigenvalues largest_by_squaring",
             "outliers": "Outliers outliers",
             "result": "Conditioning LayerConditioning Spectra percent quantity",
             "schedule": "Schedule",
-            "shares": "P",
-            "spectra": "Spectrum",
+            "spectra": "P Spectrum",
         },
     )

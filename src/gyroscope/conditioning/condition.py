@@ -11,8 +11,8 @@ from gyroscope.base import accepted
 from gyroscope.conditioning import ranks
 from gyroscope.conditioning.passes import Labels, Passes
 from gyroscope.conditioning.result import Conditioning
-from gyroscope.conditioning.shares import P, check_p
-from gyroscope.conditioning.spectrometer import Spectrometer
+from gyroscope.conditioning.solve import Spectrometer
+from gyroscope.conditioning.spectra import P, check_p
 from gyroscope.errors import ConditioningError
 from gyroscope.layers.layer import Layer
 from gyroscope.layers.layer import layers as find_layers

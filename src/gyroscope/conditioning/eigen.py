@@ -1,15 +1,19 @@
-"""Eigenvalues of many symmetric matrices, those of a size together."""
+"""Eigenvalues of many symmetric matrices, those of one size together, and the largest of each alone.
+
+All eigenvalues come from `torch.linalg.eigvalsh` (`eigvalsh`). The largest alone is found in a Krylov space (`krylov`,
+then `lanczos`), or by squaring (`largest_by_squaring`) where starting kernels takes longer than multiplying matrices.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from gyroscope.conditioning import krylov, lanczos, squaring
-from gyroscope.conditioning.side_by_side import eigvalsh
 from gyroscope.vectors.eager import power_of_two
 
 # Matrices are stacked up to this many elements at a time: an eighth of a gigabyte in float64. A CPU gains nothing from
@@ -25,6 +29,28 @@ _SQUARED_AFTER_ALL = 2048
 _SQUARINGS = {"cuda": 3}
 # Of the residual, relative to λmax. Eigenvalues that lie within a few times as much of λmax may be taken for it.
 _RESIDUAL = 1e-8
+
+# Parts of a stack that are decomposed at the same time.
+_STREAMS = 8
+# Above this size one matrix after the other is as fast; up to the smaller one there is a kernel for whole stacks.
+_LARGEST, _BATCHED = 512, 32
+
+# Products of `krylov` with the squared matrix.
+_DEGREE = 32
+# Further products with the vector that was found: squares in PᵀP leave it half of its digits, powers give them back.
+_POLISH = 4
+
+# Vectors that `lanczos` holds at a time, and of these kept at a restart. GPUs decompose projected matrices of 32 rows
+# fast.
+_BASIS, _KEPT = 32, 8
+# Restarts after which the decomposition of the whole matrix is the better way.
+_RESTARTS = 8
+
+# Squarings of `largest_by_squaring`.
+_TIMES_SQUARED = 22
+# Of these, those after which the trace is divided by, and after the last but one. In between it falls to
+# d^−(2^every − 1) at the least.
+_EVERY = 3
 
 
 def eigenvalues(matrices: Sequence[Tensor], *, owned: bool = False) -> list[Tensor]:
@@ -62,14 +88,14 @@ def largest(matrices: Sequence[Tensor], *, owned: bool = False) -> Tensor:
             continue
         stack, scale = _scaled([matrices[i] for i in indices], owned=owned)
         if first.device.type == "cuda" and len(first) <= _SQUARED:
-            found.update(zip(indices, squaring.top(stack) * scale[:, 0], strict=True))
+            found.update(zip(indices, largest_by_squaring(stack) * scale[:, 0], strict=True))
             continue
-        value, reached = krylov.top(stack, residual=_RESIDUAL, squarings=_SQUARINGS.get(first.device.type, 0))
+        value, reached = krylov(stack, residual=_RESIDUAL, squarings=_SQUARINGS.get(first.device.type, 0))
         slow = torch.nonzero(~reached)[:, 0]
         if len(slow) and first.device.type == "cuda" and len(first) <= _SQUARED_AFTER_ALL:
-            value[slow] = squaring.top(stack[slow])
+            value[slow] = largest_by_squaring(stack[slow])
         elif len(slow):
-            value[slow], again = lanczos.top(stack[slow], residual=_RESIDUAL)
+            value[slow], again = lanczos(stack[slow], residual=_RESIDUAL)
             if len(slow := slow[~again]):
                 value[slow] = torch.linalg.eigvalsh(stack[slow])[:, -1]
         found.update(zip(indices, value * scale[:, 0], strict=True))
@@ -122,3 +148,191 @@ def magnitudes(stack: Tensor) -> Tensor:
         return stack.new_zeros(len(stack))
     found: Tensor = torch.linalg.vector_norm(stack, torch.inf, dim=(1, 2))
     return found
+
+
+def eigvalsh(stack: Tensor) -> Tensor:
+    """`torch.linalg.eigvalsh` of a stack [b, d, d], in parts side by side on one GPU where that is faster.
+
+    A solver takes the matrices of a stack one after the other, and most of its time is spent between kernels too small
+    to fill the device. Parts of a stack on streams of their own, each driven by a thread, fill the gaps.
+
+    >>> eigvalsh(torch.tensor([[[2.0, 1.0], [1.0, 2.0]]]))
+    tensor([[1., 3.]])
+    """
+    if stack.device.type != "cuda" or len(stack) < 2 or not _BATCHED < stack.shape[-1] <= _LARGEST:
+        return _eigvalsh(stack)
+    current = torch.cuda.current_stream(stack.device)
+    parts = stack.chunk(_STREAMS)
+    streams = [torch.cuda.Stream(stack.device) for _ in parts]  # type: ignore[no-untyped-call]
+
+    def decompose(part: Tensor, stream: torch.cuda.Stream) -> Tensor:
+        stream.wait_stream(current)
+        with torch.no_grad(), torch.cuda.stream(stream):
+            found = _eigvalsh(part)
+            stream.synchronize()
+        # The memory belongs to the other stream, and may be reused there as soon as it is let go of.
+        found.record_stream(current)
+        return found
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        return torch.cat(list(pool.map(decompose, parts, streams)))
+
+
+def _eigvalsh(stack: Tensor) -> Tensor:
+    found: Tensor = torch.linalg.eigvalsh(stack)
+    return found
+
+
+def krylov(stack: Tensor, *, residual: float, squarings: int = 0) -> tuple[Tensor, Tensor]:
+    """λmax of positive semidefinite matrices [b, d, d], and whether it was reached, both [b].
+
+    A few squarings, then a Krylov space in a Chebyshev basis. Squaring is what a GPU does best, and a product with the
+    squared matrix is worth several with the matrix itself. In a basis of Chebyshev polynomials such a product is nearly
+    the whole of a step: no orthogonalization, no norm. So this takes a fraction of the kernels of Lanczos iteration,
+    which continues where the eigenvalue has not been reached.
+
+    With B a multiple of A^n, n = 2^squarings, and C = 2B/f − 1, f = ‖B‖_F ≥ λmax(B), the vectors p_0 = q, p_1 = Cq,
+    p_{k+1} = 2C p_k − p_{k−1} span the same space as q, Bq, B²q, ... and stay apart. With P their columns, the largest
+    eigenvalue of PᵀBP y = θ PᵀP y belongs to v = Py, where PᵀBP follows from PᵀP by the recurrence. Then λ = vᵀAv/vᵀv
+    is reached when ‖Av − λv‖ ≤ residual·λ‖v‖.
+
+    >>> value, reached = krylov(torch.diag(torch.tensor([3.0, 1.0, 0.5], dtype=torch.float64))[None], residual=1e-8)
+    >>> round(value.item(), 9), reached.item()
+    (3.0, True)
+    """
+    b, d, _ = stack.shape
+    power = stack
+    for _ in range(squarings):
+        # Divided by the trace, so that powers neither vanish nor grow.
+        trace = power.diagonal(dim1=1, dim2=2).sum(1)
+        half = power / torch.where(trace > 0, trace, 1.0)[:, None, None]
+        power = torch.bmm(half, half)
+    bound = torch.linalg.vector_norm(power, dim=(1, 2))
+    bound = torch.where(bound > 0, bound, 1.0)
+    # 2C, so that a step is one product.
+    twice = power * (4 / bound)[:, None, None]
+    twice.diagonal(dim1=1, dim2=2).sub_(2)
+    del power
+    basis = stack.new_empty(_DEGREE + 1, b, d, 1)
+    basis[0] = _start(d).to(stack)[:, None]
+    torch.baddbmm(basis[0], twice, basis[0], beta=0, alpha=0.5, out=basis[1])
+    for k in range(1, _DEGREE):
+        torch.baddbmm(basis[k - 1], twice, basis[k], beta=-1, out=basis[k + 1])
+    p = basis[..., 0].transpose(0, 1)  # [b, degree + 1, d]
+    v = torch.bmm(p[:, :-1].mT, _best(torch.bmm(p, p.mT)))
+    for _ in range(_POLISH):
+        v = torch.baddbmm(v, twice, v, beta=2)  # 4B/f
+    v = torch.nn.functional.normalize(v, dim=1)
+    av = torch.bmm(stack, v)
+    # The quotient is right to the square of what the vector is off, also where rounding has its part in that.
+    value = (v * av).sum((1, 2))
+    off = torch.linalg.vector_norm(av - value[:, None, None] * v, dim=(1, 2))
+    return value, off <= residual * value
+
+
+def _best(gram: Tensor) -> Tensor:
+    """The coefficients y of the largest eigenvalue, [b, degree, 1], from PᵀP with one vector more than is used."""
+    inner, once = gram[:, :-1, :-1], gram[:, :-1]
+    # 4B p_k/f = p_{k+1} + 2 p_k + p_{k−1}, and 4B p_0/f = 2 p_1 + 2 p_0
+    image = 2 * inner
+    image[:, :, 1:] += once[:, :, 2:] + once[:, :, :-2]
+    image[:, :, 0] += 2 * once[:, :, 1]
+    values, vectors = torch.linalg.eigh(inner)
+    kept = values > values[:, -1:] * 1e-13
+    root = vectors * torch.where(kept, values.abs().rsqrt(), 0.0)[:, None, :]
+    small = root.mT @ image @ root
+    _, y = torch.linalg.eigh((small + small.mT) / 2)
+    found: Tensor = root @ y[:, :, -1:]
+    return found
+
+
+def lanczos(stack: Tensor, *, residual: float) -> tuple[Tensor, Tensor]:
+    """λmax of positive semidefinite matrices [b, d, d], and whether it was reached, both [b].
+
+    Lanczos: with the columns of Q orthonormal and spanning q, Aq, A²q, ..., the largest eigenvalue θ of H = QᵀAQ grows
+    towards λmax, and some eigenvalue of A is within ‖Ay − θy‖ of θ, y = Qs, Hs = θs. It is reached when this is at most
+    residual·θ. Once Q is full, only the space of its best y is kept, and grows again (thick restart).
+
+    The elements should be near 1. A space that A maps to itself cannot grow: the vectors after it are zero, and so are
+    the eigenvalues of H which they add; these are not above λmax as A is positive semidefinite.
+
+    >>> value, reached = lanczos(torch.diag(torch.linspace(0, 1, 100, dtype=torch.float64))[None], residual=1e-8)
+    >>> round(value.item(), 9), reached.item()
+    (1.0, True)
+    """
+    b, d, _ = stack.shape
+    held = min(_BASIS, d)
+    q = stack.new_zeros(b, held + 1, d)
+    q[:, 0] = _start(d).to(stack)
+    h = stack.new_zeros(b, held, held)
+    noise = 4 * d * torch.finfo(stack.dtype).eps
+    known = 0
+    for _ in range(1 + _RESTARTS):
+        for k in range(known, held):
+            basis, w = q[:, : k + 1], torch.bmm(stack, q[:, k, :, None])
+            # Once leaves rounding errors of the size of what was taken away; twice is enough.
+            first = torch.bmm(basis, w)
+            w = torch.baddbmm(w, basis.mT, first, alpha=-1)
+            second = torch.bmm(basis, w)
+            w = torch.baddbmm(w, basis.mT, second, alpha=-1)
+            h[:, : k + 1, k] = (first + second)[..., 0]
+            beta = torch.linalg.vector_norm(w, dim=1)
+            q[:, k + 1] = torch.where(beta > noise, w[..., 0] / beta, 0.0)
+        values, vectors = torch.linalg.eigh(h, UPLO="U")
+        theta = values[:, -1]
+        reached = torch.where(beta > noise, beta * vectors[:, -1, -1:].abs(), 0.0)[:, 0] <= residual * theta
+        if held == d or reached.all():
+            break
+        known = _KEPT
+        q[:, :known] = torch.bmm(vectors[:, :, -known:].mT, q[:, :held])
+        q[:, known] = q[:, held]
+        h = torch.diag_embed(torch.nn.functional.pad(values[:, -known:], (0, held - known)))
+    return theta, reached
+
+
+def _start(d: int) -> Tensor:
+    """A direction that no layer's matrix has reason to avoid, and the same at every call: random, of a fixed seed."""
+    drawn = torch.randn(d, dtype=torch.float64, generator=torch.Generator().manual_seed(0x6C7972))
+    return torch.nn.functional.normalize(drawn, dim=0)
+
+
+def largest_by_squaring(stack: Tensor) -> Tensor:
+    """λmax of positive semidefinite matrices [b, d, d], as [b]; 0 for matrices of zeros, NaN for ones not finite.
+
+    Squaring takes more arithmetic than Lanczos iteration and far fewer kernels, and nothing waits for the device: for
+    small matrices on a GPU this is the faster way.
+
+    With B_0 = A/tr A and B_k = B_{k−1}², divided by its trace t_k now and then, these traces add up to the power
+
+        tr A^n = Π_j t_j^{n/2^j},   n = 2^k,
+
+    and (tr A^{2n}/tr A^n)^{1/n} grows towards λmax: of eigenvalues λ_i = λmax(1 − δ_i) only those with δ_i < 1/n count,
+    and these are λmax but for their number. With n = 2^22 that is a relative 1e-6 at the worst, of a spectrum made for
+    it; rounding in B_k counts 2^−k times.
+
+    >>> largest_by_squaring(torch.diag(torch.linspace(0, 1, 100, dtype=torch.float64))[None])
+    tensor([1.], dtype=torch.float64)
+    """
+    traces = [_trace(stack)]
+    power = stack / traces[0][:, None, None]
+    for k in range(1, _TIMES_SQUARED + 1):
+        power = torch.bmm(power, power)
+        if k % _EVERY == 0 or k == _TIMES_SQUARED:
+            traces.append(_trace(power))
+            power = power.div_(traces[-1][:, None, None])
+    logarithms = torch.stack(traces).log()
+    found = torch.einsum("kb,k->b", logarithms, _shares(stack.dtype, stack.device)).exp()
+    return torch.where(traces[0] == 0, 0.0, found)
+
+
+@cache
+def _shares(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """How much each trace counts. Kept: a CUDA graph cannot hold the copy to its device."""
+    shares = [2.0**-k for k in range(0, _TIMES_SQUARED, _EVERY)] + [2.0**-_TIMES_SQUARED]
+    # What the last trace adds is ln(tr A^2n)/2n − ln(tr A^n)/n; taken twice, it leaves ln(tr A^2n/tr A^n)/n.
+    shares[-1] *= 2
+    return torch.tensor(shares, dtype=dtype, device=device)
+
+
+def _trace(stack: Tensor) -> Tensor:
+    return stack.diagonal(dim1=1, dim2=2).sum(1)

@@ -1,35 +1,81 @@
-"""The Fisher matrix of a small network, exactly: F, the second-moment matrix M, and their blocks, one a layer.
+"""The Fisher matrix of a small network, exactly: F, the second-moment matrix M, and their blocks, one per layer.
 
     F = (1/N) Σ_i E_{y ~ q(y|x_i)} ∇ℓ_i ∇ℓ_iᵀ        M = (1/N) Σ_i ∇ℓ_i ∇ℓ_iᵀ with the labels of the data
 
-(section 2 of Huang et al., 2020), over θ, the weights and biases that require gradients. ℓ_i is the loss of sample i,
-defined so that the mean loss is L = (1/N) Σ_i ℓ_i. `gyroscope.condition` approximates the blocks by Σx ⊗ Σ∇h, for
-networks of any size; these are what it approximates.
+(section 2 of Huang et al., 2020), over θ, the weights and biases that require gradients (`parameters`). ℓ_i is the loss
+of sample i, defined so that the mean loss is L = (1/N) Σ_i ℓ_i. `gyroscope.condition` approximates the blocks by
+Σx ⊗ Σ∇h, for networks of any size; these are what it approximates.
+
+With J the Jacobian of the output f of a sample and s = ∂ℓ/∂f its score, ∇ℓ = Jᵀs, so that every matrix of second
+moments is
+
+    (1/N) Σ_i J_iᵀ E(s sᵀ) J_i,     E(s sᵀ) = Σ_r b_r b_rᵀ.
+
+`scores_of` gives the rows b_r: one for a label that is known or drawn. The expectation over the model's own labels is
+known in closed form, with c the share of a prediction in ℓ:
+
+    categorical   E(s sᵀ) = c² (diag q − q qᵀ) = Σ_k c² q_k (q − e_k)(q − e_k)ᵀ      (c² diag q for log-probabilities)
+    Bernoulli     E(s sᵀ) = c² q (1 − q)
+    Gaussian      E(s sᵀ) = I / σ²
+
+`gradient_rows` pulls the rows b_r back through the network, to the rows Jᵀb_r of a factor G of the matrix. `Moments`
+holds GᵀG/N.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import vjp, vmap
+from torch.nn.parameter import is_lazy
 
 from gyroscope.base.accepted import flag, real
-from gyroscope.conditioning.fisher_moments import Moments, Sum
-from gyroscope.conditioning.fisher_parameters import Parameters, parameters
-from gyroscope.conditioning.fisher_rows import gradient_rows
-from gyroscope.conditioning.fisher_scores import Labels, scores_of
+from gyroscope.conditioning.eigen import eigenvalues
 from gyroscope.conditioning.spectra import Spectrum
-from gyroscope.errors import ConditioningError
+from gyroscope.errors import ConditioningError, LayerError
+from gyroscope.layers.class_names import ancestry, wrapped_in
+from gyroscope.layers.layer import layers
 from gyroscope.passes.batches import batches
-from gyroscope.passes.labels import Loss
-from gyroscope.passes.network import borrowed, cast_loss, check_run, first_output, network
+from gyroscope.passes.labels import (
+    Likelihood,
+    Loss,
+    class_dimension,
+    distribution,
+    known,
+    probabilities,
+    sample_targets,
+)
+from gyroscope.passes.losses import mean_loss
+from gyroscope.passes.network import (
+    Network,
+    batched,
+    borrowed,
+    cast,
+    cast_loss,
+    check_run,
+    first_output,
+    independent,
+    network,
+)
 from gyroscope.vectors.eager import accumulator
 
 __all__ = ["Exact", "fisher", "gradient_rows", "parameters", "scores_of"]
+
+Labels = Literal["model", "sampled", "true"] | Callable[[Tensor, torch.Generator], Any]
+
+# Elements held at a time: of gradient rows, and of the activations they go back through.
+_ROWS = 1 << 23
+_ACTIVATIONS = 1 << 25
+
+Rows = dict[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +153,7 @@ def fisher(
 
     The expectation over labels is exact: for the cross-entropy F = (1/N) Σ_i J_iᵀ (diag q_i − q_i q_iᵀ) J_i with J_i
     the Jacobian of the logits. Where ℓ is the negative log-likelihood of q, F is also the Gauss-Newton matrix. That is
-    so for all losses of one prediction a sample, for squared errors, and for sums; but where a mean is taken over D
+    so for all losses of one prediction per sample, for squared errors, and for sums; but where a mean is taken over D
     labels of a sample (pixels, tokens, several Bernoulli labels), ℓ is 1/D of it and F is 1/D of Gauss-Newton.
 
     The network is run in the mode it is in. With batch statistics (batch normalisation in training mode) ℓ_i depends on
@@ -116,13 +162,13 @@ def fisher(
 
     Args:
         model: any module whose output is one tensor [N, ...].
-        loss: `loss(output, target)`: a mean over the batch, a sum, or one value a sample; all give the same matrix for
-            one prediction a sample. Class weights count in M.
+        loss: `loss(output, target)`: a mean over the batch, a sum, or one value per sample; all give the same matrix
+            for one prediction per sample. Class weights count in M.
         batch: (inputs, targets), or an iterable of these; inputs are a tensor, a tuple of positional arguments or a
             dict of keyword arguments. Tensors whose leading dimension is N are split into samples.
-        labels: "model" for F; "sampled" for F with one label a sample drawn from the model; "true" for M; or a function
-            (output, generator) → targets that draws them. `gyroscope.passes.labels` says from which losses the
-            model's distribution is known.
+        labels: "model" for F; "sampled" for F with one label per sample drawn from the model; "true" for M; or a
+            function (output, generator) → targets that draws them. `gyroscope.passes.labels` says from which losses
+            the model's distribution is known.
         blocks: form the blocks of the layers' weights alone, never the whole.
         layers: glob patterns on the names of layers: the matrix is over the weights of these alone.
         limit: the most parameters of a matrix.
@@ -189,3 +235,403 @@ def _refuse_large(chosen: Parameters, blocks: bool, limit: float) -> None:
             f"{8 * most**2 / 1e9:,.1f} GB. Use gyroscope.condition for the spectra of all layers at any size, "
             f"top_eigenvalue for λmax alone, {smaller}layers= for some of the layers, or raise limit=."
         )
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of a matrix, in order.
+
+    Attributes:
+        model: the module they are in, without wrappers that would communicate or compile.
+        names: by the name `named_parameters` has for each, the name to show: the layer's where it is one.
+        sizes: how many elements each has.
+        weights: the names to show of those that are the weight of a layer.
+    """
+
+    model: nn.Module
+    names: dict[str, str]
+    sizes: tuple[int, ...]
+    weights: tuple[str, ...]
+
+
+def parameters(model: nn.Module, *, only: str | Iterable[str] | None = None, weights: bool = False) -> Parameters:
+    """The weights and biases of `model` that require gradients, a shared one once.
+
+    Args:
+        model: any module.
+        only: glob pattern or patterns: the weights of the layers they match, instead of all parameters.
+        weights: the weights of all layers, instead of all parameters.
+
+    >>> net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2, bias=False))
+    >>> parameters(net).names, parameters(net).weights
+    ({'0.weight': '0.weight', '0.bias': '0.bias', '1.weight': '1.weight'}, ('0.weight', '1.weight'))
+    """
+    if not isinstance(model, nn.Module):
+        raise ConditioningError(f"the model is a {type(model).__name__}; accepted is a torch.nn.Module.")
+    while wrapped := wrapped_in(model):
+        model = getattr(model, wrapped)
+    named = dict(model.named_parameters())
+    for name, parameter in named.items():
+        if is_lazy(parameter) or parameter.is_meta or "DTensor" in ancestry(parameter) or parameter.is_complex():
+            raise ConditioningError(
+                f"{name!r} is lazy, on the meta device, sharded or complex; give a model whose parameters are whole, "
+                "real tensors with values."
+            )
+    try:
+        shown = {id(layer.parameter): layer.name for layer in layers(model, include=only)}
+    except LayerError:
+        # A network without layers still has a matrix over all of its parameters.
+        if only is not None or weights:
+            raise
+        shown = {}
+    trained = {name: p for name, p in named.items() if p.requires_grad and p.numel()}
+    if only is not None or weights:
+        trained = {name: p for name, p in trained.items() if id(p) in shown}
+    if not trained:
+        which = "no parameter" if only is None else f"no weight of the layers {only!r}"
+        raise ConditioningError(f"{which} requires gradients; the matrices are over those that do.")
+    names = {name: shown.get(id(p), name) for name, p in trained.items()}
+    of_layers = tuple(names[name] for name, p in trained.items() if id(p) in shown)
+    return Parameters(model, names, tuple(p.numel() for p in trained.values()), of_layers)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """E(s sᵀ) of every sample of a batch.
+
+    Attributes:
+        samples: how many have a label; the others count for nothing.
+        factor: the rows b_r of some of the samples, [samples, r, ...].
+        times: E(s sᵀ) t of every sample, for t of the form of the output.
+    """
+
+    samples: int
+    factor: Callable[[slice], Tensor]
+    times: Callable[[Tensor], Tensor]
+
+
+def scores_of(loss: Loss, output: Tensor, target: Any, labels: Labels, generator: torch.Generator) -> Scores:
+    """Scores over the labels that are meant.
+
+    Args:
+        loss: the loss of (output, target).
+        output: f of the whole batch.
+        target: the labels of the data.
+        labels: "model" for the expectation over the model's own, "sampled" for one of these drawn per sample, "true"
+            for `target`; or a function (output, generator) → targets.
+        generator: where draws come from.
+    """
+    if labels == "model":
+        return model_scores(loss, output, target)
+    if labels == "sampled":
+        like = target if isinstance(target, Tensor) else None
+        target = sample_targets(loss, output, generator=generator, like=like)
+    elif callable(labels):
+        target = cast(labels(output, generator), output.dtype)
+    return label_scores(loss, output, target)
+
+
+def model_scores(loss: Loss, output: Tensor, target: Any) -> Scores:
+    """Scores in expectation over labels drawn from the model; positions whose true target says so have none.
+
+    >>> from torch.nn.functional import cross_entropy
+    >>> model_scores(cross_entropy, torch.zeros(1, 2), torch.tensor([0])).times(torch.tensor([[1.0, 0.0]]))
+    tensor([[ 0.2500, -0.2500]])
+    """
+    q = distribution(loss, output)
+    if q.family == "categorical":
+        if output.dim() < 2:
+            raise ConditioningError(f"the output has shape {list(output.shape)}; accepted is [samples, classes, ...].")
+        if q.log_probabilities:
+            total = probabilities(q, output).sum(1)
+            if not torch.allclose(total, torch.ones_like(total), atol=1e-2):
+                raise ConditioningError(
+                    f"the loss takes log-probabilities, but exp(output) adds up to {total.flatten()[0]:.3g}: end the "
+                    "model in log_softmax, or use the cross-entropy on its logits."
+                )
+    labelled = _labelled(q, output, target)
+    predictions = labelled[:1].numel()
+    samples = _some(int(labelled.reshape(len(output), -1).any(1).sum()) if len(output) else 0)
+    share = {"sum": 1.0, "none": 1 / predictions, "mean": samples / max(1, int(labelled.sum()))}[q.reduction]
+    each = share * labelled.to(output.dtype)
+    return Scores(samples, lambda which: _factor(q, output[which], each[which]), partial(_times, q, output, each))
+
+
+def label_scores(loss: Loss, output: Tensor, target: Any) -> Scores:
+    """Scores for one label per sample, s_i = N ∂L/∂f_i with L the mean loss.
+
+    >>> from torch.nn.functional import mse_loss
+    >>> label_scores(mse_loss, torch.ones(2, 1), torch.tensor([[0.0], [-1.0]])).factor(slice(0, 2)).flatten()
+    tensor([2., 4.])
+    """
+    samples, q = _some(len(output)), known(loss)
+    rows = _scores(loss, output, target)
+    if q is None:
+        _refuse_mixing(loss, output, target, rows)
+    elif q.family == "categorical" and output.dim() > 1:
+        samples = int(_labelled(q, output, target).flatten(1).any(1).sum())
+        if q.reduction == "mean":
+            rows = rows * (samples / len(output))
+
+    def times(t: Tensor) -> Tensor:
+        inner = (rows * t).reshape(len(rows), -1).sum(1)
+        return rows * inner.reshape(-1, *[1] * (t.dim() - 1))
+
+    return Scores(_some(samples), lambda which: rows[which, None], times)
+
+
+def _some(samples: int) -> int:
+    if not samples:
+        raise ConditioningError("no sample has a label: the batch is empty, or every target is the ignore_index.")
+    return samples
+
+
+def _labelled(q: Likelihood, output: Tensor, target: Any) -> Tensor:
+    """Which predictions have a label: [N, 1, ...] for a categorical distribution, else of the output's shape."""
+    if q.family != "categorical":
+        return torch.ones_like(output, dtype=torch.bool)
+    if isinstance(target, Tensor) and not target.is_floating_point() and target.shape == output[:, 0].shape:
+        return target.ne(q.ignore_index).unsqueeze(1)
+    return torch.ones_like(output[:, :1], dtype=torch.bool)
+
+
+def mean_of(loss: Loss, output: Tensor, target: Any) -> Tensor:
+    """L, the mean loss of a batch.
+
+    >>> from torch.nn.functional import mse_loss
+    >>> mean_of(mse_loss, torch.ones(2, 1), torch.zeros(2, 1))
+    tensor(1.)
+    """
+    try:
+        value = mean_loss(loss, output, target)[0]
+    except ConditioningError:
+        raise
+    except Exception as error:
+        raise ConditioningError(
+            f"the loss failed with {type(error).__name__}: {error}. It is called as loss(output, target), the output "
+            f"being {output.dtype}; dtype=None runs the network in its own dtype."
+        ) from error
+    if not bool(value.isfinite()):
+        raise ConditioningError(f"the loss is {value.item()}: there is no curvature to speak of.")
+    return value
+
+
+def _scores(loss: Loss, output: Tensor, target: Any) -> Tensor:
+    leaf = output.detach().requires_grad_()
+    value = mean_of(loss, leaf, target)
+    if not value.requires_grad:
+        return torch.zeros_like(output)
+    (gradient,) = torch.autograd.grad(value, leaf, allow_unused=True, materialize_grads=True)
+    return gradient.detach() * len(output)
+
+
+def _refuse_mixing(loss: Loss, output: Tensor, target: Any, rows: Tensor) -> None:
+    """Refuse a loss in which a sample's score depends on the others, but for a common factor such as Σ weights."""
+    n = len(output)
+    half = n // 2
+    if not half or not isinstance(target, Tensor) or not target.dim() or len(target) != n:
+        return
+    alone = _scores(loss, output[:half], target[:half])
+    among = rows[:half]
+    scale = (alone * among).sum() / alone.square().sum().clamp_min(torch.finfo(alone.dtype).tiny)
+    if not bool((alone * scale - among).norm() <= 1e-3 * among.norm()):
+        raise ConditioningError(
+            "the loss of a sample depends on the other samples of the batch, so that it has no gradients of samples; "
+            'accepted is a mean, a sum or a list of losses of samples. top_eigenvalue(matrix="hessian" or '
+            '"gauss_newton") takes any loss.'
+        )
+
+
+def _factor(q: Likelihood, output: Tensor, share: Tensor) -> Tensor:
+    """All b_r of each sample: [n, r, ...]. A prediction has as many as classes, or one."""
+    shape, n = output.shape, len(output)
+    if q.family == "categorical":
+        p = probabilities(q, output).flatten(2) if output.dim() > 2 else probabilities(q, output)[:, :, None]
+        classes = p.shape[1]
+        one = torch.eye(classes, dtype=p.dtype, device=p.device)[None, :, :, None]
+        by_class = p.sqrt()[:, :, None] * (one if q.log_probabilities else one - p[:, None])  # [n, label, class, place]
+        by_class = by_class * share.reshape(n, 1, 1, -1)
+        rows = torch.diag_embed(by_class).permute(0, 3, 1, 2, 4)
+    else:
+        rows = torch.diag_embed(_deviation(q, output, share).reshape(n, -1))
+    return rows.reshape(n, -1, *shape[1:]).to(output.dtype)
+
+
+def _times(q: Likelihood, output: Tensor, share: Tensor, t: Tensor) -> Tensor:
+    if q.family != "categorical":
+        return (_deviation(q, output, share).square() * t).to(t.dtype)
+    p = probabilities(q, output)
+    mean = 0.0 if q.log_probabilities else (p * t).sum(class_dimension(output), keepdim=True)
+    return (share.square() * p * (t - mean)).to(t.dtype)
+
+
+def _deviation(q: Likelihood, output: Tensor, share: Tensor) -> Tensor:
+    """√E(s²) of each element, for distributions whose elements are independent."""
+    if q.family == "gaussian":
+        return torch.full_like(output, q.variance**-0.5)
+    p = probabilities(q, output)
+    return share * (p * (1 - p)).sqrt()
+
+
+def gradient_rows(f: Network, output: Tensor, scores: Scores) -> Iterator[Rows]:
+    """Yield by parameter pieces [rows, size] of the gradients Jᵀb of all samples; rows that are zero may be among them.
+
+    Where the output of a sample depends on that sample alone, gradients are taken for many samples side by side, each
+    with a forward pass of its own (`vmap`). Under batch statistics it depends on the whole batch through mean and
+    variance: ∇ℓ_i then is row i of the Jacobian of all losses with respect to θ, and each row is a backward pass
+    through the batch.
+
+    Args:
+        f: the network on its batch.
+        output: f(θ) for the whole batch.
+        scores: rows b of each sample.
+    """
+    n = len(output)
+    if not independent(f, output):
+        yield from _together(f, scores, _most(f))
+        return
+    most = _most(f.part(n, slice(0, 1)))
+    pulled = _puller(f, n)
+    try:
+        pulled(slice(0, 1), scores.factor(slice(0, 1)))
+    except (RuntimeError, ValueError):
+        # Some operation is unknown to vmap. One sample after another is slower, and always works.
+        for i in range(n):
+            yield from _together(f.part(n, slice(i, i + 1)), scores, most, start=i)
+        return
+    for some, rows in _pieces(n, scores, most):
+        yield {name: row.reshape(rows.shape[:2].numel(), -1) for name, row in pulled(some, rows).items()}
+
+
+def _puller(f: Network, n: int) -> Callable[[slice, Tensor], Rows]:
+    """The function that pulls rows [samples, r, ...] at the outputs of some samples back to the parameters."""
+    leaves, rebuild = batched(f.batch, n)
+
+    def one(sample: list[Tensor], rows: Tensor) -> Rows:
+        batch = rebuild([leaf[None] for leaf in sample])
+        pull: Callable[[Tensor], tuple[Rows]] = vjp(lambda theta: f(theta, batch)[0], f.theta)[1]
+        found: Rows = vmap(lambda row: pull(row)[0])(rows)
+        return found
+
+    def pulled(some: slice, rows: Tensor) -> Rows:
+        found: Rows = vmap(one)([leaf[some] for leaf in leaves], rows)
+        return found
+
+    return pulled
+
+
+def _together(f: Network, scores: Scores, most: int, *, start: int = 0) -> Iterator[Rows]:
+    """Gradients of the samples of one forward pass, the first of which is sample `start` of the scores."""
+    theta = {name: p.detach().requires_grad_() for name, p in f.theta.items()}
+    output = f(theta)
+    for some, rows in _pieces(len(output), scores, most, start=start):
+        k, r = rows.shape[:2]
+        cotangents = output.new_zeros(k, r, *output.shape)
+        index = torch.arange(k, device=output.device)
+        cotangents[index, :, index + some.start - start] = rows
+        pulled = _pull(output, list(theta.values()), cotangents.flatten(0, 1))
+        yield {name: row.reshape(k * r, -1) for name, row in zip(theta, pulled, strict=True)}
+
+
+def _pull(output: Tensor, theta: list[Tensor], cotangents: Tensor) -> list[Tensor]:
+    """Jᵀ of many cotangents at once, or one after another where that is not known."""
+    found: Sequence[Tensor | None]
+    try:
+        found = torch.autograd.grad(
+            output, theta, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=True
+        )
+    except (RuntimeError, ValueError):
+        each = [torch.autograd.grad(output, theta, c, retain_graph=True, allow_unused=True) for c in cotangents]
+        found = [None if row[0] is None else torch.stack(row) for row in zip(*each, strict=True)]
+    zero = (len(cotangents),)
+    return [p.new_zeros(zero + p.shape) if row is None else row for p, row in zip(theta, found, strict=True)]
+
+
+def _pieces(n: int, scores: Scores, most: int, *, start: int = 0) -> Iterator[tuple[slice, Tensor]]:
+    """Some samples at a time with some of their rows: `most` rows in all, or one sample's."""
+    each = scores.factor(slice(start, start + 1)).shape[1]
+    samples = max(1, most // each)
+    for first in range(start, start + n, samples):
+        some = slice(first, min(first + samples, start + n))
+        for rows in torch.split(scores.factor(some), min(each, most), dim=1):
+            yield some, rows
+
+
+def _most(f: Network) -> int:
+    """How many rows to take at a time, so that neither they nor what they go back through fill the memory."""
+    held = [1]
+
+    def count(tensor: Tensor) -> Tensor:
+        held.append(tensor.numel())
+        return tensor
+
+    with saved_tensors_hooks(count, lambda tensor: tensor):
+        f({name: p.detach().requires_grad_() for name, p in f.theta.items()})
+    size = sum(math.prod(p.shape) for p in f.theta.values())
+    return max(1, min(_ROWS // size, _ACTIVATIONS // sum(held)))
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """A matrix of second moments GᵀG/N of dimension d, kept by its rows G as long as these are fewer than d.
+
+    The eigenvalues of GᵀG/N above zero are those of GGᵀ/N, which is the smaller of the two then.
+
+    Attributes:
+        held: G/√N, [rows, d], where there are fewer rows than d; else GᵀG/N, [d, d].
+        dimension: d.
+
+    >>> one = Moments(torch.tensor([[3.0, 4.0]], dtype=torch.float64), 2)
+    >>> one.matrix.tolist(), one.spectrum(tolerance=0.0).full()
+    ([[9.0, 12.0], [12.0, 16.0]], array([25.,  0.]))
+    """
+
+    held: Tensor
+    dimension: int
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        """GᵀG/N itself."""
+        return self.held.T @ self.held if len(self.held) < self.dimension else self.held
+
+    def part(self, where: slice) -> Moments:
+        """The block of some of the dimensions."""
+        size = where.stop - where.start
+        if len(self.held) == self.dimension:
+            return Moments(self.held[where, where], size)
+        rows = self.held[:, where]
+        return Moments(rows if len(rows) < size else rows.T @ rows, size)
+
+    def spectrum(self, *, tolerance: float) -> Spectrum:
+        """The eigenvalues, from the smaller side."""
+        smaller = self.held @ self.held.T if len(self.held) < self.dimension else self.held
+        return Spectrum.of(eigenvalues([smaller])[0], self.dimension, tolerance=tolerance)
+
+
+class Sum:
+    """Σ g gᵀ over rows g as they come, in float64."""
+
+    def __init__(self, dimension: int, device: torch.device) -> None:
+        self.dimension, self.device = dimension, device
+        self.rows: list[Tensor] = []
+        self.count = 0
+        self.total: Tensor | None = None
+
+    def add(self, rows: Tensor) -> None:
+        """Add some rows, [k, dimension]."""
+        rows = rows.to(self.device, torch.float64)
+        self.count += len(rows)
+        if self.total is None and self.count < self.dimension:
+            self.rows.append(rows)
+            return
+        if self.total is None:
+            self.total = torch.zeros(self.dimension, self.dimension, dtype=torch.float64, device=self.device)
+        for one in (*self.rows, rows):
+            self.total.addmm_(one.T, one)
+        self.rows = []
+
+    def mean(self, samples: int) -> Moments:
+        """What has come, divided by a number of samples."""
+        if self.total is None:
+            return Moments(torch.cat(self.rows) / samples**0.5, self.dimension)
+        return Moments(self.total.div_(samples), self.dimension)

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from gyroscope.base.accepted import real, whole
-from gyroscope.conditioning.fisher import fisher
-from gyroscope.conditioning.fisher_scores import Labels
+from gyroscope.conditioning.fisher import Labels, fisher
 from gyroscope.layers.class_names import wrapped_in
 from gyroscope.passes.batches import batches
 from gyroscope.passes.labels import Loss

@@ -13,8 +13,7 @@ from gyroscope.base.alone import alone
 from gyroscope.conditioning import ranks
 from gyroscope.conditioning.capture import Capture
 from gyroscope.conditioning.result import Conditioning, LayerConditioning
-from gyroscope.conditioning.solve import solve
-from gyroscope.conditioning.spectrometer import Spectrometer
+from gyroscope.conditioning.solve import Spectrometer, solve
 from gyroscope.conditioning.uses import Use, in_order
 from gyroscope.errors import ConditioningError, GyroscopeError
 from gyroscope.layers.layer import Layer
@@ -82,7 +81,7 @@ class Passes:
             if self.sharded:
                 stack.enter_context(without_gradients(self.model))
             else:
-                stack.enter_context(requiring_gradients(self.layers))
+                stack.enter_context(requiring_gradients(layer.parameter for layer in self.layers))
             if self.hidden:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             _show_recurrences(self.model, self.device, stack)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gyroscope.base.accepted import real, whole
-from gyroscope.conditioning.shares import P, check_p
+from gyroscope.conditioning.spectra import P, check_p
 from gyroscope.errors import ConditioningError
 
 

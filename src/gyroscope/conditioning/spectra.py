@@ -1,21 +1,25 @@
-"""Spectra of the factors Σx and Σ∇h of a layer: λmax, λ_p and κ_p."""
+"""Spectra of the factors Σx and Σ∇h of a layer: λmax, λ_p and κ_p, and the shares p they are taken at."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gyroscope.base.accepted import real
 from gyroscope.conditioning.products import index_at
 from gyroscope.errors import ConditioningError
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+#: Shares p of the dimension at which condition numbers κ_p are taken by default.
+P = (0.1, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,3 +142,19 @@ def _cleared(values: npt.NDArray[np.float64], dimension: int, tolerance: float, 
     ordered = np.sort(values)[::-1]
     least = np.maximum(tolerance * ordered[:1], rounding * ordered.sum() / max(dimension, 1))
     return Spectrum(np.where(ordered > least, ordered, 0.0), dimension)
+
+
+def check_p(p: Any) -> tuple[float, ...]:
+    """Return shares p of the dimension as floats; each must lie in (0, 1].
+
+    >>> check_p([0.5, 1])
+    (0.5, 1.0)
+    """
+    try:
+        given = list(p)
+    except TypeError:
+        given = [p]
+    for one in given:
+        if not 0 < real(one) <= 1:
+            raise ConditioningError(f"p holds {one!r}; accepted are shares of the dimension in (0, 1], such as 0.5.")
+    return tuple(real(one) for one in given)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gyroscope.conditioning.factors import Factor, accumulated_in
-from gyroscope.passes.columns import patch_columns
-from gyroscope.passes.patches import patch_count, patch_gram
+from gyroscope.passes.patches import patch_columns, patch_count, patch_gram
 
 Reads = Callable[[Factor, Tensor], None]
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from gyroscope.base.accepted import whole
 from gyroscope.errors import LayerError
 from gyroscope.layers.class_names import ancestry, wrapped_in
-from gyroscope.layers.last_linear import around, features, last_linear, owner
 from gyroscope.layers.layer import Layer
+from gyroscope.layers.output_layer import around, features, last_linear, owner
 
 Kind = Literal["batch", "layer"]
 Gain = Literal["uniform", "ones"]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Literal, get_args
@@ -22,11 +24,10 @@ from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 from gyroscope.errors import LayerError
 from gyroscope.layers.class_names import ancestry, is_conv1d, is_norm, snake, wrapped_in
 from gyroscope.layers.order import forward_order
-from gyroscope.layers.parts import Granularity as Granularity
-from gyroscope.layers.parts import split as split
-from gyroscope.layers.patterns import matching, patterns, unmatched
 
 Kind = Literal["linear", "conv", "conv_transpose", "attention", "recurrent", "embedding", "other"]
+
+Granularity = Literal["tensor", "row", "block", "expert"]
 
 
 @dataclass(frozen=True)
@@ -216,9 +217,15 @@ _KNOWN: tuple[tuple[Any, Kind, str], ...] = (
     (nn.Bilinear, "linear", r"weight"),
     (nn.Linear, "linear", r"weight"),
 )
+
+
 #: How modules of other classes name what multiplies, and what is added: biases and positions, not `positionwise`.
 _MATRIX = re.compile(r"weight|kernel|proj|^w(\d*|[._]\w+)$|^[uv]\d+$|(^|_)fn$")
+
+
 _BIAS = re.compile(r"bias")
+
+
 _ADDED = re.compile(r"bias|(?<![a-z])pos(ition(s|al)?)?(?![a-z])")
 
 
@@ -378,3 +385,87 @@ def _in_order_of_use(model: nn.Module, chosen: list[Layer], sample: object) -> l
     while (wrapped := wrapped_in(model)) and wrapped != "_fsdp_wrapped_module":
         model = getattr(model, wrapped)
     return [chosen[position] for position in forward_order(model, parameters, sample)]
+
+
+def split(layer: Layer, granularity: Granularity) -> Layer:
+    """Return the same layer in the equal parts of another granularity: the tensor, output units, blocks or experts.
+
+    >>> split(layers(nn.Linear(3, 2))[0], "row").segments
+    2
+    """
+    shape = layer.parameter.shape
+    segments, dim = 1, 0
+    match granularity:
+        case "row":
+            transposed = layer.kind == "conv_transpose"
+            if transposed and layer.module.groups != 1:
+                raise LayerError(
+                    f"granularity='row' cannot split {layer.name!r}: a transposed convolution in "
+                    f"{layer.module.groups} groups has its output units along two dimensions, "
+                    "[in, out/groups, ...]. Exclude it, or use granularity='tensor'."
+                )
+            dim = 1 if transposed or (layer.kind == "linear" and is_conv1d(layer.module)) else 0
+            segments = shape[dim]
+        case "block":
+            segments, dim = _blocks(layer, shape)
+        case "expert":
+            segments = shape[0] if layer.kind == "other" and len(shape) == 3 else 1
+    return replace(layer, segments=segments, dim=dim)
+
+
+def _blocks(layer: Layer, shape: Sequence[int]) -> tuple[int, int]:
+    name = layer.name.split(".")
+    if layer.kind == "attention" and name[-1] == "in_proj_weight":
+        return 3, 0
+    if layer.kind == "recurrent" and not name[-1].startswith("weight_hr"):
+        gates = {(nn.LSTM, nn.LSTMCell): 4, (nn.GRU, nn.GRUCell): 3}
+        return next((n for classes, n in gates.items() if isinstance(layer.module, classes)), 1), 0
+    if layer.kind == "linear" and is_conv1d(layer.module) and name[-2:] == ["c_attn", "weight"]:
+        # [width, 3 width] holds q, k, v; in cross-attention [width, 2 width] holds k, v.
+        return (shape[1] // shape[0], 1) if shape[1] % shape[0] == 0 else (1, 0)
+    return 1, 0
+
+
+def patterns(option: str, given: Any) -> list[str]:
+    """Return one glob pattern on names, or several, as a list.
+
+    >>> patterns("include", "encoder.*")
+    ['encoder.*']
+    """
+    listed = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    for one in listed:
+        if not isinstance(one, str):
+            raise LayerError(
+                f"{option}={given!r} holds a {type(one).__name__}; accepted are names of layers and glob patterns on "
+                'them, one ("encoder.*") or a list of them.'
+            )
+    return listed
+
+
+def matching(pattern: str, names: dict[str, None]) -> set[str]:
+    """Return the names that a pattern matches; a name matches itself, whatever characters it has.
+
+    >>> sorted(matching("conv*", {"conv1.weight": None, "fc.weight": None}))
+    ['conv1.weight']
+    """
+    same = {pattern} & names.keys()
+    # Thousands of names are looked up; only what has a wildcard is held against each.
+    return same | {name for name in names if fnmatchcase(name, pattern)} if re.search(r"[*?[]", pattern) else same
+
+
+def unmatched(pattern: str, names: list[str], found: dict[str, tuple[Layer, bool]]) -> str:
+    """Say why a pattern matches no layer, and which names are close to it.
+
+    >>> unmatched("con.weight", ["conv.weight", "fc.weight"], {})
+    "pattern 'con.weight' matches no layer; close names are 'conv.weight', 'fc.weight'."
+    """
+    if pattern in found:
+        layer, _ = found[pattern]
+        if layer.name != pattern:
+            return f"{pattern!r} is tied to {layer.name!r} and has no layer of its own; use that name."
+        return (
+            f"{pattern!r} with shape {tuple(layer.parameter.shape)} and {layer.parameter.dtype} is no layer; "
+            "`include` also takes the name of a real or complex parameter of two or more dimensions."
+        )
+    close = get_close_matches(pattern, names, n=3, cutoff=0.4) or names[:3]
+    return f"pattern {pattern!r} matches no layer; close names are {', '.join(map(repr, close))}."

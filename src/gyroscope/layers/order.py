@@ -7,17 +7,16 @@ parametrization. Module hooks would miss all but the first.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from gyroscope.errors import LayerError
+from gyroscope.layers.untouched import evaluating, tensors, untouched
 
 
 def forward_order(model: nn.Module, parameters: Sequence[Tensor], sample: object) -> list[int]:
@@ -57,11 +56,9 @@ def _first_calls(model: nn.Module, parameters: Sequence[Tensor], sample: object)
         case _:
             args = (sample,)
     record = _FirstUse(parameters)
-    devices = {t.device for t in (*model.parameters(), *model.buffers(), *_tensors((args, kwargs)))}
-    with _untouched(model, devices), torch.no_grad():
+    with _restored(model), untouched(model, (args, kwargs)), torch.no_grad():
         try:
-            # A compiled forward would hide the parameters inside its graph.
-            with torch.compiler.set_stance("force_eager"), record:
+            with evaluating(model), record:
                 model(*args, **kwargs)
         except Exception as error:
             raise LayerError(
@@ -70,6 +67,18 @@ def _first_calls(model: nn.Module, parameters: Sequence[Tensor], sample: object)
                 "of keyword arguments, on the model's device; or leave `sample` out for registration order."
             ) from error
     return record.first
+
+
+@contextmanager
+def _restored(model: nn.Module) -> Iterator[None]:
+    """Restore buffers that a model also holds elsewhere, such as in a list, where `untouched` cannot exchange them."""
+    held = [(b, b._version, b.detach().clone()) for b in model.buffers() if not (b.is_meta or b.is_inference())]
+    try:
+        yield
+    finally:
+        for buffer, version, value in held:
+            if buffer._version != version:
+                buffer.detach().copy_(value)
 
 
 class _FirstUse(TorchFunctionMode):
@@ -91,66 +100,9 @@ class _FirstUse(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         self.calls += 1
         # A call that gives no tensor only read metadata: `weight.dtype` is no use of the weight.
-        if func is torch.Tensor.__setitem__ or any(True for _ in _tensors(result)):
-            for tensor in _tensors((args, kwargs)):
+        if func is torch.Tensor.__setitem__ or tensors(result):
+            for tensor in tensors((args, kwargs)):
                 position = self.position.get(id(tensor))
                 if position is not None:
                     self.first.setdefault(position, self.calls)
         return result
-
-
-def _tensors(tree: object) -> Iterator[Tensor]:
-    match tree:
-        case Tensor():
-            yield tree
-        case list() | tuple():
-            for branch in tree:
-                yield from _tensors(branch)
-        case Mapping():
-            yield from _tensors(list(tree.values()))
-
-
-@contextmanager
-def _untouched(model: nn.Module, devices: set[torch.device]) -> Iterator[None]:
-    """Evaluation mode and slow attention inside; modules, buffers, weights, RNG and switches as found afterwards."""
-    modules = list(model.modules())
-    training = [module.training for module in modules]
-    # Scripted modules keep their attributes and buffers elsewhere, where a pass cannot exchange them.
-    plain = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
-    attributes = [dict(module.__dict__) for module in plain]
-    registered = [dict(module._buffers) for module in plain]
-    # An embedding with a `max_norm` scales the rows it looks up, whatever the mode.
-    scaled = [m.weight for m in plain if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.max_norm is not None]
-    # Meta tensors hold nothing to restore.
-    written = [t.detach() for t in (*model.buffers(), *scaled) if not t.is_meta]
-    values = [tensor.clone() for tensor in written]
-    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    fastpath = torch.backends.mha.get_fastpath_enabled()
-    with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=[]))
-        for kind in {device.type for device in devices} - {"cpu", "meta"}:
-            indices = [device.index or 0 for device in devices if device.type == kind]
-            stack.enter_context(torch.random.fork_rng(devices=indices, device_type=kind))
-        for weight in scaled:  # graphs that are alive may have saved it, and it will be what it was
-            stack.enter_context(torch.autograd.grad_mode._unsafe_preserve_version_counter(weight))
-        try:
-            for module in modules:
-                # Not `eval()`: an overridden `train` may do more than set the flag, such as merge adapters.
-                module.training = False
-            torch.backends.mha.set_fastpath_enabled(False)
-            yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fastpath)
-            for module, found, buffers in zip(plain, attributes, registered, strict=True):
-                module.__dict__.clear()
-                module.__dict__.update(found)
-                module._buffers.clear()
-                module._buffers.update(buffers)
-            for module, flag in zip(modules, training, strict=True):
-                module.training = flag
-            for tensor, value in zip(written, values, strict=True):
-                # Sparse tensors cannot be compared.
-                if tensor.layout is not torch.strided or not torch.equal(tensor, value):
-                    tensor.copy_(value)
-            random.setstate(python)
-            np.random.set_state(legacy)  # noqa: NPY002

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -13,14 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from gyroscope.errors import ConditioningError
-from gyroscope.layers.layer import Layer
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """Buffers, random numbers, attributes and weights that a forward pass rewrites are as found afterwards.
+def untouched(model: nn.Module, inputs: object = None) -> Iterator[None]:
+    """Restore buffers, random numbers, attributes and weights that a forward pass rewrites.
 
     Inside, modules have copies of their buffers, so that nothing is written to the real ones, not even for a while.
+
+    Args:
+        model: any module.
+        inputs: what it is run on, in nested tuples, lists and dicts: the random state of their devices is kept as well.
 
     >>> net = nn.BatchNorm1d(2)
     >>> with untouched(net):
@@ -44,7 +47,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     renormalized += scripted
     weights = [weight.detach().clone() for weight in renormalized]
     with ExitStack() as stack:
-        _keep_random_state(model, stack)
+        _keep_random_state(model, inputs, stack)
         for weight in renormalized:  # graphs that are alive outside may have saved it, and it will be what it was
             stack.enter_context(torch.autograd.grad_mode._unsafe_preserve_version_counter(weight))
         try:
@@ -71,7 +74,9 @@ def _copies(buffers: dict[int, Tensor]) -> dict[int, Tensor]:
     copies: dict[int, Tensor] = {}
     kinds: defaultdict[tuple[torch.dtype, torch.device], list[int]] = defaultdict(list)
     for key, buffer in buffers.items():
-        if type(buffer) is Tensor and buffer.numel() <= 2**16 and buffer.dtype is not torch.bool:
+        # Neither truth values nor floating-point numbers of one byte can be multiplied.
+        countable = buffer.dtype is not torch.bool and not (buffer.is_floating_point() and buffer.itemsize == 1)
+        if type(buffer) is Tensor and buffer.numel() <= 2**16 and countable:
             kinds[buffer.dtype, buffer.device].append(key)
         else:
             copies[key] = buffer.detach().clone()
@@ -81,9 +86,36 @@ def _copies(buffers: dict[int, Tensor]) -> dict[int, Tensor]:
 
 
 @contextmanager
-def requiring_gradients(layers: list[Layer]) -> Iterator[None]:
-    """The layers' weights require gradients inside, also those that are frozen."""
-    frozen = [layer.parameter for layer in layers if not layer.parameter.requires_grad]
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Run a model in evaluation mode, with nothing compiled and no fused attention that bypasses modules.
+
+    >>> net = nn.Dropout()
+    >>> with evaluating(net):
+    ...     print(net.training)
+    False
+    >>> net.training
+    True
+    """
+    training = [(module, module.training) for module in model.modules()]
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    # A compiled forward pass would hide the parameters inside its graph.
+    with torch.compiler.set_stance("force_eager"):
+        try:
+            torch.backends.mha.set_fastpath_enabled(False)
+            for module, _ in training:
+                # Not `eval()`: an overridden `train` may do more than set the flag, such as merge adapters.
+                module.training = False
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fastpath)
+            for module, flag in training:
+                module.training = flag
+
+
+@contextmanager
+def requiring_gradients(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Parameters require gradients inside, also those that are frozen."""
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
     try:
         for parameter in frozen:
             parameter.requires_grad_(True)
@@ -124,8 +156,8 @@ def _refuse_open_sums(modules: list[Any]) -> None:
             )
 
 
-def _keep_random_state(model: nn.Module, stack: ExitStack) -> None:
-    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+def _keep_random_state(model: nn.Module, inputs: object, stack: ExitStack) -> None:
+    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers(), *tensors(inputs))}
     stack.enter_context(torch.random.fork_rng(devices=[]))
     for kind in {device.type for device in devices} - {"cpu", "meta"}:
         indices = [device.index or 0 for device in devices if device.type == kind]
@@ -133,7 +165,7 @@ def _keep_random_state(model: nn.Module, stack: ExitStack) -> None:
 
 
 def tensors(found: Any) -> list[Tensor]:
-    """The tensors in nested tuples, lists and dicts.
+    """Return the tensors in nested tuples, lists, dicts and dataclasses.
 
     >>> len(tensors((torch.ones(1), {"a": [torch.ones(2)]}, "b")))
     2
@@ -143,9 +175,9 @@ def tensors(found: Any) -> list[Tensor]:
     inner: Sequence[Any] = ()
     if isinstance(found, tuple | list):
         inner = found
-    elif isinstance(found, dict):
+    elif isinstance(found, Mapping):
         inner = list(found.values())
-    elif hasattr(found, "__dataclass_fields__"):
+    elif hasattr(found, "__dict__") and hasattr(found, "__dataclass_fields__"):
         inner = list(vars(found).values())
     return [tensor for one in inner for tensor in tensors(one)]
 

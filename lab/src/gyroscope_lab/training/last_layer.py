@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from gyroscope.conditioning.squaring import top
+from gyroscope.conditioning import largest_by_squaring
 from gyroscope.diagnose import stall_of_run
 from gyroscope.layers import layers
 from gyroscope_lab.errors import LabError
@@ -96,9 +96,9 @@ class LastLayer:
         row = [
             loss.detach().double(),
             (h.argmax(dim=1) == labels).double().mean(),
-            top(_moment(x)[None])[0],
-            top(_moment(g)[None])[0],
-            top(_product_moment(x, g)[None])[0],
+            largest_by_squaring(_moment(x)[None])[0],
+            largest_by_squaring(_moment(g)[None])[0],
+            largest_by_squaring(_product_moment(x, g)[None])[0],
             torch.linalg.vector_norm(self._weight.detach(), dtype=torch.float64),
             torch.linalg.vector_norm(gradient, dtype=torch.float64),
         ]
