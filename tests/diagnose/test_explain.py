@@ -10,13 +10,12 @@ from torch import nn
 
 import gyroscope
 from diagnose.explain_runs import clusters, normalized, plain, train, walk, written
-from gyroscope.diagnose.explain import TOPICS, explain
-from gyroscope.diagnose.explain_measure import orthogonality
-from gyroscope.diagnose.explain_optimizer import optimizer_of
-from gyroscope.diagnose.explain_result import cells
+from gyroscope.diagnose.evidence import orthogonality
+from gyroscope.diagnose.explain import TOPICS, cells, explain
 from gyroscope.errors import StoreError
 from gyroscope.store.example import write_example
 from gyroscope.theory.errors import DynamicsError
+from gyroscope.theory.recurrence import optimizer_of
 
 AFTER = TOPICS[1:4]  # what follows from scale invariance: effective learning rate, implicit decay, equilibrium
 

@@ -6,8 +6,7 @@ from gyroscope.base.lazy import lazy
 
 if TYPE_CHECKING:
     from gyroscope.diagnose.domination import Domination, dominated
-    from gyroscope.diagnose.explain import explain
-    from gyroscope.diagnose.explain_result import Explanation
+    from gyroscope.diagnose.explain import Explanation, explain
     from gyroscope.diagnose.stall import LAST_LAYER_FILE, MARGIN, Stall, read_last_layer, stall, stalled
 
 __all__ = [
@@ -28,8 +27,7 @@ if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistak
         __name__,
         {
             "domination": "Domination dominated",
-            "explain": "explain",
-            "explain_result": "Explanation",
+            "explain": "Explanation explain",
             "stall": "LAST_LAYER_FILE MARGIN Stall read_last_layer stall stalled",
         },
     )
