@@ -7,7 +7,7 @@ decay in a stretch of constant learning rate (section 5.1).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import isfinite, log, nan, prod, sqrt
@@ -16,6 +16,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gyroscope.diagnose.scale_invariance import ENOUGH
+from gyroscope.errors import MonitorError
 from gyroscope.store import LayerInfo, Run
 from gyroscope.theory.equilibrium import Equilibrium, equilibrium, steps_until
 from gyroscope.theory.errors import DynamicsError
@@ -25,21 +27,25 @@ from gyroscope.theory.recurrence import Optimizer, optimizer_of, optimizers_in
 SERIES = (
     "invariance", "lr", "weight_decay", "weight_norm", "gradient_norm", "rate", "update_ratio", "effective_lr",
 )  # fmt: skip
-#: Measured steps without which nothing is said.
-ENOUGH = 10
 # Learning rates are recorded in float32, and schedulers compute the same one in several ways.
 _SAME = 1e-6
 _HELD = 1e-4
-#: √n|cos| of nine in ten steps below this: the gradient is orthogonal to the weights. Rounding leaves 10⁻³ or so of a
-#: layer before a normalizer, and an ε that is felt 0.03; layers that are only nearly invariant have been seen at 0.06.
-INVARIANT = 0.05
-#: A median of √n|cos| above this: it is not. The median of |z| for a gradient that has nothing to do with w is 0.67.
-RELATED = 0.4
 _BATCHES = 5
 # Within which share of the predicted norm a layer is there; by what factor the time to it may be off the run's pace.
 _NEAR, _PACE = 0.05, 3.0
 # How far apart quarters of a run must be in what the law takes for constant, for that to be why it does not hold.
 _UNSTEADY = 1.2
+
+
+def require_run(run: Any) -> None:
+    """Reject an argument that is not a run, such as the path of one.
+
+    >>> require_run("runs/first")
+    Traceback (most recent call last):
+    gyroscope.errors.MonitorError: A str was given for a run; accepted is what gyroscope.load gives.
+    """
+    if not hasattr(run, "series") or not hasattr(run, "quantities"):
+        raise MonitorError(f"A {type(run).__name__} was given for a run; accepted is what gyroscope.load gives.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,56 +192,6 @@ def _angle(steps: npt.NDArray[np.int64], rate: Floats, ratio: Floats) -> Floats:
     with np.errstate(invalid="ignore"):
         chord = 2 * np.arcsin(np.clip(ratio / 2, 0.0, 1.0))
     return np.asarray(np.where(single & np.isfinite(rate), rate, chord))
-
-
-@dataclass(frozen=True)
-class Orthogonality:
-    """How far gradients were from orthogonal to the weights, over the measured steps.
-
-    Attributes:
-        found: True, False, or None where that is not decided.
-        median, most: the median and the ninth decile of √n|⟨w,∇⟩|/(‖w‖‖∇‖), n the number of elements.
-        count: at how many steps it was measured.
-    """
-
-    found: bool | None
-    median: float
-    most: float
-    count: int
-
-
-def orthogonality(cosine: Floats, size: int) -> Orthogonality:
-    """Judge Euler's theorem (equation 16 with k = 0) by the cosines of a layer of `size` elements.
-
-    It holds at every step or at none, so nine in ten have to be small: a layer that is not scale-invariant has a small
-    cosine by chance at a step, or while its cosine crosses zero. For a gradient that has nothing to do with w, √n·cos
-    is about normal: nine of ten such are below 0.05 in size with a probability of 10⁻¹².
-
-    >>> orthogonality(np.full(20, 2.0**-20), 64)
-    Orthogonality(found=True, median=7.62939453125e-06, most=7.62939453125e-06, count=20)
-    >>> orthogonality(np.linspace(-0.3, 0.3, 20), 100).found is False
-    True
-    """
-    seen = sqrt(max(1, size)) * np.abs(cosine[np.isfinite(cosine)])
-    if not len(seen):
-        return Orthogonality(None, nan, nan, 0)
-    median, most = (float(value) for value in np.quantile(seen, [0.5, 0.9]))
-    found: bool | None = None
-    if len(seen) >= ENOUGH:
-        found = True if most < INVARIANT else False if median > RELATED else None
-    return Orthogonality(found, median, most, len(seen))
-
-
-def orthogonality_of(layer: Evidence) -> Orthogonality:
-    """The same of a layer of a run; undecided where only the first gradient was orthogonal to the weights.
-
-    Gradients that are not zeroed add up over steps, and are orthogonal to the weights of the first step alone.
-    """
-    found = orthogonality(layer.cosine, size := prod(layer.info.shape))
-    first = layer.cosine[np.isfinite(layer.cosine)][:1]
-    if found.found is False and bool((sqrt(max(1, size)) * np.abs(first) < INVARIANT).all()):
-        return replace(found, found=None)
-    return found
 
 
 class Fit(NamedTuple):

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
-from math import isfinite
+from math import isfinite, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,8 @@ import numpy as np
 
 from gyroscope.base.accepted import listed
 from gyroscope.base.by_layer import ByLayer
-from gyroscope.diagnose.evidence import Evidence, evidence, orthogonality_of, resumed_at
+from gyroscope.diagnose.evidence import Evidence, evidence, resumed_at
+from gyroscope.diagnose.scale_invariance import orthogonality
 from gyroscope.diagnose.statements import (
     TOPICS,
     Statement,
@@ -98,7 +99,7 @@ def explain(
 
 
 def _entry(layer: Evidence, unit: LayerInvariance | None) -> LayerExplanation:
-    seen = orthogonality_of(layer)
+    seen = orthogonality(layer.cosine, prod(layer.info.shape))
     scale, short = scale_statement(layer, seen, unit)
     invariant = {"yes": True, "no": False}.get(scale.verdict)
     moved = change(layer)
