@@ -61,7 +61,7 @@ class Evidence:
         lr, decay: α and λ, [S].
         norm, gradient: ‖w‖ after the step and ‖∇‖, [S].
         angle: by how much it turned in the one step, in radians, [S].
-        resumed: the step at which the run was last gone on with, or None. Which optimizer went before is not recorded.
+        resumed: the step at which the run was last resumed, or None. The optimizer before that is not recorded.
     """
 
     info: LayerInfo
@@ -78,39 +78,39 @@ class Evidence:
 
     @cached_property
     def since(self) -> int:
-        """The first measurement that the recorded optimizer answers for."""
+        """Index of the first measurement made under the recorded optimizer."""
         return 0 if self.resumed is None else int(np.searchsorted(self.steps, self.resumed, side="right"))
 
     @cached_property
     def stepped(self) -> bool:
-        """Whether an optimizer holds it; where the run does not say, it is taken to be so."""
+        """True if an optimizer updates the layer, also where the run does not say."""
         known = "weight_decay" in self.recorded and len(self.decay[self.since :])
         return not known or bool(np.isfinite(self.decay[self.since :]).any())
 
     @cached_property
     def decayed(self) -> bool:
-        """Whether weight decay acted at any step since the run was last gone on with."""
+        """True if weight decay acted at any step since the run was last resumed."""
         return self.optimizer.unseen or bool((self.decay[self.since :] > 0).any())
 
     @cached_property
     def norms(self) -> Floats:
-        """The norms that are known since then."""
+        """Known norms since the run was last resumed."""
         norm = self.norm[self.since :]
         return np.asarray(norm[np.isfinite(norm)])
 
     @cached_property
     def held(self) -> bool:
-        """Whether its norm was the same at all steps since then."""
+        """True if the norm was the same at all steps since the run was last resumed."""
         return len(self.norms) > 1 and float(np.ptp(self.norms)) <= _HELD * float(self.norms.mean())
 
     @cached_property
     def broken(self) -> int | None:
-        """The step from which on its norm is not finite, or None."""
+        """First step of the final stretch in which the norm is not finite, or None."""
         return self._ends(self.norm)
 
     @cached_property
     def ungraded(self) -> int | None:
-        """The step from which on it has no gradient that is finite, or None.
+        """First step of the final stretch in which the gradient is not finite, or None.
 
         One row without a gradient is no sign of it: the row that closes a run is measured without gradients.
         """
@@ -134,12 +134,12 @@ class Evidence:
         return [slice(a, b) for a, b in pairwise(edges) if b > a and self.lr[a] > 0]
 
     def missing(self, *names: str) -> list[str]:
-        """Which of these series the run lacks."""
+        """Return those of these series that the run lacks."""
         return [name for name in names if name not in self.recorded]
 
 
 def evidence(run: Run, chosen: Sequence[int]) -> list[Evidence]:
-    """What a run holds of its layers at some positions.
+    """Return the evidence for the layers at the positions `chosen`.
 
     >>> import tempfile
     >>> from gyroscope.store.example import write_example
@@ -179,14 +179,14 @@ def evidence(run: Run, chosen: Sequence[int]) -> list[Evidence]:
 
 
 def resumed_at(run: Run) -> int | None:
-    """The step at which a run was last gone on with; None where it never was, or from the beginning."""
+    """Return the step at which a run was last resumed; None if it never was, or from the beginning."""
     return (run.attempts[-1].start_step or None) if len(run.attempts) > 1 else None
 
 
 def _angle(steps: npt.NDArray[np.int64], rate: Floats, ratio: Floats) -> Floats:
-    """The angle of single steps: as it was measured where the step before was measured too.
+    """Return the angle of single steps: the measured one if the previous step was measured too.
 
-    Else from the length of the step: by 2 arcsin(½‖Δw‖/‖w‖) a step turns that leaves the norm as it is.
+    Otherwise it follows from the length of the step: a step that keeps the norm turns by 2 arcsin(½‖Δw‖/‖w‖).
     """
     single = np.diff(steps, prepend=steps[:1] - 2) == 1
     with np.errstate(invalid="ignore"):
@@ -200,7 +200,7 @@ class Fit(NamedTuple):
     Attributes:
         k0, r2: of the law.
         off: the root mean square of its deviation from the effective learning rate, as a share of that.
-        fall: the share of ‖w‖⁴ that decay takes in a step at the largest learning rate; steps add 1/k₀ of what it was
+        fall: the share of ‖w‖⁴ that decay takes per step at the largest learning rate; steps add 1/k₀ of what it was
             at the beginning, so the norm comes down to its equilibrium where 1/k₀ is less.
         grown: the share of ‖w‖⁴ (Adam and its kin: ‖w‖²) at the end that steps have added since the beginning; the rest
             is what was there then, less what decay took of it.
@@ -214,7 +214,7 @@ class Fit(NamedTuple):
 
 
 def fitted(layer: Evidence) -> Fit:
-    """The law of section 4.3 fitted since the run was last gone on with; NaN where the optimizer has none."""
+    """Fit the law of section 4.3 to the steps since the run was last resumed; NaN if the optimizer has no law."""
     part = slice(layer.since, None)
     lr, norm, kind = layer.lr[part], layer.norm[part], layer.optimizer.kind
     steps = layer.steps[part]
@@ -254,18 +254,18 @@ def unsteady(layer: Evidence, *, began: int = 0) -> tuple[float, float] | None:
 
 @dataclass(frozen=True)
 class Balance:
-    """A stretch of constant learning rate and weight decay: what theory has a layer do there, and what it did.
+    """A stretch of constant learning rate and weight decay: the predicted behavior of a layer, and the measured one.
 
     Attributes:
         first, last: the steps that were looked at: the later half of the stretch.
         began: the step that the stretch began with.
         lr, decay: α and λ there.
-        shrinkage: d, the share of the weights that decay takes in a step.
+        shrinkage: d, the share of the weights that decay takes per step.
         predicted: where that leads.
         rate: the root mean square of the angles of single steps.
         error: the standard error of `rate` as a share of it.
         norm: the root mean square of ‖w‖.
-        drift: by how much ln‖w‖ changed in a step.
+        drift: the change of ln‖w‖ per step.
         until: steps from the beginning of the stretch to within 5 % of the predicted norm.
         ends: ‖w‖ at its end.
         left: the same from there.
@@ -317,7 +317,7 @@ class Balance:
 
 
 def balance(layer: Evidence) -> Balance | None:
-    """The last stretch of constant learning rate and decay above 0 that was measured at enough steps, or None."""
+    """Return the last stretch of constant learning rate and decay above 0 with enough measured steps, or None."""
     for stretch in reversed(layer.stretches):
         if layer.decay[stretch.start] > 0 and layer.lr[stretch.start] * layer.decay[stretch.start] < 1:
             found = _balance(layer, stretch)

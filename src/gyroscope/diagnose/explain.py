@@ -62,7 +62,7 @@ def explain(
     1. scale invariance: ⟨w,∇⟩ = 0 at every step (equation 16 with k = 0);
     2. effective learning rate: α/‖w‖² beside α, and what the norm's growth did to it;
     3. implicit decay: the law 1/√(1 + k/k₀) fitted to it (equation 19);
-    4. equilibrium: whether decay takes as much norm as steps add, so that the layer turns by √(2αλ) a step (equations
+    4. equilibrium: whether decay takes as much norm as steps add, so that the layer turns by √(2αλ) per step (equations
        23 to 25; with momentum √(2αλ/(1+β)), for AdamW √(2αλ(1−β₁)/(1+β₁)));
     5. weight decay: by which of its three mechanisms it can act (sections 5.1 to 5.3).
 
@@ -202,11 +202,11 @@ class LayerExplanation:
         half_life: the steps in which half of the way to the equilibrium is gone.
         steps_to_equilibrium: from the beginning of the stretch that was looked at to within 5 % of the norm there, as
             theory has it for gradients as long as in its later half.
-        predicted_rate, measured_rate: radians a step.
+        predicted_rate, measured_rate: radians per step.
         predicted_norm, measured_norm: ‖w‖.
         at_equilibrium: the verdict.
         mechanisms: by which weight decay can act: "effective learning rate", "damping" or "regularization".
-        statements: one a topic.
+        statements: one per topic.
     """
 
     layer: str
@@ -233,14 +233,14 @@ class LayerExplanation:
     statements: tuple[Statement, ...]
 
     def about(self, topic: Topic) -> Statement:
-        """The statement on one topic."""
+        """Return the statement on one topic."""
         for one in self.statements:
             if one.topic == topic:
                 return one
         raise DynamicsError(f"There is no topic {topic!r}; there are {', '.join(TOPICS)}.")
 
     def words(self) -> list[str]:
-        """The statements as text; those that stand for the same reason, together."""
+        """Return the statements as text; those with the same reason are joined."""
         together: list[list[Statement]] = []
         for one in self.statements:
             if together and (one.verdict, one.words) == (together[-1][0].verdict, together[-1][0].words):
@@ -255,13 +255,13 @@ class LayerExplanation:
 
 @dataclass(frozen=True)
 class Explanation(ByLayer[LayerExplanation]):
-    """What a run says of its layers. Printed, it is a table, and words for one layer of each sort.
+    """Explanation of the layers of a run. Its text is a table, and the statements of one layer of each sort.
 
     Attributes:
         run: the run's name.
-        entries: one a layer.
+        entries: one per layer.
         measured: at how many steps anything was measured.
-        resumed: the step at which the run was last gone on with, or None.
+        resumed: the step at which the run was last resumed, or None.
     """
 
     _error = DynamicsError
@@ -277,11 +277,11 @@ class Explanation(ByLayer[LayerExplanation]):
         return tuple(statement for entry in self.entries for statement in entry.statements)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict a layer: the attributes of `LayerExplanation` but for the statements."""
+        """Return one dict per layer: the attributes of `LayerExplanation` except the statements."""
         return [{key: v for key, v in asdict(entry).items() if key != "statements"} for entry in self.entries]
 
     def sorts(self) -> list[tuple[LayerExplanation, ...]]:
-        """The layers that are alike: the same verdict on every topic, for the same optimizer."""
+        """Return groups of layers with the same verdict on every topic and the same optimizer."""
         found: dict[tuple[object, ...], list[LayerExplanation]] = {}
         for entry in self.entries:
             verdicts = (one.verdict for one in entry.statements)
@@ -296,7 +296,7 @@ class Explanation(ByLayer[LayerExplanation]):
 
 
 def cells(entry: LayerExplanation) -> list[str]:
-    """A layer's row of the table."""
+    """Return the row of a layer in the table."""
     said = {"unit": "a unit", "tensor": "as a whole", "yes": "yes (units not known)"}
     short = said.get(entry.scale_invariant, entry.scale_invariant)
     return [
@@ -313,14 +313,14 @@ def cells(entry: LayerExplanation) -> list[str]:
 
 
 def headline(found: Explanation) -> str:
-    """What was looked at."""
+    """Name the run, and the number of its layers and measured steps."""
     layers = "layer" if len(found) == 1 else "layers"
     resumed = "" if found.resumed is None else f", resumed at step {found.resumed:,}"
     return f"{found.run}: {len(found):,} {layers}, measured at {times(found.measured)}{resumed}"
 
 
 def title(alike: tuple[LayerExplanation, ...]) -> str:
-    """Which layer the words are of, and which are like it."""
+    """Name the layer that the words are about, and those like it."""
     first, *others = [entry.layer for entry in alike]
     if not others:
         return first

@@ -127,7 +127,7 @@ def stall(
         loss: cross-entropy at each step [S]; NaN where it is not known, but where NaN follow to the end for longer than
             ever before, as well as where it is infinite, it is taken to be finite no more.
         lambda_x: λmax(Σx) of the last linear layer [S]; where it is NaN, the last known value counts.
-        weight_norm: ‖W‖ of the same layer [S], likewise.
+        weight_norm: ‖W‖ of the same layer [S]; where it is NaN, the last known value counts.
         classes: how many there are.
         steps: when; 0, 1, 2 ... unless given.
         layer: what to call the layer.
@@ -323,7 +323,7 @@ def _last_layer(path: Path) -> tuple[Array, Array, Array, npt.NDArray[np.int64]]
 
 
 def read_last_layer(path: Path, names: Sequence[str]) -> list[Array]:
-    """Arrays of one number per step from a file of `np.savez`.
+    """Read arrays with one number per step, of these names, from a file of `np.savez` such as `LAST_LAYER_FILE`.
 
     Raises:
         Exception: there is no such file, or it holds something else.

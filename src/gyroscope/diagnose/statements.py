@@ -46,7 +46,7 @@ UNSTEPPED = "because no optimizer steps it."
 
 @dataclass(frozen=True)
 class Statement:
-    """What can be said of one layer on one topic.
+    """A statement about one layer on one topic.
 
     Attributes:
         layer: its name.
@@ -72,7 +72,7 @@ class Statement:
 
 
 def number(value: float) -> str:
-    """Three digits; "–" for what is not known.
+    """Format a number with three digits; "–" if it is not known.
 
     >>> number(0.012345), number(123456.0), number(2.0), number(3e38), number(float("nan"))
     ('0.0123', '123,456', '2', '3e+38', '–')
@@ -83,7 +83,7 @@ def number(value: float) -> str:
 
 
 def times(count: int) -> str:
-    """At how many steps.
+    """Format a number of steps.
 
     >>> times(1), times(2000)
     ('1 step', '2,000 steps')
@@ -92,7 +92,7 @@ def times(count: int) -> str:
 
 
 def record(names: Sequence[str]) -> str:
-    """How to record what is missing.
+    """Say how to record missing series.
 
     >>> record(["rate"])
     'the run has no series rate; gyroscope.watch records it unless quantities= leaves it out'
@@ -102,7 +102,7 @@ def record(names: Sequence[str]) -> str:
 
 
 def sentence(words: str) -> str:
-    """With a capital and a full stop.
+    """Return a clause with a capital and a full stop.
 
     >>> sentence("the run has no series rate")
     'The run has no series rate.'
@@ -130,7 +130,7 @@ class Change(NamedTuple):
 
 
 def scale_statement(layer: Evidence, found: Orthogonality, model: LayerInvariance | None) -> tuple[Statement, str]:
-    """Whether a layer is scale-invariant, in words and as "unit", "tensor", "yes", "no" or "undecided: why"."""
+    """State if a layer is scale-invariant, in words and as "unit", "tensor", "yes", "no" or "undecided: why"."""
 
     def said(verdict: Verdict, words: str, short: str) -> tuple[Statement, str]:
         return Statement(layer.info.name, "scale invariance", verdict, words, "equation 16"), short
@@ -196,7 +196,7 @@ def scale_statement(layer: Evidence, found: Orthogonality, model: LayerInvarianc
 
 
 def change(layer: Evidence) -> Change | None:
-    """What became of the learning rate, explicit and effective, or None where that was not recorded."""
+    """Return the change of the learning rate, explicit and effective, or None if it was not recorded."""
     rows = np.flatnonzero((layer.lr > 0) & (layer.norm > 0) & np.isfinite(layer.norm))
     rows = rows[rows >= layer.since]
     if len(rows) < 2 or layer.optimizer.kind is None:
@@ -210,7 +210,7 @@ def change(layer: Evidence) -> Change | None:
 
 
 def rate_statement(layer: Evidence, invariant: bool | None, moved: Change | None) -> Statement:
-    """Explicit against effective learning rate."""
+    """State the explicit and the effective learning rate."""
 
     def said(verdict: Verdict, words: str, source: str = "section 4.3") -> Statement:
         return Statement(layer.info.name, "effective learning rate", verdict, words, source)
@@ -244,7 +244,7 @@ def rate_statement(layer: Evidence, invariant: bool | None, moved: Change | None
 
 
 def law_statement(layer: Evidence, invariant: bool | None) -> tuple[Statement, float, float]:
-    """Whether the effective learning rate decays as 1/√(1 + k/k₀), with k₀ and R²; NaN where that is not said."""
+    """State if the effective learning rate decays as 1/√(1 + k/k₀); with k₀ and R², NaN where they are not stated."""
 
     def said(
         verdict: Verdict, words: str, k0: float = nan, r2: float = nan, source: str = "equation 19"
@@ -344,7 +344,7 @@ def _why_not(layer: Evidence) -> str:
 
 
 def equilibrium_statement(layer: Evidence, invariant: bool | None) -> tuple[Statement, Balance | None]:
-    """Whether weight decay takes as much norm as the steps add, and the layer turns at the rate that follows."""
+    """State if weight decay takes as much norm as steps add, and if the layer turns at the rate that follows."""
 
     def said(
         verdict: Verdict, words: str, found: Balance | None = None, source: str = "equations 23 to 25"
@@ -377,7 +377,7 @@ def equilibrium_statement(layer: Evidence, invariant: bool | None) -> tuple[Stat
 
 
 def _too_few(layer: Evidence) -> str:
-    """What there is too little of, and what helps: measuring more of the steps only where there are enough of them."""
+    """Say what was measured too seldom, and how to measure enough."""
     rule, longest = layer.optimizer, 0
     for one in layer.stretches:
         if layer.decay[one.start] > 0:
@@ -456,7 +456,7 @@ def _jacobian(rule: Optimizer) -> str:
 
 
 def decay_statement(layer: Evidence, invariant: bool | None) -> tuple[Statement, tuple[str, ...]]:
-    """By which of the three mechanisms weight decay can act on the layer."""
+    """State by which of the three mechanisms weight decay can act on the layer."""
     name, rule = layer.info.name, layer.optimizer
 
     def said(verdict: Verdict, words: str, source: str, *which: str) -> tuple[Statement, tuple[str, ...]]:
@@ -533,7 +533,7 @@ def _kept(layer: Evidence, invariant: bool) -> tuple[Verdict, str] | None:
 
 
 def stopped(layer: Evidence, invariant: bool | None) -> tuple[Verdict, str] | None:
-    """Why nothing can be said of the norm and its learning rate, or None where something can."""
+    """Return why theory says nothing about the norm and its learning rate, or None if it does."""
     rule = layer.optimizer
     if not layer.stepped:
         return "does not apply", UNSTEPPED
@@ -555,7 +555,7 @@ def stopped(layer: Evidence, invariant: bool | None) -> tuple[Verdict, str] | No
 
 
 def untold(layer: Evidence) -> str:
-    """Why there is no theory."""
+    """Say why there is no theory for the optimizer."""
     why = layer.optimizer.why or "known are SGD, Adam, AdamW and RMSprop"
     return f"There is no theory for {layer.optimizer.name}: {why}."
 
@@ -585,7 +585,7 @@ def controlled(layer: Evidence) -> tuple[Verdict, str]:
 
 
 def course(layer: Evidence) -> str:
-    """How the norm went."""
+    """Give the first and the last norm, as a clause."""
     return f"which went from {number(float(layer.norms[0]))} to {number(float(layer.norms[-1]))}"
 
 
@@ -594,7 +594,7 @@ def _mean(turns: Floats) -> float:
 
 
 def _steady(layer: Evidence) -> bool:
-    """Whether tan θ was the same share of the learning rate at all steps."""
+    """Return True if tan θ was the same share of the learning rate at all steps."""
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.tan(layer.angle[layer.since :]) / layer.lr[layer.since :]
     share = share[np.isfinite(share)]
@@ -605,7 +605,7 @@ def _steady(layer: Evidence) -> bool:
 
 
 def taken(layer: Evidence) -> str | None:
-    """Why weight decay has no theory where it takes all of the weights in a step; None where it does not.
+    """Return why weight decay has no theory if one step takes all of the weights; None if it does not.
 
     λw goes into steps as it is under SGD, preconditioned or not, and under AdamW; and the last αλ above 0 counts.
     """
@@ -620,7 +620,7 @@ def taken(layer: Evidence) -> str | None:
 
 
 def unruled(layer: Evidence) -> str | None:
-    """Why the recurrence of the norm is not known, where an effective learning rate is; None where it is."""
+    """Return why the recurrence of the norm is not known though an effective learning rate is; None if it is known."""
     rule = layer.optimizer
     if not rule.orthogonal:
         return f"There is no theory for the norm under {rule.name}, whose steps are not orthogonal to the weights."
@@ -635,30 +635,30 @@ def unruled(layer: Evidence) -> str | None:
 
 
 def supposed(layer: Evidence) -> str:
-    """That what the recurrence of the norm takes for constant was not."""
+    """Say that the quantity which the recurrence of the norm assumes constant was not."""
     sgd = layer.optimizer.kind == "sgd"
     return "‖∇‖‖w‖ did not stay the same" if sgd else "steps across the weights, over α, did not stay as long"
 
 
 def quarters(found: tuple[float, float]) -> str:
-    """How far it went, by `unsteady`."""
+    """Give the range that `unsteady` returns."""
     return f"in quarters it was {number(found[0])} to {number(found[1])}"
 
 
 def broke(layer: Evidence) -> str:
-    """A sentence for a layer that diverged."""
+    """Return a sentence for a layer that diverged, else ""."""
     return "" if layer.broken is None else f" Its norm is not finite from step {layer.broken:,} on."
 
 
 def ended(layer: Evidence) -> str:
-    """Since when there is nothing left to measure, as a clause; "" where there is."""
+    """Return the step since which nothing can be measured, as a clause; "" if there is none."""
     if layer.broken is not None and layer.broken <= (layer.ungraded or layer.broken):
         return f"its norm is not finite from step {layer.broken:,} on"
     return "" if layer.ungraded is None else f"it has no finite gradient from step {layer.ungraded:,} on"
 
 
 def after(layer: Evidence) -> str:
-    """Where the run was resumed, what is said is of what came after."""
+    """Return the clause that limits a statement to the steps after the run was resumed; "" if it was not."""
     if not layer.since:
         return ""
     return f" since the run was resumed at step {layer.resumed:,} (the optimizer before is not recorded)"
