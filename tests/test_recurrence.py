@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 import gyroscope
-from gyroscope.diagnose.explain_optimizer import optimizer_of
 from gyroscope.monitor.given import meta
-from gyroscope.theory.recurrence import Recurrence, recurrence_of
+from gyroscope.theory.recurrence import Recurrence, optimizer_of, recurrence_of
 
 
 def remembered(make) -> dict[str, object]:

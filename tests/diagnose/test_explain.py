@@ -9,20 +9,26 @@ import torch
 from torch import nn
 
 import gyroscope
+from diagnose import predict_runs
 from diagnose.explain_runs import clusters, normalized, plain, train, walk, written
-from gyroscope.diagnose.explain import TOPICS, explain
-from gyroscope.diagnose.explain_measure import orthogonality
-from gyroscope.diagnose.explain_optimizer import optimizer_of
-from gyroscope.diagnose.explain_result import cells
+from gyroscope.diagnose.explain import TOPICS, cells, explain
+from gyroscope.diagnose.predict import predictions
+from gyroscope.diagnose.scale_invariance import orthogonality
 from gyroscope.errors import StoreError
 from gyroscope.store.example import write_example
 from gyroscope.theory.errors import DynamicsError
+from gyroscope.theory.recurrence import optimizer_of
 
 AFTER = TOPICS[1:4]  # what follows from scale invariance: effective learning rate, implicit decay, equilibrium
 
 
 def sgd(**options):
     return lambda net: torch.optim.SGD(net.parameters(), **options)
+
+
+def biased():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(10, 12), nn.LayerNorm(12), nn.ReLU(), nn.Linear(12, 4))
 
 
 @pytest.fixture(scope="module")
@@ -411,6 +417,49 @@ def test_a_layer_before_batch_normalization_is_orthogonal_by_a_wide_margin(resti
 
 def test_a_cosine_that_crosses_zero_is_not_a_gradient_that_is_orthogonal():
     assert orthogonality(np.linspace(-0.1, 0.1, 41), 100).found is not True
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (normalized, [True, False]),
+        (plain, [False, False]),
+        (biased, [None, False]),
+    ],
+    ids=["batch norm", "no norm", "a bias before layer norm"],
+)
+def test_explain_and_predict_agree_on_which_layers_are_scale_invariant(tmp_path, make, expected):
+    folder = train(tmp_path / "a", make(), sgd(lr=0.1), 60)
+    verdict = {True: "yes", False: "no", None: "undecided"}
+    said = [entry.about("scale invariance").verdict for entry in explain(folder).entries]
+    with gyroscope.load(folder) as run:
+        assert [one.scale_invariant for one in predictions(run)] == expected
+    assert said == [verdict[one] for one in expected]
+
+
+def test_a_small_median_does_not_make_a_layer_with_a_bias_before_layer_norm_scale_invariant(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(24, 64), nn.LayerNorm(64), nn.ReLU(), nn.Linear(64, 10))
+    measured = predict_runs.train(net, lambda ps: torch.optim.SGD(ps, lr=0.05, momentum=0.9), 60, shape=(24,))
+    series = {name: measured.series(name)[:, 0] for name in measured.quantities}
+    assert 0.03 < np.sqrt(24 * 64) * np.median(np.abs(series["invariance"])) < 0.1
+    made = {"class": "SGD", "momentum": 0.9}
+    with gyroscope.load(written(tmp_path / "a", series, optimizer=made, shape=(64, 24))) as run:
+        assert predictions(run)[0].scale_invariant is None
+        assert explain(run)["w"].scale_invariant == "undecided: nearly orthogonal"
+    # And it is not: with its weight rescaled and not its bias, it computes something else.
+    x = torch.randn(8, 24)
+    before = net[:2](x)
+    with torch.no_grad():
+        net[0].weight *= 3
+    assert (net[:2](x) - before).abs().max() > 0.01
+
+
+def test_gradients_that_add_up_are_undecided_for_predict_too(tmp_path):
+    cosines = np.concatenate([[1e-9], np.full(40, 0.2)])
+    with gyroscope.load(written(tmp_path / "a", walk(41) | {"invariance": cosines})) as run:
+        assert predictions(run)[0].scale_invariant is None
+        assert explain(run)["w"].scale_invariant == "undecided: orthogonal at first"
 
 
 def test_what_is_known_of_an_optimizer_follows_its_class():

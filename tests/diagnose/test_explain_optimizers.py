@@ -10,8 +10,8 @@ from diagnose.explain_runs import clusters, normalized, train
 from gyroscope.control import KFAC, QuasiDiagonal
 from gyroscope.control.family import block_normalized, hyperball, relative_update
 from gyroscope.diagnose.explain import TOPICS, explain
-from gyroscope.diagnose.explain_optimizer import optimizer_of
 from gyroscope.monitor.given import meta
+from gyroscope.theory.recurrence import optimizer_of
 
 CE = nn.functional.cross_entropy
 AFTER = TOPICS[1:4]

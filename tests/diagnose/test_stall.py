@@ -13,8 +13,7 @@ import gyroscope
 from diagnose.predict_runs import clusters
 from gyroscope.diagnose import dominated
 from gyroscope.diagnose.naming import Stalling
-from gyroscope.diagnose.stall import found_in, stall
-from gyroscope.diagnose.stall_of_run import FILE, stalled
+from gyroscope.diagnose.stall import LAST_LAYER_FILE, found_in, stall, stalled
 from gyroscope.diagnose.standing_out import in_words
 from gyroscope.errors import MonitorError
 from gyroscope.store import LayerInfo, QuantityInfo, Rows, Scalars, Writer
@@ -301,7 +300,9 @@ def test_what_a_file_beside_the_run_holds_of_every_step_is_read_first(tmp_path):
     with recorded(tmp_path) as run:
         with pytest.raises(MonitorError, match="does not hold loss"):
             stalled(run)
-        np.savez(tmp_path / FILE, loss=LOSS[:26], lambda_x=INPUT[:26], weight_norm=NORM[:26], accuracy=NORM[:26])
+        np.savez(
+            tmp_path / LAST_LAYER_FILE, loss=LOSS[:26], lambda_x=INPUT[:26], weight_norm=NORM[:26], accuracy=NORM[:26]
+        )
         found = stalled(run)
         assert found is not None
         assert (found.layer, found.since, found.until, found.guessing) == ("fc", 7, None, LN10)
@@ -309,7 +310,7 @@ def test_what_a_file_beside_the_run_holds_of_every_step_is_read_first(tmp_path):
         assert [one.layer for one in dominated(run)] == ["fc"]
         with pytest.raises(MonitorError, match="does not hold loss"):
             stalled(run, layer="conv")
-        (tmp_path / FILE).write_bytes(b"PK\x03\x04 no archive")
+        (tmp_path / LAST_LAYER_FILE).write_bytes(b"PK\x03\x04 no archive")
         with pytest.raises(MonitorError, match=r"last_layer.npz cannot be read .* accepted are loss, lambda_x"):
             stalled(run)
         assert dominated(run) == []
@@ -366,6 +367,6 @@ def test_a_network_without_any_input_to_its_last_layer_is_told_from_one_with_lit
 
 def test_a_file_of_the_last_layer_with_columns_of_several_lengths_is_refused(tmp_path):
     with write_example(tmp_path / "run") as run:
-        np.savez(run.path / FILE, loss=np.ones(1), lambda_x=np.ones(3), weight_norm=np.ones(6))
+        np.savez(run.path / LAST_LAYER_FILE, loss=np.ones(1), lambda_x=np.ones(3), weight_norm=np.ones(6))
         with pytest.raises(MonitorError, match="their lengths are"):
             stalled(run)

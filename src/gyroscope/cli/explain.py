@@ -17,7 +17,7 @@ from gyroscope.cli.printed import echo, text
 from gyroscope.errors import GyroscopeError
 
 if TYPE_CHECKING:
-    from gyroscope.diagnose.explain_result import Explanation
+    from gyroscope.diagnose.explain import Explanation
 
 # A pipe or a file has no width; this holds every column.
 _UNBOUNDED = 150
@@ -71,7 +71,7 @@ def _plain(found: Explanation) -> dict[str, object]:
 
 
 def _table(found: Explanation, width: int) -> Table:
-    from gyroscope.diagnose.explain_result import HEADS, cells
+    from gyroscope.diagnose.explain import HEADS, cells
 
     columns = dict(zip(HEADS, zip(*map(cells, found.entries), strict=True), strict=True))
     for head in _YIELD:
@@ -86,7 +86,7 @@ def _table(found: Explanation, width: int) -> Table:
 
 
 def _page(found: Explanation, width: int) -> RenderableType:
-    from gyroscope.diagnose.explain_result import headline, title
+    from gyroscope.diagnose.explain import headline, title
 
     parts: list[RenderableType] = [text(headline(found)), _table(found, width)]
     for alike in found.sorts():

@@ -12,8 +12,7 @@ from rich.table import Table
 
 from gyroscope.cli.printed import plain, text
 from gyroscope.cli.sparkline import sparklines
-from gyroscope.diagnose.not_finite import lost_at
-from gyroscope.diagnose.standing_out import last_values
+from gyroscope.diagnose.standing_out import last_values, lost_at
 from gyroscope.store import Run
 
 _SPARK = 24

@@ -5,23 +5,29 @@ from typing import TYPE_CHECKING
 from gyroscope.base.lazy import lazy
 
 if TYPE_CHECKING:
-    from gyroscope.diagnose import stall_of_run
     from gyroscope.diagnose.domination import Domination, dominated
-    from gyroscope.diagnose.explain import explain
-    from gyroscope.diagnose.explain_result import Explanation
-    from gyroscope.diagnose.stall import MARGIN, Stall, stall
-    from gyroscope.diagnose.stall_of_run import stalled
+    from gyroscope.diagnose.explain import Explanation, explain
+    from gyroscope.diagnose.stall import LAST_LAYER_FILE, MARGIN, Stall, read_last_layer, stall, stalled
 
-__all__ = ["MARGIN", "Domination", "Explanation", "Stall", "dominated", "explain", "stall", "stall_of_run", "stalled"]
+__all__ = [
+    "LAST_LAYER_FILE",
+    "MARGIN",
+    "Domination",
+    "Explanation",
+    "Stall",
+    "dominated",
+    "explain",
+    "read_last_layer",
+    "stall",
+    "stalled",
+]
 
 if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistake
     __getattr__ = lazy(
         __name__,
         {
             "domination": "Domination dominated",
-            "explain": "explain",
-            "explain_result": "Explanation",
-            "stall": "MARGIN Stall stall",
-            "stall_of_run": "stalled",
+            "explain": "Explanation explain",
+            "stall": "LAST_LAYER_FILE MARGIN Stall read_last_layer stall stalled",
         },
     )

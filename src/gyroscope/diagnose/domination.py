@@ -43,9 +43,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gyroscope.base.accepted import real
-from gyroscope.diagnose.scale_invariance import require_run
-from gyroscope.diagnose.stall import Stall
-from gyroscope.diagnose.stall_of_run import stalls
+from gyroscope.diagnose.evidence import require_run
+from gyroscope.diagnose.stall import Stall, stalls
 from gyroscope.errors import MonitorError
 from gyroscope.store import Run
 from gyroscope.store.record import LayerInfo

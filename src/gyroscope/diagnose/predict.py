@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.diagnose.scale_invariance import require_run, scale_invariant
+from gyroscope.diagnose.evidence import require_run
+from gyroscope.diagnose.scale_invariance import ENOUGH, scale_invariant
 from gyroscope.errors import MonitorError
 from gyroscope.store.record import LayerInfo
 from gyroscope.theory.effective_rate import effective_lr
@@ -53,7 +54,7 @@ class Prediction:
 
     Attributes:
         layer: the layer's name.
-        scale_invariant: whether only the direction of its weights matters; None where that is not known.
+        scale_invariant: True if only the direction of its weights matters; None if that is undecided.
         effective_lr: η/‖w‖² at the run's steps [S].
         law_k0: k₀ of the fitted decay law of the effective learning rate, in steps at the largest learning rate.
         law_r2: how well it fits; 1 is exactly.
@@ -170,7 +171,10 @@ def in_words(prediction: Prediction) -> str:
     """
     name, at = prediction.layer, prediction.equilibrium_rate
     if prediction.scale_invariant is None:
-        return f"Whether the scale of {name} matters is not known: its gradient was not measured at enough steps."
+        return (
+            f"It is not known whether the scale of {name} matters: its gradient was measured at fewer than {ENOUGH} "
+            "steps, or is neither clearly orthogonal to its weights nor clearly not."
+        )
     if not prediction.scale_invariant:
         return f"{name} is not scale-invariant: its norm matters, and the laws of normalized layers do not hold."
     start = f"{name} is scale-invariant, so only its direction matters:"

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from gyroscope.conditioning import largest_by_squaring
-from gyroscope.diagnose import stall_of_run
+from gyroscope.diagnose import LAST_LAYER_FILE, read_last_layer
 from gyroscope.layers import layers
 from gyroscope_lab.errors import LabError
 
 #: The file of what was followed; the monitor knows it, and finds stalls in it.
-FILE = stall_of_run.FILE
+FILE = LAST_LAYER_FILE
 _COLUMNS = ("loss", "accuracy", "lambda_x", "lambda_g", "lambda_m", "weight_norm", "gradient_norm")
 
 
@@ -50,7 +50,7 @@ def followed(folder: Path | str) -> Followed:
     """Read what a trial with `follows=True` has kept in its folder."""
     path = Path(folder) / FILE
     try:
-        return Followed(**dict(zip(_COLUMNS, stall_of_run.read_columns(path, _COLUMNS), strict=True)))
+        return Followed(**dict(zip(_COLUMNS, read_last_layer(path, _COLUMNS), strict=True)))
     except FileNotFoundError as error:
         raise LabError(f"{path} is not there: the last layer is followed in trials with follows=True") from error
     except Exception as error:

@@ -1,24 +1,35 @@
-"""What a layer's series say by themselves: is its scale without effect, how does its norm go, how fast does it turn."""
+"""Evidence of one layer of a run: its recorded series, its optimizer, and what is measured from them.
+
+The measures are the fit of the implicit-decay law (section 4.3 of Grosse's chapter) and the balance of steps and weight
+decay in a stretch of constant learning rate (section 5.1).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from math import isfinite, log, nan, prod, sqrt
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from gyroscope.diagnose.explain_evidence import ENOUGH, Evidence
+from gyroscope.diagnose.scale_invariance import ENOUGH
+from gyroscope.errors import MonitorError
+from gyroscope.store import LayerInfo, Run
 from gyroscope.theory.equilibrium import Equilibrium, equilibrium, steps_until
 from gyroscope.theory.errors import DynamicsError
 from gyroscope.theory.law import Floats, decay_law
+from gyroscope.theory.recurrence import Optimizer, optimizer_of, optimizers_in
 
-#: √n|cos| of nine in ten steps below this: the gradient is orthogonal to the weights. Rounding leaves 10⁻³ or so of a
-#: layer before a normalizer, and an ε that is felt 0.03; layers that are only nearly invariant have been seen at 0.06.
-INVARIANT = 0.05
-#: A median of √n|cos| above this: it is not. The median of |z| for a gradient that has nothing to do with w is 0.67.
-RELATED = 0.4
-
+SERIES = (
+    "invariance", "lr", "weight_decay", "weight_norm", "gradient_norm", "rate", "update_ratio", "effective_lr",
+)  # fmt: skip
+# Learning rates are recorded in float32, and schedulers compute the same one in several ways.
+_SAME = 1e-6
+_HELD = 1e-4
 _BATCHES = 5
 # Within which share of the predicted norm a layer is there; by what factor the time to it may be off the run's pace.
 _NEAR, _PACE = 0.05, 3.0
@@ -26,54 +37,161 @@ _NEAR, _PACE = 0.05, 3.0
 _UNSTEADY = 1.2
 
 
-@dataclass(frozen=True)
-class Orthogonality:
-    """How far gradients were from orthogonal to the weights, over the measured steps.
+def require_run(run: Any) -> None:
+    """Reject an argument that is not a run, such as the path of one.
+
+    >>> require_run("runs/first")
+    Traceback (most recent call last):
+    gyroscope.errors.MonitorError: A str was given for a run; accepted is what gyroscope.load gives.
+    """
+    if not hasattr(run, "series") or not hasattr(run, "quantities"):
+        raise MonitorError(f"A {type(run).__name__} was given for a run; accepted is what gyroscope.load gives.")
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """One layer of a run, at the steps at which its optimizer was measured; NaN where a number is not known.
 
     Attributes:
-        found: True, False, or None where that is not decided.
-        median, most: the median and the ninth decile of √n|⟨w,∇⟩|/(‖w‖‖∇‖), n the number of elements.
-        count: at how many steps it was measured.
+        info: its name, kind and shape.
+        optimizer: what steps it.
+        recorded: which of the series the run has.
+        steps: k, [S].
+        cosine: ⟨w,∇⟩/(‖w‖‖∇‖), [S].
+        lr, decay: α and λ, [S].
+        norm, gradient: ‖w‖ after the step and ‖∇‖, [S].
+        angle: by how much it turned in the one step, in radians, [S].
+        resumed: the step at which the run was last resumed, or None. The optimizer before that is not recorded.
     """
 
-    found: bool | None
-    median: float
-    most: float
-    count: int
+    info: LayerInfo
+    optimizer: Optimizer
+    recorded: frozenset[str]
+    steps: npt.NDArray[np.int64]
+    cosine: Floats
+    lr: Floats
+    decay: Floats
+    norm: Floats
+    gradient: Floats
+    angle: Floats
+    resumed: int | None
+
+    @cached_property
+    def since(self) -> int:
+        """Index of the first measurement made under the recorded optimizer."""
+        return 0 if self.resumed is None else int(np.searchsorted(self.steps, self.resumed, side="right"))
+
+    @cached_property
+    def stepped(self) -> bool:
+        """True if an optimizer updates the layer, also where the run does not say."""
+        known = "weight_decay" in self.recorded and len(self.decay[self.since :])
+        return not known or bool(np.isfinite(self.decay[self.since :]).any())
+
+    @cached_property
+    def decayed(self) -> bool:
+        """True if weight decay acted at any step since the run was last resumed."""
+        return self.optimizer.unseen or bool((self.decay[self.since :] > 0).any())
+
+    @cached_property
+    def norms(self) -> Floats:
+        """Known norms since the run was last resumed."""
+        norm = self.norm[self.since :]
+        return np.asarray(norm[np.isfinite(norm)])
+
+    @cached_property
+    def held(self) -> bool:
+        """True if the norm was the same at all steps since the run was last resumed."""
+        return len(self.norms) > 1 and float(np.ptp(self.norms)) <= _HELD * float(self.norms.mean())
+
+    @cached_property
+    def broken(self) -> int | None:
+        """First step of the final stretch in which the norm is not finite, or None."""
+        return self._ends(self.norm)
+
+    @cached_property
+    def ungraded(self) -> int | None:
+        """First step of the final stretch in which the gradient is not finite, or None.
+
+        One row without a gradient is no sign of it: the row that closes a run is measured without gradients.
+        """
+        since = self._ends(self.gradient)
+        return None if since is not None and since == self.steps[-1] else since
+
+    def _ends(self, series: Floats) -> int | None:
+        known = np.flatnonzero(np.isfinite(series))
+        return int(self.steps[known[-1] + 1]) if len(known) and known[-1] + 1 < len(series) else None
+
+    @cached_property
+    def stretches(self) -> list[slice]:
+        """Successive measurements with one learning rate, above 0, and one weight decay."""
+        if not len(self.steps):
+            return []
+        lr, decay = self.lr[self.since :], self.decay[self.since :]
+        with np.errstate(invalid="ignore"):
+            same = [np.abs(np.diff(one)) <= _SAME * np.abs(one[1:]) for one in (lr, np.nan_to_num(decay))]
+        cuts = self.since + 1 + np.flatnonzero(~(same[0] & same[1]))
+        edges = [self.since, *cuts.tolist(), len(self.steps)]
+        return [slice(a, b) for a, b in pairwise(edges) if b > a and self.lr[a] > 0]
+
+    def missing(self, *names: str) -> list[str]:
+        """Return those of these series that the run lacks."""
+        return [name for name in names if name not in self.recorded]
 
 
-def orthogonality(cosine: Floats, size: int) -> Orthogonality:
-    """Judge Euler's theorem (equation 16 with k = 0) by the cosines of a layer of `size` elements.
+def evidence(run: Run, chosen: Sequence[int]) -> list[Evidence]:
+    """Return the evidence for the layers at the positions `chosen`.
 
-    It holds at every step or at none, so nine in ten have to be small: a layer that is not scale-invariant has a small
-    cosine by chance at a step, or while its cosine crosses zero. For a gradient that has nothing to do with w, √n·cos
-    is about normal: nine of ten such are below 0.05 in size with a probability of 10⁻¹².
-
-    >>> orthogonality(np.full(20, 2.0**-20), 64)
-    Orthogonality(found=True, median=7.62939453125e-06, most=7.62939453125e-06, count=20)
-    >>> orthogonality(np.linspace(-0.3, 0.3, 20), 100).found is False
-    True
+    >>> import tempfile
+    >>> from gyroscope.store.example import write_example
+    >>> with tempfile.TemporaryDirectory() as folder, write_example(folder) as run:
+    ...     (found,) = evidence(run, [1])
+    >>> found.info.name, found.missing("rate", "weight_norm"), found.steps.tolist()
+    ('conv2.weight', ['weight_norm'], [10, 20, 30, 40])
     """
-    seen = sqrt(max(1, size)) * np.abs(cosine[np.isfinite(cosine)])
-    if not len(seen):
-        return Orthogonality(None, nan, nan, 0)
-    median, most = (float(value) for value in np.quantile(seen, [0.5, 0.9]))
-    found: bool | None = None
-    if len(seen) >= ENOUGH:
-        found = True if most < INVARIANT else False if median > RELATED else None
-    return Orthogonality(found, median, most, len(seen))
-
-
-def orthogonality_of(layer: Evidence) -> Orthogonality:
-    """The same of a layer of a run; undecided where only the first gradient was orthogonal to the weights.
-
-    Gradients that are not zeroed add up over steps, and are orthogonal to the weights of the first step alone.
-    """
-    found = orthogonality(layer.cosine, size := prod(layer.info.shape))
-    first = layer.cosine[np.isfinite(layer.cosine)][:1]
-    if found.found is False and bool((sqrt(max(1, size)) * np.abs(first) < INVARIANT).all()):
-        return replace(found, found=None)
+    recorded = frozenset(SERIES) & frozenset(run.quantities)
+    series = {name: run.series(name).astype(np.float64) for name in recorded}
+    nothing = np.full((len(run.steps), len(run.layers)), np.nan)
+    given = optimizers_in(run.meta)
+    resumed = resumed_at(run)
+    found = []
+    for i in chosen:
+        info = run.layer_table[i]
+        columns = {name: series.get(name, nothing)[:, i] for name in SERIES}
+        there = np.any([np.isfinite(columns[name]) for name in SERIES], axis=0)
+        columns = {name: column[there] for name, column in columns.items()}
+        known: Mapping[str, Any] = given[info.part] if info.part < len(given) else {}
+        found.append(
+            Evidence(
+                info=info,
+                optimizer=optimizer_of(known, steered=not np.isfinite(columns["effective_lr"]).any(), layer=info.name),
+                recorded=recorded,
+                steps=run.steps[there],
+                cosine=columns["invariance"],
+                lr=columns["lr"],
+                decay=columns["weight_decay"],
+                norm=columns["weight_norm"],
+                gradient=columns["gradient_norm"],
+                angle=_angle(run.steps[there], columns["rate"], columns["update_ratio"]),
+                resumed=resumed,
+            )
+        )
     return found
+
+
+def resumed_at(run: Run) -> int | None:
+    """Return the step at which a run was last resumed; None if it never was, or from the beginning."""
+    return (run.attempts[-1].start_step or None) if len(run.attempts) > 1 else None
+
+
+def _angle(steps: npt.NDArray[np.int64], rate: Floats, ratio: Floats) -> Floats:
+    """Return the angle of single steps: the measured one if the previous step was measured too.
+
+    Otherwise it follows from the length of the step: a step that keeps the norm turns by 2 arcsin(½‖Δw‖/‖w‖).
+    """
+    single = np.diff(steps, prepend=steps[:1] - 2) == 1
+    with np.errstate(invalid="ignore"):
+        chord = 2 * np.arcsin(np.clip(ratio / 2, 0.0, 1.0))
+    return np.asarray(np.where(single & np.isfinite(rate), rate, chord))
 
 
 class Fit(NamedTuple):
@@ -82,7 +200,7 @@ class Fit(NamedTuple):
     Attributes:
         k0, r2: of the law.
         off: the root mean square of its deviation from the effective learning rate, as a share of that.
-        fall: the share of ‖w‖⁴ that decay takes in a step at the largest learning rate; steps add 1/k₀ of what it was
+        fall: the share of ‖w‖⁴ that decay takes per step at the largest learning rate; steps add 1/k₀ of what it was
             at the beginning, so the norm comes down to its equilibrium where 1/k₀ is less.
         grown: the share of ‖w‖⁴ (Adam and its kin: ‖w‖²) at the end that steps have added since the beginning; the rest
             is what was there then, less what decay took of it.
@@ -96,7 +214,7 @@ class Fit(NamedTuple):
 
 
 def fitted(layer: Evidence) -> Fit:
-    """The law of section 4.3 fitted since the run was last gone on with; NaN where the optimizer has none."""
+    """Fit the law of section 4.3 to the steps since the run was last resumed; NaN if the optimizer has no law."""
     part = slice(layer.since, None)
     lr, norm, kind = layer.lr[part], layer.norm[part], layer.optimizer.kind
     steps = layer.steps[part]
@@ -136,18 +254,18 @@ def unsteady(layer: Evidence, *, began: int = 0) -> tuple[float, float] | None:
 
 @dataclass(frozen=True)
 class Balance:
-    """A stretch of constant learning rate and weight decay: what theory has a layer do there, and what it did.
+    """A stretch of constant learning rate and weight decay: the predicted behavior of a layer, and the measured one.
 
     Attributes:
         first, last: the steps that were looked at: the later half of the stretch.
         began: the step that the stretch began with.
         lr, decay: α and λ there.
-        shrinkage: d, the share of the weights that decay takes in a step.
+        shrinkage: d, the share of the weights that decay takes per step.
         predicted: where that leads.
         rate: the root mean square of the angles of single steps.
         error: the standard error of `rate` as a share of it.
         norm: the root mean square of ‖w‖.
-        drift: by how much ln‖w‖ changed in a step.
+        drift: the change of ln‖w‖ per step.
         until: steps from the beginning of the stretch to within 5 % of the predicted norm.
         ends: ‖w‖ at its end.
         left: the same from there.
@@ -199,7 +317,7 @@ class Balance:
 
 
 def balance(layer: Evidence) -> Balance | None:
-    """The last stretch of constant learning rate and decay above 0 that was measured at enough steps, or None."""
+    """Return the last stretch of constant learning rate and decay above 0 with enough measured steps, or None."""
     for stretch in reversed(layer.stretches):
         if layer.decay[stretch.start] > 0 and layer.lr[stretch.start] * layer.decay[stretch.start] < 1:
             found = _balance(layer, stretch)
