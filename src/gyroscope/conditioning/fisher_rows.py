@@ -16,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import vjp, vmap
 
 from gyroscope.conditioning.fisher_scores import Scores
+from gyroscope.errors import GyroscopeError
 from gyroscope.passes.network import Network, batched, independent
 
 # Elements held at a time: of gradient rows, and of the activations they go back through.
@@ -41,6 +42,8 @@ def gradient_rows(f: Network, output: Tensor, scores: Scores) -> Iterator[Rows]:
     pulled = _puller(f, n)
     try:
         pulled(slice(0, 1), scores.factor(slice(0, 1)))
+    except GyroscopeError:
+        raise
     except (RuntimeError, ValueError):
         # Some operation is unknown to vmap. One sample after another is slower, and always works.
         for i in range(n):
