@@ -187,6 +187,8 @@ def from_description(description: Any) -> Trial:
         task["source"], task["schedule"] = _source(task["source"]), Schedule(**task["schedule"])
         task["augmentation"] = None if augmentation is None else Augmentation(**augmentation)
         return Trial(**description | {"task": Task(**task), "recipe": _recipe(description["recipe"])})
+    except LabError:  # it is one, of a trial that cannot be
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise LabError(f"a description of a trial was expected, got {str(description)[:80]!r} ({error})") from error
 
