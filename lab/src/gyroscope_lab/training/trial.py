@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any, get_args
 
 from torch import nn
@@ -86,7 +87,7 @@ class Trial:
         """The task's schedule."""
         return self.task.schedule
 
-    @property
+    @cached_property
     def key(self) -> str:
         """A fingerprint of everything the result depends on but names: equal keys, equal results."""
         text = json.dumps([_VERSION, _told(self)], sort_keys=True)
