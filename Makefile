@@ -4,8 +4,27 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
+# The tests of `make quick`: one or two fast files for each subpackage of both packages.
+QUICK  := \
+    $(addprefix tests/, test_accepted.py test_layering.py test_whole_file.py \
+        $(addprefix cli/test_, cli.py cli_explain.py) \
+        $(addprefix conditioning/test_, products.py spectra.py) \
+        $(addprefix control/test_, law_granularity.py rates_claims.py) preconditioners/test_renormalize.py \
+        $(addprefix diagnose/test_, explain.py rank_correlation.py) \
+        $(addprefix figures/test_, given.py rotation_curves.py) \
+        integrations/test_sink_choice.py \
+        $(addprefix layers/test_, layer_order.py layer_parts.py) \
+        $(addprefix monitor/test_, activations_counts.py quantities.py watch_numbers.py) \
+        $(addprefix store/test_, queue.py write_and_read.py) \
+        $(addprefix theory/test_, invariance.py theory_decay.py) \
+        $(addprefix vectors/test_, vectors_combine.py vectors_dots.py)) \
+    $(addprefix lab/tests/, test_lab_layering.py test_public_names.py \
+        $(addprefix commands/test_, cli_data.py writable.py) \
+        $(addprefix lab/test_, digits.py mnist.py initialization.py mlp.py recipe.py trial.py cost.py population.py \
+            summary.py study_multipliers.py))
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit gpu bench docs clean
+.PHONY: help demo test quick lint types unit gpu bench docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -37,6 +56,9 @@ demo: $(READY)  ## train the digits network under Layca; prints a table, writes 
 	$(BIN)/gyroscope demo
 
 test: lint types unit  ## lint, type-check and test
+
+quick: lint types  ## lint, type-check and a selection of the tests: under a minute on two cores
+	$(BIN)/pytest -n 2 --dist loadfile $(QUICK)
 
 lint: $(READY)  ## ruff: lint and format check
 	$(BIN)/ruff check .

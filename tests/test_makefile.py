@@ -1,6 +1,7 @@
 """What `make` does before there is anything to run: on a copy of the Makefile, with programs that say a version."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -67,3 +68,16 @@ def test_the_environment_of_a_folder_that_was_moved_or_copied_is_made_anew(folde
     assert "venv" not in make(folder, "-n", "demo").stdout.replace(".venv/bin/gyroscope", "")
     moved = folder.rename(folder.parent / "elsewhere")
     assert "-m venv --clear .venv" in make(moved, "-n", "demo").stdout
+
+
+def test_quick_runs_tests_of_every_subpackage_of_both_packages():
+    repository = MAKEFILE.parent
+    shown = make(repository, "--dry-run", "quick")
+    assert shown.returncode == 0, shown.stderr
+    command = next(line for line in shown.stdout.splitlines() if "pytest" in line)
+    files = [repository / word for word in command.split() if word.endswith(".py")]
+    texts = [file.read_text() for file in files]  # each is there
+    for package in (repository / "src/gyroscope", repository / "lab/src/gyroscope_lab"):
+        for part in (one.parent.name for one in package.glob("*/__init__.py")):
+            name = re.compile(rf"\b{package.name}(\.| import .*\b){part}\b")
+            assert any(map(name.search, texts)), f"make quick has no test of {package.name}.{part}"

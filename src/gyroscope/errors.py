@@ -1,4 +1,8 @@
-"""The exceptions Gyroscope raises: each says what was given, what is accepted, and what to do."""
+"""The exceptions Gyroscope raises: each says what was given, what is accepted, and what to do.
+
+Each also derives from a built-in exception. Errors about what was given are a `ValueError`, those about runs on disk a
+`RuntimeError`, and those about packages that are not installed an `ImportError`.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +13,28 @@ class GyroscopeError(Exception):
     >>> import gyroscope
     >>> issubclass(gyroscope.errors.LayerError, gyroscope.GyroscopeError)
     True
+    >>> issubclass(gyroscope.errors.LayerError, ValueError)
+    True
     """
 
 
-class LayerError(GyroscopeError):
+class LayerError(GyroscopeError, ValueError):
     """A model has no layers, a pattern matches none, or a layer cannot be treated."""
 
 
-class VectorError(GyroscopeError):
+class VectorError(GyroscopeError, ValueError):
     """Lists of tensors that do not belong together were given to `dots` or `combine_`."""
 
 
-class ControlError(GyroscopeError):
+class ControlError(GyroscopeError, ValueError):
     """A controller was given a rate, an optimizer, a gradient or a state it cannot work with."""
 
 
-class MonitorError(GyroscopeError):
+class MonitorError(GyroscopeError, ValueError):
     """A monitor was given a model, an optimizer, a quantity or a state it cannot measure."""
 
 
-class StoreError(GyroscopeError):
+class StoreError(GyroscopeError, RuntimeError):
     """A run cannot be created, read or written: the message says which file, and what was found there."""
 
 
@@ -40,9 +46,9 @@ class MissingExtraError(GyroscopeError, ImportError):
     """An optional dependency is needed and not installed; the message names the extra."""
 
 
-class ConditioningError(GyroscopeError):
+class ConditioningError(GyroscopeError, ValueError):
     """A conditioning analysis was asked of a model, a loss, a batch or a network size it cannot treat."""
 
 
-class DynamicsError(GyroscopeError):
+class DynamicsError(GyroscopeError, ValueError):
     """A function of the theory was given a model, a batch, a series or a number it has nothing to say about."""

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import gyroscope
+from gyroscope.errors import MissingExtraError
 from gyroscope_lab.engine import cluster
 from gyroscope_lab.engine.cluster import run_on_ray
 from gyroscope_lab.engine.engine import run_trials
@@ -278,7 +279,7 @@ def _content(file):
 
 def test_without_ray_the_engine_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(LabError, match=r"pip install 'gyroscope-lab\[ray\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'gyroscope-lab\[ray\]'"):
         run_trials(TRIALS, Archive(tmp_path), engine="ray")
     assert list(tmp_path.iterdir()) == []
 

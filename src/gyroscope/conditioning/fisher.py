@@ -40,7 +40,7 @@ from torch.nn.parameter import is_lazy
 from gyroscope.base.accepted import flag, real
 from gyroscope.conditioning.eigen import eigenvalues
 from gyroscope.conditioning.spectra import Spectrum
-from gyroscope.errors import ConditioningError, LayerError
+from gyroscope.errors import ConditioningError, GyroscopeError, LayerError
 from gyroscope.layers.class_names import ancestry, wrapped_in
 from gyroscope.layers.layer import layers
 from gyroscope.passes.batches import batches
@@ -494,6 +494,8 @@ def gradient_rows(f: Network, output: Tensor, scores: Scores) -> Iterator[Rows]:
     pulled = _puller(f, n)
     try:
         pulled(slice(0, 1), scores.factor(slice(0, 1)))
+    except GyroscopeError:
+        raise
     except (RuntimeError, ValueError):
         # Some operation is unknown to vmap. One sample after another is slower, and always works.
         for i in range(n):

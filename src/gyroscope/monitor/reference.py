@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gyroscope.base.checksums import read_whole
 from gyroscope.base.transfer import pinned
-from gyroscope.errors import MonitorError
+from gyroscope.errors import MissingExtraError, MonitorError
 from gyroscope.layers.layer import Layer
 from gyroscope.layers.layer import layers as find_layers
 from gyroscope.monitor.bundle import Bundle, flat
@@ -282,7 +282,7 @@ def read_tensors(path: Path) -> Mapping[str, Any]:
             # A checkpoint of the user's own may be in other formats of torch.
             loaded = read_whole(file) if path.is_dir() else torch.load(file, map_location="cpu", weights_only=True)
     except ImportError:
-        raise MonitorError(f"{file} needs safetensors, which is not installed: pip install safetensors") from None
+        raise MissingExtraError(f"{file} needs safetensors, which is not installed: pip install safetensors") from None
     except Exception as error:
         raise MonitorError(
             f"{file} cannot be read as a checkpoint of tensors: {error}. Save a state dict with torch.save."

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gyroscope.base import accepted
-from gyroscope.errors import ConditioningError
+from gyroscope.errors import ConditioningError, GyroscopeError
 from gyroscope.layers.untouched import untouched
 from gyroscope.passes.batches import Batch
 from gyroscope.passes.labels import Loss
@@ -193,6 +193,8 @@ def independent(f: Network, output: Tensor) -> bool:
     try:
         with torch.no_grad():
             among, alone = f(near), f.part(len(output), slice(0, 1))(near)
+    except GyroscopeError:
+        raise
     except (RuntimeError, ValueError, IndexError):
         return False
     close = torch.finfo(output.dtype).eps ** 0.5 * among.abs().max()

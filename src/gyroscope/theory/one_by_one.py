@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from gyroscope.base.alone import alone
+from gyroscope.errors import GyroscopeError
 from gyroscope.theory.batch_norm import BatchCenter
 from gyroscope.theory.errors import DynamicsError
 
@@ -92,7 +93,7 @@ def passing(*, undrawn: torch.device | None = None) -> Iterator[None]:
         before = None if undrawn is None else _random_states(undrawn)
         try:
             yield
-        except (DynamicsError, torch.OutOfMemoryError):
+        except (GyroscopeError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise DynamicsError(

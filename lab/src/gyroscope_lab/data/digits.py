@@ -7,6 +7,7 @@ import torch
 from gyroscope_lab.data.choice import choose, first_of_each_class
 from gyroscope_lab.data.official import Normalization
 from gyroscope_lab.data.split import Split
+from gyroscope_lab.errors import LabError
 
 CLASSES = 10
 PER_CLASS = 20
@@ -39,7 +40,7 @@ def digits(
     y = torch.as_tensor(labels, dtype=torch.int64)
     fewest = int(torch.bincount(y, minlength=CLASSES).min())
     if not 1 <= per_class < fewest:
-        raise ValueError(f"per_class is {per_class}; the digits allow 1 to {fewest - 1}")
+        raise LabError(f"per_class is {per_class}; the digits allow 1 to {fewest - 1}")
 
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
     chosen = first_of_each_class(y, order, classes=CLASSES, per_class=per_class, name="digits")

@@ -123,9 +123,4 @@ class Source:
 
     def _digits(self) -> Split:
         per_class = PER_CLASS if self.per_class is None else self.per_class
-        try:
-            return digits(
-                per_class=per_class, seed=self.seed, validation=self.validation, normalization=self.normalization
-            )
-        except ValueError as error:
-            raise LabError(str(error)) from error
+        return digits(per_class=per_class, seed=self.seed, validation=self.validation, normalization=self.normalization)

@@ -23,7 +23,7 @@ from gyroscope_lab.engine.engine import AT_ONCE
 from gyroscope_lab.engine.parcel import Parcel, deliver, pack
 from gyroscope_lab.engine.ray_session import connected, imported
 from gyroscope_lab.engine.run_one import Note, run_one
-from gyroscope_lab.errors import LabError
+from gyroscope_lab.errors import LabError, TrialError
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.training import RATES
@@ -88,7 +88,7 @@ def run_on_ray(
         finally:
             crew.close()
     if failed:
-        raise LabError(f"{len(failed)} of {len(trials)} trials failed: {'; '.join(failed)}")
+        raise TrialError(f"{len(failed)} of {len(trials)} trials failed: {'; '.join(failed)}")
 
 
 def _ended(
@@ -127,7 +127,7 @@ def _seen(archive: Archive, trial: Trial) -> Result:
     end = time.monotonic() + _SEEN_WITHIN
     while (result := archive.result(trial)) is None:
         if time.monotonic() > end:
-            raise LabError(f"its result was written, but {archive.folder(trial)} has none; do the machines share it?")
+            raise TrialError(f"its result was written, but {archive.folder(trial)} has none; do the machines share it?")
         time.sleep(0.2)
     return result
 

@@ -11,7 +11,7 @@ import torch
 
 from gyroscope.base import whole
 from gyroscope_lab.engine.run_one import Note, loaded, run_one
-from gyroscope_lab.errors import LabError
+from gyroscope_lab.errors import LabError, TrialError
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.trial import Trial
@@ -93,7 +93,9 @@ def run_trials(
     results = [archive.result(trial) for trial in trials]
     lost = [trial.slug for trial, result in zip(trials, results, strict=True) if result is None]
     if lost:
-        raise LabError(f"the results of {', '.join(lost)} are not in {archive.root}; was something deleted meanwhile?")
+        raise TrialError(
+            f"the results of {', '.join(lost)} are not in {archive.root}; was something deleted meanwhile?"
+        )
     return [result for result in results if result is not None]
 
 

@@ -21,7 +21,7 @@ from gyroscope_lab.data.memory import free_memory
 from gyroscope_lab.data.split import Split
 from gyroscope_lab.engine.captured import Captured
 from gyroscope_lab.engine.cost import expected
-from gyroscope_lab.errors import LabError
+from gyroscope_lab.errors import LabError, TrialError
 from gyroscope_lab.training import checkpoint
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.result import Result
@@ -144,7 +144,7 @@ def run_population(
         population.close()
     if outcome.failed and on_failed is None:
         said = "; ".join(f"{trial.recipe.name}, seed {trial.seed}: {why}" for trial, why in outcome.failed)
-        raise LabError(f"{len(outcome.failed)} of {len(trials)} trials failed: {said}")
+        raise TrialError(f"{len(outcome.failed)} of {len(trials)} trials failed: {said}")
     return outcome
 
 

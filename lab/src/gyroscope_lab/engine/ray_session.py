@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from gyroscope.errors import MissingExtraError
 from gyroscope_lab.errors import LabError
 
 # Seconds for a cluster to accept a connection.
@@ -28,7 +29,9 @@ def imported() -> Any:
     try:
         return import_module("ray")
     except ImportError:
-        raise LabError("the engine 'ray' needs Ray, which is not installed: pip install 'gyroscope-lab[ray]'") from None
+        raise MissingExtraError(
+            "the engine 'ray' needs Ray, which is not installed: pip install 'gyroscope-lab[ray]'"
+        ) from None
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.data.split import Split
-from gyroscope_lab.errors import LabError
+from gyroscope_lab.errors import LabError, TrialError
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.training import Training, train
@@ -58,16 +58,16 @@ def loaded(source: Source, data: Path | None) -> Split:
     return source.load(data)
 
 
-def in_trial(trial: Trial, error: Exception) -> LabError:
+def in_trial(trial: Trial, error: Exception) -> TrialError:
     """What went wrong, with the trial that it went wrong in.
 
     >>> from gyroscope_lab.training.recipe import Recipe
     >>> from gyroscope_lab.training.tasks import task
     >>> in_trial(Trial(task("digits"), Recipe("SGD", 0.1)), KeyError("x"))
-    LabError("SGD, seed 0: KeyError: 'x'")
+    TrialError("SGD, seed 0: KeyError: 'x'")
     """
     reason = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
-    return LabError(f"{trial.recipe.name}, seed {trial.seed}: {reason}")
+    return TrialError(f"{trial.recipe.name}, seed {trial.seed}: {reason}")
 
 
 def run_one(

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from gyroscope_lab.engine.run_one import Note, run_one
-from gyroscope_lab.errors import LabError
+from gyroscope_lab.errors import LabError, TrialError
 from gyroscope_lab.orphans import end_with_parent
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.result import Result
@@ -61,7 +61,7 @@ def run_in_workers(
                 worker.terminate()
             pool.shutdown(wait=True, cancel_futures=True)
             if isinstance(error, BrokenProcessPool):
-                raise LabError("a worker process was killed, or ran out of memory; try one job") from error
+                raise TrialError("a worker process was killed, or ran out of memory; try one job") from error
             raise
         finally:
             sending.close()

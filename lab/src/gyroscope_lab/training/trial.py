@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any, get_args
 
 from torch import nn
@@ -86,7 +87,7 @@ class Trial:
         """The task's schedule."""
         return self.task.schedule
 
-    @property
+    @cached_property
     def key(self) -> str:
         """A fingerprint of everything the result depends on but names: equal keys, equal results."""
         text = json.dumps([_VERSION, _told(self)], sort_keys=True)
@@ -187,6 +188,8 @@ def from_description(description: Any) -> Trial:
         task["source"], task["schedule"] = _source(task["source"]), Schedule(**task["schedule"])
         task["augmentation"] = None if augmentation is None else Augmentation(**augmentation)
         return Trial(**description | {"task": Task(**task), "recipe": _recipe(description["recipe"])})
+    except LabError:  # it is one, of a trial that cannot be
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise LabError(f"a description of a trial was expected, got {str(description)[:80]!r} ({error})") from error
 

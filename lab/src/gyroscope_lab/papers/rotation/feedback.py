@@ -51,6 +51,8 @@ class Course:
         try:
             content = json.loads(path.read_text())
             return cls(content["epochs"], content["silhouettes"], Result.from_json(content["result"], path))
+        except LabError:
+            raise
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LabError(f"{path} cannot be read ({error}); delete it to measure again") from error
 
