@@ -9,7 +9,6 @@ from torch import nn
 
 import gyroscope
 from gyroscope import errors
-from gyroscope.conditioning import fisher_rows
 from gyroscope.conditioning.fisher import fisher
 from gyroscope.passes.network import independent
 from gyroscope.store.lock import HeldError
@@ -81,7 +80,7 @@ def test_our_own_error_inside_a_network_is_not_taken_for_an_operation_that_vmap_
     def pulled(some, rows):
         raise errors.LayerError("as it was")
 
-    monkeypatch.setattr(fisher_rows, "_puller", lambda f, n: pulled)
+    monkeypatch.setattr("gyroscope.conditioning.fisher._puller", lambda f, n: pulled)
     batch = torch.randn(4, 3), torch.tensor([0, 1, 0, 1])
     with pytest.raises(errors.GyroscopeError, match="as it was"):
         fisher(nn.Linear(3, 2), nn.CrossEntropyLoss(), batch)
