@@ -11,6 +11,7 @@ from runs_for_tests import rows, write, writer
 
 from gyroscope.errors import StoreError
 from gyroscope.store import LayerInfo, Rows, load, runs
+from gyroscope.store.connect import in_words
 from gyroscope.store.example import write_example
 
 STEPS = range(60)
@@ -256,3 +257,9 @@ def test_values_that_are_null_are_damage(tmp_path):
     change(tmp_path / "run", "UPDATE series SET data = NULL")
     with pytest.raises(StoreError, match="is damaged"), load(tmp_path / "run") as run:
         run.where("rotation")
+
+
+def test_a_file_that_ends_too_early_is_damaged_however_sqlite_says_so(tmp_path):
+    short = sqlite3.OperationalError("disk I/O error")
+    short.sqlite_errorname = "SQLITE_IOERR_SHORT_READ"
+    assert "run.sqlite is damaged: disk I/O error" in str(in_words(short, tmp_path / "run.sqlite"))

@@ -42,7 +42,7 @@ def in_words(error: BaseException, file: Path) -> StoreError:
     said = str(error.strerror or error) if isinstance(error, OSError) else str(error)
     if name == "SQLITE_NOTADB":
         text = f"{file} is not a run: it is no SQLite database, or its beginning is damaged. Give another folder."
-    elif name.startswith("SQLITE_CORRUPT") or "decode" in said:
+    elif name.startswith(("SQLITE_CORRUPT", "SQLITE_IOERR_SHORT_READ")) or "decode" in said:  # the latter: cut off
         text = f"{file} is damaged: {said}. {_SALVAGE.format(file=file)}"
     elif name == "SQLITE_FULL" or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         text = f"{file} cannot be written: the disk is full. Free some space and resume the run."
