@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from gyroscope.conditioning.outliers import outlier, outliers, predicted_outliers
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError
 
 
 def unit_design(m):

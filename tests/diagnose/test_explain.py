@@ -14,9 +14,8 @@ from diagnose.explain_runs import clusters, normalized, plain, train, walk, writ
 from gyroscope.diagnose.explain import TOPICS, cells, explain
 from gyroscope.diagnose.predict import predictions
 from gyroscope.diagnose.scale_invariance import orthogonality
-from gyroscope.errors import StoreError
+from gyroscope.errors import DynamicsError, StoreError
 from gyroscope.store.example import write_example
-from gyroscope.theory.errors import DynamicsError
 from gyroscope.theory.recurrence import optimizer_of
 
 AFTER = TOPICS[1:4]  # what follows from scale invariance: effective learning rate, implicit decay, equilibrium

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from gyroscope.diagnose.predict import decay_law, effective_lr, equilibrium, scale_invariant
-from gyroscope.errors import MonitorError
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError, MonitorError
 from oracles.equilibrium import slide, walk
 
 SGD = {"lr": 0.02, "decay": 5e-3}

@@ -28,7 +28,7 @@ from gyroscope.control.preconditioners.moment_launches import MomentLaunches
 from gyroscope.control.preconditioners.places import Place
 from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal
 from gyroscope.control.preconditioners.running import Spreads
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError
 from interpreted import patch_language_once
 
 patch_language_once()

@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812
 from gyroscope.conditioning.fisher import fisher
 from gyroscope.control.preconditioners.kfac import KFAC
 from gyroscope.control.preconditioners.kfac_factors import eigen_of
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError
 
 
 def double(*shape, seed=0):

@@ -19,7 +19,7 @@ from gyroscope import Layca
 from gyroscope.control.preconditioners import kfac, kfac_factors, moments, quasi_diagonal
 from gyroscope.control.preconditioners.kfac import KFAC
 from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError
 
 KINDS = {
     "kfac": lambda inner, net: KFAC(inner, net, F.cross_entropy, damping=0.1, decompose_every=2, every=2),

@@ -14,7 +14,7 @@ import gyroscope.control.preconditioners.preconditioner as preconditioner
 import gyroscope.control.preconditioners.running as running
 from gyroscope.control.preconditioners.kfac import KFAC
 from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from gyroscope.control.preconditioners import patch_moments
 from gyroscope.control.preconditioners.places import Place, joined, split
 from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal, quasi_diagonal
 from gyroscope.control.preconditioners.running import Spreads
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError
 
 
 def double(*shape, seed=0):

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from gyroscope.control.renormalize import keep_norms, renormalize_, sphere_step
+from gyroscope.errors import DynamicsError
 from gyroscope.layers.layer import layers, split
 from gyroscope.theory.batch_norm import batch_norm
 from gyroscope.theory.effective_rate import effective_lr
-from gyroscope.theory.errors import DynamicsError
 
 STEPS = 40
 

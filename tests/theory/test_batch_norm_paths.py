@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from gyroscope.errors import DynamicsError
 from gyroscope.theory.batch_norm import (
     BatchCenter,
     batch_center,
@@ -17,7 +18,6 @@ from gyroscope.theory.batch_norm import (
     batch_norm_paths,
     centred_weight_gradient,
 )
-from gyroscope.theory.errors import DynamicsError
 
 SHAPES = {"matrix": (7, 3), "sequence": (5, 3, 4), "images": (4, 3, 2, 5)}
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from gyroscope.errors import DynamicsError
 from gyroscope.theory.batch_norm import batch_norm
 from gyroscope.theory.effective_rate import decay_time, effective_lr, figure6, fit_norms, implicit_decay, norm_growth
-from gyroscope.theory.errors import DynamicsError
 from gyroscope.theory.homogeneity import (
     effective_gradient,
     euler,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from gyroscope.errors import DynamicsError
 from gyroscope.theory.batch_norm import batch_norm
-from gyroscope.theory.errors import DynamicsError
 from gyroscope.theory.exponential import ExponentialRates, exponential_rates, shrinkage, undo_decay
 
 STEPS = 60

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gyroscope.errors import DynamicsError
 from gyroscope.theory.batch_norm import batch_norm
-from gyroscope.theory.errors import DynamicsError
 from gyroscope.theory.knockout import Knockout, knock_out, restore
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from gyroscope.errors import DynamicsError
 from gyroscope.theory.batch_norm import BatchCenter
-from gyroscope.theory.errors import DynamicsError
 from gyroscope.theory.invariance import invariance
 from gyroscope.theory.normalizers import NORMALIZERS, TOLERANCE, comparison, properties
 

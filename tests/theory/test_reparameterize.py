@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from gyroscope.errors import DynamicsError
 from gyroscope.theory.affine import Affine, FixedAffine, standardizing
-from gyroscope.theory.errors import DynamicsError
 from gyroscope.theory.reparameterize import between, reparameterize
 
 

@@ -14,9 +14,9 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
+from gyroscope.errors import DynamicsError
 from gyroscope.layers.layer import layers
 from gyroscope.theory.alignment import alignment
-from gyroscope.theory.errors import DynamicsError
 from gyroscope.theory.invariance import TOLERANCE, _judge, invariance
 from gyroscope.theory.rescaling import rescaled
 

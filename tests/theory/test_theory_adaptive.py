@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gyroscope.errors import DynamicsError
 from gyroscope.theory.adaptive import Sum, adagrad, adagrad_as_rmsprop, adam, rmsprop
-from gyroscope.theory.errors import DynamicsError
 
 STEPS = 30
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gyroscope.conditioning.fisher import fisher
+from gyroscope.errors import DynamicsError
 from gyroscope.theory.damping import (
     balance_scale,
     curvature_shares,
@@ -17,7 +18,6 @@ from gyroscope.theory.damping import (
     first_order_rate,
     rescaled,
 )
-from gyroscope.theory.errors import DynamicsError
 
 
 def measured(scale: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

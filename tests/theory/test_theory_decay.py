@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from gyroscope.errors import DynamicsError
 from gyroscope.theory.adaptive import adagrad, adam, rmsprop
 from gyroscope.theory.decay import disagreement, norm_of, preconditioned, sgd, with_decay, with_l2, with_norm
 from gyroscope.theory.decay_schedule import (
@@ -18,7 +19,6 @@ from gyroscope.theory.decay_schedule import (
     square_at_rest,
     steps_to_rest,
 )
-from gyroscope.theory.errors import DynamicsError
 
 LR, DECAY = 0.05, 0.3
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gyroscope.errors import DynamicsError
 from gyroscope.theory.deep_linear import (
     balanced_factors,
     descended_factors,
@@ -16,7 +17,6 @@ from gyroscope.theory.deep_linear import (
     smallest_penalty,
     threshold,
 )
-from gyroscope.theory.errors import DynamicsError
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:

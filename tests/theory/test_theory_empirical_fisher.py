@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gyroscope.conditioning.fisher import fisher
 from gyroscope.control.preconditioners.kfac import KFAC
+from gyroscope.errors import DynamicsError
 from gyroscope.theory import empirical_fisher
 from gyroscope.theory.adaptive import rmsprop
 from gyroscope.theory.empirical_fisher import (
@@ -23,7 +24,6 @@ from gyroscope.theory.empirical_fisher import (
     second_moment,
     step_gain,
 )
-from gyroscope.theory.errors import DynamicsError
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:

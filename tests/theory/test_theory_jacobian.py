@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gyroscope.conditioning.fisher import fisher
+from gyroscope.errors import DynamicsError
 from gyroscope.theory.batch_norm import BatchCenter
 from gyroscope.theory.empirical_fisher import fisher_diagonal, per_example_gradients
-from gyroscope.theory.errors import DynamicsError
 from gyroscope.theory.jacobian import (
     estimated_jacobian_norm,
     gauss_newton_norm,

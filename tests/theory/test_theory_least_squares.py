@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from gyroscope.errors import DynamicsError
 from gyroscope.theory.empirical_fisher import second_moment
-from gyroscope.theory.errors import DynamicsError
 from gyroscope.theory.least_squares import Problem, detour, direction, figure2, line_problem, newton_step, path
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import gyroscope
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError
 from gyroscope.theory.moment_variance import optimizer_shares, recorded_shares, share_between, variance_shares
 
 

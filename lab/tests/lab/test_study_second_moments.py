@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.rotation import adaptive, second_moments
 from gyroscope_lab.papers.rotation.second_moments import (

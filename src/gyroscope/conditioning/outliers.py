@@ -17,10 +17,10 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from gyroscope.base.accepted import real, whole
 from gyroscope.conditioning.fisher import Labels, fisher
+from gyroscope.errors import DynamicsError
 from gyroscope.layers.class_names import wrapped_in
 from gyroscope.passes.batches import batches
 from gyroscope.passes.labels import Loss
-from gyroscope.theory.errors import DynamicsError
 from gyroscope.theory.one_by_one import refuse_valueless
 
 

@@ -25,9 +25,9 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gyroscope.base.accepted import real
+from gyroscope.errors import DynamicsError
 from gyroscope.layers.layer import Layer, split
 from gyroscope.layers.layer import layers as find_layers
-from gyroscope.theory.errors import DynamicsError
 from gyroscope.vectors.eager import power_of_two
 
 By = Literal["unit", "tensor"]

@@ -30,8 +30,8 @@ from gyroscope.diagnose.statements import (
     scale_statement,
     times,
 )
+from gyroscope.errors import DynamicsError
 from gyroscope.store import Run, load
-from gyroscope.theory.errors import DynamicsError
 from gyroscope.theory.invariance_result import Invariance, LayerInvariance
 
 if TYPE_CHECKING:  # runs are explained without torch

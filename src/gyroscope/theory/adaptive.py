@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gyroscope.base.accepted import real
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError
 from gyroscope.theory.given import integral
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gyroscope.base.accepted import real, whole
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError
 
 Through = Literal["both", "direct", "statistics"]
 

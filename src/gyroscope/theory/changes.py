@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gyroscope.errors import DynamicsError
 from gyroscope.layers.layer import Layer
-from gyroscope.theory.errors import DynamicsError
 from gyroscope.theory.on_loan import OnLoan
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gyroscope.base.accepted import real
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError
 
 
 def damped_step(G: Tensor, gradient: Tensor, *, damping: float) -> Tensor:

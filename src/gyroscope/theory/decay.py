@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError
 from gyroscope.theory.share import check_share, check_strength
 
 S = TypeVar("S")

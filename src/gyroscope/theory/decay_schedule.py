@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gyroscope.base.accepted import real
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError
 from gyroscope.theory.given import count
 from gyroscope.theory.share import check_share
 

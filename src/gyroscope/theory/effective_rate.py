@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gyroscope.base.accepted import real
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError
 from gyroscope.theory.given import count, numbers
 from gyroscope.theory.law import Floats, Law, along, decay_law
 

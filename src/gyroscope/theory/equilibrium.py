@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gyroscope.base.accepted import real
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError
 from gyroscope.theory.law import Floats, Kind
 from gyroscope.theory.share import check_share
 

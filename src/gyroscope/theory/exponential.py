@@ -27,7 +27,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from gyroscope.base.accepted import real, whole
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError
 from gyroscope.theory.given import count, numbers
 from gyroscope.theory.law import Floats
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from gyroscope.base import accepted
 from gyroscope.base.accepted import real, whole
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gyroscope.base.accepted import real
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError
 
 Function = Callable[[Tensor], Tensor]
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from gyroscope.base.accepted import real
+from gyroscope.errors import DynamicsError
 from gyroscope.layers.layer import Layer
 from gyroscope.theory.alignment import Alignment, alignment, norm
 from gyroscope.theory.changes import outputs_of
-from gyroscope.theory.errors import DynamicsError
 from gyroscope.theory.given import count, generator
 from gyroscope.theory.invariance_result import Invariance, LayerInvariance, ScaleInvariant
 from gyroscope.theory.on_loan import Layers, Loss, OnLoan

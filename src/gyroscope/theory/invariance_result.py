@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gyroscope.base.by_layer import ByLayer
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError
 
 ScaleInvariant = Literal[
     "unit",

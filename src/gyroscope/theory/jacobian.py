@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
 from gyroscope.base.accepted import real, whole
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError
 from gyroscope.theory.given import generator
 from gyroscope.theory.one_by_one import buffers, check_inputs, outside, parts, passing, refuse_mixing
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gyroscope.base.accepted import real, whole
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError
 from gyroscope.theory.given import count, numbers
 
 Floats = npt.NDArray[np.float64]

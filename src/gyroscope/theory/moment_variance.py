@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError
 
 Counting = Literal["elements", "layers"]
 

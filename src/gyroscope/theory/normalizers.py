@@ -23,12 +23,11 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from gyroscope.base import accepted
 from gyroscope.base.accepted import real
-from gyroscope.errors import LayerError
+from gyroscope.errors import DynamicsError, LayerError
 from gyroscope.layers.layer import layers as find_layers
 from gyroscope.layers.layer import split
 from gyroscope.theory.batch_norm import BatchCenter
 from gyroscope.theory.changes import altered, first_of, others, outputs_of, relative_change, shifted
-from gyroscope.theory.errors import DynamicsError
 from gyroscope.theory.given import generator
 from gyroscope.theory.on_loan import Layers, OnLoan
 

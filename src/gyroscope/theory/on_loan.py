@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from gyroscope.base import accepted
 from gyroscope.base.alone import alone
-from gyroscope.errors import GyroscopeError
+from gyroscope.errors import DynamicsError, GyroscopeError
 from gyroscope.layers.layer import Layer
 from gyroscope.layers.layer import layers as find_layers
-from gyroscope.theory.errors import DynamicsError
 from gyroscope.vectors.sharded import any_sharded
 
 Loss = Callable[[Any, Any], Tensor]

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from gyroscope.base.alone import alone
-from gyroscope.errors import GyroscopeError
+from gyroscope.errors import DynamicsError, GyroscopeError
 from gyroscope.theory.batch_norm import BatchCenter
-from gyroscope.theory.errors import DynamicsError
 
 
 def parts(model: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

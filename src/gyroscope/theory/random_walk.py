@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from gyroscope.base.accepted import real, whole
+from gyroscope.errors import DynamicsError
 from gyroscope.theory.decay import Rule
-from gyroscope.theory.errors import DynamicsError
 from gyroscope.theory.given import generator
 
 S = TypeVar("S")

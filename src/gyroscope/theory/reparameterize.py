@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
+from gyroscope.errors import DynamicsError
 from gyroscope.theory.affine import Affine, FixedAffine
-from gyroscope.theory.errors import DynamicsError
 from gyroscope.vectors.eager import accumulator
 
 L = TypeVar("L", bound=nn.Linear | nn.Conv2d)

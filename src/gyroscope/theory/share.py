@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from gyroscope.base.accepted import real
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError
 
 
 def check_share(lr: float, decay: float) -> float:

@@ -14,8 +14,8 @@ from gyroscope.control.preconditioners.kfac_factors import Factors, Tikhonov
 from gyroscope.control.preconditioners.observer import Labels
 from gyroscope.control.preconditioners.places import Parts, Place, joined, split
 from gyroscope.control.preconditioners.preconditioner import Preconditioner, check_number
+from gyroscope.errors import DynamicsError
 from gyroscope.passes.labels import Loss
-from gyroscope.theory.errors import DynamicsError
 from gyroscope.theory.given import count
 
 

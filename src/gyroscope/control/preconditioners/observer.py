@@ -19,11 +19,10 @@ from torch.utils.hooks import RemovableHandle
 
 from gyroscope.base.alone import listens
 from gyroscope.control.preconditioners.places import Place
-from gyroscope.errors import ConditioningError
+from gyroscope.errors import ConditioningError, DynamicsError
 from gyroscope.layers.untouched import tensors
 from gyroscope.passes.labels import Loss, distribution, known, sample_targets
 from gyroscope.passes.losses import Reduction, mean_loss, reduction_of
-from gyroscope.theory.errors import DynamicsError
 from gyroscope.vectors.chunks import is_capturing
 
 Draw = Callable[[Any, torch.Generator], Any]

@@ -16,9 +16,9 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from gyroscope.control.preconditioners.patch_moments import moments_over, norm_over, patch_moments, windows
+from gyroscope.errors import DynamicsError
 from gyroscope.layers.class_names import ancestry
 from gyroscope.passes.patches import patch_count, patch_gram
-from gyroscope.theory.errors import DynamicsError
 
 Parts = tuple[Tensor, Tensor | None]
 

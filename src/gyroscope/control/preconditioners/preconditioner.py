@@ -22,8 +22,8 @@ from gyroscope.base.accepted import real
 from gyroscope.control.preconditioners.observer import Labels, Observer, Statistics
 from gyroscope.control.preconditioners.places import Parts, Place, places
 from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
+from gyroscope.errors import DynamicsError
 from gyroscope.passes.labels import Loss
-from gyroscope.theory.errors import DynamicsError
 from gyroscope.theory.given import count
 from gyroscope.vectors.chunks import is_capturing
 

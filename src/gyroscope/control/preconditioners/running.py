@@ -13,7 +13,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from gyroscope.theory.errors import DynamicsError
+from gyroscope.errors import DynamicsError
 from gyroscope.vectors.chunks import is_capturing
 
 
