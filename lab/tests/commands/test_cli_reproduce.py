@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 import gyroscope
 from commands.pretended_studies import pretend
 from gyroscope.cli import app
-from gyroscope_lab.cli.study_list import results_in
+from gyroscope_lab.cli.study_tables import results_in
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.catalogue import studies

@@ -105,7 +105,7 @@ def reproduce(
     _refuse_mixtures(minutes, archive, archive_mib, collect, queue, names, engine)
     lists = (not names or names == ["list"]) and minutes is None and collect is None and not queue
     if lists and not task:
-        from gyroscope_lab.cli.study_list import print_list
+        from gyroscope_lab.cli.study_tables import print_list
 
         print_list(out)
         return
@@ -210,7 +210,7 @@ def _load() -> None:
 
 def _list(lab: Lab, out: Path) -> None:
     """List what the studies take of the tasks that were asked for."""
-    from gyroscope_lab.cli.study_list import print_list
+    from gyroscope_lab.cli.study_tables import print_list
     from gyroscope_lab.papers.catalogue import studies
     from gyroscope_lab.papers.costs import costs
 

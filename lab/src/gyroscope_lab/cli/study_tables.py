@@ -1,27 +1,97 @@
-"""Studies in the terminal: what they cost, and what came of one."""
+"""Studies in the terminal: the list of them, read from their index without loading a study or torch, and a report."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gyroscope_lab.cli.study_list import console
-from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.study import Report, Study, as_text
+from gyroscope_lab.papers import catalogue
 
+if TYPE_CHECKING:
+    from gyroscope_lab.engine.laboratory import Lab
+    from gyroscope_lab.papers.study import Report, Study
+
+# A pipe or a file has no width; this holds every column.
+_UNBOUNDED = 170
+# From here names and titles have columns of their own.
+_WIDE = 130
 _STYLES = {"shown": "green", "not shown": "red"}
+
+#: By study, or "all", and by scale, the trainings that it takes and how long they last.
+Costs = Mapping[str, Mapping[str, str]]
+
+
+def print_list(out: Path, costs: Costs | None = None) -> None:
+    """Print the studies, what they take at each scale, and whether their results are in `out`.
+
+    Args:
+        out: the folder of results.
+        costs: what they take, where that is not what the index says.
+
+    >>> print_list(Path("results"))
+    ┏...
+    """
+    known = catalogue.index()
+    costs = {name: one.costs for name, one in known.items()} if costs is None else costs
+    scales = list(known["all"].costs)
+    screen = console()
+    narrow = screen.width < _WIDE
+    between = "\n" if narrow else " "
+    table = Table(show_lines=narrow)
+    for column in ("study",) if narrow else ("study", "what the paper shows"):
+        table.add_column(column, overflow="fold", no_wrap=column == "study" and not narrow)
+    for scale in scales:
+        table.add_column(scale, justify="right", no_wrap=True)
+    table.add_column("results", no_wrap=True)
+    for name, one in known.items():
+        is_last = name == "all"
+        if is_last:
+            table.add_section()
+        title = "" if is_last else one.title
+        words = (f"{name}\n{title}".strip(),) if narrow else (name, title)
+        taken = (costs[name][scale].replace(": ", f":{between}") for scale in scales)
+        table.add_row(*map(Text, (*words, *taken, "" if is_last else results_in(out, name))))
+    screen.print(table)
+    screen.print(
+        "Trainings, and how long they take: smoke and small on one core of a CPU, full on an H200. Studies share "
+        "trainings, and each is run once; some studies go on with more, as their first results tell. none: something "
+        f"is measured, nothing trained. ≈ is an estimate, where no time was measured ({known['all'].title}).",
+        highlight=False,
+    )
+
+
+def results_in(out: Path, name: str) -> str:
+    """At which scale the results of a study are in `out`, in a word or two.
+
+    >>> results_in(Path("nowhere"), "rotation/fig1")
+    '–'
+    """
+    path = out / name / "result.json"
+    try:
+        return str(json.loads(path.read_bytes())["scale"])
+    except FileNotFoundError:
+        return "–"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "unreadable"
 
 
 def print_report(study: Study, report: Report, lab: Lab) -> None:
     """Print what came of a study: its findings, then its tables.
 
+    >>> from gyroscope_lab.engine.laboratory import Lab
+    >>> from gyroscope_lab.papers.study import Report, Study
     >>> from gyroscope_lab.training.archive import Archive
     >>> print_report(Study("a/fig1", "Figure 1", list, list), Report(), Lab(Archive("runs")))
     a/fig1: Figure 1 (scale smoke)
     """
+    from gyroscope_lab.papers.study import as_text
+
     out = console()
     out.print(Text(f"{study.name}: {study.title} (scale {lab.scale})", style="bold"))
     if report.findings:
@@ -43,3 +113,9 @@ def print_report(study: Study, report: Report, lab: Lab) -> None:
 
 def _numeric(rows: Sequence[Sequence[Any]], place: int) -> bool:
     return all(value is None or isinstance(value, int | float) for value in (row[place] for row in rows))
+
+
+def console() -> Console:
+    """The terminal, or a file that holds every column."""
+    found = Console()
+    return found if found.is_terminal else Console(width=_UNBOUNDED)
