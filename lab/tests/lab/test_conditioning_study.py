@@ -8,7 +8,7 @@ import torch
 
 from gyroscope_lab.data.resize import centre_crop, resize
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.papers.conditioning import (
+from gyroscope_lab.papers.conditioning.exact import (
     PLANS,
     Choices,
     Plan,
