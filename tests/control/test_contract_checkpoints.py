@@ -361,7 +361,7 @@ class KeepsScalars(torch.optim.Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state[p]
-                state.setdefault("exp_avg_sq", torch.zeros([])).lerp_(p.grad.square().sum(), 0.1)
+                state.setdefault("exp_avg_sq", p.new_zeros([])).lerp_(p.grad.square().sum(), 0.1)
                 p.sub_(p.grad / state["exp_avg_sq"].sqrt(), alpha=group["lr"])
 
 

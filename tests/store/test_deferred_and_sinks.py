@@ -1,6 +1,7 @@
 import logging
 import re
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -38,6 +39,21 @@ def test_deferred_records_that_wait_together_are_worked_out_together_in_order(tm
         w.flush()
         assert asked == [[0, 1, 2, 4], ("other", 1)]
     np.testing.assert_array_equal(load(w.path).steps, [0, 1, 2, 3, 4])
+
+
+def test_a_flush_returns_after_payloads_are_released(tmp_path):
+    """They hold page-locked memory, which may not be freed while whoever flushed captures a CUDA graph."""
+    released, checked = [], threading.Event()
+    slow = Mirror()
+    slow.write = lambda record: checked.wait(10)
+    with writer(tmp_path / "run", tick=600, sinks=[slow]) as w:
+        payload = np.array(3)
+        weakref.finalize(payload, released.append, True)
+        w.put(Deferred(lambda payloads: [rows(int(one)) for one in payloads], payload))
+        del payload
+        w.flush()  # while the sink still writes
+        assert released == [True]
+        checked.set()
 
 
 def test_methods_of_one_object_are_the_same_resolve(tmp_path):

@@ -129,6 +129,7 @@ class Launch:
         """Take one step; with `zero`, leave the second list (a buffer of displacements) zeroed."""
         if is_capturing():
             _captured.add(self)
+            self._captured.append(self.pointers)  # other gradients may be looked for later, outside the graph
         else:
             self._provide()  # a graph may have taken it, and tensors may lie where they lay before
         if isinstance(lr, Tensor) and lr.device.type == "cpu" != self.device.type:

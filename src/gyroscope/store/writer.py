@@ -198,7 +198,7 @@ class Writer:
                 items, upto, closing = self._mail.take(self._tick)
                 if self.error is None:
                     self._attempted(self._scribe.write, items, partial(self._mail.done, upto))
-                del items  # they may hold what nobody else does
+                items.clear()  # where writing failed
                 if self._on_tick is not None:
                     self._scribe.attempted(self._on_tick, of="on_tick")
                 self.busy_seconds = time.thread_time()
@@ -279,9 +279,15 @@ class Scribe:
         """Open the sinks; one that does not open is left out."""
         self._sinks = [s for s in self._sinks if self.attempted(lambda s=s: s.open(*self._about), of=s)]
 
-    def write(self, items: Sequence[Any], committed: Callable[[], None]) -> None:
-        """Write records, deferred records and quantities (as dicts), and call `committed` when they are on the disk."""
+    def write(self, items: deque[Any], committed: Callable[[], None]) -> None:
+        """Write records, deferred records and quantities (as dicts), and call `committed` when they are on the disk.
+
+        The items are released before `committed` is called. They may hold page-locked memory, and torch marks such
+        memory with an event of its stream when it is freed: whoever flushes before capturing a CUDA graph must not
+        find that event in the graph.
+        """
         records = self._commit(self._resolved(items))
+        items.clear()
         committed()
         for sink in self._sinks:
             for record in records:
@@ -371,7 +377,7 @@ def _last_step(record: Record) -> int:
 class Mail(NamedTuple):
     """The items that were waiting; `upto` counts all items put since the beginning, these included."""
 
-    items: Sequence[Any]
+    items: deque[Any]
     upto: int
     closing: bool
 

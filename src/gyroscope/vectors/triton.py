@@ -231,7 +231,8 @@ def _table(lists: Sequence[Sequence[Tensor]], segments: Sequence[int], device: t
     # Two streams must not count in the same `done`, nor one read what another is still uploading.
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     key = (device, stream, sizes, base.tobytes(), rows.tobytes(), length.tobytes())
-    known = _tables.pop(key, None)
+    # A graph that was captured earlier reads its table at every replay, so another must not take its place.
+    known = _captured.get(key) or _tables.pop(key, None)
     if known is not None:
         _tables[key] = known  # the last used is the last to go
     if is_capturing():

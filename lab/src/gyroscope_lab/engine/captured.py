@@ -161,7 +161,7 @@ class Captured(Training):
     def _capture(self, count: int) -> None:
         if self.monitor is not None:
             # So that its thread frees no page-locked memory meanwhile: torch marks such memory with an event of the
-            # stream, which would become part of the graph. Whether this is why CUDA refuses such memory later is open.
+            # stream, which would become part of the graph, and CUDA refuses page-locked memory from then on.
             checkpoint.recorded(self.monitor)
         graph = torch.cuda.CUDAGraph()
         pool = next((other.pool() for other, _ in self._graphs.values()), None)
