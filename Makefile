@@ -4,6 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
+# Tests start many processes. Where Python must not keep what it compiled, each of them compiles every module again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # The tests of `make quick`: one or two fast files for each subpackage of both packages.
 QUICK  := \
     $(addprefix tests/, test_accepted.py test_layering.py test_whole_file.py \
