@@ -24,8 +24,7 @@ from torch.utils.checkpoint import checkpoint
 import gyroscope
 from gyroscope.conditioning import Conditioning, Schedule
 from gyroscope.errors import ConditioningError
-from gyroscope.monitor.clock import Clock
-from gyroscope.monitor.pace import Pace
+from gyroscope.monitor.clock import Clock, Pace
 
 P = (0.1, 0.25, 0.5, 0.75, 1.0)
 PLAIN = ["lambda_x", "lambda_g", "lambda_f", "rank_x", "rank_g", "weight_spectral", "gradient_spectral", "domination"]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import gyroscope
 from gyroscope.errors import MonitorError
-from gyroscope.monitor.moments import INFO, NAMES, moment_percentiles
+from gyroscope.monitor.detail import MOMENT_INFO, MOMENT_NAMES, moment_percentiles
 
 OPTIMIZERS = {
     "Adam": (lambda p: torch.optim.Adam(p), "exp_avg_sq"),
@@ -146,5 +146,5 @@ def test_arguments_that_make_no_sense_are_refused():
 
 
 def test_every_column_says_what_it_means():
-    assert tuple(INFO) == NAMES == ("moment_p10", "moment_p50", "moment_p90")
-    assert all(info.unit and info.meaning for info in INFO.values())
+    assert tuple(MOMENT_INFO) == MOMENT_NAMES == ("moment_p10", "moment_p50", "moment_p90")
+    assert all(info.unit and info.meaning for info in MOMENT_INFO.values())

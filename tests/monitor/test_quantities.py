@@ -12,8 +12,7 @@ from watched import inputs, mlp, train
 import gyroscope
 from gyroscope.errors import MonitorError
 from gyroscope.monitor import quantities
-from gyroscope.monitor.products import COLUMNS, Products, angle
-from gyroscope.monitor.quantities import DEFAULT, compute, find, forget, known, quantity
+from gyroscope.monitor.quantities import COLUMNS, DEFAULT, Products, angle, compute, find, forget, known, quantity
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,7 @@ from watched import inputs, mlp, train
 
 import gyroscope
 from gyroscope.errors import MonitorError, StoreError
-from gyroscope.monitor.detail import Detail
-from gyroscope.monitor.neurons import Neurons
+from gyroscope.monitor.detail import Detail, Neurons
 from gyroscope.monitor.recorder import Recorder
 from gyroscope.monitor.track import Track
 from gyroscope.passes.activations import ActivationProbe

@@ -6,6 +6,7 @@ import math
 import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ from watched import inputs, mlp, train
 
 import gyroscope
 from gyroscope.errors import GyroscopeError, LayerError, MonitorError, StoreError
-from gyroscope.monitor import given
 from gyroscope.monitor.track import Track
+from gyroscope.monitor.watch import _folder
 
 
 def untouched(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
@@ -388,9 +389,9 @@ def test_layers_are_chosen_by_patterns_or_by_themselves(tmp_path):
 
 def test_jobs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(given, "strftime", lambda _: "now")
+    monkeypatch.setattr(import_module("gyroscope.monitor.watch"), "strftime", lambda _: "now")
     with ThreadPoolExecutor(8) as pool:
-        paths = list(pool.map(lambda _: given.folder(None, shared=False), range(40)))
+        paths = list(pool.map(lambda _: _folder(None, shared=False), range(40)))
     assert len({path.name for path in paths}) == 40
     assert all(path.is_dir() for path in paths)
 

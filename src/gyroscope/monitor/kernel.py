@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gyroscope.monitor.products import COLUMNS
+from gyroscope.monitor.quantities import COLUMNS
 from gyroscope.vectors.chunks import CHUNK, cut, is_aligned, on, to_device
 from gyroscope.vectors.layout import like
 from gyroscope.vectors.relaunch import relauncher

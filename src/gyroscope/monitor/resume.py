@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gyroscope.base.accepted import listed, whole
 from gyroscope.base.checksums import read_whole
 from gyroscope.errors import MonitorError
-from gyroscope.monitor.measured import products_of
 from gyroscope.monitor.quantities import compute, find
 from gyroscope.monitor.reference import FILE, Place, Precision, Reference, from_source
-from gyroscope.monitor.track import Track
+from gyroscope.monitor.track import Track, products_of
 from gyroscope.store import LayerInfo, Run, load
 from gyroscope.store.folder import is_file, reserve, run_file, sync_folder
 from gyroscope.store.lock import Lock
@@ -273,3 +274,72 @@ def agreed(values: tuple[Any, ...], shared: bool) -> tuple[Any, ...]:
     box = [values]
     torch.distributed.broadcast_object_list(box, 0)
     return box[0]
+
+
+def rank() -> int:
+    """This process's rank; 0 where there is only one."""
+    distributed = torch.distributed
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+
+
+def check_state(state: Any, names: Sequence[str], shapes: Sequence[tuple[int, ...]], optimizers: int) -> None:
+    """Refuse a state that was saved for another model."""
+    wanted = {"layers", "shapes", "steps", "reference", "squares"}
+    if not isinstance(state, Mapping) or not wanted <= set(state):
+        have = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise MonitorError(f"A monitor's state has the keys {sorted(wanted)}; given {have}. Pass what state_dict gave.")
+    if whole(state.get("version", 1)) != 1:
+        raise MonitorError(
+            f"The state is of version {state['version']!r:.80}, of a newer Gyroscope; this one knows version 1."
+        )
+    kinds = {"layers": Sequence, "shapes": Sequence, "steps": Sequence, "reference": Mapping, "squares": Mapping}
+    for key, kind in kinds.items():
+        if not isinstance(state[key], kind):
+            raise MonitorError(
+                f"The state's {key!r} must be a {'list' if kind is Sequence else 'dict'}, got "
+                f"{type(state[key]).__name__}; nothing was changed. Pass what state_dict() returned."
+            )
+    for saved, own in zip(state["layers"], names, strict=False):
+        if not isinstance(saved, str) or saved != own:
+            raise MonitorError(
+                f"The state is of a model that has a layer {saved!r} where this one has {own!r}: it belongs to another "
+                "model, or to another choice of layers. Nothing was changed."
+            )
+    count = len(state["layers"])
+    if count != len(names):
+        raise MonitorError(
+            f"The state is of a model with {count} layers; this one has {len(names)}. Nothing was changed."
+        )
+    for key in ("reference", "squares"):
+        missing = [name for name in names if name not in state[key]]
+        if missing:
+            raise MonitorError(f"The state's {key!r} lacks the layer {missing[0]!r}; nothing was changed.")
+    for name in names:
+        tensor, pair = state["reference"][name], state["squares"][name]
+        if not isinstance(tensor, Tensor):
+            raise MonitorError(
+                f"The state's reference of {name!r} must be a tensor, got {type(tensor).__name__}; nothing was "
+                "changed. Pass what state_dict() returned."
+            )
+        if not isinstance(pair, Sequence) or len(pair) != 2 or not all(isinstance(x, Real) for x in pair):
+            raise MonitorError(
+                f"The state's squares of {name!r} must be two numbers, got {pair!r}; nothing was changed. Pass "
+                "what state_dict() returned."
+            )
+    if len(state["shapes"]) != count:
+        raise MonitorError(f"The state has {len(state['shapes'])} shapes for {count} layers; nothing was changed.")
+    for name, its, mine in zip(names, state["shapes"], shapes, strict=True):
+        if list(map(whole, listed(its))) != list(mine):
+            raise MonitorError(
+                f"The state is of a model whose {name!r} has shape {tuple(listed(its))}; this one's has {tuple(mine)}. "
+                "Nothing was changed."
+            )
+    if len(state["steps"]) != optimizers:
+        raise MonitorError(
+            f"The state is of {len(state['steps'])} optimizers; this monitor watches {optimizers}. Nothing was changed."
+        )
+    if any(whole(taken, 0) is None for taken in state["steps"]):
+        raise MonitorError(
+            f"The state's steps must be whole numbers >= 0, got {list(state['steps'])}; nothing was changed. Pass what "
+            "state_dict() returned."
+        )

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from time import strftime
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gyroscope.layers.layer import Layer
-from gyroscope.monitor.monitor import Monitor
-from gyroscope.monitor.reference import Place, Precision, Source
-from gyroscope.store import Sink
+from gyroscope.base.accepted import listed, text
+from gyroscope.errors import ConditioningError, MonitorError, StoreError
+from gyroscope.layers.layer import Layer, split
+from gyroscope.layers.layer import layers as find_layers
+from gyroscope.monitor import resume
+from gyroscope.monitor.clock import Pace
+from gyroscope.monitor.monitor import Monitor, check_numbers
+from gyroscope.monitor.quantities import find
+from gyroscope.monitor.recorder import About
+from gyroscope.monitor.reference import DTYPES, Place, Precision, Source, from_source
+from gyroscope.store import LayerInfo, Sink
+from gyroscope.store.arguments import can_be_named
+from gyroscope.store.connect import in_words
+from gyroscope.vectors.sharded import any_sharded
 
 if TYPE_CHECKING:
     from gyroscope.conditioning.schedule import Schedule
@@ -92,9 +111,322 @@ def watch(
         (('0.weight', '2.weight'), [0, 1, 2, 3], (4, 2))
         >>> run.close(); folder.cleanup()
     """
-    return Monitor(
-        model, optimizer, run, every=every, budget=budget, layers=layers, quantities=quantities, neurons=neurons,
-        loss=loss, activations=activations, detail_every=detail_every, threshold=threshold, reference=reference,
-        reference_dtype=reference_dtype, reference_device=reference_device, step=step, meta=meta, sinks=sinks,
-        conditioning=conditioning,
+    check_numbers(every=every, budget=budget, detail_every=detail_every, step=step, threshold=threshold)
+    _check_choices(reference_dtype, reference_device)
+    _check_flags(neurons=neurons, activations=activations)
+    _check_loss(loss)
+    analyses = None if conditioning is None else _schedule(conditioning, budget)
+    every, budget = int(every), None if budget is None else float(budget)
+    places = _sinks(sinks)
+    optimizers = _optimizers(optimizer)
+    chosen = _layers(model, layers)
+    parts = _parts(chosen, optimizers)
+    wanted = find(quantities)
+    its_meta = meta_of(meta, model, optimizers, every=every, budget=budget)
+    values = None if reference is None else from_source(reference, chosen)
+    sharded = any_sharded(layer.parameter for layer in chosen)
+    _check_neurons(chosen, neurons, sharded)
+    path = _folder(run, shared=sharded)
+    # Everything has been checked but the folder, and nothing was changed.
+    part_of = {i: part for part, members in enumerate(parts) for i in members}
+    table = [
+        LayerInfo(layer.name, layer.kind, tuple(layer.parameter.shape), part_of[i]) for i, layer in enumerate(chosen)
+    ]
+    about = About(
+        path=path or Path(),  # ranks that do not know it do not look there
+        layers=table, members=parts, quantities=wanted, meta=its_meta, sinks=places, writes=resume.rank() == 0,
+        shared=sharded, held=(reference_dtype, reference_device),
     )  # fmt: skip
+    pace = Pace(
+        every=every, budget=budget, detail_every=int(detail_every), details=activations or neurons, shared=sharded,
+        conditioning=None if analyses is None else analyses.every,
+    )  # fmt: skip
+    try:
+        return Monitor(
+            model, chosen, optimizers, about, pace, path=path, loss=loss, activations=activations, neurons=neurons,
+            threshold=threshold, conditioning=analyses, reference=values, step=None if step is None else int(step),
+        )  # fmt: skip
+    except BaseException:
+        if run is None and path is not None:
+            with suppress(OSError):  # it holds a run already
+                path.rmdir()
+        raise
+
+
+def _optimizers(given: Any) -> list[Optimizer]:
+    """One optimizer or several, as a list."""
+    from gyroscope.control.torch_contract import bare, controller_of  # a neighbour, which monitors do without otherwise
+
+    found = list(given) if isinstance(given, list | tuple) else [given]
+    # Accelerate and others wrap an optimizer; what they call in the end is the same object.
+    found = [bare(one) for one in found]
+    for one in found:
+        if not isinstance(one, Optimizer):
+            raise MonitorError(
+                f"The optimizer is a {type(one).__name__}; accepted is a torch.optim.Optimizer, or a list of them."
+            )
+        if not hasattr(one, "_optimizer_step_pre_hooks"):
+            raise MonitorError(
+                f"The optimizer is a {type(one).__name__} that does not call torch.optim.Optimizer.__init__, so it has "
+                "no step hooks. Call super().__init__ in it, or watch the optimizer that it wraps."
+            )
+    if not found:
+        raise MonitorError("The list of optimizers is empty; give the one that steps the model.")
+    if len({id(one) for one in found}) < len(found):
+        raise MonitorError("The same optimizer is listed twice; list each once.")
+    for one in found:
+        if (outer := controller_of(one)) is not None:
+            name = type(outer).__name__
+            raise MonitorError(
+                f"The {type(one).__name__} is inside a {name}: while it steps, weights are not in their place. Watch "
+                f"the {name}, which is what the loop steps."
+            )
+    return found
+
+
+def _layers(model: Any, chosen: Sequence[Layer] | str | Iterable[str] | None) -> list[Layer]:
+    """The layers to measure, from a list of them, from patterns, or all."""
+    if not isinstance(model, nn.Module):
+        raise MonitorError(f"The model is a {type(model).__name__}; accepted is a torch.nn.Module.")
+    if chosen is None:
+        found = find_layers(model)
+    else:
+        some = listed(chosen)
+        if some and all(isinstance(one, Layer) for one in some):
+            found = some
+        elif some and all(isinstance(one, str) for one in some):
+            found = find_layers(model, include=some)
+        else:
+            raise MonitorError(
+                "layers must be a list from gyroscope.layers(model), or glob patterns on the layers' names; given "
+                f"{[type(one).__name__ for one in some][:3] or 'an empty list'}."
+            )
+    names = [layer.name for layer in found]
+    if len(set(names)) < len(names):
+        raise MonitorError("A layer is listed twice; list each once.")
+    for layer in found:
+        if text(layer.name) is None:
+            raise MonitorError(
+                f"A layer's name must be text that a file can hold, got {layer.name!r}. Rename its module, or leave it "
+                "out: gyroscope.layers(model, exclude=...)."
+            )
+        if layer.segments > 1:
+            raise MonitorError(
+                f"{layer.name!r} is split into {layer.segments} segments; a monitor measures whole layers. Use "
+                'granularity "tensor"; neurons=True shows how rotation is spread within a layer.'
+            )
+        if layer.parameter.dtype not in DTYPES:
+            raise MonitorError(
+                f"{layer.name!r} is {layer.parameter.dtype}; accepted are float32, float64, bfloat16 and float16. "
+                "Leave it out: gyroscope.layers(model, exclude=...)."
+            )
+        if layer.parameter.is_meta:
+            raise MonitorError(f"{layer.name!r} is on the meta device and has no values yet; watch it once it has.")
+    return found
+
+
+def _parts(chosen: Sequence[Layer], given: Sequence[Optimizer]) -> list[list[int]]:
+    """For each optimizer the positions of the layers it steps; those that none steps go with the first."""
+    owner = {id(p): part for part, one in enumerate(given) for group in one.param_groups for p in group["params"]}
+    found: list[list[int]] = [[] for _ in given]
+    stepped = 0
+    for i, layer in enumerate(chosen):
+        part = owner.get(id(layer.parameter))
+        stepped += part is not None
+        found[part or 0].append(i)
+    if not stepped:
+        raise MonitorError(
+            "The optimizer steps none of the model's layers. Give the optimizer that was built from this model's "
+            "parameters (after FSDP2, which exchanges them)."
+        )
+    empty = [type(given[part]).__name__ for part, members in enumerate(found) if not members]
+    if empty:
+        raise MonitorError(f"The optimizer {empty[0]} steps none of the model's layers; leave it out of the list.")
+    return found
+
+
+def _check_choices(reference_dtype: object, reference_device: object) -> None:
+    """How the reference may be held."""
+    for name, value, kinds in (
+        ("reference_dtype", reference_dtype, get_args(Precision)),
+        ("reference_device", reference_device, get_args(Place)),
+    ):
+        if not isinstance(value, str) or value not in kinds:
+            raise MonitorError(f"{name} is {value!r}; accepted are {', '.join(map(repr, kinds))}.")
+
+
+def _check_loss(loss: Any) -> None:
+    """A loss is a module, whose values are seen, or a function that gives them."""
+    fine = loss is None or isinstance(loss, nn.Module)
+    if not fine and callable(loss) and not isinstance(loss, type):
+        try:
+            inspect.signature(loss).bind()
+            fine = True
+        except (TypeError, ValueError):  # it takes arguments, or nobody knows
+            pass
+    if not fine:
+        kind = "function" if inspect.isfunction(loss) else "class" if isinstance(loss, type) else None
+        what = f"a {type(loss).__name__}" if kind is None else f"the {kind} {loss.__name__}"
+        raise MonitorError(
+            f"loss is {what}; accepted is a loss module, such as torch.nn.CrossEntropyLoss(), or a function without "
+            "arguments that gives the value. Anything else goes to `monitor.log(loss=...)`."
+        )
+
+
+def _check_flags(**values: Any) -> None:
+    """Yes or no."""
+    for name, value in values.items():
+        if not isinstance(value, bool | np.bool_):
+            raise MonitorError(f"{name} is {value!r}; accepted are True and False.")
+
+
+def _check_neurons(layers: Sequence[Layer], wanted: bool, sharded: bool) -> None:
+    """Refuse what has no neurons that can be measured."""
+    if wanted and sharded:
+        raise MonitorError(
+            "neurons=True was asked of a sharded model, whose output units lie on several ranks; measure layers "
+            "(neurons=False), or neurons in a run on one device."
+        )
+    for layer in layers if wanted else ():
+        split(layer, "row")
+
+
+def _sinks(given: Any) -> tuple[Sink, ...]:
+    """Places to mirror a run to."""
+    places = tuple(listed(given))
+    for sink in places:
+        missing = [name for name in ("open", "write", "close") if not callable(getattr(sink, name, None))]
+        if missing or isinstance(sink, type):
+            raise MonitorError(
+                f"sinks holds {sink!r}, which cannot {', '.join(missing) or 'be called as it is'}; accepted are those "
+                "of gyroscope.integrations, such as TensorBoard('logs'), or what has open, write and close."
+            )
+    return places
+
+
+def _folder(run: Any, *, shared: bool) -> Path | None:
+    """Where to record, wherever the job goes: as given, or a new folder under `runs/`, which the first rank makes.
+
+    Ranks that measure together (`shared`) hear of it. Others do not, and have None: to wait for the first rank could
+    last forever, because often it alone watches.
+    """
+    if run is None:
+        path: Path | None = None
+        problem: StoreError | None = None
+        if resume.rank() == 0:
+            try:
+                path = _made(Path("runs").absolute() / strftime("%Y-%m-%d_%H-%M-%S"))
+            except StoreError as error:
+                problem = error
+        path, problem = resume.agreed((path, problem), shared)
+        if problem is not None:
+            raise problem
+        return path
+    if not isinstance(run, str | os.PathLike) or not str(run) or not can_be_named(os.fspath(run)):
+        raise MonitorError(f"run is {run!r}; accepted is the path of a folder, such as 'runs/first'.")
+    return Path(run).absolute()
+
+
+def meta_of(
+    given: Mapping[str, Any] | None, model: nn.Module, optimizers: Sequence[Optimizer], **more: Any
+) -> dict[str, Any]:
+    """What a run remembers of where it came from."""
+    try:
+        own = json.loads(json.dumps({} if given is None else dict(given), allow_nan=False))
+        unwritable = [key for key in own if text(key) is None]
+        if unwritable:
+            raise ValueError(f"the key {unwritable[0]!r} has half a letter in it")
+    except (TypeError, ValueError) as error:
+        raise MonitorError(f"meta cannot be kept: {error}. Accepted is what JSON can hold.") from None
+    about = {
+        "model": type(model).__name__,
+        "torch": torch.__version__,
+        "optimizers": [_optimizer(one) for one in optimizers],
+        **more,
+    }
+    taken = [key for key in own if key in about or key == "reference_file"]
+    if taken:
+        raise MonitorError(
+            f"`meta` must not have the keys that every run has ({', '.join([*about, 'reference_file'])}), got "
+            f"{taken[0]!r}. Try {'my_' + taken[0]!r}."
+        )
+    return {**about, **own}
+
+
+def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    group = {key: _read(value) for key, value in optimizer.param_groups[0].items() if key != "params"}
+    plain: dict[str, Any] = {k: v for k, v in group.items() if isinstance(v, str) or _plain(v)}
+    plain |= {key: list(value) for key, value in group.items() if isinstance(value, tuple) and all(map(_plain, value))}
+    about = {"class": type(optimizer).__name__, **plain}
+    # Rates and decays are recorded layer by layer; what else groups differ in no layer can be told of.
+    others = [other for other in optimizer.param_groups[1:] if isinstance(other, Mapping)]
+    differ = sorted(k for k in plain if k not in _BY_LAYER and any(_read(other.get(k)) != group[k] for other in others))
+    if differ:
+        about["differ"] = differ
+    return {**about, **_around(optimizer)}
+
+
+def _around(optimizer: Optimizer) -> dict[str, Any]:
+    """What an optimizer around another does to the steps of that, as far as theory depends on it."""
+    inner = getattr(optimizer, "inner", None)
+    if inner is None:
+        return {}
+    found: dict[str, Any] = {"inner": type(inner).__name__}
+    steppers = [inner]
+    if is_dataclass(law := getattr(optimizer, "law", None)) and not isinstance(law, type):  # Layca's
+        found["law"] = asdict(law)
+    if isinstance(direction := getattr(optimizer, "direction", None), Optimizer):  # Graft's
+        found |= {"direction": type(direction).__name__, "granularity": getattr(optimizer, "granularity", None)}
+        steppers.append(direction)
+    if isinstance(unsupported := getattr(optimizer, "unsupported", None), Mapping):  # a preconditioner's
+        found |= {"layers": list(getattr(optimizer, "layers", ())), "unsupported": dict(unsupported)}
+        # QuasiDiagonal's statistics say whether it has labels, and so scales of what layers put out.
+        scales = getattr(optimizer, "scales", True)
+        found |= {"labels": bool(scales), "damping": getattr(optimizer, "damping", None)}
+    decays = [group.get("weight_decay", 0.0) for one in steppers for group in one.param_groups]
+    found["decays"] = any(not _plain(one) or one != 0 for one in decays)
+    within = _around(inner)
+    return {**found, "within": within} if within else found
+
+
+_BY_LAYER = ("lr", "initial_lr", "weight_decay", "name", "max_lr", "min_lr", "base_momentum", "max_momentum")
+
+
+def _read(value: Any) -> Any:
+    """Options that are tensors, or pairs of them, as numbers."""
+    if isinstance(value, tuple):
+        return tuple(map(_read, value))
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
+def _plain(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _made(path: Path) -> Path:
+    """Make the folder `path`, or the first of path-2, path-3, ... that is not there; no other job is given the same."""
+    candidate, count = path, 1
+    while True:
+        try:
+            candidate.parent.mkdir(parents=True, exist_ok=True)
+            candidate.mkdir()
+            return candidate
+        except FileExistsError as error:
+            if not path.parent.is_dir():
+                raise in_words(error, candidate) from error
+            count += 1
+            candidate = path.with_name(f"{path.name}-{count}")
+        except OSError as error:
+            raise in_words(error, candidate) from error
+
+
+def _schedule(given: Any, budget: float | None) -> Schedule:
+    """When to analyze conditioning, whose modules are loaded where it is asked for."""
+    from gyroscope.conditioning.schedule import Schedule
+
+    schedule = given if isinstance(given, Schedule) else Schedule(every=given)
+    if schedule.every == "budget" and budget is None:
+        raise ConditioningError(
+            "conditioning='budget' was asked for with budget=None; give a budget, or a number of steps."
+        )
+    return schedule
