@@ -157,7 +157,7 @@ def test_a_layer_that_is_pruned_during_training_is_named(tmp_path):
         torch.nn.utils.prune.random_unstructured(model[2], "weight", 0.5)
         train(model, optimizer, inputs(2))
     assert isinstance(monitor.error, MonitorError)
-    assert "'2.weight' is no parameter of its module any more" in str(monitor.error)
+    assert "'2.weight' is no longer a parameter of its module" in str(monitor.error)
     with gyroscope.load(monitor.path) as run:
         assert run.steps.tolist() == [0, 1, 2]
 
@@ -292,7 +292,7 @@ def test_flush_raises_once_the_monitor_has_stopped(tmp_path, monkeypatch):
     train(model, optimizer, inputs(1))
     monitor.log(loss=1.0)
     for _ in range(2):
-        with pytest.raises(StoreError, match="has stopped, and what came after is lost: made up"):
+        with pytest.raises(StoreError, match="has stopped, and everything after that is lost: made up"):
             monitor.flush()
     monitor.close()
 

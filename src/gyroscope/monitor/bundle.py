@@ -21,13 +21,13 @@ from gyroscope.monitor.quantities import COLUMNS
 from gyroscope.vectors import backend
 from gyroscope.vectors.layout import is_dense, memory_view
 
-# Layers start at multiples of this: pieces over which products are summed in float32 before float64 takes over.
+# Layers start at multiples of this. Products are summed in float32 within a piece, and in float64 over pieces.
 PIECE = 512
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where layers of the given sizes lie in a flat buffer.
+    """Offsets of layers of the given sizes in a flat buffer.
 
     >>> Layout.of([700, 3]).offsets, Layout.of([700, 3]).total
     ((0, 1024), 1536)
@@ -39,19 +39,19 @@ class Layout:
 
     @classmethod
     def of(cls, sizes: Sequence[int]) -> Layout:
-        """One after another, each at a multiple of `PIECE`."""
+        """Lay out layers one after another, each at a multiple of `PIECE`."""
         ends = [0]
         for size in sizes:
             ends.append(ends[-1] + -(-size // PIECE) * PIECE)
         return cls(tuple(sizes), tuple(ends[:-1]), ends[-1])
 
     def views(self, buffer: Tensor) -> list[Tensor]:
-        """The layers' parts of a flat buffer."""
+        """Return the layers' parts of a flat buffer."""
         return [buffer[o : o + n] for o, n in zip(self.offsets, self.sizes, strict=True)]
 
 
 def flat(tensor: Tensor, like: Tensor | None = None) -> Tensor:
-    """The elements of a weight in the order they lie in memory, or of a gradient in the order of its weight.
+    """Return the elements of a weight in memory order, or those of a gradient in the order of its weight.
 
     >>> flat(torch.ones(2, 3).T).shape
     torch.Size([6])
@@ -69,15 +69,15 @@ def flat(tensor: Tensor, like: Tensor | None = None) -> Tensor:
 
 @dataclass(frozen=True)
 class Remembered:
-    """The flat buffers of a bundle at a measured step; None for what is not there.
+    """Flat buffers of a bundle at a measured step; None for those that do not exist.
 
     Attributes:
         reference: w₀.
         before: the weights before the step.
         anchor: the weights at the last measured step, if that was not the step before.
-        previous: the last displacement, which this step's takes the place of.
-        moved: whether `previous` holds one yet.
-        skip: on the device, whether the step was none, so that the last displacement stays the previous one.
+        previous: the last displacement, which the new one replaces.
+        moved: True once `previous` holds a displacement.
+        skip: on the device, nonzero if the optimizer skipped the step: then the last displacement is kept.
     """
 
     reference: Tensor
@@ -89,29 +89,29 @@ class Remembered:
 
 
 class Passes(Protocol):
-    """Who walks through the weights: plain torch operations (`Staged`) or a kernel.
+    """Interface of the two ways through the weights: torch operations (`Staged`) and the Triton kernel (`Kernel`).
 
     Attributes:
-        kept: a buffer that is kept from copy to copy, if any.
+        kept: a buffer that is reused from copy to copy, if any.
     """
 
     kept: Tensor | None
 
     def copy(self, weights: Sequence[Tensor], *, lasting: bool = False) -> Tensor:
-        """The weights as they are now, in a flat buffer; one that is not `lasting` serves for the next copy again."""
+        """Copy the weights to a flat buffer; unless `lasting`, the next copy may overwrite it."""
 
     def products(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], remembered: Remembered) -> Tensor:
-        """`[layers, len(COLUMNS)]` in float64; the displacement takes the place of the previous one.
+        """Return `[layers, len(COLUMNS)]` in float64; the displacement replaces the previous one.
 
-        What is not there gives columns of zeros.
+        Columns of missing buffers are zero.
         """
 
 
 class Bundle:
-    """Layers of one device and dtype, and what is remembered of their weights.
+    """Layers of one device and dtype, and the flat buffers of their weights.
 
     Attributes:
-        members: the layers' positions among all.
+        members: the layers' positions among all layers.
         reference: w₀, flat; on the layers' device or in pinned memory.
         before, anchor, previous, moved: see `Remembered`.
     """
@@ -131,33 +131,33 @@ class Bundle:
 
     @property
     def bytes(self) -> int:
-        """What the flat buffers take that are there now."""
+        """Bytes of the flat buffers that exist now."""
         buffers = (self.reference, self.before, self.anchor, self.previous, self._passes.kept)
         mine = {b.data_ptr(): b.numel() * b.element_size() for b in buffers if b is not None}
         return sum(mine.values())
 
     def release(self) -> None:
-        """Let go of everything but the reference."""
+        """Release everything but the reference."""
         self.before = self.anchor = self.previous = self._passes.kept = None
         self.moved = False
 
     def copy(self, weights: Sequence[Tensor]) -> Tensor:
-        """The weights as they are now, in a flat buffer."""
+        """Copy the weights to a flat buffer."""
         return self._passes.copy(weights)
 
     def anchored(self, weights: Sequence[Tensor]) -> Tensor:
-        """The same, in a buffer that other copies leave alone."""
+        """Copy the weights to a flat buffer that other copies leave alone."""
         return self._passes.copy(weights, lasting=True)
 
     def remember_moves(self, dtype: torch.dtype) -> None:
-        """Keep displacements from now on, so that the next can be compared with them."""
+        """Keep displacements from now on, to compare each with the next."""
         self.previous = torch.zeros(self.layout.total, dtype=dtype, device=self.device)
         self.moved = False
 
     def products(
         self, weights: Sequence[Tensor], gradients: Sequence[Tensor], skip: Tensor | None = None
     ) -> Tensor:  # fmt: skip
-        """The inner products of the layers, `[layers, len(COLUMNS)]`; see `Passes`."""
+        """Return the inner products of the layers, `[layers, len(COLUMNS)]`; see `Passes`."""
         reference = self.reference.to(self.device, non_blocking=True)
         remembered = Remembered(reference, self.before, self.anchor, self.previous, self.moved, skip)
         result = self._passes.products(weights, gradients, remembered)
@@ -176,17 +176,17 @@ def _passes(layout: Layout, weights: Sequence[Tensor]) -> Passes:
     return kernel  # type: ignore[no-any-return]
 
 
-# Elements that are staged at once: few enough for a cache, many enough for the price of calling an operation.
+# Elements that are staged at once: few enough for a cache, many enough to outweigh the cost of a call.
 _TILE = 1 << 18
 
-# The rows of the scratch buffer; v is there where it is another than u. The last is for products of two others.
+# The rows of the scratch buffer; v has a row if it differs from u. The last row holds products of two others.
 _W, _E, _G, _U, _V, _SPARE = range(6)
 _PLACE = {"w": _W, "e": _E, "g": _G, "u": _U, "v": _V}
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """A stretch of the flat buffers: which parts of which layers, and the gaps between them."""
+    """Part of the flat buffers: the parts of layers in it, and the gaps between them."""
 
     start: int
     stop: int
@@ -214,7 +214,7 @@ class Staged:
         self._tiles: dict[torch.dtype, list[_Tile]] = {}
 
     def copy(self, weights: Sequence[Tensor], *, lasting: bool = False) -> Tensor:
-        """The weights in a flat buffer; the same again and again, since fresh pages cost more than copying."""
+        """Copy the weights to a flat buffer, which is reused, because fresh pages cost more than copying."""
         if self.kept is None or lasting:
             buffer = torch.zeros(self.layout.total, dtype=self.dtype, device=self.device)
             views = self.layout.views(buffer)
@@ -226,13 +226,13 @@ class Staged:
         return buffer
 
     def products(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], remembered: Remembered) -> Tensor:
-        """All columns."""
+        """Return all columns."""
         its = list(map(flat, weights))
         gradients = [flat(g, w) for g, w in zip(gradients, weights, strict=True)]
         dtype = _staging_dtype(self.dtype, self.device)
         result = self._products(its, gradients, remembered, dtype)
         if dtype == torch.float32 and self.device.type == "cpu" and _out_of_range(result, gradients):
-            # The previous displacement is no longer there; what it gave is.
+            # The previous displacement has been replaced; its products are still in `result`.
             again = replace(remembered, previous=None)
             wide = self._products(its, gradients, again, torch.float64)
             result = torch.where(torch.tensor(["p" in pair for pair in COLUMNS], device="cpu"), result, wide)
@@ -259,7 +259,7 @@ class Staged:
                     aligned.append(product.view(pieces, PIECE).sum(1))
                 if remembered.skip is None:
                     previous.copy_(displacement)
-                else:  # a step that was none leaves the last displacement the previous one
+                else:  # a skipped step keeps the previous displacement
                     previous.copy_(torch.where(remembered.skip == 0, displacement, previous.to(displacement.dtype)))
         exact = _sum_dtype(self.device)
         out = torch.zeros(len(weights), len(COLUMNS), dtype=exact, device=self.device)
@@ -298,7 +298,7 @@ class Staged:
         return staged
 
     def _cut(self, dtype: torch.dtype) -> list[_Tile]:
-        """The tiles, made once; a single one keeps its gaps clean."""
+        """Return the tiles, which are made once; the gaps of a single tile stay zero."""
         if dtype not in self._tiles:
             total = self.layout.total
             scratch = torch.zeros(6, min(_TILE, total), dtype=dtype, device=self.device)
@@ -325,7 +325,7 @@ class Staged:
 
 @cache
 def _columns(rows: int, two: bool) -> tuple[list[int], list[int]]:
-    """Which columns a Gram matrix of so many rows gives, and where they stand in it."""
+    """Return the columns that a Gram matrix of so many rows gives, and their positions in it."""
     into, source = [], []
     for column, pair in enumerate(COLUMNS):
         if "p" in pair or (rows == _U and {"u", "v"} & set(pair)):
@@ -338,23 +338,23 @@ def _columns(rows: int, two: bool) -> tuple[list[int], list[int]]:
 
 _SQUARES = [COLUMNS.index(name) for name in ("ww", "ee", "gg", "uu", "vv")]
 _GROWTH = [COLUMNS.index(name) for name in ("ww", "we", "ee", "gg")]
-# The share of a displacement's square beyond which, in float32, too few digits of what is across the weights are left.
+# If a larger share of a displacement's square is along the weights, float32 has too few digits for the rest.
 _ALONG = 0.99
 _MOVES = [[COLUMNS.index(name) for name in pair] for pair in (("wu", "uu"), ("wv", "vv"))]
 
 
 def _out_of_range(result: Tensor, gradients: Sequence[Tensor]) -> bool:
-    """Whether float32 was too narrow: squares that left its range, or differences of numbers that nearly agree."""
+    """Return whether float32 was too narrow: squares out of its range, or differences of nearly equal numbers."""
     columns = result.numpy().T
     squares = columns[_SQUARES]
     if not ((squares > 1e-30) & (squares < 1e30) | (squares == 0)).all():
         return True
     ww, we, ee, gg = columns[_GROWTH]
     rr = ww - 2 * we + ee
-    # Weights that have outgrown w₀, or shrunk to little beside it: w − w₀ shows little of the shorter of the two.
+    # Weights much longer or shorter than w₀: w − w₀ has few digits of the shorter of the two.
     if ((ww > 100 * rr) | ((rr > 100 * ww) & (ww > 0))).any():
         return True
-    # A displacement along the weights turns them by next to nothing, since the last measurement or the reference.
+    # A displacement along the weights hardly turns them, since the last measurement or the reference.
     growth = (2 * we - ee) / (np.sqrt(ww) + np.sqrt(np.maximum(rr, 0.0)) + 1e-30)
     if ((_ALONG * ee < growth * growth) & (ee > 0)).any():
         return True
@@ -366,17 +366,17 @@ def _out_of_range(result: Tensor, gradients: Sequence[Tensor]) -> bool:
 
 
 def _staging_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """float32 where its products keep their digits within a piece, else float64."""
+    """Return float32 if its products keep their digits within a piece, else float64."""
     if device.type == "mps":
         return torch.float32
     return torch.float32 if device.type == "cpu" and dtype != torch.float64 and _full_precision() else torch.float64
 
 
 def _full_precision() -> bool:
-    """Whether float32 products are float32 products."""
+    """Return whether matrix products of float32 are computed in full float32."""
     try:
         return torch.get_float32_matmul_precision() == "highest"
-    except RuntimeError:  # set for single backends, in another way
+    except RuntimeError:  # it was set per backend
         return False
 
 

@@ -48,20 +48,20 @@ def moment_percentiles(
     much more across layers than inside layers". The values are those of v as the optimizer keeps it, as in the paper:
     no square root is taken and no bias is corrected. Percentiles are interpolated as NumPy does.
 
-    They are exact up to `most` elements a parameter; of more, `most` are looked at, always the same ones and spread
-    evenly. Nothing waits for the device, and the optimizer's state is left as it is. Where state is sharded (FSDP2),
-    the result is that of the whole tensors, and all ranks must call together, as for `dots`.
+    They are exact up to `most` elements per parameter. Of larger parameters, `most` elements are used, always the same
+    ones and evenly spaced. Nothing waits for the device, and the optimizer's state is not changed. If state is sharded
+    (FSDP2), the result is that of the whole tensors, and all ranks must call together, as for `dots`.
 
     Args:
         optimizer: any optimizer; a `Layca` keeps the state of its inner one.
         parameters: the layers' parameters.
-        percents: which percentiles, from 0 to 100.
-        most: elements of a parameter to look at, at most.
+        percents: the percentiles, from 0 to 100.
+        most: the largest number of elements of a parameter to use.
 
     Returns:
         [parameters, percents] in float32 on the first parameter's device. NaN for a parameter whose second moments do
-        not exist (before its first step) or are kept in some other form than one number an element (factored,
-        quantized). None where no parameter has any.
+        not exist (before its first step) or are not kept as one number per element (factored, quantized). None if no
+        parameter has any.
 
     >>> p = torch.nn.Parameter(torch.zeros(5))
     >>> optimizer = torch.optim.Adam([p], betas=(0.9, 0.0))         # so that v is the last gradient squared
@@ -70,9 +70,9 @@ def moment_percentiles(
     tensor([[ 1.,  9., 25.]])
     """
     if not all(0 <= q <= 100 for q in percents):
-        raise MonitorError(f"percents is {tuple(percents)}; accepted are values from 0 to 100.")
+        raise MonitorError(f"`percents` must be numbers from 0 to 100, got {tuple(percents)}. Try (10, 50, 90).")
     if most < 1:
-        raise MonitorError(f"most is {most}; accepted are values from 1.")
+        raise MonitorError(f"`most` must be a number >= 1, got {most}. Try 65536.")
     found = [(i, v) for i, p in enumerate(parameters) if (v := _second_moment(optimizer, p)) is not None]
     if not found:
         return None
@@ -93,14 +93,14 @@ def moment_percentiles(
 
 
 def _at(ordered: Tensor, position: float) -> Tensor:
-    """The value at a position between two columns."""
+    """Interpolate between the two columns next to a position."""
     low = int(position)
     high = min(low + 1, ordered.shape[1] - 1)
     return torch.lerp(ordered[:, low], ordered[:, high], position - low)
 
 
 def _second_moment(optimizer: Optimizer, parameter: Tensor) -> Tensor | None:
-    # Not `state[parameter]`: asking a defaultdict makes an entry, and optimizers take that for a step taken.
+    # Not `state[parameter]`: a defaultdict would add an entry, which optimizers take for a step.
     state: dict[str, Any] = optimizer.state.get(parameter, {})
     for key in KEYS:
         value = state.get(key)
@@ -111,7 +111,7 @@ def _second_moment(optimizer: Optimizer, parameter: Tensor) -> Tensor | None:
 
 
 def _samples(found: Sequence[tuple[int, Tensor]], most: int) -> list[tuple[int, Tensor]]:
-    """The elements to look at, in float32."""
+    """Return the elements to use, in float32."""
     samples: list[tuple[int, Tensor]] = []
     shared: defaultdict[tuple[Any, ...], list[tuple[int, Tensor]]] = defaultdict(list)
     positions: dict[tuple[int, torch.device], Tensor] = {}
@@ -140,7 +140,7 @@ def _samples(found: Sequence[tuple[int, Tensor]], most: int) -> list[tuple[int, 
 
 
 def _own_part(value: Any, most: int) -> tuple[tuple[Any, ...], Tensor | None]:
-    """Of the elements to look at those that this rank holds, and zeros for the others: the sum over ranks has all."""
+    """Return those of the elements to use that this rank holds, and zeros for the others, to be summed over ranks."""
     from torch.distributed.tensor import Shard
 
     mesh, local = value.device_mesh, value.to_local()
@@ -150,8 +150,8 @@ def _own_part(value: Any, most: int) -> tuple[tuple[Any, ...], Tensor | None]:
         if placement.is_replicate() or mesh.size(axis) == 1:
             continue
         if type(placement) is not Shard:
-            return (), None  # on every rank alike
-        # As `torch.chunk` does it: equal parts, the last ones smaller or empty.
+            return (), None  # the same on every rank
+        # As in `torch.chunk`: equal parts, the last ones smaller or empty.
         dim = placement.dim
         chunk = -(-size[dim] // mesh.size(axis))
         skipped = min(chunk * mesh.get_local_rank(axis), size[dim])
@@ -160,7 +160,7 @@ def _own_part(value: Any, most: int) -> tuple[tuple[Any, ...], Tensor | None]:
         groups.append(mesh.get_group(axis))
     rest = spread(value.numel(), most, local.device)
     if tuple(size) != tuple(local.shape) or local.numel() == 0:
-        # A layout of another kind is not known to the other ranks, which sum: NaN tells them.
+        # The other ranks, which sum, do not know of an unusual layout here: NaN tells them.
         return tuple(groups), torch.full((len(rest),), 0.0 if local.numel() == 0 else torch.nan, device=local.device)
     held = torch.ones_like(rest, dtype=torch.bool)
     where = torch.zeros_like(rest)
@@ -181,8 +181,8 @@ _NAMED = 3
 class Exchanged:
     """Finds watched layers whose module is no longer part of the model.
 
-    A parameter that is exchanged within its module is followed, and so is a module that a wrapper has been put around.
-    A weight that another module has now is still there.
+    A parameter that is exchanged within its module is followed, and so is a module inside a new wrapper. A weight that
+    has moved to another module still counts as part of the model.
 
     >>> from gyroscope.layers.layer import layers
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -190,17 +190,20 @@ class Exchanged:
     >>> exchanged.said()
     >>> net[1] = nn.Linear(2, 3)
     >>> exchanged.said()
-    '1.weight is no longer part of the model. It goes on being measured as it was; watch the changed model anew.'
+    '1.weight is no longer part of the model; the old weights are still measured. Call watch again for the changed
+    model.'
     >>> exchanged.said()
     """
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer]) -> None:
         modules = set(map(id, model.modules()))
         self._model = model
-        self._there = [layer for layer in layers if id(layer.module) in modules]  # one may watch what is beside a model
+        self._there = [
+            layer for layer in layers if id(layer.module) in modules
+        ]  # layers of other modules are not checked
 
     def said(self, *, ended: bool = False) -> str | None:
-        """Those that are gone since this was last asked, in words; at the end it may have been after training."""
+        """Return a message about layers that are gone since the last call; `ended` if training may be over."""
         modules = set(map(id, self._model.modules()))
         if all(id(layer.module) in modules for layer in self._there):
             return None
@@ -212,10 +215,10 @@ class Exchanged:
             return None
         names = ", ".join(gone[:_NAMED]) + (f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else "")
         if ended:
-            return f"At the end the model is without {names}: what was measured is of the weights that it had before."
-        verb, subject, was = ("is", "It goes", "it was") if len(gone) == 1 else ("are", "They go", "they were")
-        follows = f"{subject} on being measured as {was}; watch the changed model anew."
-        return f"{names} {verb} no longer part of the model. {follows}"
+            return f"At the end the model no longer has {names}; the old weights were measured."
+        verb = "is" if len(gone) == 1 else "are"
+        follows = "the old weights are still measured. Call watch again for the changed model."
+        return f"{names} {verb} no longer part of the model; {follows}"
 
 
 _PERCENTS = (0, 10, 50, 90, 100)
@@ -229,21 +232,21 @@ _NEURON_INFO = {
 
 
 class Neurons:
-    """Measures the rotation of every output unit, and sums it up as quantiles within the layer."""
+    """Measures the rotation of every output unit, as quantiles within each layer."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.rows = [split(layer, "row") for layer in layers]
         self.counts = [row.segments for row in self.rows]
 
     def measure(self, weights: Sequence[Tensor], reference: Reference) -> Tensor:
-        """Inner products ⟨w,w⟩, ⟨w,w₀⟩, ⟨w₀,w₀⟩ of every output unit, on the weights' device."""
+        """Return ⟨w,w⟩, ⟨w,w₀⟩ and ⟨w₀,w₀⟩ of every output unit, on the weights' device."""
         held = reference.tensors(weights)
         now = [row.view(w.detach()) for row, w in zip(self.rows, weights, strict=True)]
         first = [row.view(r.to(w.device)) for row, r, w in zip(self.rows, held, weights, strict=True)]
         return dots({"ww": (now, now), "wr": (now, first), "rr": (first, first)}, segments=self.counts)
 
     def quantiles(self, products: Tensor) -> npt.NDArray[np.float64]:
-        """[quantiles, layers] from what `measure` gave, now in host memory; units without a direction are left out.
+        """Return [quantiles, layers] from the products of `measure`, in host memory; zero units are left out.
 
         >>> import torch
         >>> from gyroscope.layers.layer import layers
@@ -268,7 +271,7 @@ class Neurons:
 
 
 class Detail:
-    """The detail of the layers of one optimizer."""
+    """Detail of the layers of one optimizer."""
 
     def __init__(
         self,
@@ -289,7 +292,7 @@ class Detail:
         self.why_not = hidden
         self.conditioned: Conditioned | None = None
         if conditioning is not None and not hidden:
-            from gyroscope.monitor.conditioning_probe import Conditioned  # and with it all of conditioning
+            from gyroscope.monitor.conditioning_probe import Conditioned  # loads all of conditioning
 
             self.conditioned = Conditioned(model, layers, conditioning, shared=shared)
         self.probe = acts.ActivationProbe(model, layers, threshold=threshold) if activations and not hidden else None
@@ -297,7 +300,7 @@ class Detail:
 
     @property
     def infos(self) -> dict[str, QuantityInfo]:
-        """Names, units and meanings of what may be found."""
+        """Names, units and meanings of the quantities that may be found."""
         found = dict(MOMENT_INFO)
         if self.neurons is not None:
             found |= _NEURON_INFO
@@ -309,11 +312,11 @@ class Detail:
 
     @property
     def looks_inside(self) -> bool:
-        """Whether hooks are on, of this or of the analysis of conditioning."""
+        """True if hooks are attached, of this or of the analysis of conditioning."""
         return self.attached or (self.conditioned is not None and self.conditioned.attached)
 
     def attach(self) -> None:
-        """Put forward hooks on, to look at one step."""
+        """Attach forward hooks for one step."""
         if self.probe is not None:
             self.probe.reset()
             if not self.attached:
@@ -321,13 +324,13 @@ class Detail:
             self.attached = True
 
     def detach(self) -> None:
-        """Take them off."""
+        """Remove the forward hooks."""
         if self.probe is not None and self.attached:
             self.probe.detach()
             self.attached = False
 
     def collect(self, track: Track) -> dict[str, Tensor]:
-        """What was seen in this step, on its way to host memory."""
+        """Return what was found in this step, on its way to host memory."""
         if not track.sampling:
             return self._analysed()
         parameters = track.parameters()
@@ -344,7 +347,7 @@ class Detail:
         return {} if found is None else {"conditioning": found}
 
     def resolve(self, found: dict[str, Any]) -> dict[str, npt.NDArray[np.float32]]:
-        """The same as values by quantity, one a layer, once it has arrived."""
+        """Return what `collect` found, once it has arrived, as one value per layer by quantity."""
         values: dict[str, npt.NDArray[np.float32]] = {}
         for key, names in (("moments", MOMENT_NAMES), ("activations", acts.COLUMNS)):
             if key in found:

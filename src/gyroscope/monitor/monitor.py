@@ -1,4 +1,4 @@
-"""The monitor: what a user holds, what happens around each step, and the wall between both and training."""
+"""The monitor: its public methods, what happens around each step, and the wall that keeps errors out of training."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _LOG = logging.getLogger("gyroscope")
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Without gradients; nor in the precision of a surrounding autocast, nor in a surrounding inference mode.
+    """Disable gradients, autocast and inference mode.
 
-    Inner products would lose their digits in the first, and tensors of the second cannot be used again.
+    Under autocast, inner products would lose digits; tensors made in inference mode could not be used again.
 
     >>> with torch.inference_mode(), plainly():
     ...     torch.zeros(1).is_inference()
@@ -58,12 +58,12 @@ def plainly() -> Iterator[None]:
 
 
 class Monitor:
-    """Measures the layers of a model at the steps of its optimizer; made by `gyroscope.watch`, which says how.
+    """Measures the layers of a model at the steps of its optimizer; made by `gyroscope.watch`.
 
     Attributes:
-        path: the run's folder; None where `run` was not given and another rank, which holds a replica, records.
+        path: the run's folder; None on a rank that holds a replica, where `run` was not given.
         layers: the names of the layers, in forward order.
-        error: what made the monitor stop, if something did. Training is never stopped by it.
+        error: the error that stopped the monitor, or None. Errors of the monitor never stop training.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Monitor:
         self.layers = tuple(layer.name for layer in layers)
         self.error: Exception | None = None
         self._sharded, self._held, self._table = about.shared, about.held, about.layers
-        # Ranks that hold replicas have nothing to add; ranks that hold shards are all needed.
+        # A replica adds nothing to what the first rank measures; shards are all needed.
         self._active = about.shared or about.writes
         self._pace = pace
         self._tracks: list[Track] = []
@@ -116,16 +116,16 @@ class Monitor:
         except BaseException:
             for handle in self._handles:
                 handle.remove()
-            with suppress(OSError):  # the failure is what is said
+            with suppress(OSError):  # the first error is the one to raise
                 self._chronicle.discard()
             raise
         self._safely(self._loop.arm)
 
     @property
     def every(self) -> int:
-        """Measure every so many steps; can be changed at any time. After a while the budget may stretch it again.
+        """Number of steps between measurements, which you can change at any time; the budget may stretch it later.
 
-        Of a sharded model the first rank decides, and the others hear of it within 32 measurements.
+        For a sharded model the first rank decides, and the others follow within 32 measurements.
         """
         return self._pace.every
 
@@ -137,71 +137,71 @@ class Monitor:
 
     @property
     def interval(self) -> int:
-        """The number of steps between measurements now: `every`, or more where the budget asks for it."""
+        """Current number of steps between measurements: `every`, or more to stay within the budget."""
         return self._pace.interval
 
     @property
     def steps(self) -> int:
-        """How many steps the optimizer has taken; of several, the one that has taken most."""
+        """Number of steps that the optimizer has taken; of several optimizers, the largest number."""
         return self._chronicle.steps
 
     @property
     def run(self) -> Run:
-        """The run, to read, with everything measured so far in it."""
+        """The run, to read, with everything that was measured so far."""
         if self.path is None:
-            raise MonitorError("The first rank records this run, in a new folder: ask there, or give watch a `run`.")
+            raise MonitorError("The first rank records this run, in a new folder. Ask there, or pass `run` to watch.")
         self.flush()
         return load(self.path)
 
     @property
     def held(self) -> str:
-        """How the reference weights are held."""
+        """Precision, place and size of the reference weights, in words."""
         return "; ".join(track.reference.held for track in self._tracks)
 
     @property
     def bytes(self) -> int:
-        """What is held between steps, on this rank: the reference, and the last displacement."""
+        """Bytes that are held between steps on this rank, for the reference and the last displacement."""
         return sum(bundle.bytes for track in self._tracks for bundle in track.reference.bundles)
 
     def log(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
-        """Record numbers of the whole network at this step, such as a loss; tensors are not waited for."""
-        self._safely(self._chronicle.log, numbers(values, named))
+        """Record numbers of the whole network at this step, such as a loss; does not wait for tensors on a GPU."""
+        self._safely(self._chronicle.log, _numbers(values, named))
 
     def note(self, text: str) -> None:
         """Record something that happened at this step, in words."""
         self._safely(self._chronicle.event, "note", str(text))
 
     def sample(self, next_steps: int = 5) -> None:
-        """Measure the next steps, every one of them and in detail, whatever the interval.
+        """Measure each of the next steps in detail, whatever the interval.
 
-        Of a sharded model the first rank decides, and the others hear of it within 32 measurements.
+        For a sharded model the first rank decides, and the others follow within 32 measurements.
         """
         check_numbers(next_steps=next_steps)
-        if self._sharded:  # all ranks must look at the same steps: the first one asks, when they next agree
+        if self._sharded:  # all ranks must measure the same steps: the first one asks when they next agree
             self._pace.requested = int(next_steps)
         else:
             self._safely(self._loop.ask_for, int(next_steps))
 
     @property
     def looks_inside(self) -> bool:
-        """Whether the coming step is one whose activations or conditioning are recorded, by hooks on the model.
+        """True if hooks on the model will record the activations or the conditioning of the coming step.
 
-        No hook runs while a CUDA graph is replayed. Take such a step without the graph, through `optimizer.step`.
+        Hooks do not run while a CUDA graph is replayed. Take such a step without the graph, through `optimizer.step`.
         """
         return self._loop.looks_inside
 
     def measure(self) -> None:
         """Count a step, and measure it if it is due, in a loop that does not call `optimizer.step`.
 
-        For steps that are replayed as a CUDA graph, which no hook sees. The first time there is nothing to compare the
-        weights with, so rates begin with the second. Before a replay ask `looks_inside`.
+        Use it for steps that are replayed as a CUDA graph, which hooks do not see. Rotation rates begin with the second
+        call, because the first has no earlier weights to compare with. Check `looks_inside` before a replay.
         """
         for track in self._tracks:
             with self._loop.stopwatch:
                 self._safely(self._loop.by_hand, track, joining=self._sharded)
 
     def cost(self) -> Cost:
-        """What measuring costs, as a share of the training time and in seconds."""
+        """Return the cost of measuring, as a share of the training time and in seconds."""
         pace = self._pace
         return pace.clock.cost(
             interval=pace.interval, details=pace.detail_interval, steps=pace.taken, measured=pace.measurements,
@@ -211,11 +211,11 @@ class Monitor:
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything measured and logged so far is on disk.
 
-        The run of a sharded model begins with its first step, and the weights before it are recorded then.
+        The run of a sharded model begins at its first step, and the weights before that step are recorded then.
 
         Raises:
-            StoreError: some of it could not be worked out or written, recording has stopped (see `error`), or a sharded
-                model has not taken its first step since its run was resumed.
+            StoreError: some of it could not be computed or written, recording has stopped (see `error`), or a sharded
+                model has not taken a step since its run was resumed.
         """
         check_numbers(timeout=timeout)
         # Ranks that measure together begin together, at a step.
@@ -224,15 +224,15 @@ class Monitor:
             self._recorder.flush(None if timeout is None else float(timeout))
         if self.error is not None:
             said = str(self.error) or type(self.error).__name__
-            raise StoreError(f"Recording of {self.path} has stopped, and what came after is lost: {said}")
+            raise StoreError(f"Recording of {self.path} has stopped, and everything after that is lost: {said}")
         if self._chronicle.waits:
             raise StoreError(
-                f"{self.path} is resumed at the first step of all ranks. What was logged before waits until then; "
-                "flush after it."
+                f"{self.path} is resumed at the first step of all ranks. Logged values wait until then; flush after "
+                "that step."
             )
 
     def close(self, *, interrupted: bool = False) -> None:
-        """Record the last step, take every hook off and finish the run; its state is "ended" unless `interrupted`."""
+        """Record the last step, remove all hooks and finish the run; its state is "ended" unless `interrupted`."""
         self._detach()
         self._safely(self._loop.end)
         self._finish(interrupted=interrupted)
@@ -263,7 +263,7 @@ class Monitor:
         if error is None or not self._sharded:
             self.close(interrupted=error is not None)
         else:
-            self._detach()  # other ranks may not come here, so there is nothing that waits for them
+            self._detach()  # other ranks may not get here, so nothing may wait for them
             self._finish(interrupted=True)
 
     def __repr__(self) -> str:
@@ -273,14 +273,14 @@ class Monitor:
 
     def __reduce__(self) -> NoReturn:
         raise MonitorError(
-            "A monitor cannot be copied or pickled: it hangs on an optimizer, and writes a run. Leave it out of what "
-            "is copied; its state_dict() can be."
+            "A monitor cannot be copied or pickled: it has hooks on an optimizer and writes a run. Copy its "
+            "state_dict() instead."
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs so that a later run goes on with these curves: the steps, and the reference.
+        """Return what a checkpoint needs so that a later run can continue these curves: the steps and the reference.
 
-        All ranks of a sharded model ask for it together.
+        All ranks of a sharded model must call it together.
         """
         saved = Saved.of(self._tracks)
         return {
@@ -293,10 +293,10 @@ class Monitor:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint: the curves continue at its step, against its reference.
+        """Resume from a checkpoint: the curves continue at its step, measured from its reference.
 
         Raises:
-            MonitorError: it is of another model; nothing has been changed.
+            MonitorError: the state belongs to another model; nothing was changed.
         """
         if not self._active:
             return
@@ -331,7 +331,7 @@ class Monitor:
         def hook(*_: Any) -> None:
             if torch.compiler.is_compiling():
                 self._uncompiled(act, track)
-            elif not is_capturing():  # hooks are not part of a graph, and its steps are replayed without them
+            elif not is_capturing():  # hooks are not part of a graph, and do not run when it is replayed
                 with stopwatch:
                     self._safely(act, track, joining=self._sharded, within=nullcontext)
 
@@ -349,9 +349,9 @@ class Monitor:
         joining: bool = False,
         within: Callable[[], AbstractContextManager[None]] = plainly,
     ) -> None:
-        """Whatever goes wrong here, training goes on: it is said once, and recording stops.
+        """Call `act`. An error is reported once and stops recording; training continues.
 
-        With `joining` it is done even then, because other ranks wait for this one's part.
+        With `joining`, `act` is called even after an error, because other ranks wait for this one's part.
         """
         if not self._active or (self.error is not None and not joining):
             return
@@ -368,22 +368,22 @@ class Monitor:
     def _say(self, error: Exception) -> None:
         self._loop.rest()
         if self._recorder is not None and error is self._recorder.writer.error:
-            return  # the writer has said it
+            return  # the writer has reported it
         expected = isinstance(error, GyroscopeError)
         said = str(error) if expected else f"{type(error).__name__}: {error}"
-        _LOG.error("The monitor of %s has stopped, training goes on. %s", self.path, said, exc_info=not expected)
+        _LOG.error("The monitor of %s has stopped; training continues. %s", self.path, said, exc_info=not expected)
         self._chronicle.event("error", f"recording stopped: {said}")
         self._chronicle.drain()
 
 
 class _LossHook:
-    """Tells what a loss module computes; copies of the module, which may go anywhere, tell nothing."""
+    """Reports the loss that a module computes; copies of the module report nothing."""
 
     def __init__(self, tell: Callable[[dict[str, Any]], None] | None) -> None:
         self.tell = None if tell is None else weakref.WeakMethod(tell)
 
     def __call__(self, module: nn.Module, arguments: Any, value: Any) -> None:
-        """The forward hook."""
+        """Report the loss of one forward pass."""
         if torch.compiler.is_compiling() or self.tell is None or is_capturing() or not listens(self):
             return
         tell = self.tell()
@@ -395,12 +395,12 @@ class _LossHook:
 
 
 class Loop:
-    """Measures the steps that are due, and decides which are.
+    """Decides which steps are due, and measures them.
 
     Attributes:
-        recording: whether what is measured is still told; a rank that others wait for goes on without.
-        alive: whether anything is measured at all.
-        stopwatch: is entered around all of this, and what is around that.
+        recording: False once recording has stopped; a rank that others wait for still measures.
+        alive: False once nothing is measured any more.
+        stopwatch: entered around everything that happens here.
     """
 
     def __init__(
@@ -419,18 +419,18 @@ class Loop:
         self.stopwatch = Stopwatch()
 
     def before(self, track: Track) -> None:
-        """A step is about to be taken."""
-        # Decided before anything can fail: other ranks may be waiting for this one's part.
+        """Act before a step."""
+        # Decided before anything can fail, because other ranks may wait for this one's part.
         track.measuring = self._due(track)
         if track.measuring or track.fresh or not self.chronicle.begun:
             with plainly():
                 self._prepare(track)
 
     def after(self, track: Track) -> None:
-        """It was taken."""
+        """Act after a step."""
         measured = track.measuring
         track.measuring = False
-        # Most steps are neither measured nor perhaps skipped, and do nothing that gradients could be in the way of.
+        # Most steps are neither measured nor possibly skipped, and run nothing that autograd would record.
         with plainly() if measured or track.may_skip else nullcontext():
             try:
                 self._take(track, measured, analysed=track.conditioning)
@@ -440,7 +440,7 @@ class Loop:
     def _prepare(self, track: Track) -> None:
         if not self.chronicle.begun:
             self.chronicle.begin()
-            track.measuring = self._due(track)  # the step may be another one now
+            track.measuring = self._due(track)  # a resumed run may be at another step
             track.sampling = track.sampling and track.measuring
         if track.measuring:
             self._analyse(track)
@@ -449,7 +449,7 @@ class Loop:
             track.pass_by()
 
     def _take(self, track: Track, measured: bool, *, analysed: bool, seen: bool = True) -> None:
-        """Count a step, measure it if it is to be, and say which are next; `seen` if a hook has seen it begin."""
+        """Count a step, measure it if `measured`, and decide on the next ones; `seen` if a hook saw it begin."""
         sampled = track.sampling
         try:
             if seen and track.skipped():
@@ -460,7 +460,7 @@ class Loop:
                 self._measure(track)
             self._look_ahead(track, measured, sampled, analysed)
         except Exception:
-            if self.pace.shared:  # other ranks go on to count on this one
+            if self.pace.shared:  # other ranks rely on this one
                 self._look_ahead(track, measured, sampled, analysed)
             raise
 
@@ -472,20 +472,20 @@ class Loop:
         if analysed:
             track.analysed_at = track.taken
         if track.analysed_at is not None:
-            # Known better with every step, as long as the price of the first is being learnt.
+            # The estimate improves with every step while the cost of the first analysis is being learned.
             track.next_conditioning = self.pace.next_conditioning(track.analysed_at)
 
     def _analyse(self, track: Track) -> None:
         conditioned = self.details[self.tracks.index(track)].conditioned
         if not track.conditioning or conditioned is None:
             return
-        # A fused optimizer divides by the scale of the loss itself, within the step.
+        # A fused optimizer divides by the loss scale within its step.
         problem = conditioned.analyse(scale=getattr(track.optimizer, "grad_scale", None))
         if problem is not None:
             self.chronicle.event("error", problem)
 
     def by_hand(self, track: Track) -> None:
-        """A step was taken that no hook has seen."""
+        """Act after a step that hooks did not see."""
         try:
             self.chronicle.begin()
             track.unseen()
@@ -497,11 +497,11 @@ class Loop:
 
     @property
     def looks_inside(self) -> bool:
-        """Whether forward hooks are on, to look at the coming step."""
+        """True if forward hooks are attached for the coming step."""
         return any(detail.looks_inside for detail in self.details)
 
     def ask_for(self, steps: int) -> None:
-        """Measure the next steps, all of them and in detail."""
+        """Measure each of the next steps in detail."""
         self.pace.requested = 0
         for track in self.tracks:
             track.asked_for = max(track.asked_for, steps)
@@ -509,7 +509,7 @@ class Loop:
         self.arm()
 
     def arm(self, only: Track | None = None) -> None:
-        """Put forward hooks on where the coming step is looked at in detail, and take them off where it is not."""
+        """Attach forward hooks if the coming step is sampled, and remove them if it is not."""
         for track, detail in zip(self.tracks, self.details, strict=True):
             if only is None or track is only:
                 wanted = track.taken + 1 >= track.next_detail or track.asked_for > 0
@@ -533,14 +533,14 @@ class Loop:
                 conditioned.detach()
 
     def rest(self) -> None:
-        """Take every forward hook off."""
+        """Remove all forward hooks."""
         for detail in self.details:
             detail.detach()
             if detail.conditioned is not None:
                 detail.conditioned.detach()
 
     def end(self) -> None:
-        """The last step was taken."""
+        """Act after the last step."""
         self.chronicle.end()
         for detail in self.details:
             if (said := detail.exchanged.said(ended=True)) is not None:
@@ -553,7 +553,7 @@ class Loop:
         return self.pace.due(track.taken + 1, track.tried_at, asked_for=track.asked_for > 0)
 
     def _count(self, track: Track) -> None:
-        """A step was taken. Each optimizer counts its own: others may have taken more, or be about to take theirs."""
+        """Count a step of one optimizer; others may have taken more or fewer."""
         track.taken += 1
         track.asked_for = max(0, track.asked_for - 1)
 
@@ -566,7 +566,7 @@ class Loop:
             if not self.pace.shared:
                 raise
             failed = error
-        # Other ranks take part in this too.
+        # Other ranks take part in this, also after an error here.
         detail = self.details[part].collect(track) if track.sampling or track.conditioning else {}
         if failed is not None:
             track.settle()
@@ -588,11 +588,11 @@ class Loop:
         if self._loss is None:
             return
         try:
-            told = numbers(None, {"loss": self._loss()})
-        except Exception as error:  # of the user's function, which may have no value yet; all else is recorded
+            told = _numbers(None, {"loss": self._loss()})
+        except Exception as error:  # the user's function may have no value yet; everything else is recorded
             if not self._loss_failed:
                 self._loss_failed = True
-                said = f"the loss function failed: {type(error).__name__}: {error} (reported once; recording goes on)"
+                said = f"the loss function failed: {type(error).__name__}: {error} (reported once; recording continues)"
                 self.chronicle.warn(said)
         else:
             self.chronicle.log(told)
@@ -603,7 +603,7 @@ class Loop:
             self.chronicle.warn(said)
 
     def _account(self, measured: bool, sampled: bool, analysed: bool) -> None:
-        """Learn what this step cost, and decide on the next."""
+        """Update the cost estimates with this step, and decide on the next steps."""
         outside, own = self.stopwatch.take()
         first, recorder = self.tracks[0], self.chronicle.recorder
         self.pace.account(
@@ -612,7 +612,7 @@ class Loop:
         )  # fmt: skip
         if recorder is not None and recorder.asked:
             self.pace.requested, recorder.asked = recorder.asked, 0
-            text = f"{self.pace.requested} steps in detail were asked for through the file {REQUEST!r}"
+            text = f"{self.pace.requested} steps in detail were requested through the file {REQUEST!r}"
             self.chronicle.event("note", text)
         said = None
         if not self.pace.shared:
@@ -626,39 +626,39 @@ class Loop:
 
 
 def check_numbers(**values: Any) -> None:
-    """Counts are whole numbers from 1 (steps from 0), a budget is a share, a timeout seconds, a threshold a number."""
+    """Reject counts below 1 (steps below 0), and budgets, timeouts and thresholds that are not valid numbers."""
     for name, value in values.items():
         if value is None and name in ("budget", "step", "timeout"):
             continue
         least = 0 if name == "step" else 1
         match name:
             case "threshold":
-                fine, accepted = _is_real(value), "a finite number"
+                fine, accepted, hint = _is_real(value), "a finite number", 0.0
             case "budget":
-                fine, accepted = _is_real(value) and value > 0, "a share of the time above 0, or None"
+                fine, accepted, hint = _is_real(value) and value > 0, "a share of the time > 0 or None", 0.01
             case "timeout":
-                fine, accepted = 0 <= real(value) <= TIMEOUT_MAX, "a number of seconds from 0, or None to wait"
+                fine, accepted, hint = 0 <= real(value) <= TIMEOUT_MAX, "a number of seconds >= 0 or None", 60
             case _:
                 fine = not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
-                accepted = f"a whole number from {least}"
+                accepted, hint = f"a whole number >= {least}", least
         if not fine:
-            raise MonitorError(f"{name} is {value!r}; accepted is {accepted}.")
+            raise MonitorError(f"`{name}` must be {accepted}, got {value!r:.80}. Try {hint}.")
 
 
 def _is_real(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(real(value))
 
 
-def numbers(values: Any, named: Mapping[str, Any]) -> dict[str, Any]:
-    """What `log` was given: numbers, and tensors of one element."""
+def _numbers(values: Any, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers and tensors of one element that were passed to `log`."""
     if values is not None and not isinstance(values, Mapping):
-        raise MonitorError(f"log was given {values!r}; accepted are names and numbers, such as log(loss=0.3).")
+        raise MonitorError(f"`values` must be a dict of numbers by name, got {values!r:.80}. Try log(loss=0.3).")
     return {_named(name): _number(name, value) for name, value in {**(values or {}), **named}.items()}
 
 
 def _named(name: Any) -> str:
     if not text(name):
-        raise MonitorError(f"log was given the name {name!r}; accepted are words, such as log(loss=0.3).")
+        raise MonitorError(f"`values` must have names that are text, got {name!r:.80}. Try log(loss=0.3).")
     return str(name)
 
 
@@ -673,6 +673,6 @@ def _number(name: str, value: Any) -> Any:
             pass
     shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
     raise MonitorError(
-        f"log was given {name}={type(value).__name__}{shape}; accepted are numbers and tensors of one element "
-        "(`.mean()` makes one). Words go to `note`."
+        f"`{name}` must be a number or a tensor of one element, got a {type(value).__name__}{shape}. Try `.mean()`; "
+        "use `note` for text."
     )

@@ -1,4 +1,7 @@
-"""Run of a monitor: where it begins and ends, and the way of a measurement from the device into its rows."""
+"""The run of a monitor: where it begins and ends, and the path of a measurement from the device to its rows.
+
+The `Chronicle` opens, resumes and closes the run. The `Recorder` turns measurements into rows, on the writer's thread.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ from gyroscope.store.lock import Lock
 from gyroscope.store.record import Record, Values
 
 _LOG = logging.getLogger("gyroscope")
-# Steps that a request asks for if it does not say how many, and bytes that are read of it.
+# The number of steps of a request that names none, and the number of bytes that are read of one.
 _STEPS, _DIGITS = 5, 18
 
 
@@ -41,10 +44,10 @@ class Numbers:
     """Numbers of the whole network at a step, on their way to host memory.
 
     Attributes:
-        step: how often the optimizer was called.
+        step: the number of calls of the optimizer so far.
         values: the numbers.
-        skips: how many of these calls it skipped, where only a GPU knows.
-        done: an event after which they are there; None on a CPU.
+        skips: the number of these calls that the optimizer skipped, where only a GPU knows it.
+        done: an event after which they are in host memory; None on a CPU.
     """
 
     step: int
@@ -54,7 +57,7 @@ class Numbers:
 
     @classmethod
     def of(cls, step: int, values: Mapping[str, Any], skips: Tensor | None) -> Numbers:
-        """Send them on their way."""
+        """Start copying them to host memory."""
         on_gpu = [v for v in (*values.values(), skips) if isinstance(v, Tensor) and v.device.type == "cuda"]
         coming = {name: arriving(value) for name, value in values.items()}
         there, done = arriving(skips), None
@@ -65,10 +68,10 @@ class Numbers:
 
 
 class Recorder:
-    """Writes what the tracks of a monitor measure.
+    """Writes the measurements of a monitor's tracks.
 
     Attributes:
-        asked: number of steps that somebody has asked for in detail, through the signal file; 0 if nobody has.
+        asked: the number of steps that were requested in detail, through a file in the run's folder; 0 if none were.
     """
 
     def __init__(
@@ -106,20 +109,20 @@ class Recorder:
             on_tick=_weakly(self._tick),
             lock=lock,
         )
-        # The writer's thread holds no recorder, and so no model: with the last that does, the run is finished.
+        # The writer's thread holds neither the recorder nor the model: when the recorder is collected, the run ends.
         self._dropped = finalize(self, self.writer.finish)
-        self._dropped.atexit = False  # the writer sees to that
+        self._dropped.atexit = False  # the writer closes itself at exit
 
     def start(self) -> None:
-        """Count from the steps that the tracks are at."""
+        """Count steps from where the tracks are now."""
         self._last = [track.taken for track in self._tracks]
 
     def measured(self, part: int, measured: Measured, detail: dict[str, Tensor]) -> bool:
-        """Hand a measurement over; False if the writer has no room for it."""
+        """Pass a measurement to the writer; return False if its queue is full."""
         return self.writer.put(Deferred(self._resolve, (part, measured, detail)))
 
     def scalars(self, numbers: Numbers) -> None:
-        """Hand numbers over; those on a GPU are not waited for."""
+        """Pass numbers to the writer, without waiting for a GPU."""
         if numbers.done is not None:
             self._put(Deferred(self._told, numbers, small=True), numbers.step)
             return
@@ -127,21 +130,21 @@ class Recorder:
             self._put(record, record.step)
 
     def event(self, step: int, kind: str, text: str) -> None:
-        """Hand an event over."""
+        """Pass an event to the writer."""
         self._put(Event(step, kind, text), step)
 
     def _put(self, record: Scalars | Event | Deferred, step: int) -> None:
         if self.writer.put(record) or not self.writer.open:
             return
         if self._lost == 0:
-            _LOG.warning("%s: the disk cannot keep up; what is logged now is dropped (reported once)", self.path)
+            _LOG.warning("%s: the disk cannot keep up; logged values are dropped (reported once)", self.path)
         self._lost, self._lost_at = self._lost + 1, step
 
     def flush(self, timeout: float | None = None) -> None:
-        """Return when everything that was handed over is on the disk.
+        """Return when everything that was passed to the writer is on disk.
 
         Raises:
-            StoreError: writing has failed, took too long, or had no space for what was logged since the last flush.
+            StoreError: writing failed, took too long, or values logged since the last flush were dropped.
         """
         self.writer.flush(timeout)
         if self._lost:
@@ -155,19 +158,19 @@ class Recorder:
             )
 
     def reference(self, saved: Saved, file: str) -> None:
-        """Have the reference written beside the run."""
+        """Write the reference into the run's folder, on the writer's thread."""
         self.writer.put(Deferred(write_all, (saved, self.path / file)))
 
     def close(self, *, interrupted: bool = False) -> None:
-        """Finish the run, and let go of the model."""
+        """Finish the run, and release the model."""
         if self._lost and self.writer.open:
-            with suppress(StoreError):  # it is in the log and in the run
+            with suppress(StoreError):  # it is reported in the log and in the run
                 self.flush()
         self.writer.close(interrupted=interrupted)
         self._tracks, self._details = (), ()
         self._dropped.detach()
 
-    # On the writer's thread.
+    # The methods below run on the writer's thread.
 
     def _resolve(self, payloads: Sequence[tuple[int, Measured, dict[str, Tensor]]]) -> Iterator[Record]:
         for part, group in groupby(payloads, lambda payload: payload[0]):
@@ -181,7 +184,7 @@ class Recorder:
         last = self._last[part]
         for measured, detail in items:
             step = measured.true_step
-            if not measured.skipped or step > last:  # a skipped step shows the weights of the one before
+            if not measured.skipped or step > last:  # a skipped step has the weights of the one before
                 kept.append((measured, detail))
                 steps.append(step)
                 last = step
@@ -222,7 +225,10 @@ class Recorder:
 
 
 def _requested(run: Path) -> int:
-    """How many steps are asked for, once; 0 if nobody asks. What is no regular file is left alone."""
+    """Return the number of steps that a request in the folder `run` asks for, and remove the request; 0 without one.
+
+    Anything but a regular file is left alone.
+    """
     file = run / REQUEST
     try:
         found = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a named pipe would wait for a writer
@@ -240,7 +246,7 @@ def _requested(run: Path) -> int:
 
 
 def _weakly(method: Callable[[], None]) -> Callable[[], None]:
-    """A call of a method of an object that it does not keep alive."""
+    """Return a function that calls `method` without keeping its object alive."""
     found = WeakMethod(method)
 
     def call() -> None:
@@ -251,7 +257,7 @@ def _weakly(method: Callable[[], None]) -> Callable[[], None]:
 
 
 def _computed(one: Quantity, products: Products) -> tuple[Values, str | None]:
-    """A quantity's values; where it fails, those of the steps it does not fail at, and why."""
+    """Return the values of a quantity, and why it failed, if it did: then steps at which it fails are NaN."""
     problem = None
     try:
         value = compute([one], products)[one.info.name]
@@ -275,18 +281,18 @@ def _scalars(payloads: Sequence[Numbers]) -> Iterator[Scalars]:
 
 @dataclass(frozen=True)
 class About:
-    """What a run is of.
+    """Contents of a run.
 
     Attributes:
-        path: its folder.
+        path: the run's folder.
         layers: its layers.
-        members: for each optimizer, the positions of its layers.
-        quantities: what is recorded of them.
-        meta: what is remembered of where it came from.
-        sinks: where it is mirrored to.
-        writes: whether this rank writes it.
-        shared: whether several ranks measure it together.
-        held: how references are held.
+        members: the positions of the layers of each optimizer.
+        quantities: the quantities that are recorded.
+        meta: the information that is kept with the run.
+        sinks: the places that it is mirrored to.
+        writes: True on the rank that writes it.
+        shared: True if several ranks measure it together.
+        held: the precision and place of references.
     """
 
     path: Path
@@ -301,12 +307,12 @@ class About:
 
 
 class Chronicle:
-    """Begins a run, or goes on with one, once the first step is about to be taken; until then what is told waits.
+    """Begins or resumes a run when the first step is about to be taken; numbers and events wait until then.
 
     Attributes:
-        recorder: who writes; None on ranks that do not, and before an existing run is opened again.
-        begun: whether it has begun.
-        loaded: whether the tracks' steps and references come from a loaded state.
+        recorder: writes the run; None on ranks that do not, and before an existing run is opened again.
+        begun: True once the run has begun.
+        loaded: True if the tracks' steps and references come from a loaded state.
     """
 
     def __init__(self, about: About, *, step: int | None, own_reference: bool) -> None:
@@ -324,7 +330,7 @@ class Chronicle:
         self._find()
 
     def _find(self) -> None:
-        """Look for a run to go on with; what does not belong together is refused, on all ranks that take part."""
+        """Look for a run to resume; a run of other layers is rejected, on all ranks that take part."""
         problem: GyroscopeError | None = None
         if self.about.writes:
             try:
@@ -334,7 +340,7 @@ class Chronicle:
         self._raise_together(problem)
 
     def prepare(self, tracks: Sequence[Track], details: Sequence[Detail], clock: Clock) -> None:
-        """Take the weights as they are now for step 0; a new run is opened, so that what is wrong is said now."""
+        """Measure the current weights as step 0, and open a new run, so that its errors are raised now."""
         self._tracks, self._details, self._clock = tracks, details, clock
         self._zero = [track.measure(gradients=False) for track in tracks]
         problem: GyroscopeError | None = None
@@ -346,7 +352,7 @@ class Chronicle:
         self._raise_together(problem)
 
     def _raise_together(self, problem: GyroscopeError | None) -> None:
-        """Raise what went wrong on the rank that writes, on all ranks that take part."""
+        """Raise an error of the rank that writes on all ranks that take part."""
         if self.about.writes or self.about.shared:
             (problem,) = agreed((problem,), self.about.shared)
         if problem is not None:
@@ -354,11 +360,11 @@ class Chronicle:
 
     @property
     def steps(self) -> int:
-        """How often the optimizer was called; of several, the one that was called most."""
+        """Number of calls of the optimizer; of several optimizers, the largest number."""
         return max((track.taken for track in self._tracks), default=0)
 
     def begin(self) -> None:
-        """Open the run, where it was left off if it exists, and record the weights before the first step."""
+        """Open the run, resuming it if it exists, and record the weights before the first step."""
         if self.begun:
             return
         self.begun = True
@@ -376,7 +382,7 @@ class Chronicle:
             self._write(start, saved)
 
     def restart(self) -> None:
-        """A state was loaded: go on as a new attempt from there; what came after is kept, but no longer shown."""
+        """Start a new attempt after a state was loaded; later records are kept, but no longer shown."""
         self.loaded = True
         if self.begun and self.recorder is not None:
             self.recorder.close()
@@ -384,40 +390,40 @@ class Chronicle:
         self.begun = False
 
     def measured(self, part: int, measured: Measured, detail: dict[str, Any]) -> bool:
-        """Hand a measurement over; False if there is no room for it."""
+        """Pass a measurement to the recorder; return False if the queue is full."""
         return self.recorder is None or self.recorder.measured(part, measured, detail)
 
     def log(self, numbers: Mapping[str, Any]) -> None:
-        """Hand numbers of the whole network over; those on a GPU are not waited for."""
+        """Pass numbers of the whole network to the recorder, without waiting for a GPU."""
         if self.about.writes:
             self._put("numbers", Numbers.of(self.steps, numbers, self._tracks[0].skips))
 
     def event(self, kind: str, text: str) -> None:
-        """Hand an event over."""
+        """Pass an event to the recorder."""
         if self.about.writes:
-            # What is no text, such as a file's name with stray bytes in it, is spelled out.
+            # Invalid Unicode, such as stray bytes in a file name, is escaped.
             self._put("event", (self.steps, kind, text.encode("utf-8", "backslashreplace").decode()))
 
     def warn(self, text: str) -> None:
-        """Say in the log, and record, that something is not as it should be."""
+        """Log a warning, and record it as an error."""
         if self.about.writes:
             _LOG.warning("%s: %s", self.about.path, text)
         self.event("error", text)
 
     def end(self) -> None:
-        """Record the last step, where it was not measured."""
+        """Record the last step, if it was not measured."""
         self.begin()
         for part, track in enumerate(self._tracks):
             if track.taken > track.measured_at:
                 measured = track.measure(gradients=False)
                 track.settle()
                 if not self.measured(part, measured, {}) and self.recorder is not None:
-                    with suppress(StoreError):  # what earlier records lack is told by the monitor's flush
+                    with suppress(StoreError):  # the monitor's flush reports missing records
                         self.recorder.writer.flush()  # makes room: the last step is always recorded
                     self.measured(part, measured, {})
 
     def _write(self, start: Beginning, saved: Saved | None) -> None:
-        """The first rows of the run, or of its next attempt."""
+        """Write the first rows of the run, or of its next attempt."""
         if start.warning is not None:
             _LOG.warning("%s %s", self.about.path, start.warning)
         file = file_of(1 if self._existing is None else self._existing.attempts + 1)
@@ -447,14 +453,14 @@ class Chronicle:
         return self.recorder
 
     def close(self, *, interrupted: bool) -> None:
-        """Finish the run, or let go of one that was not opened again."""
+        """Finish the run, or unlock one that was not opened again."""
         if self.recorder is not None:
             self.recorder.close(interrupted=interrupted)
         elif self._existing is not None:
             self._existing.lock.release()
 
     def discard(self) -> None:
-        """Close the run, and remove it again where it is new; for a monitor that could not be made."""
+        """Close the run and, if it is new, remove it, for a monitor that could not be made."""
         is_new = self.recorder is not None and self._existing is None
         self.close(interrupted=True)
         self.recorder = None
@@ -467,11 +473,11 @@ class Chronicle:
 
     @property
     def waits(self) -> bool:
-        """Whether something was told that will be handed over when the run begins."""
+        """True if numbers or events wait for the run to begin."""
         return bool(self._waiting)
 
     def drain(self) -> None:
-        """Hand over what still waits for the beginning, where the run is open already."""
+        """Pass on what still waits for the beginning, if the run is open."""
         if self.recorder is None:
             return
         waiting, self._waiting = self._waiting, []

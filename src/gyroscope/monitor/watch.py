@@ -1,4 +1,4 @@
-"""`watch`: one line in a training loop that measures and records every layer."""
+"""`watch`: one line in a training loop that measures and records every layer, and the checks of its arguments."""
 
 from __future__ import annotations
 
@@ -62,39 +62,41 @@ def watch(
     """Measure and record what every layer of `model` does at each step of `optimizer`.
 
     Nothing about training changes: losses, gradients, weights, random numbers and state dicts are the same to the last
-    bit. The weights are w₀ as they are now, unless a `reference` is given.
+    bit. Rotation is measured from the weights as they are now, w₀, unless you pass a `reference`.
 
     Args:
-        model: any module; compiled, data-parallel or sharded with FSDP2 too.
-        optimizer: whose steps are measured; several for a model that is stepped in parts, as in a GAN.
-        run: the folder to record in; a new one under `runs/` unless given. A folder that holds a run of the same model
-            is gone on with: where the weights are those of a recorded step, from there; else, until a state is loaded
-            with `load_state_dict`, as a new attempt from the beginning. What was recorded before is kept.
-        every: measure every so many steps. Step 0 and the last one are always recorded.
-        budget: the share of the training time that measuring may take, hooks and the writer's thread included; the
-            interval is stretched to keep to it, after the first 50 measured steps, from which the price is learned, and
-            not before 5 seconds of training or 1,000 measured steps have passed. None: never.
-        layers: which layers, from `gyroscope.layers`; or glob patterns on their names.
-        quantities: which quantities on the weight side; all that are known by default (`gyroscope.monitor.known`).
-        neurons: also how rotation is spread over the output units of each layer.
-        loss: a loss module whose value is recorded whenever it is computed, or a function without arguments that gives
-            it after a measured step.
-        activations: on sampled steps, also dying and full units, activation means and ranks, by forward hooks that are
-            there for these steps alone.
-        detail_every: sampled steps are every so many; what needs more than inner products is measured there.
-        threshold: what counts as active in the output of a layer that no activation module follows.
+        model: any module; it may be compiled, data-parallel or sharded with FSDP2.
+        optimizer: the optimizer whose steps are measured; a list if several step parts of the model, as in a GAN.
+        run: the folder to record in; by default a new one under `runs/`. A folder that holds a run of the same model is
+            resumed: at the recorded step that has the same weights, if there is one; otherwise as a new attempt from
+            step 0, until you load a state with `load_state_dict`. Earlier records are kept.
+        every: the number of steps between measurements. Step 0 and the last step are always recorded.
+        budget: the share of the training time that measuring may take, including hooks and the writer's thread. The
+            interval is stretched to stay within it, after the first 50 measured steps, which show the cost, and not
+            before 5 seconds of training or 1,000 measured steps have passed. None: never stretch it.
+        layers: the layers to measure, from `gyroscope.layers`, or glob patterns on their names.
+        quantities: the names of quantities on the weight side; by default all of `gyroscope.monitor.known`.
+        neurons: also measure how rotation is spread over the output units of each layer.
+        loss: a loss module, whose value is recorded whenever it is computed, or a function without arguments, which is
+            called after a measured step and returns the loss.
+        activations: on sampled steps, also measure dying and full units, activation means and ranks. Forward hooks are
+            attached on these steps only.
+        detail_every: the number of steps between sampled steps. Everything that needs more than inner products is
+            measured on sampled steps.
+        threshold: an output is active above this, in layers that no activation module follows.
         reference: measure rotation from here: a model, a state dict, the path of a checkpoint, or the folder of a run.
         reference_dtype: "float32", "bfloat16" or "auto", which rounds the large layers of large models.
-        reference_device: "device", "cpu" (pinned memory, streamed) or "auto", by the memory that is free.
-        step: the step that training is at, to go on with a run whose checkpoint has no monitor state.
-        meta: what else to remember about the run: anything JSON can hold, under keys that Gyroscope does not use.
+        reference_device: "device", "cpu" (pinned memory, streamed) or "auto", which decides by the free memory.
+        step: the step that training is at, to resume a run whose checkpoint has no monitor state.
+        meta: further information to keep with the run: anything that JSON can hold, under keys that Gyroscope does not
+            use.
         sinks: further places to mirror the run to, from `gyroscope.integrations`.
-        conditioning: every so many steps, also how well each layer is conditioned (`gyroscope.condition`), from the
-            forward and backward passes of training itself; "budget" spaces these analyses to keep to the budget. The
-            loss is taken for a mean over the batch; a `gyroscope.conditioning.Schedule` says more.
+        conditioning: the number of steps between analyses of the conditioning of each layer (`gyroscope.condition`),
+            which use the forward and backward passes of training itself; "budget" spaces them to stay within the
+            budget. The loss must be a mean over the batch; for other losses pass a `gyroscope.conditioning.Schedule`.
 
     Returns:
-        The monitor: `log`, `note`, `flush`, `sample`, `cost`, `close`. Also a context manager.
+        The monitor, with `log`, `note`, `flush`, `sample`, `cost` and `close`. It is also a context manager.
 
     Example:
         >>> import tempfile, torch, gyroscope
@@ -127,13 +129,13 @@ def watch(
     sharded = any_sharded(layer.parameter for layer in chosen)
     _check_neurons(chosen, neurons, sharded)
     path = _folder(run, shared=sharded)
-    # Everything has been checked but the folder, and nothing was changed.
+    # Everything but the folder has been checked, and nothing has been changed.
     part_of = {i: part for part, members in enumerate(parts) for i in members}
     table = [
         LayerInfo(layer.name, layer.kind, tuple(layer.parameter.shape), part_of[i]) for i, layer in enumerate(chosen)
     ]
     about = About(
-        path=path or Path(),  # ranks that do not know it do not look there
+        path=path or Path(),  # ranks without a path do not use it
         layers=table, members=parts, quantities=wanted, meta=its_meta, sinks=places, writes=resume.rank() == 0,
         shared=sharded, held=(reference_dtype, reference_device),
     )  # fmt: skip
@@ -154,40 +156,42 @@ def watch(
 
 
 def _optimizers(given: Any) -> list[Optimizer]:
-    """One optimizer or several, as a list."""
-    from gyroscope.control.torch_contract import bare, controller_of  # a neighbour, which monitors do without otherwise
+    """Return one optimizer or several as a list."""
+    from gyroscope.control.torch_contract import bare, controller_of  # the only use of control: loaded when needed
 
     found = list(given) if isinstance(given, list | tuple) else [given]
-    # Accelerate and others wrap an optimizer; what they call in the end is the same object.
+    # Accelerate and others wrap an optimizer, and call the wrapped object in the end.
     found = [bare(one) for one in found]
     for one in found:
         if not isinstance(one, Optimizer):
             raise MonitorError(
-                f"The optimizer is a {type(one).__name__}; accepted is a torch.optim.Optimizer, or a list of them."
+                f"`optimizer` must be a torch.optim.Optimizer or a list of them, got a {type(one).__name__}."
             )
         if not hasattr(one, "_optimizer_step_pre_hooks"):
             raise MonitorError(
-                f"The optimizer is a {type(one).__name__} that does not call torch.optim.Optimizer.__init__, so it has "
-                "no step hooks. Call super().__init__ in it, or watch the optimizer that it wraps."
+                f"`optimizer` must have step hooks, got a {type(one).__name__} that does not call "
+                "torch.optim.Optimizer.__init__. Call super().__init__ in it, or watch the optimizer that it wraps."
             )
     if not found:
-        raise MonitorError("The list of optimizers is empty; give the one that steps the model.")
+        raise MonitorError(
+            "`optimizer` must name at least one optimizer, got an empty list. Pass the one that steps the model."
+        )
     if len({id(one) for one in found}) < len(found):
-        raise MonitorError("The same optimizer is listed twice; list each once.")
+        raise MonitorError("`optimizer` must name each optimizer once, got the same one twice.")
     for one in found:
         if (outer := controller_of(one)) is not None:
             name = type(outer).__name__
             raise MonitorError(
-                f"The {type(one).__name__} is inside a {name}: while it steps, weights are not in their place. Watch "
-                f"the {name}, which is what the loop steps."
+                f"`optimizer` must be the one that the loop steps, got a {type(one).__name__} inside a {name}: while "
+                f"it steps, the weights are moved away. Watch the {name}."
             )
     return found
 
 
 def _layers(model: Any, chosen: Sequence[Layer] | str | Iterable[str] | None) -> list[Layer]:
-    """The layers to measure, from a list of them, from patterns, or all."""
+    """Return the layers to measure, from a list of layers, from patterns, or all of the model."""
     if not isinstance(model, nn.Module):
-        raise MonitorError(f"The model is a {type(model).__name__}; accepted is a torch.nn.Module.")
+        raise MonitorError(f"`model` must be a torch.nn.Module, got a {type(model).__name__}.")
     if chosen is None:
         found = find_layers(model)
     else:
@@ -198,35 +202,38 @@ def _layers(model: Any, chosen: Sequence[Layer] | str | Iterable[str] | None) ->
             found = find_layers(model, include=some)
         else:
             raise MonitorError(
-                "layers must be a list from gyroscope.layers(model), or glob patterns on the layers' names; given "
-                f"{[type(one).__name__ for one in some][:3] or 'an empty list'}."
+                "`layers` must be a list from gyroscope.layers(model), or glob patterns on the layers' names, got "
+                f"{[type(one).__name__ for one in some][:3] or 'an empty list'}. Leave it out to measure all layers."
             )
     names = [layer.name for layer in found]
     if len(set(names)) < len(names):
-        raise MonitorError("A layer is listed twice; list each once.")
+        raise MonitorError("`layers` must name each layer once, got one of them twice.")
     for layer in found:
         if text(layer.name) is None:
             raise MonitorError(
-                f"A layer's name must be text that a file can hold, got {layer.name!r}. Rename its module, or leave it "
-                "out: gyroscope.layers(model, exclude=...)."
+                f"`layers` must have names that a file can hold, got {layer.name!r}. Rename the module, or leave the "
+                "layer out: gyroscope.layers(model, exclude=...)."
             )
         if layer.segments > 1:
             raise MonitorError(
-                f"{layer.name!r} is split into {layer.segments} segments; a monitor measures whole layers. Use "
-                'granularity "tensor"; neurons=True shows how rotation is spread within a layer.'
+                f"`layers` must be whole layers, got {layer.name!r} in {layer.segments} segments. Use granularity "
+                '"tensor"; neurons=True shows how rotation is spread within a layer.'
             )
         if layer.parameter.dtype not in DTYPES:
             raise MonitorError(
-                f"{layer.name!r} is {layer.parameter.dtype}; accepted are float32, float64, bfloat16 and float16. "
-                "Leave it out: gyroscope.layers(model, exclude=...)."
+                f"`layers` must be float32, float64, bfloat16 or float16, got {layer.name!r} in "
+                f"{layer.parameter.dtype}. Leave it out: gyroscope.layers(model, exclude=...)."
             )
         if layer.parameter.is_meta:
-            raise MonitorError(f"{layer.name!r} is on the meta device and has no values yet; watch it once it has.")
+            raise MonitorError(
+                f"`layers` must have values, got {layer.name!r} on the meta device. Call watch after the weights are "
+                "initialized."
+            )
     return found
 
 
 def _parts(chosen: Sequence[Layer], given: Sequence[Optimizer]) -> list[list[int]]:
-    """For each optimizer the positions of the layers it steps; those that none steps go with the first."""
+    """Return the positions of the layers that each optimizer steps; layers that none steps go with the first."""
     owner = {id(p): part for part, one in enumerate(given) for group in one.param_groups for p in group["params"]}
     found: list[list[int]] = [[] for _ in given]
     stepped = 0
@@ -236,79 +243,82 @@ def _parts(chosen: Sequence[Layer], given: Sequence[Optimizer]) -> list[list[int
         found[part or 0].append(i)
     if not stepped:
         raise MonitorError(
-            "The optimizer steps none of the model's layers. Give the optimizer that was built from this model's "
-            "parameters (after FSDP2, which exchanges them)."
+            "`optimizer` must step layers of the model, got one that steps none. Pass the optimizer that was built "
+            "from this model's parameters (after FSDP2, which exchanges them)."
         )
     empty = [type(given[part]).__name__ for part, members in enumerate(found) if not members]
     if empty:
-        raise MonitorError(f"The optimizer {empty[0]} steps none of the model's layers; leave it out of the list.")
+        raise MonitorError(
+            f"`optimizer` must step layers of the model, got {empty[0]}, which steps none. Leave it out."
+        )
     return found
 
 
 def _check_choices(reference_dtype: object, reference_device: object) -> None:
-    """How the reference may be held."""
+    """Reject unknown ways to hold the reference."""
     for name, value, kinds in (
         ("reference_dtype", reference_dtype, get_args(Precision)),
         ("reference_device", reference_device, get_args(Place)),
     ):
         if not isinstance(value, str) or value not in kinds:
-            raise MonitorError(f"{name} is {value!r}; accepted are {', '.join(map(repr, kinds))}.")
+            raise MonitorError(f"`{name}` must be one of {', '.join(map(repr, kinds))}, got {value!r:.80}.")
 
 
 def _check_loss(loss: Any) -> None:
-    """A loss is a module, whose values are seen, or a function that gives them."""
+    """Reject a loss that is neither a module nor a function without arguments."""
     fine = loss is None or isinstance(loss, nn.Module)
     if not fine and callable(loss) and not isinstance(loss, type):
         try:
             inspect.signature(loss).bind()
             fine = True
-        except (TypeError, ValueError):  # it takes arguments, or nobody knows
+        except (TypeError, ValueError):  # it takes arguments, or has no signature
             pass
     if not fine:
         kind = "function" if inspect.isfunction(loss) else "class" if isinstance(loss, type) else None
         what = f"a {type(loss).__name__}" if kind is None else f"the {kind} {loss.__name__}"
         raise MonitorError(
-            f"loss is {what}; accepted is a loss module, such as torch.nn.CrossEntropyLoss(), or a function without "
-            "arguments that gives the value. Anything else goes to `monitor.log(loss=...)`."
+            f"`loss` must be a loss module, such as torch.nn.CrossEntropyLoss(), or a function without arguments that "
+            f"returns the loss, got {what}. Record other values with `monitor.log(loss=...)`."
         )
 
 
 def _check_flags(**values: Any) -> None:
-    """Yes or no."""
+    """Reject flags that are neither True nor False."""
     for name, value in values.items():
         if not isinstance(value, bool | np.bool_):
-            raise MonitorError(f"{name} is {value!r}; accepted are True and False.")
+            raise MonitorError(f"`{name}` must be True or False, got {value!r:.80}.")
 
 
 def _check_neurons(layers: Sequence[Layer], wanted: bool, sharded: bool) -> None:
-    """Refuse what has no neurons that can be measured."""
+    """Reject layers whose neurons cannot be measured."""
     if wanted and sharded:
         raise MonitorError(
-            "neurons=True was asked of a sharded model, whose output units lie on several ranks; measure layers "
-            "(neurons=False), or neurons in a run on one device."
+            "`neurons` must be False for a sharded model, whose output units lie on several ranks, got True. Measure "
+            "neurons in a run on one device."
         )
     for layer in layers if wanted else ():
         split(layer, "row")
 
 
 def _sinks(given: Any) -> tuple[Sink, ...]:
-    """Places to mirror a run to."""
+    """Return the places to mirror a run to."""
     places = tuple(listed(given))
     for sink in places:
         missing = [name for name in ("open", "write", "close") if not callable(getattr(sink, name, None))]
         if missing or isinstance(sink, type):
             raise MonitorError(
-                f"sinks holds {sink!r}, which cannot {', '.join(missing) or 'be called as it is'}; accepted are those "
-                "of gyroscope.integrations, such as TensorBoard('logs'), or what has open, write and close."
+                f"`sinks` must have the methods open, write and close, got {sink!r:.80}, "
+                f"{'without ' + ', '.join(missing) if missing else 'which is a class'}. Try one of "
+                "gyroscope.integrations, such as TensorBoard('logs')."
             )
     return places
 
 
 def _folder(run: Any, *, shared: bool) -> Path | None:
-    """Where to record, wherever the job goes: as given, or a new folder under `runs/`, which the first rank makes.
+    """Return the absolute path to record in: as given, or a new folder under `runs/`, which the first rank makes.
 
-    Ranks that measure together (`shared`) hear of it. Others do not, and have None: to wait for the first rank could
-    last forever, because often it alone watches.
+    Ranks that measure together (`shared`) receive it. Other ranks get None: waiting for the first rank could last
+    forever, because often only the first rank calls `watch`.
     """
     if run is None:
         path: Path | None = None
@@ -323,21 +333,21 @@ def _folder(run: Any, *, shared: bool) -> Path | None:
             raise problem
         return path
     if not isinstance(run, str | os.PathLike) or not str(run) or not can_be_named(os.fspath(run)):
-        raise MonitorError(f"run is {run!r}; accepted is the path of a folder, such as 'runs/first'.")
+        raise MonitorError(f"`run` must be the path of a folder, got {run!r:.80}. Try 'runs/first'.")
     return Path(run).absolute()
 
 
 def meta_of(
     given: Mapping[str, Any] | None, model: nn.Module, optimizers: Sequence[Optimizer], **more: Any
 ) -> dict[str, Any]:
-    """What a run remembers of where it came from."""
+    """Return the information that is kept with a run: the user's, and that of the model and its optimizers."""
     try:
         own = json.loads(json.dumps({} if given is None else dict(given), allow_nan=False))
         unwritable = [key for key in own if text(key) is None]
         if unwritable:
-            raise ValueError(f"the key {unwritable[0]!r} has half a letter in it")
+            raise ValueError(f"the key {unwritable[0]!r} is not valid Unicode")
     except (TypeError, ValueError) as error:
-        raise MonitorError(f"meta cannot be kept: {error}. Accepted is what JSON can hold.") from None
+        raise MonitorError(f"`meta` must be a dict that JSON can hold, got {given!r:.80}: {error}.") from None
     about = {
         "model": type(model).__name__,
         "torch": torch.__version__,
@@ -358,7 +368,7 @@ def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
     plain: dict[str, Any] = {k: v for k, v in group.items() if isinstance(v, str) or _plain(v)}
     plain |= {key: list(value) for key, value in group.items() if isinstance(value, tuple) and all(map(_plain, value))}
     about = {"class": type(optimizer).__name__, **plain}
-    # Rates and decays are recorded layer by layer; what else groups differ in no layer can be told of.
+    # Learning rates and decays are recorded per layer; other differences between groups are only named.
     others = [other for other in optimizer.param_groups[1:] if isinstance(other, Mapping)]
     differ = sorted(k for k in plain if k not in _BY_LAYER and any(_read(other.get(k)) != group[k] for other in others))
     if differ:
@@ -367,7 +377,7 @@ def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _around(optimizer: Optimizer) -> dict[str, Any]:
-    """What an optimizer around another does to the steps of that, as far as theory depends on it."""
+    """Return how an optimizer changes the steps of the one it wraps, as far as theory depends on it."""
     inner = getattr(optimizer, "inner", None)
     if inner is None:
         return {}
@@ -380,7 +390,7 @@ def _around(optimizer: Optimizer) -> dict[str, Any]:
         steppers.append(direction)
     if isinstance(unsupported := getattr(optimizer, "unsupported", None), Mapping):  # a preconditioner's
         found |= {"layers": list(getattr(optimizer, "layers", ())), "unsupported": dict(unsupported)}
-        # QuasiDiagonal's statistics say whether it has labels, and so scales of what layers put out.
+        # Whether QuasiDiagonal has labels, and so the scales of layer outputs, follows from its statistics.
         scales = getattr(optimizer, "scales", True)
         found |= {"labels": bool(scales), "damping": getattr(optimizer, "damping", None)}
     decays = [group.get("weight_decay", 0.0) for one in steppers for group in one.param_groups]
@@ -393,7 +403,7 @@ _BY_LAYER = ("lr", "initial_lr", "weight_decay", "name", "max_lr", "min_lr", "ba
 
 
 def _read(value: Any) -> Any:
-    """Options that are tensors, or pairs of them, as numbers."""
+    """Return options that are tensors, or tuples of tensors, as numbers."""
     if isinstance(value, tuple):
         return tuple(map(_read, value))
     return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
@@ -404,7 +414,7 @@ def _plain(value: object) -> bool:
 
 
 def _made(path: Path) -> Path:
-    """Make the folder `path`, or the first of path-2, path-3, ... that is not there; no other job is given the same."""
+    """Make the folder `path`, or the first of path-2, path-3, ... that does not exist; each job gets its own."""
     candidate, count = path, 1
     while True:
         try:
@@ -421,12 +431,12 @@ def _made(path: Path) -> Path:
 
 
 def _schedule(given: Any, budget: float | None) -> Schedule:
-    """When to analyze conditioning, whose modules are loaded where it is asked for."""
+    """Return when to analyze conditioning; its modules are loaded only here."""
     from gyroscope.conditioning.schedule import Schedule
 
     schedule = given if isinstance(given, Schedule) else Schedule(every=given)
     if schedule.every == "budget" and budget is None:
         raise ConditioningError(
-            "conditioning='budget' was asked for with budget=None; give a budget, or a number of steps."
+            "`conditioning` must be a number of steps where budget=None, got 'budget'. Try 1000, or pass a budget."
         )
     return schedule
