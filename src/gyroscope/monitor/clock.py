@@ -86,9 +86,8 @@ class Clock:
 
     def __init__(self, budget: float | None, *, details: bool = False, analyses: bool = False) -> None:
         self.budget = budget
-        self._share = (_DETAILS if details else 0.0) + (
-            _ANALYSES if analyses else 0.0
-        )  # of the budget, not for measuring
+        # The share of the budget that is not for measuring.
+        self._share = (_DETAILS if details else 0.0) + (_ANALYSES if analyses else 0.0)
         self.analysis = 0.0  # seconds of a whole step with an analysis of conditioning
         self.analyses = 0
         self.count = 0
@@ -159,7 +158,7 @@ class Clock:
         self.total += max(seconds, 0.0)
         self.detail = _average(self.detail, max(seconds, 0.0), self.details)
 
-    def analysed(self, seconds: float) -> None:
+    def analyzed(self, seconds: float) -> None:
         """Count a step with an analysis of conditioning, of so many seconds including training."""
         self.analyses += 1
         self.total += max(0.0, seconds - self.train) if self.train > 0 else 0.0
@@ -344,13 +343,13 @@ class Pace:
         return last + apart if apart else sys.maxsize
 
     def account(
-        self, *, outside: float, own: float, measured: bool, sampled: bool, exposed: bool, analysed: bool = False
+        self, *, outside: float, own: float, measured: bool, sampled: bool, exposed: bool, analyzed: bool = False
     ) -> None:
         """Count a step of `outside` seconds of training and `own` seconds of measuring."""
         self.taken += 1
         self.measurements += measured
-        if analysed:
-            self.clock.analysed(outside + own)
+        if analyzed:
+            self.clock.analyzed(outside + own)
         elif not sampled:
             self.clock.step(outside)
             if measured:

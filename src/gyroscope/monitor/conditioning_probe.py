@@ -100,7 +100,7 @@ class Conditioned:
             self._capture.detach()
         self._weights = []
 
-    def analyse(self, *, scale: Tensor | None = None) -> str | None:
+    def analyze(self, *, scale: Tensor | None = None) -> str | None:
         """Analyze the passes before this step, with the current weights and gradients.
 
         All ranks of a sharded model call it together. An error is reported once and ends the analyses, not training.
@@ -115,7 +115,7 @@ class Conditioned:
         if self.error is not None:
             return None
         try:
-            self._found = self._analysed(scale)
+            self._found = self._analyzed(scale)
         except Exception as error:
             self.error = error
             self.detach()
@@ -131,7 +131,7 @@ class Conditioned:
         found, self._found = self._found, None
         return None if found is None else torch.from_numpy(found)
 
-    def _analysed(self, left: Tensor | None) -> npt.NDArray[np.float64] | None:
+    def _analyzed(self, left: Tensor | None) -> npt.NDArray[np.float64] | None:
         capture, scale = self._capture, self.schedule.scale
         problem: Exception | None = capture.broken
         capture.broken = None

@@ -332,7 +332,7 @@ class Detail:
     def collect(self, track: Track) -> dict[str, Tensor]:
         """Return what was found in this step, on its way to host memory."""
         if not track.sampling:
-            return self._analysed()
+            return self._analyzed()
         parameters = track.parameters()
         found: dict[str, Tensor | None] = {"moments": moment_percentiles(self.optimizer, parameters)}
         if self.probe is not None and self.attached:
@@ -340,9 +340,9 @@ class Detail:
         if self.neurons is not None:
             found["neurons"] = self.neurons.measure(parameters, track.reference)
         seen = {name: to_host(value) for name, value in found.items() if value is not None}
-        return seen | self._analysed()
+        return seen | self._analyzed()
 
-    def _analysed(self) -> dict[str, Tensor]:
+    def _analyzed(self) -> dict[str, Tensor]:
         found = None if self.conditioned is None else self.conditioned.take()
         return {} if found is None else {"conditioning": found}
 

@@ -433,7 +433,7 @@ class Loop:
         # Most steps are neither measured nor possibly skipped, and run nothing that autograd would record.
         with plainly() if measured or track.may_skip else nullcontext():
             try:
-                self._take(track, measured, analysed=track.conditioning)
+                self._take(track, measured, analyzed=track.conditioning)
             finally:
                 self.arm(track)
 
@@ -443,44 +443,46 @@ class Loop:
             track.measuring = self._due(track)  # a resumed run may be at another step
             track.sampling = track.sampling and track.measuring
         if track.measuring:
-            self._analyse(track)
+            self._analyze(track)
             track.before()
         else:
             track.pass_by()
 
-    def _take(self, track: Track, measured: bool, *, analysed: bool, seen: bool = True) -> None:
+    def _take(self, track: Track, measured: bool, *, analyzed: bool, seen: bool = True) -> None:
         """Count a step, measure it if `measured`, and decide on the next ones; `seen` if a hook saw it begin."""
         sampled = track.sampling
         try:
             if seen and track.skipped():
                 track.leave()
                 return
-            self._count(track)
+            # Each optimizer counts its own steps; others may have taken more or fewer.
+            track.taken += 1
+            track.asked_for = max(0, track.asked_for - 1)
             if measured:
                 self._measure(track)
-            self._look_ahead(track, measured, sampled, analysed)
+            self._look_ahead(track, measured, sampled, analyzed)
         except Exception:
             if self.pace.shared:  # other ranks rely on this one
-                self._look_ahead(track, measured, sampled, analysed)
+                self._look_ahead(track, measured, sampled, analyzed)
             raise
 
-    def _look_ahead(self, track: Track, measured: bool, sampled: bool, analysed: bool) -> None:
+    def _look_ahead(self, track: Track, measured: bool, sampled: bool, analyzed: bool) -> None:
         if sampled:
             track.next_detail = track.taken + self.pace.detail_interval
         if track is self.tracks[0]:
-            self._account(measured, sampled, analysed)
-        if analysed:
-            track.analysed_at = track.taken
-        if track.analysed_at is not None:
+            self._account(measured, sampled, analyzed)
+        if analyzed:
+            track.analyzed_at = track.taken
+        if track.analyzed_at is not None:
             # The estimate improves with every step while the cost of the first analysis is being learned.
-            track.next_conditioning = self.pace.next_conditioning(track.analysed_at)
+            track.next_conditioning = self.pace.next_conditioning(track.analyzed_at)
 
-    def _analyse(self, track: Track) -> None:
+    def _analyze(self, track: Track) -> None:
         conditioned = self.details[self.tracks.index(track)].conditioned
         if not track.conditioning or conditioned is None:
             return
         # A fused optimizer divides by the loss scale within its step.
-        problem = conditioned.analyse(scale=getattr(track.optimizer, "grad_scale", None))
+        problem = conditioned.analyze(scale=getattr(track.optimizer, "grad_scale", None))
         if problem is not None:
             self.chronicle.event("error", problem)
 
@@ -491,7 +493,7 @@ class Loop:
             track.unseen()
             measured = self._due(track)
             track.sampling = track.sampling and measured
-            self._take(track, measured, analysed=False, seen=False)
+            self._take(track, measured, analyzed=False, seen=False)
         finally:
             self.arm(track)
 
@@ -552,11 +554,6 @@ class Loop:
     def _due(self, track: Track) -> bool:
         return self.pace.due(track.taken + 1, track.tried_at, asked_for=track.asked_for > 0)
 
-    def _count(self, track: Track) -> None:
-        """Count a step of one optimizer; others may have taken more or fewer."""
-        track.taken += 1
-        track.asked_for = max(0, track.asked_for - 1)
-
     def _measure(self, track: Track) -> None:
         part = self.tracks.index(track)
         failed: Exception | None = None
@@ -571,8 +568,8 @@ class Loop:
         if failed is not None:
             track.settle()
             raise failed
-        if track.sampling:
-            self._tell_exchanged(part)
+        if track.sampling and (said := self.details[part].exchanged.said()) is not None and self.recording:
+            self.chronicle.warn(said)
         kept = not self.recording or self.chronicle.measured(part, measured, detail)
         track.settle(recorded=kept or self.pace.shared)
         recorder = self.chronicle.recorder
@@ -597,18 +594,13 @@ class Loop:
         else:
             self.chronicle.log(told)
 
-    def _tell_exchanged(self, part: int) -> None:
-        said = self.details[part].exchanged.said()
-        if said is not None and self.recording:
-            self.chronicle.warn(said)
-
-    def _account(self, measured: bool, sampled: bool, analysed: bool) -> None:
+    def _account(self, measured: bool, sampled: bool, analyzed: bool) -> None:
         """Update the cost estimates with this step, and decide on the next steps."""
         outside, own = self.stopwatch.take()
         first, recorder = self.tracks[0], self.chronicle.recorder
         self.pace.account(
             outside=outside, own=own, measured=measured, sampled=sampled, exposed=first.caught_up,
-            analysed=analysed,
+            analyzed=analyzed,
         )  # fmt: skip
         if recorder is not None and recorder.asked:
             self.pace.requested, recorder.asked = recorder.asked, 0

@@ -204,13 +204,13 @@ class Recorder:
                 _LOG.warning("%s: %s", self.path, text)
                 yield Event(steps[-1], "error", text)
         yield Rows(part, at, values)
-        analysed: dict[int, dict[str, Values]] = {}
+        analyzed: dict[int, dict[str, Values]] = {}
         for i, (_, detail) in enumerate(kept):
             if detail:
                 found = self._details[part].resolve(detail)
                 yield Rows(part, np.array([steps[i]]), {name: value[None] for name, value in found.items()})
-                analysed[i] = found
-        yield from self._naming.events(part, steps, products, analysed)
+                analyzed[i] = found
+        yield from self._naming.events(part, steps, products, analyzed)
 
     def _told(self, payloads: Sequence[Numbers]) -> Iterator[Scalars]:
         for record in _scalars(payloads):

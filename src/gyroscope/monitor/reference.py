@@ -212,9 +212,9 @@ def from_source(source: Source, layers: Sequence[Layer], what: str = "`reference
     for layer in layers:
         weight = next((named[key] for key in _keys(layer) if key in named), None)
         if weight is None or not isinstance(weight, Tensor):
-            have = ", ".join(list(named)[:4])
+            have = (", ".join(list(named)[:4]) or "none") + (" and more" if len(named) > 4 else "")
             raise MonitorError(
-                f"{what} must have the weight {layer.name!r}, got {have or 'none'}{' and more' if len(named) > 4 else ''}. "
+                f"{what} must have the weight {layer.name!r}, got {have}. "
                 "Pass one of the same model, or choose layers that it has (layers=...)."
             )
         if weight.shape != layer.parameter.shape:

@@ -138,7 +138,7 @@ class Track:
         self.next_detail = 1
         self.conditioning = False
         self.next_conditioning = 1
-        self.analysed_at: int | None = None
+        self.analyzed_at: int | None = None
         self.skips: Tensor | None = None
         self.caught_up = True  # True if the device had finished the last measured step when the next one began
         self._moves = moves
@@ -161,7 +161,7 @@ class Track:
         """Set the step that training is at."""
         self.taken = self.measured_at = self.tried_at = step
         self.next_detail = step + 1
-        self.next_conditioning, self.analysed_at = step + 1, None
+        self.next_conditioning, self.analyzed_at = step + 1, None
 
     def parameters(self) -> list[Tensor]:
         """Return the layers' current parameters; FSDP2 and Accelerate swap them in place."""
