@@ -39,7 +39,7 @@ def readers():
     """What reads runs, each beside those before it."""
     return loaded(
         "gyroscope", "gyroscope.store", "gyroscope.cli.app", "gyroscope.diagnose.standing_out",
-        "gyroscope.monitor.request", "gyroscope.diagnose.explain", "gyroscope.diagnose.compare", "gyroscope.figures",
+        "gyroscope.store.folder", "gyroscope.diagnose.explain", "gyroscope.diagnose.compare", "gyroscope.figures",
     )  # fmt: skip
 
 

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 import gyroscope
-from gyroscope.monitor.given import meta
+from gyroscope.monitor.watch import meta_of
 from gyroscope.theory.recurrence import Recurrence, optimizer_of, recurrence_of
 
 
 def remembered(make) -> dict[str, object]:
     model = nn.Linear(2, 2)
-    return meta(None, model, [make(model.parameters())])["optimizers"][0]
+    return meta_of(None, model, [make(model.parameters())])["optimizers"][0]
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from gyroscope.diagnose.stall import stalls
 from gyroscope.errors import ControlError, MonitorError, StoreError
 from gyroscope.monitor.reference import read_tensors
 from gyroscope.store import LayerInfo, Rows, Writer, load, query
+from gyroscope.store.database import checksum
 from gyroscope.store.example import write_example
-from gyroscope.store.schema import checksum
 from gyroscope_lab.engine.box import collect
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.training import checkpoint

@@ -456,7 +456,7 @@ def recorded_alone(folder: Path, steps: Any, conditioning: Any) -> gyroscope.Run
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     path = folder / f"alone-{dist.get_rank()}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gyroscope.monitor.given.rank", lambda: 0)
+        patch.setattr("gyroscope.monitor.resume.rank", lambda: 0)
         with gyroscope.watch(model, optimizer, path, conditioning=conditioning, **PLAIN):
             go(model, optimizer, steps, split=False)
     return gyroscope.load(path)

@@ -450,7 +450,7 @@ def test_a_controller_is_found_around_preconditioners_too(tmp_path):
     for one in (inner, inner.inner, sgd):
         with pytest.raises(ControlError, match=rf"The {type(one).__name__} is inside a Layca"):
             record(model, one)
-        with pytest.raises(gyroscope.errors.MonitorError, match="is inside a Layca"):
+        with pytest.raises(gyroscope.errors.MonitorError, match="inside a Layca"):
             gyroscope.watch(model, one, tmp_path / "run")
     record(model, outer).close()
 

@@ -10,7 +10,7 @@ from diagnose.explain_runs import clusters, normalized, train
 from gyroscope.control import KFAC, QuasiDiagonal
 from gyroscope.control.family import block_normalized, hyperball, relative_update
 from gyroscope.diagnose.explain import TOPICS, explain
-from gyroscope.monitor.given import meta
+from gyroscope.monitor.watch import meta_of
 from gyroscope.theory.recurrence import optimizer_of
 
 CE = nn.functional.cross_entropy
@@ -101,21 +101,21 @@ def test_of_a_preconditioner_that_was_recorded_without_its_layers_nothing_is_sai
 
 def test_a_run_remembers_what_wrappers_do_also_within_each_other():
     net = Convolved()
-    (given,) = meta(None, net, [gyroscope.Layca(KFAC(sgd(net), net, CE, biases=False), net)])["optimizers"]
+    (given,) = meta_of(None, net, [gyroscope.Layca(KFAC(sgd(net), net, CE, biases=False), net)])["optimizers"]
     assert (given["class"], given["inner"], given["law"]["scale"]) == ("Layca", "KFAC", "relative")
     assert given["within"]["layers"] == ["last"]
     assert "Conv1d" in given["within"]["unsupported"]["conv"]
     assert optimizer_of(given, steered=False, layer="last.weight").family == "second order"
     assert optimizer_of(given, steered=False, layer="conv.weight").kind == "sgd"
     net = normalized()
-    (given,) = meta(None, net, [gyroscope.Graft(sgd(net, weight_decay=0.0), adam(net))])["optimizers"]
+    (given,) = meta_of(None, net, [gyroscope.Graft(sgd(net, weight_decay=0.0), adam(net))])["optimizers"]
     assert (given["inner"], given["direction"], given["granularity"], given["decays"]) == (
         "SGD",
         "Adam",
         "tensor",
         True,
     )
-    (given,) = meta(None, net, [QuasiDiagonal(sgd(net, weight_decay=0.0), net)])["optimizers"]
+    (given,) = meta_of(None, net, [QuasiDiagonal(sgd(net, weight_decay=0.0), net)])["optimizers"]
     assert (given["labels"], given["damping"], given["decays"]) == (False, 0.1, False)
 
 

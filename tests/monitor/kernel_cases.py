@@ -12,11 +12,10 @@ import torch
 from torch import nn
 
 import gyroscope
-from gyroscope.monitor import staged
-from gyroscope.monitor.bundle import Bundle, Layout, Remembered, flat
+from gyroscope.monitor import bundle
+from gyroscope.monitor.bundle import Bundle, Layout, Remembered, Staged, flat
 from gyroscope.monitor.kernel import Kernel
-from gyroscope.monitor.products import COLUMNS
-from gyroscope.monitor.staged import Staged
+from gyroscope.monitor.quantities import COLUMNS
 from gyroscope.vectors.chunks import CHUNK
 from interpreted import patch_language_once
 
@@ -124,7 +123,7 @@ def test_products_are_the_literal_sums(present, dtype):
 @pytest.mark.parametrize("present", PRESENT)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_are_those_of_torch_operations_in_float64(present, dtype, monkeypatch):
-    monkeypatch.setattr(staged, "_staging_dtype", lambda *_: torch.float64)
+    monkeypatch.setattr(bundle, "_staging_dtype", lambda *_: torch.float64)
     weights, gradients = randoms(SHAPES, 5, dtype), randoms(SHAPES, 6, dtype)
     layout = Layout.of([w.numel() for w in weights])
     kernel, plain = Kernel(layout, DEVICE), Staged(layout, DEVICE, dtype)

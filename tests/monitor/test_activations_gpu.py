@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import gyroscope
-from gyroscope.monitor.moments import moment_percentiles
+from gyroscope.monitor.detail import moment_percentiles
 from gyroscope.passes.activations import ActivationProbe
 from gyroscope.passes.units import numerical_rank
 from oracles.activations import rank

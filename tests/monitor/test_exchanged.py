@@ -37,7 +37,7 @@ def test_modules_that_are_exchanged_are_told_of_once_and_nothing_else_changes(tm
     with monitor.run as run:
         [(step, text)] = told(run, caplog)
         assert step == 3
-        assert text.startswith("4.weight is no longer part of the model. It goes on being measured as it was; ")
+        assert text.startswith("4.weight is no longer part of the model; the old weights are still measured. ")
         assert run.steps.tolist() == list(range(9))
 
 
@@ -51,7 +51,7 @@ def test_of_many_the_first_are_named(tmp_path, caplog):
     with monitor.run as run:
         [(step, text)] = told(run, caplog)
     assert step == 1
-    assert text.startswith("1.weight, 2.weight, 3.weight and 2 more are no longer part of the model. They go on")
+    assert text.startswith("1.weight, 2.weight, 3.weight and 2 more are no longer part of the model; the old")
 
 
 def test_what_is_wrapped_or_gets_another_parameter_is_still_there(tmp_path, caplog):
@@ -79,7 +79,7 @@ def test_what_is_exchanged_shortly_before_the_end_or_after_training_is_noted_at_
     with monitor.run as run:
         assert told(run, caplog) == []
         [note] = [event.text for event in run.events if event.kind == "note"]
-    assert note == "At the end the model is without 4.weight: what was measured is of the weights that it had before."
+    assert note == "At the end the model no longer has 4.weight; the old weights were measured."
 
 
 def test_a_weight_that_another_module_has_is_still_there(tmp_path, caplog):

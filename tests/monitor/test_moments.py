@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import gyroscope
 from gyroscope.errors import MonitorError
-from gyroscope.monitor.moments import INFO, NAMES, moment_percentiles
+from gyroscope.monitor.detail import MOMENT_INFO, MOMENT_NAMES, moment_percentiles
 
 OPTIMIZERS = {
     "Adam": (lambda p: torch.optim.Adam(p), "exp_avg_sq"),
@@ -139,12 +139,12 @@ def test_nothing_is_read_back_from_the_device(monkeypatch):
 
 def test_arguments_that_make_no_sense_are_refused():
     optimizer, params = stepped(torch.optim.Adam)
-    with pytest.raises(MonitorError, match="percents is"):
+    with pytest.raises(MonitorError, match="`percents` must be"):
         moment_percentiles(optimizer, params, (10, 101))
-    with pytest.raises(MonitorError, match="most is 0"):
+    with pytest.raises(MonitorError, match="`most` must be a number >= 1, got 0"):
         moment_percentiles(optimizer, params, most=0)
 
 
 def test_every_column_says_what_it_means():
-    assert tuple(INFO) == NAMES == ("moment_p10", "moment_p50", "moment_p90")
-    assert all(info.unit and info.meaning for info in INFO.values())
+    assert tuple(MOMENT_INFO) == MOMENT_NAMES == ("moment_p10", "moment_p50", "moment_p90")
+    assert all(info.unit and info.meaning for info in MOMENT_INFO.values())

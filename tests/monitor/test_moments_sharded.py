@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import forked
-from gyroscope.monitor.moments import moment_percentiles
+from gyroscope.monitor.detail import moment_percentiles
 
 
 class State:

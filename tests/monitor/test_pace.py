@@ -13,10 +13,9 @@ from watched import backward, inputs, mlp, train
 
 import gyroscope
 from gyroscope.monitor import clock as clocks
-from gyroscope.monitor import request
-from gyroscope.monitor.clock import LEARNING, Clock
-from gyroscope.monitor.loop import Loop
-from gyroscope.monitor.pace import Pace
+from gyroscope.monitor.clock import LEARNING, Clock, Pace
+from gyroscope.monitor.monitor import Loop
+from gyroscope.monitor.recorder import _requested
 from gyroscope.monitor.track import Track
 
 
@@ -404,7 +403,7 @@ def test_a_step_that_could_not_be_measured_is_counted_where_other_ranks_count_on
 def test_what_is_no_regular_file_called_sample_asks_for_nothing_and_stops_nothing(tmp_path, make):
     make(tmp_path / "sample")
     asked = []
-    thread = threading.Thread(target=lambda: asked.append(request.take(tmp_path)), daemon=True)
+    thread = threading.Thread(target=lambda: asked.append(_requested(tmp_path)), daemon=True)
     thread.start()
     thread.join(timeout=30)
     assert asked == [0]
@@ -412,6 +411,6 @@ def test_what_is_no_regular_file_called_sample_asks_for_nothing_and_stops_nothin
 
 def test_a_request_of_any_length_is_understood(tmp_path):
     (tmp_path / "sample").write_text("7" * 5000)
-    assert request.take(tmp_path) == int("7" * 18)
+    assert _requested(tmp_path) == int("7" * 18)
     (tmp_path / "sample").write_text("x" * 5000)
-    assert request.take(tmp_path) == 5
+    assert _requested(tmp_path) == 5

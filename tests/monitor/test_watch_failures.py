@@ -18,8 +18,7 @@ from watched import inputs, mlp, train
 
 import gyroscope
 from gyroscope.errors import MonitorError, StoreError
-from gyroscope.monitor.detail import Detail
-from gyroscope.monitor.neurons import Neurons
+from gyroscope.monitor.detail import Detail, Neurons
 from gyroscope.monitor.recorder import Recorder
 from gyroscope.monitor.track import Track
 from gyroscope.passes.activations import ActivationProbe
@@ -158,7 +157,7 @@ def test_a_layer_that_is_pruned_during_training_is_named(tmp_path):
         torch.nn.utils.prune.random_unstructured(model[2], "weight", 0.5)
         train(model, optimizer, inputs(2))
     assert isinstance(monitor.error, MonitorError)
-    assert "'2.weight' is no parameter of its module any more" in str(monitor.error)
+    assert "'2.weight' is no longer a parameter of its module" in str(monitor.error)
     with gyroscope.load(monitor.path) as run:
         assert run.steps.tolist() == [0, 1, 2]
 
@@ -293,7 +292,7 @@ def test_flush_raises_once_the_monitor_has_stopped(tmp_path, monkeypatch):
     train(model, optimizer, inputs(1))
     monitor.log(loss=1.0)
     for _ in range(2):
-        with pytest.raises(StoreError, match="has stopped, and what came after is lost: made up"):
+        with pytest.raises(StoreError, match="has stopped, and everything after that is lost: made up"):
             monitor.flush()
     monitor.close()
 

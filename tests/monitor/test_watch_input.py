@@ -6,6 +6,7 @@ import math
 import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ from watched import inputs, mlp, train
 
 import gyroscope
 from gyroscope.errors import GyroscopeError, LayerError, MonitorError, StoreError
-from gyroscope.monitor import given
 from gyroscope.monitor.track import Track
+from gyroscope.monitor.watch import _folder
 
 
 def untouched(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
@@ -26,72 +27,81 @@ def untouched(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
 
 WEIGHTS = {name: w for name, w in mlp().state_dict().items() if name.endswith("weight")}
 BAD = [
-    ({"every": 0}, "every is 0; accepted is a whole number from 1"),
-    ({"every": -3}, "every is -3"),
-    ({"every": 1.5}, "every is 1.5"),
-    ({"every": True}, "every is True"),
-    ({"every": "1"}, "every is '1'"),
-    ({"every": None}, "every is None"),
-    ({"every": math.nan}, "every is nan"),
-    ({"budget": 0}, "budget is 0; accepted is a share of the time above 0, or None"),
-    ({"budget": -0.1}, "budget is -0.1"),
-    ({"budget": math.nan}, "budget is nan"),
-    ({"budget": math.inf}, "budget is inf"),
-    ({"budget": "1%"}, "budget is '1%'"),
-    ({"budget": 10**400}, "budget is 1000"),
-    ({"budget": True}, "budget is True"),
-    ({"detail_every": 0}, "detail_every is 0"),
-    ({"detail_every": None}, "detail_every is None"),
-    ({"threshold": math.inf}, "threshold is inf; accepted is a finite number"),
-    ({"threshold": "0"}, "threshold is '0'"),
-    ({"threshold": None}, "threshold is None"),
-    ({"step": -1}, "step is -1; accepted is a whole number from 0"),
-    ({"step": 2.0}, "step is 2.0"),
-    ({"step": False}, "step is False"),
+    ({"every": 0}, "`every` must be a whole number >= 1, got 0. Try 1."),
+    ({"every": -3}, "`every` must be a whole number >= 1, got -3"),
+    ({"every": 1.5}, "`every` must be a whole number >= 1, got 1.5"),
+    ({"every": True}, "`every` must be a whole number >= 1, got True"),
+    ({"every": "1"}, "`every` must be a whole number >= 1, got '1'"),
+    ({"every": None}, "`every` must be a whole number >= 1, got None"),
+    ({"every": math.nan}, "`every` must be a whole number >= 1, got nan"),
+    ({"budget": 0}, "`budget` must be a share of the time > 0 or None, got 0. Try 0.01."),
+    ({"budget": -0.1}, "`budget` must be a share of the time > 0 or None, got -0.1"),
+    ({"budget": math.nan}, "`budget` must be a share of the time > 0 or None, got nan"),
+    ({"budget": math.inf}, "`budget` must be a share of the time > 0 or None, got inf"),
+    ({"budget": "1%"}, "`budget` must be a share of the time > 0 or None, got '1%'"),
+    ({"budget": 10**400}, "`budget` must be a share of the time > 0 or None, got 1000"),
+    ({"budget": True}, "`budget` must be a share of the time > 0 or None, got True"),
+    ({"detail_every": 0}, "`detail_every` must be a whole number >= 1, got 0"),
+    ({"detail_every": None}, "`detail_every` must be a whole number >= 1, got None"),
+    ({"threshold": math.inf}, "`threshold` must be a finite number, got inf. Try 0.0."),
+    ({"threshold": "0"}, "`threshold` must be a finite number, got '0'"),
+    ({"threshold": None}, "`threshold` must be a finite number, got None"),
+    ({"step": -1}, "`step` must be a whole number >= 0, got -1."),
+    ({"step": 2.0}, "`step` must be a whole number >= 0, got 2.0"),
+    ({"step": False}, "`step` must be a whole number >= 0, got False"),
     ({"layers": []}, "an empty list"),
     ({"layers": [1, 2]}, "gyroscope.layers(model)"),
     ({"layers": ["0.weight", 2]}, "gyroscope.layers(model)"),
     ({"layers": "none.such"}, "none.such"),
     ({"layers": ["0*", "none.such"]}, "none.such"),
-    ({"quantities": []}, "quantities is empty"),
-    ({"quantities": ["rotatoin"]}, "did you mean 'rotation'?"),
-    ({"quantities": "none such"}, "There is no quantity 'none such'"),
-    ({"quantities": [3]}, "quantities is"),
-    ({"reference": 3}, "reference is a int; accepted are a model, a state dict"),
-    ({"reference": {}}, "no weight '0.weight'"),
-    ({"reference": {"0.weight": "words"}}, "no weight '0.weight'"),
-    ({"reference": nn.Linear(6, 40)}, "no weight '0.weight'"),
+    ({"quantities": []}, "`quantities` must name at least one quantity, got none"),
+    ({"quantities": ["rotatoin"]}, "Did you mean 'rotation'?"),
+    ({"quantities": "none such"}, "got 'none such'. Register your own with `quantity`."),
+    ({"quantities": [3]}, "`quantities` must be a list of names, got [3]"),
+    (
+        {"reference": 3},
+        "`reference` must be a model, a state dict, the path of a checkpoint, or the folder of a run, got a int",
+    ),
+    ({"reference": {}}, "`reference` must have the weight '0.weight', got "),
+    ({"reference": {"0.weight": "words"}}, "`reference` must have the weight '0.weight', got "),
+    ({"reference": nn.Linear(6, 40)}, "`reference` must have the weight '0.weight', got "),
     ({"reference": "no/such/file.pt"}, "There is no file"),
-    ({"reference": {f"{i}.weight": torch.zeros(2, 2) for i in (0, 2, 4)}}, "of shape (2, 2); the model's is (40, 6)"),
-    ({"reference_dtype": "float8"}, "reference_dtype is 'float8'; accepted are 'auto', 'float32', 'bfloat16'"),
+    (
+        {"reference": {f"{i}.weight": torch.zeros(2, 2) for i in (0, 2, 4)}},
+        "'0.weight' of shape (40, 6), as the model has, got (2, 2)",
+    ),
+    ({"reference_dtype": "float8"}, "`reference_dtype` must be one of 'auto', 'float32', 'bfloat16', got 'float8'"),
     (
         {"reference": {**WEIGHTS, "2.weight": WEIGHTS["2.weight"].to("meta")}},
-        "'2.weight' as a tensor that is on the meta",
+        "got '2.weight', which is on the meta",
     ),
     (
         {"reference": {**WEIGHTS, "2.weight": WEIGHTS["2.weight"].to_sparse()}},
-        "that is torch.float32, torch.sparse_coo",
+        "which is torch.float32, torch.sparse_coo",
     ),
-    ({"reference": {**WEIGHTS, "0.weight": WEIGHTS["0.weight"] * 1j}}, "that is torch.complex64"),
-    ({"reference": {**WEIGHTS, "0.weight": WEIGHTS["0.weight"].char()}}, "that is torch.int8"),
-    ({"reference": {**WEIGHTS, "0.weight": WEIGHTS["0.weight"].to(torch.float8_e4m3fn)}}, "that is torch.float8"),
+    ({"reference": {**WEIGHTS, "0.weight": WEIGHTS["0.weight"] * 1j}}, "which is torch.complex64"),
+    ({"reference": {**WEIGHTS, "0.weight": WEIGHTS["0.weight"].char()}}, "which is torch.int8"),
+    ({"reference": {**WEIGHTS, "0.weight": WEIGHTS["0.weight"].to(torch.float8_e4m3fn)}}, "which is torch.float8"),
     ({"reference": "x" * 300}, "There is no file"),
-    ({"reference_dtype": np.ones(2)}, "reference_dtype is array"),
-    ({"reference_dtype": torch.float32}, "reference_dtype is torch.float32"),
-    ({"reference_device": "cuda:0"}, "reference_device is 'cuda:0'; accepted are 'auto', 'device', 'cpu'"),
-    ({"loss": 0.3}, "loss is a float; accepted is a loss module"),
-    ({"loss": torch.tensor(0.3)}, "loss is a Tensor"),
-    ({"loss": "cross entropy"}, "loss is a str"),
-    ({"loss": nn.MSELoss}, "loss is the class MSELoss"),
-    ({"meta": {"a": object()}}, "meta cannot be kept"),
-    ({"meta": {"a": {1, 2}}}, "meta cannot be kept"),
-    ({"meta": [1, 2]}, "meta cannot be kept"),
-    ({"meta": 3}, "meta cannot be kept"),
-    ({"meta": torch.ones(2)}, "meta cannot be kept"),
-    ({"meta": {"\ud83d": 1}}, "meta cannot be kept: the key '\\ud83d' has half a letter in it"),
+    ({"reference_dtype": np.ones(2)}, "`reference_dtype` must be one of 'auto', 'float32', 'bfloat16', got array"),
+    (
+        {"reference_dtype": torch.float32},
+        "`reference_dtype` must be one of 'auto', 'float32', 'bfloat16', got torch.float32",
+    ),
+    ({"reference_device": "cuda:0"}, "`reference_device` must be one of 'auto', 'device', 'cpu', got 'cuda:0'"),
+    ({"loss": 0.3}, "returns the loss, got a float"),
+    ({"loss": torch.tensor(0.3)}, "returns the loss, got a Tensor"),
+    ({"loss": "cross entropy"}, "returns the loss, got a str"),
+    ({"loss": nn.MSELoss}, "returns the loss, got the class MSELoss"),
+    ({"meta": {"a": object()}}, "`meta` must be a dict that JSON can hold, got "),
+    ({"meta": {"a": {1, 2}}}, "`meta` must be a dict that JSON can hold, got "),
+    ({"meta": [1, 2]}, "`meta` must be a dict that JSON can hold, got "),
+    ({"meta": 3}, "`meta` must be a dict that JSON can hold, got "),
+    ({"meta": torch.ones(2)}, "`meta` must be a dict that JSON can hold, got "),
+    ({"meta": {"\ud83d": 1}}, "the key '\\ud83d' is not valid Unicode"),
     ({"layers": torch.tensor(1.0)}, "gyroscope.layers(model)"),
-    ({"quantities": torch.tensor(1.0)}, "quantities is"),
-    ({"sinks": torch.tensor(1.0)}, "sinks holds"),
+    ({"quantities": torch.tensor(1.0)}, "`quantities` must be a list of names, got tensor"),
+    ({"sinks": torch.tensor(1.0)}, "`sinks` must have the methods open, write and close, got tensor"),
 ]
 
 
@@ -111,15 +121,27 @@ def bad_pairs():
     norm = nn.LayerNorm(4)
     quantized = nn.Module()
     return {
-        "no model": ("a model", sgd, "The model is a str; accepted is a torch.nn.Module"),
-        "in the wrong order": (sgd, model, "The optimizer is a Sequential; accepted is a torch.optim.Optimizer"),
-        "no optimizer": (model, None, "The optimizer is a NoneType"),
-        "no optimizers": (model, [], "The list of optimizers is empty"),
-        "parameters": (model, list(model.parameters()), "The optimizer is a Parameter"),
-        "twice": (model, [sgd, sgd], "listed twice"),
-        "of another model": (model, torch.optim.SGD(other.parameters(), 0.1), "steps none of the model's layers"),
-        "one of another model": (model, [sgd, torch.optim.Adam(other.parameters())], "The optimizer Adam steps none"),
-        "only biases": (model, torch.optim.SGD([model[0].bias], 0.1), "steps none of the model's layers"),
+        "no model": ("a model", sgd, "`model` must be a torch.nn.Module, got a str"),
+        "in the wrong order": (
+            sgd,
+            model,
+            "`optimizer` must be a torch.optim.Optimizer or a list of them, got a Sequential",
+        ),
+        "no optimizer": (model, None, "or a list of them, got a NoneType"),
+        "no optimizers": (model, [], "must name at least one optimizer, got an empty list"),
+        "parameters": (model, list(model.parameters()), "or a list of them, got a Parameter"),
+        "twice": (model, [sgd, sgd], "got the same one twice"),
+        "of another model": (
+            model,
+            torch.optim.SGD(other.parameters(), 0.1),
+            "must step layers of the model, got one that steps none",
+        ),
+        "one of another model": (model, [sgd, torch.optim.Adam(other.parameters())], "got Adam, which steps none"),
+        "only biases": (
+            model,
+            torch.optim.SGD([model[0].bias], 0.1),
+            "must step layers of the model, got one that steps none",
+        ),
         "no layers": (norm, torch.optim.SGD(norm.parameters(), 0.1), "no layers"),
         "nothing at all": (quantized, sgd, "no layers"),
     }
@@ -136,7 +158,7 @@ def test_models_and_optimizers_that_do_not_belong_together_are_refused(tmp_path,
 def test_the_optimizer_inside_a_controller_is_refused(tmp_path):
     model = mlp()
     controller = gyroscope.Layca(torch.optim.SGD(model.parameters(), 0.1), model)
-    with pytest.raises(MonitorError, match=r"The SGD is inside a Layca: .* Watch the Layca"):
+    with pytest.raises(MonitorError, match=r"got a SGD inside a Layca: .* Watch the Layca"):
         gyroscope.watch(model, controller.inner, tmp_path / "run")
     assert untouched(model, controller.inner)
     assert not list(tmp_path.iterdir())
@@ -167,7 +189,7 @@ def test_a_layer_whose_name_no_file_can_hold_is_refused(tmp_path):
     model = nn.Sequential()
     model.add_module("\ud83d", nn.Linear(2, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with pytest.raises(MonitorError, match=r"must be text that a file can hold, got '\\ud83d\.weight'\. Rename"):
+    with pytest.raises(MonitorError, match=r"must have names that a file can hold, got '\\ud83d\.weight'\. Rename"):
         gyroscope.watch(model, optimizer, tmp_path / "run")
     assert untouched(model, optimizer)
     assert not list(tmp_path.iterdir())
@@ -187,7 +209,7 @@ def test_layers_that_are_listed_twice_are_refused(tmp_path):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     found = gyroscope.layers(model)
-    with pytest.raises(MonitorError, match="listed twice"):
+    with pytest.raises(MonitorError, match="each layer once, got one of them twice"):
         gyroscope.watch(model, optimizer, tmp_path / "run", layers=[found[0], found[0]])
     assert untouched(model, optimizer)
 
@@ -215,9 +237,9 @@ def test_log_refuses_what_is_no_number_and_goes_on(tmp_path, value):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with gyroscope.watch(model, optimizer, tmp_path / "run") as monitor:
-        with pytest.raises(MonitorError, match="loss="):
+        with pytest.raises(MonitorError, match="`loss` must be a number or a tensor of one element, got a"):
             monitor.log(loss=value)
-        with pytest.raises(MonitorError, match="loss="):
+        with pytest.raises(MonitorError, match="`loss` must be a number or a tensor of one element, got a"):
             monitor.log(accuracy=0.5, loss=value)
         train(model, optimizer, inputs(1))
     assert monitor.error is None
@@ -231,7 +253,7 @@ def test_log_refuses_names_that_are_no_words(tmp_path, name):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     monitor = gyroscope.watch(model, optimizer, tmp_path / "run")
-    with monitor, pytest.raises(MonitorError, match="accepted are words"):
+    with monitor, pytest.raises(MonitorError, match="names that are text"):
         monitor.log({name: 1.0})
 
 
@@ -254,7 +276,7 @@ def test_a_note_that_is_no_text_is_spelled_out(tmp_path):
 def test_flush_refuses_what_is_no_time(tmp_path, timeout):
     model = mlp()
     with gyroscope.watch(model, torch.optim.SGD(model.parameters(), 0.1), tmp_path / "run") as monitor:
-        with pytest.raises(MonitorError, match=r"timeout is .*; accepted is a number of seconds from 0, or None"):
+        with pytest.raises(MonitorError, match=r"`timeout` must be a number of seconds >= 0 or None, got "):
             monitor.flush(timeout)
         monitor.flush(np.float32(30))
 
@@ -294,9 +316,9 @@ def test_a_value_is_logged_as_it_is_now_and_not_as_it_becomes(tmp_path):
 def test_sample_and_every_refuse_what_is_no_count(tmp_path, value):
     model = mlp()
     with gyroscope.watch(model, torch.optim.SGD(model.parameters(), 0.1), tmp_path / "run", every=3) as monitor:
-        with pytest.raises(MonitorError, match="next_steps is"):
+        with pytest.raises(MonitorError, match="`next_steps` must be a whole number >= 1, got"):
             monitor.sample(value)
-        with pytest.raises(MonitorError, match="every is"):
+        with pytest.raises(MonitorError, match="`every` must be a whole number >= 1, got"):
             monitor.every = value
         assert monitor.every == monitor.interval == 3
 
@@ -306,7 +328,7 @@ def test_a_state_that_is_none_is_refused(tmp_path, state):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     monitor = gyroscope.watch(model, optimizer, tmp_path / "run")
-    with monitor, pytest.raises(MonitorError, match="Pass what state_dict gave"):
+    with monitor, pytest.raises(MonitorError, match=r"Pass what state_dict\(\) returned"):
         monitor.load_state_dict(state)
 
 
@@ -388,9 +410,9 @@ def test_layers_are_chosen_by_patterns_or_by_themselves(tmp_path):
 
 def test_jobs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(given, "strftime", lambda _: "now")
+    monkeypatch.setattr(import_module("gyroscope.monitor.watch"), "strftime", lambda _: "now")
     with ThreadPoolExecutor(8) as pool:
-        paths = list(pool.map(lambda _: given.folder(None, shared=False), range(40)))
+        paths = list(pool.map(lambda _: _folder(None, shared=False), range(40)))
     assert len({path.name for path in paths}) == 40
     assert all(path.is_dir() for path in paths)
 

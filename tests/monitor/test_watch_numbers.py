@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from watched import backward, check, copies_of, inputs, mlp, train
 
 import gyroscope
-from gyroscope.monitor import staged
+from gyroscope.monitor import bundle
 from oracles.monitor import cosine_distance, measured
 
 
@@ -129,7 +129,7 @@ def test_sampled_steps_in_the_middle_are_measured_one_by_one(tmp_path):
 @pytest.mark.parametrize("tile", [512, 1024, 2048])
 @pytest.mark.parametrize("every", [1, 3])
 def test_layers_larger_than_a_tile_are_measured_piece_by_piece(tmp_path, monkeypatch, tile, every):
-    monkeypatch.setattr(staged, "_TILE", tile)
+    monkeypatch.setattr(bundle, "_TILE", tile)
     model = nn.Sequential(nn.Linear(6, 100), nn.Tanh(), nn.Linear(100, 31), nn.Tanh(), nn.Linear(31, 3))
     optimizer, copies = plain(model), copies_of(model)
     with watch(model, optimizer, tmp_path / "run", every=every) as monitor:

@@ -126,16 +126,16 @@ def bad(tmp):
     text.write_text("no checkpoint")
     (tmp / "empty").mkdir()
     return [
-        (short, r"no weight '2\.weight'"),
-        (wide, r"'0\.weight' of shape \(7, 4\); the model's is \(6, 4\)"),
-        ({"model": {}}, r"no weight '0\.weight'"),
-        ({**net().state_dict(), "4.weight": "words"}, r"no weight '4\.weight'"),
-        (nn.Linear(4, 6), r"no weight '0\.weight'; it has weight"),
+        (short, r"must have the weight '2\.weight'"),
+        (wide, r"'0\.weight' of shape \(6, 4\), as the model has, got \(7, 4\)"),
+        ({"model": {}}, r"must have the weight '0\.weight'"),
+        ({**net().state_dict(), "4.weight": "words"}, r"must have the weight '4\.weight'"),
+        (nn.Linear(4, 6), r"must have the weight '0\.weight', got weight"),
         (tmp / "missing.pt", r"no file .*missing\.pt"),
         (tmp / "empty", r"no file .*reference\.pt"),
         (text, r"text\.pt cannot be read as a checkpoint"),
-        (listed, r"holds a list"),
-        (3, r"reference is a int; accepted are a model"),
+        (listed, r"must hold a state dict, got a list"),
+        (3, r"`reference` must be a model, .*, got a int"),
     ]
 
 

@@ -284,10 +284,10 @@ def each_data_parallel_rank_loads_the_state_it_saved(folder: Path) -> None:
 
 def a_failed_measurement_on_one_rank_does_not_stop_training(folder: Path) -> None:
     """At the first step, which is sampled too, and past the next agreement on the interval."""
-    from gyroscope.monitor import pace
+    from gyroscope.monitor import clock
     from gyroscope.monitor.track import Track
 
-    pace._AGREE = 4
+    clock._AGREE = 4
     real, count = Track._matrix, 0
 
     def fails_once(self, *given):
@@ -305,9 +305,9 @@ def a_failed_measurement_on_one_rank_does_not_stop_training(folder: Path) -> Non
 
 
 def a_wish_of_the_first_rank_alone_is_heard_by_all(folder: Path) -> None:
-    from gyroscope.monitor import pace
+    from gyroscope.monitor import clock
 
-    pace._AGREE = 4
+    clock._AGREE = 4
     model, optimizer, monitor = _simple(folder, every=2)
     if dist.get_rank() == 0:
         monitor.sample(next_steps=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import gyroscope
 import two_ranks
 from gyroscope import Layca, Run
 from gyroscope.errors import MonitorError, StoreError
-from gyroscope.monitor import clock, given
+from gyroscope.monitor import clock
 
 Claim = Callable[[Path], None]
 # The activations of a sharded model are not looked at; those of others on their half of a batch are other numbers.
@@ -86,7 +87,7 @@ def alone(folder: Path, make: Callable[..., Any] = adamw, steps: int = 12, **opt
     path = folder / f"alone-{dist.get_rank()}"
     # A process that is one of two writes on rank 0 alone, so the other is told that it is rank 0 as well.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gyroscope.monitor.given.rank", lambda: 0)
+        patch.setattr("gyroscope.monitor.resume.rank", lambda: 0)
         with gyroscope.watch(model, optimizer, path, **PLAIN | options):
             go(model, optimizer, range(steps), split=False)
     return gyroscope.load(path)
@@ -195,7 +196,7 @@ def shards_of_the_same_weights_have_the_same_numbers_to_one_in_a_million(folder:
         path = folder / (f"alone-{dist.get_rank()}" if name == "alone" else "run")
         with pytest.MonkeyPatch.context() as patch:
             if name == "alone":
-                patch.setattr("gyroscope.monitor.given.rank", lambda: 0)
+                patch.setattr("gyroscope.monitor.resume.rank", lambda: 0)
             with gyroscope.watch(model, optimizer, path, every=1, **PLAIN) as monitor:
                 for step in range(6):
                     generator = torch.Generator().manual_seed(1000 + step)
@@ -314,7 +315,7 @@ def the_folder_that_the_first_rank_makes_is_known_where_it_can_be(folder: Path) 
     rank = dist.get_rank()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(given, "strftime", lambda _: f"clock-of-{rank}")
+        patch.setattr(import_module("gyroscope.monitor.watch"), "strftime", lambda _: f"clock-of-{rank}")
         model = shard(Kinds())
         with gyroscope.watch(model, adamw(model), **PLAIN) as monitor:
             assert monitor.path == folder / "runs/clock-of-0"

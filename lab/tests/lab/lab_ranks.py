@@ -92,7 +92,7 @@ def a_trained_network_of_shards_has_the_weights_of_one_process(folder: Path) -> 
     trial = Trial(MLP, LAYCA, keeps=True)
     archive = Archive(folder / f"alone-{dist.get_rank()}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gyroscope.monitor.given.rank", lambda: 0)
+        patch.setattr("gyroscope.monitor.resume.rank", lambda: 0)
         alone(trial, split, folder=archive.folder(trial))
     expected = archive.weights(trial)
     for parallel in KINDS:
@@ -159,7 +159,7 @@ def rates_are_recorded_and_copied(folder: Path) -> None:
     copy = Trial(MLP, Recipe("copy", 1.0, control="layca", copies=RECORDED))
     assert copy.source is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gyroscope.monitor.given.rank", lambda: 0)
+        patch.setattr("gyroscope.monitor.resume.rank", lambda: 0)
         alone(copy.source, split, folder=folder / f"alone-{dist.get_rank()}")
     rates = Rates.load(folder / f"alone-{dist.get_rank()}" / "rates.pt")
     expected = alone(copy, split, rates=rates)

@@ -23,8 +23,8 @@ def sample(
 
     For example: gyroscope sample runs/first --steps 20
     """
-    from gyroscope.monitor.request import ask
     from gyroscope.store import load
+    from gyroscope.store.folder import request
 
     if steps < 1:
         fail(f"--steps is {steps}; it must be 1 or more", code=BAD_ARGUMENT)
@@ -33,7 +33,7 @@ def sample(
             state = opened.state
             if state != "running":
                 fail(f"{run} is not running ({state}); there is nobody to ask", code=FAILED)
-            ask(opened.path, steps)
+            request(opened.path, steps)
     except GyroscopeError as error:
         fail(str(error), code=FAILED)
     except OSError as error:

@@ -7,8 +7,7 @@ from gyroscope.base.lazy import lazy
 if TYPE_CHECKING:
     from gyroscope.monitor.clock import Cost
     from gyroscope.monitor.monitor import Monitor
-    from gyroscope.monitor.products import Products
-    from gyroscope.monitor.quantities import forget, known, quantity
+    from gyroscope.monitor.quantities import Products, forget, known, quantity
     from gyroscope.monitor.watch import watch
 
 __all__ = [
@@ -27,8 +26,7 @@ if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistak
         {
             "clock": "Cost",
             "monitor": "Monitor",
-            "products": "Products",
-            "quantities": "forget known quantity",
+            "quantities": "Products forget known quantity",
             "watch": "watch",
         },
     )

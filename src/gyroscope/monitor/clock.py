@@ -1,52 +1,56 @@
-"""What measuring costs, and how often it may happen to stay under a share of the time."""
+"""Pace of measuring: which steps are measured, what that costs, and how often it may happen within the budget."""
 
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Literal
 
-# Steps that are measured before the interval is stretched: the price has to be known first, and the first calls are
-# dearer than the rest (kernels are compiled, memory is allocated).
+import torch
+
+# Steps that are measured before the interval is stretched: the cost has to be known first, and the first calls cost
+# more than the rest (kernels are compiled, memory is allocated).
 LEARNING = 50
-# Nor is it stretched before so many seconds of training or so many measured steps: a short run is kept whole.
+# The interval is not stretched before so many seconds of training or measured steps: a short run is recorded whole.
 SECONDS, MEASURED = 5.0, 1000
 _WARM = 3
 _SMOOTH = 0.05
 _OUTLIERS_FROM = 5
-# The share of the budget that is left to sampled steps, where there are any.
+# The share of the budget that is reserved for sampled steps, if there are any.
 _DETAILS = 0.3
-# And to analyses of conditioning, where they go by the budget.
+# The share that is reserved for analyses of conditioning, if the budget spaces them.
 _ANALYSES = 0.3
-# The least share of the budget for measuring, where the bookkeeping of steps that are not measured takes the rest.
+# The smallest share of the budget for measuring, however much the bookkeeping of other steps takes.
 _LEAST = 0.25
-# The second comes so many steps after the first, which says little of the price in a process that has just begun.
+# The second analysis comes so many steps after the first, whose cost says little in a process that has just begun.
 _SECOND = 32
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a monitor has cost so far.
+    """Cost of a monitor so far.
 
     Attributes:
-        share: of the training time, at the interval as it is now; detail included.
-        seconds: for one measured step: the larger of the host's and the device's time, and on top all that the writer's
-            thread uses, sinks included.
-        idle_seconds: for one step that is not measured.
-        step_seconds: for one training step, without the monitor.
-        interval: the number of steps between two measured ones, as it is now.
-        steps: how many were taken since the monitor began; of several optimizers, by the first.
-        measured: how many of them were measured.
-        total_seconds: of the training thread, in all.
-        held: how the reference weights are held.
-        share_so_far: of the training time since the monitor began, at the price as it is now: the steps that were
-            measured before the interval was found are in it, so that it is above `share` in a short run.
+        share: share of the training time at the current interval, including detail.
+        seconds: time of one measured step: the larger of the host's and the device's time, plus the time of the
+            writer's thread, including sinks.
+        idle_seconds: time of one step that is not measured.
+        step_seconds: time of one training step, without the monitor.
+        interval: the current number of steps between measurements.
+        steps: number of steps since the monitor began; of several optimizers, those of the first.
+        measured: number of these steps that were measured.
+        total_seconds: time of the training thread, in all.
+        held: precision, place and size of the reference weights.
+        share_so_far: share of the training time since the monitor began, at the current cost per measurement. It
+            includes the steps that were measured before the interval was found, so it is above `share` in a short run.
 
     >>> print(Cost(0.01, 4e-4, 1e-3, 40, 100, 52, 0.02, held="float32 on cpu", share_so_far=0.208))
-    at present 1.00 % of the training time: 0.40 ms for a measured step, every 40 steps, beside 1.00 ms for a training
-    step; so far 52 of 100 steps measured, about 20.8 % of the training time; reference held in float32 on cpu
+    at present 1.00 % of the training time: 0.40 ms per measured step, every 40 steps, compared with 1.00 ms per
+    training step; so far 52 of 100 steps measured, about 20.8 % of the training time; reference held in float32 on cpu
     """
 
     share: float
@@ -63,15 +67,15 @@ class Cost:
     def __str__(self) -> str:
         every = "every step" if self.interval == 1 else f"every {self.interval} steps"
         return (
-            f"at present {100 * self.share:.2f} % of the training time: {1e3 * self.seconds:.2f} ms for a measured "
-            f"step, {every}, beside {1e3 * self.step_seconds:.2f} ms for a training step; so far {self.measured} of "
-            f"{self.steps} steps measured, about {100 * self.share_so_far:.3g} % of the training time; "
+            f"at present {100 * self.share:.2f} % of the training time: {1e3 * self.seconds:.2f} ms per measured "
+            f"step, {every}, compared with {1e3 * self.step_seconds:.2f} ms per training step; so far {self.measured} "
+            f"of {self.steps} steps measured, about {100 * self.share_so_far:.3g} % of the training time; "
             f"reference held in {self.held}"
         )
 
 
 class Clock:
-    """Averages the price of a measured step and the time of a training step.
+    """Averages the cost of a measured step and the time of a training step.
 
     >>> clock = Clock(budget=0.01)
     >>> for _ in range(LEARNING + 1):
@@ -82,8 +86,9 @@ class Clock:
 
     def __init__(self, budget: float | None, *, details: bool = False, analyses: bool = False) -> None:
         self.budget = budget
-        self._share = (_DETAILS if details else 0.0) + (_ANALYSES if analyses else 0.0)  # of the budget, for the rest
-        self.analysis = 0.0  # a step with an analysis of conditioning, all of it
+        # The share of the budget that is not for measuring.
+        self._share = (_DETAILS if details else 0.0) + (_ANALYSES if analyses else 0.0)
+        self.analysis = 0.0  # seconds of a whole step with an analysis of conditioning
         self.analyses = 0
         self.count = 0
         self.total = 0.0
@@ -98,22 +103,23 @@ class Clock:
         self.trained = 0.0
         self.idle = 0.0
         self._idled = self._timed = 0
-        self._batches = -1  # the first has to open what is written, and writes the reference
+        self._batches = -1  # the first one opens files and writes the reference
         self._writing = 0.0
         self._written = 0
         self._lock = threading.Lock()
 
     def step(self, seconds: float) -> None:
-        """A training step took so long, the monitor's own time not counted."""
+        """Count a training step of so many seconds, without the monitor's own time."""
         self.steps += 1
         self.trained += seconds
         if self.steps > _WARM:
             self.train = _average(self.train, seconds, self.steps - _WARM)
 
     def measured(self, host: float, *, exposed: bool = True) -> None:
-        """A measured step cost so many seconds of the training thread; `exposed` unless that waits for a GPU anyway.
+        """Count a measured step of so many seconds of the training thread.
 
-        A host that runs ahead of a GPU waits for room in its queue: then its own time is not what training waits for.
+        `exposed` is False where the host runs ahead of a GPU and waits for space in its queue: then training does not
+        wait for the host's own time.
         """
         with self._lock:
             self.count += 1
@@ -123,12 +129,12 @@ class Clock:
                 self.exposed = _average(self.exposed, float(exposed), self.count - _WARM)
 
     def idled(self, seconds: float) -> None:
-        """A step that is not measured cost so many seconds of the training thread."""
+        """Count a step that is not measured, of so many seconds of the training thread."""
         self._idled += 1
         self.idle = _average(self.idle, seconds, self._idled)
 
     def worked_out(self, *, device: Sequence[float]) -> None:
-        """Measurements have cost so many seconds of the device, each."""
+        """Count the seconds of the device for each of some measurements."""
         with self._lock:
             if self.count > _WARM:
                 for seconds in device:
@@ -136,7 +142,7 @@ class Clock:
                     self.device = _average(self.device, seconds, self._timed)
 
     def wrote(self, seconds: float) -> None:
-        """The writer's thread has used so many seconds more, for whatever was measured since."""
+        """Count seconds of the writer's thread, for everything that was measured since the last call."""
         with self._lock:
             self._writing += seconds
             measured = self.count - self._written
@@ -147,24 +153,24 @@ class Clock:
                 self._written, self._writing = self.count, 0.0
 
     def sampled(self, seconds: float) -> None:
-        """The detail of a sampled step cost so many seconds more."""
+        """Count the additional seconds for the detail of a sampled step."""
         self.details += 1
         self.total += max(seconds, 0.0)
         self.detail = _average(self.detail, max(seconds, 0.0), self.details)
 
-    def analysed(self, seconds: float) -> None:
-        """A step with an analysis of conditioning took so many seconds, training included."""
+    def analyzed(self, seconds: float) -> None:
+        """Count a step with an analysis of conditioning, of so many seconds including training."""
         self.analyses += 1
         self.total += max(0.0, seconds - self.train) if self.train > 0 else 0.0
         self.analysis = seconds if self.analyses <= 2 else _average(self.analysis, seconds, self.analyses - 1)
 
     @property
     def analysis_price(self) -> float:
-        """Seconds for one analysis of conditioning, beyond those of the step it is part of."""
+        """Seconds for one analysis of conditioning, beyond those of the step that it is part of."""
         return max(0.0, self.analysis - self.train - self.price)
 
     def analyses_stretched(self) -> int:
-        """The steps between two analyses that keep to their share of the budget; 0 before the price is known."""
+        """Return the steps between analyses that keep to their share of the budget; 0 before the cost is known."""
         if self.budget is None or self.analyses == 0 or self.steps <= _WARM + _OUTLIERS_FROM or self.train <= 0:
             return 0
         if self.analyses == 1:
@@ -173,21 +179,21 @@ class Clock:
 
     @property
     def price(self) -> float:
-        """Seconds for one measured step: host and device work side by side, so the larger of the two counts."""
+        """Seconds for one measured step. Host and device work at the same time, so the larger of the two counts."""
         return max(self.host, self.device) + self.writer * self.exposed
 
     def stretched(self, every: int) -> int:
-        """The interval, a multiple of `every`, that keeps to the budget."""
+        """Return the interval, a multiple of `every`, that keeps to the budget."""
         early = self.count <= LEARNING or (self.trained < SECONDS and self.count < MEASURED)
         if self.budget is None or early or self.train <= 0:
             return every
         allowed = (1 - self._share) * self.budget * self.train
-        # What every step costs is spent whatever the interval.
+        # The bookkeeping of every step is paid whatever the interval.
         least = self.price / max(allowed - self.idle * self.exposed, _LEAST * allowed)
         return every * max(1, math.ceil(least / every - 1e-9))
 
     def details_stretched(self, every: int) -> int:
-        """The same for sampled steps."""
+        """Return the interval of sampled steps, a multiple of `every`, that keeps to their share of the budget."""
         if self.budget is None or self.details < 2 or self.train <= 0:
             return every
         least = self.detail / (_DETAILS * self.budget * self.train)
@@ -196,7 +202,7 @@ class Clock:
     def cost(
         self, *, interval: int, details: int, steps: int, measured: int, held: str, analyses: int = 0
     ) -> Cost:  # fmt: skip
-        """What `steps` under this clock have come to; `analyses` is the steps between two of them, 0 for none."""
+        """Return the cost of `steps` under this clock; `analyses` is the steps between two of them, 0 for none."""
         idle = self.idle * self.exposed
         every_step = idle + self.price / interval + self.detail / max(details, 1)
         every_step += self.analysis_price / analyses if analyses else 0.0
@@ -211,7 +217,7 @@ class Clock:
 
 
 class Stopwatch:
-    """Divides the time of the training thread: the monitor's own, between entering and leaving, and the rest."""
+    """Divides the time of the training thread into the monitor's own, between entering and leaving, and the rest."""
 
     def __init__(self) -> None:
         self._own = self._outside = 0.0
@@ -232,7 +238,7 @@ class Stopwatch:
             self._stop()
 
     def take(self) -> tuple[float, float]:
-        """Seconds outside, and of the monitor, since the last time they were taken; asked from within."""
+        """Return the seconds outside and those of the monitor since the last call; to be called inside."""
         self._stop()
         outside, own = self._outside, self._own
         self._outside = self._own = 0.0
@@ -245,7 +251,151 @@ class Stopwatch:
 
 
 def _average(old: float, new: float, count: int) -> float:
-    """A plain mean at first, then one that forgets; an evaluation or a pause between two steps counts for little."""
+    """Update a mean, at first a plain one, then an exponential one; outliers such as a pause are clipped."""
     if count > _OUTLIERS_FROM:
         new = min(new, 4.0 * old)
     return old + (new - old) * max(1.0 / count, _SMOOTH)
+
+
+# The number of measured steps after which ranks of a sharded model agree on the interval.
+_AGREE = 32
+
+# A number that no tensor can hold would keep the other ranks waiting forever.
+_MOST = 2**62
+
+# The number of measurements before the interval is changed again.
+_PATIENCE = 4
+
+
+class Pace:
+    """Decides which steps are measured; `details` if some are sampled, `shared` if ranks measure together.
+
+    >>> pace = Pace(every=10, budget=None, detail_every=100)
+    >>> pace.due(step=20, last=10), pace.due(step=21, last=20)
+    (True, False)
+    >>> pace.due(step=21, last=20, asked_for=True)
+    True
+    """
+
+    def __init__(
+        self,
+        *,
+        every: int,
+        budget: float | None,
+        detail_every: int,
+        details: bool = False,
+        shared: bool = False,
+        conditioning: int | Literal["budget"] | None = None,
+    ) -> None:
+        self.clock = Clock(budget, details=details, analyses=conditioning == "budget")
+        self.conditioning = conditioning
+        self._analyses_apart = 0  # agreed among ranks that share a model
+        self.every = every
+        self.interval = every
+        self.detail_every = detail_every
+        self.shared = shared
+        self.dropped = 0
+        self.taken = 0
+        self.measurements = 0
+        self.requested = 0
+        self.agreed_on = False  # True once all ranks have received the request
+        self._wanted: int | None = None
+        self._adopted = -_PATIENCE
+        self._carried = 0.0
+        self._follows = False
+
+    def set_every(self, every: int) -> None:
+        """Set another interval; of ranks that measure together the first one decides, when they next agree.
+
+        It holds for as many measurements as it takes to learn the cost; then the budget may stretch it again.
+        """
+        if self.shared:
+            self._wanted = every
+            return
+        self.every = self.interval = every
+        self._adopted = self.measurements + LEARNING
+
+    def due(self, step: int, last: int, *, asked_for: bool = False) -> bool:
+        """Return whether to measure `step`, where `last` was measured before; always if it was asked for."""
+        on_time = self.interval == self.every or step - last >= self.interval
+        return asked_for or (step % self.every == 0 and on_time)
+
+    @property
+    def detail_interval(self) -> int:
+        """Number of steps between sampled steps."""
+        # Ranks that measure together must also sample the same steps, whatever the cost on each.
+        return self.detail_every if self.shared else self.clock.details_stretched(self.detail_every)
+
+    @property
+    def analysis_interval(self) -> int:
+        """Number of steps between analyses of conditioning; 0 if it is not known yet, or there are none."""
+        if isinstance(self.conditioning, int):
+            return self.conditioning
+        if self.conditioning is None:
+            return 0
+        return self._analyses_apart if self.shared else self.clock.analyses_stretched()
+
+    def next_conditioning(self, last: int) -> int:
+        """Return the step of the next analysis of conditioning, after one at step `last`."""
+        apart = self.analysis_interval
+        if isinstance(self.conditioning, int):
+            return (last // apart + 1) * apart
+        return last + apart if apart else sys.maxsize
+
+    def account(
+        self, *, outside: float, own: float, measured: bool, sampled: bool, exposed: bool, analyzed: bool = False
+    ) -> None:
+        """Count a step of `outside` seconds of training and `own` seconds of measuring."""
+        self.taken += 1
+        self.measurements += measured
+        if analyzed:
+            self.clock.analyzed(outside + own)
+        elif not sampled:
+            self.clock.step(outside)
+            if measured:
+                self.clock.measured(own + self._carried, exposed=exposed)
+                self._carried = 0.0
+            elif self._follows:  # it copies the weights of the measured step, for the next measurement
+                self._carried += max(0.0, own - self.clock.idle)
+            else:
+                self.clock.idled(own)
+        elif self.clock.train > 0:  # the cost of a step without detail must be known first
+            self.clock.sampled(outside - self.clock.train + own - self.clock.host)
+        self._follows = measured
+
+    def stretch(self) -> str | None:
+        """Adopt the interval that the budget allows, if it clearly differs; return a message then."""
+        return self._adopt(self.clock.stretched(self.every))
+
+    def agree(self, device: torch.device) -> str | None:
+        """Do the same for ranks that measure together, which would otherwise wait forever: the first one decides.
+
+        All ranks call it after a measured step; every `_AGREE` steps it waits for the device.
+        """
+        self.agreed_on = False
+        if self.measurements % _AGREE:
+            return None
+        every = self.every if self._wanted is None else self._wanted
+        wishes = (every, self.clock.stretched(every), self.requested, self.clock.analyses_stretched())
+        decided = torch.tensor([min(wish, _MOST) for wish in wishes], dtype=torch.int64, device=device)
+        torch.distributed.broadcast(decided, 0)
+        every, interval, self.requested, self._analyses_apart = map(int, decided.tolist())
+        self.agreed_on, self._wanted = True, None
+        if every != self.every:
+            self.every = self.interval = every
+            return f"measuring every {every} steps, as requested"
+        return self._adopt(interval)
+
+    def overrun(self) -> str:
+        """Measure less often after a measurement was dropped, rather than let memory grow."""
+        self.dropped += 1
+        self.interval *= 2
+        return f"the disk cannot keep up: measuring every {self.interval} steps from now on"
+
+    def _adopt(self, interval: int) -> str | None:
+        # The cost is never known exactly, and an interval that changes often is worse than one that is slightly off.
+        close = 0.5 <= interval / self.interval <= 1.25
+        if close or self.measurements < self._adopted + _PATIENCE or (interval < self.interval and self.dropped):
+            return None
+        self.interval, self._adopted = interval, self.measurements
+        return f"measuring every {interval} steps to stay within the budget"

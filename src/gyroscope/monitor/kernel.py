@@ -1,4 +1,4 @@
-"""A bundle's copies and inner products as one launch each, through a table of pointers to weights and gradients."""
+"""Copies and inner products of a bundle in one launch each, through a table of pointers to weights and gradients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gyroscope.monitor.products import COLUMNS
+from gyroscope.monitor.quantities import COLUMNS
 from gyroscope.vectors.chunks import CHUNK, cut, is_aligned, on, to_device
 from gyroscope.vectors.layout import like
 from gyroscope.vectors.relaunch import relauncher
@@ -136,7 +136,7 @@ class Kernel:
         self.kept: Tensor | None = None  # buffers go back to the allocator
 
     def copy(self, weights: Sequence[Tensor], *, lasting: bool = False) -> Tensor:
-        """The weights in a new flat buffer: what is not needed any more goes back to the allocator."""
+        """Copy the weights to a new flat buffer; unused buffers go back to the allocator."""
         pointers, aligned, _ = self._point([weights])
         target = torch.empty(self.layout.total, dtype=weights[0].dtype, device=self.device)
         kind = TYPES[weights[0].dtype]
@@ -144,7 +144,7 @@ class Kernel:
         return target
 
     def products(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], remembered: Remembered) -> Tensor:
-        """`[layers, columns]`; the previous displacement becomes this one."""
+        """Return `[layers, columns]`; the displacement replaces the previous one."""
         reference, before, anchor = remembered.reference, remembered.before, remembered.anchor
         previous, moved, skip = remembered.previous, remembered.moved, remembered.skip
         if len({g.dtype for g in gradients}) > 1:
@@ -174,7 +174,7 @@ class Kernel:
         return out
 
     def _launch(self, kernel: Any, tensors: list[Any], settings: list[Any]) -> None:
-        """Launch, the second time without having every argument looked at again."""
+        """Launch a kernel; from the second time on, without checking every argument again."""
         # A compiled kernel knows which addresses are multiples of 16; other buffers must be so too.
         addresses = [t.data_ptr() for t in tensors if isinstance(t, Tensor)]
         kinds = tuple(t.dtype if isinstance(t, Tensor) else t for t in tensors)
@@ -189,7 +189,7 @@ class Kernel:
             self._compiled[key] = again
 
     def _point(self, lists: Sequence[Sequence[Tensor]]) -> tuple[Tensor, bool, int]:
-        """Where the tensors lie now, on the device; the last few answers are kept, since gradients move about."""
+        """Return the addresses of the tensors, on the device; the last few tables are kept, because gradients move."""
         addresses = np.array([list(map(Tensor.data_ptr, one)) for one in lists], dtype=np.int64)
         # What one stream is still uploading another must not read, nor may two count in the same place.
         device = lists[0][0].device

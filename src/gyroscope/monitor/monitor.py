@@ -1,36 +1,37 @@
-"""The monitor: what a user holds of all this, and the wall between it and training."""
+"""The monitor: its public methods, what happens around each step, and the wall that keeps errors out of training."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from numbers import Integral, Real
 from pathlib import Path
+from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
+from gyroscope.base.accepted import real, text
+from gyroscope.base.alone import listens
 from gyroscope.base.outermost import register_outermost
-from gyroscope.errors import ConditioningError, GyroscopeError, MonitorError, StoreError
+from gyroscope.errors import GyroscopeError, MonitorError, StoreError
 from gyroscope.layers.layer import Layer
-from gyroscope.monitor import given
-from gyroscope.monitor.chronicle import About, Chronicle
-from gyroscope.monitor.clock import Cost
+from gyroscope.monitor.clock import Cost, Pace, Stopwatch
 from gyroscope.monitor.detail import Detail
-from gyroscope.monitor.hooks import LossHook, plainly
-from gyroscope.monitor.loop import Loop
-from gyroscope.monitor.pace import Pace
-from gyroscope.monitor.quantities import find
-from gyroscope.monitor.recorder import Recorder
-from gyroscope.monitor.reference import Place, Precision, Reference, Source, from_source
-from gyroscope.monitor.resume import Saved
+from gyroscope.monitor.recorder import About, Chronicle, Recorder
+from gyroscope.monitor.reference import Reference
+from gyroscope.monitor.resume import Saved, check_state
 from gyroscope.monitor.track import Track
-from gyroscope.store import LayerInfo, Run, Sink, load
+from gyroscope.store import Run, load
+from gyroscope.store.folder import REQUEST
 from gyroscope.vectors.chunks import is_capturing
-from gyroscope.vectors.sharded import any_sharded
 
 if TYPE_CHECKING:
     from gyroscope.conditioning.schedule import Schedule
@@ -38,189 +39,169 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("gyroscope")
 
 
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Disable gradients, autocast and inference mode.
+
+    Under autocast, inner products would lose digits; tensors made in inference mode could not be used again.
+
+    >>> with torch.inference_mode(), plainly():
+    ...     torch.zeros(1).is_inference()
+    False
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        if torch.is_autocast_enabled("cpu"):
+            with torch.autocast("cpu", enabled=False):
+                yield
+        else:
+            yield
+
+
 class Monitor:
-    """Measures the layers of a model at the steps of its optimizer; made by `gyroscope.watch`, which says how.
+    """Measures the layers of a model at the steps of its optimizer; made by `gyroscope.watch`.
 
     Attributes:
-        path: the run's folder; None where `run` was not given and another rank, which holds a replica, records.
+        path: the run's folder; None on a rank that holds a replica, where `run` was not given.
         layers: the names of the layers, in forward order.
-        error: what made the monitor stop, if something did. Training is never stopped by it.
+        error: the error that stopped the monitor, or None. Errors of the monitor never stop training.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer | Sequence[Optimizer],
-        run: str | Path | None,
+        layers: Sequence[Layer],
+        optimizers: Sequence[Optimizer],
+        about: About,
+        pace: Pace,
         *,
-        every: int,
-        budget: float | None,
-        layers: Sequence[Layer] | str | Iterable[str] | None,
-        quantities: Sequence[str] | None,
-        neurons: bool,
+        path: Path | None,
         loss: Any,
         activations: bool,
-        detail_every: int,
+        neurons: bool,
         threshold: float,
-        reference: Source | None,
-        reference_dtype: Precision,
-        reference_device: Place,
+        conditioning: Schedule | None,
+        reference: Sequence[Tensor] | None,
         step: int | None,
-        meta: Mapping[str, Any] | None,
-        sinks: Sequence[Sink],
-        conditioning: Any,
     ) -> None:
-        given.check_numbers(every=every, budget=budget, detail_every=detail_every, step=step, threshold=threshold)
-        given.check_choices(reference_dtype, reference_device)
-        given.check_flags(neurons=neurons, activations=activations)
-        given.check_loss(loss)
-        analyses = None if conditioning is None else _schedule(conditioning, budget)
-        every, budget = int(every), None if budget is None else float(budget)
-        places = given.sinks(sinks)
-        optimizers = given.optimizers(optimizer)
-        chosen = given.layers(model, layers)
-        parts = given.parts(chosen, optimizers)
-        wanted = find(quantities)
-        remembered = given.meta(meta, model, optimizers, every=every, budget=budget)
-        values = None if reference is None else from_source(reference, chosen)
-        self._sharded = any_sharded(layer.parameter for layer in chosen)
-        given.check_neurons(chosen, neurons, self._sharded)
-        self.path = given.folder(run, shared=self._sharded)
-        self.layers = tuple(layer.name for layer in chosen)
+        self.path = path
+        self.layers = tuple(layer.name for layer in layers)
         self.error: Exception | None = None
-        # Ranks that hold replicas have nothing to add; ranks that hold shards are all needed.
-        self._active = self._sharded or given.rank() == 0
-        part_of = {i: part for part, members in enumerate(parts) for i in members}
-        self._table = [
-            LayerInfo(layer.name, layer.kind, tuple(layer.parameter.shape), part_of[i])
-            for i, layer in enumerate(chosen)
-        ]
-        self._held: tuple[Precision, Place] = (reference_dtype, reference_device)
-        folder = self.path or Path()  # ranks that do not know it do not look there
-        about = About(
-            folder, self._table, parts, wanted, remembered, places, given.rank() == 0, self._sharded, self._held
-        )
-        # Everything has been checked but the folder, and nothing was changed.
-        step = None if step is None else int(step)
-        self._chronicle = Chronicle(about, step=step, own_reference=reference is not None)
-        self._pace = Pace(
-            every=every, budget=budget, detail_every=int(detail_every), details=activations or neurons,
-            shared=self._sharded, conditioning=None if analyses is None else analyses.every,
-        )  # fmt: skip
+        self._sharded, self._held, self._table = about.shared, about.held, about.layers
+        # A replica adds nothing to what the first rank measures; shards are all needed.
+        self._active = about.shared or about.writes
+        self._pace = pace
         self._tracks: list[Track] = []
         self._details: list[Detail] = []
         self._handles: list[Any] = []
+        self._chronicle = Chronicle(about, step=step, own_reference=reference is not None)
         try:
-            moves = any({"pp", "vp"} & one.needs for one in wanted)
+            moves = any({"pp", "vp"} & one.needs for one in about.quantities)
+            precision, place = about.held
             with plainly():
-                for members, its_optimizer in zip(parts if self._active else (), optimizers, strict=False):
-                    its = [chosen[i] for i in members]
-                    start = None if values is None else [values[i] for i in members]
+                for members, its_optimizer in zip(about.members if self._active else (), optimizers, strict=False):
+                    its = [layers[i] for i in members]
+                    start = None if reference is None else [reference[i] for i in members]
                     weights = [layer.parameter for layer in its]
-                    held = Reference.take(weights, start, precision=reference_dtype, place=reference_device)
+                    held = Reference.take(weights, start, precision=precision, place=place)
                     self._tracks.append(Track(its, its_optimizer, held, moves=moves))
                     detail = Detail(
                         model, its, its_optimizer, activations=activations, spread=neurons, threshold=threshold,
-                        conditioning=analyses, shared=self._sharded,
+                        conditioning=conditioning, shared=about.shared,
                     )  # fmt: skip
                     self._details.append(detail)
-                self._chronicle.prepare(self._tracks, self._details, self._pace.clock)
+                self._chronicle.prepare(self._tracks, self._details, pace.clock)
             given_loss = None if isinstance(loss, nn.Module) else loss
-            self._loop = Loop(self._tracks, self._details, self._pace, self._chronicle, given_loss)
+            self._loop = Loop(self._tracks, self._details, pace, self._chronicle, given_loss)
             self._attach(loss)
         except BaseException:
             for handle in self._handles:
                 handle.remove()
-            with suppress(OSError):  # the failure is what is said
+            with suppress(OSError):  # the first error is the one to raise
                 self._chronicle.discard()
-            if run is None and self.path is not None:
-                with suppress(OSError):  # it holds a run already
-                    self.path.rmdir()
             raise
         self._safely(self._loop.arm)
 
     @property
     def every(self) -> int:
-        """Measure every so many steps; can be changed at any time. After a while the budget may stretch it again.
+        """Number of steps between measurements, which you can change at any time; the budget may stretch it later.
 
-        Of a sharded model the first rank decides, and the others hear of it within 32 measurements.
+        For a sharded model the first rank decides, and the others follow within 32 measurements.
         """
         return self._pace.every
 
     @every.setter
     def every(self, value: int) -> None:
-        given.check_numbers(every=value)
+        check_numbers(every=value)
         self._pace.set_every(int(value))
         self._safely(self._loop.arm)
 
     @property
     def interval(self) -> int:
-        """The number of steps between measurements now: `every`, or more where the budget asks for it."""
+        """Current number of steps between measurements: `every`, or more to stay within the budget."""
         return self._pace.interval
 
     @property
     def steps(self) -> int:
-        """How many steps the optimizer has taken; of several, the one that has taken most."""
+        """Number of steps that the optimizer has taken; of several optimizers, the largest number."""
         return self._chronicle.steps
 
     @property
     def run(self) -> Run:
-        """The run, to read, with everything measured so far in it."""
+        """The run, to read, with everything that was measured so far."""
         if self.path is None:
-            raise MonitorError("The first rank records this run, in a new folder: ask there, or give watch a `run`.")
+            raise MonitorError("The first rank records this run, in a new folder. Ask there, or pass `run` to watch.")
         self.flush()
         return load(self.path)
 
     @property
     def held(self) -> str:
-        """How the reference weights are held."""
+        """Precision, place and size of the reference weights, in words."""
         return "; ".join(track.reference.held for track in self._tracks)
 
     @property
     def bytes(self) -> int:
-        """What is held between steps, on this rank: the reference, and the last displacement."""
+        """Bytes that are held between steps on this rank, for the reference and the last displacement."""
         return sum(bundle.bytes for track in self._tracks for bundle in track.reference.bundles)
 
     def log(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
-        """Record numbers of the whole network at this step, such as a loss; tensors are not waited for."""
-        numbers = given.numbers(values, named)
-        self._safely(self._chronicle.log, numbers)
+        """Record numbers of the whole network at this step, such as a loss; does not wait for tensors on a GPU."""
+        self._safely(self._chronicle.log, _numbers(values, named))
 
     def note(self, text: str) -> None:
         """Record something that happened at this step, in words."""
         self._safely(self._chronicle.event, "note", str(text))
 
     def sample(self, next_steps: int = 5) -> None:
-        """Measure the next steps, every one of them and in detail, whatever the interval.
+        """Measure each of the next steps in detail, whatever the interval.
 
-        Of a sharded model the first rank decides, and the others hear of it within 32 measurements.
+        For a sharded model the first rank decides, and the others follow within 32 measurements.
         """
-        given.check_numbers(next_steps=next_steps)
-        if self._sharded:  # all ranks must look at the same steps: the first one asks, when they next agree
+        check_numbers(next_steps=next_steps)
+        if self._sharded:  # all ranks must measure the same steps: the first one asks when they next agree
             self._pace.requested = int(next_steps)
         else:
             self._safely(self._loop.ask_for, int(next_steps))
 
     @property
     def looks_inside(self) -> bool:
-        """Whether the coming step is one whose activations or conditioning are recorded, by hooks on the model.
+        """True if hooks on the model will record the activations or the conditioning of the coming step.
 
-        No hook runs while a CUDA graph is replayed. Take such a step without the graph, through `optimizer.step`.
+        Hooks do not run while a CUDA graph is replayed. Take such a step without the graph, through `optimizer.step`.
         """
         return self._loop.looks_inside
 
     def measure(self) -> None:
         """Count a step, and measure it if it is due, in a loop that does not call `optimizer.step`.
 
-        For steps that are replayed as a CUDA graph, which no hook sees. The first time there is nothing to compare the
-        weights with, so rates begin with the second. Before a replay ask `looks_inside`.
+        Use it for steps that are replayed as a CUDA graph, which hooks do not see. Rotation rates begin with the second
+        call, because the first has no earlier weights to compare with. Check `looks_inside` before a replay.
         """
         for track in self._tracks:
             with self._loop.stopwatch:
                 self._safely(self._loop.by_hand, track, joining=self._sharded)
 
     def cost(self) -> Cost:
-        """What measuring costs, as a share of the training time and in seconds."""
+        """Return the cost of measuring, as a share of the training time and in seconds."""
         pace = self._pace
         return pace.clock.cost(
             interval=pace.interval, details=pace.detail_interval, steps=pace.taken, measured=pace.measurements,
@@ -230,28 +211,28 @@ class Monitor:
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything measured and logged so far is on disk.
 
-        The run of a sharded model begins with its first step, and the weights before it are recorded then.
+        The run of a sharded model begins at its first step, and the weights before that step are recorded then.
 
         Raises:
-            StoreError: some of it could not be worked out or written, recording has stopped (see `error`), or a sharded
-                model has not taken its first step since its run was resumed.
+            StoreError: some of it could not be computed or written, recording has stopped (see `error`), or a sharded
+                model has not taken a step since its run was resumed.
         """
-        given.check_numbers(timeout=timeout)
+        check_numbers(timeout=timeout)
         # Ranks that measure together begin together, at a step.
         self._safely(self._chronicle.drain if self._sharded else self._chronicle.begin)
         if self._recorder is not None:
             self._recorder.flush(None if timeout is None else float(timeout))
         if self.error is not None:
             said = str(self.error) or type(self.error).__name__
-            raise StoreError(f"Recording of {self.path} has stopped, and what came after is lost: {said}")
+            raise StoreError(f"Recording of {self.path} has stopped, and everything after that is lost: {said}")
         if self._chronicle.waits:
             raise StoreError(
-                f"{self.path} is resumed at the first step of all ranks. What was logged before waits until then; "
-                "flush after it."
+                f"{self.path} is resumed at the first step of all ranks. Logged values wait until then; flush after "
+                "that step."
             )
 
     def close(self, *, interrupted: bool = False) -> None:
-        """Record the last step, take every hook off and finish the run; its state is "ended" unless `interrupted`."""
+        """Record the last step, remove all hooks and finish the run; its state is "ended" unless `interrupted`."""
         self._detach()
         self._safely(self._loop.end)
         self._finish(interrupted=interrupted)
@@ -282,7 +263,7 @@ class Monitor:
         if error is None or not self._sharded:
             self.close(interrupted=error is not None)
         else:
-            self._detach()  # other ranks may not come here, so there is nothing that waits for them
+            self._detach()  # other ranks may not get here, so nothing may wait for them
             self._finish(interrupted=True)
 
     def __repr__(self) -> str:
@@ -292,14 +273,14 @@ class Monitor:
 
     def __reduce__(self) -> NoReturn:
         raise MonitorError(
-            "A monitor cannot be copied or pickled: it hangs on an optimizer, and writes a run. Leave it out of what "
-            "is copied; its state_dict() can be."
+            "A monitor cannot be copied or pickled: it has hooks on an optimizer and writes a run. Copy its "
+            "state_dict() instead."
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs so that a later run goes on with these curves: the steps, and the reference.
+        """Return what a checkpoint needs so that a later run can continue these curves: the steps and the reference.
 
-        All ranks of a sharded model ask for it together.
+        All ranks of a sharded model must call it together.
         """
         saved = Saved.of(self._tracks)
         return {
@@ -312,14 +293,14 @@ class Monitor:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint: the curves continue at its step, against its reference.
+        """Resume from a checkpoint: the curves continue at its step, measured from its reference.
 
         Raises:
-            MonitorError: it is of another model; nothing has been changed.
+            MonitorError: the state belongs to another model; nothing was changed.
         """
         if not self._active:
             return
-        given.check_state(state, self.layers, [info.shape for info in self._table], len(self._tracks))
+        check_state(state, self.layers, [info.shape for info in self._table], len(self._tracks))
         saved = Saved(state["reference"], state["squares"])
         with plainly():
             references = [saved.hold(track, *self._held) for track in self._tracks]
@@ -339,7 +320,7 @@ class Monitor:
             before, after = (self._hook(act, track) for act in (self._loop.before, self._loop.after))
             handles += register_outermost(track.optimizer, before, after)
         if isinstance(loss, nn.Module) and self._active:
-            handles.append(loss.register_forward_hook(LossHook(self._computed)))
+            handles.append(loss.register_forward_hook(_LossHook(self._computed)))
 
     def _computed(self, numbers: dict[str, Any]) -> None:
         self._safely(self._chronicle.log, numbers)
@@ -350,7 +331,7 @@ class Monitor:
         def hook(*_: Any) -> None:
             if torch.compiler.is_compiling():
                 self._uncompiled(act, track)
-            elif not is_capturing():  # hooks are not part of a graph, and its steps are replayed without them
+            elif not is_capturing():  # hooks are not part of a graph, and do not run when it is replayed
                 with stopwatch:
                     self._safely(act, track, joining=self._sharded, within=nullcontext)
 
@@ -368,9 +349,9 @@ class Monitor:
         joining: bool = False,
         within: Callable[[], AbstractContextManager[None]] = plainly,
     ) -> None:
-        """Whatever goes wrong here, training goes on: it is said once, and recording stops.
+        """Call `act`. An error is reported once and stops recording; training continues.
 
-        With `joining` it is done even then, because other ranks wait for this one's part.
+        With `joining`, `act` is called even after an error, because other ranks wait for this one's part.
         """
         if not self._active or (self.error is not None and not joining):
             return
@@ -387,21 +368,303 @@ class Monitor:
     def _say(self, error: Exception) -> None:
         self._loop.rest()
         if self._recorder is not None and error is self._recorder.writer.error:
-            return  # the writer has said it
+            return  # the writer has reported it
         expected = isinstance(error, GyroscopeError)
         said = str(error) if expected else f"{type(error).__name__}: {error}"
-        _LOG.error("The monitor of %s has stopped, training goes on. %s", self.path, said, exc_info=not expected)
+        _LOG.error("The monitor of %s has stopped; training continues. %s", self.path, said, exc_info=not expected)
         self._chronicle.event("error", f"recording stopped: {said}")
         self._chronicle.drain()
 
 
-def _schedule(given: Any, budget: float | None) -> Schedule:
-    """When to analyze conditioning, whose modules are loaded where it is asked for."""
-    from gyroscope.conditioning.schedule import Schedule
+class _LossHook:
+    """Reports the loss that a module computes; copies of the module report nothing."""
 
-    schedule = given if isinstance(given, Schedule) else Schedule(every=given)
-    if schedule.every == "budget" and budget is None:
-        raise ConditioningError(
-            "conditioning='budget' was asked for with budget=None; give a budget, or a number of steps."
-        )
-    return schedule
+    def __init__(self, tell: Callable[[dict[str, Any]], None] | None) -> None:
+        self.tell = None if tell is None else weakref.WeakMethod(tell)
+
+    def __call__(self, module: nn.Module, arguments: Any, value: Any) -> None:
+        """Report the loss of one forward pass."""
+        if torch.compiler.is_compiling() or self.tell is None or is_capturing() or not listens(self):
+            return
+        tell = self.tell()
+        if tell is not None and isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad:
+            tell({"loss": value.detach()})
+
+    def __reduce__(self) -> tuple[type[_LossHook], tuple[None]]:
+        return _LossHook, (None,)
+
+
+class Loop:
+    """Decides which steps are due, and measures them.
+
+    Attributes:
+        recording: False once recording has stopped; a rank that others wait for still measures.
+        alive: False once nothing is measured any more.
+        stopwatch: entered around everything that happens here.
+    """
+
+    def __init__(
+        self,
+        tracks: Sequence[Track],
+        details: Sequence[Detail],
+        pace: Pace,
+        chronicle: Chronicle,
+        loss: Callable[[], Any] | None,
+    ) -> None:
+        self.tracks, self.details, self.pace, self.chronicle = tracks, details, pace, chronicle
+        self.recording = True
+        self.alive = True
+        self._loss = loss
+        self._loss_failed = False
+        self.stopwatch = Stopwatch()
+
+    def before(self, track: Track) -> None:
+        """Act before a step."""
+        # Decided before anything can fail, because other ranks may wait for this one's part.
+        track.measuring = self._due(track)
+        if track.measuring or track.fresh or not self.chronicle.begun:
+            with plainly():
+                self._prepare(track)
+
+    def after(self, track: Track) -> None:
+        """Act after a step."""
+        measured = track.measuring
+        track.measuring = False
+        # Most steps are neither measured nor possibly skipped, and run nothing that autograd would record.
+        with plainly() if measured or track.may_skip else nullcontext():
+            try:
+                self._take(track, measured, analyzed=track.conditioning)
+            finally:
+                self.arm(track)
+
+    def _prepare(self, track: Track) -> None:
+        if not self.chronicle.begun:
+            self.chronicle.begin()
+            track.measuring = self._due(track)  # a resumed run may be at another step
+            track.sampling = track.sampling and track.measuring
+        if track.measuring:
+            self._analyze(track)
+            track.before()
+        else:
+            track.pass_by()
+
+    def _take(self, track: Track, measured: bool, *, analyzed: bool, seen: bool = True) -> None:
+        """Count a step, measure it if `measured`, and decide on the next ones; `seen` if a hook saw it begin."""
+        sampled = track.sampling
+        try:
+            if seen and track.skipped():
+                track.leave()
+                return
+            # Each optimizer counts its own steps; others may have taken more or fewer.
+            track.taken += 1
+            track.asked_for = max(0, track.asked_for - 1)
+            if measured:
+                self._measure(track)
+            self._look_ahead(track, measured, sampled, analyzed)
+        except Exception:
+            if self.pace.shared:  # other ranks rely on this one
+                self._look_ahead(track, measured, sampled, analyzed)
+            raise
+
+    def _look_ahead(self, track: Track, measured: bool, sampled: bool, analyzed: bool) -> None:
+        if sampled:
+            track.next_detail = track.taken + self.pace.detail_interval
+        if track is self.tracks[0]:
+            self._account(measured, sampled, analyzed)
+        if analyzed:
+            track.analyzed_at = track.taken
+        if track.analyzed_at is not None:
+            # The estimate improves with every step while the cost of the first analysis is being learned.
+            track.next_conditioning = self.pace.next_conditioning(track.analyzed_at)
+
+    def _analyze(self, track: Track) -> None:
+        conditioned = self.details[self.tracks.index(track)].conditioned
+        if not track.conditioning or conditioned is None:
+            return
+        # A fused optimizer divides by the loss scale within its step.
+        problem = conditioned.analyze(scale=getattr(track.optimizer, "grad_scale", None))
+        if problem is not None:
+            self.chronicle.event("error", problem)
+
+    def by_hand(self, track: Track) -> None:
+        """Act after a step that hooks did not see."""
+        try:
+            self.chronicle.begin()
+            track.unseen()
+            measured = self._due(track)
+            track.sampling = track.sampling and measured
+            self._take(track, measured, analyzed=False, seen=False)
+        finally:
+            self.arm(track)
+
+    @property
+    def looks_inside(self) -> bool:
+        """True if forward hooks are attached for the coming step."""
+        return any(detail.looks_inside for detail in self.details)
+
+    def ask_for(self, steps: int) -> None:
+        """Measure each of the next steps in detail."""
+        self.pace.requested = 0
+        for track in self.tracks:
+            track.asked_for = max(track.asked_for, steps)
+            track.next_detail = track.taken + 1
+        self.arm()
+
+    def arm(self, only: Track | None = None) -> None:
+        """Attach forward hooks if the coming step is sampled, and remove them if it is not."""
+        for track, detail in zip(self.tracks, self.details, strict=True):
+            if only is None or track is only:
+                wanted = track.taken + 1 >= track.next_detail or track.asked_for > 0
+                track.sampling = self.alive and wanted and self._due(track)
+                if track.sampling:
+                    with plainly():
+                        detail.attach()
+                elif detail.attached:
+                    detail.detach()
+                self._arm_conditioning(track, detail)
+
+    def _arm_conditioning(self, track: Track, detail: Detail) -> None:
+        conditioned = detail.conditioned
+        if conditioned is not None:
+            wanted = track.taken + 1 >= track.next_conditioning or track.asked_for > 0
+            track.conditioning = self.alive and wanted and conditioned.error is None and self._due(track)
+            if track.conditioning:
+                with plainly():
+                    conditioned.attach()
+            else:
+                conditioned.detach()
+
+    def rest(self) -> None:
+        """Remove all forward hooks."""
+        for detail in self.details:
+            detail.detach()
+            if detail.conditioned is not None:
+                detail.conditioned.detach()
+
+    def end(self) -> None:
+        """Act after the last step."""
+        self.chronicle.end()
+        for detail in self.details:
+            if (said := detail.exchanged.said(ended=True)) is not None:
+                self.chronicle.event("note", said)
+        if self.pace.dropped:
+            text = f"{self.pace.dropped} measurements were dropped: the disk could not keep up"
+            self.chronicle.event("interval", text)
+
+    def _due(self, track: Track) -> bool:
+        return self.pace.due(track.taken + 1, track.tried_at, asked_for=track.asked_for > 0)
+
+    def _measure(self, track: Track) -> None:
+        part = self.tracks.index(track)
+        failed: Exception | None = None
+        try:
+            measured = track.measure()
+        except Exception as error:
+            if not self.pace.shared:
+                raise
+            failed = error
+        # Other ranks take part in this, also after an error here.
+        detail = self.details[part].collect(track) if track.sampling or track.conditioning else {}
+        if failed is not None:
+            track.settle()
+            raise failed
+        if track.sampling and (said := self.details[part].exchanged.said()) is not None and self.recording:
+            self.chronicle.warn(said)
+        kept = not self.recording or self.chronicle.measured(part, measured, detail)
+        track.settle(recorded=kept or self.pace.shared)
+        recorder = self.chronicle.recorder
+        if not kept and recorder is not None:
+            if recorder.writer.error is not None:
+                raise recorder.writer.error
+            if not self.pace.shared:
+                self.chronicle.event("interval", self.pace.overrun())
+        if part == 0 and self.recording:
+            self._tell_loss()
+
+    def _tell_loss(self) -> None:
+        if self._loss is None:
+            return
+        try:
+            told = _numbers(None, {"loss": self._loss()})
+        except Exception as error:  # the user's function may have no value yet; everything else is recorded
+            if not self._loss_failed:
+                self._loss_failed = True
+                said = f"the loss function failed: {type(error).__name__}: {error} (reported once; recording continues)"
+                self.chronicle.warn(said)
+        else:
+            self.chronicle.log(told)
+
+    def _account(self, measured: bool, sampled: bool, analyzed: bool) -> None:
+        """Update the cost estimates with this step, and decide on the next steps."""
+        outside, own = self.stopwatch.take()
+        first, recorder = self.tracks[0], self.chronicle.recorder
+        self.pace.account(
+            outside=outside, own=own, measured=measured, sampled=sampled, exposed=first.caught_up,
+            analyzed=analyzed,
+        )  # fmt: skip
+        if recorder is not None and recorder.asked:
+            self.pace.requested, recorder.asked = recorder.asked, 0
+            text = f"{self.pace.requested} steps in detail were requested through the file {REQUEST!r}"
+            self.chronicle.event("note", text)
+        said = None
+        if not self.pace.shared:
+            said = self.pace.stretch()
+        elif measured:
+            said = self.pace.agree(first.parameters()[0].device)
+        if said is not None:
+            self.chronicle.event("interval", said)
+        if self.pace.requested and (not self.pace.shared or self.pace.agreed_on):
+            self.ask_for(self.pace.requested)
+
+
+def check_numbers(**values: Any) -> None:
+    """Reject counts below 1 (steps below 0), and budgets, timeouts and thresholds that are not valid numbers."""
+    for name, value in values.items():
+        if value is None and name in ("budget", "step", "timeout"):
+            continue
+        least = 0 if name == "step" else 1
+        match name:
+            case "threshold":
+                fine, accepted, hint = _is_real(value), "a finite number", 0.0
+            case "budget":
+                fine, accepted, hint = _is_real(value) and value > 0, "a share of the time > 0 or None", 0.01
+            case "timeout":
+                fine, accepted, hint = 0 <= real(value) <= TIMEOUT_MAX, "a number of seconds >= 0 or None", 60
+            case _:
+                fine = not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
+                accepted, hint = f"a whole number >= {least}", least
+        if not fine:
+            raise MonitorError(f"`{name}` must be {accepted}, got {value!r:.80}. Try {hint}.")
+
+
+def _is_real(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(real(value))
+
+
+def _numbers(values: Any, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers and tensors of one element that were passed to `log`."""
+    if values is not None and not isinstance(values, Mapping):
+        raise MonitorError(f"`values` must be a dict of numbers by name, got {values!r:.80}. Try log(loss=0.3).")
+    return {_named(name): _number(name, value) for name, value in {**(values or {}), **named}.items()}
+
+
+def _named(name: Any) -> str:
+    if not text(name):
+        raise MonitorError(f"`values` must have names that are text, got {name!r:.80}. Try log(loss=0.3).")
+    return str(name)
+
+
+def _number(name: str, value: Any) -> Any:
+    if isinstance(value, Tensor):
+        if value.numel() == 1 and not value.is_complex():
+            return value.detach()
+    elif isinstance(value, Real) or (isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "fiub"):
+        try:
+            return float(value.item() if isinstance(value, np.ndarray) else value)
+        except (OverflowError, TypeError, ValueError):
+            pass
+    shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+    raise MonitorError(
+        f"`{name}` must be a number or a tensor of one element, got a {type(value).__name__}{shape}. Try `.mean()`; "
+        "use `note` for text."
+    )

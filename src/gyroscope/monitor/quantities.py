@@ -1,6 +1,10 @@
-"""The quantities on the weight side: each a pure function of the inner products, with a unit and a meaning.
+"""Inner products of a measured step, and the quantities on the weight side, each a pure function of them.
 
-A quantity of your own is registered under a name and can then be asked for by `gyroscope.watch(..., quantities=...)`.
+There are five vectors per layer: the weights w after the step, the gradient g that the step was taken with, the update
+u = w − w_before of this one step, the displacement v = w − w_last since the last measured step, and e = w − w₀. The
+displacement before v is p. Where every step is measured, v = u.
+
+You can register a quantity of your own with `quantity` and ask for it by name: `gyroscope.watch(..., quantities=...)`.
 """
 
 from __future__ import annotations
@@ -11,23 +15,124 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 
 import numpy as np
+import numpy.typing as npt
 
 from gyroscope.base.accepted import listed
 from gyroscope.errors import MonitorError
-from gyroscope.monitor.products import COLUMNS, Array, Products, angle
 from gyroscope.store.record import QuantityInfo
+
+Array = npt.NDArray[np.float64]
+
+#: The inner products that are measured, in the order of their columns.
+COLUMNS = ("ww", "we", "ee", "gg", "wg", "uu", "wu", "gu", "vv", "wv", "pp", "vp")
+
+# If the weights were a million times shorter before than they are now, ⟨w,w⟩ − 2⟨w,d⟩ + ⟨d,d⟩ has three digits left.
+_LEAST = 1e-12
+
+
+@dataclass(frozen=True)
+class Products:
+    """Inputs of a quantity: arrays with one number per layer, after any number of dimensions for steps.
+
+    Attributes:
+        ww, we, ee, gg, wg, uu, wu, gu, vv, wv, pp, vp: inner products of w, e, g, u, v, p (see the module); NaN if a
+            vector does not exist, such as the gradient of a layer that has none.
+        rr: ⟨w₀,w₀⟩.
+        exact: 1 if w₀ is held in the weights' own precision; else ⟨w₀,w₀⟩/⟨w₀,w̃₀⟩ for the rounded w̃₀ that is held.
+        lr, decay: the learning rate and weight decay of the layer's parameter group.
+        eta: the learning rate η if it multiplies a gradient; NaN under a controller, whose rate is an angle.
+        steps: the number of steps since the last measured one.
+
+    >>> ones = np.ones((1, 2))
+    >>> Products.zeros((1, 2)).with_(ww=4 * ones, we=ones, exact=ones).wr
+    array([[3., 3.]])
+    """
+
+    ww: Array
+    we: Array
+    ee: Array
+    gg: Array
+    wg: Array
+    uu: Array
+    wu: Array
+    gu: Array
+    vv: Array
+    wv: Array
+    pp: Array
+    vp: Array
+    rr: Array
+    exact: Array
+    lr: Array
+    eta: Array
+    decay: Array
+    steps: Array
+
+    @classmethod
+    def zeros(cls, shape: tuple[int, ...]) -> Products:
+        """Return products that are all zero, to fill in.
+
+        >>> Products.zeros((3,)).ww
+        array([0., 0., 0.])
+        """
+        return cls(**{field.name: np.zeros(shape) for field in fields(cls)})
+
+    def with_(self, **some: Array) -> Products:
+        """Return a copy with some arrays replaced."""
+        return Products(**{field.name: some.get(field.name, getattr(self, field.name)) for field in fields(self)})
+
+    def at(self, steps: slice) -> Products:
+        """Return the products of some of the steps."""
+        return Products(**{field.name: getattr(self, field.name)[steps] for field in fields(self)})
+
+    @property
+    def wr(self) -> Array:
+        """⟨w,w₀⟩."""
+        return self.exact * (self.ww - self.we)
+
+    @property
+    def bb(self) -> Array:
+        """⟨b,b⟩ of the weights b = w − u before the step; NaN if it is too small compared with w to have any digits."""
+        return _square_before(self.ww, self.wu, self.uu)
+
+    @property
+    def bg(self) -> Array:
+        """⟨b,g⟩ of the weights before the step, where the gradient was taken."""
+        return self.wg - self.gu
+
+
+def _square_before(ww: Array, wd: Array, dd: Array) -> Array:
+    """⟨w−d,w−d⟩; NaN if only rounding is left of it."""
+    square = ww - 2 * wd + dd
+    result: Array = np.where((square > _LEAST * ww) | (ww == 0), square, np.nan)
+    return result
+
+
+def angle(ww: Array, wd: Array, dd: Array) -> Array:
+    """Angle between w and w − d from ⟨w,w⟩, ⟨w,d⟩ and ⟨d,d⟩, exact for small angles, unlike an arc cosine.
+
+    It is NaN if w or w − d is zero, or if w − d is more than a million times shorter than w.
+
+    >>> angle(np.array([1.0]), np.array([1.0]), np.array([2.0]))           # w = (1, 0), d = (1, 1)
+    array([1.57079633])
+    >>> angle(np.array([1.0]), np.array([0.0]), np.array([1e-16]))         # its cosine is 1 − 5e-17
+    array([1.e-08])
+    """
+    across: Array = np.sqrt(np.maximum(ww * dd - wd * wd, 0.0))
+    result: Array = np.where((ww > 0) & (_square_before(ww, wd, dd) > 0), np.arctan2(across, ww - wd), np.nan)
+    return result
+
 
 Function = Callable[[Products], Array]
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A function of the inner products, and what it means.
+    """A function of the inner products, and its meaning.
 
     Attributes:
         info: name, unit and meaning, as a run shows them.
-        function: from `Products` of shape [steps, layers] to an array of that shape.
-        needs: the inner products it reads; others need not be measured.
+        function: maps `Products` of shape [steps, layers] to an array of that shape.
+        needs: the inner products that it reads; others need not be measured.
     """
 
     info: QuantityInfo
@@ -37,26 +142,26 @@ class Quantity:
 
 _registry: dict[str, Quantity] = {}
 
-# Rotation from a rounded w₀ below which there is nothing but rounding.
+# Below this, rotation from a rounded w₀ is only rounding.
 _INVISIBLE = 1e-7
 
-# The share of a gradient's square that must be across the weights to be told from rounding: an angle of 0.001.
+# The share of a gradient's square across the weights below which it is only rounding: an angle of 0.001.
 _ACROSS = 1e-6
 
-# Of a w₀ so many times as short as w, ⟨w,w₀⟩ = ⟨w,w⟩ − ⟨w,e⟩ is known to 1e-6 of ‖w‖‖w₀‖, and to less beyond.
+# If w₀ is so many times shorter than w, ⟨w,w₀⟩ = ⟨w,w⟩ − ⟨w,e⟩ has an error of 1e-6 ‖w‖‖w₀‖; beyond, a larger one.
 _OUTGROWN = 1e10
 
 
 def quantity(name: str, unit: str, meaning: str) -> Callable[[Function], Function]:
     """Register a quantity: a pure function of the inner products of one layer's w, g, u, v, e and p.
 
-    The function is tried on made-up numbers at once: this finds out which products it reads, and that it gives one
-    number a layer.
+    The function is called once with made-up numbers, to find out which products it reads and to check that it returns
+    one number per layer.
 
     Args:
-        name: how it is asked for; letters, digits and underscores.
+        name: its name, of letters, digits and underscores.
         unit: such as "rad", or "1" for a ratio.
-        meaning: one line.
+        meaning: its meaning in one line.
 
     Example:
         >>> @quantity("radial_share", "1", "share of the update that changes the norm")
@@ -67,16 +172,23 @@ def quantity(name: str, unit: str, meaning: str) -> Callable[[Function], Functio
         >>> forget("radial_share")
     """
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name):
-        raise MonitorError(f"A quantity's name is {name!r}; accepted are letters, digits and underscores: 'my_ratio'.")
+        raise MonitorError(f"`name` must be letters, digits and underscores, got {name!r:.80}. Try 'my_ratio'.")
     if name in _registry and _registry[name].function.__module__ == __name__:
-        raise MonitorError(f"There is a quantity {name!r} already, one of our own; choose another name.")
-    if not all(isinstance(words, str) and words for words in (unit, meaning)) or "\n" in meaning:
-        raise MonitorError(f"{name!r} needs a unit ('1' for a ratio) and a meaning of one line.")
+        raise MonitorError(f"`name` must be new, got {name!r}, which is built in. Try {'my_' + name!r}.")
+    for argument, words in (("unit", unit), ("meaning", meaning)):
+        if not isinstance(words, str) or not words or (argument == "meaning" and "\n" in words):
+            raise MonitorError(
+                f"`{argument}` of {name!r} must be one line of text, got {words!r:.80}. Try '1' as the unit of a ratio."
+            )
 
     def register(function: Function) -> Function:
         known = _registry.get(name)
-        if known is not None and _home(known.function) != _home(function):  # the same again: a cell that is run twice
-            raise MonitorError(f"There is a quantity {name!r} already; choose another name, or `forget` it first.")
+        if known is not None and _home(known.function) != _home(
+            function
+        ):  # the same function again: a cell that runs twice
+            raise MonitorError(
+                f"`name` must be new, got {name!r}, which is registered. Choose another, or `forget` it first."
+            )
         _registry[name] = Quantity(QuantityInfo(name, unit, meaning), function, _probe(name, function))
         return function
 
@@ -88,16 +200,19 @@ def _home(function: Function) -> tuple[object, object]:
 
 
 def forget(name: str) -> None:
-    """Take a quantity out of the registry again."""
+    """Remove a quantity from the registry."""
     if not isinstance(name, str) or name not in _registry:
-        raise MonitorError(_unknown(name))
+        raise MonitorError(_unknown("name", name))
     if name in DEFAULT:
-        raise MonitorError(f"{name!r} is one of our own quantities, which stay; watch(quantities=...) chooses some.")
+        raise MonitorError(
+            f"`name` must be a quantity of your own, got {name!r}, which is built in. Choose which ones are recorded "
+            "with watch(quantities=...)."
+        )
     del _registry[name]
 
 
 def find(names: Iterable[str] | None = None) -> list[Quantity]:
-    """The quantities of the given names; without names, those that are recorded by default.
+    """Return the quantities of the given names; without names, those that are recorded by default.
 
     >>> [q.info.name for q in find(["rotation", "rate"])]
     ['rotation', 'rate']
@@ -106,18 +221,18 @@ def find(names: Iterable[str] | None = None) -> list[Quantity]:
         return [_registry[name] for name in DEFAULT]
     given = listed(names)
     if not all(isinstance(name, str) for name in given):
-        raise MonitorError(f"quantities is {names!r}; accepted is a list of names, such as ['rotation', 'rate'].")
+        raise MonitorError(f"`quantities` must be a list of names, got {names!r:.80}. Try ['rotation', 'rate'].")
     wanted = list(dict.fromkeys(map(str, given)))
     for name in wanted:
         if name not in _registry:
-            raise MonitorError(_unknown(name))
+            raise MonitorError(_unknown("quantities", name))
     if not wanted:
-        raise MonitorError("quantities is empty; name at least one, such as ['rotation'].")
+        raise MonitorError("`quantities` must name at least one quantity, got none. Try ['rotation'].")
     return [_registry[name] for name in wanted]
 
 
 def known() -> dict[str, QuantityInfo]:
-    """All registered quantities: what they are called, their units and meanings.
+    """Return all registered quantities by name, with their units and meanings.
 
     >>> known()["rate"].unit
     'rad'
@@ -126,7 +241,7 @@ def known() -> dict[str, QuantityInfo]:
 
 
 def compute(quantities: Sequence[Quantity], products: Products) -> dict[str, Array]:
-    """The values of some quantities, [steps, layers] each; NaN where something needed is not there or zero.
+    """Return the values of some quantities, [steps, layers] each; NaN if an input is missing or zero.
 
     >>> d = Products.zeros((1, 1)).with_(ww=np.full((1, 1), 9.0))
     >>> compute(find(["weight_norm", "update_ratio"]), d)["weight_norm"]
@@ -138,20 +253,21 @@ def compute(quantities: Sequence[Quantity], products: Products) -> dict[str, Arr
             value = np.asarray(one.function(products), dtype=np.float64)
         if value.shape != products.ww.shape:
             raise MonitorError(
-                f"The quantity {one.info.name!r} gives {value.shape} for products of shape {products.ww.shape}."
+                f"The quantity {one.info.name!r} must return shape {products.ww.shape}, the shape of the products, got "
+                f"{value.shape}."
             )
         values[one.info.name] = value
     return values
 
 
-def _unknown(name: object) -> str:
+def _unknown(argument: str, name: object) -> str:
     near = get_close_matches(str(name), _registry, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return f"There is no quantity {name!r}{hint} Known: {', '.join(_registry)}. `quantity` registers another."
+    hint = f" Did you mean {near[0]!r}?" if near else " Register your own with `quantity`."
+    return f"`{argument}` must be one of {', '.join(_registry)}, got {name!r:.80}.{hint}"
 
 
 class _Noting:
-    """Stands for `Products`, and notes what is read."""
+    """Stand-in for `Products` that notes which products are read."""
 
     def __init__(self) -> None:
         random = np.random.default_rng(0)
@@ -171,28 +287,28 @@ class _Noting:
 
 
 def _probe(name: str, function: Function) -> frozenset[str]:
-    """The columns a function reads, after checking that it can be computed."""
+    """Return the columns that a function reads, after checking that it works."""
     noting = _Noting()
     try:
         with np.errstate(all="ignore"):
             value = np.asarray(function(noting))  # type: ignore[arg-type]
     except Exception as error:
         raise MonitorError(
-            f"The quantity {name!r} cannot be computed: {type(error).__name__}: {error}. It is a function of the inner "
-            "products of one step, such as `lambda d: d.gu / (d.gg * d.uu) ** 0.5`."
+            f"The quantity {name!r} must be a function of the inner products, got one that fails: "
+            f"{type(error).__name__}: {error}. Try `lambda d: d.gu / (d.gg * d.uu) ** 0.5`."
         ) from error
     if value.shape != (2, 3) or value.dtype.kind not in "fiub":
         raise MonitorError(
-            f"The quantity {name!r} gives {value.dtype} of shape {value.shape} for products of shape (2, 3); it must "
-            "give one number a layer."
+            f"The quantity {name!r} must return one number per layer, got {value.dtype} of shape {value.shape} for "
+            "products of shape (2, 3)."
         )
     return frozenset(noting.read) & frozenset(COLUMNS)
 
 
 @quantity("rotation", "1", "cosine distance of the weights to their reference: 0 as it was, 1 at a right angle")
 def _rotation(d: Products) -> Array:
-    # 1 − cos from the difference e: the norms' difference is known through 2⟨w,e⟩ − ⟨e,e⟩ = ⟨w,w⟩ − ⟨w₀,w₀⟩, so
-    # nothing cancels however small the angle is. Where e is long, because w is far shorter than w₀, the cosine has more
+    # 1 − cos from the difference e: the difference of the norms follows from 2⟨w,e⟩ − ⟨e,e⟩ = ⟨w,w⟩ − ⟨w₀,w₀⟩, so
+    # nothing cancels however small the angle is. If e is long, because w is far shorter than w₀, the cosine has more
     # digits. With a rounded w₀ the difference is no better than the cosine.
     length, first = np.sqrt(d.ww), np.sqrt(d.rr)
     norms = length * first
@@ -245,7 +361,7 @@ def _effective_lr(d: Products) -> Array:
 
 @quantity("effective_lr_measured", "1", "angle of this step over ‖w‖ times the gradient's norm across w")
 def _effective_lr_measured(d: Products) -> Array:
-    square = d.bb * d.gg - d.bg**2  # (‖w‖‖g⊥‖)²; of a gradient along the weights there is nothing left but rounding
+    square = d.bb * d.gg - d.bg**2  # (‖w‖‖g⊥‖)²; only rounding if the gradient is along the weights
     return np.where(square > _ACROSS * d.bb * d.gg, angle(d.ww, d.wu, d.uu) / np.sqrt(square), np.nan)
 
 
@@ -271,5 +387,5 @@ def _weight_decay(d: Products) -> Array:
     return d.decay
 
 
-#: The quantities that are recorded unless others are asked for.
+#: The quantities that are recorded by default.
 DEFAULT = tuple(_registry)

@@ -1,8 +1,13 @@
-"""The way of a measurement from the device into the run: by the writer's thread, where it becomes quantities."""
+"""The run of a monitor: where it begins and ends, and the path of a measurement from the device to its rows.
+
+The `Chronicle` opens, resumes and closes the run. The `Recorder` turns measurements into rows, on the writer's thread.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,20 +22,21 @@ import torch
 from torch import Tensor
 
 from gyroscope.diagnose.naming import Naming
-from gyroscope.errors import StoreError
-from gyroscope.monitor import request
+from gyroscope.errors import GyroscopeError, StoreError
 from gyroscope.monitor.clock import Clock
 from gyroscope.monitor.detail import Detail
-from gyroscope.monitor.measured import Measured, arriving, products_of
-from gyroscope.monitor.products import Products
-from gyroscope.monitor.quantities import Quantity, compute
-from gyroscope.monitor.resume import Saved, write_all
-from gyroscope.monitor.track import Track
-from gyroscope.store import Deferred, Event, LayerInfo, QuantityInfo, Rows, Scalars, Sink, Writer
+from gyroscope.monitor.quantities import Products, Quantity, compute
+from gyroscope.monitor.reference import Place, Precision
+from gyroscope.monitor.resume import Beginning, Existing, Saved, agreed, beginning, file_of, write_all
+from gyroscope.monitor.track import Measured, Track, arriving, products_of
+from gyroscope.store import Deferred, Event, LayerInfo, QuantityInfo, Rows, Scalars, Sink, Writer, lock, schema
+from gyroscope.store.folder import REQUEST
 from gyroscope.store.lock import Lock
 from gyroscope.store.record import Record, Values
 
 _LOG = logging.getLogger("gyroscope")
+# The number of steps of a request that names none, and the number of bytes that are read of one.
+_STEPS, _DIGITS = 5, 18
 
 
 @dataclass(frozen=True)
@@ -38,10 +44,10 @@ class Numbers:
     """Numbers of the whole network at a step, on their way to host memory.
 
     Attributes:
-        step: how often the optimizer was called.
+        step: the number of calls of the optimizer so far.
         values: the numbers.
-        skips: how many of these calls it skipped, where only a GPU knows.
-        done: an event after which they are there; None on a CPU.
+        skips: the number of these calls that the optimizer skipped, where only a GPU knows it.
+        done: an event after which they are in host memory; None on a CPU.
     """
 
     step: int
@@ -51,7 +57,7 @@ class Numbers:
 
     @classmethod
     def of(cls, step: int, values: Mapping[str, Any], skips: Tensor | None) -> Numbers:
-        """Send them on their way."""
+        """Start copying them to host memory."""
         on_gpu = [v for v in (*values.values(), skips) if isinstance(v, Tensor) and v.device.type == "cuda"]
         coming = {name: arriving(value) for name, value in values.items()}
         there, done = arriving(skips), None
@@ -62,10 +68,10 @@ class Numbers:
 
 
 class Recorder:
-    """Writes what the tracks of a monitor measure.
+    """Writes the measurements of a monitor's tracks.
 
     Attributes:
-        asked: number of steps that somebody has asked for in detail, through the signal file; 0 if nobody has.
+        asked: the number of steps that were requested in detail, through a file in the run's folder; 0 if none were.
     """
 
     def __init__(
@@ -103,20 +109,20 @@ class Recorder:
             on_tick=_weakly(self._tick),
             lock=lock,
         )
-        # The writer's thread holds no recorder, and so no model: with the last that does, the run is finished.
+        # The writer's thread holds neither the recorder nor the model: when the recorder is collected, the run ends.
         self._dropped = finalize(self, self.writer.finish)
-        self._dropped.atexit = False  # the writer sees to that
+        self._dropped.atexit = False  # the writer closes itself at exit
 
     def start(self) -> None:
-        """Count from the steps that the tracks are at."""
+        """Count steps from where the tracks are now."""
         self._last = [track.taken for track in self._tracks]
 
     def measured(self, part: int, measured: Measured, detail: dict[str, Tensor]) -> bool:
-        """Hand a measurement over; False if the writer has no room for it."""
+        """Pass a measurement to the writer; return False if its queue is full."""
         return self.writer.put(Deferred(self._resolve, (part, measured, detail)))
 
     def scalars(self, numbers: Numbers) -> None:
-        """Hand numbers over; those on a GPU are not waited for."""
+        """Pass numbers to the writer, without waiting for a GPU."""
         if numbers.done is not None:
             self._put(Deferred(self._told, numbers, small=True), numbers.step)
             return
@@ -124,21 +130,21 @@ class Recorder:
             self._put(record, record.step)
 
     def event(self, step: int, kind: str, text: str) -> None:
-        """Hand an event over."""
+        """Pass an event to the writer."""
         self._put(Event(step, kind, text), step)
 
     def _put(self, record: Scalars | Event | Deferred, step: int) -> None:
         if self.writer.put(record) or not self.writer.open:
             return
         if self._lost == 0:
-            _LOG.warning("%s: the disk cannot keep up; what is logged now is dropped (reported once)", self.path)
+            _LOG.warning("%s: the disk cannot keep up; logged values are dropped (reported once)", self.path)
         self._lost, self._lost_at = self._lost + 1, step
 
     def flush(self, timeout: float | None = None) -> None:
-        """Return when everything that was handed over is on the disk.
+        """Return when everything that was passed to the writer is on disk.
 
         Raises:
-            StoreError: writing has failed, took too long, or had no space for what was logged since the last flush.
+            StoreError: writing failed, took too long, or values logged since the last flush were dropped.
         """
         self.writer.flush(timeout)
         if self._lost:
@@ -152,19 +158,19 @@ class Recorder:
             )
 
     def reference(self, saved: Saved, file: str) -> None:
-        """Have the reference written beside the run."""
+        """Write the reference into the run's folder, on the writer's thread."""
         self.writer.put(Deferred(write_all, (saved, self.path / file)))
 
     def close(self, *, interrupted: bool = False) -> None:
-        """Finish the run, and let go of the model."""
+        """Finish the run, and release the model."""
         if self._lost and self.writer.open:
-            with suppress(StoreError):  # it is in the log and in the run
+            with suppress(StoreError):  # it is reported in the log and in the run
                 self.flush()
         self.writer.close(interrupted=interrupted)
         self._tracks, self._details = (), ()
         self._dropped.detach()
 
-    # On the writer's thread.
+    # The methods below run on the writer's thread.
 
     def _resolve(self, payloads: Sequence[tuple[int, Measured, dict[str, Tensor]]]) -> Iterator[Record]:
         for part, group in groupby(payloads, lambda payload: payload[0]):
@@ -178,7 +184,7 @@ class Recorder:
         last = self._last[part]
         for measured, detail in items:
             step = measured.true_step
-            if not measured.skipped or step > last:  # a skipped step shows the weights of the one before
+            if not measured.skipped or step > last:  # a skipped step has the weights of the one before
                 kept.append((measured, detail))
                 steps.append(step)
                 last = step
@@ -198,13 +204,13 @@ class Recorder:
                 _LOG.warning("%s: %s", self.path, text)
                 yield Event(steps[-1], "error", text)
         yield Rows(part, at, values)
-        analysed: dict[int, dict[str, Values]] = {}
+        analyzed: dict[int, dict[str, Values]] = {}
         for i, (_, detail) in enumerate(kept):
             if detail:
                 found = self._details[part].resolve(detail)
                 yield Rows(part, np.array([steps[i]]), {name: value[None] for name, value in found.items()})
-                analysed[i] = found
-        yield from self._naming.events(part, steps, products, analysed)
+                analyzed[i] = found
+        yield from self._naming.events(part, steps, products, analyzed)
 
     def _told(self, payloads: Sequence[Numbers]) -> Iterator[Scalars]:
         for record in _scalars(payloads):
@@ -214,12 +220,33 @@ class Recorder:
     def _tick(self) -> None:
         used, self._used = self._used, thread_time()
         self._clock.wrote(self._used - used)
-        if steps := request.take(self.path):
+        if steps := _requested(self.path):
             self.asked = steps
 
 
+def _requested(run: Path) -> int:
+    """Return the number of steps that a request in the folder `run` asks for, and remove the request; 0 without one.
+
+    Anything but a regular file is left alone.
+    """
+    file = run / REQUEST
+    try:
+        found = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a named pipe would wait for a writer
+    except OSError:
+        return 0
+    try:
+        if not stat.S_ISREG(os.fstat(found).st_mode):
+            return 0
+        text = os.read(found, _DIGITS).decode(errors="replace").strip()
+    finally:
+        os.close(found)
+    with suppress(OSError):
+        os.unlink(file)
+    return int(text) if text.isdecimal() and int(text) > 0 else _STEPS
+
+
 def _weakly(method: Callable[[], None]) -> Callable[[], None]:
-    """A call of a method of an object that it does not keep alive."""
+    """Return a function that calls `method` without keeping its object alive."""
     found = WeakMethod(method)
 
     def call() -> None:
@@ -230,7 +257,7 @@ def _weakly(method: Callable[[], None]) -> Callable[[], None]:
 
 
 def _computed(one: Quantity, products: Products) -> tuple[Values, str | None]:
-    """A quantity's values; where it fails, those of the steps it does not fail at, and why."""
+    """Return the values of a quantity, and why it failed, if it did: then steps at which it fails are NaN."""
     problem = None
     try:
         value = compute([one], products)[one.info.name]
@@ -250,3 +277,217 @@ def _scalars(payloads: Sequence[Numbers]) -> Iterator[Scalars]:
             numbers.done.synchronize()
         step = numbers.step - (0 if numbers.skips is None else int(numbers.skips.item()))
         yield Scalars(step, {name: float(value) for name, value in numbers.values.items()})
+
+
+@dataclass(frozen=True)
+class About:
+    """Contents of a run.
+
+    Attributes:
+        path: the run's folder.
+        layers: its layers.
+        members: the positions of the layers of each optimizer.
+        quantities: the quantities that are recorded.
+        meta: the information that is kept with the run.
+        sinks: the places that it is mirrored to.
+        writes: True on the rank that writes it.
+        shared: True if several ranks measure it together.
+        held: the precision and place of references.
+    """
+
+    path: Path
+    layers: Sequence[LayerInfo]
+    members: Sequence[Sequence[int]]
+    quantities: Sequence[Quantity]
+    meta: Mapping[str, Any]
+    sinks: Sequence[Sink]
+    writes: bool
+    shared: bool
+    held: tuple[Precision, Place]
+
+
+class Chronicle:
+    """Begins or resumes a run when the first step is about to be taken; numbers and events wait until then.
+
+    Attributes:
+        recorder: writes the run; None on ranks that do not, and before an existing run is opened again.
+        begun: True once the run has begun.
+        loaded: True if the tracks' steps and references come from a loaded state.
+    """
+
+    def __init__(self, about: About, *, step: int | None, own_reference: bool) -> None:
+        self.about = about
+        self.recorder: Recorder | None = None
+        self.begun = False
+        self.loaded = False
+        self._step_given, self._own_reference = step, own_reference
+        self._waiting: list[tuple[str, Any]] = []
+        self._existing: Existing | None = None
+        self._zero: list[Measured] = []
+        self._tracks: Sequence[Track] = ()
+        self._details: Sequence[Detail] = ()
+        self._new_folders: list[Path] = []  # innermost first
+        self._find()
+
+    def _find(self) -> None:
+        """Look for a run to resume; a run of other layers is rejected, on all ranks that take part."""
+        problem: GyroscopeError | None = None
+        if self.about.writes:
+            try:
+                self._existing = Existing.at(self.about.path, self.about.layers)
+            except GyroscopeError as error:
+                problem = error
+        self._raise_together(problem)
+
+    def prepare(self, tracks: Sequence[Track], details: Sequence[Detail], clock: Clock) -> None:
+        """Measure the current weights as step 0, and open a new run, so that its errors are raised now."""
+        self._tracks, self._details, self._clock = tracks, details, clock
+        self._zero = [track.measure(gradients=False) for track in tracks]
+        problem: GyroscopeError | None = None
+        if self.about.writes and self._existing is None:
+            try:
+                self._open(self._step_given or 0, file_of(1))
+            except GyroscopeError as error:
+                problem = error
+        self._raise_together(problem)
+
+    def _raise_together(self, problem: GyroscopeError | None) -> None:
+        """Raise an error of the rank that writes on all ranks that take part."""
+        if self.about.writes or self.about.shared:
+            (problem,) = agreed((problem,), self.about.shared)
+        if problem is not None:
+            raise problem
+
+    @property
+    def steps(self) -> int:
+        """Number of calls of the optimizer; of several optimizers, the largest number."""
+        return max((track.taken for track in self._tracks), default=0)
+
+    def begin(self) -> None:
+        """Open the run, resuming it if it exists, and record the weights before the first step."""
+        if self.begun:
+            return
+        self.begun = True
+        start = beginning(
+            self._existing, self._tracks, self.about.members, loaded=self.loaded, step=self._step_given,
+            own_reference=self._own_reference, shared=self.about.shared,
+        )  # fmt: skip
+        for track in self._tracks:
+            if start.adopt is not None:
+                track.exchange(start.adopt.hold(track, *self.about.held))
+            if not self.loaded:
+                track.start(start.step)
+        saved = Saved.of(self._tracks) if start.new_reference else None
+        if self.about.writes:
+            self._write(start, saved)
+
+    def restart(self) -> None:
+        """Start a new attempt after a state was loaded; later records are kept, but no longer shown."""
+        self.loaded = True
+        if self.begun and self.recorder is not None:
+            self.recorder.close()
+            self._existing, self.recorder = Existing.at(self.about.path, self.about.layers), None
+        self.begun = False
+
+    def measured(self, part: int, measured: Measured, detail: dict[str, Any]) -> bool:
+        """Pass a measurement to the recorder; return False if the queue is full."""
+        return self.recorder is None or self.recorder.measured(part, measured, detail)
+
+    def log(self, numbers: Mapping[str, Any]) -> None:
+        """Pass numbers of the whole network to the recorder, without waiting for a GPU."""
+        if self.about.writes:
+            self._put("numbers", Numbers.of(self.steps, numbers, self._tracks[0].skips))
+
+    def event(self, kind: str, text: str) -> None:
+        """Pass an event to the recorder."""
+        if self.about.writes:
+            # Invalid Unicode, such as stray bytes in a file name, is escaped.
+            self._put("event", (self.steps, kind, text.encode("utf-8", "backslashreplace").decode()))
+
+    def warn(self, text: str) -> None:
+        """Log a warning, and record it as an error."""
+        if self.about.writes:
+            _LOG.warning("%s: %s", self.about.path, text)
+        self.event("error", text)
+
+    def end(self) -> None:
+        """Record the last step, if it was not measured."""
+        self.begin()
+        for part, track in enumerate(self._tracks):
+            if track.taken > track.measured_at:
+                measured = track.measure(gradients=False)
+                track.settle()
+                if not self.measured(part, measured, {}) and self.recorder is not None:
+                    with suppress(StoreError):  # the monitor's flush reports missing records
+                        self.recorder.writer.flush()  # makes room: the last step is always recorded
+                    self.measured(part, measured, {})
+
+    def _write(self, start: Beginning, saved: Saved | None) -> None:
+        """Write the first rows of the run, or of its next attempt."""
+        if start.warning is not None:
+            _LOG.warning("%s %s", self.about.path, start.warning)
+        file = file_of(1 if self._existing is None else self._existing.attempts + 1)
+        recorder = self.recorder or self._open(start.step, file if saved is not None else None)
+        recorder.start()
+        held = "; ".join(track.reference.held for track in self._tracks)
+        self.event("start" if self._existing is None else "resume", f"{start.said}; reference held in {held}")
+        for why in {detail.why_not for detail in self._details} - {None}:
+            self.event("note", f"activations, and conditioning if asked for, are not measured: {why}")
+        if saved is not None:
+            recorder.reference(saved, file)
+        if start.step == 0 and not self.loaded:
+            for part, measured in enumerate(self._zero):
+                recorder.measured(part, measured, {})
+        waiting, self._waiting = self._waiting, []
+        for what, payload in waiting:
+            self._put(what, payload)
+
+    def _open(self, step: int, reference_file: str | None) -> Recorder:
+        about = self.about
+        self._new_folders = [one for one in (about.path, *about.path.parents) if not os.path.exists(one)]
+        meta = about.meta if reference_file is None else {**about.meta, "reference_file": reference_file}
+        self.recorder = Recorder(
+            about.path, about.layers, self._tracks, self._details, about.quantities, self._clock,
+            step=step, meta=meta, sinks=about.sinks, lock=None if self._existing is None else self._existing.lock,
+        )  # fmt: skip
+        return self.recorder
+
+    def close(self, *, interrupted: bool) -> None:
+        """Finish the run, or unlock one that was not opened again."""
+        if self.recorder is not None:
+            self.recorder.close(interrupted=interrupted)
+        elif self._existing is not None:
+            self._existing.lock.release()
+
+    def discard(self) -> None:
+        """Close the run and, if it is new, remove it, for a monitor that could not be made."""
+        is_new = self.recorder is not None and self._existing is None
+        self.close(interrupted=True)
+        self.recorder = None
+        if is_new:
+            for file in self.about.path.iterdir():
+                if file.name.startswith((lock.FILE, schema.FILE)):
+                    file.unlink()
+            for folder in self._new_folders:
+                folder.rmdir()
+
+    @property
+    def waits(self) -> bool:
+        """True if numbers or events wait for the run to begin."""
+        return bool(self._waiting)
+
+    def drain(self) -> None:
+        """Pass on what still waits for the beginning, if the run is open."""
+        if self.recorder is None:
+            return
+        waiting, self._waiting = self._waiting, []
+        for what, payload in waiting:
+            self._put(what, payload, late=True)
+
+    def _put(self, what: str, payload: Any, *, late: bool = False) -> None:
+        if self.recorder is None or not (self.begun or late):
+            self._waiting.append((what, payload))
+        elif what == "numbers":
+            self.recorder.scalars(payload)
+        else:
+            self.recorder.event(*payload)

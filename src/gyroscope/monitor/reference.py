@@ -1,4 +1,4 @@
-"""w₀: the weights that rotation is measured against, where they come from and how they are held."""
+"""Reference weights w₀ that rotation is measured from: where they come from and how they are held."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ Precision = Literal["auto", "float32", "bfloat16"]
 Place = Literal["auto", "device", "cpu"]
 Source = nn.Module | Mapping[str, Any] | str | Path
 
-# Rounding w₀ to bfloat16 puts an error of 1e-3/√n on the cosine of a layer of n elements: 1e-6 from here on.
+# Rounding w₀ to bfloat16 causes an error of 1e-3/√n in the cosine of a layer of n elements: 1e-6 from this size on.
 _LARGE = 1 << 20
-# Below this everything is held exactly: there is nothing to save.
+# Below this size everything is held exactly, because rounding would save little.
 _WORTH_ROUNDING = 64 << 20
-# The share of a GPU's free memory that w₀ may take before it moves to pinned memory.
+# If w₀ takes a larger share of a GPU's free memory, it is held in pinned memory.
 _FREE_SHARE = 0.25
-# What is streamed from pinned memory at once.
+# Bytes that are streamed from pinned memory at once.
 _STREAMED = 256 << 20
 
 FILE = "reference.pt"
 
-# What can be measured, and measured from.
+# The dtypes that can be measured, and measured from.
 DTYPES = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
 
 _WRAPPERS = re.compile(r"(^|\.)(?:(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.)+")
@@ -49,13 +49,13 @@ _WRAPPERS = re.compile(r"(^|\.)(?:(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_
 
 @dataclass(frozen=True)
 class Reference:
-    """w₀ of all layers of a monitor's part.
+    """w₀ of all layers that one optimizer steps.
 
     Attributes:
         bundles: the layers that are measured together, each with its part of w₀.
-        rr: ⟨w₀,w₀⟩ a layer.
-        exact: 1 where w₀ is held as it was, else ⟨w₀,w₀⟩/⟨w₀,w̃₀⟩ for the rounded w̃₀.
-        held: how it is held, in words.
+        rr: ⟨w₀,w₀⟩ per layer.
+        exact: 1 if w₀ is held exactly, else ⟨w₀,w₀⟩/⟨w₀,w̃₀⟩ for the rounded w̃₀.
+        held: precision, place and size, in words.
     """
 
     bundles: list[Bundle]
@@ -72,7 +72,7 @@ class Reference:
         precision: Precision = "auto",
         place: Place = "auto",
     ) -> Reference:
-        """Hold `values` (the weights themselves unless given) as the reference of `weights`."""
+        """Hold `values`, by default the weights themselves, as the reference of `weights`."""
         source = [w.detach() for w in (weights if values is None else values)]
         mine, theirs = local(weights), local(source)
         held_in = _precisions(weights, [t.dtype for t in theirs], precision)
@@ -98,7 +98,7 @@ class Reference:
         return cls(bundles, rr, exact, _in_words(bundles))
 
     def moved(self, before: Sequence[Tensor], weights: Sequence[Tensor]) -> Reference:
-        """The same for weights that lie otherwise than `before` in memory, or elsewhere, or in another precision."""
+        """Return the same for weights with another memory layout, device or precision than `before`."""
         tensors = self.tensors(before)
         bundles, on_host = _bundle(weights, [t.dtype for t in tensors], "cpu" if self._on_host else "device")
         for bundle in bundles:
@@ -113,7 +113,7 @@ class Reference:
         return any(bundle.reference.device != bundle.device for bundle in self.bundles)
 
     def tensors(self, weights: Sequence[Tensor], *, on_host: bool = False) -> list[Tensor]:
-        """w₀ as tensors of the layers' shapes; whole ones, which all ranks of a sharded model ask for together."""
+        """Return w₀ as whole tensors of the layers' shapes; all ranks of a sharded model must call together."""
         found: list[Tensor] = [torch.empty(0)] * len(weights)
         mine = local(weights)
         for bundle in self.bundles:
@@ -128,7 +128,7 @@ class Reference:
                     from gyroscope.vectors.sharded import as_sharded
 
                     whole = as_sharded(whole.to(like.device), weights[i]).full_tensor()  # type: ignore[attr-defined]
-                # One at a time to host memory, if so: all of them may not fit on a device beside each other.
+                # One at a time to host memory: together they may not fit on the device.
                 found[i] = whole.cpu() if on_host else whole
         return found
 
@@ -136,7 +136,7 @@ class Reference:
 def _precisions(
     weights: Sequence[Tensor], given: Sequence[torch.dtype], precision: Precision
 ) -> list[torch.dtype]:  # fmt: skip
-    """What w₀ of each layer is held in, by the size of whole layers: all ranks must come to the same."""
+    """Return the dtype of each layer's w₀, by the size of whole layers, so that all ranks decide the same."""
     wide = [torch.promote_types(w.dtype, dtype) for w, dtype in zip(weights, given, strict=True)]
     size = sum(w.numel() * dtype.itemsize for w, dtype in zip(weights, wide, strict=True))
     round_off = precision == "bfloat16" or (precision == "auto" and size > _WORTH_ROUNDING)
@@ -147,7 +147,7 @@ def _precisions(
 
 
 def _bundle(weights: Sequence[Tensor], held: Sequence[torch.dtype], place: Place) -> tuple[list[Bundle], bool]:
-    """Layers that can be measured together; and whether w₀ goes to pinned memory."""
+    """Return the layers that can be measured together, and whether w₀ goes to pinned memory."""
     groups: dict[Any, list[int]] = {}
     for i, w in enumerate(weights):
         groups.setdefault((w.device, w.dtype, held[i]), []).append(i)
@@ -165,7 +165,7 @@ def _bundle(weights: Sequence[Tensor], held: Sequence[torch.dtype], place: Place
 
 
 def _at_most(most: int | None, members: list[int], weights: Sequence[Tensor]) -> list[list[int]]:
-    """Cut a list of layers so that each part has at most so many elements."""
+    """Split a list of layers into parts of at most so many elements."""
     if most is None:
         return [members]
     parts: list[list[int]] = [[]]
@@ -187,8 +187,8 @@ def _in_words(bundles: Sequence[Bundle]) -> str:
     return ", ".join(f"{key} ({size / 1e6:.1f} MB)" for key, size in places.items()) or "nothing"
 
 
-def from_source(source: Source, layers: Sequence[Layer], what: str = "reference") -> list[Tensor]:
-    """The weights of `layers` in another model, a state dict, or a checkpoint file; of their names and shapes.
+def from_source(source: Source, layers: Sequence[Layer], what: str = "`reference`") -> list[Tensor]:
+    """Return the weights of `layers` from another model, a state dict or a checkpoint file, by their names.
 
     >>> net, other = nn.Linear(3, 2), nn.Linear(3, 2)
     >>> bool((from_source(other, find_layers(net))[0] == other.weight).all())
@@ -202,38 +202,38 @@ def from_source(source: Source, layers: Sequence[Layer], what: str = "reference"
         named = source
     else:
         raise MonitorError(
-            f"{what} is a {type(source).__name__}; accepted are a model, a state dict, the path of a checkpoint, or "
-            "the folder of a run."
+            f"{what} must be a model, a state dict, the path of a checkpoint, or the folder of a run, got a "
+            f"{type(source).__name__}."
         )
     if not all(isinstance(key, str) for key in named):
-        raise MonitorError(f"{what} has keys that are no names: {list(named)[:3]}; accepted is a state dict.")
+        raise MonitorError(f"{what} must be a state dict, whose keys are names, got the keys {list(named)[:3]}.")
     named = _without_prefixes(named)
     found = []
     for layer in layers:
         weight = next((named[key] for key in _keys(layer) if key in named), None)
         if weight is None or not isinstance(weight, Tensor):
-            have = ", ".join(list(named)[:4])
+            have = (", ".join(list(named)[:4]) or "none") + (" and more" if len(named) > 4 else "")
             raise MonitorError(
-                f"The {what} has no weight {layer.name!r}; it has {have or 'none'}{', ...' if len(named) > 4 else ''}. "
-                "Give one of the same model, or choose the layers it has (layers=...)."
+                f"{what} must have the weight {layer.name!r}, got {have}. "
+                "Pass one of the same model, or choose layers that it has (layers=...)."
             )
         if weight.shape != layer.parameter.shape:
             raise MonitorError(
-                f"The {what} has {layer.name!r} of shape {tuple(weight.shape)}; the model's is "
-                f"{tuple(layer.parameter.shape)}. Give one of the same model."
+                f"{what} must have {layer.name!r} of shape {tuple(layer.parameter.shape)}, as the model has, got "
+                f"{tuple(weight.shape)}. Pass one of the same model."
             )
         if weight.is_meta or weight.layout != torch.strided or weight.dtype not in DTYPES:
             kind = "on the meta device, without values" if weight.is_meta else f"{weight.dtype}, {weight.layout}"
             raise MonitorError(
-                f"The {what} has {layer.name!r} as a tensor that is {kind}; accepted are dense tensors of float32, "
-                "float64, bfloat16 and float16. Convert it with .to_dense() or .float(), or load it to a CPU."
+                f"{what} must hold dense tensors of float32, float64, bfloat16 or float16, got {layer.name!r}, which "
+                f"is {kind}. Convert it with .to_dense() or .float(), or load it to a CPU."
             )
         found.append(weight.detach())
     return [_laid_out(w, layer.parameter) for w, layer in zip(found, layers, strict=True)]
 
 
 def _laid_out(weight: Tensor, parameter: Tensor) -> Tensor:
-    """A whole weight as the parameter lies over the ranks."""
+    """Distribute a whole weight over the ranks as the parameter is."""
     if not is_sharded(parameter) or is_sharded(weight):
         return weight
     from torch.distributed.tensor import distribute_tensor
@@ -243,7 +243,7 @@ def _laid_out(weight: Tensor, parameter: Tensor) -> Tensor:
 
 
 def _keys(layer: Layer) -> list[str]:
-    """The names a layer's weight may have in a state dict."""
+    """Return the names that a layer's weight may have in a state dict."""
     stem = layer.name.removesuffix(layer.name.split(".")[-1])
     return [layer.name, stem + layer.attribute]
 
@@ -261,7 +261,7 @@ def _without_prefixes(named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reference_file(folder: Path) -> str:
-    """The file that holds what a run was last measured against."""
+    """Return the name of the file with the last reference of a run."""
     if not run_file(folder).exists():
         return FILE
     with load(folder) as run:
@@ -269,25 +269,27 @@ def _reference_file(folder: Path) -> str:
 
 
 def read_tensors(path: Path) -> Mapping[str, Any]:
-    """The tensors of a checkpoint file, or of a run's reference; nothing in it is executed."""
+    """Return the tensors of a checkpoint file, or of a run's reference; nothing in it is executed."""
     file = path / _reference_file(path) if os.path.isdir(path) else path
     if not os.path.isfile(file):
-        raise MonitorError(f"There is no file {file}; give the path of a checkpoint, or of a run that has a {FILE}.")
+        raise MonitorError(f"There is no file {file}. Pass the path of a checkpoint, or of a run that has a {FILE}.")
     try:
         if file.suffix == ".safetensors":
             from safetensors.torch import load_file
 
             loaded: Any = load_file(str(file))
         else:
-            # A checkpoint of the user's own may be in other formats of torch.
+            # A user's checkpoint may be in another format of torch.
             loaded = read_whole(file) if path.is_dir() else torch.load(file, map_location="cpu", weights_only=True)
     except ImportError:
-        raise MissingExtraError(f"{file} needs safetensors, which is not installed: pip install safetensors") from None
+        raise MissingExtraError(
+            f"Reading {file} needs safetensors, which is not installed: pip install safetensors"
+        ) from None
     except Exception as error:
         raise MonitorError(
             f"{file} cannot be read as a checkpoint of tensors: {error}. Save a state dict with torch.save."
         ) from error
     if not isinstance(loaded, Mapping):
-        raise MonitorError(f"{file} holds a {type(loaded).__name__}; accepted is a state dict.")
+        raise MonitorError(f"{file} must hold a state dict, got a {type(loaded).__name__}.")
     tensors = loaded.get("tensors")
     return tensors if isinstance(tensors, Mapping) else loaded

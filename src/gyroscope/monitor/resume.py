@@ -1,10 +1,11 @@
-"""Going on with a run that is there already: at which step, and against which reference."""
+"""Resuming an existing run, or a saved state: at which step, and measured from which reference."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +14,32 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gyroscope.base.accepted import listed, whole
 from gyroscope.base.checksums import read_whole
 from gyroscope.errors import MonitorError
-from gyroscope.monitor.measured import products_of
 from gyroscope.monitor.quantities import compute, find
 from gyroscope.monitor.reference import FILE, Place, Precision, Reference, from_source
-from gyroscope.monitor.track import Track
+from gyroscope.monitor.track import Track, products_of
 from gyroscope.store import LayerInfo, Run, load
 from gyroscope.store.folder import is_file, reserve, run_file, sync_folder
 from gyroscope.store.lock import Lock
 
-# How far recorded numbers, which are kept in float32, may be from those of the weights at hand: relatively, and for
-# rotations beside it by what rounding leaves of w₀ that is held exactly, or rounded.
+# The largest difference between recorded numbers, which are float32, and those of the current weights: relative, and
+# for rotations also absolute, because of rounding, with w₀ held exactly or rounded.
 _CLOSE = 1e-5
 _EXACT, _ROUNDED = 1e-12, 3e-7
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A reference as a checkpoint or a run keeps it: tensors by layer, and for each ⟨w₀,w₀⟩ and its correction."""
+    """A reference as a checkpoint or a run keeps it: tensors by layer, and ⟨w₀,w₀⟩ and its correction for each."""
 
     tensors: Mapping[str, Tensor]
     squares: Mapping[str, Sequence[float]]
 
     @classmethod
     def of(cls, tracks: Sequence[Track]) -> Saved:
-        """The reference of some tracks; all ranks of a sharded model ask together."""
+        """Return the reference of some tracks; all ranks of a sharded model must call together."""
         tensors: dict[str, Tensor] = {}
         squares: dict[str, list[float]] = {}
         for track in tracks:
@@ -51,17 +52,17 @@ class Saved:
         return cls(tensors, squares)
 
     def hold(self, track: Track, precision: Precision, place: Place) -> Reference:
-        """It again, as the reference of a track."""
+        """Return it as the reference of a track."""
         missing = [layer.name for layer in track.layers if layer.name not in self.squares]
         if missing:
-            raise MonitorError(f"The saved reference lacks the layer {missing[0]!r}; give one: reference=...")
-        values = from_source(self.tensors, track.layers, "saved reference")
+            raise MonitorError(f"The saved reference lacks the layer {missing[0]!r}. Pass another: reference=...")
+        values = from_source(self.tensors, track.layers, "The saved reference")
         held = Reference.take(track.parameters(), values, precision=precision, place=place)
         numbers = np.array([self.squares[layer.name] for layer in track.layers]).reshape(-1, 2)
         return Reference(held.bundles, numbers[:, 0].copy(), held.exact * numbers[:, 1], held.held)
 
     def write(self, file: Path) -> None:
-        """To a file that is there whole or not at all, also after a power failure."""
+        """Write it to a file that exists whole or not at all, also after a power failure."""
         new = file.with_suffix(".new")
         tensors = {name: t.cpu() for name, t in self.tensors.items()}
         with new.open("wb") as opened:
@@ -73,30 +74,29 @@ class Saved:
 
     @classmethod
     def read(cls, file: Path) -> Saved:
-        """From such a file; nothing in it is executed."""
+        """Read it from such a file; nothing in it is executed."""
         try:
             data = read_whole(file)
             return cls(data["tensors"], data["squares"])
         except FileNotFoundError:
             raise MonitorError(
-                f"{file} is not there, so what the run was measured against is not known; give it: reference=..."
+                f"{file} does not exist, so the reference of the run is not known. Pass it: reference=..."
             ) from None
         except Exception as error:
             raise MonitorError(
-                f"{file} cannot be read ({type(error).__name__}: {error}); give what the run was measured against: "
-                "reference=..."
+                f"{file} cannot be read ({type(error).__name__}: {error}). Pass the reference of the run: reference=..."
             ) from error
 
 
 def write_all(payloads: Sequence[tuple[Saved, Path]]) -> Iterator[Any]:
-    """Write references from the writer's thread."""
+    """Write references, on the writer's thread."""
     for saved, file in payloads:
         saved.write(file)
     return iter(())
 
 
 def file_of(attempt: int) -> str:
-    """The file of the reference that an attempt began with.
+    """Return the name of the file with the reference that an attempt began with.
 
     >>> file_of(1), file_of(3)
     ('reference.pt', 'reference-3.pt')
@@ -105,7 +105,7 @@ def file_of(attempt: int) -> str:
 
 
 class Existing:
-    """A run that is there already, of the same layers; locked from now on, so that nobody else resumes it."""
+    """An existing run of the same layers, which is locked, so that nobody else resumes it."""
 
     def __init__(self, run: Run, lock: Lock) -> None:
         self.path = run.path
@@ -119,7 +119,7 @@ class Existing:
 
     @classmethod
     def at(cls, path: Path, table: Sequence[LayerInfo]) -> Existing | None:
-        """The run in a folder, or None. A run of other layers is refused, before anything is changed."""
+        """Return the run in a folder, or None. A run of other layers is rejected before anything is changed."""
         if not is_file(run_file(path)):
             return None
         lock = reserve(path)
@@ -132,18 +132,18 @@ class Existing:
             raise
 
     def reference(self) -> Saved:
-        """What it was measured against."""
+        """Return the reference that it was measured from."""
         return Saved.read(self.path / self.meta.get("reference_file", FILE))
 
     def step_of(self, now: Now) -> int | None:
-        """The recorded step at which the weights were those at hand, told by their rotations and norms; the nearest."""
+        """Return the recorded step whose rotations and norms are those of the current weights, the nearest one."""
         if self._rotation is None or self._norms is None:
             return None
         slack = np.where(now.exact == 1.0, _EXACT, _ROUNDED)
         with np.errstate(all="ignore"):
             turned = abs(self._rotation - now.rotation) / (_CLOSE * now.rotation + slack)
             grown = abs(self._norms - now.norms) / (_CLOSE * now.norms)
-        turned[np.isnan(self._rotation) & np.isnan(now.rotation)] = 0.0  # layers that are zero, then and now
+        turned[np.isnan(self._rotation) & np.isnan(now.rotation)] = 0.0  # layers that were zero and still are
         grown[(self._norms == 0) & (now.norms == 0)] = 0.0
         far = np.nan_to_num(np.maximum(turned, grown), nan=np.inf).max(1)
         nearest = np.flatnonzero((far <= 1.0) & (far == far.min(initial=np.inf)))
@@ -151,29 +151,29 @@ class Existing:
 
 
 def _same_layers(path: Path, theirs: Sequence[LayerInfo], own: Sequence[LayerInfo]) -> None:
-    """Refuse a run of other layers."""
+    """Reject a run of other layers."""
     parts = [max((info.part for info in infos), default=0) + 1 for infos in (theirs, own)]
     if parts[0] != parts[1]:
         raise MonitorError(
-            f"{path} holds a run whose layers were stepped by {parts[0]} optimizers; here they are stepped by "
-            f"{parts[1]}. Give another folder."
+            f"{path} holds a run whose layers were stepped by {parts[0]} optimizers; here {parts[1]} step them. Pass "
+            "another folder."
         )
     for a, b in zip(theirs, own, strict=False):
         if (a.name, tuple(a.shape), a.part) != (b.name, tuple(b.shape), b.part):
             raise MonitorError(
                 f"{path} holds a run of another model: it has {a.name!r} of shape {tuple(a.shape)} "
-                f"where this one has {b.name!r} of shape {tuple(b.shape)}. Give another folder."
+                f"where this one has {b.name!r} of shape {tuple(b.shape)}. Pass another folder."
             )
     if len(theirs) != len(own):
         raise MonitorError(
-            f"{path} holds a run of another model or another choice of layers: it has {len(theirs)}, this one "
-            f"{len(own)}. Give another folder."
+            f"{path} holds a run of another model or another choice of layers: it has {len(theirs)} layers, this one "
+            f"{len(own)}. Pass another folder."
         )
 
 
 @dataclass(frozen=True)
 class Now:
-    """The weights at hand against a saved reference, a number a layer."""
+    """Current weights compared with a saved reference, one number per layer."""
 
     rotation: npt.NDArray[np.float64]
     norms: npt.NDArray[np.float64]
@@ -181,7 +181,7 @@ class Now:
 
     @classmethod
     def of(cls, tracks: Sequence[Track], members: Sequence[Sequence[int]], saved: Saved) -> Now:
-        """Measure them; all ranks of a sharded model together."""
+        """Measure them; all ranks of a sharded model must call together."""
         rotation, norms, exact = np.full((3, sum(map(len, members))), np.nan)
         for track, positions in zip(tracks, members, strict=True):
             probe = Track(track.layers, track.optimizer, saved.hold(track, "auto", "auto"), moves=False)
@@ -196,14 +196,14 @@ class Now:
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where recording begins.
+    """Start of recording.
 
     Attributes:
-        step: the step training is at.
-        said: why, in words.
-        new_reference: whether the reference has to be saved.
-        adopt: the run's own reference, if it is to be measured against that.
-        warning: what the user should hear.
+        step: the step that training is at.
+        said: the reason, in words.
+        new_reference: True if the reference has to be saved.
+        adopt: the run's own reference, if rotation is to be measured from it.
+        warning: a warning for the user.
     """
 
     step: int
@@ -223,9 +223,9 @@ def beginning(
     own_reference: bool,
     shared: bool,
 ) -> Beginning:
-    """Decide where recording begins: a new run, from a loaded state, or where the weights say.
+    """Decide where recording begins: in a new run, at a loaded state, or at the step that has these weights.
 
-    With `shared` several ranks decide together, and only the first has seen the run.
+    With `shared`, several ranks decide together, and only the first has seen the run.
     """
     saved: Saved | None = None
     problem: str | None = None
@@ -253,17 +253,17 @@ def beginning(
             raise MonitorError(problem or "The run has no reference.")
         return Beginning(step, f"resumed at step {step}", own_reference, None if own_reference else saved)
     (last,) = agreed((None if existing is None else existing.last,), shared)
-    why = problem or "the weights are those of none of its steps"
+    why = problem or "none of its steps has the current weights"
     warning = (
-        f"holds a run of this model up to step {last}, but {why}: a new attempt is recorded from step 0, the old one "
-        "is kept. To go on with it, load its checkpoint before `watch`, give `step=`, or call "
+        f"holds a run of this model up to step {last}, but {why}: a new attempt is recorded from step 0, and the old "
+        "one is kept. To resume it, load its checkpoint before `watch`, pass `step=`, or call "
         "`monitor.load_state_dict`."
     )
-    return Beginning(0, f"a new attempt; the one before had reached step {last}", True, None, warning)
+    return Beginning(0, f"a new attempt; the previous one reached step {last}", True, None, warning)
 
 
 def agreed(values: tuple[Any, ...], shared: bool) -> tuple[Any, ...]:
-    """The first rank's values, where several decide together.
+    """Return the first rank's values if several ranks decide together.
 
     >>> agreed((1, "a"), shared=False)
     (1, 'a')
@@ -273,3 +273,75 @@ def agreed(values: tuple[Any, ...], shared: bool) -> tuple[Any, ...]:
     box = [values]
     torch.distributed.broadcast_object_list(box, 0)
     return box[0]
+
+
+def rank() -> int:
+    """Return the rank of this process; 0 if there is only one."""
+    distributed = torch.distributed
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+
+
+def check_state(state: Any, names: Sequence[str], shapes: Sequence[tuple[int, ...]], optimizers: int) -> None:
+    """Reject a state that was saved for another model."""
+    wanted = {"layers", "shapes", "steps", "reference", "squares"}
+    if not isinstance(state, Mapping) or not wanted <= set(state):
+        have = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise MonitorError(f"`state` must have the keys {sorted(wanted)}, got {have}. Pass what state_dict() returned.")
+    if whole(state.get("version", 1)) != 1:
+        raise MonitorError(
+            f"`state` must be of version 1, got version {state['version']!r:.80} of a newer Gyroscope. Upgrade: "
+            "pip install --upgrade gyroscope"
+        )
+    kinds = {"layers": Sequence, "shapes": Sequence, "steps": Sequence, "reference": Mapping, "squares": Mapping}
+    for key, kind in kinds.items():
+        if not isinstance(state[key], kind):
+            raise MonitorError(
+                f"`state[{key!r}]` must be a {'list' if kind is Sequence else 'dict'}, got a "
+                f"{type(state[key]).__name__}. Nothing was changed. Pass what state_dict() returned."
+            )
+    for saved, own in zip(state["layers"], names, strict=False):
+        if not isinstance(saved, str) or saved != own:
+            raise MonitorError(
+                f"`state` must be of this model and this choice of layers, got the layer {saved!r} in the place of "
+                f"{own!r}. Nothing was changed."
+            )
+    count = len(state["layers"])
+    if count != len(names):
+        raise MonitorError(f"`state` must be of a model with {len(names)} layers, got {count}. Nothing was changed.")
+    for key in ("reference", "squares"):
+        missing = [name for name in names if name not in state[key]]
+        if missing:
+            raise MonitorError(
+                f"`state[{key!r}]` must have all layers, got none named {missing[0]!r}. Nothing was changed."
+            )
+    for name in names:
+        tensor, pair = state["reference"][name], state["squares"][name]
+        if not isinstance(tensor, Tensor):
+            raise MonitorError(
+                f"`state['reference'][{name!r}]` must be a tensor, got a {type(tensor).__name__}. Nothing was "
+                "changed. Pass what state_dict() returned."
+            )
+        if not isinstance(pair, Sequence) or len(pair) != 2 or not all(isinstance(x, Real) for x in pair):
+            raise MonitorError(
+                f"`state['squares'][{name!r}]` must be two numbers, got {pair!r:.80}. Nothing was changed. Pass what "
+                "state_dict() returned."
+            )
+    if len(state["shapes"]) != count:
+        raise MonitorError(
+            f"`state['shapes']` must have {count} shapes, got {len(state['shapes'])}. Nothing was changed."
+        )
+    for name, its, mine in zip(names, state["shapes"], shapes, strict=True):
+        if list(map(whole, listed(its))) != list(mine):
+            raise MonitorError(
+                f"`state` must be of a model whose {name!r} has shape {tuple(mine)}, got {tuple(listed(its))}. Nothing "
+                "was changed."
+            )
+    if len(state["steps"]) != optimizers:
+        raise MonitorError(
+            f"`state` must be of {optimizers} optimizers, got {len(state['steps'])}. Nothing was changed."
+        )
+    if any(whole(taken, 0) is None for taken in state["steps"]):
+        raise MonitorError(
+            f"`state['steps']` must be whole numbers >= 0, got {list(state['steps'])}. Nothing was changed. Pass what "
+            "state_dict() returned."
+        )

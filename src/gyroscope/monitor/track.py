@@ -1,8 +1,9 @@
-"""The layers that one optimizer steps: their weights before and after, and one measurement of all of them."""
+"""Measurement of the layers that one optimizer steps: their weights before and after, and its way to the host."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,17 +15,103 @@ from torch.optim import Optimizer
 from gyroscope.base.transfer import to_host
 from gyroscope.errors import MonitorError
 from gyroscope.layers.layer import Layer
-from gyroscope.monitor.measured import Measured, arriving
-from gyroscope.monitor.products import COLUMNS
+from gyroscope.monitor.quantities import COLUMNS, Products
 from gyroscope.monitor.reference import Reference
 from gyroscope.vectors.chunks import on, to_device
 from gyroscope.vectors.eager import accumulator
 from gyroscope.vectors.sharded import local, plan
 
-# Displacements are kept in float32 up to so many elements, then in bfloat16: an error of 1e-3/√n in their cosine.
+
+@dataclass(frozen=True)
+class Measured:
+    """One measurement, on its way from the device.
+
+    Attributes:
+        step: the number of calls of the optimizer so far.
+        matrix: the inner products [layers, columns], in host memory after `wait`.
+        there: True for columns that were measured.
+        gradients: True for layers that have a gradient.
+        rr, exact: those of the reference (see `Reference`).
+        lr, eta, decay: one number per layer, or a tensor that still has to arrive.
+        amp: of an optimizer that does the work of a GradScaler: whether it skipped this step because the gradients were
+            not finite, and how many steps it has skipped. (Otherwise it has unscaled the gradients in place.)
+        done: an event on the device after which everything is in host memory; None on a CPU.
+        spans: on some steps, events before and after each piece of work on the device.
+    """
+
+    step: int
+    matrix: Tensor
+    there: npt.NDArray[np.bool_]
+    gradients: npt.NDArray[np.bool_]
+    rr: npt.NDArray[np.float64]
+    exact: npt.NDArray[np.float64]
+    lr: list[Any]
+    eta: npt.NDArray[np.bool_]
+    decay: list[Any]
+    amp: tuple[Any, Any]
+    done: Any
+    spans: tuple[Any, ...]
+
+    def wait(self) -> float | None:
+        """Wait until everything is in host memory; return the seconds that the device spent on it, if known."""
+        if self.done is None:
+            return None
+        self.done.synchronize()
+        if not self.spans:
+            return None
+        spans = zip(self.spans[::2], self.spans[1::2], strict=True)
+        return float(sum(start.elapsed_time(end) for start, end in spans)) / 1e3
+
+    @property
+    def skipped(self) -> bool:
+        """True if the optimizer skipped the step because a gradient was not finite."""
+        return self.amp[0] is not None and bool(self.amp[0].item())
+
+    @property
+    def true_step(self) -> int:
+        """Number of the optimizer's steps so far, without skipped ones."""
+        return self.step - (0 if self.amp[1] is None else int(self.amp[1].item()))
+
+
+def products_of(measured: Sequence[Measured]) -> Products:
+    """Return the products [measurements, layers] of measurements that have arrived, with `steps` set to 1."""
+    raw = np.stack([m.matrix.numpy() for m in measured]).astype(np.float64)
+    for column, name in enumerate(COLUMNS):
+        values = raw[:, :, column]
+        for row, m in enumerate(measured):
+            if not m.there[column] or (m.skipped and {"u", "g"} & set(name)):
+                values[row] = np.nan
+            elif "g" in name:
+                values[row, ~m.gradients] = np.nan
+    lr = np.array([[float(v) for v in m.lr] for m in measured])
+    decay = np.array([[float(v) for v in m.decay] for m in measured])
+    return Products(
+        **{name: raw[:, :, column] for column, name in enumerate(COLUMNS)},
+        rr=np.stack([m.rr for m in measured]),
+        exact=np.stack([m.exact for m in measured]),
+        lr=lr,
+        eta=np.where(np.stack([m.eta for m in measured]), lr, np.nan),
+        decay=decay,
+        steps=np.ones_like(lr),
+    )
+
+
+def arriving(value: Any) -> Any:
+    """Return a number as it is, or a copy of a tensor that is on its way to host memory.
+
+    >>> arriving(0.5)
+    0.5
+    """
+    if not isinstance(value, Tensor):
+        return value
+    value = value.detach()
+    return value.clone() if value.device.type == "cpu" else to_host(value)
+
+
+# Displacements are kept in float32 up to so many elements, else in bfloat16: an error of 1e-3/√n in their cosine.
 _EXACT_MOVES = 1 << 24
 
-# The device's time is taken in the first so many steps, and then once in so many.
+# The device is timed in the first so many steps, then once in so many.
 _TIMED = 8
 
 
@@ -33,9 +120,9 @@ class Track:
 
     Args:
         layers: its layers, in forward order.
-        optimizer: whose steps are measured.
+        optimizer: the optimizer whose steps are measured.
         reference: w₀ of these layers.
-        moves: whether displacements are kept, to compare each with the one before.
+        moves: keep displacements, to compare each with the one before.
     """
 
     def __init__(self, layers: Sequence[Layer], optimizer: Optimizer, reference: Reference, *, moves: bool) -> None:
@@ -44,16 +131,16 @@ class Track:
         self.reference = reference
         self.taken = 0
         self.measured_at = 0
-        self.tried_at = 0  # the same, whether or not it could be recorded
+        self.tried_at = 0  # the same, also if it could not be recorded
         self.measuring = False
         self.sampling = False
-        self.asked_for = 0  # so many of the coming steps are measured in detail, whatever the interval
+        self.asked_for = 0  # number of coming steps to measure in detail, whatever the interval
         self.next_detail = 1
         self.conditioning = False
         self.next_conditioning = 1
-        self.analysed_at: int | None = None
+        self.analyzed_at: int | None = None
         self.skips: Tensor | None = None
-        self.caught_up = True  # whether the device had done all of the last measured step when the next one came
+        self.caught_up = True  # True if the device had finished the last measured step when the next one began
         self._moves = moves
         self._places = [_place(layer) for layer in self.layers]
         self._groups: list[int | None] = []
@@ -64,38 +151,38 @@ class Track:
         self._timing: bool | None = None
         self._count = 0
         self._stashed: list[Tensor | None] | None = None
-        self._inside: tuple[list[Tensor], list[Tensor]] | None = None  # parameters and weights, within a measured step
+        self._inside: tuple[list[Tensor], list[Tensor]] | None = None  # parameters and weights within a measured step
         self._fresh = True  # the weights are those of the last measurement
-        self._restless = False  # somebody changes them between steps
+        self._restless = False  # the weights are changed between steps
         self._versions: tuple[int, ...] = ()
         self._prepare(self.parameters())
 
     def start(self, step: int) -> None:
-        """Training is at this step."""
+        """Set the step that training is at."""
         self.taken = self.measured_at = self.tried_at = step
         self.next_detail = step + 1
-        self.next_conditioning, self.analysed_at = step + 1, None
+        self.next_conditioning, self.analyzed_at = step + 1, None
 
     def parameters(self) -> list[Tensor]:
-        """The layers' parameters as they are now; FSDP2 and Accelerate swap them in place."""
+        """Return the layers' current parameters; FSDP2 and Accelerate swap them in place."""
         try:
             return [owner[key] for owner, key in self._places]
         except KeyError:
             places = zip(self.layers, self._places, strict=True)
             gone = next(layer.name for layer, (owner, key) in places if key not in owner)
             raise MonitorError(
-                f"{gone!r} is no parameter of its module any more (pruning and parametrizations put others in its "
-                "place); watch the changed model anew."
+                f"{gone!r} is no longer a parameter of its module (pruning and parametrizations replace it). Call "
+                "watch again for the changed model."
             ) from None
 
     def release(self) -> None:
-        """Nothing will be measured any more: let go of everything but the reference."""
+        """Release everything but the reference, when nothing will be measured any more."""
         for bundle in self.reference.bundles:
             bundle.release()
         self._stashed = self._inside = None
 
     def before(self) -> None:
-        """A measured step is about to be taken: copy the weights."""
+        """Copy the weights before a measured step."""
         parameters = self.parameters()
         weights = self._look(parameters)
         self._notice_changes(parameters)
@@ -110,16 +197,16 @@ class Track:
 
     @property
     def fresh(self) -> bool:
-        """Whether the weights are those of the last measurement, as far as anybody has seen."""
+        """True if the weights are those of the last measurement, as far as hooks can see."""
         return self._fresh
 
     @property
     def may_skip(self) -> bool:
-        """Whether the optimizer does a GradScaler's work, and so may skip a step."""
+        """True if the optimizer does the work of a GradScaler, and so may skip a step."""
         return getattr(self.optimizer, "found_inf", None) is not None
 
     def pass_by(self) -> None:
-        """A step that is not measured is about to be taken: after a measured one, keep that one's weights."""
+        """Act before a step that is not measured: keep the weights, if the last step was measured."""
         if self._fresh:
             self._notice_changes(self.parameters())
         if self._fresh and not self._restless:
@@ -127,18 +214,18 @@ class Track:
             self._fresh = False
 
     def unseen(self) -> None:
-        """A step was taken that no hook has seen; from now on every measurement keeps the weights it saw."""
+        """Note a step that hooks did not see; from now on every measurement keeps its weights."""
         if not self._restless:
             self._fresh, self._restless = False, True
 
     def anchor(self) -> None:
-        """Keep the weights as they are now, to measure the next angle from."""
+        """Keep the current weights, to measure the next angle from them."""
         weights = self._look()
         for bundle in self.reference.bundles:
             bundle.anchor = bundle.anchored(_chosen(weights, bundle.members))
 
     def skipped(self) -> bool:
-        """Whether the optimizer, doing a GradScaler's work, has skipped this step; False where only a device knows."""
+        """Return whether the optimizer skipped this step as a GradScaler does; False if only a device knows."""
         found: Tensor | None = getattr(self.optimizer, "found_inf", None)
         if found is None:
             return False
@@ -148,13 +235,13 @@ class Track:
         return False
 
     def leave(self) -> None:
-        """The step that was to be measured was none."""
+        """Drop the copies for a step that was to be measured, but was skipped."""
         for bundle in self.reference.bundles:
             bundle.before = None
         self._stashed = self._inside = None
 
     def measure(self, *, gradients: bool = True) -> Measured:
-        """Inner products of all layers; nothing waits for the device. `settle` says what became of them."""
+        """Measure the inner products of all layers, without waiting for the device; call `settle` afterwards."""
         parameters = self.parameters() if self._inside is None else self._inside[0]
         given = [p.grad for p in parameters] if gradients else [None] * len(parameters)
         if gradients and self._stashed is not None:
@@ -170,7 +257,7 @@ class Track:
         except Exception as error:
             if over_ranks is None:
                 raise
-            # The other ranks are waiting for this one's part of the sums.
+            # The other ranks wait for this one's part of the sums.
             device, failed = local(parameters)[0].device, error
             matrix = torch.full((len(parameters), len(COLUMNS)), torch.nan, dtype=accumulator(device), device=device)
         if over_ranks is not None:
@@ -198,7 +285,7 @@ class Track:
         )
 
     def settle(self, *, recorded: bool = True) -> None:
-        """What was measured is recorded and the next angle is since now; or it is not, and nothing begins anew."""
+        """Measure the next angle from now, if the measurement was recorded; otherwise from where the last one was."""
         bundles = self.reference.bundles
         self.tried_at = self.taken
         if not recorded:
@@ -229,7 +316,7 @@ class Track:
         return self._in_order(parts, weights)
 
     def exchange(self, reference: Reference) -> None:
-        """Measure against another reference from now on."""
+        """Measure from another reference from now on."""
         self.reference = reference
         self._fresh = True
         self._prepare(self.parameters())
@@ -253,7 +340,7 @@ class Track:
         return tuple(map(id, parameters)), tuple(map(Tensor.data_ptr, weights)), groups
 
     def _look(self, parameters: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """The weights on this rank. Where they have been exchanged or moved, what is remembered follows them."""
+        """Return the weights on this rank. If they were exchanged or moved, the buffers follow them."""
         parameters = self.parameters() if parameters is None else parameters
         weights = local(parameters)
         if self._signature(parameters, weights) == self._known:
@@ -263,25 +350,25 @@ class Track:
             i = next(i for i, (a, b) in enumerate(zip(now, self._shapes, strict=True)) if a[0] != b[0])
             raise MonitorError(
                 f"The weights of {self.layers[i].name!r} had the shape {tuple(self._shapes[i][0])} and now have "
-                f"{tuple(now[i][0])}; watch the changed model anew."
+                f"{tuple(now[i][0])}. Call watch again for the changed model."
             )
         if now != self._shapes:
-            # Flat buffers are in the weights' order in memory, on their device.
+            # Flat buffers have the weights' order in memory and lie on their device.
             like = [torch.empty_strided(s, t, dtype=d, device=v) for s, t, d, v in self._shapes]
             self.reference = self.reference.moved(like, weights)
         self._prepare(parameters)
         return weights
 
     def _notice_changes(self, parameters: Sequence[Tensor]) -> None:
-        """Somebody may have changed the weights since they were measured (clipping, projections): then they are gone.
+        """Check whether the weights were changed since they were measured (clipping, projections).
 
-        From then on every measurement keeps the weights it saw.
+        If so, the measured weights are gone, and from now on every measurement keeps its weights.
         """
         if self._fresh and _versions(parameters) != self._versions:
             self._fresh, self._restless = False, True
 
     def _there(self) -> npt.NDArray[np.bool_]:
-        """Which columns will mean something."""
+        """Return which columns can be measured."""
         one = self.reference.bundles[0]
         update = one.before is not None
         move = one.anchor is not None or (update and self._fresh)
@@ -289,7 +376,7 @@ class Track:
         return np.array([all(known.get(letter, True) for letter in name) for name in COLUMNS])
 
     def _is_timed(self) -> bool:
-        """Whether the device's time is taken in this step: not always, since events cost the host time."""
+        """Return whether to time the device in this step; not always, because events cost the host time."""
         self._count += 1
         return self._count < _TIMED or self._count % _TIMED == 0
 
@@ -318,7 +405,7 @@ class Track:
 
 
 def _place(layer: Layer) -> tuple[Any, str]:
-    """The dictionary that holds a layer's parameter, and its key in it."""
+    """Return the dictionary that holds a layer's parameter, and its key."""
     *path, key = layer.attribute.split(".")
     module: Any = layer.module
     for name in path:
@@ -327,14 +414,14 @@ def _place(layer: Layer) -> tuple[Any, str]:
 
 
 def _versions(parameters: Sequence[Tensor]) -> tuple[int, ...]:
-    """Counters that go up whenever a tensor is changed in place; not through `.data`, which nobody can see."""
+    """Return counters that increase when a tensor is changed in place; changes through `.data` are invisible."""
     return tuple(p._version for p in parameters)
 
 
 def _gradients_that_will_be_overwritten(
     optimizer: Optimizer, parameters: Sequence[Tensor]
 ) -> list[Tensor | None] | None:
-    """Copies of the gradients where the step leaves something else in their place: torch's Nesterov momentum does."""
+    """Return copies of the gradients if the step overwrites them, as torch's Nesterov momentum does."""
     if not isinstance(optimizer, torch.optim.SGD) or not any(g.get("nesterov") for g in optimizer.param_groups):
         return None
     having = [i for i, p in enumerate(parameters) if p.grad is not None and not p.grad.is_sparse]
@@ -350,7 +437,7 @@ def _chosen(tensors: list[Tensor], members: Sequence[int]) -> list[Tensor]:
 
 
 def _mark(weights: Sequence[Tensor], timed: bool) -> Any:
-    """An event on the stream that the work goes to, on a GPU."""
+    """Record an event on the current stream of a GPU; return None on other devices."""
     device = weights[0].device
     if device.type != "cuda":
         return None

@@ -1,4 +1,4 @@
-"""The writing side of a run's file: taken up by an attempt, and added to in batches."""
+"""The rows of a run's file: numbers as bytes, taken up by an attempt and added to in batches."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import json
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -18,11 +19,12 @@ from gyroscope.errors import StoreError
 from gyroscope.store import schema
 from gyroscope.store.arguments import step_of
 from gyroscope.store.connect import connect
-from gyroscope.store.record import Event, LayerInfo, QuantityInfo, Record, Rows, Scalars
+from gyroscope.store.record import Event, LayerInfo, QuantityInfo, Record, Rows, Scalars, Values
 
 _SERIES = "INSERT OR REPLACE INTO series (attempt, step, quantity, part, crc, data) VALUES (?, ?, ?, ?, ?, ?)"
 _SCALARS = "INSERT OR REPLACE INTO scalars (attempt, step, name, value) VALUES (?, ?, ?, ?)"
 _EVENTS = "INSERT INTO events (attempt, step, time, kind, text) VALUES (?, ?, ?, ?, ?)"
+_UNKNOWN = np.full(1, np.nan, dtype=np.float32)
 
 
 @dataclass
@@ -125,7 +127,7 @@ class Database:
     def _rows(self, record: Rows) -> Iterable[tuple[Any, ...]]:
         if record.part not in self._widths:
             raise StoreError(f"values of part {record.part} were given to a run of the parts {sorted(self._widths)}.")
-        steps = [step_of(step) for step in record.steps]
+        steps = _steps(record.steps)
         shape = (len(steps), self._widths[record.part])
         for name, given in record.values.items():
             values = np.asarray(given, dtype=np.float32)
@@ -136,9 +138,9 @@ class Database:
                     f"values of {name!r} have shape {values.shape}; {shape[0]} steps of the {shape[1]} layers of part "
                     f"{record.part} have shape {shape}."
                 )
-            for step, data in zip(steps, schema.pack(values), strict=True):
+            for step, data in zip(steps, pack(values), strict=True):
                 key = (self.attempt, step, self._ids[name], record.part)
-                yield *key, schema.checksum(*key, data), data
+                yield *key, checksum(*key, data), data
 
 
 class _Transaction:
@@ -178,3 +180,50 @@ def _text(given: Any) -> str:
 
 def _described(layer: LayerInfo) -> str:
     return f"{layer.name!r} ({layer.kind}, {layer.shape}, part {layer.part})"
+
+
+def _steps(given: Any) -> list[int]:
+    """Return steps as numbers. Each is checked, unless they are an array of 64-bit integers."""
+    if isinstance(given, np.ndarray) and given.dtype == np.int64 and given.ndim == 1:
+        return list(map(int, given))
+    return [step_of(step) for step in given]
+
+
+def pack(values: Values) -> Iterator[bytes]:
+    """Yield the bytes of each row of `values` `[steps, layers]`.
+
+    A row is float32, little-endian, one number per layer. Two common cases are shorter: a row in which nothing is known
+    (all NaN) has no bytes, and a row of equal numbers (a learning rate) has one number.
+
+    >>> rows = np.array([[1.0, 2.0], [0.5, 0.5], [np.nan, np.nan]], dtype=np.float32)
+    >>> [len(data) for data in pack(rows)]
+    [8, 4, 0]
+    """
+    values = np.ascontiguousarray(values, dtype="<f4")
+    unknown = np.all(np.isnan(values), axis=1)
+    # Compared as bits, so that -0.0 stays -0.0.
+    bits = values.view("<u4")
+    equal = np.all(bits == bits[:, :1], axis=1)
+    for i, row in enumerate(values):
+        yield b"" if unknown[i] else row[:1].tobytes() if equal[i] else row.tobytes()
+
+
+def checksum(attempt: int, step: int, quantity: int, part: int, data: bytes) -> int:
+    """Return a number that shows whether a row is the one that was written, at the place where it was written.
+
+    >>> checksum(1, 5, 1, 0, b"") == checksum(1, 6, 1, 0, b"")
+    False
+    """
+    return crc32(data, crc32(b"%d %d %d %d" % (attempt, step, quantity, part)))
+
+
+def unpack(data: bytes, layers: int) -> Values:
+    """Return the row that `pack` made, as `[layers]` or, where all are equal, `[1]`.
+
+    >>> [data] = pack(np.array([[1.0, 2.0]], dtype=np.float32))
+    >>> unpack(data, 2)
+    array([1., 2.], dtype=float32)
+    """
+    if len(data) not in (0, 4, 4 * layers):
+        raise ValueError(f"{len(data)} bytes for {layers} layers")
+    return np.frombuffer(data, dtype="<f4") if data else _UNKNOWN

@@ -16,6 +16,8 @@ from gyroscope.store.lock import FILE as LOCK_FILE
 from gyroscope.store.lock import Lock
 from gyroscope.store.record import LayerInfo
 
+#: The file that asks the job that writes a run to look at its next steps in detail. It may hold the number of steps.
+REQUEST = "sample"
 #: Bytes that a disk must have left for a run to be resumed: SQLite's own files take 32 KB before the first row.
 _SPACE = 1 << 20
 
@@ -163,3 +165,20 @@ def sync_folder(folder: Path) -> None:
             os.fsync(file)
         finally:
             os.close(file)
+
+
+def request(run: Path, steps: int) -> None:
+    r"""Ask the job that writes the run in `run` to look at its next `steps` steps in detail.
+
+    Raises:
+        OSError: the folder cannot be written.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     request(Path(folder), 20)
+    ...     (Path(folder) / REQUEST).read_text()
+    '20\n'
+    """
+    new = run / f".{REQUEST}"
+    new.write_text(f"{steps}\n")
+    new.replace(run / REQUEST)  # whole or not at all: somebody is looking for it

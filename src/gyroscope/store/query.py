@@ -20,6 +20,7 @@ import numpy as np
 from gyroscope.errors import StoreError
 from gyroscope.store import schema
 from gyroscope.store.connect import FAILURES, connect, damaged, in_words
+from gyroscope.store.database import checksum, unpack
 from gyroscope.store.record import LayerInfo, Steps, Values
 
 _FINISHED = "ro&immutable=1"
@@ -191,9 +192,9 @@ def read_series(ask: Query, history: History, name: str, steps: Steps, layers: S
         among = f"step IN ({', '.join('?' * len(piece))})"
         for attempt, step, quantity, part, crc, data in _rows(ask, history, name, what, among, piece):
             try:
-                if schema.checksum(attempt, step, quantity, part, data) != crc:
+                if checksum(attempt, step, quantity, part, data) != crc:
                     raise ValueError("another checksum")
-                values[places[step], columns[part]] = schema.unpack(data, len(columns[part]))
+                values[places[step], columns[part]] = unpack(data, len(columns[part]))
             except (KeyError, TypeError, ValueError) as error:
                 raise damaged(ask.file, f"the values of {name!r} at step {step} are not those written") from error
     return values

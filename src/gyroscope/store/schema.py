@@ -1,24 +1,21 @@
-"""The layout of a run's file: its tables and their version, the check that it holds nothing that acts, rows as bytes.
+"""The layout of a run's file: its tables and their version, and the check that it holds nothing that acts.
 
 A run is a folder with `run.sqlite`, an SQLite database in write-ahead mode. A row of `series` holds one quantity of the
-layers of one part at one step, as float32 (see `pack`). A resumed run gets a new attempt; nothing that an earlier
-attempt wrote is deleted (see `query.History`).
+layers of one part at one step, as float32 (see `database.pack`). A resumed run gets a new attempt; nothing that an
+earlier attempt wrote is deleted (see `query.History`).
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
-from zlib import crc32
-
-import numpy as np
 
 from gyroscope.errors import StoreError
 from gyroscope.store.connect import damaged
-from gyroscope.store.record import LayerInfo, Values
+from gyroscope.store.record import LayerInfo
 
 FILE = "run.sqlite"
 #: What tells a run from another SQLite database: "GYRO" as a number.
@@ -26,7 +23,6 @@ APPLICATION = 0x4759524F
 VERSION = 1
 #: Bytes of a page. A row of 1,202 layers fills an overflow page and a fifth of another.
 PAGE = 4096
-_UNKNOWN = np.full(1, np.nan, dtype=np.float32)
 
 TABLES = {
     "meta": "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID",
@@ -139,43 +135,3 @@ def layers_from(rows: Iterable[tuple[str, str, str, int]], file: Path) -> tuple[
         return found
     except (RecursionError, TypeError, ValueError) as error:
         raise damaged(file, f"its layers cannot be understood ({error})") from error
-
-
-def pack(values: Values) -> Iterator[bytes]:
-    """Yield the bytes of each row of `values` `[steps, layers]`.
-
-    A row is float32, little-endian, one number per layer. Two common cases are shorter: a row in which nothing is known
-    (all NaN) has no bytes, and a row of equal numbers (a learning rate) has one number.
-
-    >>> rows = np.array([[1.0, 2.0], [0.5, 0.5], [np.nan, np.nan]], dtype=np.float32)
-    >>> [len(data) for data in pack(rows)]
-    [8, 4, 0]
-    """
-    values = np.ascontiguousarray(values, dtype="<f4")
-    unknown = np.all(np.isnan(values), axis=1)
-    # Compared as bits, so that -0.0 stays -0.0.
-    bits = values.view("<u4")
-    equal = np.all(bits == bits[:, :1], axis=1)
-    for i, row in enumerate(values):
-        yield b"" if unknown[i] else row[:1].tobytes() if equal[i] else row.tobytes()
-
-
-def checksum(attempt: int, step: int, quantity: int, part: int, data: bytes) -> int:
-    """Return a number that shows whether a row is the one that was written, at the place where it was written.
-
-    >>> checksum(1, 5, 1, 0, b"") == checksum(1, 6, 1, 0, b"")
-    False
-    """
-    return crc32(data, crc32(b"%d %d %d %d" % (attempt, step, quantity, part)))
-
-
-def unpack(data: bytes, layers: int) -> Values:
-    """Return the row that `pack` made, as `[layers]` or, where all are equal, `[1]`.
-
-    >>> [data] = pack(np.array([[1.0, 2.0]], dtype=np.float32))
-    >>> unpack(data, 2)
-    array([1., 2.], dtype=float32)
-    """
-    if len(data) not in (0, 4, 4 * layers):
-        raise ValueError(f"{len(data)} bytes for {layers} layers")
-    return np.frombuffer(data, dtype="<f4") if data else _UNKNOWN

@@ -102,7 +102,8 @@ class Writer:
                 raise in_words(error, run_file(self.path)) from error
             raise
         self.attempt = database.attempt
-        self._identity = _identity(run_file(self.path))
+        self._file = run_file(self.path)
+        self._identity = _identity(self._file)
         self._scribe = Scribe(database, step, sinks, (tuple(layers), dict(quantities), dict(meta)))
         self._on_tick, self._tick = on_tick, tick
         self._mail = Mailbox(queue)
@@ -216,11 +217,11 @@ class Writer:
 
     def _gone(self) -> str | None:
         """What became of the file, where it is no longer the one that is written; its name may be another's now."""
-        if self._identity == (now := _identity(run_file(self.path))):
+        if self._identity == (now := _identity(self._file)):
             return None
         what = "removed" if now is None else "replaced by another file"
         return (
-            f"{run_file(self.path)} was {what} while it was written: what was recorded is lost. Close the monitor and "
+            f"{self._file} was {what} while it was written: what was recorded is lost. Close the monitor and "
             "start a new run."
         )
 
@@ -233,7 +234,7 @@ class Writer:
     def _failed(self, error: BaseException) -> None:
         """Whatever it is, those who wait in flush() must hear of it."""
         if self.error is None:
-            self.error = in_words(error, run_file(self.path))
+            self.error = in_words(error, self._file)
             _LOG.error("Recording has stopped, training goes on: %s", self.error)
         self._mail.fail()
 

@@ -1,4 +1,4 @@
-"""The conditioning of every layer on some steps of a training, read off its own forward and backward passes."""
+"""Conditioning of every layer on some steps of a training, from its own forward and backward passes."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ _FACTORS = {"kappa_x": "Σx", "kappa_g": "Σ∇h", "kappa_f": "Σx ⊗ Σ∇h"}
 
 
 class Conditioned:
-    """Analyses the layers of one optimizer on the steps it is attached for.
+    """Analyzes the layers of one optimizer on the steps it is attached for.
 
-    The gradient at a layer's output is taken for that of the mean loss over all samples whose gradients the step is
-    taken with, as it is if the loss is a mean and, with accumulation, divided by the number of parts. Samples whose
-    gradients are thrown away do not count: those of a step that a `GradScaler` skips, or that is another optimizer's.
+    The gradient at a layer's output is assumed to be that of the mean loss over all samples of the step. This holds if
+    the loss is a mean and, with accumulation, divided by the number of parts. Samples whose gradients are discarded do
+    not count: those of a step that a `GradScaler` skips, or of another optimizer's step.
     """
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer], schedule: Schedule, *, shared: bool) -> None:
@@ -62,7 +62,7 @@ class Conditioned:
 
     @property
     def infos(self) -> dict[str, QuantityInfo]:
-        """Names, units and meanings of what may be found."""
+        """Names, units and meanings of the quantities that may be found."""
         found = {name: QuantityInfo(name, unit, meaning) for name, (unit, meaning) in _MEANING.items()}
         for name, factor in _FACTORS.items():
             for p in self.schedule.p:
@@ -72,19 +72,19 @@ class Conditioned:
 
     @property
     def names(self) -> list[str]:
-        """The quantities, in the order of the columns of what `take` gives."""
+        """Names of the quantities, in the order of the columns of `take`."""
         return list(self.infos)
 
     @property
     def attached(self) -> bool:
-        """Whether hooks are on."""
+        """True if hooks are attached."""
         return bool(self._handles)
 
     def attach(self) -> None:
-        """Put hooks on, to look at one step."""
+        """Attach hooks for one step."""
         if self.error is None:
             self._capture.reset()
-            self._weights = self._parameters()  # those that hold the gradients; FSDP2 exchanges them within a pass
+            self._weights = self._parameters()  # they hold the gradients; FSDP2 exchanges them within a pass
             if not self._handles:
                 self._capture.attach()
                 self._handles.append(self.model.register_forward_hook(_Hook(self._ran)))
@@ -92,7 +92,7 @@ class Conditioned:
                     self._handles.append(module.register_forward_pre_hook(_Hook(self._begins)))
 
     def detach(self) -> None:
-        """Take them off."""
+        """Remove the hooks."""
         if self._handles:
             for handle in self._handles:
                 handle.remove()
@@ -100,22 +100,22 @@ class Conditioned:
             self._capture.detach()
         self._weights = []
 
-    def analyse(self, *, scale: Tensor | None = None) -> str | None:
-        """Work out what the passes before this step have shown, with the weights and gradients as they are now.
+    def analyze(self, *, scale: Tensor | None = None) -> str | None:
+        """Analyze the passes before this step, with the current weights and gradients.
 
-        Ranks of a sharded model do it together. An error is said once and ends the analyses, never the training.
+        All ranks of a sharded model call it together. An error is reported once and ends the analyses, not training.
 
         Args:
-            scale: what the weights' gradients are still multiplied by, where the optimizer is to divide by it.
+            scale: the loss scale that the gradients still contain, if the optimizer is to divide by it.
 
         Returns:
-            What went wrong, if something did.
+            A message if the analysis failed, else None.
         """
         self._found = None
         if self.error is not None:
             return None
         try:
-            self._found = self._analysed(scale)
+            self._found = self._analyzed(scale)
         except Exception as error:
             self.error = error
             self.detach()
@@ -127,11 +127,11 @@ class Conditioned:
         return None
 
     def take(self) -> Tensor | None:
-        """What was found at this step, [layers, quantities]; None where nothing was."""
+        """Return what was found at this step, [layers, quantities], or None."""
         found, self._found = self._found, None
         return None if found is None else torch.from_numpy(found)
 
-    def _analysed(self, left: Tensor | None) -> npt.NDArray[np.float64] | None:
+    def _analyzed(self, left: Tensor | None) -> npt.NDArray[np.float64] | None:
         capture, scale = self._capture, self.schedule.scale
         problem: Exception | None = capture.broken
         capture.broken = None
@@ -168,13 +168,13 @@ class Conditioned:
         table = np.full((len(self.layers), len(names)), np.nan)
         for entry in entries:
             row = flat(entry.row())
-            # A tied weight is used twice; what it is by itself comes first.
+            # A tied weight is used twice; its own use comes first.
             if np.isnan(table[entry.position]).all():
                 table[entry.position] = [np.nan if row[name] is None else row[name] for name in names]
         return table
 
     def _begins(self, module: nn.Module, *_: Any) -> None:
-        """Gradients that are gone when a module is called anew were thrown away, and what was seen goes with them."""
+        """Drop the samples of gradients that were discarded before a module is called again."""
         if self._ignores() or torch._C._current_autograd_node() is not None:
             return
         for use in self._capture.uses.values():
@@ -201,7 +201,7 @@ class Conditioned:
 
 
 class _Hook:
-    """A hook on a module. It does not keep the analyses alive, and a copy of the model gets one that does nothing."""
+    """A hook on a module. It does not keep the analyses alive, and does nothing in a copy of the model."""
 
     def __init__(self, act: Callable[..., None] | None) -> None:
         self.act = None if act is None else weakref.WeakMethod(act)

@@ -24,8 +24,7 @@ from torch.utils.checkpoint import checkpoint
 import gyroscope
 from gyroscope.conditioning import Conditioning, Schedule
 from gyroscope.errors import ConditioningError
-from gyroscope.monitor.clock import Clock
-from gyroscope.monitor.pace import Pace
+from gyroscope.monitor.clock import Clock, Pace
 
 P = (0.1, 0.25, 0.5, 0.75, 1.0)
 PLAIN = ["lambda_x", "lambda_g", "lambda_f", "rank_x", "rank_g", "weight_spectral", "gradient_spectral", "domination"]
@@ -54,7 +53,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Any, y: Tensor) 
     optimizer.step()
 
 
-def analysed(model: nn.Module, x: Any, y: Tensor, **options: Any) -> Conditioning:
+def analyzed(model: nn.Module, x: Any, y: Tensor, **options: Any) -> Conditioning:
     return gyroscope.condition(model, F.cross_entropy, (x, y), **options)
 
 
@@ -78,7 +77,7 @@ def watched(
     expected = {}
     with gyroscope.watch(model, optimizer, folder / "run", conditioning=conditioning, **ALWAYS | options) as monitor:
         for i in range(1, steps + 1):
-            expected[i] = analysed(model, *batch(i))
+            expected[i] = analyzed(model, *batch(i))
             step(model, optimizer, *batch(i))
         assert monitor.error is None
     return gyroscope.load(folder / "run"), expected
@@ -114,7 +113,7 @@ def test_analyses_are_at_multiples_of_n_and_at_the_first_measured_step(
         assert_recorded(run, at, expected[at])
 
 
-def test_steps_asked_for_are_analysed_as_well(tmp_path: Path) -> None:
+def test_steps_asked_for_are_analyzed_as_well(tmp_path: Path) -> None:
     model = mlp()
     optimizer = sgd(model)
     expected = {}
@@ -122,7 +121,7 @@ def test_steps_asked_for_are_analysed_as_well(tmp_path: Path) -> None:
         for i in range(1, 11):
             if i == 6:
                 monitor.sample(2)
-            expected[i] = analysed(model, *batch(i))
+            expected[i] = analyzed(model, *batch(i))
             step(model, optimizer, *batch(i))
     run = gyroscope.load(tmp_path / "run")
     assert run.where("lambda_f").tolist() == [4, 6, 7]
@@ -181,7 +180,7 @@ def test_accumulated_parts_are_one_batch(tmp_path: Path, parts: int) -> None:
     with gyroscope.watch(model, optimizer, tmp_path / "run", conditioning=1, **ALWAYS):
         for i in range(3):
             x, y = batch(i)
-            expected.append(analysed(model, x, y))
+            expected.append(analyzed(model, x, y))
             optimizer.zero_grad(set_to_none=i % 2 == 0)
             for a, b in zip(x.chunk(parts), y.chunk(parts), strict=True):
                 (F.cross_entropy(model(a), b) / parts).backward()
@@ -209,7 +208,7 @@ def test_a_scaled_loss_has_the_numbers_of_the_loss(tmp_path: Path, fused: bool, 
     expected, scales = [], []
     with gyroscope.watch(model, optimizer, tmp_path / "run", conditioning=schedule, **ALWAYS) as monitor:
         for i in range(4):
-            expected.append(analysed(model, *batch(i)))
+            expected.append(analyzed(model, *batch(i)))
             scales.append(scaler.get_scale())
             optimizer.zero_grad()
             scaler.scale(F.cross_entropy(model(batch(i)[0]), batch(i)[1])).backward()
@@ -226,7 +225,7 @@ def test_a_scaled_loss_has_the_numbers_of_the_loss(tmp_path: Path, fused: bool, 
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_samples_of_a_skipped_step_do_not_count(tmp_path: Path, fused: bool) -> None:
-    """A scaler that begins too high skips steps: the first that is taken is the first that is analysed."""
+    """A scaler that begins too high skips steps: the first that is taken is the first that is analyzed."""
     model = mlp()
     optimizer, scaler = sgd(model, fused=fused), torch.amp.GradScaler("cpu", init_scale=2.0**10)
     schedule = Schedule(every=1, scale=scaler.get_scale)
@@ -235,7 +234,7 @@ def test_samples_of_a_skipped_step_do_not_count(tmp_path: Path, fused: bool) -> 
         for i in range(5):
             spoil = i in (0, 2)
             if not spoil:
-                expected.append(analysed(model, *batch(i)))
+                expected.append(analyzed(model, *batch(i)))
             scaled(model, optimizer, scaler, *batch(i), spoil=spoil)
         assert monitor.error is None
     run = gyroscope.load(tmp_path / "run")
@@ -244,7 +243,7 @@ def test_samples_of_a_skipped_step_do_not_count(tmp_path: Path, fused: bool) -> 
         assert_recorded(run, at, found)
 
 
-def test_several_optimizers_are_analysed_each_with_its_layers(tmp_path: Path) -> None:
+def test_several_optimizers_are_analyzed_each_with_its_layers(tmp_path: Path) -> None:
     model = mlp()
     ends, middle = [*model[0].parameters(), *model[4].parameters()], list(model[2].parameters())
     optimizers = [torch.optim.SGD(ends, 0.1), torch.optim.Adam(middle, 0.01)]
@@ -252,7 +251,7 @@ def test_several_optimizers_are_analysed_each_with_its_layers(tmp_path: Path) ->
     with gyroscope.watch(model, optimizers, tmp_path / "run", conditioning=2, **ALWAYS) as monitor:
         for i in range(4):
             x, y = batch(i)
-            expected.append(analysed(model, x, y))
+            expected.append(analyzed(model, x, y))
             model.zero_grad()
             F.cross_entropy(model(x), y).backward()
             for optimizer in optimizers:
@@ -264,7 +263,7 @@ def test_several_optimizers_are_analysed_each_with_its_layers(tmp_path: Path) ->
         assert_recorded(run, at, expected[at - 1])
 
 
-def test_a_network_that_another_is_trained_through_is_analysed_on_its_own_steps(tmp_path: Path) -> None:
+def test_a_network_that_another_is_trained_through_is_analyzed_on_its_own_steps(tmp_path: Path) -> None:
     """In a GAN gradients of the generator's loss reach the discriminator, and are thrown away."""
     torch.manual_seed(0)
     nets = nn.ModuleDict({"g": nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5)), "d": nn.Linear(5, 3)})
@@ -275,12 +274,12 @@ def test_a_network_that_another_is_trained_through_is_analysed_on_its_own_steps(
             x, y = batch(i)
             noise = torch.randn(N, 4, generator=torch.Generator().manual_seed(i))
             d.zero_grad()
-            on_d = analysed(nets["d"], x, y)
+            on_d = analyzed(nets["d"], x, y)
             F.cross_entropy(nets["d"](x), y).backward()
             d.step()
             g.zero_grad()
             whole = nn.Sequential(nets["g"], nets["d"])
-            on_g = analysed(whole, noise, y)
+            on_g = analyzed(whole, noise, y)
             F.cross_entropy(nets["d"](nets["g"](noise)), y).backward()
             g.step()
             expected.append((on_g.entries[:2], on_d.entries[0]))
@@ -316,7 +315,7 @@ def test_layers_that_are_used_without_being_called_are_recorded(tmp_path: Path) 
     with gyroscope.watch(model, optimizer, tmp_path / "run", conditioning=1, **ALWAYS) as monitor:
         for i in range(3):
             words = torch.randint(7, (N, 4), generator=torch.Generator().manual_seed(i))
-            expected.append(analysed(model, words, words[:, 0]))
+            expected.append(analyzed(model, words, words[:, 0]))
             step(model, optimizer, words, words[:, 0])
         assert monitor.error is None
     run = gyroscope.load(tmp_path / "run")
@@ -345,7 +344,7 @@ def test_checkpointed_layers_are_recorded_once(tmp_path: Path, reentrant: bool) 
     expected = []
     with gyroscope.watch(model, optimizer, tmp_path / "run", conditioning=1, **ALWAYS) as monitor:
         for i in range(2):
-            expected.append(analysed(model.body, *batch(i)))
+            expected.append(analyzed(model.body, *batch(i)))
             step(model, optimizer, *batch(i))
         assert monitor.error is None
     run = gyroscope.load(tmp_path / "run")
@@ -361,7 +360,7 @@ def test_evaluation_between_steps_does_not_count(tmp_path: Path) -> None:
     expected = []
     with gyroscope.watch(model, optimizer, tmp_path / "run", conditioning=1, **ALWAYS):
         for i in range(3):
-            expected.append(analysed(model, *batch(i)))
+            expected.append(analyzed(model, *batch(i)))
             with torch.no_grad():
                 model(100 * batch(50)[0])
             with torch.inference_mode():
@@ -421,7 +420,7 @@ def test_an_input_that_is_overwritten_before_the_step_was_seen_as_it_was(tmp_pat
     torch.manual_seed(0)
     model = nn.Linear(40, 3)  # more dimensions than samples: the samples themselves are kept
     optimizer, buffer, y = sgd(model), torch.randn(N, 40), batch(0)[1]
-    expected = analysed(model, buffer.clone(), y)
+    expected = analyzed(model, buffer.clone(), y)
     with gyroscope.watch(model, optimizer, tmp_path / "run", conditioning=1, **ALWAYS):
         F.cross_entropy(model(buffer), y).backward()
         buffer.fill_(7.0)
@@ -429,11 +428,11 @@ def test_an_input_that_is_overwritten_before_the_step_was_seen_as_it_was(tmp_pat
     assert_recorded(gyroscope.load(tmp_path / "run"), 1, expected)
 
 
-def test_frozen_layers_are_analysed_with_the_others(tmp_path: Path) -> None:
+def test_frozen_layers_are_analyzed_with_the_others(tmp_path: Path) -> None:
     model = mlp()
     model[2].requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    expected = analysed(model, *batch(1))
+    expected = analyzed(model, *batch(1))
     with gyroscope.watch(model, optimizer, tmp_path / "run", conditioning=1, **ALWAYS) as monitor:
         step(model, optimizer, *batch(1))
         assert monitor.error is None
@@ -485,7 +484,7 @@ def test_patches_are_those_of_an_analysis(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(100, 3))
     optimizer, x = sgd(model), torch.randn(N, 2, 7, 7)
-    expected = analysed(model, x, batch(0)[1], patches=True)
+    expected = analyzed(model, x, batch(0)[1], patches=True)
     with gyroscope.watch(model, optimizer, tmp_path / "run", conditioning=Schedule(every=1, patches=True), **ALWAYS):
         step(model, optimizer, x, batch(0)[1])
     assert expected["0.weight"].dimension_x == 18
@@ -493,7 +492,7 @@ def test_patches_are_those_of_an_analysis(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, about itself
-def test_of_a_compiled_model_the_run_says_why_nothing_is_analysed(tmp_path: Path) -> None:
+def test_of_a_compiled_model_the_run_says_why_nothing_is_analyzed(tmp_path: Path) -> None:
     model = torch.compile(mlp(), backend="eager")
     optimizer = sgd(model)
     with gyroscope.watch(model, optimizer, tmp_path / "run", conditioning=1, **ALWAYS) as monitor:
@@ -573,7 +572,7 @@ def test_a_resumed_run_goes_on_with_its_analyses(tmp_path: Path) -> None:
             if state:
                 monitor.load_state_dict(state)
             for i in steps:
-                expected[i] = analysed(model, *batch(i))
+                expected[i] = analyzed(model, *batch(i))
                 step(model, optimizer, *batch(i))
             state = monitor.state_dict()
             assert monitor.error is None
@@ -602,7 +601,7 @@ def hooks_of(model: nn.Module) -> int:
     return sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)
 
 
-def test_hooks_are_there_for_analysed_steps_alone(tmp_path: Path) -> None:
+def test_hooks_are_there_for_analyzed_steps_alone(tmp_path: Path) -> None:
     model, counts = mlp(), []
     optimizer = sgd(model)
     with gyroscope.watch(model, optimizer, tmp_path / "run", conditioning=3, activations=False, **ALWAYS) as monitor:
@@ -623,7 +622,7 @@ def test_copies_of_a_watched_model_are_not_watched(tmp_path: Path, make: Callabl
     given = batch(0) if make is mlp else (torch.arange(64).reshape(N, 4) % 7, torch.arange(N) % 7)
     optimizer = sgd(model)
     with gyroscope.watch(model, optimizer, tmp_path / "run", conditioning=1, **ALWAYS) as monitor:
-        expected = analysed(model, *given)
+        expected = analyzed(model, *given)
         if when == "after a step":
             step(model, optimizer, *given)
         elif when == "within a step":
@@ -685,7 +684,7 @@ def test_two_monitors_at_once_are_both_right(tmp_path: Path) -> None:
     one = gyroscope.watch(model, optimizer, tmp_path / "one", conditioning=1, **ALWAYS)
     two = gyroscope.watch(model, optimizer, tmp_path / "two", conditioning=2, layers="[02]*", **ALWAYS)
     for i in range(1, 5):
-        expected[i] = analysed(model, *batch(i))
+        expected[i] = analyzed(model, *batch(i))
         step(model, optimizer, *batch(i))
     one.close(), two.close()
     for at in (1, 2, 4):
@@ -742,13 +741,13 @@ def test_a_budget_that_there_is_not_cannot_be_kept(tmp_path: Path, given: Any) -
 
 
 def simulated(pace: Pace, steps: int, *, train: float, price: float, first: float = 0.0) -> Iterator[int]:
-    """The steps that are analysed, if a step takes `train` seconds and an analysis `price` more; the first step takes
+    """The steps that are analyzed, if a step takes `train` seconds and an analysis `price` more; the first step takes
     `first` on top."""
     following, last = 1, None
     for at in range(1, steps + 1):
         due = at >= following
         outside = train + (price if due else 0.0) + (first if at == 1 else 0.0)
-        pace.account(outside=outside, own=0.0, measured=True, sampled=False, exposed=True, analysed=due)
+        pace.account(outside=outside, own=0.0, measured=True, sampled=False, exposed=True, analyzed=due)
         if due:
             yield at
             last = at
@@ -811,21 +810,21 @@ def test_measuring_leaves_the_analyses_their_share(monkeypatch) -> None:
 def test_the_price_of_an_analysis_is_what_its_step_takes_beyond_others() -> None:
     clock = clock_after(analyses=True, train=0.01, measured=0.002)
     assert clock.analysis_price == 0
-    clock.analysed(9.0)  # the first says little
-    clock.analysed(0.042)
+    clock.analyzed(9.0)  # the first says little
+    clock.analyzed(0.042)
     assert clock.analysis_price == pytest.approx(0.030)
     assert clock.analyses_stretched() == 1000
-    clock.analysed(0.072)
+    clock.analyzed(0.072)
     assert clock.analysis_price == pytest.approx(0.045)
     before = clock.total
-    clock.analysed(0.001)  # cheaper than a step: noise
+    clock.analyzed(0.001)  # cheaper than a step: noise
     assert clock.total == before
     assert clock.analysis_price >= 0
 
 
 def test_costs_say_what_analyses_take() -> None:
     clock = clock_after(analyses=True, train=0.01, measured=0.002)
-    clock.analysed(0.042), clock.analysed(0.042)
+    clock.analyzed(0.042), clock.analyzed(0.042)
     given = {"interval": 20, "details": 100, "steps": 100, "measured": 100, "held": ""}
     without, with_them = clock.cost(**given), clock.cost(**given, analyses=1000)
     assert without.share == pytest.approx(0.01)
