@@ -16,8 +16,8 @@ from figures.made import example_run, run_of, texts
 from gyroscope import figures
 from gyroscope.errors import FigureError
 from gyroscope.figures import conditioning_by_layer, conditioning_over_time, spectra
-from gyroscope.figures.edges import edged
-from gyroscope.figures.lines import own_axes
+from gyroscope.figures.drawing import own_axes
+from gyroscope.figures.log_axis import edged
 
 
 def mlp(depth=3, width=8, *, bias=0.0, seed=0):

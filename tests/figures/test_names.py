@@ -6,7 +6,7 @@ import torch
 import gyroscope
 from gyroscope import figures
 from gyroscope.errors import FigureError
-from gyroscope.figures.names import short_names
+from gyroscope.figures.looks import short_names
 
 HALF = "$\\frac{$"
 

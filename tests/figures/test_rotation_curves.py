@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from figures.made import example_run, run_of, texts
 from gyroscope.figures import rotation_curves
-from gyroscope.figures.depth import depth_colours
+from gyroscope.figures.drawing import depth_colours
 
 CURVES = np.array([[0.0, 0.0, 0.0], [0.1, 0.2, 0.3], [0.4, 0.5, 0.9]])
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isnan
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,10 @@ from gyroscope.base.accepted import real
 from gyroscope.conditioning import Conditioning
 from gyroscope.conditioning.result import percent
 from gyroscope.errors import FigureError
-from gyroscope.figures.bars import colours, layer_axis
-from gyroscope.figures.conditioned import TITLES, Several, networks
-from gyroscope.figures.given import Layers, choose
-from gyroscope.figures.lines import finish
-from gyroscope.figures.marked import SAYS, Colour, Dash, Line, Mark, draw_marked
-from gyroscope.figures.names import short_names
-from gyroscope.figures.notebook import as_picture
+from gyroscope.figures.drawing import as_picture, finish
+from gyroscope.figures.looks import short_names
+from gyroscope.figures.over_depth import SAYS, Colour, Dash, Line, Mark, colours, draw_marked, layer_axis
+from gyroscope.figures.run_data import Layers, choose
 
 Values = npt.NDArray[np.float64]
 
@@ -168,3 +165,58 @@ def _key(figure: Figure, labels: list[str], shares: list[float], marks: list[Mar
 
 def _handle(label: str, colour: Colour, dash: Dash, marker: str) -> Line2D:
     return Line2D([], [], color=colour, linestyle=dash, marker=marker, markersize=4.5, label=label)
+
+
+Several = Conditioning | Mapping[str, Conditioning] | Iterable[Conditioning]
+
+#: The matrices of a layer, by the letter they have in the names of quantities.
+TITLES = {
+    "x": r"layer input, $\Sigma_x$",
+    "g": r"output-gradient, $\Sigma_{\nabla h}$",
+    "f": r"Fisher block, $F\approx\Sigma_x\otimes\Sigma_{\nabla h}$",
+}
+
+
+def as_conditioning(given: Conditioning) -> Conditioning:
+    """Return `given` if it is a conditioning of at least one layer.
+
+    >>> as_conditioning("mlp")
+    Traceback (most recent call last):
+    ...
+    gyroscope.errors.FigureError: a figure was given a str; it takes what gyroscope.condition(...) returns
+    """
+    if not hasattr(given, "rows") or not hasattr(given, "spectra"):
+        raise FigureError(
+            f"a figure was given a {type(given).__name__}; it takes what gyroscope.condition(...) returns"
+        )
+    if not given.layers:
+        raise FigureError("the conditioning has no layers to draw; its .untreated says why")
+    return given
+
+
+def networks(given: Several, labels: str | Sequence[str] | None, *, most: int) -> dict[str, Conditioning]:
+    """Return conditionings by their labels: "" for a single one without, numbers for several without.
+
+    >>> networks([], None, most=5)
+    Traceback (most recent call last):
+    ...
+    gyroscope.errors.FigureError: there is no conditioning to draw; give at least one
+    """
+    # A conditioning can be iterated over as well.
+    if hasattr(given, "rows") or not isinstance(given, Iterable):
+        names, found = [""], [cast(Conditioning, given)]
+    elif isinstance(given, Mapping):
+        names, found = list(given), list(given.values())
+    else:
+        found = list(given)
+        names = [f"network {i}" for i in range(1, len(found) + 1)] if len(found) > 1 else [""]
+    if not found:
+        raise FigureError("there is no conditioning to draw; give at least one")
+    found = [as_conditioning(one) for one in found]
+    if len(found) > most:
+        raise FigureError(f"{len(found)} conditionings were given; at most {most} can be told apart")
+    if labels is not None:
+        names = [labels] if isinstance(labels, str) else list(labels)
+        if len(names) != len(found) or len(set(names)) < len(names):
+            raise FigureError(f"labels={labels!r}; give one for each of {len(found)} conditionings, all different")
+    return dict(zip(names, found, strict=True))

@@ -14,13 +14,11 @@ from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
 from gyroscope.base.accepted import listed
 from gyroscope.errors import FigureError
-from gyroscope.figures.course import draw_course, said
 from gyroscope.figures.curves import curves
-from gyroscope.figures.edges import edged, say
-from gyroscope.figures.given import Layers, Measured, RunLike, as_run, choose, described, find, flag, held
-from gyroscope.figures.lines import depth_key, draw_lines, finish, page_key, span
+from gyroscope.figures.drawing import as_picture, depth_key, draw_course, draw_lines, finish, page_key, said, span
+from gyroscope.figures.log_axis import edged, say
 from gyroscope.figures.looks import look_of
-from gyroscope.figures.notebook import as_picture
+from gyroscope.figures.run_data import Layers, Measured, RunLike, as_run, choose, described, find, flag, held
 
 _LARGEST = ("lambda_x", "lambda_g", "lambda_f")
 _DOMINATION = ("weight_spectral", "domination")

@@ -12,18 +12,14 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from gyroscope.errors import FigureError
-from gyroscope.figures.curves import curves
+from gyroscope.figures.curves import curves, norms, rates
+from gyroscope.figures.drawing import as_picture, page_key
 from gyroscope.figures.effective_rates import effective_rates
-from gyroscope.figures.given import Layers, Measured, RunLike, as_run, at_least_one, choose, described, holds
-from gyroscope.figures.lines import page_key
+from gyroscope.figures.looks import literal
 from gyroscope.figures.moment_percentiles import moment_percentiles
-from gyroscope.figures.names import literal
 from gyroscope.figures.neurons import neurons
-from gyroscope.figures.norms import norms
-from gyroscope.figures.notebook import as_picture
-from gyroscope.figures.rates import rates
-from gyroscope.figures.rotation_curves import rotation_curves
-from gyroscope.figures.rotation_heatmap import rotation_heatmap
+from gyroscope.figures.rotation import rotation_curves, rotation_heatmap
+from gyroscope.figures.run_data import Layers, Measured, RunLike, as_run, at_least_one, choose, described, holds
 from gyroscope.figures.scalars import scalars
 
 

@@ -10,12 +10,22 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 
 from gyroscope.errors import FigureError
-from gyroscope.figures.course import draw_course, said
-from gyroscope.figures.given import Layers, Measured, RunLike, Series, as_run, described, find, flag, held, holds
-from gyroscope.figures.lines import MANY, Style, depth_key, draw_lines, emphasise, finish, own_axes, span, style_key
-from gyroscope.figures.looks import frame, look_of, settle
-from gyroscope.figures.names import spread
-from gyroscope.figures.predicted import predicted
+from gyroscope.figures.curves import predicted
+from gyroscope.figures.drawing import (
+    MANY,
+    Style,
+    depth_key,
+    draw_course,
+    draw_lines,
+    emphasise,
+    finish,
+    own_axes,
+    said,
+    span,
+    style_key,
+)
+from gyroscope.figures.looks import frame, look_of, settle, spread
+from gyroscope.figures.run_data import Layers, Measured, RunLike, Series, as_run, described, find, flag, held, holds
 
 if TYPE_CHECKING:
     from gyroscope.diagnose.predict import Prediction

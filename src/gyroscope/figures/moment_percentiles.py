@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from gyroscope.errors import FigureError
-from gyroscope.figures.bars import _MARKERS, colours, draw_bars, layer_axis
-from gyroscope.figures.given import Layers, RunLike, Series, as_run, described, find, held, numbers
-from gyroscope.figures.lines import finish, own_axes
+from gyroscope.figures.drawing import finish, own_axes
+from gyroscope.figures.over_depth import _MARKERS, colours, draw_bars, layer_axis
+from gyroscope.figures.run_data import Layers, RunLike, Series, as_run, described, find, held, numbers
 
 _NAMES = ("moment_p10", "moment_p50", "moment_p90")
 

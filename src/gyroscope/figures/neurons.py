@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from gyroscope.errors import FigureError
-from gyroscope.figures.bars import BARS, colours, draw_bars, layer_axis
-from gyroscope.figures.given import Layers, Measured, RunLike, as_run, described, find, flag, held, holds
-from gyroscope.figures.lines import MANY, Style, depth_key, draw_lines, finish, own_axes, span, style_key
+from gyroscope.figures.drawing import MANY, Style, depth_key, draw_lines, finish, own_axes, span, style_key
 from gyroscope.figures.looks import frame, look_of
+from gyroscope.figures.over_depth import BARS, colours, draw_bars, layer_axis
+from gyroscope.figures.run_data import Layers, Measured, RunLike, as_run, described, find, flag, held, holds
 
 Show = Literal["activity", "rotation"]
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from gyroscope.base.accepted import real
 from gyroscope.base.whole_file import whole_file
 from gyroscope.errors import FigureError
-from gyroscope.figures.given import flag
+from gyroscope.figures.run_data import flag
 
 #: The formats a figure can be written in.
 FORMATS = ("png", "svg", "pdf")

@@ -9,11 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from gyroscope.errors import FigureError
-from gyroscope.figures.bars import colours
-from gyroscope.figures.given import Measured, RunLike, as_run, described
-from gyroscope.figures.lines import finish, own_axes, span
-from gyroscope.figures.names import literal
-from gyroscope.figures.thin import thin
+from gyroscope.figures.drawing import finish, own_axes, span, thin
+from gyroscope.figures.looks import literal
+from gyroscope.figures.over_depth import colours
+from gyroscope.figures.run_data import Measured, RunLike, as_run, described
 
 # More lines than this in one panel are told apart by nobody.
 _SHOWN = 5

@@ -14,13 +14,11 @@ from matplotlib.ticker import PercentFormatter
 from gyroscope.conditioning import Conditioning, Spectra
 from gyroscope.conditioning.products import product_at
 from gyroscope.errors import FigureError
-from gyroscope.figures.conditioned import TITLES, as_conditioning
+from gyroscope.figures.conditioning_by_layer import TITLES, as_conditioning
 from gyroscope.figures.curves import note_layers
-from gyroscope.figures.depth import DEPTH
-from gyroscope.figures.edges import edged, say
-from gyroscope.figures.given import Layers, choose
-from gyroscope.figures.lines import MANY, NAMED, depth_bar, depth_key, draw_lines, finish
-from gyroscope.figures.notebook import as_picture
+from gyroscope.figures.drawing import DEPTH, MANY, NAMED, as_picture, depth_bar, depth_key, draw_lines, finish
+from gyroscope.figures.log_axis import edged, say
+from gyroscope.figures.run_data import Layers, choose
 
 Values = npt.NDArray[np.float64]
 Which = Literal["x", "g", "f"]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gyroscope.base.accepted import listed
 from gyroscope.base.accepted import seed as seed_of
 from gyroscope.errors import FigureError
-from gyroscope.figures.given import at_least_one
+from gyroscope.figures.run_data import at_least_one
 from gyroscope.store.record import QuantityInfo
 
 Values = npt.NDArray[np.float64]

@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from figures.made import example_run, run_of, written
 from gyroscope import figures
 from gyroscope.errors import FigureError, StoreError
-from gyroscope.figures.given import find
+from gyroscope.figures.run_data import find
 
 ONE_RUN = [
     figures.rotation_curves,
