@@ -9,9 +9,7 @@ from typer.testing import CliRunner
 
 import gyroscope.cli.show as module
 from figures.made import example_run, run_of, written
-from gyroscope.cli.kept import Kept
-from gyroscope.cli.show import show
-from gyroscope.cli.sparkline import BLOCKS, sparklines
+from gyroscope.cli.show import BLOCKS, Kept, show, sparklines
 from gyroscope.diagnose.standing_out import in_words
 from gyroscope.store import Event, LayerInfo, QuantityInfo, Rows, Run, Writer
 

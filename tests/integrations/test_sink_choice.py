@@ -9,8 +9,7 @@ from sink_runs import LAYERS, NAN, QUANTITIES, record, rotation, rows
 
 from gyroscope.errors import LayerError, MissingExtraError, MonitorError
 from gyroscope.integrations import Mirror, MLflow, TensorBoard, Trackio, Wandb
-from gyroscope.integrations.names import Names, one_part
-from gyroscope.integrations.tool import imported
+from gyroscope.integrations.mirror import Names, imported, one_part
 from gyroscope.store import LayerInfo, Rows, Scalars, load
 
 

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from gyroscope.errors import DynamicsError
-from gyroscope.theory.affine import Affine, FixedAffine, standardizing
-from gyroscope.theory.reparameterize import between, reparameterize
+from gyroscope.theory.reparameterize import Affine, FixedAffine, between, reparameterize, standardizing
 
 
 def draw(d, generator, *, diagonal, shift=True):

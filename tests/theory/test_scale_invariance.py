@@ -16,9 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gyroscope.errors import DynamicsError
 from gyroscope.layers.layer import layers
-from gyroscope.theory.alignment import alignment
-from gyroscope.theory.invariance import TOLERANCE, _judge, invariance
-from gyroscope.theory.rescaling import rescaled
+from gyroscope.theory.invariance import TOLERANCE, _judge, alignment, invariance, rescaled
 
 
 @pytest.fixture(autouse=True)

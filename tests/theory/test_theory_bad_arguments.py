@@ -15,7 +15,7 @@ from gyroscope.errors import DynamicsError
 from gyroscope.store.example import write_example
 from gyroscope.theory import adaptive, damping, decay, deep_linear, homogeneity, least_squares
 from gyroscope.theory.batch_norm import batch_norm
-from gyroscope.theory.decay_schedule import fixed_point, steps_to_rest
+from gyroscope.theory.equilibrium import fixed_point, steps_to_rest
 from gyroscope.theory.exponential import shrinkage
 
 X, Y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 2

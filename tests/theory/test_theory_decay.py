@@ -11,7 +11,7 @@ import torch
 from gyroscope.errors import DynamicsError
 from gyroscope.theory.adaptive import adagrad, adam, rmsprop
 from gyroscope.theory.decay import disagreement, norm_of, preconditioned, sgd, with_decay, with_l2, with_norm
-from gyroscope.theory.decay_schedule import (
+from gyroscope.theory.equilibrium import (
     figure7,
     fixed_point,
     norm_squares,

@@ -13,8 +13,7 @@ import torch
 from gyroscope.errors import DynamicsError
 from gyroscope.theory.adaptive import adam
 from gyroscope.theory.decay import sgd, with_decay, with_l2
-from gyroscope.theory.decay_schedule import fixed_point, norm_squares
-from gyroscope.theory.equilibrium import Equilibrium, approach, equilibrium, steps_until
+from gyroscope.theory.equilibrium import Equilibrium, approach, equilibrium, fixed_point, norm_squares, steps_until
 from gyroscope.theory.random_walk import random_walk
 
 SIZE = 64

@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gyroscope.cli import completion
+from gyroscope.cli import options
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
+from gyroscope.cli.options import Target, is_run, out_option
 from gyroscope.cli.printed import echo, text
-from gyroscope.cli.target import Target, is_run, out_option
 from gyroscope.errors import GyroscopeError, StoreError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def compare(
             metavar="[LABEL=]RUN...",
             help="Folders of runs, or folders that have runs in them; LABEL is what to call them.",
             show_default=False,
-            autocompletion=completion.run_paths,
+            autocompletion=options.run_paths,
         ),
     ],
     out: Annotated[
@@ -74,7 +74,7 @@ def compare(
             metavar="NAME",
             help="The logged number that the figure puts against rotation.",
             show_default="test_accuracy, or what all runs have",
-            autocompletion=completion.scalars,
+            autocompletion=options.scalars,
         ),
     ] = None,
 ) -> None:

@@ -10,8 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from gyroscope.cli.completion import RunPath, event_kinds
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, fail
+from gyroscope.cli.options import RunPath, event_kinds
 from gyroscope.cli.printed import echo, text
 from gyroscope.errors import GyroscopeError
 

@@ -11,8 +11,8 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 
-from gyroscope.cli.completion import RunPath, layers
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, fail
+from gyroscope.cli.options import RunPath, layers
 from gyroscope.cli.printed import echo, text
 from gyroscope.errors import GyroscopeError
 

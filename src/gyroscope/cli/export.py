@@ -9,10 +9,9 @@ from typing import Annotated
 
 import typer
 
-from gyroscope.cli.completion import RunPath, quantities_and_scalars
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
+from gyroscope.cli.options import RunPath, Target, out_option, quantities_and_scalars
 from gyroscope.cli.printed import echo
-from gyroscope.cli.target import Target, out_option
 from gyroscope.errors import GyroscopeError
 
 

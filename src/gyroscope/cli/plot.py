@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gyroscope.cli import completion
+from gyroscope.cli import options
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
+from gyroscope.cli.options import Target, is_run, out_option
 from gyroscope.cli.printed import echo
-from gyroscope.cli.target import Target, is_run, out_option
 from gyroscope.errors import GyroscopeError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def plot(
             metavar="RUN",
             help="The folder of a run, as it was given to gyroscope.watch. Several, or a folder of runs, for compare.",
             show_default=False,
-            autocompletion=completion.run_paths,
+            autocompletion=options.run_paths,
         ),
     ],
     figure: Annotated[Name, typer.Option(metavar="NAME", help="What to draw, by its name above.")] = Name.dashboard,
@@ -72,7 +72,7 @@ def plot(
         typer.Option(
             metavar="PATTERN",
             help="Only layers whose name matches, such as 'layer1.*'; may be repeated.",
-            autocompletion=completion.layers,
+            autocompletion=options.layers,
         ),
     ] = None,
     quantity: Annotated[
@@ -80,7 +80,7 @@ def plot(
         typer.Option(
             help="What curves, rotation_heatmap and conditioning_over_time show, such as gradient_norm.",
             show_default="rotation, or six of conditioning",
-            autocompletion=completion.quantities,
+            autocompletion=options.quantities,
         ),
     ] = None,
     accuracy: Annotated[
@@ -88,7 +88,7 @@ def plot(
         typer.Option(
             help="The logged number that compare puts against rotation.",
             show_default="test_accuracy",
-            autocompletion=completion.scalars,
+            autocompletion=options.scalars,
         ),
     ] = None,
 ) -> None:

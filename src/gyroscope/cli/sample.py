@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from gyroscope.cli.completion import RunPath
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, fail
+from gyroscope.cli.options import RunPath
 from gyroscope.cli.printed import echo
 from gyroscope.errors import GyroscopeError
 

@@ -3,25 +3,196 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from importlib import import_module
 from math import ceil
 from typing import Any
+from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 
 from gyroscope.base.accepted import listed
-from gyroscope.errors import LayerError, MonitorError
-from gyroscope.integrations.names import Clean, Names, grouped, one_part
-from gyroscope.integrations.picture import Pixels, heatmap
-from gyroscope.integrations.thinning import AT_EACH_STEP, Thinning
+from gyroscope.errors import FigureError, LayerError, MissingExtraError, MonitorError
 from gyroscope.store.record import Event, LayerInfo, QuantityInfo, Record, Rows, Scalars, Values
 
 LOG = logging.getLogger("gyroscope")
 
 #: The quantities that are mirrored unless others are named.
 QUANTITIES = ("rotation", "rate_per_step", "weight_norm")
+
+
+# MLflow takes 250 characters for a quantity, a slash and a layer.
+_LONGEST = 120
+
+Clean = Callable[[str], str]
+
+
+def as_it_is(name: str) -> str:
+    """Return `name`: for tools that take any.
+
+    >>> as_it_is("encoder/0:weight")
+    'encoder/0:weight'
+    """
+    return name
+
+
+def one_part(name: str) -> str:
+    """Return `name` in letters, digits, `_`, `.` and `-`, without slashes, which group things in these tools.
+
+    >>> one_part("encoder/0:weight"), one_part(".."), len(one_part(300 * "x"))
+    ('encoder_0_weight', '__', 120)
+    """
+    safe = re.sub(r"[^A-Za-z0-9_.-]", "_", name) or "_"
+    if set(safe) == {"."}:  # a folder, for tools that keep a file a name
+        safe = "_" * len(safe)
+    if len(safe) > _LONGEST:
+        return f"{safe[: _LONGEST - 9]}_{crc32(name.encode(errors='replace')):08x}"
+    return safe
+
+
+def grouped(name: str) -> str:
+    """Return `name` in the characters of `one_part` and slashes, none of them doubled, first or last.
+
+    >>> grouped("/train//top-5 accuracy")
+    'train/top-5_accuracy'
+    """
+    return one_part("") if not name.strip("/") else "/".join(one_part(part) for part in name.split("/") if part)
+
+
+class Names:
+    """Cleaned names, the same each time, and different for different names.
+
+    >>> names = Names(one_part)
+    >>> [names(name) for name in ("a/b", "a:b", "a_b", "a/b")]
+    ['a_b', 'a_b_2', 'a_b_3', 'a_b']
+    """
+
+    def __init__(self, clean: Clean) -> None:
+        self._clean = clean
+        self._chosen: dict[str, str] = {}
+        self._taken: set[str] = set()
+
+    def __call__(self, name: str) -> str:
+        """Return the name to use for `name`."""
+        if name not in self._chosen:
+            clean = chosen = self._clean(name)
+            count = 1
+            while chosen in self._taken:
+                count += 1
+                chosen = f"{clean}_{count}"
+            self._taken.add(chosen)
+            self._chosen[name] = chosen
+        return self._chosen[name]
+
+
+# What a tool can be asked for at every step without being felt; above it, steps are left out.
+AT_EACH_STEP = 100
+
+
+class Thinning:
+    """Lets through measured steps that are `every` steps apart, and keeps the last of those left out.
+
+    A quantity that is measured more seldom passes whenever it is `every` steps after its last.
+
+    >>> rows = Rows(0, np.arange(6), {"rotation": np.zeros((6, 2), np.float32)})
+    >>> thinning = Thinning(2)
+    >>> [(step, sorted(values)) for step, values in thinning.passed(rows)]
+    [(0, ['rotation']), (2, ['rotation']), (4, ['rotation'])]
+    >>> [(part, step) for part, step, _ in thinning.left()]
+    [(0, 5)]
+    """
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self._opened: dict[int, int] = {}
+        self._passed: dict[tuple[int, str], int] = {}
+        self._left: dict[tuple[int, str], tuple[int, Values]] = {}
+
+    def passed(self, rows: Rows) -> list[tuple[int, dict[str, Values]]]:
+        """Return the steps of `rows` to mirror, each with its values by quantity: those of the layers of the part."""
+        return [(int(step), found) for i, step in enumerate(rows.steps) if (found := self._at(rows, i, int(step)))]
+
+    def left(self) -> list[tuple[int, int, dict[str, Values]]]:
+        """Return, and forget, the part, step and values of what was measured after the last step let through."""
+        ends: dict[tuple[int, int], dict[str, Values]] = {}
+        for (part, quantity), (step, values) in self._left.items():
+            ends.setdefault((part, step), {})[quantity] = values
+        self._left = {}
+        return [(part, step, values) for (part, step), values in sorted(ends.items(), key=lambda end: end[0])]
+
+    def _at(self, rows: Rows, i: int, step: int) -> dict[str, Values]:
+        is_open = self._far(step, self._opened.get(rows.part)) or step == self._opened[rows.part]
+        found: dict[str, Values] = {}
+        for quantity, values in rows.values.items():
+            if np.isnan(values[i]).all():
+                continue
+            key = rows.part, quantity
+            if is_open or self._far(step, self._passed.get(key)):
+                found[quantity] = values[i]
+                self._passed[key] = step
+                self._left.pop(key, None)
+            else:
+                self._left[key] = step, values[i].copy()
+        if is_open and found:
+            self._opened[rows.part] = step
+        return found
+
+    def _far(self, step: int, last: int | None) -> bool:
+        return last is None or step < last or step - last >= self.every
+
+
+Pixels = npt.NDArray[np.uint8]
+
+
+def heatmap(run: Any) -> Pixels | None:
+    """Return the heatmap of `run` as `[height, width, 3]`, or None, with a line in the log, where it cannot be drawn.
+
+    >>> from gyroscope.figures import example_run
+    >>> heatmap(example_run(layers=5)).shape[2]
+    3
+    """
+    try:
+        from gyroscope.figures import rotation_heatmap
+    except MissingExtraError as error:
+        LOG.info("the rotation heatmap is left out: %s", error)
+        return None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    try:
+        figure = rotation_heatmap(run).figure
+    except FigureError as error:  # for instance a run without rotation
+        LOG.info("the rotation heatmap is left out: %s", error)
+        return None
+    figure.set_dpi(150)
+    canvas: Any = FigureCanvasAgg(figure)  # type: ignore[arg-type]
+    canvas.draw()
+    return np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[:, :, :3])
+
+
+def imported(module: str, *, sink: str, extra: str) -> Any:
+    """Import `module`, or say which extra brings it.
+
+    >>> imported("json", sink="Json", extra="json").__name__
+    'json'
+    >>> imported("no_such_tool", sink="NoSuch", extra="nosuch")
+    Traceback (most recent call last):
+        ...
+    gyroscope.errors.MissingExtraError: the NoSuch sink cannot import no_such_tool
+    (No module named 'no_such_tool'): pip install 'gyroscope[nosuch]'
+    """
+    try:
+        found = import_module(module)
+        if found.__spec__ is not None and found.__spec__.origin is None:
+            # wandb keeps runs in a folder called wandb, which Python takes for a package without code.
+            raise ImportError(f"{next(iter(found.__path__))} is a folder, not the package")
+    except ImportError as error:
+        message = f"the {sink} sink cannot import {module} ({error}): pip install 'gyroscope[{extra}]'"
+        raise MissingExtraError(message) from error
+    return found
 
 
 class Mirror:

@@ -7,9 +7,7 @@ from time import monotonic, time
 from typing import Any
 
 from gyroscope.errors import MonitorError
-from gyroscope.integrations.mirror import QUANTITIES, Mirror
-from gyroscope.integrations.picture import Pixels
-from gyroscope.integrations.tool import imported
+from gyroscope.integrations.mirror import QUANTITIES, Mirror, Pixels, imported
 
 # What MLflow takes in one call, and how long numbers wait for such a call to fill.
 _METRICS_A_CALL = 1000

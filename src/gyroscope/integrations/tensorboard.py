@@ -7,10 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gyroscope.integrations.mirror import QUANTITIES, Mirror
-from gyroscope.integrations.names import as_it_is
-from gyroscope.integrations.picture import Pixels
-from gyroscope.integrations.tool import imported
+from gyroscope.integrations.mirror import QUANTITIES, Mirror, Pixels, as_it_is, imported
 from gyroscope.store.record import Event, Record, Rows
 
 

@@ -6,10 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gyroscope.errors import MonitorError
-from gyroscope.integrations.mirror import QUANTITIES, Mirror
-from gyroscope.integrations.names import grouped
-from gyroscope.integrations.picture import Pixels
-from gyroscope.integrations.tool import imported
+from gyroscope.integrations.mirror import QUANTITIES, Mirror, Pixels, grouped, imported
 
 _TAKEN = {"project", "run", "timestamp", "step", "time", "metrics"}  # columns of Trackio's own
 

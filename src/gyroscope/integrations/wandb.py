@@ -6,9 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gyroscope.errors import MonitorError
-from gyroscope.integrations.mirror import QUANTITIES, Mirror
-from gyroscope.integrations.picture import Pixels
-from gyroscope.integrations.tool import imported
+from gyroscope.integrations.mirror import QUANTITIES, Mirror, Pixels, imported
 
 STEP = "gyroscope/step"
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gyroscope.base.checksums import read_whole
+from gyroscope.base.whole_file import read_whole
 from gyroscope.errors import MonitorError
 from gyroscope.monitor.measured import products_of
 from gyroscope.monitor.quantities import compute, find

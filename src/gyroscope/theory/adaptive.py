@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gyroscope.base.accepted import real
 from gyroscope.errors import DynamicsError
-from gyroscope.theory.given import integral
+from gyroscope.theory.domains import integral
 
 
 class Sum(NamedTuple):

@@ -20,7 +20,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from gyroscope.errors import DynamicsError
-from gyroscope.theory.share import check_share, check_strength
+from gyroscope.theory.domains import check_share, check_strength
 
 S = TypeVar("S")
 Rule = Callable[[Tensor, Tensor, S | None], tuple[Tensor, S]]

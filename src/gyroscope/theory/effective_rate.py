@@ -1,22 +1,21 @@
 """The effective learning rate of a layer whose scale does not matter (section 4.3 of Grosse's chapter).
 
 Without weight decay the norm of such a layer grows, and its effective learning rate falls: by equation 19 exactly, and
-about as 1/√(1 + k/k₀). `gyroscope.theory.law` fits that to runs in which learning rates change and weights decay.
+about as 1/√(1 + k/k₀). `decay_law` fits that to runs in which learning rates change and weights decay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf, nan
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from gyroscope.base.accepted import real
 from gyroscope.errors import DynamicsError
-from gyroscope.theory.given import count, numbers
-from gyroscope.theory.law import Floats, Law, along, decay_law
+from gyroscope.theory.domains import count, numbers
 
 
 def effective_lr(lr: npt.ArrayLike, weight_norm: npt.ArrayLike, *, momentum: float = 0.0) -> Floats:
@@ -144,3 +143,136 @@ def _series(name: str, given: npt.ArrayLike, steps: int) -> Floats:
             f"{name} has shape {values.shape}; accepted are one number from 0, or one for each of the {steps} steps."
         )
     return np.asarray(np.broadcast_to(values, (steps,)))
+
+
+Floats = npt.NDArray[np.float64]
+Kind = Literal["sgd", "adamw"]
+
+_STILL = 4e-6  # a series of float32 numbers that varies by no more than rounding does
+
+
+class Law(NamedTuple):
+    """A fitted decay law: e(k) = e₀/√(1 + k/k₀), how well it fits (R²), and its values at the steps."""
+
+    k0: float
+    e0: float
+    r2: float
+    curve: Floats
+
+
+def decay_law(
+    steps: npt.ArrayLike,
+    effective_lr: npt.ArrayLike,
+    *,
+    lr: npt.ArrayLike | None = None,
+    shrinkage: npt.ArrayLike = 0.0,
+    kind: Kind = "sgd",
+) -> Law:
+    """Fit e(k) = e₀/√(1 + k/k₀) to the effective learning rate of one layer (section 4.3 of Grosse's chapter).
+
+    For a scale-invariant layer under SGD the norm follows ‖w‖⁴ = ‖w₀‖⁴ (1 + k/k₀) with k₀ = ‖w₀‖⁴/(2η²g̃²), as long as
+    g̃ = ‖∇‖‖w‖ stays the same; so (e₀/e)² = 1 + k/k₀ is a straight line, found by least squares. Two things are taken
+    into account that bend this line. Where the learning rate changes, it is divided out, and a step counts as (η/η₀)²
+    steps, η₀ being the largest. Where weight decay shrinks the weights by a share d a step, the line becomes the
+    solution of y' = −4dy + 2η²g̃² for y = ‖w‖⁴, which levels off at the equilibrium. For Adam and AdamW it is ‖w‖² that
+    grows by the same amount each step: e(k) = e₀/(1 + k/k₀).
+
+    Args:
+        steps: the steps [S] of the measurements; k counts from the first.
+        effective_lr: η/‖w‖² at these steps; NaN where not known.
+        lr: η at these steps, or one number; without it, it is taken not to change.
+        shrinkage: d = ηλ at these steps, or one number (ηλ/(1−β) with momentum).
+        kind: "sgd" or "adamw".
+
+    Returns:
+        k0 (inf where the norm does not grow), e0, r2 of the straight line, and the law's curve at the steps. All are
+        NaN where fewer than three measurements are there.
+
+    >>> k = np.arange(100)
+    >>> law = decay_law(k, 0.1 / np.sqrt(1 + k / 25))
+    >>> round(law.k0, 6), round(law.e0, 6), round(law.r2, 6)
+    (25.0, 0.1, 1.0)
+    """
+    if kind not in ("sgd", "adamw"):
+        raise DynamicsError(f"kind is {kind!r}; accepted are 'sgd' (also with momentum) and 'adamw'.")
+    k, e = numbers("steps", steps), numbers("effective_lr", effective_lr)
+    if k.ndim != 1 or k.shape != e.shape:
+        raise DynamicsError(
+            f"steps has shape {k.shape} and effective_lr {e.shape}; accepted are two series of one length."
+        )
+    if not (np.diff(k) >= 0).all():
+        raise DynamicsError("The steps go back, or are no numbers; accepted are the steps of a series in their order.")
+    rate = _filled(np.ones_like(e) if lr is None else along("lr", lr, e))
+    lost = _filled(along("shrinkage", shrinkage, e))
+    power = 2 if kind == "sgd" else 1
+    top = float(np.max(rate, initial=0.0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        y = (rate / e) ** power  # ‖w‖⁴ or ‖w‖², up to a constant factor where η is not known
+    known = np.isfinite(y) & (y > 0)
+    if known.sum() < 3 or top <= 0 or not np.isfinite(lost).all():
+        return Law(nan, nan, nan, np.full_like(e, nan))
+    remains, grown = _basis(k, rate / top, 2 * power * lost)
+    start, slope, r2 = _line(remains[known], grown[known], y[known])
+    curve = rate / (start * remains + slope * grown) ** (1 / power)
+    return Law(start / slope if slope > 0 else inf, top / start ** (1 / power), r2, curve)
+
+
+def _basis(k: Floats, rate: Floats, lost: Floats) -> tuple[Floats, Floats]:
+    """The two solutions of y' = −lost·y + rate²·slope that a fit combines: from y = 1 without slope, and from 0 with 1.
+
+    Between measurements the later one's rate and loss are taken to hold.
+    """
+    gap = np.diff(k, prepend=k[0])
+    loss = lost * gap
+    gone = np.cumsum(loss)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        added = rate**2 * np.where(loss > 0, -np.expm1(-loss) / lost, gap)
+    grown, so_far, start = np.empty_like(added), 0.0, 0
+    while start < len(k):  # in stretches over which e^gone stays within bounds
+        end = max(start + 1, int(np.searchsorted(gone, gone[start] + 30.0, side="right")))
+        within = gone[start:end] - gone[start]
+        sums = so_far * np.exp(-loss[start]) + np.cumsum(added[start:end] * np.exp(within))
+        grown[start:end] = np.exp(-within) * sums
+        so_far, start = float(grown[end - 1]), end
+    return np.exp(-gone), grown
+
+
+def _line(remains: Floats, grown: Floats, y: Floats) -> tuple[float, float, float]:
+    """Least squares for y ≈ start·remains + slope·grown with start > 0 and slope ≥ 0, and its R²."""
+    scale = max(float(grown.max()), 1e-300)
+    table = np.stack([remains, grown / scale], axis=1)
+    start, slope = (float(v) for v in np.linalg.lstsq(table, y, rcond=None)[0])
+    if slope <= 0:
+        start, slope = float(remains @ y / (remains @ remains)), 0.0
+    elif start <= 0:
+        start = float(y[0] / remains[0])
+        slope = max(0.0, float(table[:, 1] @ (y - start * remains) / (table[:, 1] @ table[:, 1])))
+    left = float(np.square(y - table @ [start, slope]).sum())
+    spread = float(np.square(y - y.mean()).sum())
+    if np.ptp(y) <= _STILL * float(y.mean()):
+        return start, 0.0, 1.0
+    return start, slope / scale, 1.0 - left / spread
+
+
+def along(name: str, given: npt.ArrayLike, like: Floats) -> Floats:
+    """One number, or one for each of a series, as a series.
+
+    >>> along("lr", [0.1], np.zeros(3))
+    array([0.1, 0.1, 0.1])
+    """
+    values = numbers(name, given)
+    if values.shape not in ((), (1,), like.shape):
+        raise DynamicsError(
+            f"{name} has shape {values.shape}; accepted are one number, or one for each of {like.size}."
+        )
+    if (values < 0).any():
+        raise DynamicsError(f"{name} is below 0 at some step; accepted are numbers from 0.")
+    return np.asarray(np.broadcast_to(values.reshape(()) if values.size == 1 else values, like.shape))
+
+
+def _filled(series: Floats) -> Floats:
+    """The series with each gap holding the value before it; the value after it at the beginning."""
+    known = np.flatnonzero(np.isfinite(series))
+    if len(known) in (0, len(series)):
+        return series
+    return np.asarray(series[known[np.maximum(0, np.searchsorted(known, np.arange(len(series)), side="right") - 1)]])

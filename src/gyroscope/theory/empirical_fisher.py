@@ -26,8 +26,8 @@ from torch.nn.functional import embedding_bag
 from gyroscope.base import accepted
 from gyroscope.base.accepted import whole
 from gyroscope.errors import DynamicsError
-from gyroscope.theory.given import count, generator
-from gyroscope.theory.one_by_one import buffers, check_inputs, parts, passing, refuse_mixing
+from gyroscope.theory.domains import count, generator
+from gyroscope.theory.per_sample import buffers, check_inputs, parts, passing, refuse_mixing
 
 Likelihood = Literal["categorical", "gaussian"]
 

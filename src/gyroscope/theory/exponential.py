@@ -28,8 +28,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from gyroscope.base.accepted import real, whole
 from gyroscope.errors import DynamicsError
-from gyroscope.theory.given import count, numbers
-from gyroscope.theory.law import Floats
+from gyroscope.theory.domains import count, numbers
+from gyroscope.theory.effective_rate import Floats
 
 _LARGEST = 700.0  # of which the exponential is still a float64
 _SUMS = log(2.0**24)  # what sums of squares of activations may be, where squares of weights are 1

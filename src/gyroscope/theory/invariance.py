@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from gyroscope.base.accepted import real
-from gyroscope.errors import DynamicsError
-from gyroscope.layers.layer import Layer
-from gyroscope.theory.alignment import Alignment, alignment, norm
-from gyroscope.theory.changes import outputs_of
-from gyroscope.theory.given import count, generator
+from gyroscope.errors import DynamicsError, LayerError
+from gyroscope.layers.layer import Layer, split
+from gyroscope.theory.borrowed_model import BorrowedModel, Layers, Loss, outputs_of, relative_change
+from gyroscope.theory.domains import count, generator
 from gyroscope.theory.invariance_result import Invariance, LayerInvariance, ScaleInvariant
-from gyroscope.theory.on_loan import Layers, Loss, OnLoan
-from gyroscope.theory.rescaling import Rescaled, rescaled
 
 TOLERANCE = 0.05
 _NOISE = 0.3  # of the other points, as a share of a layer's typical weight
@@ -102,21 +99,21 @@ def invariance(
     if not callable(loss):
         raise DynamicsError(f"The loss is a {type(loss).__name__}; accepted is a function of (output, target).")
     draw = generator(seed)
-    loan = OnLoan(model, batch, loss, layers=layers, dtype=dtype)
-    own = loan.weights()
-    value, gradients = loan.gradients(own)
-    seen = [_aligned(loan.layers, own, gradients)]
+    borrowed = BorrowedModel(model, batch, loss, layers=layers, dtype=dtype)
+    own = borrowed.weights()
+    value, gradients = borrowed.gradients(own)
+    seen = [_aligned(borrowed.layers, own, gradients)]
     for _ in range(points - 1):
         near = [_near(w, draw) for w in own]
-        seen.append(_aligned(loan.layers, near, loan.gradients(near)[1]))
+        seen.append(_aligned(borrowed.layers, near, borrowed.gradients(near)[1]))
     entries = [
         _judge(layer, own[i], gradients[i], [at[i] for at in seen], tolerance=tolerance)
-        for i, layer in enumerate(loan.layers)
+        for i, layer in enumerate(borrowed.layers)
     ]
     largest = max(entry.weight_norm * entry.gradient_norm for entry in entries)
     for i, entry in enumerate(entries):
         if _doubtful(entry, seen[0][i], largest, tolerance):
-            entries[i] = _looked_at_again(loan, own, i, entry, draw, tolerance)
+            entries[i] = _looked_at_again(borrowed, own, i, entry, draw, tolerance)
     return Invariance(tuple(entries), float(tolerance), points, value)
 
 
@@ -178,17 +175,22 @@ def _doubtful(entry: LayerInvariance, here: Alignment, largest: float, tolerance
 
 
 def _looked_at_again(
-    loan: OnLoan, own: Sequence[Tensor], i: int, entry: LayerInvariance, draw: torch.Generator, tolerance: float
+    borrowed: BorrowedModel,
+    own: Sequence[Tensor],
+    i: int,
+    entry: LayerInvariance,
+    draw: torch.Generator,
+    tolerance: float,
 ) -> LayerInvariance:
     """What rescaling tells: of a layer that is more invariant than cosines say, or that passed by chance."""
 
     def seen(see: Callable[[Sequence[Tensor]], list[Tensor]]) -> Rescaled | None:
         try:
-            return rescaled(see, loan.layers[i], own, i, draw)
+            return rescaled(see, borrowed.layers[i], own, i, draw)
         except DynamicsError:  # outputs that cannot be compared, or a loss that is no number
             return None
 
-    outputs = seen(lambda weights: outputs_of(loan.output(weights)))
+    outputs = seen(lambda weights: outputs_of(borrowed.output(weights)))
     if outputs is None:
         return entry
     verdict, decided = entry.scale_invariant, True
@@ -200,7 +202,7 @@ def _looked_at_again(
         verdict = "tensor"
     elif verdict != "no" and not outputs.fades:
         # The loss may still not see the scale of the outputs.
-        loss = seen(lambda weights: [torch.tensor([loan.gradients(weights)[0]])])
+        loss = seen(lambda weights: [torch.tensor([borrowed.gradients(weights)[0]])])
         decided = loss is not None and loss.tensor > tolerance and not loss.fades
         verdict = "no" if decided else verdict
     else:
@@ -208,3 +210,159 @@ def _looked_at_again(
     return replace(
         entry, scale_invariant=verdict, change_unit=outputs.unit, change_tensor=outputs.tensor, by_rescaling=decided
     )
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """⟨w, ∇⟩/(‖w‖‖∇‖) of a layer.
+
+    Attributes:
+        tensor: of the whole tensor; None where weight or gradient is zero.
+        largest: the largest |cosine| of its units; None where no unit has one.
+        typical: the mean of these, each counted by ‖w_j‖‖∇_j‖, so that units with next to no gradient count for as
+            little; None where no unit has one.
+        size: the number of elements.
+        fan_in: of those in a unit.
+        units: how many units there are; 0 where the layer cannot be taken apart into units.
+        silent: how many of them have no cosine: their weight or their gradient is zero.
+    """
+
+    tensor: float | None
+    largest: float | None
+    typical: float | None
+    size: int
+    fan_in: int
+    units: int
+    silent: int
+
+
+def alignment(layer: Layer, weight: Tensor, gradient: Tensor | None, *, nothing: float = 0.0) -> Alignment:
+    """The cosines between a layer's weight and its gradient.
+
+    Args:
+        layer: says what its units are: rows of a linear layer, filters of a convolution, tokens of an embedding.
+        weight: of the shape of the layer's.
+        gradient: of the same shape; None for zero.
+        nothing: where ‖w‖‖∇‖ is not above this, the gradient counts as zero; for a unit, above its share of this.
+
+    >>> from gyroscope.layers.layer import layers
+    >>> w, g = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 1.0], [0.0, 1.0]])
+    >>> found = alignment(layers(torch.nn.Linear(2, 2))[0], w, g)
+    >>> round(found.tensor, 6), found.largest
+    (0.5, 1.0)
+    """
+    given = _real(weight)
+    slope = torch.zeros_like(given) if gradient is None else _real(gradient)
+    (whole,) = _cosines(given.reshape(1, -1), slope.reshape(1, -1), nothing).tolist()
+    tensor = None if whole != whole else whole  # NaN: there is none
+    try:
+        rows = split(layer, "row")
+    except LayerError:  # a grouped transposed convolution has its units along two dimensions
+        return Alignment(tensor, None, None, given.numel(), 0, 0, 0)
+    w, g = (rows.view(one).reshape(rows.segments, -1) for one in (given, slope))
+    cosines = _cosines(w, g, nothing / len(w))
+    heard = ~cosines.isnan()
+    sizes, pulls = cosines[heard].abs(), (w.norm(dim=1) * g.norm(dim=1))[heard]
+    largest = float(sizes.max()) if len(sizes) else None
+    typical = float((sizes * pulls).sum() / pulls.sum()) if len(sizes) else None
+    return Alignment(tensor, largest, typical, given.numel(), w.shape[1], len(w), len(w) - len(sizes))
+
+
+def norm(tensor: Tensor) -> float:
+    """‖tensor‖, as a number.
+
+    >>> norm(torch.tensor([3.0, 4.0]))
+    5.0
+    """
+    return float(torch.linalg.vector_norm(tensor))
+
+
+def _cosines(w: Tensor, g: Tensor, nothing: float) -> Tensor:
+    """Of the rows; NaN where there is none. Directions first: the square of a tiny gradient may be zero."""
+    sizes, slopes = (torch.linalg.vector_norm(one, dim=1, keepdim=True) for one in (w, g))
+    cosines = ((w / sizes) * (g / slopes)).sum(1)
+    return torch.where((sizes * slopes > nothing).squeeze(1), cosines, torch.nan)
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """As real numbers of float32 or better: sums in less would be as coarse as what they are to find."""
+    real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    return real.to(torch.promote_types(real.dtype, torch.float32))
+
+
+Seen = Callable[[Sequence[Tensor]], list[Tensor]]
+
+_DRAWS = 3  # of each change: one may leave things where they were by chance
+_MOST = 4.0  # the largest γ
+# Of what ε does, 1/16 is left where weights are four times as large; where they are small it does less than that more.
+_FADES, _GROWS = (1 / 40, 1 / 10), (4.0, 20.0)
+
+
+class Rescaled(NamedTuple):
+    """The largest changes when a layer is rescaled, as shares of the largest when it is turned.
+
+    Attributes:
+        unit: with another γ from 1 to 4 for each unit; None where there are no units to tell apart.
+        tensor: with one γ for all, 1/4 and 4.
+        fades: whether what rescaling does falls as 1/γ², as it does where all of it is the ε of a normalizer. Units
+            that saturate change little with a large γ too, but not so.
+    """
+
+    unit: float | None
+    tensor: float
+    fades: bool
+
+
+def rescaled(see: Seen, layer: Layer, weights: Sequence[Tensor], i: int, draw: torch.Generator) -> Rescaled | None:
+    """How much less rescaling a layer does than turning it:
+
+        max ‖f(Γw) − f(w)‖ / max ‖f(w′) − f(w)‖,        ‖w′‖ = ‖w‖ in any direction
+
+    Args:
+        see: f, what is looked at: outputs or the loss, for the weights of all layers.
+        layer: says what its units are.
+        weights: of all layers.
+        i: which of them are the layer's.
+        draw: of γ and of directions.
+
+    Returns:
+        None where turning the weights changes nothing either.
+
+    >>> from gyroscope.layers.layer import layers
+    >>> [linear], w = layers(torch.nn.Linear(2, 3)), torch.tensor([[3.0, 4.0], [0.0, 1.0], [1.0, 1.0]])
+    >>> draw = torch.Generator().manual_seed(0)
+    >>> found = rescaled(lambda weights: [weights[0] / weights[0].norm()], linear, [w], 0, draw)
+    >>> found.tensor < 1e-6, found.unit > 0.1
+    (True, True)
+    """
+    weight, here = weights[i], see(weights)
+
+    def there(other: Tensor) -> list[Tensor]:
+        return see([*weights[:i], other, *weights[i + 1 :]])
+
+    def change(*others: Tensor) -> float:
+        return max(relative_change(there(other), here) for other in others)
+
+    def turned() -> Tensor:
+        other = torch.randn(weight.shape, generator=draw, dtype=torch.float64).to(weight)
+        return other * (norm(weight) / norm(other))
+
+    def scales(count: int) -> Tensor:
+        # Larger ones only: smaller ones would have the ε of a normalizer matter where it does not.
+        return (1 + (_MOST - 1) * torch.rand(count, generator=draw, dtype=torch.float64)).to(weight)
+
+    matters = change(*(turned() for _ in range(_DRAWS)))
+    if not matters > _ROUNDING * torch.finfo(weight.dtype).eps:
+        return None
+    larger = there(weight * _MOST)
+    up, down = relative_change(larger, here), change(weight / _MOST)
+    further = relative_change(there(weight * _MOST**2), larger)
+    fades = _FADES[0] * up <= further <= _FADES[1] * up and _GROWS[0] * up <= down <= _GROWS[1] * up
+    tensor = max(down, up) / matters
+    try:
+        rows = split(layer, "row")
+    except LayerError:  # units along two dimensions
+        return Rescaled(None, tensor, fades)
+    shape = (-1, *[1] * (weight.dim() - 1))
+    units = [rows.view(weight) * scales(rows.segments).view(shape) for _ in range(_DRAWS)]
+    return Rescaled(change(*(one.movedim(0, rows.dim) for one in units)) / matters, tensor, fades)

@@ -26,8 +26,8 @@ from torch.func import functional_call, jacrev, vmap
 
 from gyroscope.base.accepted import real, whole
 from gyroscope.errors import DynamicsError
-from gyroscope.theory.given import generator
-from gyroscope.theory.one_by_one import buffers, check_inputs, outside, parts, passing, refuse_mixing
+from gyroscope.theory.domains import generator
+from gyroscope.theory.per_sample import buffers, check_inputs, outside, parts, passing, refuse_mixing
 
 OutputHessian = Literal["identity", "softmax"]
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from gyroscope.base.accepted import real, whole
 from gyroscope.errors import DynamicsError
-from gyroscope.theory.given import count, numbers
+from gyroscope.theory.domains import count, numbers
 
 Floats = npt.NDArray[np.float64]
 Method = Literal["gradient", "natural", "empirical"]

@@ -24,12 +24,11 @@ from torch.nn.modules.batchnorm import _NormBase
 from gyroscope.base import accepted
 from gyroscope.base.accepted import real
 from gyroscope.errors import DynamicsError, LayerError
+from gyroscope.layers.layer import Layer, split
 from gyroscope.layers.layer import layers as find_layers
-from gyroscope.layers.layer import split
 from gyroscope.theory.batch_norm import BatchCenter
-from gyroscope.theory.changes import altered, first_of, others, outputs_of, relative_change, shifted
-from gyroscope.theory.given import generator
-from gyroscope.theory.on_loan import Layers, OnLoan
+from gyroscope.theory.borrowed_model import BorrowedModel, Layers, outputs_of, relative_change
+from gyroscope.theory.domains import generator
 
 TOLERANCE = 0.01
 
@@ -77,10 +76,10 @@ def properties(
             "arguments."
         )
     seed = accepted.seed(seed, DynamicsError)
-    loan = OnLoan(_with_layer(module, x, seed), (x, None), layers=layers, dtype=dtype)
+    borrowed = BorrowedModel(_with_layer(module, x, seed), (x, None), layers=layers, dtype=dtype)
     draw = generator(seed)
-    own, plain = loan.weights(), outputs_of(loan.output())
-    return [_row(loan, own, plain, i, draw, tolerance) for i in range(len(own))]
+    own, plain = borrowed.weights(), outputs_of(borrowed.output())
+    return [_row(borrowed, own, plain, i, draw, tolerance) for i in range(len(own))]
 
 
 def comparison() -> list[dict[str, Any]]:
@@ -164,12 +163,12 @@ def _with_layer(module: nn.Module, x: Any, seed: int) -> nn.Module:
 
 
 def _row(
-    loan: OnLoan, own: list[Tensor], plain: list[Tensor], i: int, draw: torch.Generator, tolerance: float
+    borrowed: BorrowedModel, own: list[Tensor], plain: list[Tensor], i: int, draw: torch.Generator, tolerance: float
 ) -> dict[str, Any]:
-    layer, weight = loan.layers[i], own[i]
+    layer, weight = borrowed.layers[i], own[i]
 
     def change(other: Tensor) -> float:
-        return relative_change(outputs_of(loan.output([*own[:i], other, *own[i + 1 :]])), plain)
+        return relative_change(outputs_of(borrowed.output([*own[:i], other, *own[i + 1 :]])), plain)
 
     def uniform(size: int) -> Tensor:
         return (1 + 3 * torch.rand(size, generator=draw, dtype=torch.float64)).to(weight)
@@ -184,10 +183,10 @@ def _row(
     other = torch.randn(weight.shape, generator=draw, dtype=torch.float64).to(weight)
     matters = change(other * (weight.norm() / other.norm())) > tolerance
     seen: dict[str, float | None] = {}
-    for name, alter in (("shift", shifted), ("others", others)):
-        outputs = altered(loan, layer, partial(alter, layer, draw))
+    for name, alter in (("shift", _shifted), ("others", _others)):
+        outputs = _altered(borrowed, layer, partial(alter, layer, draw))
         first = name == "others"
-        seen[name] = None if outputs is None else relative_change(first_of(outputs, first), first_of(plain, first))
+        seen[name] = None if outputs is None else relative_change(_first_of(outputs, first), _first_of(plain, first))
     flags = {name: None if change is None else change <= tolerance for name, change in seen.items()}
     if not matters:
         verdict = "undecided: no effect"
@@ -205,3 +204,41 @@ def _row(
         "change_shift": seen["shift"],
         "change_others": seen["others"],
     }
+
+
+def _altered(borrowed: BorrowedModel, layer: Layer, alter: Callable[[Tensor], Tensor]) -> list[Tensor] | None:
+    """The network's outputs where the layer's own is altered; None where that is not seen, or no tensor of units."""
+    if layer.kind not in ("linear", "conv", "conv_transpose", "embedding"):
+        return None
+    met = []
+
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        if not isinstance(output, Tensor):
+            return None
+        met.append(True)
+        return alter(output)
+
+    handle = layer.module.register_forward_hook(hook)
+    try:
+        outputs = outputs_of(borrowed.output())
+    finally:
+        handle.remove()
+    return outputs if met else None
+
+
+def _shifted(layer: Layer, draw: torch.Generator, output: Tensor) -> Tensor:
+    """R + 1cᵀ: another constant for each unit, about as large as R's standard deviation."""
+    dim = 1 if layer.kind.startswith("conv") else output.dim() - 1
+    shape = [size if d == dim else 1 for d, size in enumerate(output.shape)]
+    return output + output.std() * torch.randn(shape, generator=draw, dtype=torch.float64).to(output)
+
+
+def _others(layer: Layer, draw: torch.Generator, output: Tensor) -> Tensor:
+    """The first example as it is, and others in place of all others."""
+    noise = torch.randn(output[1:].shape, generator=draw, dtype=torch.float64).to(output)
+    return torch.cat([output[:1], 2 * output[1:].flip(0) + output.std() * (1 + noise)])
+
+
+def _first_of(outputs: list[Tensor], only: bool) -> list[Tensor]:
+    """Those of the first example only, if so."""
+    return [one[:1] for one in outputs] if only else outputs

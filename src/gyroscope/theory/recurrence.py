@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Literal
 
+from gyroscope.theory.effective_rate import Kind
 from gyroscope.theory.equilibrium import Memory
-from gyroscope.theory.law import Kind
 
 #: Optimizers around others, whose learning rate is no η: it is an angle, or another optimizer's length.
 CONTROLLERS = ("Layca", "Graft")

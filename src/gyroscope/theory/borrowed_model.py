@@ -1,4 +1,4 @@
-"""A model on loan: its outputs, its loss and its gradients at any weights, while it stays what it is."""
+"""A model on borrowed: its outputs, its loss and its gradients at any weights, while it stays what it is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Loss = Callable[[Any, Any], Tensor]
 Layers = Sequence[Layer] | str | Iterable[str] | None
 
 
-class OnLoan:
+class BorrowedModel:
     """J(w) of a model, for a loss and a batch, where w are the weights of its layers.
 
     Every pass runs on copies of parameters and buffers in `dtype`, in the model's mode and uncompiled. Weights,
@@ -36,8 +36,8 @@ class OnLoan:
         dtype: of the copies; None for the model's own.
 
     >>> net = nn.Linear(2, 1, bias=False)
-    >>> loan = OnLoan(net, (torch.eye(2), torch.zeros(2, 1)), nn.functional.mse_loss)
-    >>> value, (gradient,) = loan.gradients([torch.tensor([[1.0, 3.0]], dtype=torch.float64)])
+    >>> borrowed = BorrowedModel(net, (torch.eye(2), torch.zeros(2, 1)), nn.functional.mse_loss)
+    >>> value, (gradient,) = borrowed.gradients([torch.tensor([[1.0, 3.0]], dtype=torch.float64)])
     >>> value, gradient.tolist(), net.weight.grad
     (5.0, [[1.0, 3.0]], None)
     """
@@ -187,3 +187,26 @@ def _chosen(model: Any, given: Any) -> list[Layer]:
         if layer.parameter.is_meta:
             raise DynamicsError(f"{layer.name!r} is on the meta device and has no values; materialise the model first.")
     return chosen
+
+
+def outputs_of(output: Any) -> list[Tensor]:
+    """The tensors of examples in what a network gives."""
+    from gyroscope.layers.untouched import tensors
+
+    found = [one for one in tensors(output) if one.is_floating_point() and one.dim() > 0]
+    if not found or not all(len(one) > 1 for one in found):
+        raise DynamicsError(
+            f"The module gave {[tuple(one.shape) for one in found]}; accepted are tensors with two or more examples."
+        )
+    return found
+
+
+def relative_change(there: list[Tensor], here: list[Tensor]) -> float:
+    """‖f′ − f‖/‖f‖ over all tensors together.
+
+    >>> relative_change([torch.tensor([3.0, 5.0])], [torch.tensor([3.0, 4.0])])
+    0.2
+    """
+    off = sum(float((a - b).square().sum()) for a, b in zip(there, here, strict=True))
+    size = sum(float(b.square().sum()) for b in here)
+    return (off / size) ** 0.5 if size else (0.0 if off == 0 else float("inf"))
