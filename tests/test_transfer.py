@@ -29,7 +29,7 @@ def refused(monkeypatch):
 
 def test_values_stay_where_they_are_if_no_memory_can_be_pinned(refused):
     values = torch.arange(3)
-    with pytest.warns(UserWarning, match=r"No page-locked memory is to be had \(CUDA error: invalid argument\)\."):
+    with pytest.warns(UserWarning, match=r"Page-locked memory is not available \(CUDA error: invalid argument\)\."):
         assert pinned(values) is values
 
 

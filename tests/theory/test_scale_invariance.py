@@ -230,7 +230,7 @@ def test_a_printed_result_is_a_table_with_a_line_a_layer():
     assert found.to_pandas().loc["3.weight", "scale_invariant"] == "no"
     assert "3.weight" in found
     assert len(found) == 2
-    with pytest.raises(DynamicsError, match=r"no layer '4.weight'; there are 0.weight, 3.weight"):
+    with pytest.raises(DynamicsError, match=r"no layer '4.weight'; the layers are 0.weight, 3.weight"):
         found["4.weight"]
 
 

@@ -159,7 +159,7 @@ class Unasked(nn.Module):
 def test_arguments_are_refused_before_any_work(monkeypatch):
     with pytest.raises(DynamicsError, match="limit is -1"):
         theory.jacobian_norm(Unasked(), X, limit=-1)
-    with pytest.raises(DynamicsError, match=r"seed is 0\.5"):
+    with pytest.raises(DynamicsError, match=r"`seed` must be .* got 0\.5"):
         theory.estimated_jacobian_norm(Unasked(), X, seed=0.5)
     monkeypatch.setattr(torch.linalg, "svd", None)
     monkeypatch.setattr(torch.linalg, "svdvals", None)

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are written completely or not at all, and files of `torch.save` that are checked before they are read."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from zipfile import ZIP_STORED, ZipFile
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A path to write to, which becomes `path` at the end; what was there stays if that is not reached.
+    """Yield a path to write to, which replaces `path` at the end; on an error the old file stays.
 
-    A link stays one, and what it leads to is exchanged. What is no file, such as a pipe, is written to as it is, and so
-    is a file beside which none may be made. Of those who write the same file at once the last has it.
+    A link stays a link and its target is replaced. Anything that is not a regular file, such as a pipe, is written
+    directly, and so is a file in a folder where no new file can be made. If several processes write the same file at
+    once, the last one wins.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -40,7 +41,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         with new.open("rb+") as file:
             os.fsync(file.fileno())
         if target.is_file():
-            with suppress(OSError):  # there are disks without permissions
+            with suppress(OSError):  # some file systems have no permissions
                 shutil.copymode(target, new)
         new.replace(target)
     finally:
@@ -48,11 +49,11 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def _beside(path: Path) -> Path | None:
-    """A new file beside the one that `path` leads to; None if that is to be written to as it is."""
+    """Return a new file next to the target of `path`, or None if the target is to be written directly."""
     if path.exists() and not path.is_file() and not path.is_dir():
         return None
     target = Path(os.path.realpath(path))
-    # Known by its ending where a process was killed; of long names a part, for there is a limit.
+    # The ending identifies leftovers of a killed process. Long names are cut: file systems limit their length.
     new = target.with_name(f"{target.stem[:40]}-{uuid4().hex}.new")
     try:
         new.open("x").close()
@@ -64,7 +65,7 @@ def _beside(path: Path) -> Path | None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file of text (UTF-8), and its folder; see `whole_file`.
+    """Write a text file (UTF-8) and create its folder; see `whole_file`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -84,13 +85,13 @@ File = str | os.PathLike[str] | IO[bytes]
 
 
 def read_whole(path: File) -> Any:
-    """Return what `torch.save` wrote, if it is as it was written; nothing in the file is executed.
+    """Return the content of a `torch.save` file if it is undamaged; nothing in the file is executed.
 
     Raises:
-        ValueError: the file is damaged, or would take more memory than `torch.save` ever stores in so many bytes.
-        Exception: whatever else torch raises.
+        ValueError: the file is damaged, or would take more memory than `torch.save` ever stores in that many bytes.
+        Exception: anything else that torch raises.
     """
-    import torch  # which takes seconds to load; most files are none of its own
+    import torch  # takes seconds to load, and only these files need it
 
     require_whole(path)
     found = torch.load(path, map_location="cpu", weights_only=True)
@@ -101,10 +102,10 @@ def read_whole(path: File) -> Any:
 
 
 def require_whole(path: File) -> None:
-    """Refuse a file of `torch.save` that is not as it was written: torch.load does not look at the checksums.
+    """Raise ValueError for a damaged `torch.save` file: torch.load does not verify the checksums.
 
-    `torch.save` does not compress. A file that is compressed, or whose parts overlap, may be small and fill the memory
-    when it is read. An open file is left at the place where it was.
+    `torch.save` does not compress. A file that is compressed, or whose parts overlap, may be small and still fill the
+    memory when it is read. The position of an open file is restored.
     """
     opened = None if isinstance(path, str | os.PathLike) else path
     at = 0 if opened is None else opened.tell()
