@@ -1,6 +1,6 @@
-"""The theory of training made runnable: normalization, effective learning rates, weight decay.
+"""The theory of training as code: normalization, effective learning rates, weight decay.
 
-After Grosse's chapter on adaptive gradient methods, normalization and weight decay; docs/dynamics.md goes through it.
+After Grosse's chapter on adaptive gradient methods, normalization and weight decay; see docs/dynamics.md.
 """
 
 from typing import TYPE_CHECKING
@@ -119,7 +119,7 @@ __all__ = [
     "variance_shares",
 ]
 
-if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistake
+if not TYPE_CHECKING:  # a type checker reports names that are not listed above
     __getattr__ = lazy(
         __name__,
         {

@@ -1,7 +1,11 @@
-"""Numbers as they are given: anything else is no number, rather than an error of Python's."""
+"""Domains of the arguments of this subpackage's functions: each check returns the value or raises DynamicsError.
+
+They need no torch, so that the laws of a run can be evaluated without it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +20,42 @@ if TYPE_CHECKING:
     import torch
 
 
+def nonnegative(name: str, given: Any, *, hint: str = "0.1") -> float:
+    """Return a finite number >= 0.
+
+    >>> nonnegative("lr", float("nan"))
+    Traceback (most recent call last):
+    gyroscope.errors.DynamicsError: `lr` must be a finite number >= 0, got nan. Try 0.1.
+    """
+    if not 0 <= real(given) < inf:
+        raise DynamicsError(f"`{name}` must be a finite number >= 0, got {given!r:.80}. Try {hint}.")
+    return real(given)
+
+
+def positive(name: str, given: Any, *, hint: str = "1.0") -> float:
+    """Return a finite number > 0.
+
+    >>> positive("norm", 2)
+    2.0
+    """
+    if not 0 < real(given) < inf:
+        raise DynamicsError(f"`{name}` must be a finite number > 0, got {given!r:.80}. Try {hint}.")
+    return real(given)
+
+
+def fraction(name: str, given: Any, *, hint: str = "0.9") -> float:
+    """Return a number in [0, 1).
+
+    >>> fraction("momentum", 0.9)
+    0.9
+    """
+    if not 0 <= real(given) < 1:
+        raise DynamicsError(f"`{name}` must be a number >= 0 and < 1, got {given!r:.80}. Try {hint}.")
+    return real(given)
+
+
 def count(name: str, given: Any, *, least: int) -> int:
-    """A whole number from `least` on, of Python, numpy or torch; what is none is refused by its name.
+    """Return a whole number >= `least`, of Python, NumPy or torch.
 
     >>> import numpy as np
     >>> count("steps", np.int64(3), least=0)
@@ -25,12 +63,12 @@ def count(name: str, given: Any, *, least: int) -> int:
     """
     found = whole(given, least)
     if found is None:
-        raise DynamicsError(f"{name} is {given!r}; accepted are whole numbers from {least}.")
+        raise DynamicsError(f"`{name}` must be a whole number >= {least}, got {given!r:.80}. Try {max(least, 1)}.")
     return found
 
 
 def integral(given: Any, *, least: int) -> int | None:
-    """A whole number from `least` on, also as a float, for formulas that take either; None for what is none.
+    """Return a whole number >= `least`, also one given as a float; None for anything else.
 
     >>> integral(3, least=1), integral(3.0, least=1), integral(3.5, least=1), integral("3", least=1)
     (3, 3, None, None)
@@ -39,55 +77,57 @@ def integral(given: Any, *, least: int) -> int | None:
     return int(found) if found.is_integer() and found >= least else None
 
 
+def choice(name: str, given: Any, options: Sequence[str]) -> None:
+    """Reject a value that is not one of the options.
+
+    >>> choice("kind", "adam", ("sgd", "adamw"))
+    Traceback (most recent call last):
+    gyroscope.errors.DynamicsError: `kind` must be 'sgd' or 'adamw', got 'adam'.
+    """
+    if not isinstance(given, str) or given not in options:
+        raise DynamicsError(f"`{name}` must be {' or '.join(map(repr, options))}, got {given!r:.80}.")
+
+
 def numbers(name: str, given: Any) -> npt.NDArray[np.float64]:
-    """One number or a series of them, in float64.
+    """Return one number or a series of numbers, in float64.
 
     >>> numbers("lr", [1, 2])
     array([1., 2.])
     """
     try:
         found = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
-        if found.size and found.dtype.kind not in "biuf":  # numpy would take text for numbers
+        if found.size and found.dtype.kind not in "biuf":  # numpy would parse text
             raise ValueError
         return found.astype(np.float64)
     except (TypeError, ValueError, RuntimeError):
-        raise DynamicsError(f"{name} is {given!r}; accepted are a number, or a series of numbers.") from None
+        raise DynamicsError(f"`{name}` must be a number or a series of numbers, got {given!r:.80}.") from None
 
 
-def generator(seed: Any) -> torch.Generator:
-    """What random numbers are drawn from, on the host.
+def decay_share(lr: float, decay: float) -> float:
+    """Return ηλ, the share of the weights that weight decay removes in a step; it must be below 1 (equation 22).
 
-    >>> generator(5).initial_seed()
-    5
-    """
-    import torch  # which the laws of a run, in numpy alone, do without
-
-    return torch.Generator().manual_seed(accepted.seed(seed, DynamicsError))
-
-
-def check_share(lr: float, decay: float) -> float:
-    """αλ, the share of the weights that decay takes in a step; refused unless it is below 1 (equation 22).
-
-    >>> check_share(0.1, 5.0)
+    >>> decay_share(0.1, 5.0)
     0.5
-    >>> check_share(0.5, 2.0)
+    >>> decay_share(0.5, 2.0)
     Traceback (most recent call last):
-    gyroscope.errors.DynamicsError: Weight decay does not apply because αλ is 1 (α = 0.5, λ = 2): ...
+    gyroscope.errors.DynamicsError: `lr` times `decay` must be < 1, got 0.5 · 2 = 1: ...
     """
-    check_strength("lr", lr)
-    check_strength("decay", decay)
+    nonnegative("lr", lr)
+    nonnegative("decay", decay)
     if lr * decay >= 1:
         raise DynamicsError(
-            f"Weight decay does not apply because αλ is {lr * decay:.4g} (α = {lr:g}, λ = {decay:g}): a step would "
-            "take away all of the weights or turn them around. αλ must be below 1; take a smaller α or λ."
+            f"`lr` times `decay` must be < 1, got {lr:g} · {decay:g} = {lr * decay:.4g}: a step would remove all of "
+            "the weights or reverse their sign. Try a smaller `decay`."
         )
     return lr * decay
 
 
-def check_strength(name: str, value: float) -> None:
-    """Refuse what is no finite number from 0.
+def generator(seed: Any) -> torch.Generator:
+    """Return a random generator on the host.
 
-    >>> check_strength("decay", 0.1)
+    >>> generator(5).initial_seed()
+    5
     """
-    if not 0 <= real(value) < inf:
-        raise DynamicsError(f"{name} is {value!r}; accepted are finite numbers from 0.")
+    import torch
+
+    return torch.Generator().manual_seed(accepted.seed(seed, DynamicsError))

@@ -1,29 +1,28 @@
-"""Which layers are scale-invariant: Euler's theorem as a detector."""
+"""Detection of scale-invariant layers with Euler's theorem."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import inf, sqrt
+from math import sqrt
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from gyroscope.base.accepted import real
 from gyroscope.errors import DynamicsError, LayerError
 from gyroscope.layers.layer import Layer, split
 from gyroscope.theory.borrowed_model import BorrowedModel, Layers, Loss, outputs_of, relative_change
-from gyroscope.theory.domains import count, generator
+from gyroscope.theory.domains import count, generator, positive
 from gyroscope.theory.invariance_result import Invariance, LayerInvariance, ScaleInvariant
 
 TOLERANCE = 0.05
-_NOISE = 0.3  # of the other points, as a share of a layer's typical weight
-_ROUNDING = 64  # times the type's precision: a gradient that small beside the largest is none
-_COARSE = 0.125  # times the root of that, which is less for types of 16 bits: sums are taken in float32
-_NEAR = 8  # times the tolerance, to which cosines of layers that are not invariant seldom fall
-_STRICTER = 0.2  # times the tolerance, for changes by rescaling that are not those of an ε
-_TINY = 1e-3  # of the largest ‖w‖‖∇‖: of such a gradient an ε may be all there is
+_NOISE = 0.3  # noise at the other points, relative to the root mean square of a layer's weights
+_ROUNDING = 64  # times the type's precision: a smaller relative gradient or change counts as zero
+_COARSE = 0.125  # times the root of the precision, which is smaller for 16-bit types: sums are taken in float32
+_NEAR = 8  # times the tolerance: cosines of layers that are not invariant are seldom below this
+_STRICTER = 0.2  # times the tolerance, for changes by rescaling that do not look like those of an ε
+_TINY = 1e-3  # of the largest ‖w‖‖∇‖: such a gradient may be due to an ε alone
 
 
 def invariance(
@@ -37,53 +36,53 @@ def invariance(
     dtype: torch.dtype | None = torch.float64,
     seed: int = 0,
 ) -> Invariance:
-    """Find which layers are scale-invariant, and whether a unit at a time or only as a whole.
+    """Find which layers are scale-invariant, and whether per unit or only as a whole.
 
-    Where J(γw) = J(w) for every γ > 0, Euler's theorem (equation 16 of Grosse's chapter with k = 0) makes the gradient
+    If J(γw) = J(w) for every γ > 0, Euler's theorem (equation 16 of Grosse's chapter with k = 0) makes the gradient
     orthogonal to the weights:
 
         ⟨w, ∇J(w)⟩ / (‖w‖ ‖∇J(w)‖) = 0,
 
     with w the vector w_j of weights into one unit (batch, weight and instance normalization), or the whole tensor
-    (layer normalization). The effective learning rate of such a layer is η/‖w‖², and weight decay acts on it by way of
-    that alone.
+    (layer normalization). The effective learning rate of such a layer is η/‖w‖², and weight decay acts on it only
+    through that.
 
-    **What counts as zero.** Unrelated directions have a cosine of about 1/√n, n the number of elements; so what is
-    judged is the deviation √n |cosine|, about 1 or more where a layer is not invariant. The ε of normalizers leaves a
-    share of about ε/(σ² + ε) of that, σ² the variance of the pre-activations. On residual, convolutional and fully
-    connected networks, fresh and trained, deviations came to at most 0.002 with ε = 1e-5 and 0.03 with ε = 1e-3; to
-    0.07 or more behind a bias that breaks the invariance of layer or group normalization slightly; and to 0.4 or more
-    for all other layers. `tolerance` lies between. What is measured is reported either way.
+    **What counts as zero.** Unrelated directions have a cosine of about 1/√n, n the number of elements. So the verdict
+    is based on the deviation √n |cosine|, which is about 1 or more for a layer that is not invariant. The ε of
+    normalizers leaves a share of about ε/(σ² + ε) of that, σ² the variance of the pre-activations. On residual,
+    convolutional and fully connected networks, fresh and trained, deviations were at most 0.002 with ε = 1e-5 and 0.03
+    with ε = 1e-3; 0.07 or more after a bias that breaks the invariance of layer or group normalization slightly; and
+    0.4 or more for all other layers. `tolerance` lies in between. The measured values are reported in any case.
 
-    A layer that is not invariant may pass by chance at one point, or where its scale has been trained to its optimum.
-    So the deviation is the largest at several points: the model's own weights, and others near by, where every layer
-    has noise of 0.3 times the root mean square of its weights. Cosines are reported at the model's own.
+    A layer that is not invariant may pass by chance at one point, or because its scale has been trained to its optimum.
+    So the deviation is the largest over several points: the model's own weights, and others near by, at which every
+    layer has noise of 0.3 times the root mean square of its weights. Cosines are reported at the model's own weights.
 
-    **A second look.** Behind a normalizer that leaves next to no gradient (over two examples, after one weight a unit)
-    what is left is due to ε, and its direction tells nothing. Where the gradient is tiny beside that of other layers,
-    where units have one weight or none has a gradient, and where a cosine is near what counts as zero, weights are
-    rescaled for real, by up to 4: the layer is invariant if that changes the outputs by at most `tolerance` times what
-    turning the weights changes them by, and is not if it changes the loss. Over 30 networks of each kind, shares were
-    0.001 in the median behind batch normalization over two examples and after one weight a unit, up to 0.1 where ε does
+    **A second look.** A normalizer may leave hardly any gradient (over two examples, or with one weight per unit). The
+    rest is then due to ε, and its direction is meaningless. If the gradient is tiny compared with that of other layers,
+    if units have one weight or none has a gradient, or if a cosine is close to what counts as zero, weights are
+    actually rescaled, by up to 4. The layer is invariant if that changes the outputs by at most `tolerance` times the
+    change from turning the weights, and is not if it changes the loss. Over 30 networks of each kind, shares were 0.001
+    in the median after batch normalization over two examples and with one weight per unit, up to 0.1 where ε does
     matter, and 0.2 or more for units that are not invariant.
 
-    The model runs in the mode it is in: in evaluation mode, batch normalization makes no layer invariant.
+    The model runs in its current mode: in evaluation mode, batch normalization makes no layer invariant.
 
     Args:
-        model: any module that is not sharded; weights, gradients, buffers, modes and random numbers stay as they are.
-        loss: `loss(output, target)`: a number, or one a sample.
+        model: any module that is not sharded; weights, gradients, buffers, modes and random numbers are left unchanged.
+        loss: `loss(output, target)`: one number, or one per sample.
         batch: (inputs, targets); inputs are a tensor, a tuple of positional or a dict of keyword arguments.
-        layers: which layers, from `gyroscope.layers`, or glob patterns on their names. Frozen ones are measured too.
+        layers: layers from `gyroscope.layers`, or glob patterns on their names. Frozen layers are measured too.
         tolerance: the largest √n |cosine| that counts as zero.
-        points: at how many weights, the model's own included.
-        dtype: what passes run in, whatever the model's type; None for its own.
-        seed: of the noise.
+        points: number of weights to measure at, the model's own included.
+        dtype: type that passes run in, whatever the model's type; None for its own.
+        seed: seed of the noise.
 
     Returns:
-        One row a layer: print it, or ask for `rows()`.
+        One row per layer: print it, or call `rows()`.
 
     Raises:
-        DynamicsError: an argument cannot be treated, or a pass failed; the model is as it was.
+        DynamicsError: an argument is not supported, or a pass failed; the model is unchanged.
 
     >>> _ = torch.manual_seed(0)
     >>> net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
@@ -93,11 +92,10 @@ def invariance(
     >>> found["0.weight"].cosine_unit < 1e-3
     True
     """
-    if not 0 < real(tolerance) < inf:
-        raise DynamicsError(f"tolerance is {tolerance!r}; accepted are numbers above 0.")
+    positive("tolerance", tolerance, hint=f"{TOLERANCE}")
     points = count("points", points, least=1)
     if not callable(loss):
-        raise DynamicsError(f"The loss is a {type(loss).__name__}; accepted is a function of (output, target).")
+        raise DynamicsError(f"`loss` must be a function of (output, target), got a {type(loss).__name__}.")
     draw = generator(seed)
     borrowed = BorrowedModel(model, batch, loss, layers=layers, dtype=dtype)
     own = borrowed.weights()
@@ -164,7 +162,7 @@ def _judge(
 
 
 def _doubtful(entry: LayerInvariance, here: Alignment, largest: float, tolerance: float) -> bool:
-    """Whether cosines may hide an invariance; what they find is not found by chance, at several points."""
+    """Return whether cosines may hide an invariance. What they do find, at several points, is not found by chance."""
     if entry.scale_invariant == "unit" or entry.weight_norm == 0 or entry.gradient_norm == 0:
         return False
     off = [entry.deviation_tensor if entry.scale_invariant != "tensor" else None]
@@ -182,26 +180,26 @@ def _looked_at_again(
     draw: torch.Generator,
     tolerance: float,
 ) -> LayerInvariance:
-    """What rescaling tells: of a layer that is more invariant than cosines say, or that passed by chance."""
+    """Judge by rescaling a layer that may be more invariant than cosines say, or that passed by chance."""
 
     def seen(see: Callable[[Sequence[Tensor]], list[Tensor]]) -> Rescaled | None:
         try:
             return rescaled(see, borrowed.layers[i], own, i, draw)
-        except DynamicsError:  # outputs that cannot be compared, or a loss that is no number
+        except DynamicsError:  # outputs that cannot be compared, or a loss that is not finite
             return None
 
     outputs = seen(lambda weights: outputs_of(borrowed.output(weights)))
     if outputs is None:
         return entry
     verdict, decided = entry.scale_invariant, True
-    # Units that saturate change little as well, but more than those which are invariant, up to a normalizer's ε.
+    # Saturated units change little as well, but more than invariant ones do because of a normalizer's ε.
     most = tolerance if outputs.fades else tolerance * _STRICTER
     if outputs.unit is not None and outputs.unit <= most and (outputs.tensor <= most or outputs.fades):
         verdict = "unit"
     elif outputs.tensor <= most:
         verdict = "tensor"
     elif verdict != "no" and not outputs.fades:
-        # The loss may still not see the scale of the outputs.
+        # The loss may still not depend on the scale of the outputs.
         loss = seen(lambda weights: [torch.tensor([borrowed.gradients(weights)[0]])])
         decided = loss is not None and loss.tensor > tolerance and not loss.fades
         verdict = "no" if decided else verdict
@@ -217,14 +215,14 @@ class Alignment:
     """⟨w, ∇⟩/(‖w‖‖∇‖) of a layer.
 
     Attributes:
-        tensor: of the whole tensor; None where weight or gradient is zero.
-        largest: the largest |cosine| of its units; None where no unit has one.
-        typical: the mean of these, each counted by ‖w_j‖‖∇_j‖, so that units with next to no gradient count for as
-            little; None where no unit has one.
-        size: the number of elements.
-        fan_in: of those in a unit.
-        units: how many units there are; 0 where the layer cannot be taken apart into units.
-        silent: how many of them have no cosine: their weight or their gradient is zero.
+        tensor: cosine of the whole tensor; None if weight or gradient is zero.
+        largest: the largest |cosine| over its units; None if no unit has one.
+        typical: mean |cosine| over units, weighted by ‖w_j‖‖∇_j‖, so that units with hardly any gradient count for as
+            little; None if no unit has one.
+        size: number of elements.
+        fan_in: number of elements per unit.
+        units: number of units; 0 if the layer cannot be split into units.
+        silent: number of units without a cosine: their weight or their gradient is zero.
     """
 
     tensor: float | None
@@ -237,13 +235,13 @@ class Alignment:
 
 
 def alignment(layer: Layer, weight: Tensor, gradient: Tensor | None, *, nothing: float = 0.0) -> Alignment:
-    """The cosines between a layer's weight and its gradient.
+    """Return the cosines between a layer's weight and its gradient.
 
     Args:
-        layer: says what its units are: rows of a linear layer, filters of a convolution, tokens of an embedding.
-        weight: of the shape of the layer's.
-        gradient: of the same shape; None for zero.
-        nothing: where ‖w‖‖∇‖ is not above this, the gradient counts as zero; for a unit, above its share of this.
+        layer: defines the units: rows of a linear layer, filters of a convolution, tokens of an embedding.
+        weight: weight, of the layer's shape.
+        gradient: gradient, of the same shape; None for zero.
+        nothing: the gradient counts as zero if ‖w‖‖∇‖ is at most this; that of a unit, at most its share of this.
 
     >>> from gyroscope.layers.layer import layers
     >>> w, g = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 1.0], [0.0, 1.0]])
@@ -254,7 +252,7 @@ def alignment(layer: Layer, weight: Tensor, gradient: Tensor | None, *, nothing:
     given = _real(weight)
     slope = torch.zeros_like(given) if gradient is None else _real(gradient)
     (whole,) = _cosines(given.reshape(1, -1), slope.reshape(1, -1), nothing).tolist()
-    tensor = None if whole != whole else whole  # NaN: there is none
+    tensor = None if whole != whole else whole  # NaN: undefined
     try:
         rows = split(layer, "row")
     except LayerError:  # a grouped transposed convolution has its units along two dimensions
@@ -269,7 +267,7 @@ def alignment(layer: Layer, weight: Tensor, gradient: Tensor | None, *, nothing:
 
 
 def norm(tensor: Tensor) -> float:
-    """‖tensor‖, as a number.
+    """Return ‖tensor‖ as a number.
 
     >>> norm(torch.tensor([3.0, 4.0]))
     5.0
@@ -278,34 +276,34 @@ def norm(tensor: Tensor) -> float:
 
 
 def _cosines(w: Tensor, g: Tensor, nothing: float) -> Tensor:
-    """Of the rows; NaN where there is none. Directions first: the square of a tiny gradient may be zero."""
+    """Return the cosines of the rows; NaN if undefined. Normalized first: the square of a tiny gradient may be zero."""
     sizes, slopes = (torch.linalg.vector_norm(one, dim=1, keepdim=True) for one in (w, g))
     cosines = ((w / sizes) * (g / slopes)).sum(1)
     return torch.where((sizes * slopes > nothing).squeeze(1), cosines, torch.nan)
 
 
 def _real(tensor: Tensor) -> Tensor:
-    """As real numbers of float32 or better: sums in less would be as coarse as what they are to find."""
+    """Return real numbers of float32 or better: sums in lower precision would be as coarse as the deviations."""
     real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
     return real.to(torch.promote_types(real.dtype, torch.float32))
 
 
 Seen = Callable[[Sequence[Tensor]], list[Tensor]]
 
-_DRAWS = 3  # of each change: one may leave things where they were by chance
+_DRAWS = 3  # draws of each change: a single one may change nothing by chance
 _MOST = 4.0  # the largest γ
-# Of what ε does, 1/16 is left where weights are four times as large; where they are small it does less than that more.
+# The effect of ε falls to 1/16 for weights four times as large; for small weights it grows by less than 16.
 _FADES, _GROWS = (1 / 40, 1 / 10), (4.0, 20.0)
 
 
 class Rescaled(NamedTuple):
-    """The largest changes when a layer is rescaled, as shares of the largest when it is turned.
+    """The largest changes when a layer is rescaled, relative to the largest change when it is turned.
 
     Attributes:
-        unit: with another γ from 1 to 4 for each unit; None where there are no units to tell apart.
+        unit: with another γ from 1 to 4 for each unit; None if the layer cannot be split into units.
         tensor: with one γ for all, 1/4 and 4.
-        fades: whether what rescaling does falls as 1/γ², as it does where all of it is the ε of a normalizer. Units
-            that saturate change little with a large γ too, but not so.
+        fades: whether the effect of rescaling falls as 1/γ², as it does if it is due to the ε of a normalizer.
+            Saturated units also change little with a large γ, but not in this way.
     """
 
     unit: float | None
@@ -314,19 +312,19 @@ class Rescaled(NamedTuple):
 
 
 def rescaled(see: Seen, layer: Layer, weights: Sequence[Tensor], i: int, draw: torch.Generator) -> Rescaled | None:
-    """How much less rescaling a layer does than turning it:
+    """Return the effect of rescaling a layer relative to that of turning it:
 
         max ‖f(Γw) − f(w)‖ / max ‖f(w′) − f(w)‖,        ‖w′‖ = ‖w‖ in any direction
 
     Args:
-        see: f, what is looked at: outputs or the loss, for the weights of all layers.
-        layer: says what its units are.
-        weights: of all layers.
-        i: which of them are the layer's.
-        draw: of γ and of directions.
+        see: f, the outputs or the loss as a function of the weights of all layers.
+        layer: defines the units.
+        weights: weights of all layers.
+        i: position of the layer's weights in `weights`.
+        draw: random generator of γ and of directions.
 
     Returns:
-        None where turning the weights changes nothing either.
+        None if turning the weights does not change anything either.
 
     >>> from gyroscope.layers.layer import layers
     >>> [linear], w = layers(torch.nn.Linear(2, 3)), torch.tensor([[3.0, 4.0], [0.0, 1.0], [1.0, 1.0]])
@@ -348,7 +346,7 @@ def rescaled(see: Seen, layer: Layer, weights: Sequence[Tensor], i: int, draw: t
         return other * (norm(weight) / norm(other))
 
     def scales(count: int) -> Tensor:
-        # Larger ones only: smaller ones would have the ε of a normalizer matter where it does not.
+        # Larger scales only: with smaller ones the ε of a normalizer would matter.
         return (1 + (_MOST - 1) * torch.rand(count, generator=draw, dtype=torch.float64)).to(weight)
 
     matters = change(*(turned() for _ in range(_DRAWS)))
