@@ -1,4 +1,4 @@
-"""Figures, one function each; every one returns matplotlib objects and none touches pyplot's state."""
+"""Figures, one function each; all return matplotlib objects and none touches pyplot's state."""
 
 from importlib.util import find_spec
 

@@ -1,4 +1,4 @@
-"""What figures are drawn with, for those who draw their own: lines by depth, marked lines, edges, ticks, colors."""
+"""Building blocks of figures, also for custom ones: one line per layer colored by depth, keys, moving means."""
 
 from __future__ import annotations
 
@@ -26,21 +26,23 @@ from gyroscope.figures.over_depth import SAYS, Colour, Dash, Line, Mark, colours
 Style = Literal["-", "--", ":"]
 Corner = Literal["best", "upper left", "lower left"]
 
-#: From here on lines are thin and translucent, and drawn as an image in vector formats.
+#: Above this many, lines are thin and translucent, and rasterized in vector formats.
 MANY = 60
-#: Up to here a legend names the layers; beyond, a colour bar numbers them.
+#: Up to this many layers a legend names them; beyond, a color bar numbers them.
 NAMED = 10
 
 
 def own_axes(given: Axes | None = None, *, width: float = 5.4, height: float = 3.2) -> Axes:
-    """Return the axes that were given, or those of a new figure, which pyplot does not know.
+    """Return the given axes, or those of a new figure that pyplot does not know.
 
     >>> own_axes().figure.get_size_inches().tolist()
     [5.4, 3.2]
     """
     if given is not None:
         if not isinstance(given, Axes):
-            raise FigureError(f"ax must be matplotlib axes, got {given!r:.80}; try figure.subplots(), or leave it out")
+            raise FigureError(
+                f"`ax` must be matplotlib axes, got {given!r:.80}. Try figure.subplots(), or leave it out."
+            )
         return given
     figure = as_picture(Figure(figsize=(width, height), layout="constrained"))
     return as_picture(figure.add_subplot())
@@ -59,11 +61,11 @@ def draw_lines(
     dark: bool = False,
     log_steps: bool = False,
 ) -> list[Line2D]:
-    """Draw `values` [times, layers], one line a layer coloured by its depth, and return the lines.
+    """Draw `values` [times, layers] as one line per layer, colored by depth, and return the lines.
 
-    Gaps are bridged: a quantity that is sampled has a value at some steps only. A single value is a dot.
-    With `positive`, for a logarithmic axis, values of zero and below are gaps too. `dark` lines can
-    be seen on those they belong to, and on many others. `log_steps` is for a logarithmic axis of steps.
+    Gaps are bridged: a sampled quantity has values at some steps only. A single value is a dot. With `positive`, for a
+    logarithmic axis, values <= 0 are gaps as well. `dark` lines stand out from the lines they belong to, and from many
+    others. `log_steps` is for a logarithmic axis of steps.
 
     >>> lines = draw_lines(own_axes(), [0, 1, 2], [[0.0], [np.nan], [0.5]], depth=[0.0])
     >>> lines[0].get_xdata().tolist()
@@ -101,7 +103,7 @@ def _darker(colour: tuple[float, float, float, float]) -> tuple[float, float, fl
 
 
 def emphasise(line: Line2D, linewidth: float = 1.4) -> None:
-    """Let `line` stand out from many others.
+    """Make `line` stand out from many others.
 
     >>> [line] = draw_lines(own_axes(), [0, 1], [[0.0], [1.0]], depth=[0.0], alpha=0.2)
     >>> emphasise(line)
@@ -113,7 +115,7 @@ def emphasise(line: Line2D, linewidth: float = 1.4) -> None:
 
 
 def finish(ax: Axes, *, xlabel: str = "step", ylabel: str = "", title: str | None = None) -> None:
-    """Give `ax` its labels and take away the lines around it that carry nothing.
+    """Set the labels of `ax` and remove the spines that carry no information.
 
     >>> ax = own_axes()
     >>> finish(ax, ylabel="rotation")
@@ -128,7 +130,7 @@ def finish(ax: Axes, *, xlabel: str = "step", ylabel: str = "", title: str | Non
 
 
 def span(ax: Axes, times: npt.ArrayLike) -> None:
-    """Let the x axis of `ax` end where the times do, with no more ticks than there is room for; one is in the middle.
+    """Limit the x axis of `ax` to the times, with few ticks; a single time is in the middle.
 
     >>> ax = own_axes()
     >>> span(ax, [5, 10, 20])
@@ -147,7 +149,7 @@ def span(ax: Axes, times: npt.ArrayLike) -> None:
 
 
 def depth_key(ax: Axes, names: Sequence[str], depth: Sequence[float] | npt.NDArray[np.float64], total: int) -> None:
-    """Say beside `ax` which colour is which layer: by name for a few, by number for many.
+    """Explain next to `ax` which color is which layer: by name for a few, by number for many.
 
     >>> ax = own_axes()
     >>> depth_key(ax, ["conv1.weight", "fc.weight"], [0.0, 1.0], 2)
@@ -172,7 +174,7 @@ def depth_key(ax: Axes, names: Sequence[str], depth: Sequence[float] | npt.NDArr
 
 
 def depth_bar(ax: Axes | list[Axes], total: int, *, below: bool = False) -> None:
-    """Put a colour bar beside (or `below`) `ax`, one or several, that numbers `total` layers from 1.
+    """Add a color bar next to (or `below`) `ax`, one or several, that numbers `total` layers from 1.
 
     >>> ax = own_axes()
     >>> depth_bar(ax, 34)
@@ -200,7 +202,7 @@ def depth_bar(ax: Axes | list[Axes], total: int, *, below: bool = False) -> None
 def page_key(
     axes: list[Axes], names: Sequence[str], depth: Sequence[float] | npt.NDArray[np.float64], total: int
 ) -> None:
-    """Say once, below all the `axes` of a figure, which colour is which layer: by name for a few, by number for many.
+    """Explain once, below all `axes` of a figure, which color is which layer: by name for a few, by number for many.
 
     >>> axes = [own_axes()]
     >>> page_key(axes, ["conv1.weight", "fc.weight"], [0.0, 1.0], 2)
@@ -214,14 +216,14 @@ def page_key(
     assert isinstance(figure, Figure)
     handles = [Line2D([], [], color=DEPTH(float(where)), linewidth=2) for where in depth]
     short = short_names(names)
-    # In inches, close enough without asking a renderer.
+    # In inches, estimated without a renderer.
     wide = 0.65 + 0.075 * max(map(len, short))
     columns = max(min(len(short), 5, int(figure.get_figwidth() / wide)), 1)
     figure.legend(handles, short, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
 
 
 def style_key(ax: Axes, styles: Sequence[tuple[str, Style]], *, loc: Corner) -> None:
-    """Say inside `ax` what its line styles mean, beside the legend it may already have.
+    """Explain inside `ax` what its line styles mean, in addition to a legend it may already have.
 
     >>> ax = own_axes()
     >>> style_key(ax, [("measured", "-"), ("predicted", "--")], loc="lower left")
@@ -233,18 +235,18 @@ def style_key(ax: Axes, styles: Sequence[tuple[str, Style]], *, loc: Corner) -> 
     ax.legend(handles, [says for says, _ in styles], loc=loc, fontsize=8, framealpha=0.8)
     if before is not None:
         ax.add_artist(before)
-        before.set_clip_on(False)  # or it is taken for part of the drawing, and the layout leaves no room for it
+        before.set_clip_on(False)  # otherwise the layout treats it as part of the drawing and reserves no space
 
 
-# Viridis ends in a yellow that cannot be seen on white.
+# Viridis ends in a yellow that is invisible on white.
 _LIGHTEST = 0.92
 
-#: Viridis from its dark end to the lightest colour that reads on white.
+#: Viridis from its dark end to the lightest color that is readable on white.
 DEPTH = ListedColormap(matplotlib.colormaps["viridis"](np.linspace(0, _LIGHTEST, 256)), name="depth")
 
 
 def depth_colours(count: int) -> list[tuple[float, float, float, float]]:
-    """Return one colour a layer, in order of depth.
+    """Return one color per layer, in order of depth.
 
     >>> first, last = depth_colours(2)
     >>> bool(sum(first[:3]) < sum(last[:3]))
@@ -257,11 +259,11 @@ Drawn = TypeVar("Drawn", Figure, Axes)
 
 
 def as_picture(drawn: Drawn) -> Drawn:
-    """Let notebooks show `drawn`, a figure or axes, as a picture where it is the value of a cell, and return it.
+    """Make notebooks show `drawn`, a figure or axes, as a picture when it is the value of a cell, and return it.
 
-    IPython shows what has a `_repr_png_`. Figures of matplotlib have none: they are shown by a formatter, which exists
-    once `%matplotlib inline` has been run and then goes first, and axes are not shown at all. The method belongs to the
-    object, because tools such as wandb and Streamlit recognize figures by the name of their class.
+    IPython shows objects that have a `_repr_png_`. Figures of matplotlib have none: a formatter shows them, which
+    exists once `%matplotlib inline` has been run and then takes precedence, and axes are not shown at all. The method
+    is set on the object, because tools such as wandb and Streamlit recognize figures by the name of their class.
 
     >>> as_picture(Figure())._repr_png_()[:4]
     b'\\x89PNG'
@@ -283,9 +285,9 @@ Array = npt.NDArray[np.float64]
 def thin(steps: npt.ArrayLike, values: npt.ArrayLike, *, keep: int = 1000, log: bool = False) -> tuple[Array, Array]:
     """Return about `keep` of the times of `values` [times, layers] as (x, y), both [kept, layers].
 
-    Times are cut into equal runs; of each, every layer keeps its smallest and its largest value, so that a
-    spike of one step is still there. The first and the last time are always kept. NaN is kept only where
-    there is nothing else. For a `log`arithmic axis of times, runs become longer as it goes.
+    Times are cut into equal intervals. In each, every layer keeps its smallest and its largest value, so that a spike
+    of one step is preserved. The first and the last time are always kept. NaN is kept only if there is nothing else.
+    With `log`, for a logarithmic axis of times, intervals grow longer.
 
     >>> noise = np.zeros((10_000, 1))
     >>> noise[4321] = 7.0
@@ -316,12 +318,12 @@ def thin(steps: npt.ArrayLike, values: npt.ArrayLike, *, keep: int = 1000, log: 
 
 Values = npt.NDArray[np.float64]
 
-#: A moving mean covers this share of the run.
+#: Share of the run that a moving mean covers.
 SHARE = 0.02
 
 
 def window(times: int) -> int:
-    """Return how many of `times` a moving mean covers: an odd number, 1 if there are few.
+    """Return the number of `times` that a moving mean covers: an odd number, 1 if there are few.
 
     >>> window(50), window(1000)
     (1, 21)
@@ -330,9 +332,9 @@ def window(times: int) -> int:
 
 
 def moving_mean(values: Values, width: int, *, log: bool = False) -> Values:
-    """Return the mean of `width` times around each, [times, layers]; with `log` the geometric mean.
+    """Return the mean over `width` times around each, [times, layers]; with `log` the geometric mean.
 
-    What is not known (or not positive, with `log`) is left out of the mean, and stays unknown.
+    Unknown values (with `log`, also values <= 0) are left out of the mean and stay unknown.
 
     >>> moving_mean(np.array([[0.0], [3.0], [6.0], [0.0]]), 3)[:, 0].tolist()
     [1.5, 3.0, 3.0, 3.0]
@@ -349,7 +351,7 @@ def moving_mean(values: Values, width: int, *, log: bool = False) -> Values:
 
 
 def _sums(values: Values, width: int) -> Values:
-    # Differences of running sums cost the same for every width.
+    # The cost of differences of running sums does not depend on the width.
     times, half = len(values), width // 2
     running = np.concatenate([np.zeros((1, values.shape[1])), values.cumsum(axis=0)])
     at = np.arange(times)
@@ -357,17 +359,17 @@ def _sums(values: Values, width: int) -> Values:
     return sums
 
 
-# Noise of more layers than this covers them all.
+# With more layers than this, noise hides the lines.
 _FEW = 4
-# What changes by less than this share from one value to the next needs no smoothing.
+# Values that change by less than this share from one to the next need no smoothing.
 _CALM = 0.02
 
 
 def draw_course(ax: Axes, steps: npt.ArrayLike, values: Values, *, depth: Values, look: Look) -> int:
-    """Draw `values` [times, layers] as one line a layer, and return how many values a point is the mean of.
+    """Draw `values` [times, layers] as one line per layer, and return the number of values that each point averages.
 
-    Lines of a few layers go through every value. Noise of many layers would cover them all: there, lines are
-    moving means, on shades that span the single values: one a layer, or one for all of very many.
+    Lines of a few layers pass through every value. For many layers noise would hide the lines: they are then moving
+    means, over shades that span the single values, one per layer, or one for all if there are very many.
 
     >>> from gyroscope.figures.looks import look_of
     >>> ax, noise = own_axes(), np.random.default_rng(0).random((1000, 30))
@@ -390,12 +392,12 @@ def draw_course(ax: Axes, steps: npt.ArrayLike, values: Values, *, depth: Values
 
 
 def said(width: int) -> str:
-    """Return what stands below the x axis of a course.
+    """Return the label of the x axis of a course.
 
     >>> said(1), said(21)
-    ('step', 'step (moving means of 21; shaded: single values)')
+    ('step', 'step (moving mean of 21; shaded: single values)')
     """
-    return "step" if width == 1 else f"step (moving means of {width:,}; shaded: single values)"
+    return "step" if width == 1 else f"step (moving mean of {width:,}; shaded: single values)"
 
 
 def _calm(values: Values, log: bool) -> bool:
@@ -414,7 +416,7 @@ def _shade(ax: Axes, steps: npt.ArrayLike, values: Values, width: int, colour: A
     low = np.minimum.reduceat(np.nanmin(known, axis=1), starts)
     high = np.maximum.reduceat(np.nanmax(known, axis=1), starts)
     middle = (at[starts] + at[np.append(starts[1:], len(at)) - 1]) / 2
-    # To both ends of the lines, and not only to the middle of the first and the last.
+    # Extend to both ends of the lines, not only to the centers of the first and the last interval.
     x = np.concatenate([at[:1], middle, at[-1:]])
     ax.fill_between(
         x, np.pad(low, 1, "edge"), np.pad(high, 1, "edge"), color=colour, alpha=alpha, linewidth=0, zorder=0.5

@@ -1,4 +1,4 @@
-"""Numbers along logarithmic axes that a reader does not have to decode."""
+"""Logarithmic axes: readable numbers along them, and rows at their edges for zero and infinity."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-# Up to this many decades there is room for 1, 2, 5 in each.
+# Up to this many decades, ticks at 1, 2 and 5 fit in each.
 _FEW = 2.5
 
 
 def log_ticks(axis: Axis, low: float, high: float) -> None:
-    """Give a logarithmic `axis` from `low` to `high` ticks at 1, 2, 5 or at powers of ten.
+    """Set ticks of a logarithmic `axis` from `low` to `high` at 1, 2, 5 or at powers of ten.
 
     >>> from gyroscope.figures.drawing import own_axes
     >>> ax = own_axes()
@@ -54,28 +54,28 @@ def power(value: float) -> str:
     return f"$10^{{{exponent}}}$" if digits == "1" else f"${digits}{{\\times}}10^{{{exponent}}}$"
 
 
-# An axis shows at least this factor, or rounding would fill it.
+# An axis spans at least this factor; otherwise rounding would fill it.
 _LEAST = 4.0
-# Shares of an axis' height: free room beyond the values, more of it before rows at an edge, and a row.
-_ROOM, _MORE = 0.05, 0.08
+# Shares of the axis height: margin beyond the values, margin before rows at an edge, and a row.
+_MARGIN, _MORE = 0.05, 0.08
 _ROW = 0.045
-# Powers of ten that matplotlib can still put ticks around.
+# Logarithm of the largest value around which matplotlib can still place ticks.
 _FARTHEST = 240 * log(10)
 
 
 @dataclass(frozen=True)
 class Edges:
-    """Where rows at the edges of an axis are, from the values outwards."""
+    """Positions of the rows at the edges of an axis, from the values outwards."""
 
     above: tuple[float, ...]
     below: tuple[float, ...]
 
 
 def edged(ax: Axes, values: npt.ArrayLike, *, above: int = 0, below: int = 0) -> Edges:
-    """Give `ax` a logarithmic y axis around the positive `values`, all of them, and return where the edges are.
+    """Give `ax` a logarithmic y axis around all positive `values`, and return the positions of the edge rows.
 
-    Beyond the values, behind a dotted line, there is room for rows: `above` of them, at ∞, and `below`, at the other
-    end. Numbers stand beside the values only.
+    Beyond the values, after a dotted line, there are rows: `above` of them for ∞, and `below` of them at the other end.
+    Tick labels stand next to the values only.
 
     >>> from gyroscope.figures.drawing import own_axes
     >>> ax = own_axes()
@@ -87,7 +87,7 @@ def edged(ax: Axes, values: npt.ArrayLike, *, above: int = 0, below: int = 0) ->
     known = every[np.isfinite(every) & (every > 0)]
     low, high = (float(known.min()), float(known.max())) if known.size else (1.0, 1.0)
     middle, half = log(low) / 2 + log(high) / 2, max(log(high) - log(low), log(_LEAST)) / 2
-    over, under = _MORE if above else _ROOM, _MORE if below else _ROOM
+    over, under = _MORE if above else _MARGIN, _MORE if below else _MARGIN
     whole = 2 * half / (1 - over - under - _ROW * (above + below))
     begin = max(middle - half - (under + _ROW * below) * whole, -_FARTHEST)
     end = min(middle + half + (over + _ROW * above) * whole, _FARTHEST)
@@ -108,7 +108,7 @@ def edged(ax: Axes, values: npt.ArrayLike, *, above: int = 0, below: int = 0) ->
 
 
 def say(ax: Axes, text: str, rows: tuple[float, ...]) -> None:
-    """Write `text` beside the y axis where `rows` of it are, as if it were a number there; nothing without rows.
+    """Write `text` next to the y axis at the position of `rows`, like a tick label; nothing without rows.
 
     >>> from gyroscope.figures.drawing import own_axes
     >>> ax = own_axes()
@@ -131,7 +131,7 @@ def say(ax: Axes, text: str, rows: tuple[float, ...]) -> None:
 def _ticks(ax: Axes, low: float, high: float) -> None:
     axis = ax.yaxis
     log_ticks(axis, low, high)
-    # Fixed, or numbers would stand beside the rows at the edges.
+    # Fixed; otherwise tick labels would stand next to the rows at the edges.
     major, minor = axis.get_majorticklocs(), axis.get_minorticklocs()
     axis.set_major_locator(FixedLocator([tick for tick in major if low * 0.99 <= tick <= high * 1.01]))
     axis.set_minor_locator(FixedLocator([tick for tick in minor if low * 0.99 <= tick <= high * 1.01]))

@@ -1,4 +1,4 @@
-"""How each quantity is shown: its label, and the scale that suits it."""
+"""How quantities and names are shown: labels, the scale that suits a quantity, and names that fit next to a figure."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from gyroscope.store.record import QuantityInfo
 
 Scale = Literal["fraction", "signed", "log", "linear"]
 
-# Values this far below the largest say "none"; following them down would flatten everything else.
+# Decades below the largest value at which an axis ends: following tiny values down would flatten the rest.
 _DECADES = 8
-# A logarithmic axis of less than this factor has too few round numbers on it.
+# A logarithmic axis that spans less than this factor has too few round numbers on it.
 _VARIES = 3
-# What varies by less than this share of itself stays the same.
+# Values that vary by less than this share count as constant.
 _STAYS = 0.02
 
 
 @dataclass(frozen=True)
 class Look:
-    """A label, and a scale: "fraction" is 0 to 1 (or to the largest), "signed" is symmetric about 0.
+    """A label and a scale: "fraction" is 0 to 1 (or to the largest value), "signed" is symmetric around 0.
 
-    `noisy` quantities jump from step to step: of many layers their moving mean is drawn.
+    `noisy` quantities jump from step to step: for many layers their moving mean is drawn.
 
     >>> look_of("rotation").scale
     'fraction'
@@ -42,7 +42,7 @@ class Look:
 
 _LOOKS = {
     "rotation": Look("rotation (cosine distance)", "fraction"),
-    "rate": Look("rotation since last measured (rad)", "log", noisy=True),
+    "rate": Look("rotation since the last measurement (rad)", "log", noisy=True),
     "rate_per_step": Look("net rotation (rad per step)", "log", noisy=True),
     "weight_norm": Look("weight norm ‖w‖", "log"),
     "gradient_norm": Look("gradient norm ‖g‖", "log", noisy=True),
@@ -81,7 +81,7 @@ _MATRICES = {"x": r"\Sigma_x", "g": r"\Sigma_{\nabla h}", "f": "F"}
 
 
 def look_of(quantity: str, info: QuantityInfo | None = None) -> Look:
-    """Return the look of a quantity; one that is not known is labelled by its name and unit.
+    """Return the look of a quantity; an unknown one is labeled with its name and unit.
 
     >>> look_of("sharpness", QuantityInfo("sharpness", "1/step", "largest curvature")).label
     'sharpness (1/step)'
@@ -97,7 +97,7 @@ def look_of(quantity: str, info: QuantityInfo | None = None) -> Look:
 
 
 def settle(look: Look, values: npt.ArrayLike) -> Look:
-    """Return `look` with a scale that suits `values`: no logarithm of what is nowhere positive or hardly varies.
+    """Return `look` with a scale that suits `values`: not logarithmic if none is positive or they hardly vary.
 
     >>> settle(Look("mine"), [1.0, 1000.0]).scale, settle(Look("mine"), [-1.0, 1.0]).scale
     ('log', 'linear')
@@ -115,9 +115,9 @@ def settle(look: Look, values: npt.ArrayLike) -> Look:
 
 
 def limits(look: Look, values: npt.ArrayLike, *, close: bool = False) -> tuple[float, float]:
-    """Return where the axis or the colours of settled `values` begin and end.
+    """Return the limits of the axis, or of the colors, for settled `values`.
 
-    Fractions begin at 0 and end at 1, or beyond it if they do; `close` to them, also below it.
+    Fractions range from 0 to 1, or beyond 1 if the values do; with `close`, the upper limit may be below 1.
 
     >>> limits(look_of("rotation"), [0.0, 0.4]), limits(look_of("rotation"), [0.0, 1.23])
     ((0.0, 1.0), (0.0, 1.3))
@@ -140,13 +140,13 @@ def limits(look: Look, values: npt.ArrayLike, *, close: bool = False) -> tuple[f
     if not known.size:
         return 0.0, 1.0
     low, high = float(known.min()), float(known.max())
-    # Rounding of what stays the same is not worth a picture.
+    # Rounding of constant values must not fill the axis.
     room = max(_STAYS * max(abs(low), abs(high)) - (high - low), 0) / 2
     return (low - room, high + room) if low < high or room else (low - 0.5, high + 0.5)
 
 
 def frame(ax: Axes, look: Look, values: npt.ArrayLike, *, close: bool = False) -> None:
-    """Give the y axis of `ax` the scale and the limits that suit settled `values`; see `limits`.
+    """Set the scale and the limits of the y axis of `ax` to suit settled `values`; see `limits`.
 
     >>> from matplotlib.figure import Figure
     >>> ax = Figure().subplots()
@@ -170,7 +170,7 @@ def frame(ax: Axes, look: Look, values: npt.ArrayLike, *, close: bool = False) -
 
 
 def _beyond_one(largest: float) -> float:
-    # A cosine distance reaches 2. Rounding just above 1 is no reason to leave the paper's axes.
+    # A cosine distance reaches 2. Rounding just above 1 does not extend the axis of the paper.
     return 1.0 if largest <= 1.005 else min(ceil(10 * largest - 0.001) / 10, 2.0)
 
 
@@ -191,9 +191,9 @@ _LONGEST = 26
 
 
 def short_names(names: Sequence[str], *, longest: int = _LONGEST) -> list[str]:
-    """Return `names` without a ".weight" that all end in, and with the middle of long ones left out.
+    """Return `names` without a common ending ".weight", and with the middle of long names left out.
 
-    Where that leaves the same of several, what all begin and end with is left out instead, or parts are abbreviated.
+    If that makes several equal, the common beginning and end are left out instead, or parts are abbreviated.
 
     >>> short_names(["conv1.weight", "fc.weight"])
     ['conv1', 'fc']
@@ -218,9 +218,9 @@ def short_names(names: Sequence[str], *, longest: int = _LONGEST) -> list[str]:
 
 
 def literal(name: str) -> str:
-    r"""Return `name` so that matplotlib writes it as it is, and takes no part of it for a formula.
+    r"""Return `name` escaped so that matplotlib prints it verbatim and does not parse any of it as a formula.
 
-    Bytes of a folder's name that are no letters are written as what they stand for.
+    Bytes of a folder's name that are not valid characters are printed as escapes.
 
     >>> print(literal("$x$"), literal("\udcff"))
     \$x\$ \udcff
@@ -240,7 +240,7 @@ def spread(count: int, room: int) -> list[int]:
 
 
 def stride(count: int, room: int) -> list[int]:
-    """Return at most `room` of `count` positions at equal distances, from the first on.
+    """Return at most `room` of `count` positions at equal distances, starting with the first.
 
     >>> stride(5, 10), stride(100, 4)
     ([0, 1, 2, 3, 4], [0, 25, 50, 75])
@@ -251,13 +251,13 @@ def stride(count: int, room: int) -> list[int]:
 def _differing(names: Sequence[str]) -> list[str]:
     split = [name.split(".") for name in names]
     begin, end = _alike(split), _alike([parts[::-1] for parts in split])
-    # Of a name that is all beginning and end, its last part.
+    # A name that consists of the common beginning and end keeps one part.
     kept = [".".join(parts[begin : max(len(parts) - end, begin + 1)]) for parts in split]
     return [f"{'…' * bool(begin)}{part}{'…' * bool(end)}" for part in kept]
 
 
 def _abbreviated(names: Sequence[str], letters: int = 4) -> list[str]:
-    # A number at the end of a part is kept whole: it tells blocks apart.
+    # A number at the end of a part is kept in full: it distinguishes blocks.
     stems = [[(part, part.rstrip("0123456789")) for part in name.split(".")] for name in names]
     return [".".join(stem[:letters] + part[len(stem) :] for part, stem in parts) for parts in stems]
 
@@ -267,7 +267,7 @@ def _initials(names: Sequence[str]) -> list[str]:
 
 
 def _alike(split: Sequence[Sequence[str]]) -> int:
-    """How many parts all begin with, at most all but one of the shortest."""
+    """Return the number of leading parts that all names share, at most all but one of the shortest."""
     least = min(len(parts) for parts in split) - 1
     return next((i for i in range(least) if len({parts[i] for parts in split}) > 1), max(least, 0))
 

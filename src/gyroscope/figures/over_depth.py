@@ -1,4 +1,4 @@
-"""Percentiles by layer: the layers along the x axis, a bar from low to high with a mark in the middle."""
+"""Values over depth, with layers along the x axis: bars of percentiles, and lines with marks for zero and infinity."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gyroscope.figures.looks import short_names
 
 Values = npt.NDArray[np.float64]
 
-#: Up to here each layer has a bar of its own; beyond, bars run together into a band.
+#: Up to this many layers each has its own bar; beyond, bars merge into a band.
 BARS = 40
 _NAMED = 12
 _MARKERS = "os^Dv"
 
 
 def colours(count: int) -> list[tuple[float, float, float, float]]:
-    """Return `count` colours that differ in lightness too, dark to light.
+    """Return `count` colors that also differ in lightness, from dark to light.
 
     >>> len(colours(3))
     3
@@ -33,7 +33,7 @@ def colours(count: int) -> list[tuple[float, float, float, float]]:
 
 
 def draw_bars(ax: Axes, low: Values, middle: Values, high: Values, *, place: int = 0, places: int = 1) -> None:
-    """Draw one set of percentiles, [layers] each; `place` of `places` sets that stand side by side.
+    """Draw one set of percentiles, [layers] each, as `place` of `places` sets side by side.
 
     >>> from gyroscope.figures.drawing import own_axes
     >>> ax = own_axes()
@@ -55,7 +55,7 @@ def draw_bars(ax: Axes, low: Values, middle: Values, high: Values, *, place: int
 
 
 def layer_axis(ax: Axes, names: Sequence[str]) -> None:
-    """Mark the layers along the x axis of `ax`: by name for a few, by number for many.
+    """Label the layers along the x axis of `ax`: a few by name, many by number.
 
     >>> from gyroscope.figures.drawing import own_axes
     >>> ax = own_axes()
@@ -81,7 +81,7 @@ Mark = Literal["^", "v", "x"]
 Colour = tuple[float, float, float, float]
 Dash = Literal["-", "--", ":", "-.", ""]
 
-#: What the marks at the edges stand for.
+#: Meaning of the marks at the edges.
 SAYS: dict[Mark, str] = {
     "^": r"infinite: $\lambda_p=0$",
     "v": "zero",
@@ -93,7 +93,7 @@ _THROUGHOUT: dict[Mark, str] = {"^": "infinite throughout", "v": "0 throughout",
 
 @dataclass(frozen=True)
 class Line:
-    """A value a layer, NaN where it is undefined, of one of several `network`s."""
+    """One value per layer, NaN where undefined, of one of several `network`s."""
 
     values: Values
     network: int
@@ -105,8 +105,8 @@ class Line:
 def draw_marked(ax: Axes, lines: Sequence[Line]) -> list[Mark]:
     """Draw `lines` over the layers 1, 2, … on a logarithmic axis, and return the marks at its edges.
 
-    Infinite values are in rows above, one a line; zeros and undefined values in rows below, one a network, as they
-    are so for every p. Lines are interrupted there.
+    Infinite values are in rows above, one per line. Zeros and undefined values are in rows below, one per network,
+    because they are the same for every p. Lines are interrupted there.
 
     >>> from gyroscope.figures.drawing import own_axes
     >>> draw_marked(own_axes(), [Line(np.array([1.0, np.inf, 2.0, np.nan]), 0, (0, 0, 0, 1), "-", "o")])
@@ -132,7 +132,7 @@ def draw_marked(ax: Axes, lines: Sequence[Line]) -> list[Mark]:
 
 
 def _rows(lines: Sequence[Line], mark: Mark) -> list[tuple[Colour, npt.NDArray[np.bool_], Mark]]:
-    """The layers of each network to be marked below, for those that have any."""
+    """Return the layers of each network to be marked below, for the networks that have any."""
     found: dict[int, tuple[Colour, npt.NDArray[np.bool_], Mark]] = {}
     alone = len({line.network for line in lines}) == 1
     for line in lines:
@@ -157,6 +157,8 @@ def _draw(ax: Axes, line: Line) -> None:
     unknown = np.isnan(np.pad(y, 1, constant_values=np.nan))
     alone = unknown[:-2] & unknown[2:]
     marked = ~unknown[1:-1] & ((at % (1 if few else max(count // 12, 1)) == 0) | alone)
-    if marked.any():  # a line without points would stand in the corner of the page, and the layout make room for it
+    if (
+        marked.any()
+    ):  # a line without points would be placed in the corner of the page, and the layout would reserve space
         x, y = at[marked], y[marked]
         ax.plot(x, y, color=line.colour, linestyle="", marker=line.marker, markersize=3.5, clip_on=False)

@@ -1,4 +1,4 @@
-"""Layer rotation curves: one line a layer, from 0 (where it started) to 1 (at a right angle to that)."""
+"""Layer rotation: curves of a run, panels of many runs, and a heatmap of every layer at every step."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def rotation_curves(
 
     Args:
         run: a run or its path, or curves as an array [times, layers].
-        x: the times of an array, 0, 1, 2, … if not given; for a run, what to show in place of its steps.
-        ax: axes to draw on; those of a new figure if not given (`ax.figure`).
-        layers: glob pattern or patterns on the names of a run's layers; all if not given.
-        legend: whether to say which colour is which layer; by default on a run's own axes.
-        title: text above.
-        xlabel: text below, "step" for a run and "epoch" for an array unless given.
-        ylabel: text beside.
+        x: times of an array, by default 0, 1, 2, …; for a run, numbers to show in place of its steps.
+        ax: axes to draw on; by default those of a new figure (`ax.figure`).
+        layers: glob pattern or patterns on the names of a run's layers; all by default.
+        legend: whether to explain which color is which layer; by default for runs on new axes.
+        title: title above the axes.
+        xlabel: label of the x axis, by default "step" for a run and "epoch" for an array.
+        ylabel: label of the y axis.
 
     >>> ax = rotation_curves([[0.0, 0.0], [0.3, 0.6], [0.5, 0.9]])
     >>> len(ax.lines), [float(limit) for limit in ax.get_ylim()]
@@ -71,7 +71,7 @@ def rotation_curves(
     else:
         y = numbers(run, "curves")
         if y.ndim != 2:
-            raise FigureError(f"curves has shape {y.shape}; it must be [times, layers]")
+            raise FigureError(f"`curves` must be [times, layers], got shape {y.shape}.")
         times, total = (
             np.arange(len(y), dtype=float) if x is None else _times(x, len(y), f"curves of shape {y.shape}"),
             y.shape[1],
@@ -100,14 +100,14 @@ def rotation_curves(
 def _times(x: npt.ArrayLike, count: int, of: str) -> npt.NDArray[np.float64]:
     times = numbers(x, "x")
     if times.shape != (count,):
-        raise FigureError(f"x has shape {times.shape}; for {of} it must be ({count},)")
+        raise FigureError(f"`x` must have shape ({count},) for {of}, got {times.shape}.")
     if not np.isfinite(times).all():
-        raise FigureError("x holds values that are not finite; give the time of each row of the curves as a number")
+        raise FigureError("`x` must be finite numbers, one per row of the curves, got some that are not.")
     return times
 
 
-# Characters of a heading to an inch.
-_TO_AN_INCH = 11
+# Characters of a heading per inch.
+_PER_INCH = 11
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Panel:
 def rotation_panels(
     panels: Sequence[Panel], *, columns: int = 5, title: str | None = None, xlabel: str = "epoch"
 ) -> Figure:
-    """Draw one small panel a run, all on the same axes, with a colour bar for depth.
+    """Draw one panel per run, all on the same axes, with a color bar for depth, as the rotation paper's figure 1.
 
     >>> figure = rotation_panels([Panel("slow", [[0.0], [0.1]]), Panel("fast", [[0.0], [0.8]])])
     >>> [ax.get_title() for ax in figure.axes[:2]]
@@ -135,10 +135,10 @@ def rotation_panels(
     """
     panels = listed(panels)
     if not panels:
-        raise FigureError("there are no panels to draw; give at least one")
+        raise FigureError("`panels` must be at least one Panel, got none. Try [Panel('SGD', curves)].")
     wrong = [one for one in panels if not isinstance(one, Panel)]
     if wrong:
-        raise FigureError(f"panels must be a list of Panel, got {wrong[0]!r:.80}. Try [Panel('SGD', curves)].")
+        raise FigureError(f"`panels` must be a list of Panel, got {wrong[0]!r:.80}. Try [Panel('SGD', curves)].")
     columns = min(at_least_one(columns, "columns"), len(panels))
     rows = ceil(len(panels) / columns)
     figure = as_picture(Figure(figsize=(2.1 * columns + 1.2, 2.1 * rows + 0.6), layout="constrained"))
@@ -149,21 +149,21 @@ def rotation_panels(
         rotation_curves(panel.curves, panel.x, ax=ax, xlabel="", ylabel="")
         ax.set_title(panel.title, fontsize=9)
         _note(ax, panel)
-        # Sharing leaves epochs under the last row only, which may be incomplete.
+        # Shared axes have labels under the last row only, which may be incomplete.
         ax.tick_params(labelbottom=index + columns >= len(panels))
     for ax in axes[len(panels) :]:
         ax.remove()
-    # Axes are shared, and what is drawn last would set them for all.
+    # Axes are shared, so the last panel drawn would set the limits for all.
     drawn = [np.asarray(panel.curves, dtype=float) for panel in panels]
     times = [np.arange(len(c)) if p.x is None else np.asarray(p.x) for c, p in zip(drawn, panels, strict=True)]
     span(axes[0], np.concatenate(times))
     axes[0].set_ylim(limits(look_of("rotation"), np.concatenate([curves.ravel() for curves in drawn])))
 
     figure.supxlabel(xlabel, fontsize=10)
-    whole = " to initialization" if rows > 1 else ""  # a single row is too low for it
+    whole = " to initialization" if rows > 1 else ""  # a single row is not high enough for it
     figure.supylabel(f"rotation (cosine distance{whole})", fontsize=10)
     if title is not None:
-        figure.suptitle(fill(str(title), round(_TO_AN_INCH * figure.get_figwidth())), fontsize=11)
+        figure.suptitle(fill(str(title), round(_PER_INCH * figure.get_figwidth())), fontsize=11)
     mappable = ScalarMappable(cmap=DEPTH)
     bar = figure.colorbar(mappable, ax=axes[: len(panels)], aspect=40, pad=0.01, label="layer: first → last")
     bar.set_ticks([])
@@ -171,7 +171,7 @@ def rotation_panels(
 
 
 def _note(ax: Axes, panel: Panel) -> None:
-    """Write where the curves are not: below where they are high, above where they are low, and legibly over both."""
+    """Write the note away from the curves: below if they are high, above if they are low, on a white background."""
     curves = np.asarray(panel.curves, dtype=float)
     high = bool(np.nanmean(curves[len(curves) // 2 :]) > 0.5) if np.isfinite(curves).any() else False
     x, y, ha, va = (0.96, 0.05, "right", "bottom") if high else (0.05, 0.95, "left", "top")
@@ -181,7 +181,7 @@ def _note(ax: Axes, panel: Panel) -> None:
 
 _COLUMNS = 1000
 _MIXED = 300
-_INCHES_A_LABEL = 0.14
+_INCHES_PER_LABEL = 0.14
 
 
 def rotation_heatmap(
@@ -193,19 +193,19 @@ def rotation_heatmap(
     limits: tuple[float | None, float | None] | None = None,
     title: str | None = None,
 ) -> Axes:
-    """Draw a quantity of every layer over the steps, and return the axes.
+    """Draw a quantity of every layer over the steps as a picture, first layer on top, and return the axes.
 
-    The one picture for hundreds of layers. A column is as wide as the steps it stands for, so unevenly
-    spaced steps are where they belong. Norms and rates are on a logarithmic scale; grey is not measured.
+    This figure suits hundreds of layers. A column is as wide as the steps it stands for, so unevenly spaced steps are
+    in the right place. Norms and rates are on a logarithmic scale; gray is not measured.
 
     Args:
         run: a run or its path.
-        quantity: the name of what is shown.
-        ax: axes to draw on; those of a new figure, high enough for the layers, if not given.
-        layers: glob pattern or patterns on the layers' names; all if not given.
-        limits: the values at both ends of the colours; what suits the quantity if not given, or at an end that is
-            None. The same limits, such as (0, 1), make pictures of several runs comparable.
-        title: text above.
+        quantity: name of the quantity.
+        ax: axes to draw on; by default those of a new figure, high enough for the layers.
+        layers: glob pattern or patterns on the layers' names; all by default.
+        limits: values at both ends of the colors; chosen to suit the quantity by default, or at an end that is None.
+            The same limits, such as (0, 1), make pictures of several runs comparable.
+        title: title above the axes.
 
     >>> from gyroscope.figures import example_run
     >>> ax = rotation_heatmap(example_run(layers=34))
@@ -222,13 +222,15 @@ def rotation_heatmap(
     suits = limits_of(look, series.values, close=True)
     low, high = suits if ends is None else (own if end is None else end for own, end in zip(suits, ends, strict=True))
     if look.scale == "log" and not 0 < low < high:
-        raise FigureError(f"limits={limits!r}; {quantity} is on a logarithmic scale here, which goes up from above 0")
+        raise FigureError(
+            f"`limits` must satisfy 0 < low < high, because {quantity} is on a logarithmic scale, got {limits!r:.80}."
+        )
     edges = _edges(series.steps)
     colours = matplotlib.colormaps["RdBu_r" if look.scale == "signed" else "magma"].with_extremes(bad="0.85")
     image = ax.imshow(
         np.ma.masked_invalid(_visible(_resampled(series, edges), look, low).T),
         aspect="auto",
-        # Rows of less than a pixel are mixed, so that regular networks make no moiré; larger ones have edges.
+        # Rows smaller than a pixel are mixed, so that regular networks show no moiré; larger rows have edges.
         interpolation="auto" if count > _MIXED else "nearest",
         extent=(edges[0], edges[-1], count - 0.5, -0.5),
         cmap=colours,
@@ -240,7 +242,7 @@ def rotation_heatmap(
     if look.scale == "log":
         log_ticks(bar.ax.yaxis, low, high)
     height = ax.get_window_extent().height / figure.dpi
-    rows = stride(count, int(height / _INCHES_A_LABEL))
+    rows = stride(count, int(height / _INCHES_PER_LABEL))
     ax.set_yticks(rows, [short_names(series.layers)[row] for row in rows], fontsize=7)
     ax.tick_params(axis="y", length=2)
     span(ax, series.steps)
@@ -253,12 +255,12 @@ def _ends(limits: Any) -> tuple[float | None, ...]:
     given = list(limits) if isinstance(limits, Iterable) else []
     ends = tuple(None if end is None else real(end) for end in given)
     if len(ends) != 2 or not all(end is None or isfinite(end) for end in ends):
-        raise FigureError(f"limits={limits!r}; it must be two numbers, such as (0, 1), or None for either")
+        raise FigureError(f"`limits` must be two finite numbers, or None for either, got {limits!r:.80}. Try (0, 1).")
     return ends
 
 
 def _edges(steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    # A step stands for the time half way to its neighbours; the outer ones reach outwards as little as any.
+    # A step stands for the time halfway to its neighbors; the outer steps reach out by half the smallest gap.
     outward = np.diff(steps).min() / 2 if len(steps) > 1 else 0.5
     return np.concatenate([steps[:1] - outward, (steps[:-1] + steps[1:]) / 2, steps[-1:] + outward])
 
@@ -283,5 +285,5 @@ def _held(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _visible(values: npt.NDArray[np.float64], look: Look, low: float) -> npt.NDArray[np.float64]:
-    # A logarithm has no place for zero: it is shown as the smallest there is.
+    # Zero has no logarithm: it is shown as the smallest value.
     return np.maximum(values, low) if look.scale == "log" else values
