@@ -145,7 +145,7 @@ def test_without_matplotlib_the_heatmap_is_left_out_with_a_line_in_the_log(tmp_p
     with caplog.at_level(logging.INFO, "gyroscope"):
         record(tmp_path / "run", sink)
     assert sink.ended == (4, None)
-    assert "the rotation heatmap is left out" in caplog.text
+    assert "The rotation heatmap is left out" in caplog.text
 
 
 def test_a_run_without_rotation_ends_without_a_heatmap(tmp_path, caplog):
@@ -160,7 +160,7 @@ def test_a_run_without_rotation_ends_without_a_heatmap(tmp_path, caplog):
 
 def test_a_quantity_that_was_never_recorded_is_told(tmp_path, caplog):
     record(tmp_path / "run", Kept(quantities=["rotation", "rotaton"]))
-    assert "Kept: never recorded, so not mirrored: rotaton" in caplog.text
+    assert "Kept: not mirrored because never recorded: rotaton" in caplog.text
 
 
 def test_events_reach_the_tool(tmp_path):

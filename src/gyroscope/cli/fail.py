@@ -1,4 +1,4 @@
-"""How a command gives up: one line, a meaningful exit code, no traceback."""
+"""How a command fails: one line, a meaningful exit code, no traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the shell completes: paths of runs, and the names of what is in them."""
+"""Arguments and options that commands share: paths of runs, files to write, and what shells complete."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 _MOST = 200
 _DEPTH = 2
-# Names in a run come from anywhere, and some shells evaluate what they are given: no other characters reach them.
+# Names in a run come from anywhere, and some shells evaluate completions: no other characters are passed on.
 _PLAIN = re.compile(r"[\w./@%+=,-]+")
 
 
 def run_paths(incomplete: str) -> list[str]:
-    """Return the runs whose paths begin so; those in `runs` if there is no beginning. The shell knows all other paths.
+    """Return the runs whose paths start with `incomplete`, or those in `runs`. The shell completes other paths.
 
     >>> run_paths("/nowhere/at/all")
     []
@@ -39,16 +39,16 @@ def run_paths(incomplete: str) -> list[str]:
     except OSError:
         return []
     found = (folder for name in names for folder in run_folders(Path(parent, name), _DEPTH))
-    typed = incomplete.removesuffix(start)  # as it is: ./runs is not runs to a shell
+    typed = incomplete.removesuffix(start)  # verbatim: ./runs is not runs to a shell
     return _plain(typed + os.path.relpath(folder, parent or ".") for folder in islice(found, _MOST))
 
 
-#: The argument of commands that read one run.
+#: Argument of commands that read one run.
 RunPath = Annotated[
     Path,
     typer.Argument(
         metavar="RUN",
-        help="The folder of a run, as it was given to gyroscope.watch.",
+        help="Folder of a run, as given to gyroscope.watch.",
         show_default=False,
         autocompletion=run_paths,
     ),
@@ -56,13 +56,13 @@ RunPath = Annotated[
 
 
 def names_in(read: Callable[[Run], Iterable[str]]) -> Callable[[typer.Context, str], list[str]]:
-    """Return what completes names that `read` finds in the run of the command line, or in the first of its runs."""
+    """Return a completion of names that `read` finds in the run of the command line, or in the first of its runs."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         from gyroscope.store import load
         from gyroscope.store.find import run_folders
 
-        # Before an option that still lacks its value, arguments are left as they were typed.
+        # While an option still lacks its value, arguments are not parsed yet.
         typed = [ctx.params.get("run"), *(ctx.params.get("runs") or ()), *ctx.args]
         given = next((Path(str(one)) for one in typed if one is not None), None)
         if given is None:
@@ -70,7 +70,7 @@ def names_in(read: Callable[[Run], Iterable[str]]) -> Callable[[typer.Context, s
         try:
             with load(next(run_folders(given, _DEPTH), given)) as run:
                 return _plain(name for name in read(run) if name.startswith(incomplete))
-        except GyroscopeError:  # the command says it
+        except GyroscopeError:  # the command reports it
             return []
 
     return complete
@@ -89,11 +89,11 @@ def _plain(names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Target:
-    """What was given as --out.
+    """The value of --out.
 
     Attributes:
         path: the file or folder.
-        folder: whether it is a folder: one that is there, or any that is given with a slash at its end.
+        folder: whether it is a folder: an existing one, or any that is given with a slash at its end.
     """
 
     path: Path
@@ -104,10 +104,10 @@ class Target:
 
     @contextmanager
     def made(self) -> Iterator[None]:
-        """The folder it is in, which is made if it is not there, and taken away again if nothing comes of it.
+        """Create its folder if it does not exist, and remove it again if the block fails.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: the folder cannot be created.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as here, target(f"{here}/new/").made():
@@ -128,7 +128,7 @@ class Target:
 
 
 def target(given: str) -> Target:
-    """Read --out; a path alone cannot tell a folder that is not there from a file.
+    """Parse --out; a path alone does not distinguish a new folder from a file.
 
     >>> target("figures/").folder, target("figures.png").folder
     (True, False)
@@ -137,25 +137,25 @@ def target(given: str) -> Target:
 
 
 def is_run(path: Path) -> bool:
-    """Whether to load this path as a run; else it is a folder that may have runs in it.
+    """Return whether to load this path as a run; otherwise it is a folder that may contain runs.
 
-    What is neither is left to `load`, which says what is wrong with it.
+    A path that is neither is left to `load`, which reports the reason.
 
     >>> is_run(Path("nowhere")), is_run(Path("x" * 300)), is_run(Path.cwd())
     (True, True, False)
     """
-    return not os.path.isdir(path) or os.path.exists(path / "run.sqlite")  # a name that is too long is neither
+    return not os.path.isdir(path) or os.path.exists(path / "run.sqlite")  # false for a name that is too long
 
 
 def out_option(what: str, default: str) -> Any:
-    """The option --out of a command, for a `Target`.
+    """Return the option --out of a command, for a `Target`.
 
     >>> out_option("File to write", "no file").help
-    'File to write, or folder to write into; a new folder ends in /.'
+    'File to write, or folder to write to; a new folder ends in /.'
     """
     return typer.Option(
         parser=target,
         metavar="<path>",
-        help=f"{what}, or folder to write into; a new folder ends in /.",
+        help=f"{what}, or folder to write to; a new folder ends in /.",
         show_default=default,
     )
