@@ -80,7 +80,7 @@ def jacobian_norm(model: nn.Module, inputs: Tensor, *, limit: int = 10_000_000) 
     most = real(limit)
     if not most >= 0:
         raise DynamicsError(f"`limit` must be a number >= 0, got {limit!r:.80}. Try 10_000_000.")
-    f = _one_by_one(model, inputs)
+    f = _per_sample(model, inputs)
     with passing(undrawn=inputs.device), torch.no_grad():
         outputs = _output(f(inputs), inputs)
     size = outputs.numel() * inputs[0].numel()
@@ -117,7 +117,7 @@ def estimated_jacobian_norm(model: nn.Module, inputs: Tensor, *, probes: int = 3
             f"`probes` must be a whole number >= 2, got {probes!r:.80}: a standard error needs two. Try 32."
         )
     drawn = generator(seed)
-    f = _one_by_one(model, inputs)
+    f = _per_sample(model, inputs)
     with passing(undrawn=inputs.device), torch.enable_grad():
         x = outside(inputs).requires_grad_()
         z = _output(f(x), inputs)
@@ -186,7 +186,7 @@ def _along_weights(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
     return z.detach(), moved.detach()
 
 
-def _one_by_one(model: nn.Module, inputs: Tensor) -> Callable[[Tensor], Tensor]:
+def _per_sample(model: nn.Module, inputs: Tensor) -> Callable[[Tensor], Tensor]:
     """Return the model as a function of samples [N, ...]."""
     trained, others = parts(model)
     refuse_mixing(model, "Per-sample Jacobians")
