@@ -31,7 +31,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     ...     there, Path(folder, "a.txt").read_text(), len(list(Path(folder).iterdir()))
     (False, 'all of it', 1)
     """
-    new = _beside(path)
+    new = _next_to(path)
     if new is None:
         yield path
         return
@@ -48,7 +48,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         new.unlink(missing_ok=True)
 
 
-def _beside(path: Path) -> Path | None:
+def _next_to(path: Path) -> Path | None:
     """Return a new file next to the target of `path`, or None if the target is to be written directly."""
     if path.exists() and not path.is_file() and not path.is_dir():
         return None

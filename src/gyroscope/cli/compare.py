@@ -140,10 +140,10 @@ def _find(listed: list[Given], problems: list[StoreError], stack: ExitStack) -> 
     found: dict[Path, Run] = {}
     labels: dict[Path, str] = {}
     for one in listed:
-        path, told = one.path, len(problems)
+        path, before = one.path, len(problems)
         try:
             inside = [store.load(path)] if is_run(path) else store.runs(path, broken=problems)
-            if not inside and len(problems) == told:
+            if not inside and len(problems) == before:
                 problems.append(
                     StoreError(f"There are no runs in {path}; `gyroscope runs {path.parent}` searches deeper.")
                 )

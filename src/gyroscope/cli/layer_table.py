@@ -82,7 +82,7 @@ def layer_table(run: Run, *, quantity: str, rows: Sequence[int], width: int) -> 
     return table, left_out[::-1]
 
 
-def as_taken(run: Run, quantity: str) -> npt.NDArray[np.floating]:
+def _as_taken(run: Run, quantity: str) -> npt.NDArray[np.floating]:
     """Return a quantity over the steps; for learning rates, only values that a step was taken with.
 
     The last row of a closed run holds the learning rate that the next step would have had, which is 0 after many
@@ -103,7 +103,7 @@ def of_earlier_steps(run: Run, *, quantity: str, headings: Collection[object]) -
     others = [] if quantity in (name for name, *_ in _NUMBERS) else [(quantity, quantity)]
     for name, heading in (*((name, heading) for name, heading, *_ in _NUMBERS), *others):
         if name in run.quantities and heading in headings and not lost:
-            known = np.flatnonzero(np.isfinite(as_taken(run, name)).any(axis=1))
+            known = np.flatnonzero(np.isfinite(_as_taken(run, name)).any(axis=1))
             if len(known) and known[-1] < len(run.steps) - 1:
                 steps.setdefault(int(run.steps[known[-1]]), []).append(heading)
     said = [
@@ -126,7 +126,7 @@ def _columns(run: Run, quantity: str, rows: Sequence[int]) -> list[_Column]:
     others = [] if quantity in shown else [(quantity, quantity, lambda value: f"{value:.3g}", 0)]
     for name, heading, written, yields in (*_NUMBERS, *others):
         if name in run.quantities:
-            series = as_taken(run, name)
+            series = _as_taken(run, name)
             # The last finite value of a lost layer is not its current one.
             gone = lost & ~np.isfinite(series[-1]) if len(series) else lost
             values = last_values(series)
@@ -134,7 +134,7 @@ def _columns(run: Run, quantity: str, rows: Sequence[int]) -> list[_Column]:
             cells = ["nan" if gone[row] else written(values[row]) if known[row] else "–" for row in rows]
             columns.append(_Column(heading, cells, yields))
     if quantity in run.quantities and len(run.steps):
-        series = as_taken(run, quantity)
+        series = _as_taken(run, quantity)
         lines = sparklines(run.steps, series, width=_SPARK, log=not quantity.startswith(_LINEAR))
         for row in np.flatnonzero(
             lost & ~np.isfinite(series[-1])

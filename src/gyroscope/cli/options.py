@@ -55,7 +55,7 @@ RunPath = Annotated[
 ]
 
 
-def names_in(read: Callable[[Run], Iterable[str]]) -> Callable[[typer.Context, str], list[str]]:
+def _names_in(read: Callable[[Run], Iterable[str]]) -> Callable[[typer.Context, str], list[str]]:
     """Return a completion of names that `read` finds in the run of the command line, or in the first of its runs."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -76,11 +76,11 @@ def names_in(read: Callable[[Run], Iterable[str]]) -> Callable[[typer.Context, s
     return complete
 
 
-quantities = names_in(lambda run: run.quantities)
-scalars = names_in(lambda run: run.scalars)
-quantities_and_scalars = names_in(lambda run: [*run.quantities, *run.scalars])
-layers = names_in(lambda run: run.layers)
-event_kinds = names_in(lambda run: dict.fromkeys(event.kind for event in run.all_events))
+quantities = _names_in(lambda run: run.quantities)
+scalars = _names_in(lambda run: run.scalars)
+quantities_and_scalars = _names_in(lambda run: [*run.quantities, *run.scalars])
+layers = _names_in(lambda run: run.layers)
+event_kinds = _names_in(lambda run: dict.fromkeys(event.kind for event in run.all_events))
 
 
 def _plain(names: Iterable[str]) -> list[str]:

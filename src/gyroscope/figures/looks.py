@@ -1,4 +1,4 @@
-"""How quantities and names are shown: labels, the scale that suits a quantity, and names that fit next to a figure."""
+"""Labels and scales of quantities, and names that fit next to a figure."""
 
 from __future__ import annotations
 
@@ -141,8 +141,8 @@ def limits(look: Look, values: npt.ArrayLike, *, close: bool = False) -> tuple[f
         return 0.0, 1.0
     low, high = float(known.min()), float(known.max())
     # Rounding of constant values must not fill the axis.
-    room = max(_STAYS * max(abs(low), abs(high)) - (high - low), 0) / 2
-    return (low - room, high + room) if low < high or room else (low - 0.5, high + 0.5)
+    margin = max(_STAYS * max(abs(low), abs(high)) - (high - low), 0) / 2
+    return (low - margin, high + margin) if low < high or margin else (low - 0.5, high + 0.5)
 
 
 def frame(ax: Axes, look: Look, values: npt.ArrayLike, *, close: bool = False) -> None:
@@ -157,12 +157,12 @@ def frame(ax: Axes, look: Look, values: npt.ArrayLike, *, close: bool = False) -
     low, high = limits(look, values, close=close)
     if look.scale == "log":
         ax.set_yscale("log")
-        room = (high / low) ** 0.05
-        ax.set_ylim(low / room, high * room)
+        margin = (high / low) ** 0.05
+        ax.set_ylim(low / margin, high * margin)
         log_ticks(ax.yaxis, low, high)
     elif look.scale == "linear":
-        room = 0.05 * (high - low)
-        ax.set_ylim(low - room, high + room)
+        margin = 0.05 * (high - low)
+        ax.set_ylim(low - margin, high + margin)
     else:
         ax.set_ylim(low, high)
     if look.scale == "fraction" and high > 1:
@@ -228,24 +228,24 @@ def literal(name: str) -> str:
     return name.encode("utf-8", "backslashreplace").decode().replace("$", r"\$")
 
 
-def spread(count: int, room: int) -> list[int]:
-    """Return at most `room` of `count` positions, evenly spread from the first to the last.
+def spread(count: int, most: int) -> list[int]:
+    """Return at most `most` of `count` positions, evenly spread from the first to the last.
 
     >>> spread(5, 10), spread(100, 4)
     ([0, 1, 2, 3, 4], [0, 33, 66, 99])
     """
-    if count <= room:
+    if count <= most:
         return list(range(count))
-    return [int(i) for i in np.linspace(0, count - 1, max(room, 2))]
+    return [int(i) for i in np.linspace(0, count - 1, max(most, 2))]
 
 
-def stride(count: int, room: int) -> list[int]:
-    """Return at most `room` of `count` positions at equal distances, starting with the first.
+def stride(count: int, most: int) -> list[int]:
+    """Return at most `most` of `count` positions at equal distances, starting with the first.
 
     >>> stride(5, 10), stride(100, 4)
     ([0, 1, 2, 3, 4], [0, 25, 50, 75])
     """
-    return list(range(0, count, max(ceil(count / max(room, 1)), 1)))
+    return list(range(0, count, max(ceil(count / max(most, 1)), 1)))
 
 
 def _differing(names: Sequence[str]) -> list[str]:

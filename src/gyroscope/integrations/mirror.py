@@ -90,16 +90,16 @@ class Names:
 
 
 # Numbers per step that a tool takes without a noticeable cost; above it, steps are skipped.
-AT_EACH_STEP = 100
+_AT_EACH_STEP = 100
 
 
-class Thinning:
+class _Thinning:
     """Pass measured steps that are at least `every` steps apart, and keep the last of the others.
 
     A quantity that is measured less often passes whenever it is `every` steps after its last.
 
     >>> rows = Rows(0, np.arange(6), {"rotation": np.zeros((6, 2), np.float32)})
-    >>> thinning = Thinning(2)
+    >>> thinning = _Thinning(2)
     >>> [(step, sorted(values)) for step, values in thinning.passed(rows)]
     [(0, ['rotation']), (2, ['rotation']), (4, ['rotation'])]
     >>> [(part, step) for part, step, _ in thinning.left()]
@@ -148,11 +148,11 @@ class Thinning:
 Pixels = npt.NDArray[np.uint8]
 
 
-def heatmap(run: Any) -> Pixels | None:
+def _heatmap(run: Any) -> Pixels | None:
     """Return the heatmap of `run` as `[height, width, 3]`; None, with a log message, if it cannot be drawn.
 
     >>> from gyroscope.figures import example_run
-    >>> heatmap(example_run(layers=5)).shape[2]
+    >>> _heatmap(example_run(layers=5)).shape[2]
     3
     """
     try:
@@ -272,7 +272,7 @@ class Mirror:
                 positions.append(position)
                 chosen.append(layer_names(layer.name))
         numbers = sum(len(chosen) for _, chosen in self._chosen.values()) * len(self._asked or quantities)
-        self._thinning = Thinning(self._every or max(1, ceil(numbers / AT_EACH_STEP)))
+        self._thinning = _Thinning(self._every or max(1, ceil(numbers / _AT_EACH_STEP)))
         self._seen: set[str] = set()
         self.groups: set[str] = set()  # prefixes, before the slash, of the series mirrored so far
         self._step = 0
@@ -297,7 +297,7 @@ class Mirror:
             for part, step, values in self._thinning.left():
                 self._series(part, step, values)
         finally:
-            self.end(run, self._step, heatmap(run))
+            self.end(run, self._step, _heatmap(run))
         never = [name for name in self._asked or () if name not in self._seen and name not in QUANTITIES]
         if never:
             LOG.warning("%s: not mirrored because never recorded: %s", type(self).__name__, ", ".join(never))

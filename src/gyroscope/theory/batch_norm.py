@@ -178,8 +178,8 @@ class BatchCenter(nn.Module):
                 self.running_mean.lerp_(mean.flatten().to(self.running_mean.dtype), self.momentum)
         else:
             mean = self.running_mean.view(per_unit).to(r.dtype)
-        centred = r - mean
-        return centred if self.bias is None else centred + self.bias.view(per_unit)
+        centered = r - mean
+        return centered if self.bias is None else centered + self.bias.view(per_unit)
 
     def extra_repr(self) -> str:
         """Return the arguments that the layer was made with."""

@@ -142,11 +142,11 @@ def second_moment(gradients: Tensor, *, batch_size: int = 1, replacement: bool =
     """
     n, batch_size = _check(gradients, batch_size, replacement)
     mean = gradients.mean(0)
-    centred = gradients - mean
+    centered = gradients - mean
     share = 1 / batch_size if replacement else (n - batch_size) / (max(1, n - 1) * batch_size)
     if full:
-        return share * centred.T @ centred / n + torch.outer(mean, mean)
-    return share * centred.square().mean(0) + mean.square()
+        return share * centered.T @ centered / n + torch.outer(mean, mean)
+    return share * centered.square().mean(0) + mean.square()
 
 
 def measured_second_moment(
@@ -169,7 +169,7 @@ def measured_second_moment(
 
 @dataclass(frozen=True, eq=False)
 class BatchLaw:
-    """How the second moment of batch gradients falls with the batch size.
+    """Decrease of the second moment of batch gradients with the batch size.
 
     Attributes:
         batch_sizes: |B| [S].

@@ -150,8 +150,8 @@ class ExponentialRates(LRScheduler):
             dtype = _narrowest(group["params"])
             range_of = log(torch.finfo(dtype).max)
             # A small rate may still be finite when the squares of activations, which a normalizer sums, are not.
-            room = range_of - min(_SUMS, range_of / 4)
-            if grown > min(_LARGEST, room) or grown + (log(float(base)) if base else 0.0) > min(_LARGEST, range_of):
+            headroom = range_of - min(_SUMS, range_of / 4)
+            if grown > min(_LARGEST, headroom) or grown + (log(float(base)) if base else 0.0) > min(_LARGEST, range_of):
                 raise DynamicsError(
                     f"The rate of step {self.last_epoch} has grown by e^{grown:.0f}, and so have squared weights: the "
                     f"rate, or sums of squares of activations, may be beyond {dtype}, the type of the parameters in "

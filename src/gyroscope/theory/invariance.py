@@ -117,11 +117,11 @@ def invariance(
 
 def _near(weight: Tensor, draw: torch.Generator) -> Tensor:
     noise = torch.randn(weight.shape, generator=draw, dtype=torch.float64).to(weight)
-    return weight + _NOISE * norm(weight) / sqrt(weight.numel()) * noise
+    return weight + _NOISE * _norm(weight) / sqrt(weight.numel()) * noise
 
 
 def _aligned(layers: Sequence[Layer], weights: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Alignment]:
-    pulls = [norm(w) * norm(g) for w, g in zip(weights, gradients, strict=True) if g is not None]
+    pulls = [_norm(w) * _norm(g) for w, g in zip(weights, gradients, strict=True) if g is not None]
     eps = torch.finfo(weights[0].dtype).eps
     nothing = min(_ROUNDING * eps, _COARSE * sqrt(eps)) * max(pulls, default=0.0)
     return [alignment(*one, nothing=nothing) for one in zip(layers, weights, gradients, strict=True)]
@@ -136,7 +136,7 @@ def _judge(
     off_tensor = None if tensor is None else sqrt(here.size) * abs(tensor)
     off_unit = None if unit is None else sqrt(here.fan_in) * unit
     verdict: ScaleInvariant
-    if norm(weight) == 0:
+    if _norm(weight) == 0:
         verdict = "undecided: the weight is zero"
     elif here.tensor is None or off_tensor is None or (here.units and off_unit is None):
         verdict = "undecided: no gradient"
@@ -156,8 +156,8 @@ def _judge(
         deviation_tensor=off_tensor,
         units=here.units,
         silent_units=here.silent,
-        weight_norm=norm(weight),
-        gradient_norm=0.0 if gradient is None else norm(gradient),
+        weight_norm=_norm(weight),
+        gradient_norm=0.0 if gradient is None else _norm(gradient),
     )
 
 
@@ -266,10 +266,10 @@ def alignment(layer: Layer, weight: Tensor, gradient: Tensor | None, *, nothing:
     return Alignment(tensor, largest, typical, given.numel(), w.shape[1], len(w), len(w) - len(sizes))
 
 
-def norm(tensor: Tensor) -> float:
+def _norm(tensor: Tensor) -> float:
     """Return ‖tensor‖ as a number.
 
-    >>> norm(torch.tensor([3.0, 4.0]))
+    >>> _norm(torch.tensor([3.0, 4.0]))
     5.0
     """
     return float(torch.linalg.vector_norm(tensor))
@@ -343,7 +343,7 @@ def rescaled(see: Seen, layer: Layer, weights: Sequence[Tensor], i: int, draw: t
 
     def turned() -> Tensor:
         other = torch.randn(weight.shape, generator=draw, dtype=torch.float64).to(weight)
-        return other * (norm(weight) / norm(other))
+        return other * (_norm(weight) / _norm(other))
 
     def scales(count: int) -> Tensor:
         # Larger scales only: with smaller ones the ε of a normalizer would matter.

@@ -58,7 +58,7 @@ class Affine:
 
     @property
     def diagonal(self) -> bool:
-        """Whether every coordinate is mapped on its own."""
+        """True if every coordinate is mapped on its own."""
         return self.matrix.dim() == 1
 
     def __call__(self, x: Tensor, *, dim: int = -1) -> Tensor:
