@@ -14,7 +14,7 @@ QUICK  := \
         $(addprefix conditioning/test_, products.py spectra.py) \
         $(addprefix control/test_, law_granularity.py rates_claims.py) preconditioners/test_renormalize.py \
         $(addprefix diagnose/test_, explain.py rank_correlation.py) \
-        $(addprefix figures/test_, given.py rotation_curves.py) \
+        $(addprefix figures/test_, run_data.py rotation_curves.py) \
         integrations/test_sink_choice.py \
         $(addprefix layers/test_, layer_order.py layer_parts.py) \
         $(addprefix monitor/test_, activations_counts.py quantities.py watch_numbers.py) \

@@ -12,7 +12,7 @@ from gyroscope import errors
 from gyroscope.conditioning.fisher import fisher
 from gyroscope.passes.network import independent
 from gyroscope.store.lock import HeldError
-from gyroscope.theory.one_by_one import passing
+from gyroscope.theory.per_sample import passing
 
 BUILT_IN = {
     errors.LayerError: ValueError,

@@ -61,7 +61,7 @@ def test_the_command_says_in_one_line_what_to_install():
     done = without("typer", "from gyroscope.__main__ import main\nmain()")
     assert done.returncode == 1
     assert done.stderr == (
-        "gyroscope: the gyroscope command needs typer and rich, which are not installed: pip install 'gyroscope[cli]'\n"
+        "gyroscope: The gyroscope command needs typer and rich, which are not installed: pip install 'gyroscope[cli]'\n"
     )
 
 

@@ -29,18 +29,18 @@ def refused(monkeypatch):
 
 def test_values_stay_where_they_are_if_no_memory_can_be_pinned(refused):
     values = torch.arange(3)
-    with pytest.warns(UserWarning, match=r"No page-locked memory is to be had \(CUDA error: invalid argument\)\."):
+    with pytest.warns(UserWarning, match=r"Page-locked memory is not available \(CUDA error: invalid argument\)\."):
         assert pinned(values) is values
 
 
 def test_values_arrive_by_a_copy_that_is_waited_for(refused):
     values = torch.arange(3.0)
-    with pytest.warns(UserWarning, match="page-locked"):
+    with pytest.warns(UserWarning, match="Page-locked"):
         assert torch.equal(to_host(values.as_subclass(Far)), values)
 
 
 def test_it_is_said_once(refused):
-    with pytest.warns(UserWarning, match="page-locked"):
+    with pytest.warns(UserWarning, match="Page-locked"):
         pinned(torch.ones(1))
     to_host(torch.ones(1).as_subclass(Far))  # another warning would be an error
 

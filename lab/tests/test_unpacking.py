@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from gyroscope.base.checksums import read_whole
+from gyroscope.base.whole_file import read_whole
 from gyroscope.control.rates import Rates
 from gyroscope.diagnose.stall import stalls
 from gyroscope.errors import ControlError, MonitorError, StoreError

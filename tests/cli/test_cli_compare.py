@@ -216,13 +216,13 @@ def test_the_figure_shows_what_all_runs_have_logged(four, monkeypatch):
 def test_a_format_there_is_not_is_refused_before_anything_is_read(here):
     result = run("nowhere", "--out", "a.jpg")
     assert result.exit_code == 2
-    assert "a.jpg ends in .jpg" in result.stderr
+    assert "a.jpg, which ends in .jpg" in result.stderr
 
 
 def test_a_number_for_a_figure_that_is_not_asked_for_is_refused(four):
     result = run(four, "--accuracy", "loss")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "--accuracy is for the figure, and none is asked for; give a file for it: --out" in result.stderr
+    assert "--accuracy must be used with --out, the file of the figure; add --out FILE" in result.stderr
 
 
 def test_a_number_that_was_not_logged_is_named(four, here):
@@ -242,7 +242,7 @@ def test_what_is_missing_or_damaged_is_told_of_and_the_rest_is_shown(four, here)
     missing, broken, empty = result.stderr.splitlines()
     assert "nowhere" in missing
     assert "broken/run.sqlite" in broken
-    assert empty == "gyroscope: there are no runs in empty; gyroscope runs . looks further"
+    assert empty == "gyroscope: There are no runs in empty; `gyroscope runs .` searches deeper."
     assert "Traceback" not in result.output
 
 
@@ -260,7 +260,7 @@ def test_runs_that_have_not_ended_are_named(four, here):
         result = run(four / "run0", "going")
     finally:
         running.close()
-    assert "Not ended: going" in result.stdout
+    assert "Not finished: going" in result.stdout
 
 
 def test_a_name_that_is_too_long_for_a_folder_is_said_to_be(four):

@@ -55,7 +55,10 @@ def test_layers_are_chosen_by_pattern(tmp_path):
     assert [row["layer"] for row in told["rows"]] == ["conv1.weight", "conv2.weight"]
     result = run(tmp_path / "first", "--layer", "fc*")
     assert result.exit_code == 2
-    assert result.stderr == "gyroscope: --layer fc* matches none of the 3 layers; one of them is conv1.weight\n"
+    assert (
+        result.stderr
+        == "gyroscope: --layer must match at least one of the 3 layers, got fc*; one of them is conv1.weight\n"
+    )
 
 
 def test_a_narrow_terminal_goes_without_columns_that_the_words_have(resting, monkeypatch):

@@ -108,20 +108,20 @@ def test_runs_are_compared_one_by_one_or_from_their_folder(runs, drawn):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["seed0", "--out", "a.jpg"], "--out a.jpg ends in .jpg; figures are written as .png, .svg, .pdf"),
+        (["seed0", "--out", "a.jpg"], "--out must end in .png, .svg, .pdf, got a.jpg"),
         (
             ["seed0", "--out", "a.png", "--format", "pdf"],
-            "--out a.png and --format pdf disagree; leave one out",
+            "--out and --format must agree, got a.png and pdf; leave one out",
         ),
-        (["seed0", "seed1"], "dashboard shows one run and 2 were given; compare shows several"),
+        (["seed0", "seed1"], "RUN must be one run for dashboard, got 2; --figure compare shows several"),
         (
             ["seed0", "--quantity", "lr"],
-            "--quantity is for --figure curves, rotation_heatmap or conditioning_over_time, not dashboard",
+            "--quantity must be used with --figure curves, rotation_heatmap or conditioning_over_time, got dashboard",
         ),
-        (["seed0", "--accuracy", "loss"], "--accuracy is for --figure compare, not dashboard"),
+        (["seed0", "--accuracy", "loss"], "--accuracy must be used with --figure compare, got dashboard"),
         (
             ["seed0", "--figure", "scalars", "--layers", "block*"],
-            "scalars shows the whole network; leave --layers out",
+            "--layers cannot be used with --figure scalars, which shows the whole network; leave it out",
         ),
     ],
 )
@@ -136,8 +136,8 @@ def test_arguments_that_do_not_fit_exit_with_two_and_write_nothing(runs, here, a
     [
         (["nowhere"], "no run at"),
         (["x" * 300], "x" * 300),
-        (["seed0", "--figure", "rates", "--layers", "zz*"], "matches none of the 3 layers"),
-        (["seed0", "--figure", "curves", "--quantity", "rotatoin"], "did you mean rotation?"),
+        (["seed0", "--figure", "rates", "--layers", "zz*"], "match at least one of the 3 layers"),
+        (["seed0", "--figure", "curves", "--quantity", "rotatoin"], "Did you mean rotation?"),
         (["seed0", "--figure", "compare", "--accuracy", "top5"], "has no scalar 'top5'"),
     ],
 )
@@ -153,7 +153,7 @@ def test_what_a_run_does_not_hold_exits_with_one_in_one_line(runs, here, argumen
 def test_a_file_that_cannot_be_written_is_one_line(runs, here):
     (here / "file").write_text("")
     result = run(runs / "seed0", "--figure", "rates", "--out", "file/a.png")
-    assert (result.exit_code, result.stderr) == (1, "gyroscope: file/a.png cannot be written: File exists\n")
+    assert (result.exit_code, result.stderr) == (1, "gyroscope: file/a.png cannot be written: File exists.\n")
 
 
 def test_a_missing_matplotlib_names_the_extra(runs, monkeypatch):

@@ -135,14 +135,14 @@ def test_exported_json_is_read_back(run, tmp_path):
         (["nowhere"], 1, "There is no run at"),
         (["first", "--quantity", "angle"], 1, "has no 'angle'; it has rotation, rate, loss"),
         (["first", "--quantity", "rate", "--quantity", "loss"], 1, "'loss' is a number of the whole network"),
-        (["first", "--out", "x.txt"], 2, "ends in none of .csv, .json, .parquet"),
-        (["first", "--out", "x.csv", "--to", "json"], 2, "disagree"),
+        (["first", "--out", "x.txt"], 2, "must end in .csv, .json, .parquet"),
+        (["first", "--out", "x.csv", "--to", "json"], 2, "must agree"),
         (["first", "--to", "xlsx"], 2, "xlsx"),
         (["first", "--out", "nowhere/x.csv", "--quantity", "angle"], 1, "has no 'angle'"),
         (["first", "--out", "first/run.sqlite/"], 1, "first/run.sqlite/first.csv cannot be written"),
         (["first", "--out", "new/", "--quantity", "angle"], 1, "has no 'angle'"),
         (["first", "--out", "first/run.sqlite/new/"], 1, "first/run.sqlite/new cannot be written"),
-        (["first", "--out", 300 * "n"], 2, "ends in none of"),
+        (["first", "--out", 300 * "n"], 2, "must end in"),
     ],
 )
 def test_export_refuses_in_words(run, tmp_path, arguments, code, says):

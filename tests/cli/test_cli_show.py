@@ -9,9 +9,8 @@ from typer.testing import CliRunner
 
 import gyroscope.cli.show as module
 from figures.made import example_run, run_of, written
-from gyroscope.cli.kept import Kept
+from gyroscope.cli.layer_table import BLOCKS, Kept, sparklines
 from gyroscope.cli.show import show
-from gyroscope.cli.sparkline import BLOCKS, sparklines
 from gyroscope.diagnose.standing_out import in_words
 from gyroscope.store import Event, LayerInfo, QuantityInfo, Rows, Run, Writer
 
@@ -55,7 +54,7 @@ def test_a_row_holds_a_layers_name_kind_shape_and_last_values(small):
 
 def test_the_header_names_the_run_its_steps_state_and_last_scalars(small):
     first, second = run(small.path).stdout.splitlines()[:2]
-    assert first == "small: 3 layers, steps 0 to 20, 21 of them measured, ended"
+    assert first == "small: 3 layers, steps 0 to 20, 21 measured, ended"
     assert second == "loss 0.04213, test_accuracy 0.9"
 
 
@@ -64,7 +63,7 @@ def test_the_last_events_are_shown_and_the_others_counted(tmp_path):
         for step in range(5):
             writer.put(Event(step, "note", f"thing {step}"))
     output = run(tmp_path / "run").stdout
-    assert "5 events, the last of them (gyroscope events lists all):" in output
+    assert "5 events; the last ones (gyroscope events lists all):" in output
     assert "step 4 note: thing 4" in output
     assert "thing 1" not in output
 
@@ -74,7 +73,7 @@ def test_of_many_layers_the_first_and_last_are_shown_and_how_to_see_all(deep):
     names = [cells[0] for cells in rows(output)]
     assert names == [*deep.layers[:12], *deep.layers[-12:]]
     assert "… 1,178 more" in output
-    assert "24 of 1,202 layers are shown; --layers all shows them all." in output
+    assert "Showing 24 of 1,202 layers; --layers all shows all." in output
 
 
 @pytest.mark.parametrize(("asked", "count"), [("all", 1202), ("5", 5), ("2000", 1202), ("block60?.conv1.*", 2)])
@@ -119,9 +118,9 @@ def test_a_narrow_terminal_keeps_names_and_rotation_and_says_what_is_missing(sma
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--quantity", "rotatoin"], 2, "--quantity rotatoin is not in small, which holds rotation, "),
-        (["--layers", "0"], 2, "--layers is 0; it must be 1 or more, all, or a pattern"),
-        (["--layers", "zz*"], 2, "--layers zz* matches none of the 3 layers; one of them is block"),
+        (["--quantity", "rotatoin"], 2, "--quantity must be one of rotation, "),
+        (["--layers", "0"], 2, "--layers must be a number >= 1, all, or a pattern, got 0"),
+        (["--layers", "zz*"], 2, "--layers must match at least one of the 3 layers, got zz*; one of them is block"),
     ],
 )
 def test_what_cannot_be_shown_is_one_line(small, arguments, code, says):
@@ -161,7 +160,7 @@ def test_following_shows_what_is_written_and_ends_with_the_run(tmp_path, monkeyp
     thread.join()
     assert result.exit_code == 0, result.output
     assert "0.625" in result.stdout
-    assert "steps 7 to 7, 1 of them measured, ended" in result.stdout
+    assert "steps 7 to 7, 1 measured, ended" in result.stdout
 
 
 def test_following_is_ended_by_an_interrupt(small, monkeypatch):

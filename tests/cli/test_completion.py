@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gyroscope.cli.completion import run_paths
+from gyroscope.cli.options import run_paths
 from gyroscope.store import Event, LayerInfo, QuantityInfo, Scalars, Writer
 from gyroscope.store.example import write_example
 

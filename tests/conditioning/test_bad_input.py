@@ -313,7 +313,7 @@ def test_an_empty_batch_is_refused_whatever_the_reduction(reduction: str) -> Non
 
 @pytest.mark.parametrize("seed", ["a", 0.5, None, True, 10**30])
 def test_seeds_are_whole_numbers_that_a_generator_takes(seed: Any) -> None:
-    refused(f"seed is {seed!r}", "whole number", seed=seed)
+    refused(f"got {seed!r}. Try 0.", "whole number", seed=seed)
 
 
 def test_sparse_inputs_are_taken() -> None:

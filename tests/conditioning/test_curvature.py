@@ -297,7 +297,7 @@ BAD: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
     "half an iteration": (mlp, {"iterations": 10.5}, "iterations=10.5"),
     "no loss": (mlp, {"loss": None}, "the loss is a NoneType"),
     "dtype": (mlp, {"dtype": "float64"}, "accepted are floating-point types"),
-    "seed": (mlp, {"seed": 0.5}, "seed is 0.5; accepted is a whole number"),
+    "seed": (mlp, {"seed": 0.5}, "`seed` must be a whole number"),
     "no samples": (mlp, {"batch": (normal(0, 4), Y[:0])}, "the batch is empty"),
     "batches": (mlp, {"batch": [batch(), batch()]}, "takes one pair"),
     "random": (lambda: nn.Sequential(nn.Dropout(), mlp()), {}, r"random numbers.*0 \(Dropout\)"),

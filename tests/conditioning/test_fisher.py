@@ -593,7 +593,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "labels in an array": ({"labels": np.array([1, 2])}, "'model', 'sampled', 'true'"),
     "dtype in words": ({"dtype": "float64"}, "dtype is 'float64'; accepted are floating-point types"),
     "dtype of whole numbers": ({"dtype": torch.int32}, "accepted are floating-point types"),
-    "seed": ({"seed": "a"}, "seed is 'a'; accepted is a whole number"),
+    "seed": ({"seed": "a"}, "`seed` must be a whole number"),
     "limit": ({"limit": None}, "limit is None"),
     "no values": ({"model": mlp().to("meta")}, "on the meta device"),
     "no samples": ({"batch": (normal(0, 4), Y[:0])}, "the batch is empty"),

@@ -145,7 +145,9 @@ def test_a_result_is_a_mapping_of_names(plain: Conditioning) -> None:
 
 
 def test_a_layer_that_is_not_there_is_an_error_in_words(odd: Conditioning) -> None:
-    with pytest.raises(ConditioningError, match=re.escape("There is no layer 'zzz'; there are parts.a[0:3].weight")):
+    with pytest.raises(
+        ConditioningError, match=re.escape("There is no layer 'zzz'; the layers are parts.a[0:3].weight")
+    ):
         odd["zzz"]
     with pytest.raises(ConditioningError, match="There is no layer 0;"):
         odd[0]  # type: ignore[index]

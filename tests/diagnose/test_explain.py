@@ -539,7 +539,7 @@ def test_what_is_no_run_is_refused(tmp_path):
 
 def test_unknown_layers_and_topics_are_named(resting):
     found = explain(resting)
-    with pytest.raises(DynamicsError, match=r"there are 0\.weight, 3\.weight"):
+    with pytest.raises(DynamicsError, match=r"the layers are 0\.weight, 3\.weight"):
         found["conv1"]
     with pytest.raises(DynamicsError, match="there are scale invariance"):
         found["0.weight"].about("norms")

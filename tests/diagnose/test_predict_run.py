@@ -249,8 +249,8 @@ def test_every_kind_of_prediction_has_its_sentence():
 def test_the_module_itself_imports_numpy_alone():
     names = [
         "gyroscope.diagnose.scale_invariance",
-        "gyroscope.theory.law",
-        "gyroscope.theory.share",
+        "gyroscope.theory.effective_rate",
+        "gyroscope.theory.domains",
         "gyroscope.theory.effective_rate",
         "gyroscope.theory.equilibrium",
         "gyroscope.diagnose.predict",

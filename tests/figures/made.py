@@ -3,7 +3,7 @@
 import numpy as np
 
 from gyroscope.figures import Example, example_run
-from gyroscope.figures.example import Curve
+from gyroscope.figures.example_run import Curve
 from gyroscope.store import LayerInfo, Rows, Scalars, Writer, load
 
 

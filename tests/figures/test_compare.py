@@ -57,7 +57,7 @@ def test_points_carry_labels_that_are_given():
 
 @pytest.mark.parametrize("labels", ["abcd", ["a"], [1, 2, 3, 4], 5], ids=str)
 def test_labels_that_are_not_one_text_per_run_are_refused(labels):
-    with pytest.raises(FigureError, match="labels must be a list of 4 texts, one per run"):
+    with pytest.raises(FigureError, match="`labels` must be a list of 4 texts, one per run"):
         compare(runs(), labels=labels)
 
 
@@ -96,11 +96,11 @@ def test_a_run_without_the_scalar_is_named():
 
 
 def test_no_runs_are_refused(tmp_path):
-    with pytest.raises(FigureError, match="no runs to compare"):
+    with pytest.raises(FigureError, match="must be at least one run"):
         compare([])
-    with pytest.raises(FigureError, match="there are no runs in"):
+    with pytest.raises(FigureError, match="which contains none"):
         compare(tmp_path)
     with pytest.raises(StoreError, match="There is no folder"):
         compare(tmp_path / "nowhere")
-    with pytest.raises(FigureError, match="compare takes several runs"):
+    with pytest.raises(FigureError, match="must be several runs"):
         compare(runs()[0])

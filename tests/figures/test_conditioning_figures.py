@@ -16,8 +16,8 @@ from figures.made import example_run, run_of, texts
 from gyroscope import figures
 from gyroscope.errors import FigureError
 from gyroscope.figures import conditioning_by_layer, conditioning_over_time, spectra
-from gyroscope.figures.edges import edged
-from gyroscope.figures.lines import own_axes
+from gyroscope.figures.drawing import own_axes
+from gyroscope.figures.log_axis import edged
 
 
 def mlp(depth=3, width=8, *, bias=0.0, seed=0):
@@ -226,14 +226,14 @@ def test_layers_can_be_chosen():
 @pytest.mark.parametrize(
     ("given", "options", "says"),
     [
-        (7, {}, r"was given a int; it takes what gyroscope.condition\(...\) returns"),
-        (["a", "b"], {}, "was given a str"),
-        ([], {}, "there is no conditioning to draw"),
-        (6, {}, "6 conditionings were given; at most 5 can be told apart"),
-        (2, {"labels": ["a"]}, r"labels=\['a'\]; give one for each of 2"),
-        (2, {"labels": ["a", "a"]}, "all different"),
-        (1, {"p": 0.3}, r"p=0.3 was not measured, 0.1, 0.25, 0.5, 0.75, 1 was; name it in gyroscope.condition"),
-        (1, {"layers": "conv*"}, "matches none of the 3 layers"),
+        (7, {}, r"must be a result of gyroscope.condition\(...\), got a int"),
+        (["a", "b"], {}, "got a str"),
+        ([], {}, "at least one result"),
+        (6, {}, "at most 5 networks, got 6"),
+        (2, {"labels": ["a"]}, r"must be 2 different texts, .*, got \['a'\]"),
+        (2, {"labels": ["a", "a"]}, "2 different texts"),
+        (1, {"p": 0.3}, r"measured \(0.1, 0.25, 0.5, 0.75, 1\), got 0.3. Measure it with gyroscope.condition"),
+        (1, {"layers": "conv*"}, "match at least one of the 3 layers"),
     ],
 )
 def test_what_cannot_be_drawn_over_depth_is_refused(given, options, says):
@@ -347,13 +347,13 @@ def test_layers_without_eigenvalues_are_counted():
 
 
 def test_spectra_that_were_not_kept_are_refused_with_how_to_keep_them():
-    with pytest.raises(FigureError, match=r"no spectra; keep them with gyroscope.condition\(..., spectra=True\)"):
+    with pytest.raises(FigureError, match=r"got none. Keep them with gyroscope.condition\(..., spectra=True\)"):
         spectra(conditioning(mlp()))
 
 
 @pytest.mark.parametrize("which", ["h", "xg", [], ["x", "fisher"]])
 def test_matrices_that_are_not_known_are_refused(kept, which):
-    with pytest.raises(FigureError, match="is not known; use one or several of 'x', 'g', 'f'"):
+    with pytest.raises(FigureError, match="must be one or several of 'x', 'g', 'f'"):
         spectra(kept, which=which)
 
 
@@ -454,10 +454,10 @@ def test_one_layer_or_many_over_time(layers, log_steps, tmp_path):
 
 def test_a_run_without_conditioning_says_how_to_record_it():
     with pytest.raises(
-        FigureError, match=r"'made' has no conditioning: it holds rotation. .*watch\(..., conditioning=n\)"
+        FigureError, match=r"'made' has no conditioning; it holds rotation. .*watch\(..., conditioning=n\)"
     ):
         conditioning_over_time(run_of(rotation=np.zeros((2, 2))))
-    with pytest.raises(FigureError, match="quantity is empty"):
+    with pytest.raises(FigureError, match="`quantity` must be at least one name"):
         conditioning_over_time(example_run(), quantity=[])
 
 

@@ -6,14 +6,14 @@ from gyroscope.errors import FigureError
 from gyroscope.figures import Example, dashboard, scalars
 
 EVERYTHING = [
-    "How far layers have rotated",
-    "Layer by layer",
-    "The whole network",
-    "How fast layers turn",
-    "Size of updates",
+    "Rotation curves",
+    "Rotation heatmap",
+    "Whole network",
+    "Rotation rates",
+    "Update sizes",
     "Effective learning rates",
-    "Growth of weights",
-    "Gradients",
+    "Weight norms",
+    "Gradient norms",
     "Second moments",
     "Activity of neurons",
     "Rotation of neurons",
@@ -39,7 +39,7 @@ def test_panels_without_data_are_left_out(missing):
 def test_a_quantity_without_values_is_no_data():
     run = example_run(steps=21)
     run.data["gradient_norm"][:] = np.nan
-    assert "Gradients" not in titles(dashboard(run))
+    assert "Gradient norms" not in titles(dashboard(run))
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
@@ -49,7 +49,7 @@ def test_panels_without_data_of_the_layers_that_are_chosen_are_left_out(tmp_path
     for name in ("gradient_norm", "effective_lr", "effective_lr_measured", "full", "moment_p50"):
         run.data[name][:, 1] = value
     run = written(tmp_path / "run", run) if on_disk else run
-    left_out = {"Gradients", "Effective learning rates", "Second moments"}
+    left_out = {"Gradient norms", "Effective learning rates", "Second moments"}
     assert titles(dashboard(run, layers=run.layers[1])) == [title for title in EVERYTHING if title not in left_out]
     assert titles(dashboard(run)) == EVERYTHING
 
@@ -76,7 +76,7 @@ def test_a_few_layers_are_named_once_and_many_have_one_colour_bar():
 def test_a_run_with_nothing_to_show_is_refused():
     with pytest.raises(FigureError, match="holds nothing that a dashboard shows"):
         dashboard(run_of(custom=np.zeros((2, 2))))
-    with pytest.raises(FigureError, match="columns=0; it must be a whole number, 1 or more"):
+    with pytest.raises(FigureError, match="`columns` must be a whole number >= 1, got 0"):
         dashboard(example_run(), columns=0)
 
 

@@ -52,7 +52,9 @@ def test_moments_that_are_zero_can_be_drawn():
     assert moment_percentiles(run_of(moment_p10=zero, moment_p50=zero, moment_p90=zero)).get_yscale() == "linear"
 
 
-@pytest.mark.parametrize(("steps", "says"), [([], "steps is empty"), (range(6), "at most 5 can be told apart")])
+@pytest.mark.parametrize(
+    ("steps", "says"), [([], "`steps` must be at least one step"), (range(6), "at most 5 steps, got 6")]
+)
 def test_no_steps_or_too_many_are_refused(steps, says):
     with pytest.raises(FigureError, match=says):
         moment_percentiles(moments(), steps=steps)
@@ -94,5 +96,5 @@ def test_rotation_is_shown_where_there_is_no_activity():
 
 
 def test_what_is_not_known_is_refused():
-    with pytest.raises(FigureError, match="show='dead' is not known; use one of 'activity', 'rotation'"):
+    with pytest.raises(FigureError, match="`show` must be 'activity' or 'rotation', got 'dead'"):
         neurons(example_run(), "dead")

@@ -49,7 +49,7 @@ def test_lines_of_a_few_layers_go_through_every_value():
 def test_of_many_noisy_layers_moving_means_are_drawn_within_the_range_of_single_values():
     run = example_run(layers=30, steps=500)
     ax = norms(run, "gradient")
-    assert ax.get_xlabel() == "step (moving means of 11; shaded: single values)"
+    assert ax.get_xlabel() == "step (moving mean of 11; shaded: single values)"
     values = run.series("gradient_norm")
     drawn = np.array([line.get_ydata() for line in ax.lines])
     assert np.diff(np.log(drawn)).std() < np.diff(np.log(values.T)).std() / 3
@@ -81,14 +81,14 @@ def test_relative_norms_start_at_one():
 def test_norms_that_begin_at_zero_are_counted_where_they_cannot_be_divided_by():
     some = norms(run_of(weight_norm=[[0, 1.0, 0], [3, 2.0, 0], [4, 8.0, 0]]), relative=True)
     assert [line.get_ydata().tolist() for line in some.lines if len(line.get_ydata())] == [[1.0, 2.0, 8.0]]
-    assert [text.get_text() for text in some.texts] == ["2 layers are 0 at first"]
+    assert [text.get_text() for text in some.texts] == ["2 layers are 0 at the start"]
     none = norms(run_of(weight_norm=[[0], [0]]), relative=True)
     assert np.isfinite(none.get_ylim()).all()
-    assert [text.get_text() for text in none.texts] == ["1 layer is 0 at first"]
+    assert [text.get_text() for text in none.texts] == ["1 layer is 0 at the start"]
 
 
 def test_an_unknown_norm_is_refused():
-    with pytest.raises(FigureError, match="which='weights' is not known; use one of 'weight', 'gradient', 'update'"):
+    with pytest.raises(FigureError, match="`which` must be 'weight' or 'gradient' or 'update', got 'weights'"):
         norms(example_run(), "weights")
 
 
@@ -114,7 +114,7 @@ def test_measured_is_solid_predicted_dashed_and_the_law_dotted(predicting):
     assert [line.get_linestyle() for line in ax.lines] == ["-"] * 3 + ["--"] * 3 + [":"] * 3
     np.testing.assert_allclose(ax.lines[0].get_ydata(), run.series("effective_lr_measured")[1:, 0])
     assert set(ax.lines[3].get_ydata()) == {0.01}
-    assert texts(ax.get_legend()) == ["measured", "η/‖w‖², predicted", "fitted law of decay"]
+    assert texts(ax.get_legend()) == ["measured", "η/‖w‖², predicted", "fitted decay law"]
 
 
 def test_a_prediction_is_a_darker_shade_of_its_layer(predicting):

@@ -1,10 +1,9 @@
 import numpy as np
 import pytest
 
-from gyroscope.figures.lines import own_axes
-from gyroscope.figures.looks import Look, frame, limits, look_of, settle
-from gyroscope.figures.names import short_names, spread, stride
-from gyroscope.figures.ticks import log_ticks, plain, power
+from gyroscope.figures.drawing import own_axes
+from gyroscope.figures.log_axis import log_ticks, plain, power
+from gyroscope.figures.looks import Look, frame, limits, look_of, settle, short_names, spread, stride
 from gyroscope.store import QuantityInfo
 
 

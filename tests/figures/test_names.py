@@ -6,7 +6,7 @@ import torch
 import gyroscope
 from gyroscope import figures
 from gyroscope.errors import FigureError
-from gyroscope.figures.names import short_names
+from gyroscope.figures.looks import short_names
 
 HALF = "$\\frac{$"
 
@@ -60,7 +60,7 @@ def test_half_a_letter_is_refused_in_a_title_and_spelled_out_in_a_name(run, tmp_
 
 
 def test_names_that_are_none_are_refused(run):
-    with pytest.raises(FigureError, match="names must be a list"):
+    with pytest.raises(FigureError, match="`names` must be a list"):
         figures.scalars(run, 5)
-    with pytest.raises(FigureError, match="accuracy must be the name"):
+    with pytest.raises(FigureError, match="`accuracy` must be the name"):
         figures.compare([run], accuracy=[])

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from figures.made import example_run, run_of, texts
 from gyroscope.figures import rotation_curves
-from gyroscope.figures.depth import depth_colours
+from gyroscope.figures.drawing import depth_colours
 
 CURVES = np.array([[0.0, 0.0, 0.0], [0.1, 0.2, 0.3], [0.4, 0.5, 0.9]])
 
@@ -63,8 +63,8 @@ def test_pyplot_is_not_imported(monkeypatch):
 @pytest.mark.parametrize(
     ("curves", "x", "says"),
     [
-        ([0.0, 0.1], None, r"curves has shape \(2,\); it must be \[times, layers\]"),
-        (CURVES, [0, 1], r"x has shape \(2,\); for curves of shape \(3, 3\) it must be \(3,\)"),
+        ([0.0, 0.1], None, r"`curves` must be \[times, layers\], got shape \(2,\)"),
+        (CURVES, [0, 1], r"`x` must have shape \(3,\) for curves of shape \(3, 3\), got \(2,\)"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(curves, x, says):
@@ -81,7 +81,7 @@ def test_a_runs_curves_are_drawn_against_its_steps():
 def test_other_times_can_stand_in_for_a_runs_steps():
     ax = rotation_curves(run_of(rotation=CURVES, steps=[0, 10, 400]), [0, 0.5, 20], xlabel="epoch")
     assert ax.lines[0].get_xdata().tolist() == [0, 0.5, 20]
-    with pytest.raises(ValueError, match=r"x has shape \(2,\); for a run of 3 steps it must be \(3,\)"):
+    with pytest.raises(ValueError, match=r"`x` must have shape \(3,\) for a run of 3 steps, got \(2,\)"):
         rotation_curves(run_of(rotation=CURVES), [0, 1])
 
 

@@ -53,13 +53,13 @@ def test_the_colour_bar_explains_depth():
 
 
 def test_no_panels_are_refused():
-    with pytest.raises(ValueError, match="there are no panels to draw"):
+    with pytest.raises(ValueError, match="`panels` must be at least one Panel"):
         rotation_panels([])
 
 
 @pytest.mark.parametrize("given", [[5], 5, [[[0.0], [0.1]]], "ab"])
 def test_what_are_no_panels_is_refused(given):
-    with pytest.raises(FigureError, match="panels must be a list of Panel, got "):
+    with pytest.raises(FigureError, match="`panels` must be a list of Panel, got "):
         rotation_panels(given)
 
 

@@ -28,13 +28,13 @@ def test_without_an_ending_png_and_svg_are_written(tmp_path):
 
 @pytest.mark.parametrize("name", ["curves.jpg", "curves.pgn", "curves.tiff"])
 def test_other_formats_are_refused_before_anything_is_written(tmp_path, name):
-    with pytest.raises(FigureError, match=r"not a format figures are written in; use \.png, \.svg, \.pdf"):
+    with pytest.raises(FigureError, match=r"must end in \.png, \.svg, \.pdf"):
         save(rotation_curves([[0.0]]), tmp_path / "folder" / name)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_no_figure_is_refused(tmp_path):
-    with pytest.raises(FigureError, match="was given a str; it takes a figure or axes"):
+    with pytest.raises(FigureError, match="`figure` must be a matplotlib figure or axes, got a str"):
         save("figure", tmp_path / "a.png")
 
 

@@ -151,10 +151,13 @@ def test_only_the_groups_that_were_named_are_treated():
 BAD = {
     "decay beyond all": (lambda: shrinkage(2.0, 1.0), "below 1"),
     "no real root": (lambda: shrinkage(0.1, 0.1, momentum=0.9), "at most"),
-    "momentum": (lambda: shrinkage(0.1, 0.1, momentum=1.0), "momentum is 1.0"),
-    "negative": (lambda: shrinkage(-0.1, 0.1), "lr is -0.1"),
+    "momentum": (lambda: shrinkage(0.1, 0.1, momentum=1.0), "`momentum` must .* got 1.0"),
+    "negative": (lambda: shrinkage(-0.1, 0.1), "`lr` must .* got -0.1"),
     "length": (lambda: exponential_rates([0.1, 0.1], 0.1, 3), r"shape \(2,\)"),
-    "changing with momentum": (lambda: exponential_rates([0.1, 0.1], 0.1, 2, momentum=0.5), "constant lr"),
+    "changing with momentum": (
+        lambda: exponential_rates([0.1, 0.1], 0.1, 2, momentum=0.5),
+        "`lr` must be one number if there is momentum",
+    ),
     "overflow": (lambda: exponential_rates(0.5, 1.0, 600), "beyond float64"),
     "Nesterov": (lambda: undo_decay(optimizer(network(), momentum=0.5, nesterov=True)), "Nesterov"),
     "Adam": (lambda: undo_decay(torch.optim.Adam(network().parameters())), "a Adam"),
@@ -244,7 +247,7 @@ def test_groups_that_come_later_are_refused_in_words():
     schedule = undo_decay(sgd)
     sgd.add_param_group({"params": [torch.ones(2, requires_grad=True)]})
     sgd.step()
-    with pytest.raises(DynamicsError, match="has 2 groups, and the schedule was made for 1"):
+    with pytest.raises(DynamicsError, match="has 2 groups, but the schedule was made for 1"):
         schedule.step()
 
 

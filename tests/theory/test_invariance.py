@@ -7,8 +7,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from gyroscope.control.preconditioners.kfac import KFAC
 from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal
-from gyroscope.theory.affine import Affine
-from gyroscope.theory.reparameterize import between
+from gyroscope.theory.reparameterize import Affine, between
 
 
 def draw(d, generator, *, diagonal, shift=True):

@@ -131,13 +131,13 @@ def test_a_restored_model_computes_what_it_did():
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (lambda: knock_out(nn.Linear(2, 2)), "has no batch normalization"),
+        (lambda: knock_out(nn.Linear(2, 2)), "it has no batch normalization"),
         (lambda: knock_out(Small(), include="first"), "are block.1, norm"),
-        (lambda: knock_out(Small(), include=5), "include is 5; accepted is a glob pattern"),
-        (lambda: knock_out(None), "The model is a NoneType"),
-        (lambda: restore(None), "The model is a NoneType"),
-        (lambda: Knockout(gain=(0.0, 1.0)), "0 < least"),
-        (lambda: Knockout(shift=-1.0), "from 0"),
+        (lambda: knock_out(Small(), include=5), "`include` must be a glob pattern"),
+        (lambda: knock_out(None), "`model` must be a torch.nn.Module, got a NoneType"),
+        (lambda: restore(None), "`model` must be a torch.nn.Module, got a NoneType"),
+        (lambda: Knockout(gain=(0.0, 1.0)), "0 < smallest"),
+        (lambda: Knockout(shift=-1.0), "`shift` must be a finite number >= 0"),
         (lambda: Knockout()(torch.ones(3)), r"\[B, D, ...\]"),
     ],
 )
@@ -149,6 +149,6 @@ def test_what_cannot_be_knocked_out_is_refused(asked, says):
 def test_nothing_is_knocked_out_twice():
     model = Small()
     knock_out(model, include="norm")
-    with pytest.raises(DynamicsError, match="norm of the model is knocked out already"):
+    with pytest.raises(DynamicsError, match="norm already has a knock-out"):
         knock_out(model)
     assert restore(model) == 1

@@ -119,7 +119,10 @@ def test_layers_are_chosen_by_name():
     [
         (lambda: properties(nn.BatchNorm1d(4), torch.randn(4)), r"\[B, D, ...\]"),
         (lambda: properties(nn.Linear(4, 2), torch.randn(1, 4)), "two or more examples"),
-        (lambda: properties(nn.Linear(4, 2), torch.randn(3, 4), tolerance=0.0), "above 0"),
+        (
+            lambda: properties(nn.Linear(4, 2), torch.randn(3, 4), tolerance=0.0),
+            "`tolerance` must be a finite number > 0",
+        ),
         (lambda: properties(F.relu, torch.randn(3, 4)), "a torch.nn.Module"),
     ],
 )

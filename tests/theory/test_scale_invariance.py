@@ -16,9 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gyroscope.errors import DynamicsError
 from gyroscope.layers.layer import layers
-from gyroscope.theory.alignment import alignment
-from gyroscope.theory.invariance import TOLERANCE, _judge, invariance
-from gyroscope.theory.rescaling import rescaled
+from gyroscope.theory.invariance import TOLERANCE, _judge, alignment, invariance, rescaled
 
 
 @pytest.fixture(autouse=True)
@@ -232,7 +230,7 @@ def test_a_printed_result_is_a_table_with_a_line_a_layer():
     assert found.to_pandas().loc["3.weight", "scale_invariant"] == "no"
     assert "3.weight" in found
     assert len(found) == 2
-    with pytest.raises(DynamicsError, match=r"no layer '4.weight'; there are 0.weight, 3.weight"):
+    with pytest.raises(DynamicsError, match=r"no layer '4.weight'; the layers are 0.weight, 3.weight"):
         found["4.weight"]
 
 
@@ -397,13 +395,19 @@ BAD = {
     "no loss": (lambda m, b: invariance(m, 3, b), "a int"),
     "no pair": (lambda m, b: invariance(m, F.cross_entropy, b[0]), "one pair"),
     "no gradient": (lambda m, b: invariance(m, nothing, b), "does not depend"),
-    "no number": (lambda m, b: invariance(m, lambda o, t: o.argmax(), b), "accepted is a real tensor"),
+    "no number": (lambda m, b: invariance(m, lambda o, t: o.argmax(), b), "`loss` must return a real tensor"),
     "not finite": (lambda m, b: invariance(m, lambda o, t: o.sum() / 0, b), "say nothing"),
-    "no tolerance": (lambda m, b: invariance(m, F.cross_entropy, b, tolerance=0), "above 0"),
-    "no points": (lambda m, b: invariance(m, F.cross_entropy, b, points=0), "from 1"),
+    "no tolerance": (
+        lambda m, b: invariance(m, F.cross_entropy, b, tolerance=0),
+        "`tolerance` must be a finite number > 0",
+    ),
+    "no points": (lambda m, b: invariance(m, F.cross_entropy, b, points=0), "`points` must be a whole number >= 1"),
     "no type": (lambda m, b: invariance(m, F.cross_entropy, b, dtype=torch.int64), "floating-point"),
     "no layers": (lambda m, b: invariance(m, F.cross_entropy, b, layers=[]), "an empty list"),
-    "another's layers": (lambda m, b: invariance(m, F.cross_entropy, b, layers=layers(nn.Linear(2, 2))), "no layer of"),
+    "another's layers": (
+        lambda m, b: invariance(m, F.cross_entropy, b, layers=layers(nn.Linear(2, 2))),
+        "must be layers of `model`",
+    ),
 }
 
 
@@ -416,7 +420,7 @@ def test_what_cannot_be_measured_is_refused_in_words(asked, says):
 def test_a_loss_that_fails_is_told_of():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
     batch = torch.randn(8, 3), torch.rand(8)
-    with pytest.raises(DynamicsError, match=r"The loss failed with RuntimeError: .* dtype=None leaves types"):
+    with pytest.raises(DynamicsError, match=r"The loss failed with RuntimeError: .* Try dtype=None to keep types"):
         invariance(model, F.cross_entropy, batch)
 
 

@@ -15,7 +15,7 @@ from gyroscope.errors import DynamicsError
 from gyroscope.store.example import write_example
 from gyroscope.theory import adaptive, damping, decay, deep_linear, homogeneity, least_squares
 from gyroscope.theory.batch_norm import batch_norm
-from gyroscope.theory.decay_schedule import fixed_point, steps_to_rest
+from gyroscope.theory.equilibrium import fixed_point, steps_to_rest
 from gyroscope.theory.exponential import shrinkage
 
 X, Y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 2
@@ -133,7 +133,7 @@ def test_steps_and_depths_in_formulas_may_be_floats_of_whole_numbers(form):
     assert adaptive.adagrad_as_rmsprop(form(4), lr=1.0, eps=0.5) == adaptive.adagrad_as_rmsprop(4, lr=1.0, eps=0.5)
     assert deep_linear.threshold(1.0, form(3)) == deep_linear.threshold(1.0, 3)
     for wrong in (3.5, float("inf")):
-        with pytest.raises(DynamicsError, match=r"\bk is"):
+        with pytest.raises(DynamicsError, match="`k` must be a whole number"):
             adaptive.adagrad_as_rmsprop(wrong, lr=1.0)
         with pytest.raises(DynamicsError, match=r"\bdepth is"):
             deep_linear.threshold(1.0, wrong)
@@ -157,13 +157,13 @@ class Unasked(nn.Module):
 
 
 def test_arguments_are_refused_before_any_work(monkeypatch):
-    with pytest.raises(DynamicsError, match="limit is -1"):
+    with pytest.raises(DynamicsError, match=r"`limit` must be .* got -1"):
         theory.jacobian_norm(Unasked(), X, limit=-1)
-    with pytest.raises(DynamicsError, match=r"seed is 0\.5"):
+    with pytest.raises(DynamicsError, match=r"`seed` must be .* got 0\.5"):
         theory.estimated_jacobian_norm(Unasked(), X, seed=0.5)
     monkeypatch.setattr(torch.linalg, "svd", None)
     monkeypatch.setattr(torch.linalg, "svdvals", None)
-    with pytest.raises(DynamicsError, match="width is -1"):
+    with pytest.raises(DynamicsError, match=r"`width` must be .* got -1"):
         theory.balanced_factors(EYE, 2, width=-1)
 
 
@@ -175,41 +175,41 @@ def test_groups_are_positions_however_they_are_written():
 
 
 REFUSED = {
-    "no loss": (lambda: gyroscope.invariance(net(), None, (X, Y)), "The loss is a NoneType"),
-    "layers": (lambda: gyroscope.invariance(net(), F.cross_entropy, (X, Y), layers=5), "layers must be a list"),
+    "no loss": (lambda: gyroscope.invariance(net(), None, (X, Y)), "`loss` must be a function .*, got a NoneType"),
+    "layers": (lambda: gyroscope.invariance(net(), F.cross_entropy, (X, Y), layers=5), "`layers` must be a list"),
     "a tensor for layers": (
         lambda: gyroscope.invariance(net(), F.cross_entropy, (X, Y), layers=torch.tensor(1.0)),
-        "layers must be a list",
+        "`layers` must be a list",
     ),
-    "no inputs": (lambda: theory.properties(net(), None), "The inputs are a NoneType"),
+    "no inputs": (lambda: theory.properties(net(), None), "`x` must be .*, got a NoneType"),
     "no optimizer": (lambda: control.keep_norms(None, net()), "The optimizer is a NoneType"),
     "no layers": (lambda: control.renormalize_(5), "no list from gyroscope.layers"),
-    "groups": (lambda: theory.undo_decay(sgd(net()), groups=0), "groups is 0; accepted are positions"),
-    "groups of groups": (lambda: theory.undo_decay(sgd(net()), groups=[[0]]), r"groups is \[\[0\]\]; accepted"),
-    "groups beyond": (lambda: theory.undo_decay(sgd(net()), groups=[-1]), r"groups is \[-1\]; accepted"),
-    "mixed groups": (lambda: theory.undo_decay(sgd(net()), groups=[0, "a"]), "accepted are positions from 0 to 0"),
-    "no rates": (lambda: theory.ExponentialRates(sgd(net()), None), "shrinkage is None"),
-    "rates of what": (lambda: theory.ExponentialRates(None, [0.1]), "The optimizer is a NoneType"),
-    "betas": (lambda: adaptive.adam(W, G, lr=0.1, betas=0.9), "betas is 0.9; accepted are two"),
-    "gain": (lambda: theory.Knockout(gain=2.0), "gain is 2.0; accepted are two"),
-    "rates": (lambda: theory.figure2(rates=0.1), "rates is 0.1; accepted are three"),
-    "batch sizes": (lambda: theory.batch_law(ROWS, [1, 2.5]), r"batch_sizes is \[1, 2.5\]"),
-    "steps back": (lambda: theory.decay_law([3, 2, 1], [1.0, 2.0, 3.0]), "The steps go back"),
+    "groups": (lambda: theory.undo_decay(sgd(net()), groups=0), "`groups` must be positions"),
+    "groups of groups": (lambda: theory.undo_decay(sgd(net()), groups=[[0]]), r"`groups` must be .* got \[\[0\]\]"),
+    "groups beyond": (lambda: theory.undo_decay(sgd(net()), groups=[-1]), r"`groups` must be .* got \[-1\]"),
+    "mixed groups": (lambda: theory.undo_decay(sgd(net()), groups=[0, "a"]), "must be positions from 0 to 0"),
+    "no rates": (lambda: theory.ExponentialRates(sgd(net()), None), "`shrinkage` must .* got None"),
+    "rates of what": (lambda: theory.ExponentialRates(None, [0.1]), "`optimizer` must be .*, got a NoneType"),
+    "betas": (lambda: adaptive.adam(W, G, lr=0.1, betas=0.9), "`betas` must .* got 0.9"),
+    "gain": (lambda: theory.Knockout(gain=2.0), "`gain` must .* got 2.0"),
+    "rates": (lambda: theory.figure2(rates=0.1), "`rates` must .* got 0.1"),
+    "batch sizes": (lambda: theory.batch_law(ROWS, [1, 2.5]), r"`batch_sizes` must .* got \[1, 2.5\]"),
+    "steps back": (lambda: theory.decay_law([3, 2, 1], [1.0, 2.0, 3.0]), "`steps` must be numbers in ascending order"),
     "rates of other steps": (lambda: theory.decay_law([1, 2, 3], [1.0, 2.0, 3.0], lr=[0.1, 0.2]), r"shape \(2,\)"),
     "rates of other norms": (lambda: theory.fit_norms([1, 2, 3], [1.0, 2.0, 3.0], lr=[0.1, 0.2]), r"shape \(2,\)"),
-    "negative shrinkage": (lambda: theory.decay_law([1, 2, 3], [1.0, 2.0, 3.0], shrinkage=-1.0), "below 0"),
+    "negative shrinkage": (lambda: theory.decay_law([1, 2, 3], [1.0, 2.0, 3.0], shrinkage=-1.0), "must be >= 0"),
     "nothing decays": (lambda: theory.fixed_point(1e-200, 1e-200), "nothing decays"),
     "a matrix of NaN": (lambda: theory.balanced_factors(EYE * float("nan"), 2), "finite numbers"),
-    "an empty batch": (lambda: theory.BatchCenter(3)(X[:0]), "it is empty"),
+    "an empty batch": (lambda: theory.BatchCenter(3)(X[:0]), "must not be empty"),
     "a list of layers": (lambda: conditioning.outliers(net(), F.cross_entropy, (X, Y), ["0"]), "no linear layer"),
-    "shares of no optimizer": (lambda: theory.optimizer_shares(None), "The optimizer is a NoneType"),
+    "shares of no optimizer": (lambda: theory.optimizer_shares(None), "`optimizer` must be .*, got a NoneType"),
     "shares of layers": (
         lambda: theory.optimizer_shares(sgd(model := net()), gyroscope.layers(model)),
-        "parameters is of Layers; accepted is a list of tensors",
+        "`parameters` must be a list of tensors, got a list of Layers",
     ),
     "shares of a model": (lambda: theory.optimizer_shares(sgd(model := net()), model), "list of tensors"),
-    "shares of a folder": (lambda: theory.recorded_shares("runs/first"), "run is a str; accepted is what"),
-    "moments": (lambda: theory.variance_shares([1.0]), "are a float; accepted are tensors"),
+    "shares of a folder": (lambda: theory.recorded_shares("runs/first"), "`run` must be a run, got a str"),
+    "moments": (lambda: theory.variance_shares([1.0]), "`moments` must be tensors, got a float"),
 }  # fmt: skip
 
 

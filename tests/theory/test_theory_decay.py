@@ -11,7 +11,7 @@ import torch
 from gyroscope.errors import DynamicsError
 from gyroscope.theory.adaptive import adagrad, adam, rmsprop
 from gyroscope.theory.decay import disagreement, norm_of, preconditioned, sgd, with_decay, with_l2, with_norm
-from gyroscope.theory.decay_schedule import (
+from gyroscope.theory.equilibrium import (
     figure7,
     fixed_point,
     norm_squares,
@@ -206,23 +206,26 @@ def test_without_decay_the_rate_of_any_alpha_falls_along_one_curve():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: with_decay(sgd, lr=0.5, decay=2.0), "does not apply because αλ is 1"),
-        (lambda: with_decay(sgd, lr=0.1, decay=1.0, by_rate=False), "does not apply because αλ is 1"),
-        (lambda: norm_squares(1.0, 1.5, 10), "does not apply because αλ is 1.5"),
-        (lambda: fixed_point(2.0, 0.5), "does not apply because αλ is 1"),
-        (lambda: fixed_point(0.1, 0.0), "does not apply because λ is 0: without decay the norm grows for ever"),
-        (lambda: square_at_rest(0.1, 0.0), "does not apply because λ is 0"),
-        (lambda: rate_at_rest(0.1, 0.0), "does not apply because λ is 0"),
-        (lambda: steps_to_rest(0.1, 0.0), "does not apply because λ is 0"),
-        (lambda: figure7(decay=0.0, steps=1), "does not apply because λ is 0"),
-        (lambda: rate_at_rest(0.0, 0.1), "does not apply because α is 0"),
-        (lambda: fixed_point(0.1, 0.1, gradient=0.0), "does not apply because the gradient is 0"),
-        (lambda: with_l2(sgd, decay=-1.0), "decay is -1.0"),
-        (lambda: norm_squares(0.1, 0.1, 10, start=0.0), "a zero vector has no direction"),
-        (lambda: norm_squares(0.1, 0.1, -1), "steps is -1"),
-        (lambda: steps_to_rest(0.1, 0.1, within=1.0), "within is 1.0"),
-        (lambda: figure7([0.1], decay=0.1, product=0.1), "both given"),
-        (lambda: figure7([]), r"rates is \[\]"),
+        (lambda: with_decay(sgd, lr=0.5, decay=2.0), "must be < 1, got 0.5 · 2 = 1"),
+        (lambda: with_decay(sgd, lr=0.1, decay=1.0, by_rate=False), "must be < 1, got 1 · 1 = 1"),
+        (lambda: norm_squares(1.0, 1.5, 10), "must be < 1, got 1 · 1.5 = 1.5"),
+        (lambda: fixed_point(2.0, 0.5), "must be < 1, got 2 · 0.5 = 1"),
+        (
+            lambda: fixed_point(0.1, 0.0),
+            "`decay` must be > 0 for an equilibrium, got 0: without decay the norm grows forever",
+        ),
+        (lambda: square_at_rest(0.1, 0.0), "`decay` must be > 0 for an equilibrium"),
+        (lambda: rate_at_rest(0.1, 0.0), "`decay` must be > 0 for an equilibrium"),
+        (lambda: steps_to_rest(0.1, 0.0), "`decay` must be > 0 for an equilibrium"),
+        (lambda: figure7(decay=0.0, steps=1), "`decay` must be > 0 for an equilibrium"),
+        (lambda: rate_at_rest(0.0, 0.1), "`lr` must be > 0 for an equilibrium"),
+        (lambda: fixed_point(0.1, 0.1, gradient=0.0), "`gradient` must be > 0 for an equilibrium"),
+        (lambda: with_l2(sgd, decay=-1.0), "`decay` must .* got -1.0"),
+        (lambda: norm_squares(0.1, 0.1, 10, start=0.0), "`start` must be a finite number > 0"),
+        (lambda: norm_squares(0.1, 0.1, -1), "`steps` must .* got -1"),
+        (lambda: steps_to_rest(0.1, 0.1, within=1.0), "`within` must .* got 1.0"),
+        (lambda: figure7([0.1], decay=0.1, product=0.1), "got both"),
+        (lambda: figure7([]), r"`rates` must .* got \[\]"),
     ],
 )
 def test_where_decay_has_no_meaning_it_is_said_why(call, says):

@@ -200,21 +200,24 @@ def test_larger_batches_make_larger_steps_by_up_to_the_root_of_their_ratio(gradi
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: second_moment(torch.ones(3)), r"accepted is \[examples, parameters\]"),
-        (lambda: second_moment(torch.ones(3, 2), batch_size=0), "batch_size is 0"),
-        (lambda: second_moment(torch.ones(3, 2), batch_size=4, replacement=False), "to 3, the number of examples"),
-        (lambda: measured_second_moment(torch.ones(3, 2), batch_size=1, draws=0), "draws is 0"),
+        (lambda: second_moment(torch.ones(3)), r"must be a tensor \[examples, parameters\]"),
+        (lambda: second_moment(torch.ones(3, 2), batch_size=0), "`batch_size` must .* got 0"),
+        (lambda: second_moment(torch.ones(3, 2), batch_size=4, replacement=False), "<= 3, the number of examples"),
+        (lambda: measured_second_moment(torch.ones(3, 2), batch_size=1, draws=0), "`draws` must .* got 0"),
         (lambda: batch_law(torch.ones(3, 2), [4]), "at least two"),
-        (lambda: batch_law(torch.ones(3, 2), [1, 2], draws=2), "does not apply because the gradients of all examples"),
-        (lambda: step_gain(torch.ones(3, 2), 8, 4), "give the smaller one first"),
-        (lambda: fisher_diagonal(nn.Linear(2, 2), torch.ones(1, 2), likelihood="poisson"), "likelihood is 'poisson'"),
-        (lambda: fisher_diagonal(nn.Linear(2, 2), torch.ones(0, 2)), "No inputs"),
-        (lambda: fisher_diagonal(nn.Linear(2, 2), torch.ones(1, 2), chunk=0), "chunk is 0"),
-        (lambda: fisher_diagonal(nn.ReLU(), torch.ones(1, 2)), "No parameter requires a gradient"),
-        (lambda: fisher_diagonal(nn.BatchNorm1d(2), torch.ones(3, 2)), "put the model into eval mode"),
+        (lambda: batch_law(torch.ones(3, 2), [1, 2], draws=2), "must differ between examples"),
+        (lambda: step_gain(torch.ones(3, 2), 8, 4), "`batch_size` <= `larger`"),
+        (
+            lambda: fisher_diagonal(nn.Linear(2, 2), torch.ones(1, 2), likelihood="poisson"),
+            "`likelihood` must .* got 'poisson'",
+        ),
+        (lambda: fisher_diagonal(nn.Linear(2, 2), torch.ones(0, 2)), "at least one sample"),
+        (lambda: fisher_diagonal(nn.Linear(2, 2), torch.ones(1, 2), chunk=0), "`chunk` must .* got 0"),
+        (lambda: fisher_diagonal(nn.ReLU(), torch.ones(1, 2)), "No parameter of `model` requires a gradient"),
+        (lambda: fisher_diagonal(nn.BatchNorm1d(2), torch.ones(3, 2)), "Put the model into eval mode"),
         (
             lambda: per_example_gradients(nn.Linear(2, 2), cross_entropy, torch.ones(3, 2), torch.ones(2)),
-            "3 inputs and 2 targets",
+            "equal lengths, got 3 and 2",
         ),
     ],
 )
@@ -231,7 +234,7 @@ def test_numbers_come_as_arrays():
 
 def test_units_that_are_dropped_are_refused():
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
-    with pytest.raises(DynamicsError, match="1 drops units at random; put the model into eval mode"):
+    with pytest.raises(DynamicsError, match=r"1 drops units at random. Put the model into eval mode"):
         fisher_diagonal(model, torch.ones(2, 3))
 
 

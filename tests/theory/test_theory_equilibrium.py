@@ -13,8 +13,7 @@ import torch
 from gyroscope.errors import DynamicsError
 from gyroscope.theory.adaptive import adam
 from gyroscope.theory.decay import sgd, with_decay, with_l2
-from gyroscope.theory.decay_schedule import fixed_point, norm_squares
-from gyroscope.theory.equilibrium import Equilibrium, approach, equilibrium, steps_until
+from gyroscope.theory.equilibrium import Equilibrium, approach, equilibrium, fixed_point, norm_squares, steps_until
 from gyroscope.theory.random_walk import random_walk
 
 SIZE = 64
@@ -131,15 +130,15 @@ def test_a_start_that_is_near_enough_takes_no_time():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: equilibrium(0.1, 0.0), "does not apply because nothing decays"),
-        (lambda: equilibrium(0.0, 0.1), "does not apply because nothing decays"),
-        (lambda: equilibrium(2.0, 1.0, gradient=1.0), r"does not apply because αλ is 2 \(α = 2, λ = 1\)"),
-        (lambda: equilibrium(10.0, 0.5, kind="adamw"), "does not apply because αλ is 5"),
-        (lambda: approach(Equilibrium(0.0, math.inf, math.inf), 3, start=1.0), "because nothing decays"),
-        (lambda: steps_until(equilibrium(0.1, 0.1), start=1.0), "give `gradient`"),
-        (lambda: steps_until(equilibrium(0.1, 0.1, gradient=1.0), start=0.0), "start is 0.0"),
-        (lambda: steps_until(equilibrium(0.1, 0.1, gradient=1.0), start=1.0, within=0.0), "within is 0.0"),
-        (lambda: approach(equilibrium(0.1, 0.1, gradient=1.0), 1, start=1.0, kind="lion"), "kind is 'lion'"),
+        (lambda: equilibrium(0.1, 0.0), "nothing decays"),
+        (lambda: equilibrium(0.0, 0.1), "nothing decays"),
+        (lambda: equilibrium(2.0, 1.0, gradient=1.0), "must be < 1, got 2 · 1 = 2"),
+        (lambda: equilibrium(10.0, 0.5, kind="adamw"), "must be < 1, got 10 · 0.5 = 5"),
+        (lambda: approach(Equilibrium(0.0, math.inf, math.inf), 3, start=1.0), "nothing decays"),
+        (lambda: steps_until(equilibrium(0.1, 0.1), start=1.0), "Give `gradient`"),
+        (lambda: steps_until(equilibrium(0.1, 0.1, gradient=1.0), start=0.0), "`start` must .* got 0.0"),
+        (lambda: steps_until(equilibrium(0.1, 0.1, gradient=1.0), start=1.0, within=0.0), "`within` must .* got 0.0"),
+        (lambda: approach(equilibrium(0.1, 0.1, gradient=1.0), 1, start=1.0, kind="lion"), "`kind` must .* got 'lion'"),
         (lambda: random_walk(sgd, 1, start=0.0), "start is 0.0"),
         (lambda: random_walk(sgd, 1, agreement=2.0), "agreement is 2.0"),
         (lambda: random_walk(sgd, 1, size=1), "1 steps of 1 walks of size 1"),

@@ -81,11 +81,11 @@ def test_figure_2_has_all_three_arrive_the_empirical_one_by_a_long_way_round():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda p: direction(p, [0.0, 0.0], "adam"), "method is 'adam'"),
-        (lambda p: path(p, "natural", start=[0.0], lr=0.1, steps=1), "start has shape"),
-        (lambda p: path(p, "natural", start=[0.0, 0.0], lr=0.0, steps=1), "at the rate 0.0"),
-        (lambda p: line_problem(samples=1), "1 samples"),
-        (lambda p: detour(np.zeros((3, 2))), "ends where it starts"),
+        (lambda p: direction(p, [0.0, 0.0], "adam"), "`method` must .* got 'adam'"),
+        (lambda p: path(p, "natural", start=[0.0], lr=0.1, steps=1), "`start` must have shape"),
+        (lambda p: path(p, "natural", start=[0.0, 0.0], lr=0.0, steps=1), "`lr` must be .* got 0.0"),
+        (lambda p: line_problem(samples=1), "`samples` must be .* got 1"),
+        (lambda p: detour(np.zeros((3, 2))), "a closed path"),
     ],
 )
 def test_what_is_no_path_is_refused(problem, call, says):

@@ -79,7 +79,7 @@ def test_layers_without_gradients_are_left_out_and_all_of_them_refused():
     dead = np.array([[0.0, 0.0, 1e-9]])
     assert share_between(np.concatenate([alive, dead])) == share_between(alive)
     assert spans(np.concatenate([alive, dead])) == spans(alive)
-    with pytest.raises(DynamicsError, match="no layer has second moments"):
+    with pytest.raises(DynamicsError, match="No layer has second moments"):
         share_between(dead)
 
 

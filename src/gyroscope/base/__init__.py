@@ -6,9 +6,8 @@ from gyroscope.base.lazy import lazy
 
 if TYPE_CHECKING:
     from gyroscope.base.accepted import whole
-    from gyroscope.base.checksums import read_whole, require_whole
     from gyroscope.base.transfer import pinned, to_host
-    from gyroscope.base.whole_file import whole_file, write_whole
+    from gyroscope.base.whole_file import read_whole, require_whole, whole_file, write_whole
 
 __all__ = [
     "lazy",
@@ -26,8 +25,7 @@ if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistak
         __name__,
         {
             "accepted": "whole",
-            "checksums": "read_whole require_whole",
             "transfer": "pinned to_host",
-            "whole_file": "whole_file write_whole",
+            "whole_file": "read_whole require_whole whole_file write_whole",
         },
     )

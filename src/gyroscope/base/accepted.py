@@ -1,4 +1,4 @@
-"""What counts as a number where users give one. Each room refuses the rest in words of its own."""
+"""Numbers, flags, texts and lists as users give them. Each subpackage rejects the rest with its own error."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def whole(value: Any, least: int | None = None) -> int | None:
-    """What was given as an int; None if it is no whole number, or below `least`.
+    """Return `value` as an int, or None if it is not a whole number or is below `least`.
 
-    Integers of NumPy and torch are, also in arrays of no dimension; truth values and floats are not.
+    Integers of NumPy and torch count, also as zero-dimensional arrays. Booleans and floats do not.
 
     >>> import numpy as np
     >>> whole(3), whole(np.int64(3)), whole(np.array(3)), whole(3.0), whole(True), whole("3"), whole(3, least=4)
@@ -26,24 +26,24 @@ def whole(value: Any, least: int | None = None) -> int | None:
 
 
 def seed(value: Any, error: type[Exception]) -> int:
-    """What a generator of torch's takes for a seed, as a number from 0 on; else a room's own error.
+    """Return a seed that torch's generators accept as a number >= 0, or raise the caller's `error`.
 
     >>> seed(5, ValueError), seed(-1, ValueError) == 2**64 - 1
     (5, True)
     >>> seed("5", ValueError)
     Traceback (most recent call last):
-    ValueError: seed is '5'; accepted is a whole number from −2⁶³ to 2⁶⁴ − 1.
+    ValueError: `seed` must be a whole number from -2**63 to 2**64 - 1, got '5'. Try 0.
     """
     found = whole(value, -(2**63))
     if found is None or found >= 2**64:
-        raise error(f"seed is {value!r}; accepted is a whole number from −2⁶³ to 2⁶⁴ − 1.")
+        raise error(f"`seed` must be a whole number from -2**63 to 2**64 - 1, got {value!r:.80}. Try 0.")
     return found % 2**64
 
 
 def real(value: Any) -> float:
-    """What was given as a float; not a number if it is none. A tensor on an accelerator is waited for.
+    """Return `value` as a float, or NaN if it is not a number. A tensor on an accelerator is waited for.
 
-    Arrays and tensors of one element are numbers; text and complex numbers are not.
+    Arrays and tensors of one element are numbers; text, booleans and complex numbers are not.
 
     >>> import numpy as np
     >>> real(0.5), real(np.float32(0.5)), real(np.array([0.5])), real("0.5"), real(None), real(1j), real([0.5])
@@ -52,14 +52,14 @@ def real(value: Any) -> float:
     if isinstance(value, str | bytes | bytearray) or _is_truth(value):
         return math.nan
     try:
-        # Arrays and tensors, of one element or none; item() of a tensor that needs a gradient does not warn.
+        # item() does not warn about a tensor that requires a gradient, as float() does.
         return float(value.item() if hasattr(value, "item") else value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return math.nan
 
 
 def flag(value: Any, name: str, error: type[Exception]) -> bool:
-    """What was given as true or false; else a subpackage's own error. Text is neither: "no" would count as true.
+    """Return `value` as a bool, or raise the caller's `error`. Text is rejected: "no" would count as true.
 
     >>> flag(True, "units", ValueError), flag(0, "units", ValueError)
     (True, False)
@@ -73,7 +73,7 @@ def flag(value: Any, name: str, error: type[Exception]) -> bool:
 
 
 def text(value: Any) -> str | None:
-    r"""What was given as text; None if it is none, or has half a letter in it, which no file can hold.
+    r"""Return `value` if it is text, or None if it is not, or if it has a lone surrogate, which no file can hold.
 
     >>> text("conv1"), text(5), text("\ud83d")
     ('conv1', None, None)
@@ -88,7 +88,7 @@ def text(value: Any) -> str | None:
 
 
 def listed(value: Any) -> list[Any]:
-    """What was given as a list: one thing, or several. Text is one thing.
+    """Return `value` as a list: several things, or one. Text is one thing.
 
     >>> listed("rate"), listed(("rate", "rotation")), listed(5)
     (['rate'], ['rate', 'rotation'], [5])
@@ -97,7 +97,7 @@ def listed(value: Any) -> list[Any]:
         return [value]
     try:
         return list(value)
-    except TypeError:  # also of an array without dimensions, which says that it can be iterated
+    except TypeError:  # a zero-dimensional array claims to be iterable
         return [value]
 
 

@@ -1,17 +1,17 @@
-"""While one instrument runs a model for itself, others that hang on it do not look."""
+"""A switch that silences the hooks of other instruments while one instrument runs a model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Not a context variable: the threads of a backward pass, where checkpoints run modules again, would not have it.
+# Not a context variable: the threads of a backward pass, in which checkpointing runs modules again, would not see it.
 _OWNERS: list[tuple[object, ...]] = []
 
 
 @contextmanager
 def alone(*owners: object) -> Iterator[None]:
-    """Inside, only the hooks of `owners` act.
+    """Let only the hooks of `owners` act within the block.
 
     >>> with alone("one", "two"):
     ...     listens("one"), listens("three")
@@ -25,7 +25,7 @@ def alone(*owners: object) -> Iterator[None]:
 
 
 def listens(who: object) -> bool:
-    """Whether hooks of this one act.
+    """Return whether the hooks of `who` act now.
 
     >>> listens("anybody")
     True

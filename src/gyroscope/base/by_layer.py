@@ -1,4 +1,4 @@
-"""Results that have one entry a layer: by name, in order, as rows, as a data frame."""
+"""Results with one entry per layer: by name, in order, as rows, as a data frame."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from gyroscope.errors import GyroscopeError, MissingExtraError
 
 
 class Entry(Protocol):
-    """What is known of one layer."""
+    """The result for one layer."""
 
     @property
     def layer(self) -> str:
-        """Its name."""
+        """Name of the layer."""
 
 
 E = TypeVar("E", bound=Entry)
 
 
 class ByLayer(Generic[E]):
-    """What dataclasses of such results share; `entries` is theirs.
+    """Base class of the dataclasses that hold such results in `entries`.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ByLayer(Generic[E]):
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The names of the layers."""
+        """Names of the layers."""
         return tuple(entry.layer for entry in self.entries)
 
     def __getitem__(self, layer: str) -> E:
@@ -51,29 +51,29 @@ class ByLayer(Generic[E]):
         raise self._error(self._missing(layer))
 
     def _missing(self, layer: str) -> str:
-        return f"There is no layer {layer!r}; there are {', '.join(self.layers)}."
+        return f"There is no layer {layer!r}; the layers are {', '.join(self.layers)}."
 
     def __len__(self) -> int:
         return len(self.entries)
 
     def __iter__(self) -> Iterator[str]:
-        """The names, as of a mapping from them."""
+        """Iterate over the names, as a mapping does."""
         return iter(self.layers)
 
     def __contains__(self, layer: object) -> bool:
         return layer in self.layers
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict a layer."""
+        """Return one dict per layer."""
         return [asdict(entry) for entry in self.entries]  # type: ignore[call-overload]
 
     def to_pandas(self) -> Any:
-        """A data frame, one row a layer."""
+        """Return a data frame with one row per layer."""
         try:
             import pandas
         except ImportError as error:
             raise MissingExtraError(
-                "to_pandas needs pandas, which is not installed: pip install 'gyroscope[export]'"
+                "`to_pandas` needs pandas, which is not installed: pip install 'gyroscope[export]'"
             ) from error
         return pandas.DataFrame(self._flat_rows()).set_index("layer")
 

@@ -1,6 +1,6 @@
-"""Packages whose names are loaded when they are first used.
+"""Packages whose names are loaded on first use.
 
-What reads runs needs no torch, whose import takes seconds, and so it must not be the price of `import gyroscope`.
+Reading runs does not need torch, whose import takes seconds, so `import gyroscope` must not import it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 
 class Lazy(ModuleType):
-    """A package with functions in files of the same name: the function is what the package calls so."""
+    """A package in which a function may share its name with the file it is in; the name means the function."""
 
     _where: Mapping[str, str] = {}
     __all__: list[str]
 
     def __setattr__(self, name: str, value: object) -> None:
-        # What Python does when a file of a package is first imported, whoever imports it.
+        # Python sets a package's attribute to the submodule whenever that is first imported, by anyone.
         if not (name in self._where and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
@@ -28,16 +28,16 @@ class Lazy(ModuleType):
         return sorted({*self.__dict__, *self.__all__})
 
     def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
-        # Tools that send functions to other processes know plain modules alone.
+        # Tools that send functions to other processes only know plain modules.
         return import_module, (self.__name__,)
 
 
 def lazy(package: str, files: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package: its public names, and its files, are loaded when they are first asked for.
+    """Return the `__getattr__` of a package that loads its public names and its submodules on first use.
 
     Args:
-        package: its name.
-        files: by the name of a file or package within, the public names that are taken from it, with spaces between.
+        package: name of the package.
+        files: for each submodule, the public names taken from it, separated by spaces.
 
     >>> import gyroscope
     >>> gyroscope.layers.__module__, gyroscope.vectors.__name__
@@ -48,7 +48,7 @@ def lazy(package: str, files: Mapping[str, str]) -> Callable[[str], Any]:
     where = {name: file for file, names in files.items() for name in names.split()}
     module = sys.modules[package]
     for name in where:
-        module.__dict__.pop(name, None)  # a package that is loaded again takes what its files have now
+        module.__dict__.pop(name, None)  # a reloaded package takes the current names of its files
     module.__dict__["_where"] = where
     module.__class__ = Lazy
 

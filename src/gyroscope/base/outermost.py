@@ -1,6 +1,6 @@
-"""Step hooks that act once per step, also where an optimizer's `step` calls that of its base class.
+"""Step hooks that act once per step, also when an optimizer's `step` calls the `step` of its base class.
 
-torch puts its hooks around `step` of every class that has had an instance. A class whose `step` calls
+torch wraps its hooks around the `step` of every class that has had an instance. A class whose `step` calls
 `super().step()` then runs the same hooks twice, one pair inside the other.
 """
 
@@ -16,12 +16,12 @@ from torch.utils.hooks import RemovableHandle
 
 Hook = Callable[..., None]
 
-# The function that torch puts around `step`; all classes share its code.
+# The function that torch wraps around `step`; all classes share its code.
 _AROUND = Optimizer.profile_hook_step(lambda self: None).__code__
 
 
 def register_outermost(optimizer: Optimizer, before: Hook, after: Hook) -> list[RemovableHandle]:
-    """Call `before` and `after` around each step that the user takes, and not around a step within that step.
+    """Call `before` and `after` around each step that the user takes, but not around a step inside that step.
 
     >>> class Mine(torch.optim.SGD):
     ...     def step(self, closure=None):
@@ -34,10 +34,10 @@ def register_outermost(optimizer: Optimizer, before: Hook, after: Hook) -> list[
     """
     begun = nested = False
 
-    # The stack is asked only where a step began and none has ended: a step that raised looks the same.
+    # The stack is inspected only if a step began and has not ended: a step that raised looks the same.
     def pre(stepped: Optimizer, *arguments: Any) -> None:
         nonlocal begun, nested
-        if torch.compiler.is_compiling():  # of which the stack says nothing
+        if torch.compiler.is_compiling():  # the stack does not show compiled steps
             before(stepped, *arguments)
             return
         if begun and _is_inside(stepped):
@@ -66,7 +66,7 @@ def register_outermost(optimizer: Optimizer, before: Hook, after: Hook) -> list[
 
 
 def _is_inside(optimizer: Optimizer) -> bool:
-    """Whether the step whose hook is running was called by another step of the same optimizer."""
+    """Return whether the step whose hook is running was called by another step of the same optimizer."""
     steps = 0
     frame: Any = sys._getframe(1)
     while frame is not None and steps < 2:

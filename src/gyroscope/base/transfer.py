@@ -1,7 +1,7 @@
-"""Copies between host and device that nobody waits for.
+"""Asynchronous copies between host and device.
 
-They go through page-locked memory. A system may run out of it, or refuse it: then copies are made that are waited for,
-which is slower and gives the same.
+They go through page-locked memory. When the system has none left, or refuses it, copies are synchronous, which is
+slower and gives the same result.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def pinned(values: Tensor) -> Tensor:
-    """Values of the host in page-locked memory, from which a device copies by itself; as they are if there is none."""
+    """Return host values in page-locked memory, from which a device copies by itself; unchanged if there is none."""
     try:
         return values.pin_memory()
     except RuntimeError as error:
@@ -22,7 +22,7 @@ def pinned(values: Tensor) -> Tensor:
 
 
 def to_host(values: Tensor) -> Tensor:
-    """A copy in host memory, which has arrived once the stream has come there; the same tensor if it is there already.
+    """Return a copy in host memory, valid once the stream has reached it; a tensor on the host is returned itself.
 
     >>> import torch
     >>> to_host(torch.ones(2))
@@ -31,16 +31,16 @@ def to_host(values: Tensor) -> Tensor:
     try:
         return values.to("cpu", non_blocking=True)
     except RuntimeError as error:
-        copy = values.to("cpu")  # what else may be wrong with the device is raised here
+        copy = values.to("cpu")  # any other fault of the device is raised here
         _say(str(error).partition("\n")[0])
         return copy
 
 
 @cache
 def _say(why: str) -> None:
-    """Once for each reason."""
+    """Warn once per reason."""
     warnings.warn(
-        f"No page-locked memory is to be had ({why}). Copies between host and device are waited for, which makes "
+        f"Page-locked memory is not available ({why}). Copies between host and device are synchronous, which makes "
         "measured steps slower; results do not change.",
         stacklevel=4,
     )

@@ -8,7 +8,7 @@ from gyroscope.errors import MissingExtraError
 
 if find_spec("typer") is None or find_spec("rich") is None:
     raise MissingExtraError(
-        "the gyroscope command needs typer and rich, which are not installed: pip install 'gyroscope[cli]'"
+        "The gyroscope command needs typer and rich, which are not installed: pip install 'gyroscope[cli]'"
     )
 
 from gyroscope.cli import fail, printed
@@ -27,7 +27,7 @@ def main() -> None:
     0
     """
     if isinstance(sys.stdout, TextIOWrapper):
-        # Where the system's encoding has no letter ρ, a question mark is better than a traceback.
+        # If the system's encoding has no letter ρ, a question mark is better than a traceback.
         sys.stdout.reconfigure(errors="replace")
     app()
 

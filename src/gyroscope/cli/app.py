@@ -1,7 +1,7 @@
-"""The command `gyroscope` itself; each of its commands is a module of this subpackage, or of another package.
+"""The `gyroscope` command; each subcommand is a module of this subpackage, or of another package.
 
-Other packages add commands through the entry-point group `gyroscope.commands`: by the name of a command, its
-`typer.Typer`. They are loaded when they are asked for.
+Other packages add commands through the entry-point group `gyroscope.commands`: the name of a command and its
+`typer.Typer`. They are loaded on demand.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from gyroscope.cli.sample import sample
 from gyroscope.cli.show import show
 
 _PURPOSE = "Measure, explain and steer how each layer of a neural network trains."
-# The commands of the laboratory, which is a package of its own.
+# Commands of the laboratory, which is a separate package.
 _LABORATORY = ("demo", "reproduce", "train", "data")
 
 
 def _added() -> dict[str, EntryPoint]:
-    """The commands of other packages, by name: the laboratory's first."""
+    """Return the commands of other packages by name, the laboratory's first."""
     found = {entry.name: entry for entry in entry_points(group="gyroscope.commands")}
     return {name: found[name] for name in (*_LABORATORY, *sorted(found)) if name in found}
 
@@ -42,7 +42,7 @@ class Commands(TyperGroup):
         return [*_added(), *super().list_commands(ctx)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, loaded now if it is another package's."""
+        """Return a command; one of another package is loaded now."""
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own

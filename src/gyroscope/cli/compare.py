@@ -9,30 +9,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from gyroscope.cli import completion
+from gyroscope.cli import options
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
-from gyroscope.cli.printed import echo, text
-from gyroscope.cli.target import Target, is_run, out_option
+from gyroscope.cli.options import Target, is_run, out_option
+from gyroscope.cli.printed import console, echo, text
 from gyroscope.errors import GyroscopeError, StoreError
 
 if TYPE_CHECKING:
     from gyroscope.diagnose.compare import Compared
     from gyroscope.store import Run
 
-# A pipe or a file has no width; this holds every column.
+# Width for a pipe or a file; every column fits.
 _UNBOUNDED = 190
 _NAMES = ("run", "optimizer")
-# To how many letters names are folded before a narrow terminal goes without columns: these, the first first.
+# Letters to which names are folded before a narrow terminal leaves out columns, in the order of _YIELD.
 _FOLDED = 12
 _YIELD = ("rotation\nmin", "rotation\nmax", "steps", "loss")
 
 
 @dataclass(frozen=True)
 class Given:
-    """A path to compare, and what to call it, if that was said."""
+    """A path to compare, and its label, if given."""
 
     path: Path
     label: str | None = None
@@ -42,7 +41,7 @@ class Given:
 
 
 def given(words: str) -> Given:
-    """Read RUN or LABEL=RUN; a folder may have = in its name, and a label has no slash.
+    """Parse RUN or LABEL=RUN; a folder may have = in its name, and a label has no slash.
 
     >>> given("warm-up=runs/7").label, given("runs/lr=0.1").label
     ('warm-up', None)
@@ -59,40 +58,40 @@ def compare(
         typer.Argument(
             parser=given,
             metavar="[LABEL=]RUN...",
-            help="Folders of runs, or folders that have runs in them; LABEL is what to call them.",
+            help="Folders of runs, or folders that contain runs; LABEL is their name in the table.",
             show_default=False,
-            autocompletion=completion.run_paths,
+            autocompletion=options.run_paths,
         ),
     ],
     out: Annotated[
         Target | None,
-        out_option("File to draw into (.png, .svg, .pdf, or both of the first)", "no figure"),
+        out_option("File to draw to (.png, .svg, .pdf; without an ending, .png and .svg)", "no figure"),
     ] = None,
     accuracy: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="The logged number that the figure puts against rotation.",
+            help="Logged number that the figure draws against rotation.",
             show_default="test_accuracy, or what all runs have",
-            autocompletion=completion.scalars,
+            autocompletion=options.scalars,
         ),
     ] = None,
 ) -> None:
-    """Put recorded runs side by side: how they were trained, how far their layers rotated, and how good they are.
+    """Compare recorded runs: how they were trained, how far their layers rotated, and what they reached.
 
-    **rate**, **weight decay** and **momentum** (β₁ of Adam) are those that training began with; where weight decay
-    differs between layers, its smallest and largest value.
+    **rate**, **weight decay** and **momentum** (β₁ of Adam) are those at the start of training. If weight decay differs
+    between layers, its smallest and largest value are shown.
 
-    **rotation** is how far layers have turned from where they started at the end, 0 not at all and 1 a right angle: the
-    least rotated layer, the mean, the most rotated layer. Accuracies and losses are the last that were logged. A dash
-    is not known.
+    **rotation** is how far layers have turned from their initialization at the end, 0 for not at all and 1 for a right
+    angle: the least rotated layer, the mean, the most rotated layer. Accuracies and losses are the last ones logged. A
+    dash means unknown.
 
-    With --out, the figure puts mean rotation against accuracy, one point a run.
+    With --out, a figure shows mean rotation against accuracy, one point per run.
 
     For example: gyroscope compare runs/lab/digits --out rotation.png, or gyroscope compare plain=runs/1 decay=runs/2
     """
     if accuracy is not None and out is None:
-        fail("--accuracy is for the figure, and none is asked for; give a file for it: --out", code=BAD_ARGUMENT)
+        fail("--accuracy must be used with --out, the file of the figure; add --out FILE", code=BAD_ARGUMENT)
     try:
         _load(figures=out is not None)
         figure = None if out is None else _figure(out)
@@ -128,12 +127,12 @@ def _figure(out: Target) -> Path:
     from gyroscope.figures.save import paths
 
     figure = out.path / "compare" if out.folder else out.path
-    paths(figure)  # refuses formats there are not, before anything is read
+    paths(figure)  # rejects unknown formats before anything is read
     return figure
 
 
 def _find(listed: list[Given], problems: list[StoreError], stack: ExitStack) -> tuple[list[Run], list[str]]:
-    """The runs at these paths and in these folders, each once, and their labels; what cannot be read is reported."""
+    """Return the runs at these paths and in these folders, each once, and their labels; collect unreadable ones."""
     from gyroscope import store
     from gyroscope.diagnose.compare import compared
     from gyroscope.store.find import distinct_names
@@ -141,14 +140,16 @@ def _find(listed: list[Given], problems: list[StoreError], stack: ExitStack) -> 
     found: dict[Path, Run] = {}
     labels: dict[Path, str] = {}
     for one in listed:
-        path, told = one.path, len(problems)
+        path, before = one.path, len(problems)
         try:
             inside = [store.load(path)] if is_run(path) else store.runs(path, broken=problems)
-            if not inside and len(problems) == told:
-                problems.append(StoreError(f"there are no runs in {path}; gyroscope runs {path.parent} looks further"))
+            if not inside and len(problems) == before:
+                problems.append(
+                    StoreError(f"There are no runs in {path}; `gyroscope runs {path.parent}` searches deeper.")
+                )
             for run in inside:
                 stack.callback(run.close)
-                compared([run])  # so that a damaged one is left out, and the others are shown
+                compared([run])  # a damaged run is left out, and the others are shown
                 found.setdefault(run.path, run)
                 if one.label is not None:
                     within = os.path.relpath(run.path, path.absolute())
@@ -163,12 +164,11 @@ def _print(runs: list[Run], labels: list[str]) -> None:
     from gyroscope.diagnose.compare import compared, in_words
 
     rows = compared(runs, labels=labels)
-    console = Console()
-    console = console if console.is_terminal else Console(width=_UNBOUNDED)
+    wide = console(_UNBOUNDED)
     columns = _columns(rows)
     left_out = []
     for heading in _YIELD:
-        if sum(_width(*column) for column in columns.items()) < console.width:
+        if sum(_width(*column) for column in columns.items()) < wide.width:
             break
         del columns[heading]
         left_out.append(heading.replace("\n", " "))
@@ -178,18 +178,18 @@ def _print(runs: list[Run], labels: list[str]) -> None:
         table.add_column(heading, justify="left" if named else "right", overflow="fold", no_wrap=not named)
     for cells in zip(*columns.values(), strict=True):
         table.add_row(*map(text, cells))
-    console.print(table)
+    wide.print(table)
     if left_out:
         echo(f"A wider terminal also shows {', '.join(left_out)}.")
     unfinished = [row.name for row in rows if row.state != "ended"]
     if unfinished:
-        echo(f"Not ended: {', '.join(unfinished)}")
+        echo(f"Not finished: {', '.join(unfinished)}")
     if said := in_words(rows):
         echo(said)
 
 
 def _columns(rows: list[Compared]) -> dict[str, list[str]]:
-    """The cells of all rows, by the heading of their column."""
+    """Return the cells of all rows, by the heading of their column."""
     from gyroscope.diagnose.compare import ACCURACIES
 
     columns = {
@@ -206,7 +206,7 @@ def _columns(rows: list[Compared]) -> dict[str, list[str]]:
     for kind in list(ACCURACIES)[::-1]:
         reached = [row.accuracies.get(kind) for row in rows]
         if known := [value for value in reached if value is not None]:
-            scale = 100.0 if max(known) <= 1 else 1.0  # where some are above 1, they are percents
+            scale = 100.0 if max(known) <= 1 else 1.0  # values above 1 are percentages
             columns[f"{kind}\n%"] = [_said(value and scale * value, ".2f") for value in reached]
     return columns
 
@@ -220,7 +220,7 @@ def _range(ends: tuple[float, float] | None) -> str:
 
 
 def _width(heading: str, cells: list[str]) -> int:
-    """How wide a column is with its border; names can be folded."""
+    """Return the width of a column with its border; names can be folded."""
     longest = max(map(len, (*heading.split("\n"), *cells)))
     return (min(longest, _FOLDED) if heading in _NAMES else longest) + 3
 

@@ -1,4 +1,4 @@
-"""`gyroscope events`: everything that happened in a run."""
+"""`gyroscope events`: all events of a run."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
-from gyroscope.cli.completion import RunPath, event_kinds
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, fail
-from gyroscope.cli.printed import echo, text
+from gyroscope.cli.options import RunPath, event_kinds
+from gyroscope.cli.printed import console, echo, text
 from gyroscope.errors import GyroscopeError
 
-# A pipe or a file has no width; this holds most texts in one line.
+# Width for a pipe or a file; most texts fit in one line.
 _UNBOUNDED = 400
 
 
@@ -25,15 +24,15 @@ def events(
         list[str] | None,
         typer.Option(
             metavar="KIND",
-            help="Only events of this kind, such as note; may be repeated.",
+            help="Show only events of this kind, such as note; may be repeated.",
             autocompletion=event_kinds,
         ),
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Also events after the step that the run was later resumed at.")
+        bool, typer.Option("--all", help="Also show events after the step at which the run was later resumed.")
     ] = False,
 ) -> None:
-    """List everything that happened in a run, in the order of steps.
+    """List all events of a run, in the order of steps.
 
     Events are notes (monitor.note), starts, resumes and stops, changes of the interval between measurements, findings
     and errors.
@@ -51,7 +50,7 @@ def events(
     unknown = [one for one in kind or () if one not in kinds]
     if unknown:
         there = f"its kinds are {', '.join(kinds)}" if kinds else "it has no events"
-        fail(f"--kind {unknown[0]} is not in {run}; {there}", code=BAD_ARGUMENT)
+        fail(f"--kind must be a kind of event in {run}, got {unknown[0]}; {there}", code=BAD_ARGUMENT)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     table.add_column("step", justify="right")
     for column in ("time", "kind"):
@@ -64,5 +63,4 @@ def events(
     if not shown:
         echo(f"{run} has no events.")
         return
-    console = Console()
-    (console if console.is_terminal else Console(width=_UNBOUNDED)).print(table)
+    console(_UNBOUNDED).print(table)

@@ -7,39 +7,40 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 
-from gyroscope.cli.completion import RunPath, layers
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, fail
-from gyroscope.cli.printed import echo, text
+from gyroscope.cli.options import RunPath, layers
+from gyroscope.cli.printed import console, echo, text
 from gyroscope.errors import GyroscopeError
 
 if TYPE_CHECKING:
     from gyroscope.diagnose.explain import Explanation
 
-# A pipe or a file has no width; this holds every column.
+# Width for a pipe or a file; every column fits.
 _UNBOUNDED = 150
 _WORDS = 110
-# Which columns a narrow terminal goes without, the first first: the words have them all.
-_YIELD = ("norm's part", "α", "k₀", "predicted", "rate", "effective α")
+# Positions of the columns that a narrow terminal leaves out, in this order; the text has them all.
+_YIELD = (4, 2, 5, 7, 6, 3)
 _STYLES = {"yes": "green", "no": "yellow", "undecided": "magenta", "does not apply": "dim"}
 
 
 def explain(
     run: RunPath,
     layer: Annotated[
-        str, typer.Option(metavar="GLOB", help="Only the layers whose name matches.", autocompletion=layers)
+        str, typer.Option(metavar="GLOB", help="Explain only layers whose name matches.", autocompletion=layers)
     ] = "*",
     as_json: Annotated[bool, typer.Option("--json", help="Print rows and statements as JSON.")] = False,
 ) -> None:
-    """Explain a run: which layers are scale-invariant, and what became of their learning rates.
+    """Explain a run: which layers are scale-invariant, and how their effective learning rates developed.
 
-    Of each layer: whether its norm matters to the loss; **α**, the learning rate it was given, and **effective α**, the
-    one it felt, with **norm's part** in the change; **k₀** of its decay as 1/√(1 + k/k₀); the **rate** at which it
-    turns, in radians a step, beside the one **predicted** where weight decay and steps balance; and how weight decay
-    can be acting on it. What a run does not show is not claimed: it says what is missing.
+    For each layer: whether its norm affects the loss; **η**, its learning rate, and the **effective η**, with the
+        **norm's part** in the change; **k₀** of its decay as 1/√(1 + k/k₀); the rotation **rate** in radians per step
+        next to the one **predicted** at the balance of weight decay and steps; and how weight decay can act on it.
+        Nothing is claimed
+    that a run does not show: the text says what is missing.
 
     For example: gyroscope explain runs/first --layer 'conv*'
     """
@@ -52,16 +53,18 @@ def explain(
         with load(run) as opened:
             if not any(fnmatchcase(name, layer) for name in opened.layers):
                 named = f"one of them is {opened.layers[0]}" if opened.layers else "there are none"
-                fail(f"--layer {layer} matches none of the {len(opened.layers):,} layers; {named}", code=BAD_ARGUMENT)
+                fail(
+                    f"--layer must match at least one of the {len(opened.layers):,} layers, got {layer}; {named}",
+                    code=BAD_ARGUMENT,
+                )
             found = explained(opened, layers=layer)
     except GyroscopeError as error:
         fail(str(error), code=FAILED)
     if as_json:
         echo(json.dumps(_plain(found), ensure_ascii=False, indent=2, allow_nan=False))
         return
-    console = Console()
-    console = console if console.is_terminal else Console(width=_UNBOUNDED)
-    console.print(_page(found, console.width))
+    wide = console(_UNBOUNDED)
+    wide.print(_page(found, wide.width))
 
 
 def _plain(found: Explanation) -> dict[str, object]:
@@ -74,7 +77,7 @@ def _table(found: Explanation, width: int) -> Table:
     from gyroscope.diagnose.explain import HEADS, cells
 
     columns = dict(zip(HEADS, zip(*map(cells, found.entries), strict=True), strict=True))
-    for head in _YIELD:
+    for head in (HEADS[place] for place in _YIELD):
         if sum(max(map(len, (name, *column))) + 3 for name, column in columns.items()) > width:
             del columns[head]
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
@@ -97,7 +100,7 @@ def _page(found: Explanation, width: int) -> RenderableType:
 
 
 def _statement(words: str) -> RenderableType:
-    """Its topic and verdict stand out; indented, and no wider than is read with ease."""
+    """Lay out a statement with its topic and verdict highlighted, indented and at a readable width."""
     said = text(words)
     topic, _, rest = words.partition(": ")
     verdict = next((v for v in _STYLES if rest.startswith(v)), "does not apply")

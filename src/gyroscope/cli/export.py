@@ -9,15 +9,14 @@ from typing import Annotated
 
 import typer
 
-from gyroscope.cli.completion import RunPath, quantities_and_scalars
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
+from gyroscope.cli.options import RunPath, Target, out_option, quantities_and_scalars
 from gyroscope.cli.printed import echo
-from gyroscope.cli.target import Target, out_option
 from gyroscope.errors import GyroscopeError
 
 
 class Format(StrEnum):
-    """The kinds of files."""
+    """File formats."""
 
     csv = "csv"
     json = "json"
@@ -27,7 +26,7 @@ class Format(StrEnum):
 def export(
     run: RunPath,
     to: Annotated[
-        Format | None, typer.Option("--to", help="Kind of file.", show_default="by the ending of --out, or csv")
+        Format | None, typer.Option("--to", help="File format.", show_default="by the ending of --out, or csv")
     ] = None,
     out: Annotated[
         Target | None,
@@ -37,19 +36,19 @@ def export(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="What to export, such as rotation or loss; may be repeated.",
+            help="Quantity to export, such as rotation or loss; may be repeated.",
             show_default="all series",
             autocompletion=quantities_and_scalars,
         ),
     ] = None,
 ) -> None:
-    """Write a run as CSV, JSON or Parquet, and say which file it is in.
+    """Write a run as CSV, JSON or Parquet, and print the name of the file.
 
-    Of **one** quantity, the table has a row for each step and a column for each layer. Of **several or all**, it has a
-    row for each step and layer and a column for each quantity. The name of a logged number, such as loss, gives its
-    steps and values. **JSON** holds everything else about the run too: layers, units, logged numbers and events.
+    For **one** quantity, the table has one row per step and one column per layer. For **several or all**, it has one
+    row per step and layer and one column per quantity. The name of a logged number, such as loss, gives its steps and
+    values. **JSON** also holds everything else about the run: layers, units, logged numbers and events.
 
-    What was not measured is empty, in JSON null.
+    Values that were not measured are empty, or null in JSON.
 
     For example: gyroscope export runs/first --quantity rotation --out rotation.csv
     """
@@ -73,7 +72,7 @@ def export(
 
 
 def _plain(name: str) -> str:
-    # Names such as val/loss are common; in the name of a file they would be folders.
+    # Names such as val/loss are common; in a file name the slash would make folders.
     return name.replace("/", "_").replace("\\", "_")
 
 
@@ -84,7 +83,7 @@ def _file(out: Target | None, to: Format | None, *, default: str) -> tuple[Path,
         return (out.path if out else Path()) / f"{default}.{kind.value}", kind
     known = endings.get(out.path.suffix.lower())
     if known is None and to is None:
-        fail(f"--out {out} ends in none of {', '.join(endings)}; say which with --to", code=BAD_ARGUMENT)
+        fail(f"--out must end in {', '.join(endings)}, got {out}; or give the format with --to", code=BAD_ARGUMENT)
     if known is not None and to is not None and known is not to:
-        fail(f"--out {out} and --to {to.value} disagree; leave one out", code=BAD_ARGUMENT)
+        fail(f"--out and --to must agree, got {out} and {to.value}; leave one out", code=BAD_ARGUMENT)
     return out.path, to or known or Format.csv

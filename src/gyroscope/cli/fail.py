@@ -1,4 +1,4 @@
-"""How a command gives up: one line, a meaningful exit code, no traceback."""
+"""Exit codes, and the one-line error of a command that fails: no traceback."""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
-"""One row a layer: what a run has measured last, and how a quantity went."""
+"""The table of `gyroscope show`: one row per layer, with its last values and a sparkline.
+
+It is loaded when a run is shown: other commands start without what it needs.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -11,21 +15,21 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gyroscope.cli.printed import plain, text
-from gyroscope.cli.sparkline import sparklines
 from gyroscope.diagnose.standing_out import last_values, lost_at
 from gyroscope.store import Run
+from gyroscope.store.record import Steps, Values
 
 _SPARK = 24
-# Quantities between 0 and 1 or between -1 and 1: those are near 0 that are 0.
+# Quantities between 0 and 1 or between -1 and 1, which a logarithmic sparkline would not suit.
 _LINEAR = ("rotation", "neuron", "dying", "full", "alignment", "invariance")
 
-# What the next step will be taken with, not what this one was.
+# Values for the next step, not for the last one.
 _RATES = ("lr", "effective_lr")
 
 
 @dataclass(frozen=True)
 class _Column:
-    """A heading, a cell for each layer, and how soon it is left out of a narrow terminal: the highest first."""
+    """A heading, one cell per layer, and a rank: a narrow terminal leaves out the highest first."""
 
     heading: str
     cells: Sequence[str]
@@ -47,9 +51,9 @@ _NUMBERS: tuple[tuple[str, str, Callable[[float], str], int], ...] = (
 
 
 def layer_table(run: Run, *, quantity: str, rows: Sequence[int], width: int) -> tuple[Table, list[str]]:
-    """Return the table of the layers at `rows`, and the headings that `width` characters had no room for.
+    """Return the table of the layers at `rows`, and the headings that did not fit in `width` characters.
 
-    A gap between the rows is shown as one, with the number of layers in it.
+    A gap between the rows is shown as one row, with the number of layers in it.
 
     >>> import tempfile
     >>> from gyroscope.store.example import write_example
@@ -78,11 +82,11 @@ def layer_table(run: Run, *, quantity: str, rows: Sequence[int], width: int) -> 
     return table, left_out[::-1]
 
 
-def as_taken(run: Run, quantity: str) -> npt.NDArray[np.floating]:
-    """Return a quantity over the steps; of learning rates, only those that a step was taken with.
+def _as_taken(run: Run, quantity: str) -> npt.NDArray[np.floating]:
+    """Return a quantity over the steps; for learning rates, only values that a step was taken with.
 
-    The row that closes a run holds the learning rate that the next step would have had: 0 after many a schedule.
-    Such a row knows no gradient and no update. A layer of which none was ever known keeps all it has.
+    The last row of a closed run holds the learning rate that the next step would have had, which is 0 after many
+    schedules. Such a row has no gradient and no update. A layer that never had any keeps all its values.
     """
     series = run.series(quantity)
     shows = [name for name in ("update_ratio", "update_norm", "gradient_norm") if name in run.quantities]
@@ -93,13 +97,13 @@ def as_taken(run: Run, quantity: str) -> npt.NDArray[np.floating]:
 
 
 def of_earlier_steps(run: Run, *, quantity: str, headings: Collection[object]) -> str:
-    """Return which of the columns under `headings` end before the last step, and where; nothing if none does."""
+    """Return which of the columns under `headings` end before the last step, and where; empty if none does."""
     steps: dict[int, list[str]] = {}
     lost = (lost_at(run) < len(run.steps)).all()
     others = [] if quantity in (name for name, *_ in _NUMBERS) else [(quantity, quantity)]
     for name, heading in (*((name, heading) for name, heading, *_ in _NUMBERS), *others):
         if name in run.quantities and heading in headings and not lost:
-            known = np.flatnonzero(np.isfinite(as_taken(run, name)).any(axis=1))
+            known = np.flatnonzero(np.isfinite(_as_taken(run, name)).any(axis=1))
             if len(known) and known[-1] < len(run.steps) - 1:
                 steps.setdefault(int(run.steps[known[-1]]), []).append(heading)
     said = [
@@ -122,18 +126,101 @@ def _columns(run: Run, quantity: str, rows: Sequence[int]) -> list[_Column]:
     others = [] if quantity in shown else [(quantity, quantity, lambda value: f"{value:.3g}", 0)]
     for name, heading, written, yields in (*_NUMBERS, *others):
         if name in run.quantities:
-            series = as_taken(run, name)
-            # What a layer was before it was lost is not what it is.
+            series = _as_taken(run, name)
+            # The last finite value of a lost layer is not its current one.
             gone = lost & ~np.isfinite(series[-1]) if len(series) else lost
             values = last_values(series)
             known = np.isfinite(values)
             cells = ["nan" if gone[row] else written(values[row]) if known[row] else "–" for row in rows]
             columns.append(_Column(heading, cells, yields))
     if quantity in run.quantities and len(run.steps):
-        series = as_taken(run, quantity)
+        series = _as_taken(run, quantity)
         lines = sparklines(run.steps, series, width=_SPARK, log=not quantity.startswith(_LINEAR))
-        for row in np.flatnonzero(lost & ~np.isfinite(series[-1])).tolist():  # a curve ends where its layer was lost
+        for row in np.flatnonzero(
+            lost & ~np.isfinite(series[-1])
+        ).tolist():  # a curve ends at the step at which its layer was lost
             part = (run.steps[at[row] - 1] - run.steps[0]) / max(run.steps[-1] - run.steps[0], 1)
             lines[row] = lines[row][: int(part * len(lines[row])) + 1]
         columns.append(_Column(f"{quantity} over the steps", [lines[row] for row in rows], 0, right=False))
     return columns
+
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def sparklines(steps: npt.ArrayLike, values: npt.ArrayLike, *, width: int = 24, log: bool = False) -> list[str]:
+    """Return one line of block characters per column of `values` [steps, layers], all on one scale.
+
+    Each character is the mean of the values within its share of the steps; without values the previous one is repeated.
+    The scale starts at 0 for values that are never negative; with `log`, positive values that span more than a factor
+    of 100 are on a logarithmic scale.
+
+    >>> sparklines([0, 1, 2, 3], [[0.0, 0.0], [0.1, 0.5], [0.2, 0.8], [0.3, 1.0]], width=4)
+    ['▁▁▂▃', '▁▅▇█']
+    """
+    x, y = np.asarray(steps, dtype=float), np.asarray(values, dtype=float)
+    y = np.where(np.isfinite(y), y, np.nan)
+    cells = _cells(x, y, min(width, len(x)))
+    known = cells[~np.isnan(cells)]
+    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
+    if log and low > 0 and high > 100 * low:
+        cells, low, high = np.log(cells), float(np.log(low)), float(np.log(high))
+    else:
+        low = min(low, 0.0)
+    level = 0.0 * cells if low == high else (cells - low) / (high - low)  # unknown values stay NaN
+    return ["".join(_block(value) for value in column) for column in level.T]
+
+
+def _cells(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.float64]:
+    span = max(float(x[-1] - x[0]), 1.0) if len(x) else 1.0
+    cell = np.minimum(((x - x[0]) / span * width).astype(int), width - 1) if len(x) else np.array([], dtype=int)
+    means = np.full((width, y.shape[1]), np.nan)
+    last = np.full(y.shape[1], np.nan)
+    for place in range(width):
+        inside = y[cell == place]
+        counts = (~np.isnan(inside)).sum(axis=0)
+        sums = np.nansum(inside, axis=0)
+        last = np.where(counts > 0, sums / np.maximum(counts, 1), last)
+        means[place] = last
+    return means
+
+
+def _block(level: float) -> str:
+    return " " if np.isnan(level) else BLOCKS[min(int(level * len(BLOCKS)), len(BLOCKS) - 1)]
+
+
+#: Bytes of series that are kept; others are read again each time.
+_MOST = 1 << 28
+
+
+class Kept(Run):
+    """A run that keeps the series it has read until it is refreshed.
+
+    >>> import tempfile
+    >>> from gyroscope.store.example import write_example
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_example(folder).close()
+    ...     with Kept(folder) as run:
+    ...         run.series("rotation")[-1], run.series("rotation", steps=[40, 7])[:, 0]
+    (array([0.4, 0.6, 0.8], dtype=float32), array([0.4, nan], dtype=float32))
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
+        self._kept: dict[str, Values] = {}
+
+    def series(self, name: str, *, steps: Sequence[int] | Steps | None = None) -> Values:
+        """Return a series as `Run.series` does; the caller may modify it."""
+        if steps is not None and not np.array_equal(steps, self.steps):
+            return super().series(name, steps=steps)
+        if name in self._kept:
+            return self._kept[name].copy()
+        values = super().series(name)
+        if sum(kept.nbytes for kept in self._kept.values()) + values.nbytes <= _MOST:
+            self._kept[name] = values.copy()
+        return values
+
+    def refresh(self) -> None:
+        """Discard the series that were read, so that they are read again."""
+        super().refresh()
+        self._kept.clear()

@@ -1,4 +1,4 @@
-"""`gyroscope plot`: draw a run into a file."""
+"""`gyroscope plot`: draw a run to a file."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gyroscope.cli import completion
+from gyroscope.cli import options
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
+from gyroscope.cli.options import Target, is_run, out_option
 from gyroscope.cli.printed import echo
-from gyroscope.cli.target import Target, is_run, out_option
 from gyroscope.errors import GyroscopeError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Name(StrEnum):
-    """The figures, by the names of their functions in `gyroscope.figures`."""
+    """Figures, by the names of their functions in `gyroscope.figures`."""
 
     dashboard = "dashboard"
     rotation_curves = "rotation_curves"
@@ -38,7 +38,7 @@ class Name(StrEnum):
 
 
 class Format(StrEnum):
-    """The kinds of files."""
+    """File formats."""
 
     png = "png"
     svg = "svg"
@@ -54,71 +54,77 @@ def plot(
         list[Path],
         typer.Argument(
             metavar="RUN",
-            help="The folder of a run, as it was given to gyroscope.watch. Several, or a folder of runs, for compare.",
+            help="Folder of a run, as given to gyroscope.watch. For compare: several, or a folder of runs.",
             show_default=False,
-            autocompletion=completion.run_paths,
+            autocompletion=options.run_paths,
         ),
     ],
-    figure: Annotated[Name, typer.Option(metavar="NAME", help="What to draw, by its name above.")] = Name.dashboard,
+    figure: Annotated[Name, typer.Option(metavar="NAME", help="Figure to draw, by its name above.")] = Name.dashboard,
     out: Annotated[
         Target | None,
         out_option("File to write", "RUN_FIGURE.png, in this folder"),
     ] = None,
     format: Annotated[
-        Format | None, typer.Option(help="Kind of file.", show_default="by the ending of --out, or png")
+        Format | None, typer.Option(help="File format.", show_default="by the ending of --out, or png")
     ] = None,
     layers: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
-            help="Only layers whose name matches, such as 'layer1.*'; may be repeated.",
-            autocompletion=completion.layers,
+            help="Draw only layers whose name matches, such as 'layer1.*'; may be repeated.",
+            autocompletion=options.layers,
         ),
     ] = None,
     quantity: Annotated[
         str | None,
         typer.Option(
-            help="What curves, rotation_heatmap and conditioning_over_time show, such as gradient_norm.",
-            show_default="rotation, or six of conditioning",
-            autocompletion=completion.quantities,
+            help="Quantity for curves, rotation_heatmap and conditioning_over_time, such as gradient_norm.",
+            show_default="rotation, or six quantities of conditioning",
+            autocompletion=options.quantities,
         ),
     ] = None,
     accuracy: Annotated[
         str | None,
         typer.Option(
-            help="The logged number that compare puts against rotation.",
+            help="Logged number that compare draws against rotation.",
             show_default="test_accuracy",
-            autocompletion=completion.scalars,
+            autocompletion=options.scalars,
         ),
     ] = None,
 ) -> None:
-    """Draw what a run has measured, and say which file it is in.
+    """Draw the measurements of a run, and print the name of the file.
 
     Start with the **dashboard**: everything on one page. Then, one at a time:
 
-    * **rotation_curves**: how far each layer has turned away from where it started
-    * **rotation_heatmap**: the same as one picture, for hundreds of layers; other quantities too
+    * **rotation_curves**: how far each layer has turned from its initialization
+    * **rotation_heatmap**: the same as one picture, for hundreds of layers; also for other quantities
     * **rates**: how fast each layer turns
-    * **norms**: how long each layer's weights are
-    * **effective_rates**: the learning rate that each layer feels, measured and predicted
-    * **moment_percentiles**: what Adam-like optimizers divide by
+    * **norms**: norms of each layer's weights
+    * **effective_rates**: effective learning rate of each layer, measured and predicted
+    * **moment_percentiles**: second moments that Adam-like optimizers divide by
     * **neurons**: neurons that are never or always active
-    * **conditioning_over_time**: how steep the loss is in each layer, and how hard to train that layer is
+    * **conditioning_over_time**: how steep the loss is in each layer, and how hard that layer is to train
     * **scalars**: losses and accuracies
-    * **curves**: any quantity, one line a layer
-    * **compare**: final rotation against accuracy, one point a run
+    * **curves**: any quantity, one line per layer
+    * **compare**: final rotation against accuracy, one point per run
 
     For example: gyroscope plot runs/first --figure rotation_curves --out first.pdf
     """
     if quantity is not None and figure not in _OF_ANY_QUANTITY:
         names = f"{', '.join(known.value for known in _OF_ANY_QUANTITY[:-1])} or {_OF_ANY_QUANTITY[-1].value}"
-        fail(f"--quantity is for --figure {names}, not {figure.value}", code=BAD_ARGUMENT)
+        fail(f"--quantity must be used with --figure {names}, got {figure.value}", code=BAD_ARGUMENT)
     if accuracy is not None and figure is not Name.compare:
-        fail(f"--accuracy is for --figure {Name.compare.value}, not {figure.value}", code=BAD_ARGUMENT)
+        fail(f"--accuracy must be used with --figure {Name.compare.value}, got {figure.value}", code=BAD_ARGUMENT)
     if layers and figure in _WITHOUT_LAYERS:
-        fail(f"{figure.value} shows the whole network; leave --layers out", code=BAD_ARGUMENT)
+        fail(
+            f"--layers cannot be used with --figure {figure.value}, which shows the whole network; leave it out",
+            code=BAD_ARGUMENT,
+        )
     if figure is not Name.compare and len(runs) > 1:
-        fail(f"{figure.value} shows one run and {len(runs)} were given; compare shows several", code=BAD_ARGUMENT)
+        fail(
+            f"RUN must be one run for {figure.value}, got {len(runs)}; --figure compare shows several",
+            code=BAD_ARGUMENT,
+        )
     file = _file(out, format, default=_default(runs[0], figure))
     try:
         drawn = _draw(runs, figure, layers or None, quantity, accuracy or "test_accuracy")
@@ -146,10 +152,10 @@ def _file(out: Target | None, format: Format | None, *, default: str) -> Path:
     ending = out.path.suffix.lower()
     if ending in endings:
         if format is not None and ending != f".{format.value}":
-            fail(f"--out {out} and --format {format.value} disagree; leave one out", code=BAD_ARGUMENT)
+            fail(f"--out and --format must agree, got {out} and {format.value}; leave one out", code=BAD_ARGUMENT)
         return out.path
     if ending[1:].isalpha():
-        fail(f"--out {out} ends in {out.path.suffix}; figures are written as {', '.join(endings)}", code=BAD_ARGUMENT)
+        fail(f"--out must end in {', '.join(endings)}, got {out}", code=BAD_ARGUMENT)
     return Path(f"{out}.{(format or Format.png).value}")
 
 
@@ -157,7 +163,7 @@ def _draw(
     paths: list[Path], figure: Name, layers: list[str] | None, quantity: str | None, accuracy: str
 ) -> Figure | Axes:
     from gyroscope import figures, store
-    from gyroscope.figures.names import literal
+    from gyroscope.figures.looks import literal
 
     draw: Any = getattr(figures, figure.value)
     some = {} if figure in _WITHOUT_LAYERS else {"layers": layers}

@@ -8,32 +8,31 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from gyroscope.cli.fail import FAILED, fail
-from gyroscope.cli.printed import echo, text
+from gyroscope.cli.printed import console, echo, text
 from gyroscope.errors import GyroscopeError, StoreError
 
 if TYPE_CHECKING:
     from gyroscope.store import Run
 
 _STYLES = {"running": "green", "ended": "", "interrupted": "yellow"}
-# A pipe or a file has no width; this holds every column.
+# Width for a pipe or a file; every column fits.
 _UNBOUNDED = 150
 
 
 def runs(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Where to look; up to three folders deep.", show_default=True)
+        Path, typer.Argument(metavar="FOLDER", help="Folder to search, up to three levels deep.", show_default=True)
     ] = Path("runs"),
 ) -> None:
     """List the runs in a folder, the newest last.
 
-    **measured** is the number of steps that were measured, **rotation** the mean over layers of how far they have
-    turned from where they started: 0 not at all, 1 a right angle. A run that was **interrupted** was killed or
-    crashed; what it had written is there, and it can be resumed.
+    **measured** is the number of measured steps. **rotation** is the mean over layers of how far they have turned from
+    their initialization: 0 for not at all, 1 for a right angle. A run that was **interrupted** was killed or crashed;
+    what it had written is intact, and it can be resumed.
 
     For example: gyroscope runs experiments
     """
@@ -59,9 +58,8 @@ def runs(
             broken.append(error)
         finally:
             run.close()
-    console = Console()
     if shown:
-        (console if console.is_terminal else Console(width=_UNBOUNDED)).print(table)
+        console(_UNBOUNDED).print(table)
     elif not broken:
         echo(f"There are no runs in {folder}. gyroscope.watch(model, optimizer, '{folder}/first') writes one.")
     for problem in broken:
@@ -86,7 +84,7 @@ def _row(run: Run, folder: Path) -> list[Text]:
 
 
 def _rotation(run: Run) -> str:
-    """The mean rotation of the layers at the last step at which it was measured."""
+    """Return the mean rotation of the layers at the last step at which it was measured."""
     if "rotation" not in run.quantities or not len(run.where("rotation")):
         return "–"
     return f"{np.nanmean(run.series('rotation', steps=run.where('rotation')[-1:])):.3f}"

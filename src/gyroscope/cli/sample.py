@@ -1,4 +1,4 @@
-"""`gyroscope sample`: ask a running job for detail."""
+"""`gyroscope sample`: ask a running job for detailed measurements."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Annotated
 
 import typer
 
-from gyroscope.cli.completion import RunPath
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, fail
+from gyroscope.cli.options import RunPath
 from gyroscope.cli.printed import echo
 from gyroscope.errors import GyroscopeError
 
 
 def sample(
     run: RunPath,
-    steps: Annotated[int, typer.Option(help="How many steps to look at.")] = 5,
+    steps: Annotated[int, typer.Option(help="Number of steps to measure.")] = 5,
 ) -> None:
-    """Make a running job measure its next steps, every one and in detail.
+    """Ask a running job to measure each of its next steps in detail.
 
-    A monitor that measures now and then, to stay within its budget, is asked to look at every one of the next steps,
-    activations included. It looks for the request a few times a second; a run that has ended never will.
+    A monitor that skips steps to stay within its budget then measures every one of the next steps, activations
+    included. It checks for requests a few times per second. A run that has ended never does.
 
     For example: gyroscope sample runs/first --steps 20
     """
@@ -27,15 +27,15 @@ def sample(
     from gyroscope.store.folder import request
 
     if steps < 1:
-        fail(f"--steps is {steps}; it must be 1 or more", code=BAD_ARGUMENT)
+        fail(f"--steps must be a whole number >= 1, got {steps}", code=BAD_ARGUMENT)
     try:
         with load(run) as opened:
             state = opened.state
             if state != "running":
-                fail(f"{run} is not running ({state}); there is nobody to ask", code=FAILED)
+                fail(f"{run} is not running ({state}); only a running job can be sampled", code=FAILED)
             request(opened.path, steps)
     except GyroscopeError as error:
         fail(str(error), code=FAILED)
     except OSError as error:
         fail(f"{run} cannot be written: {error.strerror}", code=FAILED)
-    echo(f"{run}: asked for the next {steps} steps in detail")
+    echo(f"{run}: the next {steps} steps will be measured in detail")

@@ -21,7 +21,7 @@ from gyroscope.errors import DynamicsError
 from gyroscope.layers.class_names import wrapped_in
 from gyroscope.passes.batches import batches
 from gyroscope.passes.labels import Loss
-from gyroscope.theory.one_by_one import refuse_valueless
+from gyroscope.theory.per_sample import refuse_valueless
 
 
 def outlier(mean: Tensor) -> Tensor:

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gyroscope.base.checksums import read_whole
 from gyroscope.base.outermost import register_outermost
-from gyroscope.base.whole_file import whole_file
+from gyroscope.base.whole_file import read_whole, whole_file
 from gyroscope.control.refusals import check_optimizer, check_weight, few, unlike
 from gyroscope.control.roster import chosen_layers
 from gyroscope.control.torch_contract import controller_of

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from gyroscope.diagnose.scale_invariance import ENOUGH
 from gyroscope.errors import DynamicsError, MonitorError
 from gyroscope.store import LayerInfo, Run
+from gyroscope.theory.effective_rate import Floats, decay_law
 from gyroscope.theory.equilibrium import Equilibrium, equilibrium, steps_until
-from gyroscope.theory.law import Floats, decay_law
 from gyroscope.theory.recurrence import Optimizer, optimizer_of, optimizers_in
 
 SERIES = (

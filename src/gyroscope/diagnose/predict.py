@@ -14,9 +14,8 @@ from gyroscope.diagnose.evidence import require_run
 from gyroscope.diagnose.scale_invariance import ENOUGH, scale_invariant
 from gyroscope.errors import MonitorError
 from gyroscope.store.record import LayerInfo
-from gyroscope.theory.effective_rate import effective_lr
+from gyroscope.theory.effective_rate import Floats, Kind, Law, decay_law, effective_lr
 from gyroscope.theory.equilibrium import Equilibrium, Memory, equilibrium
-from gyroscope.theory.law import Floats, Kind, Law, decay_law
 from gyroscope.theory.recurrence import CONTROLLERS, optimizers_in, recurrence_of
 
 __all__ = [

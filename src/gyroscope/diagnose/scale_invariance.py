@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gyroscope.errors import MonitorError
-from gyroscope.theory.law import Floats
+from gyroscope.theory.effective_rate import Floats
 
 #: Number of measured steps below which nothing is decided.
 ENOUGH = 10

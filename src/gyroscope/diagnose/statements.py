@@ -15,8 +15,8 @@ import numpy as np
 
 from gyroscope.diagnose.evidence import Balance, Evidence, Fit, balance, fitted, unsteady
 from gyroscope.diagnose.scale_invariance import ENOUGH, INVARIANT, RELATED, Orthogonality
+from gyroscope.theory.effective_rate import Floats
 from gyroscope.theory.invariance_result import LayerInvariance
-from gyroscope.theory.law import Floats
 from gyroscope.theory.recurrence import Optimizer
 
 Verdict = Literal["yes", "no", "does not apply", "undecided"]

@@ -1,4 +1,4 @@
-"""Figures, one function each; every one returns matplotlib objects and none touches pyplot's state."""
+"""Figures, one function each; all return matplotlib objects and none touches pyplot's state."""
 
 from importlib.util import find_spec
 
@@ -13,17 +13,13 @@ from gyroscope.figures import drawing
 from gyroscope.figures.compare import compare
 from gyroscope.figures.conditioning_by_layer import conditioning_by_layer
 from gyroscope.figures.conditioning_over_time import conditioning_over_time
-from gyroscope.figures.curves import curves
+from gyroscope.figures.curves import curves, norms, rates
 from gyroscope.figures.dashboard import dashboard
 from gyroscope.figures.effective_rates import effective_rates
-from gyroscope.figures.example import Example, example_run
+from gyroscope.figures.example_run import Example, example_run
 from gyroscope.figures.moment_percentiles import moment_percentiles
 from gyroscope.figures.neurons import neurons
-from gyroscope.figures.norms import norms
-from gyroscope.figures.rates import rates
-from gyroscope.figures.rotation_curves import rotation_curves
-from gyroscope.figures.rotation_heatmap import rotation_heatmap
-from gyroscope.figures.rotation_panels import Panel, rotation_panels
+from gyroscope.figures.rotation import Panel, rotation_curves, rotation_heatmap, rotation_panels
 from gyroscope.figures.save import save
 from gyroscope.figures.scalars import scalars
 from gyroscope.figures.spectra import spectra

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isnan
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,24 +18,21 @@ from gyroscope.base.accepted import real
 from gyroscope.conditioning import Conditioning
 from gyroscope.conditioning.result import percent
 from gyroscope.errors import FigureError
-from gyroscope.figures.bars import colours, layer_axis
-from gyroscope.figures.conditioned import TITLES, Several, networks
-from gyroscope.figures.given import Layers, choose
-from gyroscope.figures.lines import finish
-from gyroscope.figures.marked import SAYS, Colour, Dash, Line, Mark, draw_marked
-from gyroscope.figures.names import short_names
-from gyroscope.figures.notebook import as_picture
+from gyroscope.figures.drawing import as_picture, finish
+from gyroscope.figures.looks import short_names
+from gyroscope.figures.over_depth import SAYS, Colour, Dash, Line, Mark, colours, draw_marked, layer_axis
+from gyroscope.figures.run_data import Layers, choose
 
 Values = npt.NDArray[np.float64]
 
-# None that stands for infinite, zero or undefined.
+# Without the markers that mean infinite, zero or undefined.
 _MARKERS = "osDP*"
 _DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.")
 _GREY = (0.25, 0.25, 0.25, 1.0)
-# Of several networks, more lines than this in one panel are told apart by nobody.
+# More lines than this in one panel cannot be told apart, for several networks.
 _LINES = 4
 _SHARES = 8
-# What fits side by side below the panels, in letters.
+# Width of the legend below the panels, in letters.
 _LETTERS = 150
 _MATHS = re.compile(r"\\[a-z]|[${}]")
 
@@ -50,18 +47,18 @@ def conditioning_by_layer(
 ) -> Figure:
     """Draw λmax and κ_p = λmax/λ_p of each layer's Σx, Σ∇h and F over depth, and return the figure.
 
-    As figures 3 and 5 of the layer-wise conditioning paper, with F_k ≈ Σx ⊗ Σ∇h beside its factors: λmax above,
-    where a slope is a signal that vanishes or explodes with depth, κ_p below. One network has a colour for each p;
-    of several, each has a colour and a marker, and each p its dashes. Above a dotted line is infinite (λ_p = 0),
-    below one is zero, or undefined (λmax = 0).
+    As figures 3 and 5 of the layer-wise conditioning paper, with F_k ≈ Σx ⊗ Σ∇h next to its factors: λmax above, where
+    a slope is a signal that vanishes or explodes with depth, and κ_p below. One network has a color per p; of several,
+    each has a color and a marker, and each p a line style. Marks above a dotted line are infinite (λ_p = 0); marks
+    below one are zero, or undefined (λmax = 0).
 
     Args:
-        conditioning: what `gyroscope.condition` returns, or several of them: by label, or in a sequence.
-        labels: what they are called in the legend.
-        p: the shares to show, of those that were measured; if not given, all for one network, and for several as
-            many as can be told apart: the middle one, and the last.
-        layers: glob pattern or patterns on the layers' names; all if not given.
-        title: text above.
+        conditioning: the result of `gyroscope.condition`, or several results: by label, or in a sequence.
+        labels: their names in the legend.
+        p: the shares to show, of those that were measured; by default all for one network, and for several as many as
+            can be told apart: the middle one, and the last.
+        layers: glob pattern or patterns on the layers' names; all by default.
+        title: title above the figure.
 
     >>> import gyroscope, torch
     >>> plain = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
@@ -72,7 +69,7 @@ def conditioning_by_layer(
     >>> [text.get_text() for text in figure.legends[0].get_texts()]
     ['plain', 'BN', 'p = 50 %']
     """
-    shown = networks(conditioning, labels, most=len(_MARKERS))
+    shown = _networks(conditioning, labels, most=len(_MARKERS))
     shares = _shares(shown, p)
     chosen = [choose(one.layers, layers) for one in shown.values()]
     rows = [[one.rows()[i] for i in where] for one, where in zip(shown.values(), chosen, strict=True)]
@@ -116,10 +113,13 @@ def _shares(shown: Mapping[str, Conditioning], p: float | Sequence[float] | None
     missing = [share for share in asked if share not in measured]
     if missing:
         had = ", ".join(f"{share:g}" for share in measured) or "none"
-        raise FigureError(f"p={missing[0]!r} was not measured, {had} was; name it in gyroscope.condition(..., p=...)")
+        raise FigureError(
+            f"`p` must be shares that were measured ({had}), got {missing[0]!r:.80}. Measure it with "
+            "gyroscope.condition(..., p=...)."
+        )
     most = _SHARES if len(every) == 1 else len(_DASHES)
     if len(asked) > most:
-        raise FigureError(f"{len(asked)} values of p were asked for; at most {most} can be told apart")
+        raise FigureError(f"`p` must be at most {most} shares, got {len(asked)}: more cannot be told apart.")
     return asked
 
 
@@ -129,7 +129,7 @@ def _values(rows: Sequence[Mapping[str, Any]], key: str, share: float | None = N
 
 
 def _largest(network: int, of: int) -> tuple[Colour, Dash, str]:
-    # Of one network, colours are those of p, and λmax has none.
+    # For one network colors stand for p, and λmax has none.
     return (_GREY, "-", "o") if of == 1 else (colours(of)[network], "-", _MARKERS[network])
 
 
@@ -142,7 +142,7 @@ def _style(network: int, of: int, share: int, shares: int) -> tuple[Colour, Dash
 def _depth_axis(ax: Axes, names: list[tuple[str, ...]]) -> None:
     deepest = max(names, key=len)
     layer_axis(ax, deepest)
-    # Names only where all networks have them, and where they still differ when they are short.
+    # Names only if all networks share them, and if they still differ when shortened.
     if len(set(names)) > 1 or len(set(short_names(deepest, longest=18))) < len(deepest):
         ax.tick_params(axis="x", rotation=0)
         ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
@@ -168,3 +168,60 @@ def _key(figure: Figure, labels: list[str], shares: list[float], marks: list[Mar
 
 def _handle(label: str, colour: Colour, dash: Dash, marker: str) -> Line2D:
     return Line2D([], [], color=colour, linestyle=dash, marker=marker, markersize=4.5, label=label)
+
+
+Several = Conditioning | Mapping[str, Conditioning] | Iterable[Conditioning]
+
+#: Titles of a layer's matrices, by their letter in the names of quantities.
+TITLES = {
+    "x": r"layer input, $\Sigma_x$",
+    "g": r"output-gradient, $\Sigma_{\nabla h}$",
+    "f": r"Fisher block, $F\approx\Sigma_x\otimes\Sigma_{\nabla h}$",
+}
+
+
+def as_conditioning(given: Conditioning) -> Conditioning:
+    """Return `given` if it is a conditioning of at least one layer.
+
+    >>> as_conditioning("mlp")
+    Traceback (most recent call last):
+    ...
+    gyroscope.errors.FigureError: `conditioning` must be a result of gyroscope.condition(...), got a str.
+    """
+    if not hasattr(given, "rows") or not hasattr(given, "spectra"):
+        raise FigureError(f"`conditioning` must be a result of gyroscope.condition(...), got a {type(given).__name__}.")
+    if not given.layers:
+        raise FigureError("`conditioning` must have at least one layer, got none. Its .untreated says why.")
+    return given
+
+
+def _networks(given: Several, labels: str | Sequence[str] | None, *, most: int) -> dict[str, Conditioning]:
+    """Return conditionings by their labels: "" for a single one without a label, numbers for several without labels.
+
+    >>> _networks([], None, most=5)
+    Traceback (most recent call last):
+    ...
+    gyroscope.errors.FigureError: `conditioning` must be at least one result of gyroscope.condition, got none.
+    """
+    # A conditioning is iterable as well.
+    if hasattr(given, "rows") or not isinstance(given, Iterable):
+        names, found = [""], [cast(Conditioning, given)]
+    elif isinstance(given, Mapping):
+        names, found = list(given), list(given.values())
+    else:
+        found = list(given)
+        names = [f"network {i}" for i in range(1, len(found) + 1)] if len(found) > 1 else [""]
+    if not found:
+        raise FigureError("`conditioning` must be at least one result of gyroscope.condition, got none.")
+    found = [as_conditioning(one) for one in found]
+    if len(found) > most:
+        raise FigureError(
+            f"`conditioning` must be at most {most} networks, got {len(found)}: more cannot be told apart."
+        )
+    if labels is not None:
+        names = [labels] if isinstance(labels, str) else list(labels)
+        if len(names) != len(found) or len(set(names)) < len(names):
+            raise FigureError(
+                f"`labels` must be {len(found)} different texts, one per conditioning, got {labels!r:.80}."
+            )
+    return dict(zip(names, found, strict=True))

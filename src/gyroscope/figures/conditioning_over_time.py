@@ -14,13 +14,11 @@ from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
 from gyroscope.base.accepted import listed
 from gyroscope.errors import FigureError
-from gyroscope.figures.course import draw_course, said
 from gyroscope.figures.curves import curves
-from gyroscope.figures.edges import edged, say
-from gyroscope.figures.given import Layers, Measured, RunLike, as_run, choose, described, find, flag, held
-from gyroscope.figures.lines import depth_key, draw_lines, finish, page_key, span
+from gyroscope.figures.drawing import as_picture, depth_key, draw_course, draw_lines, finish, page_key, said, span
+from gyroscope.figures.log_axis import edged, say
 from gyroscope.figures.looks import look_of
-from gyroscope.figures.notebook import as_picture
+from gyroscope.figures.run_data import Layers, Measured, RunLike, as_run, choose, described, find, flag, held
 
 _LARGEST = ("lambda_x", "lambda_g", "lambda_f")
 _DOMINATION = ("weight_spectral", "domination")
@@ -35,19 +33,19 @@ def conditioning_over_time(
     log_steps: bool = False,
     title: str | None = None,
 ) -> Figure:
-    """Draw how well each layer is conditioned over the steps, one line a layer, and return the figure.
+    """Draw the conditioning of each layer over the steps, one line per layer, and return the figure.
 
-    As figures 6, 7 and 9 of the layer-wise conditioning paper, for all layers or some: λmax of Σx, Σ∇h and
-    F ≈ Σx ⊗ Σ∇h, κ of F, and weight domination (definition 1), which is σmax(∂L/∂W) far below σmax(W). Lines that reach
-    0 or ∞ beyond a dotted line are just that.
+    As figures 6, 7 and 9 of the layer-wise conditioning paper, for all layers or some: λmax of Σx, Σ∇h and F ≈ Σx ⊗
+    Σ∇h, κ of F, and weight domination (definition 1), which is σmax(∂L/∂W) far below σmax(W). Values of 0 and ∞ are
+    drawn beyond a dotted line.
 
     Args:
         run: a run or its path, recorded with `watch(..., conditioning=n)`.
-        quantity: the name of a quantity, such as "kappa_x_p50", or several, one panel each; by default six that say the
-            most, as far as the run holds them.
-        layers: glob pattern or patterns on the layers' names, such as that of the last one; all if not given.
-        log_steps: whether steps are on a logarithmic axis, as in the paper; from 0 to the first it is straight.
-        title: text above.
+        quantity: name of a quantity, such as "kappa_x_p50", or several, one panel each; by default the six most
+            informative ones that the run holds.
+        layers: glob pattern or patterns on the layers' names, such as that of the last one; all by default.
+        log_steps: whether steps are on a logarithmic axis, as in the paper; it is linear from 0 to the first.
+        title: title above the figure.
 
     >>> from gyroscope.figures import example_run
     >>> len(conditioning_over_time(example_run()).axes)
@@ -60,9 +58,9 @@ def conditioning_over_time(
     given: Any = _held(run) if quantity is None else quantity
     shown = listed(given)
     if not shown:
-        raise FigureError("quantity is empty; name at least one, or none for those that say the most")
+        raise FigureError("`quantity` must be at least one name, got none. Leave it out for the six most informative.")
     if not all(isinstance(name, str) for name in shown):
-        raise FigureError(f"quantity must be a name or a list of names, got {given!r:.80}; try 'lambda_f'")
+        raise FigureError(f"`quantity` must be a name or a list of names, got {given!r:.80}. Try 'lambda_f'.")
     columns = min(_COLUMNS, len(shown))
     rows = ceil(len(shown) / columns)
     size = (3.6 * columns, 2.6 * rows + 0.8) if len(shown) > 1 else (5.4, 3.2)
@@ -91,8 +89,8 @@ def _held(run: Measured) -> list[str]:
     shown = [name for name in wanted if name in run.quantities and not np.isnan(run.series(name)).all()]
     if not shown:
         raise FigureError(
-            f"{described(run)} has no conditioning: it holds {held(run)}. "
-            "It is recorded with watch(..., conditioning=n), every n steps."
+            f"{described(run)} has no conditioning; it holds {held(run)}. "
+            "Record it with watch(..., conditioning=n), every n steps."
         )
     return shown
 
@@ -114,7 +112,7 @@ def _panel(run: Measured, name: str, ax: Axes, layers: Layers, log_steps: bool) 
         for where, rows in ((infinite, edges.above), (zero, edges.below)):
             for y in rows:
                 values = np.where(where, y, values)
-        # Means over many steps would hide the first ones, and with what stands for 0 or ∞ mean nothing.
+        # Means over many steps would hide the first steps, and would be meaningless with marks for 0 or ∞.
         if log_steps or infinite.any() or zero.any():
             width = 1
             draw_lines(ax, steps, values, depth=series.depth, positive=True, log_steps=log_steps)

@@ -1,4 +1,4 @@
-"""Everything a run holds, on one page."""
+"""All quantities of a run on one page."""
 
 from __future__ import annotations
 
@@ -12,24 +12,20 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from gyroscope.errors import FigureError
-from gyroscope.figures.curves import curves
+from gyroscope.figures.curves import curves, norms, rates
+from gyroscope.figures.drawing import as_picture, page_key
 from gyroscope.figures.effective_rates import effective_rates
-from gyroscope.figures.given import Layers, Measured, RunLike, as_run, at_least_one, choose, described, holds
-from gyroscope.figures.lines import page_key
+from gyroscope.figures.looks import literal
 from gyroscope.figures.moment_percentiles import moment_percentiles
-from gyroscope.figures.names import literal
 from gyroscope.figures.neurons import neurons
-from gyroscope.figures.norms import norms
-from gyroscope.figures.notebook import as_picture
-from gyroscope.figures.rates import rates
-from gyroscope.figures.rotation_curves import rotation_curves
-from gyroscope.figures.rotation_heatmap import rotation_heatmap
+from gyroscope.figures.rotation import rotation_curves, rotation_heatmap
+from gyroscope.figures.run_data import Layers, Measured, RunLike, as_run, at_least_one, choose, described, holds
 from gyroscope.figures.scalars import scalars
 
 
 @dataclass(frozen=True)
 class _Panel:
-    """A title, the quantities of which at least one is needed, and how they are drawn."""
+    """A title, the quantities of which at least one is needed, and the function that draws them."""
 
     title: str
     needs: tuple[str, ...]
@@ -37,20 +33,18 @@ class _Panel:
 
 
 _PANELS = (
-    _Panel("How far layers have rotated", ("rotation",), lambda r, ax, some: rotation_curves(r, ax=ax, layers=some)),
-    _Panel("Layer by layer", ("rotation",), lambda r, ax, some: rotation_heatmap(r, ax=ax, layers=some)),
-    _Panel("The whole network", (), lambda r, ax, some: scalars(r, ax=ax)),
-    _Panel("How fast layers turn", ("rate_per_step",), lambda r, ax, some: rates(r, ax=ax, layers=some)),
-    _Panel("Size of updates", ("update_ratio",), lambda r, ax, some: curves(r, "update_ratio", ax=ax, layers=some)),
+    _Panel("Rotation curves", ("rotation",), lambda r, ax, some: rotation_curves(r, ax=ax, layers=some)),
+    _Panel("Rotation heatmap", ("rotation",), lambda r, ax, some: rotation_heatmap(r, ax=ax, layers=some)),
+    _Panel("Whole network", (), lambda r, ax, some: scalars(r, ax=ax)),
+    _Panel("Rotation rates", ("rate_per_step",), lambda r, ax, some: rates(r, ax=ax, layers=some)),
+    _Panel("Update sizes", ("update_ratio",), lambda r, ax, some: curves(r, "update_ratio", ax=ax, layers=some)),
     _Panel(
         "Effective learning rates",
         ("effective_lr_measured", "effective_lr"),
         lambda r, ax, some: effective_rates(r, ax=ax, layers=some),
     ),
-    _Panel(
-        "Growth of weights", ("weight_norm",), lambda r, ax, some: norms(r, "weight", relative=True, ax=ax, layers=some)
-    ),
-    _Panel("Gradients", ("gradient_norm",), lambda r, ax, some: norms(r, "gradient", ax=ax, layers=some)),
+    _Panel("Weight norms", ("weight_norm",), lambda r, ax, some: norms(r, "weight", relative=True, ax=ax, layers=some)),
+    _Panel("Gradient norms", ("gradient_norm",), lambda r, ax, some: norms(r, "gradient", ax=ax, layers=some)),
     _Panel("Second moments", ("moment_p50",), lambda r, ax, some: moment_percentiles(r, ax=ax, layers=some)),
     _Panel("Activity of neurons", ("dying", "full"), lambda r, ax, some: neurons(r, "activity", ax=ax, layers=some)),
     _Panel("Rotation of neurons", ("neuron_p50",), lambda r, ax, some: neurons(r, "rotation", ax=ax, layers=some)),
@@ -58,23 +52,25 @@ _PANELS = (
 
 
 def dashboard(run: RunLike, *, layers: Layers = None, columns: int = 3, title: str | None = None) -> Figure:
-    """Draw everything a run holds on one page, and return the figure; what it does not hold is left out.
+    """Draw all quantities of a run on one page, and return the figure; quantities that it does not hold are left out.
 
     Args:
         run: a run or its path.
-        layers: glob pattern or patterns on the layers' names; all if not given.
-        columns: panels side by side.
-        title: text above in place of the run's name, steps and last scalars.
+        layers: glob pattern or patterns on the layers' names; all by default.
+        columns: number of panels side by side.
+        title: title in place of the run's name, steps and last scalars.
 
     >>> from gyroscope.figures import example_run
     >>> figure = dashboard(example_run(quantities=["rotation"]))
     >>> [ax.get_title() for ax in figure.axes if ax.get_title()]
-    ['How far layers have rotated', 'Layer by layer', 'The whole network']
+    ['Rotation curves', 'Rotation heatmap', 'Whole network']
     """
     run = as_run(run)
     panels = [panel for panel in _PANELS if _holds(run, panel, layers)]
     if not panels:
-        raise FigureError(f"{described(run)} holds nothing that a dashboard shows; was it closed before a step?")
+        raise FigureError(
+            f"{described(run)} holds nothing that a dashboard shows. Was it closed before the first step?"
+        )
     columns = min(at_least_one(columns, "columns"), len(panels))
     rows = ceil(len(panels) / columns)
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.03)

@@ -10,19 +10,29 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 
 from gyroscope.errors import FigureError
-from gyroscope.figures.course import draw_course, said
-from gyroscope.figures.given import Layers, Measured, RunLike, Series, as_run, described, find, flag, held, holds
-from gyroscope.figures.lines import MANY, Style, depth_key, draw_lines, emphasise, finish, own_axes, span, style_key
-from gyroscope.figures.looks import frame, look_of, settle
-from gyroscope.figures.names import spread
-from gyroscope.figures.predicted import predicted
+from gyroscope.figures.curves import predicted
+from gyroscope.figures.drawing import (
+    MANY,
+    Style,
+    depth_key,
+    draw_course,
+    draw_lines,
+    emphasise,
+    finish,
+    own_axes,
+    said,
+    span,
+    style_key,
+)
+from gyroscope.figures.looks import frame, look_of, settle, spread
+from gyroscope.figures.run_data import Layers, Measured, RunLike, Series, as_run, described, find, flag, held, holds
 
 if TYPE_CHECKING:
     from gyroscope.diagnose.predict import Prediction
 
 Values = npt.NDArray[np.float64]
 
-# Where there are more layers, this many of them get predictions, and the other lines step back.
+# With more layers, this many have predictions, and the lines of the others are faint.
 _PREDICTED = 6
 
 
@@ -37,19 +47,19 @@ def effective_rates(
 ) -> Axes:
     """Draw each layer's effective learning rate, measured and predicted, and return the axes.
 
-    Solid is what was measured: the angle turned in a step, divided by ‖w‖ times the part of the gradient that
-    turns it. Dashed is η/‖w‖², which it is if steps are plain gradient steps; momentum β makes it larger, up to
-    1/(1 − β) times. Dotted is the law fitted to that by which growing norms make it decay, for scale-invariant
-    layers. Adam-like optimizers take other steps: for them solid is η/‖w‖² itself. Of many layers a few are
-    predicted.
+    Solid lines are measured: the angle turned in a step, divided by ‖w‖ times the part of the gradient that turns it.
+        Dashed lines are η/‖w‖², the prediction for plain gradient steps; momentum β makes the measured rate larger, by
+        up to 1/(1 − β). Dotted lines are the fitted law by which growing norms make η/‖w‖² decay, for scale-invariant
+        layers. The steps of Adam-like optimizers are different: for them solid lines are η/‖w‖² itself. If there are
+        many layers, only a few have predictions.
 
     Args:
         run: a run or its path.
         predictions: whether to draw predictions.
-        ax: axes to draw on; those of a new figure if not given.
-        layers: glob pattern or patterns on the layers' names; all if not given.
-        legend: whether to say which colour is which layer; by default on own axes.
-        title: text above.
+        ax: axes to draw on; by default those of a new figure.
+        layers: glob pattern or patterns on the layers' names; all by default.
+        legend: whether to explain which color is which layer; by default on new axes only.
+        title: title above the axes.
 
     >>> from gyroscope.figures import example_run
     >>> ax = effective_rates(example_run(), predictions=False)
@@ -74,7 +84,7 @@ def effective_rates(
             emphasise(line) if stands_out else line.set_alpha(0.25)
     predictions_of: list[tuple[Values, str, Style]] = [
         (dashed, "η/‖w‖², predicted", "--"),
-        (dotted, "fitted law of decay", ":"),
+        (dotted, "fitted decay law", ":"),
     ]
     for values, says, style in predictions_of:
         shown = ~np.isnan(values).all(axis=0)
@@ -98,11 +108,11 @@ def _measured(run: Measured, layers: Layers, *, adam: bool) -> Series:
     for quantity in there:
         if quantity == there[-1] or holds(run, quantity, layers=layers):
             return find(run, quantity, layers=layers)
-    raise FigureError(f"{described(run)} has no effective learning rates: it holds {held(run)}")
+    raise FigureError(f"{described(run)} has no effective learning rates; it holds {held(run)}.")
 
 
 def _chosen(found: Mapping[str, Prediction], run: Measured, series: Series) -> tuple[Values, Values]:
-    """Return predictions and fitted laws [steps, layers] as `series` has them, NaN for layers that are not shown."""
+    """Return predictions and fitted laws [steps, layers] as in `series`, NaN for layers that are not shown."""
     rows = np.isin(run.steps, series.steps)
     dashed, dotted = np.full_like(series.values, np.nan), np.full_like(series.values, np.nan)
     there = [i for i, name in enumerate(series.layers) if name in found]

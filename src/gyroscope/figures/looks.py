@@ -1,8 +1,9 @@
-"""How each quantity is shown: its label, and the scale that suits it."""
+"""Labels and scales of quantities, and names that fit next to a figure."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, log10
 from typing import Literal
@@ -11,25 +12,24 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 
-from gyroscope.figures.names import literal
-from gyroscope.figures.ticks import log_ticks
+from gyroscope.figures.log_axis import log_ticks
 from gyroscope.store.record import QuantityInfo
 
 Scale = Literal["fraction", "signed", "log", "linear"]
 
-# Values this far below the largest say "none"; following them down would flatten everything else.
+# Decades below the largest value at which an axis ends: following tiny values down would flatten the rest.
 _DECADES = 8
-# A logarithmic axis of less than this factor has too few round numbers on it.
+# A logarithmic axis that spans less than this factor has too few round numbers on it.
 _VARIES = 3
-# What varies by less than this share of itself stays the same.
+# Values that vary by less than this share count as constant.
 _STAYS = 0.02
 
 
 @dataclass(frozen=True)
 class Look:
-    """A label, and a scale: "fraction" is 0 to 1 (or to the largest), "signed" is symmetric about 0.
+    """A label and a scale: "fraction" is 0 to 1 (or to the largest value), "signed" is symmetric around 0.
 
-    `noisy` quantities jump from step to step: of many layers their moving mean is drawn.
+    `noisy` quantities jump from step to step: for many layers their moving mean is drawn.
 
     >>> look_of("rotation").scale
     'fraction'
@@ -42,7 +42,7 @@ class Look:
 
 _LOOKS = {
     "rotation": Look("rotation (cosine distance)", "fraction"),
-    "rate": Look("rotation since last measured (rad)", "log", noisy=True),
+    "rate": Look("rotation since the last measurement (rad)", "log", noisy=True),
     "rate_per_step": Look("net rotation (rad per step)", "log", noisy=True),
     "weight_norm": Look("weight norm ‖w‖", "log"),
     "gradient_norm": Look("gradient norm ‖g‖", "log", noisy=True),
@@ -81,7 +81,7 @@ _MATRICES = {"x": r"\Sigma_x", "g": r"\Sigma_{\nabla h}", "f": "F"}
 
 
 def look_of(quantity: str, info: QuantityInfo | None = None) -> Look:
-    """Return the look of a quantity; one that is not known is labelled by its name and unit.
+    """Return the look of a quantity; an unknown one is labeled with its name and unit.
 
     >>> look_of("sharpness", QuantityInfo("sharpness", "1/step", "largest curvature")).label
     'sharpness (1/step)'
@@ -97,7 +97,7 @@ def look_of(quantity: str, info: QuantityInfo | None = None) -> Look:
 
 
 def settle(look: Look, values: npt.ArrayLike) -> Look:
-    """Return `look` with a scale that suits `values`: no logarithm of what is nowhere positive or hardly varies.
+    """Return `look` with a scale that suits `values`: not logarithmic if none is positive or they hardly vary.
 
     >>> settle(Look("mine"), [1.0, 1000.0]).scale, settle(Look("mine"), [-1.0, 1.0]).scale
     ('log', 'linear')
@@ -115,9 +115,9 @@ def settle(look: Look, values: npt.ArrayLike) -> Look:
 
 
 def limits(look: Look, values: npt.ArrayLike, *, close: bool = False) -> tuple[float, float]:
-    """Return where the axis or the colours of settled `values` begin and end.
+    """Return the limits of the axis, or of the colors, for settled `values`.
 
-    Fractions begin at 0 and end at 1, or beyond it if they do; `close` to them, also below it.
+    Fractions range from 0 to 1, or beyond 1 if the values do; with `close`, the upper limit may be below 1.
 
     >>> limits(look_of("rotation"), [0.0, 0.4]), limits(look_of("rotation"), [0.0, 1.23])
     ((0.0, 1.0), (0.0, 1.3))
@@ -140,13 +140,13 @@ def limits(look: Look, values: npt.ArrayLike, *, close: bool = False) -> tuple[f
     if not known.size:
         return 0.0, 1.0
     low, high = float(known.min()), float(known.max())
-    # Rounding of what stays the same is not worth a picture.
-    room = max(_STAYS * max(abs(low), abs(high)) - (high - low), 0) / 2
-    return (low - room, high + room) if low < high or room else (low - 0.5, high + 0.5)
+    # Rounding of constant values must not fill the axis.
+    margin = max(_STAYS * max(abs(low), abs(high)) - (high - low), 0) / 2
+    return (low - margin, high + margin) if low < high or margin else (low - 0.5, high + 0.5)
 
 
 def frame(ax: Axes, look: Look, values: npt.ArrayLike, *, close: bool = False) -> None:
-    """Give the y axis of `ax` the scale and the limits that suit settled `values`; see `limits`.
+    """Set the scale and the limits of the y axis of `ax` to suit settled `values`; see `limits`.
 
     >>> from matplotlib.figure import Figure
     >>> ax = Figure().subplots()
@@ -157,12 +157,12 @@ def frame(ax: Axes, look: Look, values: npt.ArrayLike, *, close: bool = False) -
     low, high = limits(look, values, close=close)
     if look.scale == "log":
         ax.set_yscale("log")
-        room = (high / low) ** 0.05
-        ax.set_ylim(low / room, high * room)
+        margin = (high / low) ** 0.05
+        ax.set_ylim(low / margin, high * margin)
         log_ticks(ax.yaxis, low, high)
     elif look.scale == "linear":
-        room = 0.05 * (high - low)
-        ax.set_ylim(low - room, high + room)
+        margin = 0.05 * (high - low)
+        ax.set_ylim(low - margin, high + margin)
     else:
         ax.set_ylim(low, high)
     if look.scale == "fraction" and high > 1:
@@ -170,7 +170,7 @@ def frame(ax: Axes, look: Look, values: npt.ArrayLike, *, close: bool = False) -
 
 
 def _beyond_one(largest: float) -> float:
-    # A cosine distance reaches 2. Rounding just above 1 is no reason to leave the paper's axes.
+    # A cosine distance reaches 2. Rounding just above 1 does not extend the axis of the paper.
     return 1.0 if largest <= 1.005 else min(ceil(10 * largest - 0.001) / 10, 2.0)
 
 
@@ -185,3 +185,95 @@ def _known(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     array = np.asarray(values, dtype=float)
     known: npt.NDArray[np.float64] = array[np.isfinite(array)]
     return known
+
+
+_LONGEST = 26
+
+
+def short_names(names: Sequence[str], *, longest: int = _LONGEST) -> list[str]:
+    """Return `names` without a common ending ".weight", and with the middle of long names left out.
+
+    If that makes several equal, the common beginning and end are left out instead, or parts are abbreviated.
+
+    >>> short_names(["conv1.weight", "fc.weight"])
+    ['conv1', 'fc']
+    >>> short_names(["transformer.h.11.attention.c_proj"], longest=20)
+    ['transforme…on.c_proj']
+    >>> short_names([f"transformer.h.{i}.attention.c_proj" for i in (1, 2)], longest=20)
+    ['…1…', '…2…']
+    >>> short_names(["transformer.layers.1.attention.c_proj", "transformer.layers.2.attention.c_proj", "lm_head"])
+    ['tran.laye.1.atte.c_pr', 'tran.laye.2.atte.c_pr', 'lm_head']
+    >>> short_names([f"features.denseblock{i}.denselayer16.conv1" for i in (1, 2)] + ["classifier"])
+    ['feat.dens1.dens16.conv1', 'feat.dens2.dens16.conv1', 'classifier']
+    """
+    if all(name.endswith(".weight") for name in names):
+        names = [name.removesuffix(".weight") for name in names]
+    best = [_shortened(name, longest) for name in names]
+    for other in (_differing, _abbreviated, _initials):
+        if len(set(best)) < len(set(names)):
+            pairs = zip(names, other(names), strict=True)
+            short = [name if len(name) <= longest else _shortened(brief, longest) for name, brief in pairs]
+            best = short if len(set(short)) > len(set(best)) else best
+    return [literal(name) for name in best]
+
+
+def literal(name: str) -> str:
+    r"""Return `name` escaped so that matplotlib prints it verbatim and does not parse any of it as a formula.
+
+    Bytes of a folder's name that are not valid characters are printed as escapes.
+
+    >>> print(literal("$x$"), literal("\udcff"))
+    \$x\$ \udcff
+    """
+    return name.encode("utf-8", "backslashreplace").decode().replace("$", r"\$")
+
+
+def spread(count: int, most: int) -> list[int]:
+    """Return at most `most` of `count` positions, evenly spread from the first to the last.
+
+    >>> spread(5, 10), spread(100, 4)
+    ([0, 1, 2, 3, 4], [0, 33, 66, 99])
+    """
+    if count <= most:
+        return list(range(count))
+    return [int(i) for i in np.linspace(0, count - 1, max(most, 2))]
+
+
+def stride(count: int, most: int) -> list[int]:
+    """Return at most `most` of `count` positions at equal distances, starting with the first.
+
+    >>> stride(5, 10), stride(100, 4)
+    ([0, 1, 2, 3, 4], [0, 25, 50, 75])
+    """
+    return list(range(0, count, max(ceil(count / max(most, 1)), 1)))
+
+
+def _differing(names: Sequence[str]) -> list[str]:
+    split = [name.split(".") for name in names]
+    begin, end = _alike(split), _alike([parts[::-1] for parts in split])
+    # A name that consists of the common beginning and end keeps one part.
+    kept = [".".join(parts[begin : max(len(parts) - end, begin + 1)]) for parts in split]
+    return [f"{'…' * bool(begin)}{part}{'…' * bool(end)}" for part in kept]
+
+
+def _abbreviated(names: Sequence[str], letters: int = 4) -> list[str]:
+    # A number at the end of a part is kept in full: it distinguishes blocks.
+    stems = [[(part, part.rstrip("0123456789")) for part in name.split(".")] for name in names]
+    return [".".join(stem[:letters] + part[len(stem) :] for part, stem in parts) for parts in stems]
+
+
+def _initials(names: Sequence[str]) -> list[str]:
+    return _abbreviated(names, letters=2)
+
+
+def _alike(split: Sequence[Sequence[str]]) -> int:
+    """Return the number of leading parts that all names share, at most all but one of the shortest."""
+    least = min(len(parts) for parts in split) - 1
+    return next((i for i in range(least) if len({parts[i] for parts in split}) > 1), max(least, 0))
+
+
+def _shortened(name: str, longest: int) -> str:
+    if len(name) <= longest:
+        return name
+    head = longest // 2
+    return f"{name[:head]}…{name[len(name) - (longest - 1 - head) :]}"

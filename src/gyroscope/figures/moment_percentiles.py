@@ -1,4 +1,4 @@
-"""What Adam-like optimizers keep of the squared gradients: percentiles within each layer."""
+"""Percentiles per layer of the squared gradients that Adam-like optimizers keep."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from gyroscope.errors import FigureError
-from gyroscope.figures.bars import _MARKERS, colours, draw_bars, layer_axis
-from gyroscope.figures.given import Layers, RunLike, Series, as_run, described, find, held, numbers
-from gyroscope.figures.lines import finish, own_axes
+from gyroscope.figures.drawing import finish, own_axes
+from gyroscope.figures.over_depth import _MARKERS, colours, draw_bars, layer_axis
+from gyroscope.figures.run_data import Layers, RunLike, Series, as_run, described, find, held, numbers
 
 _NAMES = ("moment_p10", "moment_p50", "moment_p90")
 
@@ -26,16 +26,16 @@ def moment_percentiles(
 ) -> Axes:
     """Draw the 10th, 50th and 90th percentile of the second moments in each layer, and return the axes.
 
-    As in figure 5 of the layer-rotation paper: if the marks differ more from layer to layer than the bars
-    are long, then what adapts to single parameters adapts to layers in the first place.
+    As in figure 5 of the layer-rotation paper: if the marks differ more from layer to layer than the bars are long,
+    then adapting to single parameters mainly means adapting to layers.
 
     Args:
         run: a run or its path, of an optimizer that keeps second moments.
-        steps: the steps to show, or the measured ones nearest to them; by default 2 %, 20 % and 100 % of
-            the run, which is about the paper's epochs 1, 10 and 50.
-        ax: axes to draw on; those of a new figure if not given.
-        layers: glob pattern or patterns on the layers' names; all if not given.
-        title: text above.
+        steps: the steps to show; the nearest measured ones are taken. By default 2 %, 20 % and 100 % of the run, which
+            is about the paper's epochs 1, 10 and 50.
+        ax: axes to draw on; by default those of a new figure.
+        layers: glob pattern or patterns on the layers' names; all by default.
+        title: title above the axes.
 
     >>> from gyroscope.figures import example_run
     >>> ax = moment_percentiles(example_run())
@@ -46,7 +46,7 @@ def moment_percentiles(
     missing = [name for name in _NAMES if name not in run.quantities]
     if missing:
         raise FigureError(
-            f"{described(run)} has no second moments ({', '.join(missing)}): it holds {held(run)}. "
+            f"{described(run)} has no second moments ({', '.join(missing)}); it holds {held(run)}. "
             "They are recorded for optimizers that keep them, such as Adam and RMSprop."
         )
     series = [find(run, name, layers=layers) for name in _NAMES]
@@ -74,7 +74,7 @@ def _shown(series: Series, steps: Sequence[float] | None) -> list[int]:
         first, last = int(series.steps[0]), int(series.steps[-1])
         steps = [first + share * (last - first) for share in (0.02, 0.2, 1.0)]
     elif (count := numbers(steps, "steps").size) == 0:
-        raise FigureError("steps is empty; give at least one step, or none for three over the run")
+        raise FigureError("`steps` must be at least one step, got none. Leave it out for three steps over the run.")
     elif count > len(_MARKERS):
-        raise FigureError(f"{count} steps were asked for; at most {len(_MARKERS)} can be told apart")
+        raise FigureError(f"`steps` must be at most {len(_MARKERS)} steps, got {count}: more cannot be told apart.")
     return list(dict.fromkeys(series.at(step)[0] for step in numbers(steps, "steps").ravel()))

@@ -1,4 +1,4 @@
-"""Within layers: neurons that are never or always active, and how unequally neurons rotate."""
+"""Neurons within layers: the fraction that is never or always active, and how unequally neurons rotate."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from gyroscope.errors import FigureError
-from gyroscope.figures.bars import BARS, colours, draw_bars, layer_axis
-from gyroscope.figures.given import Layers, Measured, RunLike, as_run, described, find, flag, held, holds
-from gyroscope.figures.lines import MANY, Style, depth_key, draw_lines, finish, own_axes, span, style_key
+from gyroscope.figures.drawing import MANY, Style, depth_key, draw_lines, finish, own_axes, span, style_key
 from gyroscope.figures.looks import frame, look_of
+from gyroscope.figures.over_depth import BARS, colours, draw_bars, layer_axis
+from gyroscope.figures.run_data import Layers, Measured, RunLike, as_run, described, find, flag, held, holds
 
 Show = Literal["activity", "rotation"]
 
@@ -29,19 +29,19 @@ def neurons(
     legend: bool | None = None,
     title: str | None = None,
 ) -> Axes:
-    """Draw what neurons do within each layer, and return the axes.
+    """Draw the activity or the rotation of the neurons within each layer, and return the axes.
 
-    "activity": the fraction of dying (never active, solid) and of full neurons (always active, dashed) over
-    the steps. "rotation": how far the neurons of each layer have rotated at the last step: the median, the
-    range from the 10th to the 90th percentile, and thinner, from the least to the most rotated neuron.
+    "activity": the fraction of dying (never active, solid) and of full neurons (always active, dashed) over the steps.
+    "rotation": how far the neurons of each layer have rotated at the last step: the median, the range from the 10th to
+    the 90th percentile, and a thinner line from the least to the most rotated neuron.
 
     Args:
         run: a run or its path; activity is sampled, rotation is recorded with `watch(..., neurons=True)`.
-        show: "activity" or "rotation"; if not given, the first of them that the run holds.
-        ax: axes to draw on; those of a new figure if not given.
-        layers: glob pattern or patterns on the layers' names; all if not given.
-        legend: whether to say which colour is which layer; by default on own axes.
-        title: text above.
+        show: "activity" or "rotation"; by default the first of them that the run holds.
+        ax: axes to draw on; by default those of a new figure.
+        layers: glob pattern or patterns on the layers' names; all by default.
+        legend: whether to explain which color is which layer; by default on new axes only.
+        title: title above the axes.
 
     >>> from gyroscope.figures import example_run
     >>> neurons(example_run()).get_ylabel()
@@ -51,16 +51,16 @@ def neurons(
     """
     run = as_run(run)
     if show is not None and (not isinstance(show, str) or show not in get_args(Show)):
-        raise FigureError(f"show={show!r} is not known; use one of {', '.join(map(repr, get_args(Show)))}")
+        raise FigureError(f"`show` must be {' or '.join(map(repr, get_args(Show)))}, got {show!r:.80}.")
     active = [name for name, _ in _STYLES if name in run.quantities]
     turned = all(name in run.quantities for name in _QUANTILES)
     if show != "rotation" and active:
         return _activity(run, ax, layers, legend, title)
     if show != "activity" and turned:
         return _rotation(run, ax, layers, title)
-    wanted = "dying or full" if show == "activity" else "neuron_p0 … neuron_p100" if show else "neurons' quantities"
+    wanted = "dying or full" if show == "activity" else "neuron_p0 … neuron_p100" if show else "quantities of neurons"
     raise FigureError(
-        f"{described(run)} has no {wanted}: it holds {held(run)}. "
+        f"{described(run)} has no {wanted}; it holds {held(run)}. "
         "Dying and full neurons are recorded on sampled steps, their rotation with watch(..., neurons=True)."
     )
 
@@ -78,7 +78,7 @@ def _activity(run: Measured, ax: Axes | None, layers: Layers, legend: bool | Non
             drawn.append((f"{name} ({'never' if name == 'dying' else 'always'} active)", style))
             steps.append(series.steps)
             largest = max(largest, float(np.nanmax(series.values)))
-    # Most fractions are small: the axis ends a little above the largest, but never tells 0.1 % from 0.
+    # Most fractions are small: the axis ends slightly above the largest, but not below 5 %.
     ax.set_ylim(0, min(1.02, max(1.15 * largest, 0.05)))
     span(ax, np.concatenate(steps))
     if flag(legend, "legend", default=own):

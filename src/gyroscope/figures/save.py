@@ -1,4 +1,4 @@
-"""Figures on disk."""
+"""Saving figures to files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 from gyroscope.base.accepted import real
 from gyroscope.base.whole_file import whole_file
 from gyroscope.errors import FigureError
-from gyroscope.figures.given import flag
+from gyroscope.figures.run_data import flag
 
-#: The formats a figure can be written in.
+#: Formats that figures can be saved in.
 FORMATS = ("png", "svg", "pdf")
 
-# Pixels of an inch; no image is as large as figures would be with more.
+# Pixels per inch; more would exceed any image format.
 _MOST = 10_000
 
 # The same figure gives the same file: no dates, no random ids. Fonts in a PDF that journals accept.
@@ -35,10 +35,10 @@ def save(
 ) -> list[Path]:
     """Write `figure` (or the figure that axes belong to) and return the paths written.
 
-    A path that ends in .png, .svg or .pdf is that one file; without such an ending, PNG and SVG are written
-    under that name. Folders are made as needed. `dpi` counts the pixels of an inch; "figure" takes the figure's own,
-    None what matplotlib is set to. `palette` reduces an opaque PNG to 256 colors: the file becomes about a third as
-    large, and no pixel changes by more than about 8 % of full brightness.
+    A path that ends in .png, .svg or .pdf is one file; without such an ending, a PNG and an SVG are written under that
+    name. Folders are created as needed. `dpi` is the number of pixels per inch; "figure" takes the figure's own, None
+    matplotlib's default. `palette` reduces an opaque PNG to 256 colors: the file becomes about a third as large, and no
+    pixel changes by more than about 8 % of full brightness.
 
     >>> import tempfile
     >>> from gyroscope.figures import rotation_curves
@@ -49,11 +49,13 @@ def save(
     """
     whole = figure.get_figure() if isinstance(figure, Axes) else figure
     if not isinstance(whole, Figure):
-        raise FigureError(f"save was given a {type(figure).__name__}; it takes a figure or axes of matplotlib")
+        raise FigureError(f"`figure` must be a matplotlib figure or axes, got a {type(figure).__name__}.")
     written, reduce = paths(path), flag(palette, "palette")
     pixels: Any = dpi if dpi is None or (isinstance(dpi, str) and dpi == "figure") else real(dpi)
     if isinstance(pixels, float) and not 0 < pixels <= _MOST:
-        raise FigureError(f"dpi={dpi!r}; it must be above 0, and at most {_MOST:,}, or 'figure' for the figure's own")
+        raise FigureError(
+            f"`dpi` must be a number > 0 and <= {_MOST:,}, or 'figure' for the figure's own, got {dpi!r:.80}. Try 200."
+        )
     for file in written:
         form = file.suffix[1:].lower()
         try:
@@ -63,23 +65,23 @@ def save(
             if reduce and form == "png":
                 to_palette(file)
         except OSError as error:
-            raise FigureError(f"{file} cannot be written: {error.strerror or error}") from error
-        except (TypeError, ValueError) as error:  # a title or a label with half a formula or half a letter in it
+            raise FigureError(f"{file} cannot be written: {error.strerror or error}.") from error
+        except (TypeError, ValueError) as error:  # a title or a label with an incomplete formula or a lone surrogate
             said = str(error).strip().splitlines()
-            raise FigureError(f"the figure cannot be drawn: {said[-1] if said else error!r}") from error
+            raise FigureError(f"The figure cannot be drawn: {said[-1] if said else error!r}") from error
     return written
 
 
 def to_palette(path: Path) -> None:
-    """Write an opaque PNG again, in place, with a palette of 256 colors."""
-    # matplotlib depends on Pillow, and loads it only for images.
+    """Rewrite an opaque PNG in place with a palette of 256 colors."""
+    # matplotlib depends on Pillow, but loads it only for images.
     from PIL import Image
 
     with Image.open(path) as drawn:
         if drawn.mode == "P" or drawn.convert("RGBA").getchannel("A").getextrema() != (255, 255):
             return
         dpi = drawn.info.get("dpi")
-        # This method keeps the largest error of a pixel near 20 of 255; with median cut it reaches 70.
+        # The largest error of a pixel is about 20 of 255 with this method, and 70 with median cut.
         few = drawn.convert("RGB").quantize(256, method=Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
     with whole_file(path) as new:
         few.save(new, format="PNG", optimize=True, **({"dpi": dpi} if dpi else {}))
@@ -92,16 +94,16 @@ def paths(path: Path | str) -> list[Path]:
     ['rate0.1.png', 'rate0.1.svg']
     """
     if not isinstance(path, str | PathLike) or "\0" in str(path) or not Path(path).name:
-        raise FigureError(f"{path!r} was given for a figure's file; it takes a path, such as 'rates.png'")
+        raise FigureError(f"`path` must be the path of a file, got {path!r:.80}. Try 'rates.png'.")
     path = Path(path)
     ending = path.suffix[1:].lower()
     if ending in FORMATS:
         return [path]
-    # "rates.v1" and "lr0.1" are names with a dot in them; "rates.jpg" and "rates.pgn" ask for a format.
+    # "rates.v1" and "lr0.1" are names with a dot; "rates.jpg" and "rates.pgn" ask for a format.
     if ending.isalpha():
         accepted = ", ".join(f".{form}" for form in FORMATS)
         raise FigureError(
-            f"{path} ends in {path.suffix}, which is not a format figures are written in; use {accepted}, "
-            "or no ending for both .png and .svg"
+            f"`path` must end in {accepted}, or have no ending for both .png and .svg, got {path}, which ends in "
+            f"{path.suffix}."
         )
     return [Path(f"{path}.png"), Path(f"{path}.svg")]

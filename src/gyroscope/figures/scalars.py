@@ -1,4 +1,4 @@
-"""The whole network over the steps: losses and accuracies."""
+"""Logged scalars of the whole network over the steps: losses and accuracies."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from gyroscope.errors import FigureError
-from gyroscope.figures.bars import colours
-from gyroscope.figures.given import Measured, RunLike, as_run, described
-from gyroscope.figures.lines import finish, own_axes, span
-from gyroscope.figures.names import literal
-from gyroscope.figures.thin import thin
+from gyroscope.figures.drawing import finish, own_axes, span, thin
+from gyroscope.figures.looks import literal
+from gyroscope.figures.over_depth import colours
+from gyroscope.figures.run_data import Measured, RunLike, as_run, described
 
-# More lines than this in one panel are told apart by nobody.
+# More lines than this in one panel cannot be told apart.
 _SHOWN = 5
 _DASHES = ("-", "--", "-.", ":", (0, (1, 3)))
 
@@ -23,13 +22,13 @@ _DASHES = ("-", "--", "-.", ":", (0, (1, 3)))
 def scalars(
     run: RunLike, names: Sequence[str] | None = None, *, ax: Axes | None = None, title: str | None = None
 ) -> Axes:
-    """Draw scalars that were logged, and return the axes: accuracies on the right, the others on the left.
+    """Draw logged scalars, and return the axes: accuracies on the right, the others on the left.
 
     Args:
         run: a run or its path.
-        names: the scalars to draw; if not given, losses and accuracies, or else the first few.
-        ax: axes to draw on; those of a new figure if not given.
-        title: text above.
+        names: the scalars to draw; by default losses and accuracies, or else the first few.
+        ax: axes to draw on; by default those of a new figure.
+        title: title above the axes.
 
     >>> from gyroscope.figures import example_run
     >>> [line.get_label() for line in scalars(example_run()).lines]
@@ -78,12 +77,14 @@ def _chosen(run: Measured, names: Sequence[str] | None) -> list[str]:
         usual = [name for name in with_values if "loss" in name or "acc" in name]
         names = (usual or with_values)[:_SHOWN]
     if isinstance(names, str) or not isinstance(names, Sequence):
-        raise FigureError(f"names must be a list of names of scalars, got {names!r}. Try ['loss'].")
+        raise FigureError(f"`names` must be a list of names of scalars, got {names!r:.80}. Try ['loss'].")
     known = ", ".join(with_values) or "none"
     missing = [name for name in names if name not in with_values]
     if missing or not names:
         what = f"scalar {missing[0]!r}" if missing else "scalars"
-        raise FigureError(f"{described(run)} has no {what}; its scalars are: {known}. Log some with monitor.log(...)")
+        raise FigureError(
+            f"{described(run)} has no {what}; its scalars are: {known}. Log scalars with monitor.log(...)."
+        )
     if len(names) > _SHOWN:
-        raise FigureError(f"{len(names)} scalars were asked for; at most {_SHOWN} can be told apart")
+        raise FigureError(f"`names` must be at most {_SHOWN} scalars, got {len(names)}: more cannot be told apart.")
     return list(names)

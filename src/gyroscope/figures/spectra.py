@@ -1,4 +1,4 @@
-"""The spectra of layers: all eigenvalues of Σx, Σ∇h and F, and the condition numbers they make."""
+"""Spectra of layers: all eigenvalues of Σx, Σ∇h and F, and their condition numbers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from matplotlib.ticker import PercentFormatter
 from gyroscope.conditioning import Conditioning, Spectra
 from gyroscope.conditioning.products import product_at
 from gyroscope.errors import FigureError
-from gyroscope.figures.conditioned import TITLES, as_conditioning
+from gyroscope.figures.conditioning_by_layer import TITLES, as_conditioning
 from gyroscope.figures.curves import note_layers
-from gyroscope.figures.depth import DEPTH
-from gyroscope.figures.edges import edged, say
-from gyroscope.figures.given import Layers, choose
-from gyroscope.figures.lines import MANY, NAMED, depth_bar, depth_key, draw_lines, finish
-from gyroscope.figures.notebook import as_picture
+from gyroscope.figures.drawing import DEPTH, MANY, NAMED, as_picture, depth_bar, depth_key, draw_lines, finish
+from gyroscope.figures.log_axis import edged, say
+from gyroscope.figures.run_data import Layers, choose
 
 Values = npt.NDArray[np.float64]
 Which = Literal["x", "g", "f"]
 
-# λ_p is read at this many p, about one a pixel; λmax stands at 0.
+# λ_p is evaluated at this many p, about one per pixel; λmax is at p = 0.
 _POINTS = 200
 
 
@@ -38,15 +36,16 @@ def spectra(
 ) -> Figure:
     """Draw the eigenvalues of each layer's Σx, Σ∇h and F ≈ Σx ⊗ Σ∇h, and κ_p, and return the figure.
 
-    Above λ_p, the eigenvalue at the share p of all in descending order: at 0 % the largest, at 100 % the smallest.
-    Below κ_p = λmax/λ_p, as in figures 1 and 2 of the layer-wise conditioning paper: the flatter, the easier the layer
-    is to train. One line a layer, dark for the first; where the other eigenvalues are zero, it ends in a mark.
+    Above is λ_p, the eigenvalue at the share p of all in descending order: at 0 % the largest, at 100 % the smallest.
+        Below is κ_p = λmax/λ_p, as in figures 1 and 2 of the layer-wise conditioning paper: the flatter, the easier the
+        layer is to train. There is one line per layer, dark for the first; it ends in a mark where the other
+        eigenvalues are zero.
 
     Args:
-        conditioning: what `gyroscope.condition(..., spectra=True)` returns.
+        conditioning: the result of `gyroscope.condition(..., spectra=True)`.
         which: "x" for Σx, "g" for Σ∇h, "f" for F, or several of them.
-        layers: glob pattern or patterns on the layers' names; all if not given.
-        title: text above.
+        layers: glob pattern or patterns on the layers' names; all by default.
+        title: title above the figure.
 
     >>> import gyroscope, torch
     >>> net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
@@ -59,12 +58,12 @@ def spectra(
     found = as_conditioning(conditioning).spectra
     if found is None:
         raise FigureError(
-            "the conditioning holds no spectra; keep them with gyroscope.condition(..., spectra=True), "
-            "or draw conditioning_by_layer, which needs none"
+            "`conditioning` must hold spectra, got none. Keep them with gyroscope.condition(..., spectra=True), or "
+            "draw conditioning_by_layer, which needs none."
         )
     matrices = [which] if isinstance(which, str) else list(which)
     if not matrices or any(matrix not in get_args(Which) for matrix in matrices):
-        raise FigureError(f"which={which!r} is not known; use one or several of 'x', 'g', 'f'")
+        raise FigureError(f"`which` must be one or several of 'x', 'g', 'f', got {which!r:.80}.")
     every = conditioning.layers
     chosen = choose(every, layers)
     names, depth = [every[i] for i in chosen], np.array(chosen) / max(len(every) - 1, 1)
@@ -96,7 +95,7 @@ def spectra(
 
 
 def _read(found: Sequence[Spectra], matrix: Which) -> Values:
-    """λmax, and λ_p at equally spaced p, [1 + points, layers]."""
+    """Return λmax, and λ_p at equally spaced p, [1 + points, layers]."""
     if matrix == "f":
         x, g = [both.x for both in found], [both.g for both in found]
         largest = [a.largest * b.largest for a, b in zip(x, g, strict=True)]
@@ -105,7 +104,7 @@ def _read(found: Sequence[Spectra], matrix: Which) -> Values:
     values = np.empty((_POINTS + 1, len(found)))
     for layer, both in enumerate(found):
         spectrum = both.x if matrix == "x" else both.g
-        # ⌈p·d⌉ in whole numbers, from 1.
+        # ⌈p·d⌉ in integer arithmetic, at least 1.
         places = -(-np.arange(_POINTS + 1) * spectrum.dimension // _POINTS)
         values[:, layer] = spectrum.full()[np.maximum(places, 1) - 1]
     return values

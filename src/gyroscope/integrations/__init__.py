@@ -1,4 +1,4 @@
-"""Places that a run is mirrored to while it is recorded, one file a tool; a tool is imported when its sink is made."""
+"""Sinks that mirror a run while it is recorded, one file per tool; a tool is imported when its sink is made."""
 
 from gyroscope.integrations.mirror import Mirror
 from gyroscope.integrations.mlflow import MLflow

@@ -1,4 +1,4 @@
-"""Mirror a run into MLflow."""
+"""A sink that mirrors a run to MLflow."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ from time import monotonic, time
 from typing import Any
 
 from gyroscope.errors import MonitorError
-from gyroscope.integrations.mirror import QUANTITIES, Mirror
-from gyroscope.integrations.picture import Pixels
-from gyroscope.integrations.tool import imported
+from gyroscope.integrations.mirror import QUANTITIES, Mirror, Pixels, imported
 
-# What MLflow takes in one call, and how long numbers wait for such a call to fill.
-_METRICS_A_CALL = 1000
+# Metrics that MLflow takes in one call, and how long numbers wait for a call to fill.
+_METRICS_PER_CALL = 1000
 _SECONDS = 2.0
 
 
 class MLflow(Mirror):
-    """A run of its own in MLflow's tracking store, or a run of yours.
+    """Mirror a run to a new run in MLflow's tracking store, or to an existing one.
 
     Args:
-        experiment: the name of the experiment that a new run belongs to; made if there is none of that name.
-        run: a run to use instead, such as `mlflow.active_run()`, or its id; it stays open.
-        run_name: the name of a new run.
-        tracking_uri: the store; MLflow's current one if not given.
-        every: the least distance of mirrored steps; by default what keeps to 100 numbers a step.
+        experiment: name of the experiment that a new run belongs to; created if it does not exist.
+        run: an existing run to use instead, such as `mlflow.active_run()`, or its id; it stays open.
+        run_name: name of a new run.
+        tracking_uri: the store; MLflow's current one by default.
+        every: smallest distance of mirrored steps; by default chosen to send at most 100 numbers per step.
         quantities: the series to mirror; None for all.
         layers: glob pattern or patterns on the layers to mirror.
 
@@ -45,7 +43,7 @@ class MLflow(Mirror):
     ) -> None:
         super().__init__(every=every, quantities=quantities, layers=layers)
         if run is not None and (experiment is not None or run_name is not None):
-            raise MonitorError("MLflow was given a run and what a new one is made of; give one of the two")
+            raise MonitorError("Only one of `run` and `experiment` or `run_name` may be given to MLflow, got both.")
         mlflow = imported("mlflow", sink="MLflow", extra="mlflow")
         self._metric = mlflow.entities.Metric
         self._client = mlflow.MlflowClient(tracking_uri=tracking_uri or mlflow.get_tracking_uri())
@@ -56,7 +54,7 @@ class MLflow(Mirror):
         self._since = 0.0
 
     def begin(self, meta: Mapping[str, Any]) -> None:
-        """Make the run."""
+        """Create the run."""
         if self._own:
             found = self._client.get_experiment_by_name(self._experiment)
             number = found.experiment_id if found else self._client.create_experiment(self._experiment)
@@ -70,11 +68,11 @@ class MLflow(Mirror):
             self._since = monotonic()
         now = int(1000 * time())
         self._waiting += [self._metric(name, value, now, step) for name, value in values.items()]
-        if len(self._waiting) >= _METRICS_A_CALL or monotonic() - self._since > _SECONDS:
+        if len(self._waiting) >= _METRICS_PER_CALL or monotonic() - self._since > _SECONDS:
             self._send()
 
     def end(self, run: Any, step: int, picture: Pixels | None) -> None:
-        """Send what waits, the picture and the events, and end a run of our own."""
+        """Send the waiting numbers, the picture and the events, and end the run if this sink created it."""
         self._send()
         if picture is not None:
             self._client.log_image(self.run_id, picture, artifact_file="gyroscope/rotation.png")
@@ -86,5 +84,5 @@ class MLflow(Mirror):
 
     def _send(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for start in range(0, len(waiting), _METRICS_A_CALL):
-            self._client.log_batch(self.run_id, metrics=waiting[start : start + _METRICS_A_CALL])
+        for start in range(0, len(waiting), _METRICS_PER_CALL):
+            self._client.log_batch(self.run_id, metrics=waiting[start : start + _METRICS_PER_CALL])

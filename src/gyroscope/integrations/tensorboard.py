@@ -1,4 +1,4 @@
-"""Mirror a run into TensorBoard's event files."""
+"""A sink that mirrors a run to TensorBoard's event files."""
 
 from __future__ import annotations
 
@@ -7,22 +7,19 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gyroscope.integrations.mirror import QUANTITIES, Mirror
-from gyroscope.integrations.names import as_it_is
-from gyroscope.integrations.picture import Pixels
-from gyroscope.integrations.tool import imported
+from gyroscope.integrations.mirror import QUANTITIES, Mirror, Pixels, as_it_is, imported
 from gyroscope.store.record import Event, Record, Rows
 
 
 class TensorBoard(Mirror):
-    """Event files in a folder, or in a `SummaryWriter` of your own.
+    """Mirror a run to event files in a folder, or to an existing `SummaryWriter`.
 
-    A run that is resumed from an earlier step replaces, in the same folder, what came after it.
+    A run that is resumed from an earlier step replaces, in the same folder, what came after that step.
 
     Args:
-        log_dir: the folder for the event files.
+        log_dir: folder for the event files.
         writer: an open writer to use instead; it is flushed, and stays open.
-        every: the least distance of mirrored steps; by default what keeps to 100 numbers a step.
+        every: smallest distance of mirrored steps; by default chosen to send at most 100 numbers per step.
         quantities: the series to mirror; None for all.
         layers: glob pattern or patterns on the layers to mirror.
 
@@ -61,7 +58,7 @@ class TensorBoard(Mirror):
         self._meta = ""
 
     def begin(self, meta: Mapping[str, Any]) -> None:
-        """Remember what the run is; its files are made when the first step is known."""
+        """Remember the run's description; its files are created when the first step is known."""
         self._writer = self._given
         self._meta = json.dumps(dict(meta), indent=1, default=str)
 
@@ -88,7 +85,7 @@ class TensorBoard(Mirror):
         self._writer.add_text(f"gyroscope/{event.kind}", event.text, event.step)
 
     def end(self, run: Any, step: int, picture: Pixels | None) -> None:
-        """Write the picture, and close the files that are ours."""
+        """Write the picture, and close the files if this sink created them."""
         if self._writer is None:
             return
         if picture is not None:

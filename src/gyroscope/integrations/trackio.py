@@ -1,4 +1,4 @@
-"""Mirror a run into Trackio."""
+"""A sink that mirrors a run to Trackio."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gyroscope.errors import MonitorError
-from gyroscope.integrations.mirror import QUANTITIES, Mirror
-from gyroscope.integrations.names import grouped
-from gyroscope.integrations.picture import Pixels
-from gyroscope.integrations.tool import imported
+from gyroscope.integrations.mirror import QUANTITIES, Mirror, Pixels, grouped, imported
 
-_TAKEN = {"project", "run", "timestamp", "step", "time", "metrics"}  # columns of Trackio's own
+_TAKEN = {"project", "run", "timestamp", "step", "time", "metrics"}  # Trackio's own columns
 
 
 def _scalar_name(name: str) -> str:
@@ -20,12 +17,12 @@ def _scalar_name(name: str) -> str:
 
 
 class Trackio(Mirror):
-    """A run of its own in a Trackio project, or a run of yours.
+    """Mirror a run to a new run in a Trackio project, or to an existing one.
 
     Args:
-        project: the project of a new run.
+        project: project of a new run.
         run: a run that `trackio.init` returned, to use instead; it stays open.
-        every: the least distance of mirrored steps; by default what keeps to 100 numbers a step.
+        every: smallest distance of mirrored steps; by default chosen to send at most 100 numbers per step.
         quantities: the series to mirror; None for all.
         layers: glob pattern or patterns on the layers to mirror.
         init: further arguments of `trackio.init` for a new run, such as `name` and `resume`.
@@ -48,15 +45,17 @@ class Trackio(Mirror):
     ) -> None:
         super().__init__(every=every, quantities=quantities, layers=layers)
         if (run is None) == (project is None):
-            raise MonitorError("Trackio needs the name of a project, or a run that is open: give one of the two")
+            raise MonitorError("Either `project` or an open `run` must be given to Trackio, got both or none.")
         if run is not None and init:
-            raise MonitorError(f"Trackio was given a run, which is made already, and {', '.join(init)}; leave them out")
+            raise MonitorError(
+                f"`run` is an existing run, so arguments of trackio.init must be left out, got {', '.join(init)}."
+            )
         self._trackio = imported("trackio", sink="Trackio", extra="trackio")
         self._given = self._run = run
         self._init = {"project": project, **init}
 
     def begin(self, meta: Mapping[str, Any]) -> None:
-        """Make the run."""
+        """Create the run."""
         if self._given is None:
             config = {**meta, **(self._init.get("config") or {})}
             self._run = self._trackio.init(**{"embed": False, **self._init, "config": config})
@@ -70,7 +69,7 @@ class Trackio(Mirror):
         self._run.log({f"gyroscope/{event.kind}": self._trackio.Markdown(event.text)}, step=event.step)
 
     def end(self, run: Any, step: int, picture: Pixels | None) -> None:
-        """Log the picture, and finish a run of our own."""
+        """Log the picture, and finish the run if this sink created it."""
         if picture is not None:
             self._run.log({"gyroscope/rotation": self._trackio.Image(picture)}, step=step)
         if self._given is None:

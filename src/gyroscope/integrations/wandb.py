@@ -1,4 +1,4 @@
-"""Mirror a run into Weights & Biases."""
+"""A sink that mirrors a run to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gyroscope.errors import MonitorError
-from gyroscope.integrations.mirror import QUANTITIES, Mirror
-from gyroscope.integrations.picture import Pixels
-from gyroscope.integrations.tool import imported
+from gyroscope.integrations.mirror import QUANTITIES, Mirror, Pixels, imported
 
 STEP = "gyroscope/step"
 
 
 class Wandb(Mirror):
-    """A run of its own in Weights & Biases, or a run of yours.
+    """Mirror a run to a new run in Weights & Biases, or to an existing one.
 
-    wandb's own steps must grow, and what comes late is dropped: so numbers are drawn against `gyroscope/step`, which
-    they bring along, and wandb's steps remain those of whoever owns the run. In a run of yours numbers are added to the
-    row you log next; of several steps measured between two of your rows the last is kept.
+    wandb's own steps must increase, and late values are dropped. So numbers are drawn against `gyroscope/step`, which
+    is logged with them, and wandb's steps remain those of the run's owner. In an existing run numbers are added to the
+    row you log next; of several steps measured between two of your rows only the last is kept.
 
     Args:
-        project: the project of a new run.
+        project: project of a new run.
         run: an open run to use instead; it stays open.
-        commit: give each step a row of its own. By default only in a new run; in a run of yours it moves wandb's steps
-            on, which does no harm if you never give `step=` yourself.
-        every: the least distance of mirrored steps; by default what keeps to 100 numbers a step.
+        commit: give each step a row of its own. By default only in a new run; in an existing run it advances wandb's
+            steps, which does no harm if you never pass `step=` yourself.
+        every: smallest distance of mirrored steps; by default chosen to send at most 100 numbers per step.
         quantities: the series to mirror; None for all.
         layers: glob pattern or patterns on the layers to mirror.
         init: further arguments of `wandb.init` for a new run, such as `mode="offline"`, or `id` and `resume`.
@@ -47,7 +45,9 @@ class Wandb(Mirror):
     ) -> None:
         super().__init__(every=every, quantities=quantities, layers=layers)
         if run is not None and (project is not None or init):
-            raise MonitorError("Wandb was given a run and what a new one is made of; give one of the two")
+            raise MonitorError(
+                "Only one of `run` and `project` or arguments of wandb.init may be given to Wandb, got both."
+            )
         self._wandb = imported("wandb", sink="Wandb", extra="wandb")
         self._given = self._run = run
         self._commit = run is None if commit is None else commit
@@ -55,7 +55,7 @@ class Wandb(Mirror):
         self._defined: set[str] = set()
 
     def begin(self, meta: Mapping[str, Any]) -> None:
-        """Make the run, beside any that is open."""
+        """Create the run, next to any that is open."""
         if self._given is None:
             config = {**meta, **(self._init.get("config") or {})}
             self._run = self._wandb.init(**{"reinit": "create_new", **self._init, "config": config})
@@ -69,7 +69,7 @@ class Wandb(Mirror):
         self._run.log({**values, STEP: step}, commit=self._commit)
 
     def end(self, run: Any, step: int, picture: Pixels | None) -> None:
-        """Log the picture and the events, and finish a run of our own."""
+        """Log the picture and the events, and finish the run if this sink created it."""
         events = [[event.step, event.kind, event.text] for event in run.events]
         row: dict[str, Any] = {STEP: step}
         if picture is not None:
@@ -83,7 +83,7 @@ class Wandb(Mirror):
     def _define(self, name: str) -> None:
         group = name.partition("/")[0]
         pattern = f"{group}/*" if group in self.groups else name
-        # A scalar in a run of yours may be one that you log too, against your own steps.
+        # In an existing run the user may log a scalar of the same name against their own steps.
         if pattern not in self._defined and (group in self.groups or self._given is None):
             self._run.define_metric(pattern, step_metric=STEP)
         self._defined.add(pattern)

@@ -1,4 +1,4 @@
-"""A model on loan: whatever happens inside, it is given back as it was."""
+"""A model on borrowed: whatever happens inside, it is given back as it was."""
 
 from __future__ import annotations
 

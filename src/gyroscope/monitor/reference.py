@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from gyroscope.base.checksums import read_whole
 from gyroscope.base.transfer import pinned
+from gyroscope.base.whole_file import read_whole
 from gyroscope.errors import MissingExtraError, MonitorError
 from gyroscope.layers.layer import Layer
 from gyroscope.layers.layer import layers as find_layers

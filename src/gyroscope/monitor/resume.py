@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gyroscope.base.accepted import listed, whole
-from gyroscope.base.checksums import read_whole
+from gyroscope.base.whole_file import read_whole
 from gyroscope.errors import MonitorError
 from gyroscope.monitor.quantities import compute, find
 from gyroscope.monitor.reference import FILE, Place, Precision, Reference, from_source

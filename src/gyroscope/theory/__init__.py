@@ -1,6 +1,6 @@
-"""The theory of training made runnable: normalization, effective learning rates, weight decay.
+"""The theory of training as code: normalization, effective learning rates, weight decay.
 
-After Grosse's chapter on adaptive gradient methods, normalization and weight decay; docs/dynamics.md goes through it.
+After Grosse's chapter on adaptive gradient methods, normalization and weight decay; see docs/dynamics.md.
 """
 
 from typing import TYPE_CHECKING
@@ -10,12 +10,12 @@ from gyroscope.errors import DynamicsError
 
 if TYPE_CHECKING:
     from gyroscope.theory import adaptive, batch_norm, damping, decay, deep_linear, homogeneity, least_squares
-    from gyroscope.theory.affine import Affine, standardizing
     from gyroscope.theory.batch_norm import BatchCenter, batch_center_paths, batch_norm_paths
-    from gyroscope.theory.decay_schedule import Schedules, figure7, fixed_point, norm_squares, rate_at_rest
     from gyroscope.theory.deep_linear import balanced_factors, schatten
     from gyroscope.theory.effective_rate import (
         Growth,
+        Law,
+        decay_law,
         decay_time,
         effective_lr,
         figure6,
@@ -30,13 +30,20 @@ if TYPE_CHECKING:
         second_moment,
         step_gain,
     )
-    from gyroscope.theory.equilibrium import Equilibrium, equilibrium
+    from gyroscope.theory.equilibrium import (
+        Equilibrium,
+        Schedules,
+        equilibrium,
+        figure7,
+        fixed_point,
+        norm_squares,
+        rate_at_rest,
+    )
     from gyroscope.theory.exponential import ExponentialRates, exponential_rates, shrinkage, undo_decay
     from gyroscope.theory.invariance import invariance
     from gyroscope.theory.invariance_result import Invariance
     from gyroscope.theory.jacobian import estimated_jacobian_norm, gauss_newton_norm, jacobian_norm
     from gyroscope.theory.knockout import Knockout, knock_out, restore
-    from gyroscope.theory.law import Law, decay_law
     from gyroscope.theory.least_squares import figure2
     from gyroscope.theory.moment_variance import (
         Percentiles,
@@ -48,7 +55,7 @@ if TYPE_CHECKING:
     )
     from gyroscope.theory.normalizers import comparison, properties
     from gyroscope.theory.random_walk import random_walk
-    from gyroscope.theory.reparameterize import reparameterize
+    from gyroscope.theory.reparameterize import Affine, reparameterize, standardizing
 
 __all__ = [
     "Affine",
@@ -112,27 +119,25 @@ __all__ = [
     "variance_shares",
 ]
 
-if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistake
+if not TYPE_CHECKING:  # a type checker reports names that are not listed above
     __getattr__ = lazy(
         __name__,
         {
-            "affine": "Affine standardizing",
             "batch_norm": "BatchCenter batch_center_paths batch_norm_paths",
-            "decay_schedule": "Schedules figure7 fixed_point norm_squares rate_at_rest",
             "deep_linear": "balanced_factors schatten",
-            "effective_rate": "Growth decay_time effective_lr figure6 fit_norms implicit_decay norm_growth",
+            "effective_rate": "Growth Law decay_law decay_time effective_lr figure6 fit_norms implicit_decay "
+            "norm_growth",
             "empirical_fisher": "batch_law fisher_diagonal per_example_gradients second_moment step_gain",
-            "equilibrium": "Equilibrium equilibrium",
+            "equilibrium": "Equilibrium Schedules equilibrium figure7 fixed_point norm_squares rate_at_rest",
             "exponential": "ExponentialRates exponential_rates shrinkage undo_decay",
             "invariance": "invariance",
             "invariance_result": "Invariance",
             "jacobian": "estimated_jacobian_norm gauss_newton_norm jacobian_norm",
             "knockout": "Knockout knock_out restore",
-            "law": "Law decay_law",
             "least_squares": "figure2",
             "moment_variance": "Percentiles optimizer_shares recorded_shares share_between spans variance_shares",
             "normalizers": "comparison properties",
             "random_walk": "random_walk",
-            "reparameterize": "reparameterize",
+            "reparameterize": "Affine reparameterize standardizing",
         },
     )

@@ -1,12 +1,12 @@
-"""Weight decay and L2 regularization as changes of an update rule, and when the two are one (section 5, eq. 22 and 27).
+"""Weight decay and L2 regularization as changes of an update rule, and when they coincide (section 5, eq. 22 and 27).
 
-Weight decay rescales the weights at every step, w ← (1 − αλ) w (equation 22), beside whatever the optimizer does. An L2
-penalty ½λ‖w‖² adds λw to the gradient, which then goes through the optimizer like the rest of it. For
+Weight decay rescales the weights at every step, w ← (1 − ηλ) w (equation 22), in addition to the optimizer's step.
+An L2 penalty ½λ‖w‖² adds λw to the gradient, which then goes through the optimizer like the rest of it. For
 
-    w ← w − α C⁻¹ ∇J        decay:  w ← (1 − αλ) w − α C⁻¹ ∇J        L2:  w ← w − α C⁻¹ (∇J + λw)
+    w ← w − η C⁻¹ ∇J        decay:  w ← (1 − ηλ) w − η C⁻¹ ∇J        L2:  w ← w − η C⁻¹ (∇J + λw)
 
-they differ by αλ (C⁻¹ − I) w: they coincide for gradient descent, C = I, and hardly elsewhere. Decay is L2 with the
-norm ‖w‖²_C = wᵀCw in place of ‖w‖² (equation 27).
+they differ by ηλ (C⁻¹ − I) w: they coincide for gradient descent, C = I, and hardly ever elsewhere. Decay is L2
+with the norm ‖w‖²_C = wᵀCw in place of ‖w‖² (equation 27).
 
 A rule is a function (w, gradient, state) → (new w, new state), such as `sgd`, `preconditioned`, or those of
 `gyroscope.theory.adaptive` with their options bound.
@@ -20,7 +20,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from gyroscope.errors import DynamicsError
-from gyroscope.theory.share import check_share, check_strength
+from gyroscope.theory.domains import decay_share, nonnegative
 
 S = TypeVar("S")
 Rule = Callable[[Tensor, Tensor, S | None], tuple[Tensor, S]]
@@ -31,7 +31,7 @@ Product = Callable[[Tensor], Tensor]
 def sgd(
     w: Tensor, g: Tensor, state: Tensor | None = None, *, lr: float, momentum: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """v ← βv + g,  w ← w − αv: gradient descent, with the momentum of `torch.optim.SGD`.
+    """v ← βv + g,  w ← w − ηv: gradient descent, with the momentum of `torch.optim.SGD`.
 
     >>> import torch
     >>> sgd(torch.tensor([1.0]), torch.tensor([2.0]), lr=0.1)[0]
@@ -42,7 +42,7 @@ def sgd(
 
 
 def preconditioned(w: Tensor, g: Tensor, state: None = None, *, lr: float, solve: Product) -> tuple[Tensor, None]:
-    """w ← w − α C⁻¹g, with `solve` the function v → C⁻¹v: Newton, natural gradient, K-FAC.
+    """w ← w − η C⁻¹g, with `solve` the function v → C⁻¹v: Newton's method, natural gradient, K-FAC.
 
     >>> import torch
     >>> C, w = torch.tensor([2.0, 8.0]), torch.tensor([1.0, 1.0])
@@ -53,16 +53,16 @@ def preconditioned(w: Tensor, g: Tensor, state: None = None, *, lr: float, solve
 
 
 def with_decay(rule: Rule[S], *, lr: float, decay: float, by_rate: bool = True) -> Rule[S]:
-    """The rule with decoupled weight decay: from its step, αλw is taken away as well (equation 22).
+    """Return the rule with decoupled weight decay: its step also subtracts ηλw (equation 22).
 
-    AdamW is `with_decay` of Adam. λ is multiplied by α in the chapter and in torch; where it is not (in the paper that
-    made AdamW known), a λ' = αλ is meant, and what is L2 with λ under gradient descent is decay with λ' = αλ.
+    AdamW is `with_decay` of Adam. λ is multiplied by η in the chapter and in torch. The paper that introduced AdamW
+    does not multiply: its λ' stands for ηλ, so that L2 with λ under gradient descent is decay with λ' = ηλ.
 
     Args:
         rule: any rule.
-        lr: α, the rate that the rule is bound to.
+        lr: η, the learning rate that the rule is bound to.
         decay: λ.
-        by_rate: whether αλ is the share of the weights that is lost in a step, or λ itself.
+        by_rate: whether a step removes the share ηλ of the weights, or λ itself.
 
     Raises:
         DynamicsError: the share is 1 or more.
@@ -73,7 +73,7 @@ def with_decay(rule: Rule[S], *, lr: float, decay: float, by_rate: bool = True) 
     >>> step(torch.tensor([1.0]), torch.tensor([2.0]), None)[0]        # 0.95 · 1 − 0.1 · 2
     tensor([0.7500])
     """
-    share = check_share(lr, decay) if by_rate else check_share(1.0, decay)
+    share = decay_share(lr, decay) if by_rate else decay_share(1.0, decay)
 
     def decayed(w: Tensor, g: Tensor, state: S | None = None) -> tuple[Tensor, S]:
         new, after = rule(w, g, state)
@@ -83,7 +83,7 @@ def with_decay(rule: Rule[S], *, lr: float, decay: float, by_rate: bool = True) 
 
 
 def with_l2(rule: Rule[S], *, decay: float) -> Rule[S]:
-    """The rule with an L2 penalty: it is given ∇(J + ½λ‖w‖²) = ∇J + λw.
+    """Return the rule with an L2 penalty: its gradient is ∇(J + ½λ‖w‖²) = ∇J + λw.
 
     This is the `weight_decay` of `torch.optim.SGD`, `Adam`, `RMSprop` and `Adagrad`.
 
@@ -93,7 +93,7 @@ def with_l2(rule: Rule[S], *, decay: float) -> Rule[S]:
     >>> step(torch.tensor([1.0]), torch.tensor([2.0]), None)[0]        # 1 − 0.1 · (2 + 0.5)
     tensor([0.7500])
     """
-    check_strength("decay", decay)
+    nonnegative("decay", decay)
 
     def penalized(w: Tensor, g: Tensor, state: S | None = None) -> tuple[Tensor, S]:
         return rule(w, g + decay * w, state)
@@ -102,7 +102,7 @@ def with_l2(rule: Rule[S], *, decay: float) -> Rule[S]:
 
 
 def with_norm(rule: Rule[S], *, decay: float, product: Product) -> Rule[S]:
-    """The rule with the penalty ½λ wᵀCw, where C is held fixed: it is given ∇J + λCw (equation 27).
+    """Return the rule with the penalty ½λ wᵀCw, C held fixed: its gradient is ∇J + λCw (equation 27).
 
     With `preconditioned` by the same C this is weight decay. `product` is the function v → Cv.
 
@@ -116,7 +116,7 @@ def with_norm(rule: Rule[S], *, decay: float, product: Product) -> Rule[S]:
     >>> with_decay(newton, lr=0.1, decay=0.5)(w, g, None)[0]
     tensor([0.9000, 0.9375])
     """
-    check_strength("decay", decay)
+    nonnegative("decay", decay)
 
     def penalized(w: Tensor, g: Tensor, state: S | None = None) -> tuple[Tensor, S]:
         return rule(w, g + decay * product(w), state)
@@ -133,15 +133,15 @@ def norm_of(v: Tensor, product: Product) -> Tensor:
     """
     square = (v * product(v)).sum()
     if square < 0:
-        raise DynamicsError(f"vᵀCv is {square.item():.3g}, below zero: C must be positive semi-definite.")
+        raise DynamicsError(f"C must be positive semi-definite, got vᵀCv = {square.item():.3g}.")
     return square.sqrt()
 
 
 def disagreement(w: Tensor, solve: Product, *, lr: float, decay: float) -> Tensor:
-    """What a step with decay leaves over a step with L2, αλ (C⁻¹ − I) w: zero exactly where C⁻¹ leaves w as it is.
+    """Difference between a step with decay and a step with L2, ηλ (C⁻¹ − I) w; zero exactly where C⁻¹ w = w.
 
     >>> import torch
     >>> disagreement(torch.tensor([1.0, 1.0]), lambda v: v / torch.tensor([1.0, 0.25]), lr=0.1, decay=0.5)
     tensor([0.0000, 0.1500])
     """
-    return check_share(lr, decay) * (solve(w) - w)
+    return decay_share(lr, decay) * (solve(w) - w)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gyroscope.base.accepted import real
 from gyroscope.errors import DynamicsError
-from gyroscope.theory.given import count, integral
+from gyroscope.theory.domains import count, integral
 
 
 def product(factors: Sequence[Tensor]) -> Tensor:

@@ -1,12 +1,12 @@
-"""Weight decay undone by a learning rate that grows exponentially (section 4.3; Li and Arora, 2020).
+"""Weight decay replaced by a learning rate that grows exponentially (section 4.3; Li and Arora, 2020).
 
-For a scale-invariant J, SGD with weight decay λ goes through the same functions as SGD without it at the rates
+For a scale-invariant J, SGD with weight decay λ visits the same functions as SGD without it at the rates
 
     η̃_t = η a^{−(2t+1)},        a = 1 − ηλ without momentum.
 
 Write w_t = aᵗ w̃_t. Since ∇J(aᵗ w̃) = a^{−t} ∇J(w̃), the step w_{t+1} = a w_t − η∇J(w_t) becomes
-w̃_{t+1} = w̃_t − η a^{−(2t+1)} ∇J(w̃_t): the two runs differ by the scale aᵗ alone, which J does not see. With momentum β
-(torch's: v ← βv + ∇J + λw, w ← w − ηv) the same holds with
+w̃_{t+1} = w̃_t − η a^{−(2t+1)} ∇J(w̃_t): the two runs differ only by the scale aᵗ, on which J does not depend. With
+momentum β (torch's: v ← βv + ∇J + λw, w ← w − ηv) the same holds with
 
     a² − (1 + β − ηλ) a + β = 0,        the larger root,
 
@@ -16,7 +16,7 @@ the same β, and a first buffer ṽ₀ = v₀ − (1 − a)/(ηa) w₀ in place 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from math import exp, inf, isfinite, log, log1p, sqrt
+from math import exp, isfinite, log, log1p, sqrt
 from operator import index
 from typing import Any
 
@@ -28,15 +28,15 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from gyroscope.base.accepted import real, whole
 from gyroscope.errors import DynamicsError
-from gyroscope.theory.given import count, numbers
-from gyroscope.theory.law import Floats
+from gyroscope.theory.domains import count, fraction, nonnegative, numbers
+from gyroscope.theory.effective_rate import Floats
 
-_LARGEST = 700.0  # of which the exponential is still a float64
-_SUMS = log(2.0**24)  # what sums of squares of activations may be, where squares of weights are 1
+_LARGEST = 700.0  # its exponential is still a float64
+_SUMS = log(2.0**24)  # log of the largest sum of squared activations expected if squared weights are 1
 
 
 def shrinkage(lr: float, decay: float, *, momentum: float = 0.0) -> float:
-    """1 − a: the share of its scale that weight decay takes from a run of SGD each step.
+    """Return 1 − a: the share of its scale that weight decay removes from a run of SGD each step.
 
         1 − a = ηλ,        with momentum β        1 − a = (c − √(c² − 4ηλ))/2 ≈ ηλ/(1 − β),  c = 1 − β + ηλ
 
@@ -46,36 +46,34 @@ def shrinkage(lr: float, decay: float, *, momentum: float = 0.0) -> float:
         momentum: β.
 
     Raises:
-        DynamicsError: ηλ is above (1 − √β)², where the larger root is not real: weights would swing through zero.
+        DynamicsError: ηλ is above (1 − √β)². The larger root is then not real: weights would oscillate through zero.
 
     >>> shrinkage(0.5, 0.1), round(shrinkage(0.1, 0.01, momentum=0.9), 4)
     (0.05, 0.0111)
     """
-    for name, value in (("lr", lr), ("decay", decay)):
-        if not 0 <= real(value) < inf:
-            raise DynamicsError(f"{name} is {value!r}; accepted are finite numbers from 0.")
-    if not 0.0 <= real(momentum) < 1.0:
-        raise DynamicsError(f"momentum is {momentum!r}; accepted are values from 0 to below 1.")
+    nonnegative("lr", lr)
+    nonnegative("decay", decay)
+    fraction("momentum", momentum)
     pull, bound = lr * decay, (1 - sqrt(momentum)) ** 2
     if pull > bound or pull >= 1:
         raise DynamicsError(
-            f"lr·decay is {pull:.4g}; accepted is at most (1 − √momentum)² = {bound:.4g} and below 1, or the decay "
-            "takes more of the weights than there is."
+            f"`lr` times `decay` must be at most (1 − √momentum)² = {bound:.4g} and below 1, got {pull:.4g}: the decay "
+            "would remove more than all of the weights. Try a smaller `decay`."
         )
-    # b = 1 − a solves b² − (1 − β + ηλ) b + ηλ = 0: of its roots the smaller, in a form that does not cancel.
+    # b = 1 − a solves b² − (1 − β + ηλ) b + ηλ = 0: the smaller root, in a form without cancellation.
     half = (1 - momentum + pull) / 2
     return pull / (half + sqrt(max(0.0, half * half - pull)))
 
 
 def exponential_rates(lr: npt.ArrayLike, decay: float, steps: int, *, momentum: float = 0.0) -> Floats:
-    """The learning rates η̃_t, t = 0 … steps − 1, that make up for weight decay.
+    """Return the learning rates η̃_t, t = 0 … steps − 1, that replace weight decay.
 
         η̃_t = η a^{−(2t+1)},    for rates that change    η̃_t = η_t/(P_t P_{t+1}),  P_t = Π_{s<t} (1 − η_s λ)
 
     Args:
-        lr: η, one number; without momentum also one a step.
+        lr: η, one number; without momentum also one number per step.
         decay: λ.
-        steps: how many.
+        steps: number of steps.
         momentum: β.
 
     >>> exponential_rates(0.5, 1.0, 3).round(9).tolist()
@@ -84,34 +82,38 @@ def exponential_rates(lr: npt.ArrayLike, decay: float, steps: int, *, momentum: 
     steps = count("steps", steps, least=0)
     rates = numbers("lr", lr)
     if rates.shape not in ((), (steps,)):
-        raise DynamicsError(f"lr has shape {rates.shape}; accepted are one number, or one for each of {steps} steps.")
+        raise DynamicsError(f"`lr` must be one number, or one for each of {steps} steps, got shape {rates.shape}.")
     if rates.ndim and momentum:
-        raise DynamicsError("lr changes and there is momentum; accepted is a constant lr with momentum.")
+        raise DynamicsError(
+            "`lr` must be one number if there is momentum, got one per step. No schedule is known for that."
+        )
     each = np.broadcast_to(rates, (steps,))
     logs = {float(one): -log1p(-shrinkage(float(one), decay, momentum=momentum)) for one in np.unique(each)}
     lost = np.asarray([logs[float(one)] for one in each])
     grown = 2 * np.cumsum(lost) - lost
     beyond = np.flatnonzero(grown > _LARGEST)
     if len(beyond):
-        raise DynamicsError(f"The rate of step {beyond[0]} is beyond float64; rescale weights, or stop there.")
+        raise DynamicsError(
+            f"The rate of step {beyond[0]} is beyond float64. Give at most {beyond[0]} steps, or rescale the weights."
+        )
     return np.asarray(each * np.exp(grown))
 
 
 class ExponentialRates(LRScheduler):
-    """A scheduler for torch's SGD with the rates η̃_t = η a^{−(2t+1)} of one or more groups; others stay as they are.
+    """A scheduler for torch's SGD with the rates η̃_t = η a^{−(2t+1)} for some parameter groups; others are unchanged.
 
     `undo_decay` makes one from an optimizer that has weight decay. Step it once after every step of the optimizer. It
-    ends where a rate is beyond the type of the group's parameters, or the factor a^{−2t} that it and the squares of
-    weights have grown by leaves no room for sums of squares, 2²⁴ times as large: after some 36/(1 − a) steps in
-    float32, 345/(1 − a) in float64 and 4/(1 − a) in float16.
+    ends when a rate exceeds the range of the group's parameter type, or when the factor a^{−2t}, by which the rate and
+    squared weights have grown, leaves no headroom for sums of squares, which may be 2²⁴ times larger: after about
+    36/(1 − a) steps in float32, 345/(1 − a) in float64 and 4/(1 − a) in float16.
 
     Args:
         optimizer: an SGD.
-        shrinkage: 1 − a for each of its groups; 0 leaves a group's rate as it is.
-        last_epoch: as of torch's schedulers.
+        shrinkage: 1 − a for each of its groups; 0 leaves a group's rate unchanged.
+        last_epoch: as in torch's schedulers.
 
     Raises:
-        DynamicsError: when stepped to a rate that is beyond the parameters' type.
+        DynamicsError: when stepped to a rate beyond the range of the parameters' type.
 
     >>> sgd = SGD([torch.ones(2, requires_grad=True)], lr=0.5)
     >>> schedule = ExponentialRates(sgd, [0.5])
@@ -124,60 +126,60 @@ class ExponentialRates(LRScheduler):
 
     def __init__(self, optimizer: Optimizer, shrinkage: Collection[float], last_epoch: int = -1) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise DynamicsError(f"The optimizer is a {type(optimizer).__name__}; accepted is a torch.optim.Optimizer.")
+            raise DynamicsError(f"`optimizer` must be a torch.optim.Optimizer, got a {type(optimizer).__name__}.")
         if not isinstance(shrinkage, Collection) or not all(isfinite(real(share)) for share in shrinkage):
-            raise DynamicsError(f"shrinkage is {shrinkage!r}; accepted is one number for each group.")
+            raise DynamicsError(f"`shrinkage` must be a list of one number per group, got {shrinkage!r:.80}.")
         self.shrinkage = [float(share) for share in shrinkage]
         if len(self.shrinkage) != len(optimizer.param_groups) or not all(0 <= share < 1 for share in self.shrinkage):
             raise DynamicsError(
-                f"shrinkage is {self.shrinkage}; accepted is one number from 0 to below 1 for each of the "
-                f"{len(optimizer.param_groups)} groups."
+                f"`shrinkage` must be one number >= 0 and < 1 for each of the {len(optimizer.param_groups)} groups, "
+                f"got {self.shrinkage}."
             )
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float | torch.Tensor]:
-        """η̃_t of every group."""
+        """Return η̃_t of every group."""
         groups = self.optimizer.param_groups
         if len(groups) != len(self.shrinkage):
             raise DynamicsError(
-                f"The optimizer has {len(groups)} groups, and the schedule was made for {len(self.shrinkage)}: add "
-                "groups before weight decay is undone, or make a schedule for all of them."
+                f"The optimizer has {len(groups)} groups, but the schedule was made for {len(self.shrinkage)}. Add "
+                "groups before undo_decay, or make a new schedule."
             )
         logs = [-(2 * self.last_epoch + 1) * log1p(-share) for share in self.shrinkage]
         for i, (base, grown, group) in enumerate(zip(self.base_lrs, logs, groups, strict=True)):
             dtype = _narrowest(group["params"])
             range_of = log(torch.finfo(dtype).max)
-            # A small rate may still be a number where the squares of activations, which a normalizer adds up, are none.
-            room = range_of - min(_SUMS, range_of / 4)
-            if grown > min(_LARGEST, room) or grown + (log(float(base)) if base else 0.0) > min(_LARGEST, range_of):
+            # A small rate may still be finite when the squares of activations, which a normalizer sums, are not.
+            headroom = range_of - min(_SUMS, range_of / 4)
+            if grown > min(_LARGEST, headroom) or grown + (log(float(base)) if base else 0.0) > min(_LARGEST, range_of):
                 raise DynamicsError(
-                    f"The rate of step {self.last_epoch} has grown by e^{grown:.0f}, and the squares of weights as "
-                    f"much: it, or sums of squares of activations, may be beyond {dtype}, the type of the parameters "
-                    f"in group {i}. Stop here, or bring weights back to the norms they began with and begin anew with "
-                    "weight decay, to be undone again."
+                    f"The rate of step {self.last_epoch} has grown by e^{grown:.0f}, and so have squared weights: the "
+                    f"rate, or sums of squares of activations, may be beyond {dtype}, the type of the parameters in "
+                    f"group {i}. Stop here, or rescale the weights to their initial norms, restore weight decay, and "
+                    "undo it again."
                 )
         return [base * exp(grown) for base, grown in zip(self.base_lrs, logs, strict=True)]
 
 
 def _narrowest(parameters: Sequence[torch.Tensor]) -> torch.dtype:
-    """The type with the smallest range; a complex one has that of its parts."""
+    """Return the type with the smallest range; a complex type has the range of its parts."""
     types = {parameter.real.dtype if parameter.is_complex() else parameter.dtype for parameter in parameters}
     return min(types, key=lambda dtype: torch.finfo(dtype).max, default=torch.float64)
 
 
 def undo_decay(optimizer: SGD, *, groups: Collection[int] | None = None) -> ExponentialRates:
-    """Take weight decay out of an SGD, and put the exponential schedule in that makes up for it.
+    """Replace the weight decay of an SGD with the equivalent exponential schedule.
 
-    What is trained afterwards goes through the same functions as before, to rounding, where every parameter of the
-    groups belongs to a scale-invariant layer (`gyroscope.theory.invariance`). Put those in groups of their own, and
-    give no weight decay to the others, or leave them out of `groups`: their rates and their decay stay as they are.
-    With momentum, buffers are moved as the equivalence asks. Norms grow by 1/a a step, so in float32 there is an end
-    after some 36/(1 − a) steps, about 36(1 − β)/(ηλ): `shrinkage` gives 1 − a. The schedule then says so.
+    The training visits the same functions as before, up to rounding, if every parameter of the groups belongs to a
+    scale-invariant layer (`gyroscope.theory.invariance`). Put those parameters in groups of their own, and give the
+    other groups no weight decay, or leave them out of `groups`: their rates and their decay stay unchanged. With
+    momentum, buffers are shifted as the equivalence requires. Norms grow by 1/a per step, so float32 lasts for about
+    36/(1 − a) steps, which is about 36(1 − β)/(ηλ): `shrinkage` gives 1 − a. The schedule then raises an error.
 
     Args:
-        optimizer: torch's SGD, with or without momentum; no Nesterov, no dampening, which have no such schedule. It
-            may have taken steps already.
-        groups: the positions of the groups; all with weight decay unless given.
+        optimizer: torch's SGD, with or without momentum. Nesterov momentum and dampening have no such schedule. The
+            optimizer may have taken steps already.
+        groups: positions of the groups; by default all with weight decay.
 
     Returns:
         The scheduler, to be stepped after every step of the optimizer.
@@ -189,21 +191,21 @@ def undo_decay(optimizer: SGD, *, groups: Collection[int] | None = None) -> Expo
     (0.0, [1.0])
     """
     if not isinstance(optimizer, SGD):
-        raise DynamicsError(f"The optimizer is a {type(optimizer).__name__}; accepted is torch.optim.SGD.")
+        raise DynamicsError(f"`optimizer` must be a torch.optim.SGD, got a {type(optimizer).__name__}.")
     held: list[dict[str, Any]] = optimizer.param_groups
     chosen = [i for i, group in enumerate(held) if group["weight_decay"]]
     if groups is not None:
         if not isinstance(groups, Collection) or not all(whole(i) in range(len(held)) for i in groups):
-            raise DynamicsError(f"groups is {groups!r}; accepted are positions from 0 to {len(held) - 1}.")
+            raise DynamicsError(f"`groups` must be positions from 0 to {len(held) - 1}, got {groups!r:.80}.")
         chosen = list(dict.fromkeys(map(index, groups)))
     for i in chosen:
         if held[i]["nesterov"] or held[i]["dampening"] or held[i].get("maximize"):
             raise DynamicsError(
-                f"Group {i} has Nesterov momentum, dampening or maximize, which no schedule makes up for; accepted are "
-                "plain SGD and momentum."
+                f"Group {i} has Nesterov momentum, dampening or maximize, for which no schedule is known. Use plain "
+                "SGD or SGD with momentum."
             )
     shares = [0.0] * len(held)
-    for i in chosen:  # before anything is changed: it may refuse
+    for i in chosen:  # before anything is changed, because this may raise
         shares[i] = shrinkage(float(held[i]["lr"]), float(held[i]["weight_decay"]), momentum=held[i]["momentum"])
     for i in chosen:
         group = held[i]
@@ -211,7 +213,7 @@ def undo_decay(optimizer: SGD, *, groups: Collection[int] | None = None) -> Expo
             _move_buffers(optimizer, group["params"], shares[i] / (float(group["lr"]) * (1 - shares[i])))
         group["weight_decay"] = 0.0
     for group in held:
-        group.pop("initial_lr", None)  # what another schedule began with
+        group.pop("initial_lr", None)  # left by another schedule
     return ExponentialRates(optimizer, shares)
 
 

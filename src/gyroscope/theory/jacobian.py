@@ -5,20 +5,21 @@ Jacobian of the outputs z by the weights and H the loss's Hessian at them,
 
     ‖w‖²_G = E[(J_w w)ᵀ H (J_w w)],
 
-one forward product. A network of L layers with ReLU or no activations, without biases and normalizers, is homogeneous
-of degree L in w and piecewise linear in x, so J_w w = L z and z = J_zx x. For squared errors, H = I, exactly
+one forward product. A network of L layers with ReLU or no activations, without biases and normalizers, is
+homogeneous of degree L in w and piecewise linear in x, so J_w w = L z and z = J_zx x. For squared errors, H = I,
+exactly
 
-    ‖w‖²_G = L² E‖z‖² = L² E‖J_zx x‖²        = L² σ² E‖J_zx‖²_F    where E[xxᵀ] = σ²I on each linear piece:
+    ‖w‖²_G = L² E‖z‖² = L² E‖J_zx x‖²        = L² σ² E‖J_zx‖²_F    if E[xxᵀ] = σ²I on each linear piece:
 
-always for linear networks on whitened inputs; for ReLU networks as far as J_zx and x xᵀ are unrelated. K-FAC's matrix
-in place of G gives L E‖z‖² for linear networks.
+always for linear networks on whitened inputs; for ReLU networks to the extent that J_zx and x xᵀ are uncorrelated.
+K-FAC's matrix in place of G gives L E‖z‖² for linear networks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +27,8 @@ from torch.func import functional_call, jacrev, vmap
 
 from gyroscope.base.accepted import real, whole
 from gyroscope.errors import DynamicsError
-from gyroscope.theory.given import generator
-from gyroscope.theory.one_by_one import buffers, check_inputs, outside, parts, passing, refuse_mixing
+from gyroscope.theory.domains import choice, generator
+from gyroscope.theory.per_sample import buffers, check_inputs, outside, parts, passing, refuse_mixing
 
 OutputHessian = Literal["identity", "softmax"]
 
@@ -42,7 +43,7 @@ class Estimate:
 
 
 def gauss_newton_norm(model: nn.Module, inputs: Tensor, *, hessian: OutputHessian = "identity") -> Tensor:
-    """‖w‖²_G = wᵀGw over all parameters that require gradients, by one product J_w w; G is never formed.
+    """Return ‖w‖²_G = wᵀGw over all parameters that require gradients, by one product J_w w; G is never formed.
 
     Args:
         model: any module from [N, ...] to outputs [N, ...], run in the mode it is in.
@@ -54,8 +55,7 @@ def gauss_newton_norm(model: nn.Module, inputs: Tensor, *, hessian: OutputHessia
     >>> gauss_newton_norm(net, torch.tensor([[1.0, 0.0], [1.0, 1.0]]))     # the mean of z² = 4 and 16
     tensor(10.)
     """
-    if hessian not in ("identity", "softmax"):
-        raise DynamicsError(f"hessian is {hessian!r}; accepted are 'identity' and 'softmax'.")
+    choice("hessian", hessian, get_args(OutputHessian))
     z, moved = (one.flatten(1) for one in _along_weights(model, inputs))
     if hessian == "identity":
         return moved.square().sum(1).mean()
@@ -65,12 +65,12 @@ def gauss_newton_norm(model: nn.Module, inputs: Tensor, *, hessian: OutputHessia
 
 
 def jacobian_norm(model: nn.Module, inputs: Tensor, *, limit: int = 10_000_000) -> Tensor:
-    """E‖J_zx‖²_F, the mean over samples of the squared norm of the input-output Jacobian, exactly.
+    """Return E‖J_zx‖²_F, the mean over samples of the squared norm of the input-output Jacobian, exactly.
 
     Args:
-        model: any module that treats samples one by one; in eval mode if it has batch normalization or dropout.
+        model: any module that treats samples independently; in eval mode if it has batch normalization or dropout.
         inputs: one batch [N, ...].
-        limit: the most elements of all Jacobians together; `estimated_jacobian_norm` has no limit.
+        limit: the largest number of elements of all Jacobians together; `estimated_jacobian_norm` has no limit.
 
     >>> net = nn.Linear(2, 3)
     >>> _ = nn.init.constant_(net.weight, 2.0)
@@ -79,15 +79,15 @@ def jacobian_norm(model: nn.Module, inputs: Tensor, *, limit: int = 10_000_000) 
     """
     most = real(limit)
     if not most >= 0:
-        raise DynamicsError(f"limit is {limit!r}; accepted are numbers from 0.")
-    f = _one_by_one(model, inputs)
+        raise DynamicsError(f"`limit` must be a number >= 0, got {limit!r:.80}. Try 10_000_000.")
+    f = _per_sample(model, inputs)
     with passing(undrawn=inputs.device), torch.no_grad():
         outputs = _output(f(inputs), inputs)
     size = outputs.numel() * inputs[0].numel()
     if size > most:
         raise DynamicsError(
-            f"The Jacobians have {size:,} elements and limit is {most:,.15g}; take fewer samples, a larger limit, or "
-            "estimated_jacobian_norm."
+            f"The Jacobians have {size:,} elements, above `limit` = {most:,.15g}. Give fewer samples, a larger limit, "
+            "or use estimated_jacobian_norm."
         )
     with passing():
         jacobians: Tensor = vmap(jacrev(lambda x: f(x[None])[0]))(inputs)
@@ -95,27 +95,29 @@ def jacobian_norm(model: nn.Module, inputs: Tensor, *, limit: int = 10_000_000) 
 
 
 def estimated_jacobian_norm(model: nn.Module, inputs: Tensor, *, probes: int = 32, seed: int = 0) -> Estimate:
-    """E‖J_zx‖²_F by Hutchinson's method: E_v‖J_zxᵀ v‖² with v of random signs, one backward pass a probe.
+    """Estimate E‖J_zx‖²_F by Hutchinson's method: E_v‖J_zxᵀ v‖² with random signs v, one backward pass per probe.
 
-    Each sample has its own signs in every probe, so that with many samples few probes do. The standard error is of the
-    mean over probes; it says nothing about samples that were not given.
+    Each sample has its own signs in every probe, so that a few probes suffice for many samples. The standard error is
+    that of the mean over probes; it says nothing about samples that were not given.
 
     Args:
-        model: any module that treats samples one by one, of any size.
+        model: any module that treats samples independently, of any size.
         inputs: one batch [N, ...].
-        probes: at least 2.
-        seed: of the signs.
+        probes: number of probes, at least 2.
+        seed: seed of the signs.
 
     >>> net = nn.Linear(3, 1, bias=False)
     >>> _ = nn.init.constant_(net.weight, 2.0)
-    >>> estimated_jacobian_norm(net, torch.ones(4, 3), probes=8)           # with one output there is no chance in it
+    >>> estimated_jacobian_norm(net, torch.ones(4, 3), probes=8)           # with one output the signs cancel
     Estimate(value=12.0, error=0.0, probes=8)
     """
     many = whole(probes, 2)
     if many is None:
-        raise DynamicsError(f"probes is {probes!r}; at least 2 are needed for a standard error.")
+        raise DynamicsError(
+            f"`probes` must be a whole number >= 2, got {probes!r:.80}: a standard error needs two. Try 32."
+        )
     drawn = generator(seed)
-    f = _one_by_one(model, inputs)
+    f = _per_sample(model, inputs)
     with passing(undrawn=inputs.device), torch.enable_grad():
         x = outside(inputs).requires_grad_()
         z = _output(f(x), inputs)
@@ -129,7 +131,7 @@ def estimated_jacobian_norm(model: nn.Module, inputs: Tensor, *, probes: int = 3
 
 
 def kfac_norm(weight: Tensor, A: Tensor, S: Tensor) -> Tensor:
-    """vec(W)ᵀ (A ⊗ S) vec(W) = tr(S W A Wᵀ): what one layer adds to ‖w‖²_C under K-FAC.
+    """vec(W)ᵀ (A ⊗ S) vec(W) = tr(S W A Wᵀ): the contribution of one layer to ‖w‖²_C under K-FAC.
 
     >>> kfac_norm(torch.tensor([[1.0, 2.0]]), torch.eye(2), torch.tensor([[3.0]]))
     tensor(15.)
@@ -137,16 +139,17 @@ def kfac_norm(weight: Tensor, A: Tensor, S: Tensor) -> Tensor:
     outputs, inputs = weight.shape
     if A.shape != (inputs, inputs) or S.shape != (outputs, outputs):
         raise DynamicsError(
-            f"W is {tuple(weight.shape)}, A {tuple(A.shape)}, S {tuple(S.shape)}; accepted are [o, i], [i, i], [o, o]."
+            f"`weight`, `A` and `S` must have shapes [o, i], [i, i] and [o, o], got {tuple(weight.shape)}, "
+            f"{tuple(A.shape)} and {tuple(S.shape)}."
         )
     return ((S @ weight @ A) * weight).sum()
 
 
 def weight_degree(model: nn.Module, inputs: Tensor) -> tuple[float, float]:
-    """The degree k for which J_w w is nearest to k z (Euler's theorem, equation 16), and how far off it is.
+    """Return the degree k for which J_w w is nearest to k z (Euler's theorem, equation 16), and its relative error.
 
-    Bias-free networks of L layers with ReLUs have degree L exactly. The second number is ‖J_w w − k z‖/‖J_w w‖: where
-    it is not zero, ‖w‖²_G is not a multiple of E‖z‖².
+    Bias-free networks of L layers with ReLUs have degree L exactly. The error is ‖J_w w − k z‖/‖J_w w‖: if it is not
+    zero, ‖w‖²_G is not a multiple of E‖z‖².
 
     >>> _ = torch.manual_seed(0)
     >>> net = nn.Sequential(nn.Linear(3, 8, bias=False), nn.ReLU(), nn.Linear(8, 2, bias=False)).double()
@@ -157,21 +160,21 @@ def weight_degree(model: nn.Module, inputs: Tensor) -> tuple[float, float]:
     z, moved = _along_weights(model, inputs)
     square = float(z.square().sum())
     if square == 0:
-        raise DynamicsError("All outputs are zero; there is no degree to find.")
+        raise DynamicsError("All outputs are zero, so the degree is undefined. Give other inputs.")
     degree = float((z * moved).sum()) / square
     length = float(moved.norm())
     return degree, float((moved - degree * z).norm()) / length if length > 0 else 0.0
 
 
 def _along_weights(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """z and J_w w over the parameters that require gradients.
+    """Return z and J_w w over the parameters that require gradients.
 
-    It is the derivative of u → J_wᵀu along w, two passes backward: torch's forward mode has fewer operations.
+    J_w w is the derivative of u → J_wᵀu along w, two backward passes: torch's forward mode supports fewer operations.
     """
     trained, others = parts(model)
     check_inputs(inputs)
     if not trained:
-        raise DynamicsError("No parameter requires a gradient; there is no w to take the norm of.")
+        raise DynamicsError("No parameter of `model` requires a gradient. Call requires_grad_() on some.")
     with passing(), torch.enable_grad():
         weights = {name: p.detach().requires_grad_() for name, p in trained.items()}
         by = list(weights.values())
@@ -183,10 +186,10 @@ def _along_weights(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
     return z.detach(), moved.detach()
 
 
-def _one_by_one(model: nn.Module, inputs: Tensor) -> Callable[[Tensor], Tensor]:
-    """The model as a function of samples [N, ...]."""
+def _per_sample(model: nn.Module, inputs: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the model as a function of samples [N, ...]."""
     trained, others = parts(model)
-    refuse_mixing(model, "The Jacobian of one sample does")
+    refuse_mixing(model, "Per-sample Jacobians")
     check_inputs(inputs, real=True)
 
     def f(x: Tensor) -> Tensor:
@@ -199,5 +202,5 @@ def _one_by_one(model: nn.Module, inputs: Tensor) -> Callable[[Tensor], Tensor]:
 def _output(output: object, inputs: Tensor) -> Tensor:
     if not isinstance(output, Tensor) or output.dim() < 1 or len(output) != len(inputs):
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise DynamicsError(f"The model gave {shape} for {len(inputs)} samples; accepted is one tensor [N, ...].")
+        raise DynamicsError(f"`model` must return one tensor [N, ...], got {shape} for {len(inputs)} samples.")
     return output

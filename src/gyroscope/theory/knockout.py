@@ -1,4 +1,4 @@
-"""The knock-out experiment: what batch normalization centred and scaled is moved and stretched again, at random.
+"""The knock-out experiment: normalized activations are shifted and scaled again at random.
 
 Section 4.2 of Grosse's chapter, after Santurkar et al. (2018), How does batch normalization help optimization?
 """
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from gyroscope.base.accepted import real
 from gyroscope.errors import DynamicsError
+from gyroscope.theory.domains import nonnegative
 
-_NAME = "knockout"  # of the child that a batch normalization gets
+_NAME = "knockout"  # name of the child module added to a batch normalization
 
 
 class Knockout(nn.Module):
@@ -28,17 +28,17 @@ class Knockout(nn.Module):
 
     Here p_m is uniform over [−shift, shift] and p_γ over `gain`; the chapter leaves both open. After a batch
     normalization without gain and bias, â_j has exactly the mean m_j and the standard deviation γ_j: internal covariate
-    shift is back, and nothing else is lost. The chapter's numbers are one a unit and batch. With `spread`, each example
-    has its own, as in the experiment the chapter simplifies: m_j⁽ⁱ⁾ uniform within `spread` of m_j, γ_j⁽ⁱ⁾ normal
-    about γ_j with standard deviation `spread`.
+    shift is restored, and nothing else is lost. The chapter draws one pair per unit and batch. With `spread`, each
+    example has its own, as in the experiment that the chapter simplifies: m_j⁽ⁱ⁾ uniform within `spread` of m_j,
+    γ_j⁽ⁱ⁾ normal around γ_j with standard deviation `spread`.
 
     In evaluation mode units are transformed by the means of both distributions.
 
     Args:
-        shift: half of the width of p_m.
-        gain: the least and the largest γ_j.
+        shift: half the width of p_m.
+        gain: the smallest and the largest γ_j.
         spread: how far examples of a batch differ; 0 for not at all.
-        generator: what numbers are drawn from, on the device of the activations; torch's own unless given.
+        generator: random generator on the device of the activations; torch's default if not given.
 
     >>> _ = torch.manual_seed(0)
     >>> moved = Knockout(shift=0.5, gain=(1.0, 2.0))(torch.tensor([[-1.0, -1.0], [1.0, 1.0]]))
@@ -58,17 +58,21 @@ class Knockout(nn.Module):
         try:
             low, high = (float(bound) for bound in gain)
         except (TypeError, ValueError):
-            raise DynamicsError(f"gain is {gain!r}; accepted are two numbers, 0 < least ≤ largest.") from None
-        if not (0 <= real(shift) < inf and 0 <= real(spread) < inf):
-            raise DynamicsError(f"shift is {shift!r} and spread {spread!r}; accepted are finite numbers from 0.")
-        if not 0 < low <= high < float("inf"):
-            raise DynamicsError(f"gain is {gain!r}; accepted are two numbers, 0 < least ≤ largest.")
+            raise DynamicsError(
+                f"`gain` must be two numbers, 0 < smallest <= largest, got {gain!r:.80}. Try (0.5, 1.5)."
+            ) from None
+        nonnegative("shift", shift, hint="0.5")
+        nonnegative("spread", spread)
+        if not 0 < low <= high < inf:
+            raise DynamicsError(
+                f"`gain` must be two numbers, 0 < smallest <= largest, got {gain!r:.80}. Try (0.5, 1.5)."
+            )
         self.shift, self.gain, self.spread, self.generator = float(shift), (low, high), float(spread), generator
 
     def forward(self, a: Tensor) -> Tensor:
-        """â for activations [B, D, ...]."""
+        """Return â for activations [B, D, ...]."""
         if a.dim() < 2:
-            raise DynamicsError(f"The activations have shape {tuple(a.shape)}; accepted is [B, D, ...].")
+            raise DynamicsError(f"The activations must be [B, D, ...], got shape {tuple(a.shape)}.")
         low, high = self.gain
         if not self.training:
             return a * ((low + high) / 2)
@@ -83,11 +87,11 @@ class Knockout(nn.Module):
         return scale * a + mean
 
     def _uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Over [−1, 1]."""
+        """Draw uniform numbers in [−1, 1]."""
         return torch.empty(shape, dtype=like.dtype, device=like.device).uniform_(-1, 1, generator=self.generator)
 
     def extra_repr(self) -> str:
-        """What it was made with."""
+        """Return the arguments that the module was made with."""
         return f"shift={self.shift}, gain={self.gain}, spread={self.spread}"
 
 
@@ -100,21 +104,21 @@ def knock_out(
     generator: torch.Generator | None = None,
     include: str = "*",
 ) -> dict[str, Knockout]:
-    """Put a `Knockout` behind every batch normalization of a model, in place.
+    """Add a `Knockout` after every batch normalization of a model, in place.
 
-    Names, parameters and checkpoints of the model stay what they are: the normalization keeps its place and hands its
-    output on. `restore` takes the knock-outs away. Do it before compiling.
+    Names, parameters and checkpoints of the model do not change: the normalization stays in its place and passes its
+    output on. `restore` removes the knock-outs. Call this before compiling.
 
     Args:
         model: any module with batch normalizations.
-        shift, gain, spread, generator: as of `Knockout`.
-        include: a glob pattern on the names of normalizations.
+        shift, gain, spread, generator: as in `Knockout`.
+        include: glob pattern on the names of normalizations.
 
     Returns:
-        The knock-outs, by the names of the normalizations they are behind.
+        The knock-outs, by the names of their normalizations.
 
     Raises:
-        DynamicsError: there is no batch normalization of such a name, or one has its knock-out already.
+        DynamicsError: no batch normalization has such a name, or one already has a knock-out.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 3), nn.BatchNorm1d(3))
     >>> list(knock_out(net)), list(net.state_dict())[:2]
@@ -124,26 +128,28 @@ def knock_out(
     """
     _check_model(model)
     if not isinstance(include, str):
-        raise DynamicsError(f"include is {include!r}; accepted is a glob pattern on the names of normalizations.")
+        raise DynamicsError(
+            f"`include` must be a glob pattern on the names of normalizations, got {include!r:.80}. Try '*'."
+        )
     found = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
     chosen = {name: module for name, module in found.items() if fnmatchcase(name, include)}
     if not chosen:
         there = f"its batch normalizations are {', '.join(found)}" if found else "it has no batch normalization"
-        raise DynamicsError(f"{type(model).__name__} has no batch normalization called {include!r}: {there}.")
+        raise DynamicsError(f"No batch normalization of {type(model).__name__} matches {include!r}: {there}.")
     twice = [name for name, module in chosen.items() if _NAME in module._modules]
     if twice:
-        raise DynamicsError(f"{', '.join(twice)} of the model is knocked out already; `restore` it first.")
+        raise DynamicsError(f"{', '.join(twice)} already has a knock-out. Call restore(model) first.")
     put: dict[str, Knockout] = {}
     for name, module in chosen.items():
         put[name] = Knockout(shift=shift, gain=gain, spread=spread, generator=generator).train(module.training)
-        # A child, so that it follows the mode of the model; and behind, so that nothing changes its name.
+        # A child follows the mode of the model; a hook after the normalization leaves all names unchanged.
         module.add_module(_NAME, put[name])
         module.register_forward_hook(_Behind(put[name]))
     return put
 
 
 def restore(model: nn.Module) -> int:
-    """Take all knock-outs out of a model, in place; how many there were.
+    """Remove all knock-outs from a model, in place, and return their number.
 
     >>> restore(nn.Linear(2, 2))
     0
@@ -161,11 +167,11 @@ def restore(model: nn.Module) -> int:
 
 def _check_model(model: Any) -> None:
     if not isinstance(model, nn.Module):
-        raise DynamicsError(f"The model is a {type(model).__name__}; accepted is a torch.nn.Module.")
+        raise DynamicsError(f"`model` must be a torch.nn.Module, got a {type(model).__name__}.")
 
 
 class _Behind:
-    """A forward hook that hands a module's output to another one; a class, so that copies of a model have copies."""
+    """A forward hook that passes a module's output to another module; a class, so that copies of a model copy it."""
 
     def __init__(self, module: Knockout) -> None:
         self.module = module

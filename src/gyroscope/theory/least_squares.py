@@ -11,15 +11,13 @@ small where errors are large, and examples that fit badly count as if they were 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.base.accepted import real, whole
 from gyroscope.errors import DynamicsError
-from gyroscope.theory.given import count, numbers
+from gyroscope.theory.domains import choice, count, nonnegative, numbers, positive
 
 Floats = npt.NDArray[np.float64]
 Method = Literal["gradient", "natural", "empirical"]
@@ -48,7 +46,7 @@ class Problem:
         return np.asarray(self.features.T @ self._errors(theta) / len(self.targets))
 
     def fisher(self) -> Floats:
-        """F, which is H."""
+        """F, which equals H."""
         return np.asarray(self.features.T @ self.features / len(self.targets))
 
     def empirical_fisher(self, theta: npt.ArrayLike) -> Floats:
@@ -63,16 +61,13 @@ class Problem:
 def line_problem(
     *, samples: int = 200, slope: float = 2.0, offset: float = 1.0, noise: float = 1.0, seed: int = 0
 ) -> Problem:
-    """Points about a line, t = offset + slope · x + noise, with θ = (offset, slope).
+    """Return points around a line, t = offset + slope · x + noise, with θ = (offset, slope).
 
     >>> line_problem(noise=0.0).optimum.round(6)
     array([1., 2.])
     """
-    many = whole(samples, 2)
-    if many is None or not 0 <= real(noise) < inf:
-        raise DynamicsError(
-            f"{samples} samples with noise {noise}; at least 2 samples and no negative noise are needed."
-        )
+    many = count("samples", samples, least=2)
+    nonnegative("noise", noise)
     draw = np.random.default_rng(count("seed", seed, least=0))
     x = draw.uniform(0.0, 2.0, many)
     t = offset + slope * x + noise * draw.standard_normal(many)
@@ -80,14 +75,13 @@ def line_problem(
 
 
 def direction(problem: Problem, theta: npt.ArrayLike, method: Method) -> Floats:
-    """What a method subtracts from θ: ∇J, F⁻¹∇J, or F_emp⁻¹∇J (equation 3).
+    """Return the step that a method subtracts from θ: ∇J, F⁻¹∇J, or F_emp⁻¹∇J (equation 3).
 
     >>> problem = line_problem(noise=0.0)
     >>> (np.array([5.0, 5.0]) - direction(problem, [5.0, 5.0], "natural")).round(6)
     array([1., 2.])
     """
-    if method not in METHODS:
-        raise DynamicsError(f"method is {method!r}; accepted are {', '.join(METHODS)}.")
+    choice("method", method, METHODS)
     gradient = problem.gradient(theta)
     if method == "gradient":
         return gradient
@@ -96,10 +90,10 @@ def direction(problem: Problem, theta: npt.ArrayLike, method: Method) -> Floats:
 
 
 def newton_step(matrix: npt.ArrayLike, gradient: npt.ArrayLike) -> Floats:
-    """M⁻¹∇J, with the pseudo-inverse where M has none.
+    """Return M⁻¹∇J, with the pseudo-inverse if M is singular.
 
-    For the extreme of equation 3, one full-batch gradient and M = ∇J∇Jᵀ, this is ∇J/‖∇J‖²: the larger the gradient, the
-    smaller the step.
+    For the extreme case of equation 3, one full-batch gradient and M = ∇J∇Jᵀ, this is ∇J/‖∇J‖²: the larger the
+    gradient, the smaller the step.
 
     >>> g = np.array([3.0, 4.0])
     >>> newton_step(np.outer(g, g), g).round(4), newton_step(np.outer(2 * g, 2 * g), 2 * g).round(4)
@@ -111,7 +105,7 @@ def newton_step(matrix: npt.ArrayLike, gradient: npt.ArrayLike) -> Floats:
 
 
 def path(problem: Problem, method: Method, *, start: npt.ArrayLike, lr: float, steps: int) -> Floats:
-    """θ after 0, 1, … steps of one method [steps + 1, D].
+    """Return θ after 0, 1, … steps of one method [steps + 1, D].
 
     >>> problem = line_problem(noise=0.0)
     >>> path(problem, "natural", start=[5.0, 5.0], lr=0.5, steps=2).round(6)
@@ -119,12 +113,10 @@ def path(problem: Problem, method: Method, *, start: npt.ArrayLike, lr: float, s
            [3.  , 3.5 ],
            [2.  , 2.75]])
     """
-    many, rate = whole(steps, 0), real(lr)
-    if many is None or not 0 < rate < inf:
-        raise DynamicsError(f"{steps!r} steps at the rate {lr!r}; accepted are steps from 0 and rates above 0.")
+    many, rate = count("steps", steps, least=0), positive("lr", lr, hint="0.1")
     theta = numbers("start", start).copy()
     if theta.shape != problem.features.shape[1:]:
-        raise DynamicsError(f"start has shape {theta.shape}; {problem.features.shape[1:]} is needed.")
+        raise DynamicsError(f"`start` must have shape {problem.features.shape[1:]}, got {theta.shape}.")
     found = [theta]
     for _ in range(many):
         theta = theta - rate * direction(problem, theta, method)
@@ -133,20 +125,22 @@ def path(problem: Problem, method: Method, *, start: npt.ArrayLike, lr: float, s
 
 
 def detour(points: Floats) -> float:
-    """The length of a path over the distance between its ends: 1 for a straight one.
+    """Return the length of a path divided by the distance between its ends: 1 for a straight path.
 
     >>> detour(np.array([[0.0, 0.0], [3.0, 0.0], [3.0, 4.0]]))
     1.4
     """
     distance = float(np.linalg.norm(points[-1] - points[0]))
     if distance == 0:
-        raise DynamicsError("The path ends where it starts; there is no straight way to compare with.")
+        raise DynamicsError(
+            "`points` must end at another point than they start at, got a closed path: its detour is undefined."
+        )
     return float(np.linalg.norm(np.diff(points, axis=0), axis=1).sum()) / distance
 
 
 @dataclass(frozen=True, eq=False)
 class Paths:
-    """Figure 2: the problem, and the way of each method from one start [steps + 1, 2]."""
+    """Figure 2: the problem, and the path of each method from one start [steps + 1, 2]."""
 
     problem: Problem
     gradient: Floats
@@ -161,16 +155,16 @@ def figure2(
     steps: int = 1500,
     rates: npt.ArrayLike = (0.1, 0.02, 0.03),
 ) -> Paths:
-    """The paths of gradient descent, natural gradient descent and the empirical Fisher matrix, from one start.
+    """Return the paths of gradient descent, natural gradient descent and the empirical Fisher matrix from one start.
 
-    The natural gradient goes straight to the optimum. The empirical one first barely moves, since errors are large, and
-    goes another way.
+    The natural gradient goes straight to the optimum. The empirical one barely moves at first, because errors are
+    large, and takes another path.
 
     Args:
-        problem: points about a line unless given; the chapter's picture is of another data set.
+        problem: points around a line by default; the chapter's picture shows another data set.
         start: θ at the start.
-        steps: how many.
-        rates: of the three methods.
+        steps: number of steps.
+        rates: learning rates of the three methods.
 
     >>> paths = figure2()
     >>> round(detour(paths.natural), 2), round(detour(paths.gradient), 2), round(detour(paths.empirical), 2)
@@ -178,7 +172,7 @@ def figure2(
     """
     each = numbers("rates", rates)
     if each.shape != (len(METHODS),):
-        raise DynamicsError(f"rates is {rates!r}; accepted are three numbers, of {', '.join(METHODS)}.")
+        raise DynamicsError(f"`rates` must be three numbers, for {', '.join(METHODS)}, got {rates!r:.80}.")
     at = line_problem() if problem is None else problem
     ways = (path(at, m, start=start, lr=lr, steps=steps) for m, lr in zip(METHODS, each.tolist(), strict=True))
     return Paths(at, *ways)

@@ -1,20 +1,19 @@
-"""What normalizers do to the training of the layer before them, measured: the comparison of section 4.4.
+"""Measured effects of normalizers on the training of the layer before them: the comparison of section 4.4.
 
-Three properties, each found by changing one thing at a layer and looking at what the network gives:
+Three properties, each found by changing one thing at a layer and comparing the network's outputs:
 
     scale       W → ΓW with Γ = diag(γ_j): nothing changes under batch, weight and instance normalization;
                 W → γW: nothing changes under layer normalization either
-    centring    R → R + 1cᵀ for the layer's output R: nothing changes where the mean of each unit is taken out, so that
-                gradients do not see where activations lie, and the outlier eigenvalues they cause are gone
-    stochastic  the other examples of a batch are changed: something changes for the one that was not, so that noise
-                from the choice of the batch regularizes
+    centering   R → R + 1cᵀ for the layer's output R: nothing changes if the mean of each unit is removed, so that
+                gradients do not depend on the mean of the activations, and the outlier eigenvalues it causes are gone
+    stochastic  the other examples of a batch are changed: something changes for the example that was not, so that
+                the noise of drawing the batch regularizes
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from math import inf
 from typing import Any
 
 import torch
@@ -22,14 +21,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from gyroscope.base import accepted
-from gyroscope.base.accepted import real
 from gyroscope.errors import DynamicsError, LayerError
+from gyroscope.layers.layer import Layer, split
 from gyroscope.layers.layer import layers as find_layers
-from gyroscope.layers.layer import split
 from gyroscope.theory.batch_norm import BatchCenter
-from gyroscope.theory.changes import altered, first_of, others, outputs_of, relative_change, shifted
-from gyroscope.theory.given import generator
-from gyroscope.theory.on_loan import Layers, OnLoan
+from gyroscope.theory.borrowed_model import BorrowedModel, Layers, outputs_of, relative_change
+from gyroscope.theory.domains import generator, positive
 
 TOLERANCE = 0.01
 
@@ -43,25 +40,25 @@ def properties(
     dtype: torch.dtype | None = torch.float64,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Measure, for each layer, whether what follows it makes it scale-invariant, centres it and mixes examples.
+    """Measure, per layer, whether the modules after it make it scale-invariant, center it and mix examples.
 
-    All changes are relative: ‖f′ − f‖/‖f‖ of the network's outputs f, those of one example for "stochastic". They are
-    made at the layer: its weights are multiplied by γ between 1 and 4; a constant as large as its output's standard
-    deviation is added to each of its units; the other examples' outputs are exchanged, stretched and moved. The ε of a
-    normalizer leaves a change of about ε/(2σ²), σ² the variance of what it normalizes; `tolerance` is above that.
+    All changes are relative: ‖f′ − f‖/‖f‖ of the network's outputs f; of one example for "stochastic". They are made at
+    the layer: its weights are multiplied by γ between 1 and 4; a constant as large as its output's standard deviation
+        is added to each of its units; the other examples' outputs are permuted, scaled and shifted. The ε of a
+        normalizer leaves a change of about ε/(2σ²), σ² the variance of its inputs; `tolerance` is above that.
 
     Args:
-        module: a network, or a normalizer alone, which then gets a layer before it; left as found, measured in its
-            mode: batch normalization in evaluation mode is an affine map.
+        module: a network, or a single normalizer, to which a layer is then prepended. It is left unchanged and measured
+            in its mode: batch normalization in evaluation mode is an affine map.
         x: its inputs: a tensor with two or more examples, a tuple of positional or a dict of keyword arguments.
-        layers: which, from `gyroscope.layers`, or glob patterns on their names.
+        layers: layers from `gyroscope.layers`, or glob patterns on their names.
         tolerance: the largest change that counts as none.
-        dtype: what passes run in; None for the module's own.
-        seed: of the changes.
+        dtype: type that passes run in; None for the module's own.
+        seed: seed of the changes.
 
     Returns:
-        One dict a layer: `layer`; `scale_invariant`, which is "unit", "tensor", "no" or "undecided: no effect";
-        `centring` and `stochastic`, True, False or None where the layer's output was not seen; and the changes
+        One dict per layer: `layer`; `scale_invariant`, which is "unit", "tensor", "no" or "undecided: no effect";
+        `centring` and `stochastic`, True, False, or None if the layer's output is not accessible; and the changes
         `change_unit`, `change_tensor`, `change_shift`, `change_others`.
 
     >>> _ = torch.manual_seed(0)
@@ -69,24 +66,22 @@ def properties(
     >>> row["scale_invariant"], row["centring"], row["stochastic"]
     ('tensor', False, False)
     """
-    if not 0 < real(tolerance) < inf:
-        raise DynamicsError(f"tolerance is {tolerance!r}; accepted are numbers above 0.")
+    positive("tolerance", tolerance, hint=f"{TOLERANCE}")
     if not isinstance(x, Tensor | tuple | list | Mapping):
         raise DynamicsError(
-            f"The inputs are a {type(x).__name__}; accepted is a tensor, a tuple of positional or a dict of keyword "
-            "arguments."
+            f"`x` must be a tensor, a tuple of positional or a dict of keyword arguments, got a {type(x).__name__}."
         )
     seed = accepted.seed(seed, DynamicsError)
-    loan = OnLoan(_with_layer(module, x, seed), (x, None), layers=layers, dtype=dtype)
+    borrowed = BorrowedModel(_with_layer(module, x, seed), (x, None), layers=layers, dtype=dtype)
     draw = generator(seed)
-    own, plain = loan.weights(), outputs_of(loan.output())
-    return [_row(loan, own, plain, i, draw, tolerance) for i in range(len(own))]
+    own, plain = borrowed.weights(), outputs_of(borrowed.output())
+    return [_row(borrowed, own, plain, i, draw, tolerance) for i in range(len(own))]
 
 
 def comparison() -> list[dict[str, Any]]:
-    """The normalizers of section 4.4, and some relatives, under the same three properties; all measured here and now.
+    """Measure the normalizers of section 4.4, and some variants, for the same three properties.
 
-    Layer normalization and those above act on a fully connected layer, the others on a convolution.
+    Layer normalization and those above it act on a fully connected layer, the others on a convolution.
 
     >>> for row in comparison():
     ...     print(f"{row['normalizer']:28} {row['scale_invariant']:7} {row['centring']!s:6} {row['stochastic']}")
@@ -136,12 +131,14 @@ NORMALIZERS: dict[str, Callable[[], nn.Sequential]] = {
 
 
 class _Mix(nn.Module):
-    """A fully connected layer along one dimension, for a normalizer that is given alone."""
+    """A fully connected layer along one dimension, placed before a single normalizer."""
 
     def __init__(self, size: int, dim: int, seed: int) -> None:
         super().__init__()
         draw = torch.Generator().manual_seed(seed)
-        self.linear = nn.Linear(size, size, bias=False, device="meta")  # so that none of torch's own numbers are drawn
+        self.linear = nn.Linear(
+            size, size, bias=False, device="meta"
+        )  # so that no numbers are drawn from torch's generator
         self.linear.weight = nn.Parameter(torch.randn(size, size, generator=draw) / size**0.5)
         self.dim = dim
 
@@ -155,7 +152,7 @@ def _with_layer(module: nn.Module, x: Any, seed: int) -> nn.Module:
         find_layers(module)
     except LayerError as error:
         if not isinstance(module, nn.Module) or not isinstance(x, Tensor) or x.dim() < 2:
-            raise DynamicsError(f"{error} A normalizer alone is measured with a tensor [B, D, ...].") from error
+            raise DynamicsError(f"{error} A single normalizer needs a tensor [B, D, ...].") from error
         units_first = isinstance(module, _NormBase | nn.GroupNorm | BatchCenter) or x.dim() > 3
         dim = 1 if units_first else x.dim() - 1
         mix = _Mix(x.shape[dim], dim, seed).to(x.device, x.dtype)
@@ -164,12 +161,12 @@ def _with_layer(module: nn.Module, x: Any, seed: int) -> nn.Module:
 
 
 def _row(
-    loan: OnLoan, own: list[Tensor], plain: list[Tensor], i: int, draw: torch.Generator, tolerance: float
+    borrowed: BorrowedModel, own: list[Tensor], plain: list[Tensor], i: int, draw: torch.Generator, tolerance: float
 ) -> dict[str, Any]:
-    layer, weight = loan.layers[i], own[i]
+    layer, weight = borrowed.layers[i], own[i]
 
     def change(other: Tensor) -> float:
-        return relative_change(outputs_of(loan.output([*own[:i], other, *own[i + 1 :]])), plain)
+        return relative_change(outputs_of(borrowed.output([*own[:i], other, *own[i + 1 :]])), plain)
 
     def uniform(size: int) -> Tensor:
         return (1 + 3 * torch.rand(size, generator=draw, dtype=torch.float64)).to(weight)
@@ -184,10 +181,10 @@ def _row(
     other = torch.randn(weight.shape, generator=draw, dtype=torch.float64).to(weight)
     matters = change(other * (weight.norm() / other.norm())) > tolerance
     seen: dict[str, float | None] = {}
-    for name, alter in (("shift", shifted), ("others", others)):
-        outputs = altered(loan, layer, partial(alter, layer, draw))
+    for name, alter in (("shift", _shifted), ("others", _others)):
+        outputs = _altered(borrowed, layer, partial(alter, layer, draw))
         first = name == "others"
-        seen[name] = None if outputs is None else relative_change(first_of(outputs, first), first_of(plain, first))
+        seen[name] = None if outputs is None else relative_change(_first_of(outputs, first), _first_of(plain, first))
     flags = {name: None if change is None else change <= tolerance for name, change in seen.items()}
     if not matters:
         verdict = "undecided: no effect"
@@ -205,3 +202,41 @@ def _row(
         "change_shift": seen["shift"],
         "change_others": seen["others"],
     }
+
+
+def _altered(borrowed: BorrowedModel, layer: Layer, alter: Callable[[Tensor], Tensor]) -> list[Tensor] | None:
+    """Return the network's outputs with the layer's own output altered; None if that is not accessible."""
+    if layer.kind not in ("linear", "conv", "conv_transpose", "embedding"):
+        return None
+    met = []
+
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        if not isinstance(output, Tensor):
+            return None
+        met.append(True)
+        return alter(output)
+
+    handle = layer.module.register_forward_hook(hook)
+    try:
+        outputs = outputs_of(borrowed.output())
+    finally:
+        handle.remove()
+    return outputs if met else None
+
+
+def _shifted(layer: Layer, draw: torch.Generator, output: Tensor) -> Tensor:
+    """R + 1cᵀ: another constant for each unit, about as large as R's standard deviation."""
+    dim = 1 if layer.kind.startswith("conv") else output.dim() - 1
+    shape = [size if d == dim else 1 for d, size in enumerate(output.shape)]
+    return output + output.std() * torch.randn(shape, generator=draw, dtype=torch.float64).to(output)
+
+
+def _others(layer: Layer, draw: torch.Generator, output: Tensor) -> Tensor:
+    """Keep the first example and replace all others."""
+    noise = torch.randn(output[1:].shape, generator=draw, dtype=torch.float64).to(output)
+    return torch.cat([output[:1], 2 * output[1:].flip(0) + output.std() * (1 + noise)])
+
+
+def _first_of(outputs: list[Tensor], only: bool) -> list[Tensor]:
+    """Return the outputs of the first example only, if `only`."""
+    return [one[:1] for one in outputs] if only else outputs

@@ -18,7 +18,7 @@ from torch import Tensor
 from gyroscope.base.accepted import real, whole
 from gyroscope.errors import DynamicsError
 from gyroscope.theory.decay import Rule
-from gyroscope.theory.given import generator
+from gyroscope.theory.domains import generator
 
 S = TypeVar("S")
 Floats = npt.NDArray[np.float64]

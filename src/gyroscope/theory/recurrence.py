@@ -1,11 +1,11 @@
-"""What theory knows of an optimizer, from how a run remembers it: whose recurrence of the norm it follows.
+"""The norm recurrence of an optimizer, from what a run records about it.
 
-Where only the direction of a layer's weights matters, one step takes ‖w‖ to the next by a rule that depends on the
+If only the direction of a layer's weights matters, one step takes ‖w‖ to the next by a rule that depends on the
 optimizer (sections 4.3 and 5.1 of Grosse's chapter; `gyroscope.theory.equilibrium` has it with momentum):
 
     SGD:  ‖w‖⁴ ← (1 − 4d)‖w‖⁴ + 2η²‖∇‖²‖w‖²        Adam, AdamW, RMSprop:  ‖w‖² ← (1 − 2d)‖w‖² + η²n
 
-with d the share of the weights that decay takes, and n their number.
+with d the share of the weights that decay removes, and n their number.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Literal
 
+from gyroscope.theory.effective_rate import Kind
 from gyroscope.theory.equilibrium import Memory
-from gyroscope.theory.law import Kind
 
-#: Optimizers around others, whose learning rate is no η: it is an angle, or another optimizer's length.
+#: Wrappers of optimizers whose `lr` is not η but an angle, or another optimizer's step length.
 CONTROLLERS = ("Layca", "Graft")
-#: The options that a recurrence depends on, besides the learning rate and weight decay, which runs hold by layer.
+#: Options that a recurrence depends on, besides the learning rate and weight decay, which runs hold per layer.
 OPTIONS = ("momentum", "dampening", "nesterov", "betas", "alpha", "amsgrad", "centered", "decoupled_weight_decay")
 
 Family = Literal["first order", "second order", "controlled", "unknown"]
 
 _SECOND = ("KFAC", "QuasiDiagonal")
-# Steps of the summed momentum after which what the first gradients left in it is below one percent.
+# In units of 1/(1 − β): the first gradients' share of the momentum is then below one percent.
 _SETTLES = 5.0
 
 
 @dataclass(frozen=True)
 class Recurrence:
-    """A recurrence of the norm, with what it depends on.
+    """A recurrence of the norm, and what it depends on.
 
     Attributes:
-        kind: "sgd", or "adamw" where steps are as long as they are whatever the gradient's length.
-        options: momentum (β₁ of Adam), dampening and nesterov, where the optimizer has them.
-        decays: whether it knows what weight decay does; not so where λw is divided by √v with the gradient.
-        second: β₂, or α of RMSprop; None where no second moments are kept.
+        kind: "sgd", or "adamw" if the length of steps does not depend on the gradient's length.
+        options: momentum (β₁ of Adam), dampening and nesterov, if the optimizer has them.
+        decays: whether it includes the effect of weight decay; False if λw is divided by √v with the gradient.
+        second: β₂, or `alpha` of RMSprop; None if no second moments are kept.
     """
 
     kind: Literal["sgd", "adamw"]
@@ -48,7 +48,7 @@ class Recurrence:
 
 
 def optimizers_in(meta: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The optimizers that a run remembers; nothing is known of one that is not described as `watch` does.
+    """Return the optimizers that a run records; one that is not described as `watch` does it is empty.
 
     >>> optimizers_in({"optimizers": [{"class": "SGD"}, "Adam"]}), optimizers_in({"optimizers": 5})
     ([{'class': 'SGD'}, {}], [])
@@ -58,7 +58,7 @@ def optimizers_in(meta: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def recurrence_of(given: Mapping[str, Any]) -> Recurrence | None:
-    """The recurrence of an optimizer, or None where theory has none for it.
+    """Return the recurrence of an optimizer, or None if theory has none for it.
 
     Args:
         given: one of `run.meta["optimizers"]`: its `class`, and the options of its groups.
@@ -70,7 +70,7 @@ def recurrence_of(given: Mapping[str, Any]) -> Recurrence | None:
     ('adamw', False, 0.99)
     >>> recurrence_of({"class": "Lion"}) is None
     True
-    >>> recurrence_of({"class": "SGD", "differ": ["momentum"]}) is None    # whose momentum it is, a run does not say
+    >>> recurrence_of({"class": "SGD", "differ": ["momentum"]}) is None    # a run does not say whose momentum
     True
     """
     if any(option in OPTIONS for option in given.get("differ", ())):
@@ -93,24 +93,24 @@ def recurrence_of(given: Mapping[str, Any]) -> Recurrence | None:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An optimizer as the theory sees it, of one layer.
+    """An optimizer as theory sees it, for one layer.
 
     Attributes:
         name: its class, with that of the optimizer within it.
-        family: "first order" where sections 4.3 and 5.1 apply, "second order" for preconditioners whose steps grow with
-            the weights (section 5.2), "controlled" where the learning rate is an angle or a length, else "unknown".
-        kind: whose recurrence of the norm holds, "sgd" or "adamw"; None where there is none.
+        family: "first order" if sections 4.3 and 5.1 apply, "second order" for preconditioners whose steps grow with
+            the weights (section 5.2), "controlled" if the learning rate is an angle or a length, else "unknown".
+        kind: the recurrence of the norm that holds, "sgd" or "adamw"; None if there is none.
         options: momentum, dampening and nesterov, as `Memory.of` and `equilibrium` take them.
-        decays: whether the recurrence knows what its weight decay does.
+        decays: whether the recurrence includes the effect of its weight decay.
         penalty: the C of equation 27 in words: weight decay penalizes ‖w‖²_C.
-        settles: the steps after which averages that the optimizer keeps have forgotten where they started.
-        why: why there is no theory for it, where something is known of that.
-        relative: whether steps that it controls are a share of the weights long.
-        unseen: whether it has weight decay of which the run has no series: within Layca, and of Graft's direction.
-        grafted: whether lengths and directions of its steps are of two optimizers.
-        orthogonal: whether steps on a scale-invariant layer are orthogonal to the weights where its gradients are, or
-            taken for that.
-        damps: whether it adds to the curvature what does not fall with it as the weights grow.
+        settles: the steps after which the optimizer's running averages have forgotten their start.
+        why: why theory does not cover it, if known.
+        relative: whether the steps that it controls are proportional to the weights.
+        unseen: whether it has weight decay that the run has no series of: within Layca, and of Graft's direction.
+        grafted: whether lengths and directions of its steps come from two optimizers.
+        orthogonal: whether steps on a scale-invariant layer are orthogonal to the weights, exactly or by assumption,
+            if gradients are.
+        damps: whether it adds a constant to the curvature, which does not fall as the weights grow.
     """
 
     name: str
@@ -129,23 +129,23 @@ class Optimizer:
 
     @property
     def tolerance(self) -> float:
-        """How far a rate may be from the predicted one: that of SGD follows from orthogonality alone, others do not."""
+        """Accepted relative error of a predicted rate: that of SGD follows from orthogonality alone, others do not."""
         return 0.1 if self.kind == "sgd" and not self.options.get("nesterov") else 0.2
 
     @property
     def memory(self) -> Memory:
-        """Its momentum, where it has a kind."""
+        """Its momentum, if it has a kind."""
         return Memory.of(self.kind or "sgd", **self.options)
 
 
 def optimizer_of(given: Mapping[str, Any], *, steered: bool = True, layer: str = "") -> Optimizer:
-    """What is known of an optimizer that a run remembers by its class and its options.
+    """Return what is known about an optimizer from the class and options that a run records.
 
     Args:
         given: one of `run.meta["optimizers"]`.
         steered: whether a controller such as Layca sets the steps of the layer in question, or leaves them to its inner
             optimizer.
-        layer: the layer's name; a preconditioner passes some through.
+        layer: the layer's name; a preconditioner leaves some layers out.
 
     >>> known = optimizer_of({"class": "SGD", "momentum": 0.9})
     >>> known.kind, round(known.memory.total, 6), known.settles
@@ -176,7 +176,7 @@ def optimizer_of(given: Mapping[str, Any], *, steered: bool = True, layer: str =
 
 
 def _within(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run remembers of the inner optimizer; its options are those of the outer one."""
+    """Return the recorded description of the inner optimizer; its options are those of the outer one."""
     return {**given, "inner": None, **given.get("within", {}), "class": given.get("inner")}
 
 
@@ -185,7 +185,7 @@ def _decays(given: Mapping[str, Any]) -> bool:
 
 
 def _grafted(given: Mapping[str, Any], full: str, layer: str) -> Optimizer:
-    """Graft's steps are as long as its magnitude's: how they go with the norm is as there, but nothing decays."""
+    """Describe Graft: its steps scale with the norm as those of its magnitude optimizer do, and nothing decays."""
     lengths = optimizer_of(_within(given), layer=layer)
     if given.get("direction"):
         full += f", in the directions of {given['direction']}"
@@ -195,10 +195,10 @@ def _grafted(given: Mapping[str, Any], full: str, layer: str) -> Optimizer:
 
 
 def _preconditioned(given: Mapping[str, Any], full: str, layer: str) -> Optimizer:
-    """A preconditioner divides by the curvature, which falls as 1/‖w‖² with the square of the gradient.
+    """Describe a preconditioner: it divides by the curvature, which falls as 1/‖w‖² with the square of the gradient.
 
-    So steps of SGD along its directions grow as the weights do, if it knows the scale of the gradients; steps of Adam
-    are as long as they are whatever the direction's length.
+    So the steps of SGD along its directions grow with the weights, if it knows the scale of the gradients. The length
+    of Adam's steps does not depend on the direction's length.
     """
     name, within = given.get("class"), optimizer_of(_within(given), layer=layer)
     module, _, attribute = layer.rpartition(".")

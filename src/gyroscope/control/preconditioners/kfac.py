@@ -16,7 +16,7 @@ from gyroscope.control.preconditioners.places import Parts, Place, joined, split
 from gyroscope.control.preconditioners.preconditioner import Preconditioner, check_number
 from gyroscope.errors import DynamicsError
 from gyroscope.passes.labels import Loss
-from gyroscope.theory.given import count
+from gyroscope.theory.domains import count
 
 
 class KFAC(Preconditioner[Factors]):

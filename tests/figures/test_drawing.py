@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from gyroscope.figures.smooth import moving_mean, window
-from gyroscope.figures.thin import thin
+from gyroscope.figures.drawing import moving_mean, thin, window
 
 
 def noise(times, layers, seed=0):

@@ -1,4 +1,4 @@
-"""Lines over depth, with what a logarithm cannot show as marks in rows at the edges."""
+"""Values over depth, with layers along the x axis: bars of percentiles, and lines with marks for zero and infinity."""
 
 from __future__ import annotations
 
@@ -6,19 +6,82 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import matplotlib
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
-from gyroscope.figures.bars import BARS
-from gyroscope.figures.edges import edged, say
+from gyroscope.figures.log_axis import edged, say
+from gyroscope.figures.looks import short_names
 
 Values = npt.NDArray[np.float64]
+
+#: Up to this many layers each has its own bar; beyond, bars merge into a band.
+BARS = 40
+_NAMED = 12
+_MARKERS = "os^Dv"
+
+
+def colours(count: int) -> list[tuple[float, float, float, float]]:
+    """Return `count` colors that also differ in lightness, from dark to light.
+
+    >>> len(colours(3))
+    3
+    """
+    return [matplotlib.colormaps["cividis"](place) for place in np.linspace(0.1, 0.8, count)]
+
+
+def draw_bars(ax: Axes, low: Values, middle: Values, high: Values, *, place: int = 0, places: int = 1) -> None:
+    """Draw one set of percentiles, [layers] each, as `place` of `places` sets side by side.
+
+    >>> from gyroscope.figures.drawing import own_axes
+    >>> ax = own_axes()
+    >>> draw_bars(ax, np.array([1.0, 2.0]), np.array([2.0, 3.0]), np.array([3.0, 4.0]))
+    >>> ax.lines[0].get_ydata().tolist()
+    [2.0, 3.0]
+    """
+    at = np.arange(1, len(middle) + 1, dtype=float)
+    colour, marker = colours(places)[place], _MARKERS[place % len(_MARKERS)]
+    if len(at) > BARS:
+        ax.fill_between(at, low, high, color=colour, alpha=0.25, linewidth=0)
+        ax.plot(at, middle, color=colour, linewidth=1, marker=marker, markevery=max(len(at) // 12, 1), markersize=4)
+        return
+    at += 0.5 * ((place + 0.5) / places - 0.5)
+    ax.plot(at, middle, color=colour, linestyle="", marker=marker, markersize=4)
+    ax.errorbar(
+        at, middle, yerr=np.abs([middle - low, high - middle]), fmt="none", ecolor=colour, elinewidth=1, capsize=2
+    )
+
+
+def layer_axis(ax: Axes, names: Sequence[str]) -> None:
+    """Label the layers along the x axis of `ax`: a few by name, many by number.
+
+    >>> from gyroscope.figures.drawing import own_axes
+    >>> ax = own_axes()
+    >>> layer_axis(ax, ["conv.weight", "fc.weight"])
+    >>> [label.get_text() for label in ax.get_xticklabels()]
+    ['conv', 'fc']
+    """
+    ax.set_xlim(0.5, len(names) + 0.5)
+    if len(names) <= _NAMED:
+        turned = len(names) > 4
+        ax.set_xticks(
+            range(1, len(names) + 1),
+            short_names(names, longest=18),
+            rotation=40 if turned else 0,
+            ha="right" if turned else "center",
+            fontsize=8,
+        )
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+
+
 Mark = Literal["^", "v", "x"]
 Colour = tuple[float, float, float, float]
 Dash = Literal["-", "--", ":", "-.", ""]
 
-#: What the marks at the edges stand for.
+#: Meaning of the marks at the edges.
 SAYS: dict[Mark, str] = {
     "^": r"infinite: $\lambda_p=0$",
     "v": "zero",
@@ -30,7 +93,7 @@ _THROUGHOUT: dict[Mark, str] = {"^": "infinite throughout", "v": "0 throughout",
 
 @dataclass(frozen=True)
 class Line:
-    """A value a layer, NaN where it is undefined, of one of several `network`s."""
+    """One value per layer, NaN where undefined, of one of several `network`s."""
 
     values: Values
     network: int
@@ -42,10 +105,10 @@ class Line:
 def draw_marked(ax: Axes, lines: Sequence[Line]) -> list[Mark]:
     """Draw `lines` over the layers 1, 2, … on a logarithmic axis, and return the marks at its edges.
 
-    Infinite values are in rows above, one a line; zeros and undefined values in rows below, one a network, as they
-    are so for every p. Lines are interrupted there.
+    Infinite values are in rows above, one per line. Zeros and undefined values are in rows below, one per network,
+    because they are the same for every p. Lines are interrupted there.
 
-    >>> from gyroscope.figures.lines import own_axes
+    >>> from gyroscope.figures.drawing import own_axes
     >>> draw_marked(own_axes(), [Line(np.array([1.0, np.inf, 2.0, np.nan]), 0, (0, 0, 0, 1), "-", "o")])
     ['^', 'x']
     """
@@ -69,7 +132,7 @@ def draw_marked(ax: Axes, lines: Sequence[Line]) -> list[Mark]:
 
 
 def _rows(lines: Sequence[Line], mark: Mark) -> list[tuple[Colour, npt.NDArray[np.bool_], Mark]]:
-    """The layers of each network to be marked below, for those that have any."""
+    """Return the layers of each network to be marked below, for the networks that have any."""
     found: dict[int, tuple[Colour, npt.NDArray[np.bool_], Mark]] = {}
     alone = len({line.network for line in lines}) == 1
     for line in lines:
@@ -94,6 +157,8 @@ def _draw(ax: Axes, line: Line) -> None:
     unknown = np.isnan(np.pad(y, 1, constant_values=np.nan))
     alone = unknown[:-2] & unknown[2:]
     marked = ~unknown[1:-1] & ((at % (1 if few else max(count // 12, 1)) == 0) | alone)
-    if marked.any():  # a line without points would stand in the corner of the page, and the layout make room for it
+    if (
+        marked.any()
+    ):  # a line without points would be placed in the corner of the page, and the layout would reserve space
         x, y = at[marked], y[marked]
         ax.plot(x, y, color=line.colour, linestyle="", marker=line.marker, markersize=3.5, clip_on=False)

@@ -1,4 +1,4 @@
-"""Models as functions of their weights, and of single samples: what cannot be asked of them is said in words."""
+"""Models as functions of their weights and of single samples, with checks of what they must not do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gyroscope.theory.batch_norm import BatchCenter
 
 
 def parts(model: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The parameters that require gradients, and the other parameters, by name.
+    """Return the parameters that require gradients, and the other parameters, by name.
 
     >>> net = nn.Linear(2, 1)
     >>> _ = net.bias.requires_grad_(False)
@@ -30,19 +30,19 @@ def parts(model: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def refuse_valueless(model: Any) -> None:
-    """Refuse what is no model, and a model some of whose parameters have no values yet.
+    """Reject anything that is not a model, and a model with uninitialized parameters.
 
     >>> refuse_valueless(nn.Linear(2, 1))
     """
     if not isinstance(model, nn.Module):
-        raise DynamicsError(f"The model is a {type(model).__name__}; accepted is a torch.nn.Module.")
+        raise DynamicsError(f"`model` must be a torch.nn.Module, got a {type(model).__name__}.")
     for name, p in model.named_parameters():
         if is_lazy(p) or p.is_meta:
-            raise DynamicsError(f"{name!r} has no values yet; give a model that has been initialized.")
+            raise DynamicsError(f"Parameter {name!r} has no values yet. Initialize the model first.")
 
 
 def buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of a model's buffers, for one pass, which may change them.
+    """Return copies of a model's buffers for one pass, which may change them.
 
     >>> float(buffers(nn.BatchNorm1d(1))["running_var"])
     1.0
@@ -51,37 +51,37 @@ def buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def check_inputs(inputs: Any, *, real: bool = False) -> None:
-    """Refuse what are no samples [N, ...].
+    """Reject anything but samples [N, ...].
 
     >>> check_inputs(torch.zeros(2, 3))
     """
     given = f"{inputs.dtype} {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
     if not isinstance(inputs, Tensor) or inputs.dim() < 1 or (real and not inputs.is_floating_point()):
         kind = "a floating-point tensor" if real else "a tensor"
-        raise DynamicsError(f"The inputs are {given}; accepted is {kind} [N, ...], one sample a row.")
+        raise DynamicsError(f"`inputs` must be {kind} [N, ...] with one sample per row, got {given}.")
     if not len(inputs):
-        raise DynamicsError(f"No inputs were given, but {given}; the mean over no samples is not defined.")
+        raise DynamicsError(f"`inputs` must hold at least one sample, got {given}.")
 
 
 def refuse_mixing(model: nn.Module, what: str) -> None:
-    """Refuse a model whose output for a sample depends on the other samples, or on chance.
+    """Reject a model whose output for a sample depends on other samples, or on random numbers.
 
-    >>> refuse_mixing(nn.BatchNorm1d(2).eval(), "Gradients of single examples do")
+    >>> refuse_mixing(nn.BatchNorm1d(2).eval(), "Per-example gradients")
     """
     for name, module in model.named_modules():
         batch = isinstance(module, nn.modules.batchnorm._BatchNorm | BatchCenter)
         if batch and (module.training or module.running_mean is None):
             raise DynamicsError(
-                f"{what} not apply because {name or 'the model'} ({type(module).__name__}) mixes the samples of a "
-                "batch; put the model into eval mode."
+                f"{what} are undefined because {name or 'the model'} ({type(module).__name__}) mixes the samples of a "
+                "batch. Put the model into eval mode."
             )
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
-            raise DynamicsError(f"{name or 'the model'} drops units at random; put the model into eval mode.")
+            raise DynamicsError(f"{name or 'The model'} drops units at random. Put the model into eval mode.")
 
 
 @contextmanager
 def passing(*, undrawn: torch.device | None = None) -> Iterator[None]:
-    """Passes of a model that nobody else listens to; what fails in them fails as an error of this room.
+    """Run passes of a model without any hooks listening; failures are raised as DynamicsError.
 
     Args:
         undrawn: a device on which, as on the host, no random numbers may be drawn.
@@ -96,12 +96,12 @@ def passing(*, undrawn: torch.device | None = None) -> Iterator[None]:
             raise
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise DynamicsError(
-                f"A pass through the model or its loss failed with {type(error).__name__}: {error} The model is as it "
-                "was; it is called with the inputs alone, and derivatives are taken sample by sample."
+                f"A pass through the model or its loss failed with {type(error).__name__}: {error} The model is "
+                "unchanged. It is called with the inputs only, and derivatives are taken per sample."
             ) from error
         if undrawn is not None and before is not None and not all(map(torch.equal, before, _random_states(undrawn))):
             _set_random_states(undrawn, before)
-            raise DynamicsError("The model draws random numbers; put it into eval mode, where it should draw none.")
+            raise DynamicsError("The model draws random numbers. Put it into eval mode.")
 
 
 def _random_states(device: torch.device) -> list[Tensor]:
@@ -116,7 +116,7 @@ def _set_random_states(device: torch.device, states: list[Tensor]) -> None:
 
 
 def outside(tensor: Tensor) -> Tensor:
-    """Detached; a copy of what was made in inference mode, which has no derivatives.
+    """Return the tensor detached; a copy if it was made in inference mode, whose tensors have no derivatives.
 
     >>> with torch.inference_mode():
     ...     outside(torch.ones(1)).is_inference()

@@ -1,4 +1,4 @@
-"""What figures take: a run, or a path to one, and what they find in it."""
+"""Runs as figures read them: a run or a path to one, its quantities, and the layers to show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gyroscope.store.record import QuantityInfo
 
 
 class Measured(Protocol):
-    """What a figure needs of a run: `gyroscope.store.Run` has it, and so has `gyroscope.figures.Example`."""
+    """The part of a run that figures need: `gyroscope.store.Run` has it, and so has `gyroscope.figures.Example`."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -40,14 +40,14 @@ Layers = str | Iterable[str] | None
 
 @dataclass(frozen=True)
 class Series:
-    """A quantity of some layers, at the steps where any of them has a value.
+    """A quantity of some layers, at the steps at which any of them has a value.
 
     Attributes:
         quantity: its name.
         layers: the layers' names.
-        depth: where each layer stands in the run, from 0 (first) to 1 (last).
+        depth: position of each layer in the run, from 0 (first) to 1 (last).
         steps: the steps, [S].
-        values: the values, [S, L]; NaN where there is none.
+        values: the values, [S, L]; NaN where unknown.
     """
 
     quantity: str
@@ -68,7 +68,7 @@ class Series:
 
 
 def as_run(run: RunLike) -> Measured:
-    """Return `run` itself, or the run that is stored at the path `run`.
+    """Return `run` itself, or the run stored at the path `run`.
 
     >>> from gyroscope.figures import example_run
     >>> as_run(example_run()).name
@@ -79,12 +79,14 @@ def as_run(run: RunLike) -> Measured:
 
         return load(run)
     if not hasattr(run, "series") or not hasattr(run, "layers"):
-        raise FigureError(f"a figure was given a {type(run).__name__}; it takes a run or the path of one")
+        raise FigureError(
+            f"`run` must be a run or the path of one, got a {type(run).__name__}. Try gyroscope.load(path)."
+        )
     return run
 
 
 def find(run: Measured, quantity: str, *, layers: Layers = None, infinite: bool = False) -> Series:
-    """Return a quantity of the layers whose names match; infinities count as not known, unless they are `infinite`.
+    """Return a quantity of the layers whose names match; infinite values become NaN, unless `infinite`.
 
     >>> from gyroscope.figures import example_run
     >>> find(example_run(layers=4), "rotation", layers="block1.*").values.shape
@@ -92,12 +94,12 @@ def find(run: Measured, quantity: str, *, layers: Layers = None, infinite: bool 
     """
     if not isinstance(quantity, str) or quantity not in run.quantities:
         close = get_close_matches(str(quantity), run.quantities, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise FigureError(f"{described(run)} has no {quantity}: it holds {held(run)}{hint}")
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise FigureError(f"{described(run)} has no {quantity}; it holds {held(run)}.{hint}")
     names = run.layers
     chosen = choose(names, layers)
     stored = run.series(quantity)
-    # Copies of large runs are what takes time here.
+    # Copying is the expensive part for large runs.
     values = (stored if layers is None else stored[:, chosen]).astype(np.float64)
     known = ~np.isnan(values) if infinite else np.isfinite(values)
     if not known.all():
@@ -105,8 +107,10 @@ def find(run: Measured, quantity: str, *, layers: Layers = None, infinite: bool 
     rows = known.any(axis=1)
     if not rows.any():
         if layers is not None and bool(np.isfinite(stored).any()):
-            raise FigureError(f"{quantity} of {described(run)} has no values for layers={layers!r}; others have some")
-        raise FigureError(f"{quantity} of {described(run)} has no values yet; it holds {held(run)}")
+            raise FigureError(
+                f"{described(run)} has no values of {quantity} for layers={layers!r}; other layers have some."
+            )
+        raise FigureError(f"{described(run)} has no values of {quantity} yet; it holds {held(run)}.")
     return Series(
         quantity=quantity,
         layers=tuple(names[i] for i in chosen),
@@ -117,7 +121,7 @@ def find(run: Measured, quantity: str, *, layers: Layers = None, infinite: bool 
 
 
 def holds(run: Measured, quantity: str, *, layers: Layers = None) -> bool:
-    """Return whether a run has a finite value of a quantity, for any of the layers whose names match.
+    """Return whether a run has a finite value of a quantity for any of the layers whose names match.
 
     >>> from gyroscope.figures import example_run
     >>> holds(example_run(), "rotation"), holds(example_run(), "sharpness")
@@ -126,7 +130,7 @@ def holds(run: Measured, quantity: str, *, layers: Layers = None) -> bool:
     if quantity not in run.quantities:
         return False
     chosen = choose(run.layers, layers)
-    # A run on disk knows where it has values: most often its last ones answer it, without reading all.
+    # A run on disk knows where it has values: usually its last ones suffice, without reading all.
     where = getattr(run, "where", None)
     if where is not None:
         steps = where(quantity)
@@ -146,28 +150,36 @@ def choose(names: Sequence[str], layers: Layers) -> list[int]:
         return list(range(len(names)))
     patterns = listed(layers)
     if not all(isinstance(pattern, str) for pattern in patterns):
-        raise FigureError(f"layers={layers!r} was given; it takes glob patterns on the layers' names, such as 'conv*'")
+        raise FigureError(f"`layers` must be glob patterns on the layers' names, got {layers!r:.80}. Try 'conv*'.")
     chosen = [i for i, name in enumerate(names) if any(name == p or fnmatchcase(name, p) for p in patterns)]
     if not chosen:
         close = get_close_matches(patterns[0] if patterns else "", names, n=1, cutoff=0)
-        raise FigureError(f"layers={layers!r} matches none of the {len(names)} layers; one of them is {close[0]!r}")
+        raise FigureError(
+            f"`layers` must match at least one of the {len(names)} layers, got {layers!r:.80}. One of them is "
+            f"{close[0]!r}."
+        )
     return chosen
 
 
 def numbers(given: Any, what: str) -> npt.NDArray[np.float64]:
-    """Return what was given as an array of numbers.
+    """Return `given` as an array of numbers.
 
     >>> numbers([1, 2], "x")
     array([1., 2.])
     """
     try:
         return np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # the last if it has gradients
-        raise FigureError(f"{what} is no array of numbers: {error}") from error
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+        RuntimeError,
+    ) as error:  # RuntimeError for a tensor that requires a gradient
+        raise FigureError(f"`{what}` must be an array of numbers: {error}.") from error
 
 
 def flag(given: Any, what: str, default: bool = False) -> bool:
-    """Return whether something is wanted; None is the default.
+    """Return `given` as a bool; None is the default.
 
     >>> flag(True, "legend"), flag(None, "legend", default=True)
     (True, True)
@@ -176,29 +188,29 @@ def flag(given: Any, what: str, default: bool = False) -> bool:
 
 
 def at_least_one(given: Any, what: str) -> int:
-    """Return a count, from 1.
+    """Return a whole number >= 1.
 
     >>> at_least_one(3, "columns")
     3
     """
     count = whole(given, 1)
     if count is None:
-        raise FigureError(f"{what}={given!r}; it must be a whole number, 1 or more")
+        raise FigureError(f"`{what}` must be a whole number >= 1, got {given!r:.80}. Try 1.")
     return count
 
 
 def described(run: Measured) -> str:
-    """Return how messages call a run.
+    """Return the name of a run as the start of an error message.
 
     >>> from gyroscope.figures import example_run
     >>> described(example_run())
-    "the run 'example'"
+    "The run 'example'"
     """
-    return f"the run {run.name!r}"
+    return f"The run {run.name!r}"
 
 
 def held(run: Measured) -> str:
-    """Return what a run holds, for messages.
+    """Return the quantities of a run, for error messages.
 
     >>> from gyroscope.figures import example_run
     >>> held(example_run(quantities=["rotation", "rate"]))

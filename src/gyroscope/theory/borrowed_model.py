@@ -1,4 +1,4 @@
-"""A model on loan: its outputs, its loss and its gradients at any weights, while it stays what it is."""
+"""A user's model as a function of its layers' weights: outputs, loss and gradients, with the model left unchanged."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ Loss = Callable[[Any, Any], Tensor]
 Layers = Sequence[Layer] | str | Iterable[str] | None
 
 
-class OnLoan:
-    """J(w) of a model, for a loss and a batch, where w are the weights of its layers.
+class BorrowedModel:
+    """J(w) of a model, for a loss and a batch, with w the weights of its layers.
 
     Every pass runs on copies of parameters and buffers in `dtype`, in the model's mode and uncompiled. Weights,
-    gradients, buffers, modes and random numbers of the model are left as found, and every pass begins with the same
-    random numbers: dropout drops the same.
+    gradients, buffers, modes and random numbers of the model are left unchanged, and every pass begins with the same
+    random numbers: dropout drops the same units.
 
     Args:
-        model: any module; compiled and data-parallel ones are run as what is inside; sharded ones are refused.
+        model: any module; compiled and data-parallel ones are unwrapped; sharded ones are rejected.
         batch: (inputs, targets), inputs a tensor, a tuple of positional or a dict of keyword arguments.
-        loss: `loss(output, target)`; without one, only outputs can be asked for.
-        layers: which, from `gyroscope.layers`, or glob patterns on their names; all of them unless given.
-        dtype: of the copies; None for the model's own.
+        loss: `loss(output, target)`; without it only outputs are available.
+        layers: layers from `gyroscope.layers`, or glob patterns on their names; all by default.
+        dtype: type of the copies; None for the model's own.
 
     >>> net = nn.Linear(2, 1, bias=False)
-    >>> loan = OnLoan(net, (torch.eye(2), torch.zeros(2, 1)), nn.functional.mse_loss)
-    >>> value, (gradient,) = loan.gradients([torch.tensor([[1.0, 3.0]], dtype=torch.float64)])
+    >>> borrowed = BorrowedModel(net, (torch.eye(2), torch.zeros(2, 1)), nn.functional.mse_loss)
+    >>> value, (gradient,) = borrowed.gradients([torch.tensor([[1.0, 3.0]], dtype=torch.float64)])
     >>> value, gradient.tolist(), net.weight.grad
     (5.0, [[1.0, 3.0]], None)
     """
@@ -57,38 +57,43 @@ class OnLoan:
 
         self.layers, self.dtype = _chosen(model, layers), dtype
         if loss is not None and not callable(loss):
-            raise DynamicsError(f"The loss is a {type(loss).__name__}; accepted is a function of (output, target).")
+            raise DynamicsError(f"`loss` must be a function of (output, target), got a {type(loss).__name__}.")
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise DynamicsError(f"dtype is {dtype!r}; accepted are floating-point types, or None for the model's own.")
+            raise DynamicsError(
+                f"`dtype` must be a floating-point type, or None for the model's own, got {dtype!r:.80}."
+            )
         if not is_pair(batch):
             raise DynamicsError(
-                f"The batch is a {type(batch).__name__}; accepted is one pair (inputs, targets), the inputs a tensor, "
-                "a tuple of positional or a dict of keyword arguments of the model."
+                f"`batch` must be one pair (inputs, targets), with inputs a tensor, a tuple of positional or a dict of "
+                f"keyword arguments of the model, got a {type(batch).__name__}."
             )
         self.model = bare(model)
         if any_sharded(self.model.parameters()):
-            raise DynamicsError("The model is sharded (DTensor parameters): ask before fully_shard, or of a full copy.")
+            raise DynamicsError(
+                "`model` must not be sharded, got DTensor parameters. Call this before fully_shard, or with a full "
+                "copy."
+            )
         self.loss = None if loss is None else cast_loss(loss, dtype)
         try:
             (one,) = batches(batch, self.layers[0].parameter.device)
         except GyroscopeError as error:
             raise DynamicsError(str(error)) from error
-        with torch.inference_mode(False):  # whose tensors have no gradients
+        with torch.inference_mode(False):  # its tensors have no gradients
             self.batch = cast(one, dtype)
         self.held = dict(self.model.named_parameters())
         keys = {id(parameter): name for name, parameter in self.held.items()}
         self.keys = [keys[id(layer.parameter)] for layer in self.layers]
 
     def weights(self) -> list[Tensor]:
-        """The layers' weights as they are, copied."""
+        """Return copies of the layers' weights."""
         return [self._copy(layer.parameter) for layer in self.layers]
 
     def output(self, weights: Sequence[Tensor] | None = None) -> Any:
-        """What the model gives for the batch's inputs at these weights; its own unless given."""
+        """Return the model's output for the batch's inputs at these weights; its own if not given."""
         return self._run(self._forward, self.weights() if weights is None else weights, gradients=False)
 
     def gradients(self, weights: Sequence[Tensor] | None = None) -> tuple[float, list[Tensor | None]]:
-        """The loss and its gradient at each layer's weight, None for a layer the loss does not depend on."""
+        """Return the loss and its gradient per layer; None for a layer that the loss does not depend on."""
         with torch.inference_mode(False):
             leaves = [w.detach().clone().requires_grad_(True) for w in (self.weights() if weights is None else weights)]
         value: float = self._run(self._backward, leaves, gradients=True)
@@ -105,7 +110,7 @@ class OnLoan:
         except Exception as error:
             raise DynamicsError(
                 f"The forward pass in {self.dtype or 'its own type'} failed with {type(error).__name__}: {error}. The "
-                "model is as it was; dtype=None runs it in its own type."
+                "model is unchanged. Try dtype=None to run it in its own type."
             ) from error
 
     def _backward(self, model: nn.Module) -> float:
@@ -115,16 +120,18 @@ class OnLoan:
             value = self.loss(output, self.batch.target)
         except Exception as error:
             raise DynamicsError(
-                f"The loss failed with {type(error).__name__}: {error}. It is called as loss(output, target), in "
-                f"{self.dtype or 'its own type'}; dtype=None leaves types as they are. The model is as it was."
+                f"The loss failed with {type(error).__name__}: {error}. It is called as loss(output, target) in "
+                f"{self.dtype or 'its own type'}. The model is unchanged. Try dtype=None to keep types."
             ) from error
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.numel() == 0:
-            raise DynamicsError(f"The loss gave {value!r}; accepted is a real tensor: a number, or one a sample.")
+            raise DynamicsError(f"`loss` must return a real tensor, one number or one per sample, got {value!r:.80}.")
         value = value.mean()
         if not value.requires_grad:
-            raise DynamicsError("The loss does not depend on the weights of any layer: is it computed in no_grad?")
+            raise DynamicsError("The loss does not depend on the weights of any layer. Is it computed under no_grad?")
         if not bool(value.isfinite()):
-            raise DynamicsError(f"The loss is {float(value.detach())}: its gradients say nothing about the layers.")
+            raise DynamicsError(
+                f"The loss must be finite, got {float(value.detach())}: its gradients say nothing about the layers."
+            )
         value.backward()  # type: ignore[no-untyped-call]
         return float(value.detach())
 
@@ -143,11 +150,11 @@ class OnLoan:
             stack.enter_context(torch.set_grad_enabled(gradients))
             for kind in {"cpu", *(parameter.device.type for parameter in self.held.values())} - {"meta"}:
                 stack.enter_context(torch.autocast(kind, enabled=False))
-            if "torch._dynamo" in sys.modules:  # which takes seconds to load, and without which nothing is compiled
+            if "torch._dynamo" in sys.modules:  # takes seconds to load; nothing is compiled without it
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             if any(isinstance(module, nn.RNNBase) for module in self.model.modules()):
-                stack.enter_context(torch.backends.cudnn.flags(enabled=False))  # has no gradient in evaluation mode
-            # The backward pass too runs within the call: checkpoints come back for the parameters.
+                stack.enter_context(torch.backends.cudnn.flags(enabled=False))  # no gradients in evaluation mode
+            # The backward pass also runs within the call: checkpointing uses the parameters again.
             return functional_call(_Within(self.model), state, (what,))
 
     def _copy(self, tensor: Tensor) -> Tensor:
@@ -168,7 +175,7 @@ class _Within(nn.Module):
 
 def _chosen(model: Any, given: Any) -> list[Layer]:
     if not isinstance(model, nn.Module):
-        raise DynamicsError(f"The model is a {type(model).__name__}; accepted is a torch.nn.Module.")
+        raise DynamicsError(f"`model` must be a torch.nn.Module, got a {type(model).__name__}.")
     some = None if given is None else accepted.listed(given)
     chosen: list[Layer]
     if some and all(isinstance(one, Layer) for one in some):
@@ -177,13 +184,38 @@ def _chosen(model: Any, given: Any) -> list[Layer]:
         chosen = find_layers(model, include=some)
     else:
         raise DynamicsError(
-            "layers must be a list from gyroscope.layers(model), or glob patterns on the layers' names; given "
+            "`layers` must be a list from gyroscope.layers(model), or glob patterns on the layers' names, got "
             f"{[type(one).__name__ for one in some][:3] or 'an empty list'}."
         )
     held = {id(parameter) for parameter in model.parameters()}
     for layer in chosen:
         if id(layer.parameter) not in held:
-            raise DynamicsError(f"{layer.name!r} is no layer of this model; give those of gyroscope.layers(model).")
+            raise DynamicsError(
+                f"`layers` must be layers of `model`, got {layer.name!r} of another. Try gyroscope.layers(model)."
+            )
         if layer.parameter.is_meta:
-            raise DynamicsError(f"{layer.name!r} is on the meta device and has no values; materialise the model first.")
+            raise DynamicsError(f"{layer.name!r} is on the meta device and has no values. Materialize the model first.")
     return chosen
+
+
+def outputs_of(output: Any) -> list[Tensor]:
+    """Return the tensors of examples in a network's output."""
+    from gyroscope.layers.untouched import tensors
+
+    found = [one for one in tensors(output) if one.is_floating_point() and one.dim() > 0]
+    if not found or not all(len(one) > 1 for one in found):
+        raise DynamicsError(
+            f"The module must return tensors of two or more examples, got shapes {[tuple(one.shape) for one in found]}."
+        )
+    return found
+
+
+def relative_change(there: list[Tensor], here: list[Tensor]) -> float:
+    """Return ‖f′ − f‖/‖f‖ over all tensors together.
+
+    >>> relative_change([torch.tensor([3.0, 5.0])], [torch.tensor([3.0, 4.0])])
+    0.2
+    """
+    off = sum(float((a - b).square().sum()) for a, b in zip(there, here, strict=True))
+    size = sum(float(b.square().sum()) for b in here)
+    return (off / size) ** 0.5 if size else (0.0 if off == 0 else float("inf"))

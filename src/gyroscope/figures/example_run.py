@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gyroscope.base.accepted import listed
 from gyroscope.base.accepted import seed as seed_of
 from gyroscope.errors import FigureError
-from gyroscope.figures.given import at_least_one
+from gyroscope.figures.run_data import at_least_one
 from gyroscope.store.record import QuantityInfo
 
 Values = npt.NDArray[np.float64]
@@ -32,7 +32,7 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True)
 class Example:
-    """What figures read of a run, held in memory: `data[quantity]` is [steps, layers].
+    """The part of a run that figures read, held in memory: `data[quantity]` is [steps, layers].
 
     >>> run = Example("mine", ("a", "b"), np.arange(3), {"rotation": np.zeros((3, 2), np.float32)})
     >>> run.series("rotation").shape
@@ -47,11 +47,11 @@ class Example:
 
     @property
     def quantities(self) -> dict[str, QuantityInfo]:
-        """The quantities there are."""
+        """The quantities that it holds."""
         return {name: QuantityInfo(name, "", "made up") for name in self.data}
 
     def series(self, name: str) -> npt.NDArray[np.float32]:
-        """Return a quantity at all steps of all layers."""
+        """Return a quantity at all steps for all layers."""
         return self.data[name]
 
 
@@ -110,7 +110,9 @@ def example_run(
     given = data if quantities is None else quantities
     wanted = listed(given)
     if unknown := [name for name in wanted if not isinstance(name, str) or name not in data]:
-        raise FigureError(f"an example has no {unknown[0]}; it has {', '.join(data)}")
+        raise FigureError(
+            f"`quantities` must be names of quantities of an example, got {unknown[0]!r:.80}. It has {', '.join(data)}."
+        )
     series = {name: data[name].astype(np.float32) for name in wanted}
     for name in {"rate", "rate_per_step", "update_norm", "update_ratio", "effective_lr_measured"} & set(wanted):
         series[name][0] = np.nan  # nothing has moved yet
@@ -122,7 +124,7 @@ def example_run(
 
 
 def _conditioning(time: Values, depth: Values, weight: Values, noise: Callable[[float], Values]) -> dict[str, Values]:
-    """Inputs that grow, output-gradients that vanish towards the first layers, condition numbers that settle."""
+    """Return inputs that grow, output gradients that vanish towards the first layers, condition numbers that settle."""
     inputs = 20 * (1 + 3 * time) * (1 + depth) * noise(0.05)
     outputs = 0.05 * 10 ** (-2 * (1 - depth) - time) * noise(0.2)
     kappa = 30 * (1 + 4 * np.exp(-6 * time)) * (1 + depth) * noise(0.1)
