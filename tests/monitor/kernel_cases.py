@@ -17,7 +17,7 @@ from gyroscope.monitor.bundle import Bundle, Layout, Remembered, flat
 from gyroscope.monitor.kernel import Kernel
 from gyroscope.monitor.products import COLUMNS
 from gyroscope.monitor.staged import Staged
-from gyroscope.vectors.chunks import CHUNK
+from gyroscope.vectors.launch import CHUNK
 from interpreted import patch_language_once
 
 patch_language_once()

@@ -15,20 +15,20 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils._python_dispatch import _disable_current_modes
 
 import gyroscope.control.preconditioners.direction_launch as direction_launch
-import gyroscope.control.preconditioners.launches as launches
 import gyroscope.control.preconditioners.moment_launches as moment_launches
 import gyroscope.control.preconditioners.moments as moments
 import gyroscope.control.preconditioners.observer as observer
 import gyroscope.control.preconditioners.preconditioner as preconditioner
 import gyroscope.control.preconditioners.quasi_diagonal as module
 import gyroscope.control.preconditioners.running as running
+import gyroscope.vectors.launch as launches
 from gyroscope.control.preconditioners.direction_launch import Directions
-from gyroscope.control.preconditioners.launches import Addresses, Launcher
 from gyroscope.control.preconditioners.moment_launches import MomentLaunches
 from gyroscope.control.preconditioners.places import Place
 from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal
 from gyroscope.control.preconditioners.running import Spreads
 from gyroscope.errors import DynamicsError
+from gyroscope.vectors.launch import Addresses, Launcher
 from interpreted import patch_language_once
 
 patch_language_once()

@@ -16,7 +16,7 @@ from gyroscope.control.coefficients import Law
 from gyroscope.control.launch import Hyper, Launch, rows_among
 from gyroscope.control.ledger import Ledger
 from gyroscope.control.rules import Group, Rule, decay_of, kernel_of
-from gyroscope.vectors.chunks import to_device
+from gyroscope.vectors.launch import to_device
 from gyroscope.vectors.triton import by_type
 
 _address = Tensor.data_ptr

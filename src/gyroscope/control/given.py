@@ -16,7 +16,7 @@ from gyroscope.control.fast import StateView
 from gyroscope.control.launch import Hyper, Launch, rows_among
 from gyroscope.control.ledger import Ledger
 from gyroscope.control.proposal import Proposal
-from gyroscope.vectors.chunks import on
+from gyroscope.vectors.launch import on
 from gyroscope.vectors.layout import like
 from gyroscope.vectors.triton import TYPES, by_type, pointer
 

@@ -15,8 +15,8 @@ from gyroscope.control.roster import names_of
 from gyroscope.control.torch_contract import Wrapper, add_group, check_state, check_whole, load_uncast
 from gyroscope.errors import ControlError
 from gyroscope.vectors import combine_, dots
-from gyroscope.vectors.chunks import to_device
-from gyroscope.vectors.sharded import local
+from gyroscope.vectors.launch import to_device
+from gyroscope.vectors.layout import local
 
 
 class Graft(Wrapper):

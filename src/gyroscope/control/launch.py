@@ -16,9 +16,19 @@ from gyroscope.control.coefficients import TANGENT_FLOOR, Law
 from gyroscope.control.fused import RULES, step_kernel
 from gyroscope.control.ledger import Ledger
 from gyroscope.errors import ControlError
-from gyroscope.vectors.captured import Spare, in_two
-from gyroscope.vectors.chunks import CHUNK, cut, is_aligned, is_capturing, on, rows_of, schedule, to_device
-from gyroscope.vectors.relaunch import relauncher
+from gyroscope.vectors.launch import (
+    CHUNK,
+    Spare,
+    cut,
+    in_two,
+    is_aligned,
+    is_capturing,
+    on,
+    relauncher,
+    rows_of,
+    schedule,
+    to_device,
+)
 from gyroscope.vectors.triton import TYPES
 
 # Measured on an H200: smaller chunks spend their time starting, larger blocks run out of registers, and three

@@ -31,7 +31,7 @@ from gyroscope.control.steering import Others, Steering, Work
 from gyroscope.control.torch_contract import Wrapper, add_group, load_uncast
 from gyroscope.errors import ControlError
 from gyroscope.layers.layer import Layer
-from gyroscope.vectors.chunks import is_capturing
+from gyroscope.vectors.launch import is_capturing
 
 
 class Layca(Wrapper):

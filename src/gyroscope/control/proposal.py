@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from gyroscope.control.rules import Rule, decay_of, rule_of
 from gyroscope.errors import ControlError
-from gyroscope.vectors.sharded import any_sharded, as_sharded, is_sharded, local
+from gyroscope.vectors.layout import any_sharded, as_sharded, is_sharded, local
 
 _LOW = (torch.bfloat16, torch.float16)
 

@@ -15,7 +15,7 @@ from gyroscope.control.refusals import check_weight, few
 from gyroscope.control.torch_contract import Wrapper
 from gyroscope.errors import ControlError
 from gyroscope.layers.layer import Layer, layers
-from gyroscope.vectors.sharded import is_sharded
+from gyroscope.vectors.layout import is_sharded
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,7 @@ from gyroscope.control.rules import UNKNOWN, Group, decay_of, kernel_of
 from gyroscope.control.sweep import Move, sweep
 from gyroscope.errors import ControlError
 from gyroscope.vectors import backend, dots
-from gyroscope.vectors.layout import is_dense, splits_in_memory
-from gyroscope.vectors.sharded import any_sharded, local
+from gyroscope.vectors.layout import any_sharded, is_dense, local, splits_in_memory
 
 Others = Literal["inner", "frozen"]
 

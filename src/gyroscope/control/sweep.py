@@ -13,8 +13,8 @@ from torch import Tensor
 from gyroscope.control.coefficients import Law, coefficients
 from gyroscope.control.ledger import Ledger
 from gyroscope.vectors import combine_, dots
-from gyroscope.vectors.chunks import to_device
-from gyroscope.vectors.sharded import any_sharded
+from gyroscope.vectors.launch import to_device
+from gyroscope.vectors.layout import any_sharded
 
 # Layers are taken together up to this many elements, so that the update finds them in a CPU's cache.
 _TOGETHER = 1 << 21

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gyroscope.base.alone import listens
-from gyroscope.vectors.chunks import is_capturing
+from gyroscope.vectors.launch import is_capturing
 
 Told = Callable[[dict[str, Any]], None]
 

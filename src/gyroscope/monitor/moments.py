@@ -21,8 +21,7 @@ from gyroscope.errors import MonitorError
 from gyroscope.passes.sample import spread
 from gyroscope.store.record import QuantityInfo
 from gyroscope.theory.moment_variance import KEYS
-from gyroscope.vectors.layout import is_dense, memory_view
-from gyroscope.vectors.sharded import is_sharded
+from gyroscope.vectors.layout import is_dense, is_sharded, memory_view
 
 NAMES = ("moment_p10", "moment_p50", "moment_p90")
 INFO = {

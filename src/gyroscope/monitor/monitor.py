@@ -29,8 +29,8 @@ from gyroscope.monitor.reference import Place, Precision, Reference, Source, fro
 from gyroscope.monitor.resume import Saved
 from gyroscope.monitor.track import Track
 from gyroscope.store import LayerInfo, Run, Sink, load
-from gyroscope.vectors.chunks import is_capturing
-from gyroscope.vectors.sharded import any_sharded
+from gyroscope.vectors.launch import is_capturing
+from gyroscope.vectors.layout import any_sharded
 
 if TYPE_CHECKING:
     from gyroscope.conditioning.schedule import Schedule

@@ -17,9 +17,9 @@ from gyroscope.layers.layer import Layer
 from gyroscope.monitor.measured import Measured, arriving
 from gyroscope.monitor.products import COLUMNS
 from gyroscope.monitor.reference import Reference
-from gyroscope.vectors.chunks import on, to_device
 from gyroscope.vectors.eager import accumulator
-from gyroscope.vectors.sharded import local, plan
+from gyroscope.vectors.launch import on, to_device
+from gyroscope.vectors.layout import local, plan
 
 # Displacements are kept in float32 up to so many elements, then in bfloat16: an error of 1e-3/√n in their cosine.
 _EXACT_MOVES = 1 << 24

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from gyroscope.errors import VectorError
-from gyroscope.vectors import eager, sharded
-from gyroscope.vectors.chunks import rows_of, to_device
+from gyroscope.vectors import eager
+from gyroscope.vectors.launch import rows_of, to_device
+from gyroscope.vectors.layout import local, plan
 
 _DTYPES = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
 
@@ -47,9 +48,9 @@ def dots(
     counts = _counts(lists, segments)
     if not lists or not lists[0]:
         return torch.zeros(0, len(pairs), dtype=torch.float64, device="cpu")
-    plan = sharded.plan(lists, counts)
-    if plan is not None:
-        lists = [sharded.local(one) for one in lists]
+    over_ranks = plan(lists, counts)
+    if over_ranks is not None:
+        lists = [local(one) for one in lists]
     device = _home(lists)
     out: Tensor
     groups = _by_device(lists)
@@ -63,8 +64,8 @@ def dots(
             )
             rows = to_device(rows_of(members, counts), device)
             out.index_copy_(0, rows, part.to(device, torch.float64, non_blocking=True))
-    if plan is not None:
-        out = plan.reduce(out)
+    if over_ranks is not None:
+        out = over_ranks.reduce(out)
     return out
 
 
@@ -98,8 +99,8 @@ def combine_(
         )
     if not x:
         return
-    sharded.plan([x, y], counts)  # refuses what does not belong together
-    xs, ys = sharded.local(x), sharded.local(y)
+    plan([x, y], counts)  # rejects layers whose shards do not belong together
+    xs, ys = local(x), local(y)
     a, b = a.detach().contiguous(), b.detach().contiguous()  # kernels read them by their place in memory
     groups = _by_device([xs, ys])
     if len(groups) == 1:

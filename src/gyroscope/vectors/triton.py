@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gyroscope.errors import VectorError
 from gyroscope.vectors import eager
-from gyroscope.vectors.chunks import CHUNK, Ints, cut, is_aligned, is_capturing, on, rows_of, to_device
+from gyroscope.vectors.launch import CHUNK, Ints, cut, is_aligned, is_capturing, on, rows_of, to_device
 from gyroscope.vectors.layout import aligned, is_dense, like, splits_in_memory
 
 _MOST_LISTS = 4  # inner products among more lists than these take several passes

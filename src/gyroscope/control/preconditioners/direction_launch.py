@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 from gyroscope.control.preconditioners.direction_kernel import directions_kernel
-from gyroscope.control.preconditioners.launches import Addresses, Launcher, shared_out
 from gyroscope.control.preconditioners.moments import Held
 from gyroscope.control.preconditioners.places import Place
 from gyroscope.control.preconditioners.running import noise
-from gyroscope.vectors.captured import in_two
-from gyroscope.vectors.chunks import Ints, is_capturing, to_device
+from gyroscope.vectors.launch import Addresses, Ints, Launcher, in_two, is_capturing, shared_out, to_device
 from gyroscope.vectors.triton import TYPES
 
 _ROWS, _COLUMNS = 4, 256

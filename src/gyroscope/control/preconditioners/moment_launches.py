@@ -11,13 +11,11 @@ import torch
 import triton
 from torch import Tensor, nn
 
-from gyroscope.control.preconditioners.launches import Addresses, Launcher, shared_out
 from gyroscope.control.preconditioners.moment_kernels import fold_kernel, gather_kernel, moments_kernel
 from gyroscope.control.preconditioners.patch_moments import windows
 from gyroscope.control.preconditioners.places import Place
 from gyroscope.control.preconditioners.running import Spreads
-from gyroscope.vectors.captured import in_two
-from gyroscope.vectors.chunks import Ints, is_capturing, to_device
+from gyroscope.vectors.launch import Addresses, Ints, Launcher, in_two, is_capturing, shared_out, to_device
 from gyroscope.vectors.triton import TYPES
 
 Shapes = tuple[list[int], list[tuple[Any, ...]]]

@@ -15,7 +15,7 @@ from gyroscope.control.preconditioners.patch_moments import Windows, patch_momen
 from gyroscope.control.preconditioners.places import Place
 from gyroscope.control.preconditioners.running import Averages, Spreads, mixed, refuse_in_a_graph
 from gyroscope.vectors import backend
-from gyroscope.vectors.chunks import is_capturing
+from gyroscope.vectors.launch import is_capturing
 
 if TYPE_CHECKING:
     from gyroscope.control.preconditioners.moment_launches import Measured, MomentLaunches

@@ -23,7 +23,7 @@ from gyroscope.errors import ConditioningError, DynamicsError
 from gyroscope.layers.untouched import tensors
 from gyroscope.passes.labels import Loss, distribution, known, sample_targets
 from gyroscope.passes.losses import Reduction, mean_loss, reduction_of
-from gyroscope.vectors.chunks import is_capturing
+from gyroscope.vectors.launch import is_capturing
 
 Draw = Callable[[Any, torch.Generator], Any]
 Labels = Literal["sampled", "true"] | Draw

@@ -25,7 +25,7 @@ from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
 from gyroscope.errors import DynamicsError
 from gyroscope.passes.labels import Loss
 from gyroscope.theory.given import count
-from gyroscope.vectors.chunks import is_capturing
+from gyroscope.vectors.launch import is_capturing
 
 
 class Running(Statistics, Protocol):

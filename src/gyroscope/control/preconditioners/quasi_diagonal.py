@@ -16,7 +16,7 @@ from gyroscope.control.preconditioners.preconditioner import Exchange, Precondit
 from gyroscope.control.preconditioners.running import Averages, noise
 from gyroscope.errors import DynamicsError
 from gyroscope.passes.labels import Loss
-from gyroscope.vectors.chunks import is_capturing
+from gyroscope.vectors.launch import is_capturing
 
 if TYPE_CHECKING:
     from gyroscope.control.preconditioners.direction_launch import Directions

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gyroscope.errors import DynamicsError
-from gyroscope.vectors.chunks import is_capturing
+from gyroscope.vectors.launch import is_capturing
 
 
 def weights(counts: Tensor, decay: float) -> Tensor:
