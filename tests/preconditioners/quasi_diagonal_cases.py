@@ -14,17 +14,16 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils._python_dispatch import _disable_current_modes
 
-import gyroscope.control.preconditioners.direction_launch as direction_launch
-import gyroscope.control.preconditioners.moment_launches as moment_launches
-import gyroscope.control.preconditioners.moments as moments
+import gyroscope.control.preconditioners.direction_kernel as direction_kernel
+import gyroscope.control.preconditioners.moment_kernels as moment_kernels
 import gyroscope.control.preconditioners.observer as observer
 import gyroscope.control.preconditioners.preconditioner as preconditioner
 import gyroscope.control.preconditioners.quasi_diagonal as module
 import gyroscope.control.preconditioners.running as running
-import gyroscope.vectors.launch as launches
-from gyroscope.control.preconditioners.direction_launch import Directions
-from gyroscope.control.preconditioners.moment_launches import MomentLaunches
-from gyroscope.control.preconditioners.places import Place
+import gyroscope.vectors.launch as launch
+from gyroscope.control.preconditioners.affine_layers import Place
+from gyroscope.control.preconditioners.direction_kernel import Directions
+from gyroscope.control.preconditioners.moment_kernels import MomentLaunches
 from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal
 from gyroscope.control.preconditioners.running import Spreads
 from gyroscope.errors import DynamicsError
@@ -73,8 +72,7 @@ def torchs(monkeypatch):
     """Switch the kernels off, for optimizers that are made and stepped under it."""
 
     def switch(on):
-        for one in (moments, module):
-            monkeypatch.setattr(one, "has_kernels", lambda held: not on and len(held) == 1)
+        monkeypatch.setattr(module, "has_kernels", lambda held: not on and len(held) == 1)
 
     return switch
 
@@ -179,8 +177,8 @@ def test_moments_of_rows_are_those_of_numbers_in_float64(size, dtype):
 
 
 def test_rows_of_many_parts_are_put_together(monkeypatch):
-    monkeypatch.setattr(moment_launches, "_PART", 64)
-    monkeypatch.setattr(moment_launches, "_PARTS", 4)
+    monkeypatch.setattr(moment_kernels, "_PART", 64)
+    monkeypatch.setattr(moment_kernels, "_PARTS", 4)
     place = Place("", nn.Linear(3, 2), True)
     for rows in (65, 128, 200, 400):
         x = torch.randn(rows, 3, dtype=torch.float64, device=DEVICE) + torch.arange(rows, device=DEVICE)[:, None]
@@ -383,7 +381,7 @@ class WithLaunches(Recorder):
 @pytest.fixture
 def capturing(monkeypatch):
     def switch(on):
-        for one in (moments, module, observer, preconditioner, running, moment_launches, direction_launch, launches):
+        for one in (module, observer, preconditioner, running, moment_kernels, direction_kernel, launch):
             monkeypatch.setattr(one, "is_capturing", lambda: on)
 
     return switch

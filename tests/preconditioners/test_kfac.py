@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from gyroscope.conditioning.fisher import fisher
-from gyroscope.control.preconditioners.kfac import KFAC
-from gyroscope.control.preconditioners.kfac_factors import eigen_of
+from gyroscope.control.preconditioners.kfac import KFAC, eigen_of
 from gyroscope.errors import DynamicsError
 
 

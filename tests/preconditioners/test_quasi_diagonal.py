@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from gyroscope.conditioning.outliers import outliers
-from gyroscope.control.preconditioners import patch_moments
-from gyroscope.control.preconditioners.places import Place, joined, split
+from gyroscope.control.preconditioners import affine_layers
+from gyroscope.control.preconditioners.affine_layers import Place, joined, split
 from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal, quasi_diagonal
 from gyroscope.control.preconditioners.running import Spreads
 from gyroscope.errors import DynamicsError
@@ -75,7 +75,7 @@ CONVS = [
 @pytest.mark.parametrize("small", [0, 1 << 20])
 @pytest.mark.parametrize("options", CONVS)
 def test_moments_of_patches_are_those_of_all_patches(options, small, monkeypatch):
-    monkeypatch.setattr(patch_moments, "_SMALL", small)
+    monkeypatch.setattr(affine_layers, "_SMALL", small)
     conv = nn.Conv2d(2, 3, (3, 2), dtype=torch.float64, **options)
     x = 10 + 0.1 * double(4, 2, 5, 6)
     mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode

@@ -1,22 +1,263 @@
-"""K-FAC: the natural gradient with a Kronecker-factored curvature for each layer, around any optimizer."""
+"""K-FAC: the natural gradient with a Kronecker-factored curvature for each layer, around any optimizer.
+
+    G ≈ A ⊗ S        A = E[ā āᵀ],  S = E[Ds Dsᵀ]        (equation 5 of Grosse's chapter 5)
+
+ā are a layer's activations with a homogeneous coordinate, and Ds is the gradient of one sample's loss at its output.
+For the matrix P of a step on [W b], (A ⊗ S) vec(P) = vec(S P A). A layer that is used at T positions of a sample (of an
+image, of a sequence) has the curvature T A ⊗ E[Ds Dsᵀ] with both means over samples and positions; T is kept with S.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gyroscope.control.preconditioners.cohorts import Cohort
-from gyroscope.control.preconditioners.kfac_factors import Factors, Tikhonov
+from gyroscope.control.preconditioners.affine_layers import Cohort, Parts, Place, Shelf, joined, shelves, split
 from gyroscope.control.preconditioners.observer import Labels
-from gyroscope.control.preconditioners.places import Parts, Place, joined, split
 from gyroscope.control.preconditioners.preconditioner import Preconditioner, check_number
+from gyroscope.control.preconditioners.running import Counts
 from gyroscope.errors import DynamicsError
 from gyroscope.passes.labels import Loss
 from gyroscope.theory.given import count
+
+Tikhonov = Literal["factored", "exact"]
+
+
+@dataclass(frozen=True, eq=False)
+class Eigen:
+    """A = U diag(a) Uᵀ and S = V diag(s) Vᵀ, of one layer or, with a dimension in front, of several."""
+
+    a: Tensor
+    U: Tensor
+    s: Tensor
+    V: Tensor
+    _inverses: dict[float, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
+
+    def solve(self, G: Tensor, damping: float, tikhonov: Tikhonov = "factored") -> Tensor:
+        """The P that a damped curvature takes to the gradient G, [outputs, inputs + 1].
+
+            exact       (A ⊗ S + λI) vec(P) = vec(G)                         equation 26
+            factored    (A + π√λ I) ⊗ (S + √λ/π I) vec(P) = vec(G),          π² = (tr A / dim A) / (tr S / dim S)
+
+        With λ = 0 both are the pseudo-inverse: directions that A or S does not see are left alone.
+
+        >>> eigen = eigen_of(torch.diag(torch.tensor([2.0, 1.0])), torch.tensor([[4.0]]))
+        >>> eigen.solve(torch.tensor([[8.0, 8.0]]), 0.0)
+        tensor([[1., 2.]])
+        >>> eigen.solve(torch.tensor([[8.0, 8.0]]), 4.0, "exact").round(decimals=4)
+        tensor([[0.6667, 1.0000]])
+        """
+        if damping > 0 and tikhonov == "exact":
+            scale = 1 / (self.s.unsqueeze(-1) * self.a.unsqueeze(-2) + damping)
+            return self.V @ ((self.V.mT @ G @ self.U) * scale) @ self.U.mT
+        if damping not in self._inverses:
+            self._inverses.clear()
+            self._inverses[damping] = self._inverted(damping)
+        A, S = self._inverses[damping]
+        return S @ G @ A
+
+    def forget(self) -> None:
+        """Its values were written to: what was computed from them no longer holds."""
+        self._inverses.clear()
+
+    def _inverted(self, damping: float) -> tuple[Tensor, Tensor]:
+        """(A + π√λ I)⁻¹ and (S + √λ/π I)⁻¹."""
+        a, s = _reciprocal(self.a), _reciprocal(self.s)
+        if damping > 0:
+            pi = (self.a.mean(-1, keepdim=True) / self.s.mean(-1, keepdim=True)).sqrt()
+            pi = torch.where(torch.isfinite(pi) & (pi > 0), pi, 1.0)
+            a, s = 1 / (self.a + damping**0.5 * pi), 1 / (self.s + damping**0.5 / pi)
+        return (self.U * a.unsqueeze(-2)) @ self.U.mT, (self.V * s.unsqueeze(-2)) @ self.V.mT
+
+
+def eigen_of(A: Tensor, S: Tensor) -> Eigen:
+    """Both decompositions; eigenvalues below 0 are rounding."""
+    a, U = torch.linalg.eigh(A)
+    s, V = torch.linalg.eigh(S)
+    # Laid out in memory as they are when loaded, so that a run goes on to the bit.
+    return Eigen(a.clamp_min(0), U.contiguous(), s.clamp_min(0), V.contiguous())
+
+
+def _reciprocal(values: Tensor) -> Tensor:
+    """1/λ, and 0 for eigenvalues that are 0 to rounding."""
+    floor = values.amax(-1, keepdim=True) * (values.shape[-1] * torch.finfo(values.dtype).eps)
+    return torch.where(values > floor, 1 / values, 0.0)
+
+
+@dataclass(eq=False)
+class Held:
+    """The factors of layers of one shape: A is [layers, inputs, inputs] and S is [layers, outputs, outputs]."""
+
+    cohort: Cohort
+    A: Tensor
+    S: Tensor
+    eigen: Eigen | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """One factor of one layer."""
+
+    value: Tensor
+
+
+class Factors:
+    """The factors of layers as running averages, and their decompositions as of when they were last asked for.
+
+    Layers of one shape are averaged, decomposed and solved for together.
+
+    Args:
+        places: the layers.
+        decay: of the averages.
+    """
+
+    def __init__(self, places: Sequence[Place], decay: float) -> None:
+        self.places, self.decay = tuple(places), decay
+        self.decomposed: set[int] = set()
+        self._shelves: list[tuple[Counts, list[Held]]] = []
+        self._where: dict[int, tuple[Held, int, Counts, int]] = {}
+        self._seen: set[int] = set()
+        self._uses: dict[int, list[tuple[Tensor, Tensor, object]]] = {}
+
+    @property
+    def held(self) -> list[Held]:
+        """All of it, cohort by cohort; where the weights are when it is first asked for."""
+        self._make()
+        return [one for _, several in self._shelves for one in several]
+
+    @property
+    def A(self) -> list[Known]:  # noqa: N802
+        """The first factor of each layer."""
+        return [Known(one.A[at]) for one, at, _, _ in map(self._find, range(len(self.places)))]
+
+    @property
+    def S(self) -> list[Known]:  # noqa: N802
+        """The second."""
+        return [Known(one.S[at]) for one, at, _, _ in map(self._find, range(len(self.places)))]
+
+    def add(self, uses: Sequence[tuple[int, Tensor, Tensor | None]], samples: int, batch: object) -> None:
+        """Layers were used: see `gyroscope.control.preconditioners.observer.Statistics`."""
+        for index, x, g in uses:
+            place = self.places[index]
+            assert g is not None
+            rows = place.rows(g)
+            part = place.second_moment(x), (rows.T @ rows).mul_(samples), batch
+            self._uses.setdefault(index, []).append(part)
+
+    def fold(self) -> None:
+        """Take what was added into the averages; what is not finite counts as what is known, or as 0."""
+        new = {i: _of_a_step(uses) for i, uses in self._uses.items()}
+        self._uses = {}
+        if not new:
+            return
+        self._make()
+        for counts, several in self._shelves:
+            order = [i for one in several for i in one.cohort.indices]
+            if any(i in new for i in order):
+                counts.add([i in new for i in order])
+                w = counts.weights()
+                _average_([one.A for one in several], [new[i][0] if i in new else None for i in order], w)
+                _average_([one.S for one in several], [new[i][1] if i in new else None for i in order], w)
+        self._seen.update(new)
+
+    def decompose(self) -> None:
+        """Find the eigenvectors of all factors as they are now."""
+        for one in self.held:
+            one.eigen = eigen_of(one.A, one.S)
+        self.decomposed = set(self._seen)
+
+    def known(self, index: int) -> bool:
+        """Whether there is any of this layer."""
+        return index in self._seen
+
+    def state(self, index: int) -> dict[str, Any]:
+        """What is known of a layer; with its decomposition, which may be older than the factors."""
+        one, at, counts, place = self._find(index)
+        own = {"A": one.A[at].clone(), "S": one.S[at].clone(), "count": int(counts.value[place])}
+        if one.eigen is None or index not in self.decomposed:
+            return own
+        return {**own, **{name: getattr(one.eigen, name)[at].clone() for name in _EIGEN}}
+
+    def load(self, index: int, state: dict[str, Any]) -> None:
+        """Go on from that."""
+        self._uses = {}
+        self.decomposed.discard(index)
+        (self._seen.add if state else self._seen.discard)(index)
+        if not state and not self._shelves:
+            return
+        one, at, counts, place = self._find(index)
+        counts.value[place] = state.get("count", 0)
+        for name in ("A", "S"):
+            getattr(one, name)[at] = state.get(name, 0.0)
+        if "U" in state:
+            if one.eigen is None:
+                (a, U), (s, V) = ((M.new_zeros(M.shape[:2]), torch.zeros_like(M)) for M in (one.A, one.S))
+                one.eigen = Eigen(a, U, s, V)
+            for name in _EIGEN:
+                getattr(one.eigen, name)[at] = state[name]
+            one.eigen.forget()
+            self.decomposed.add(index)
+
+    def shapes(self, index: int) -> dict[str, tuple[int, ...]]:
+        """Of the tensors in a state."""
+        place = self.places[index]
+        inputs = place.inputs + place.biased
+        return {"A": (inputs, inputs), "S": (place.outputs, place.outputs)}
+
+    def _make(self) -> None:
+        if not self._shelves:
+            self._shelves = [self._made(shelf) for shelf in shelves(self.places)]
+            for counts, several in self._shelves:
+                places = ((one, at, i) for one in several for at, i in enumerate(one.cohort.indices))
+                self._where |= {i: (one, at, counts, place) for place, (one, at, i) in enumerate(places)}
+
+    def _made(self, shelf: Shelf) -> tuple[Counts, list[Held]]:
+        held = []
+        for cohort in shelf.cohorts:
+            n, inputs = len(cohort.indices), cohort.inputs + cohort.biased
+            A, S = shelf.like.new_zeros(n, inputs, inputs), shelf.like.new_zeros(n, cohort.outputs, cohort.outputs)
+            held.append(Held(cohort, A, S))
+        return Counts(len(shelf.order), self.decay, shelf.like), held
+
+    def _find(self, index: int) -> tuple[Held, int, Counts, int]:
+        """The factors of a layer's cohort and its place in them, the counts of its device and its place in those."""
+        self._make()
+        return self._where[index]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_uses": {}}
+
+
+_EIGEN = ("a", "U", "s", "V")
+
+
+def _of_a_step(uses: list[tuple[Tensor, Tensor, object]]) -> tuple[Tensor, Tensor]:
+    """A is a mean over all uses of a layer; S a sum over those of a pass, and a mean over passes."""
+    A, S, _ = uses[0]
+    if len(uses) > 1:
+        passes = {id(batch) if batch is not None else id(A) for A, _, batch in uses}
+        A, S = sum(a for a, _, _ in uses[1:]) + A, sum(s for _, s, _ in uses[1:]) + S
+        A, S = A / len(uses), S / len(passes)
+    return A, S
+
+
+def _average_(known: Sequence[Tensor], new: Sequence[Tensor | None], w: Tensor) -> None:
+    """Average stacks of factors with what is new of each layer, with weights [layers]."""
+    given = [one for one in new if one is not None]
+    norms = torch._foreach_norm(given, 1)
+    each = iter(norms)
+    # Where there is nothing new, the weight is 0 already.
+    use = torch.isfinite(torch.stack([norms[0] if one is None else next(each) for one in new]))
+    rest = iter(new)
+    for stack, own in zip(known, (w * use).split_with_sizes([len(stack) for stack in known]), strict=True):
+        own = own.view(-1, 1, 1)
+        parts = torch.stack([old if (part := next(rest)) is None else part.to(old.dtype) for old in stack.unbind()])
+        stack.lerp_(torch.where(own > 0, parts, stack), own)
 
 
 class KFAC(Preconditioner[Factors]):

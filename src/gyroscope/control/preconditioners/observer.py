@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from gyroscope.base.alone import listens
-from gyroscope.control.preconditioners.places import Place
+from gyroscope.control.preconditioners.affine_layers import Place
 from gyroscope.errors import ConditioningError, DynamicsError
 from gyroscope.layers.untouched import tensors
 from gyroscope.passes.labels import Loss, distribution, known, sample_targets

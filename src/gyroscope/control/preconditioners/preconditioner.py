@@ -19,8 +19,8 @@ from torch.optim import LBFGS, Optimizer
 
 from gyroscope.base import accepted
 from gyroscope.base.accepted import real
+from gyroscope.control.preconditioners.affine_layers import Parts, Place, places
 from gyroscope.control.preconditioners.observer import Labels, Observer, Statistics
-from gyroscope.control.preconditioners.places import Parts, Place, places
 from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
 from gyroscope.errors import DynamicsError
 from gyroscope.passes.labels import Loss
