@@ -10,8 +10,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 import gyroscope
+from gyroscope.control.layca import check_group
 from gyroscope.control.rates import alpha_multipliers
-from gyroscope.control.refusals import as_group, check_group
+from gyroscope.control.torch_contract import as_group
 from gyroscope.errors import ControlError, GyroscopeError, LayerError
 
 
@@ -632,7 +633,9 @@ def test_a_closure_that_cannot_be_called_is_refused(wrap, closure):
     model = network()
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
     backward(model)
-    with Unchanged(optimizer, rf"closure must be a function .*got a {type(closure).__name__}\. Call step\(\) alone"):
+    with Unchanged(
+        optimizer, rf"`closure` must be a function .*got a {type(closure).__name__}\. Call step\(\) without one"
+    ):
         optimizer.step(closure)
 
 

@@ -6,9 +6,8 @@ from gyroscope.base.lazy import lazy
 
 if TYPE_CHECKING:
     from gyroscope.control import rates
-    from gyroscope.control.family import block_normalized, hyperball, lars, relative_update
     from gyroscope.control.graft import Graft
-    from gyroscope.control.layca import Layca
+    from gyroscope.control.layca import Layca, block_normalized, hyperball, lars, relative_update
     from gyroscope.control.preconditioners.kfac import KFAC
     from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal
     from gyroscope.control.renormalize import keep_norms, renormalize_
@@ -33,9 +32,8 @@ if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistak
     __getattr__ = lazy(
         __name__,
         {
-            "family": "block_normalized hyperball lars relative_update",
             "graft": "Graft",
-            "layca": "Layca",
+            "layca": "Layca block_normalized hyperball lars relative_update",
             "preconditioners.kfac": "KFAC",
             "preconditioners.quasi_diagonal": "QuasiDiagonal",
             "renormalize": "keep_norms renormalize_",

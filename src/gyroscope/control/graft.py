@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -10,9 +11,16 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from gyroscope.control.proposal import Proposal, Proposer
-from gyroscope.control.refusals import as_group, check_choice
 from gyroscope.control.roster import names_of
-from gyroscope.control.torch_contract import Wrapper, add_group, check_state, check_whole, load_uncast
+from gyroscope.control.torch_contract import (
+    Wrapper,
+    add_group,
+    as_group,
+    check_choice,
+    check_state,
+    check_whole,
+    load_uncast,
+)
 from gyroscope.errors import ControlError
 from gyroscope.vectors import combine_, dots
 from gyroscope.vectors.launch import to_device
@@ -84,7 +92,7 @@ class Graft(Wrapper):
         # No count yet for what was added since the last step.
         return {name: n for name, n in zip(names, self._skipped.tolist(), strict=False) if n}
 
-    def _take(self) -> None:
+    def _take(self, closure: Callable[[], Any] | None) -> None:
         try:
             self._graft()
         except BaseException:

@@ -10,25 +10,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
 from torch.optim import LBFGS, Optimizer
 
 from gyroscope.base.accepted import flag, real, whole
-from gyroscope.control.coefficients import Law
 from gyroscope.control.rates import checked_multipliers
-from gyroscope.control.refusals import (
-    as_group,
-    check_choice,
-    check_closure,
-    check_group,
-    check_rate,
-    check_weights_are_its,
-    few,
-)
-from gyroscope.control.roster import Entry, Roster
-from gyroscope.control.saved import check_saved, radii_in
-from gyroscope.control.steering import Others, Steering, Work
-from gyroscope.control.torch_contract import Wrapper, add_group, load_uncast
+from gyroscope.control.roster import Entry, Roster, check_saved, check_weight, few, radii_in
+from gyroscope.control.steering import Law, Others, Steering, Work
+from gyroscope.control.torch_contract import Wrapper, add_group, as_group, check_choice, is_rate, load_uncast
 from gyroscope.errors import ControlError
 from gyroscope.layers.layer import Layer
 from gyroscope.vectors.launch import is_capturing
@@ -185,45 +173,31 @@ class Layca(Wrapper):
         }
         return {name: n for name, n in counts.items() if n}
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Turn every layer that has a gradient by arctan ρ, and step the other parameters.
-
-        Args:
-            closure: evaluates the model again and returns the loss.
-        """
-        check_closure(closure)
-        return self._uncompiled(closure) if torch.compiler.is_compiling() else self._step(closure)
-
-    @_disable_dynamo  # addresses are exchanged; unlike torch.compiler.disable, this loads the compiler when used
-    def _uncompiled(self, closure: Callable[[], Any] | None) -> Any:
-        return self._step(closure)
-
-    def _step(self, closure: Callable[[], Any] | None) -> Any:
+    def _check(self) -> None:
         self._roster.refuse_changes(self.param_groups, begun=bool(self._met))
         for i in self._roster.controlled():
-            check_rate(self.param_groups[i], i)
-        loss = None
-        inside = None
-        if closure is not None:
-            evaluate = torch.enable_grad()(closure)
-            if self._steering.proposer.reads_weights:
-                inside = evaluate
-            else:
-                loss = evaluate()
+            lr = self.param_groups[i].get("lr")
+            if type(lr) is not float or not 0.0 <= lr < math.inf:
+                check_rate(self.param_groups[i], i)
+
+    def _needs_closure(self) -> bool:
+        return self._steering.proposer.reads_weights
+
+    def _take(self, closure: Callable[[], Any] | None) -> Any:
+        """Turn every layer that has a gradient by arctan ρ, and step the other parameters."""
         ready = self._steering.ready()
-        work = self._steering.work(but=set(ready), late=inside is not None)
-        if self.nonfinite == "raise" and inside is None and (names := self._steering.nonfinite()):
+        work = self._steering.work(but=set(ready), late=closure is not None)
+        if self.nonfinite == "raise" and closure is None and (names := self._steering.nonfinite()):
             raise ControlError(
                 f"The gradients of {few(names)} are not finite; nothing was changed. Lower the rate, clip, or "
                 'use nonfinite="skip" to leave such layers out.'
             )
         self._meet(work)
-        from_inside = self._steering.step(work, ready, inside)
+        loss = self._steering.step(work, ready, closure)
         # A scheduler built on the inner optimizer asks whether that has stepped; the kernels do it in its place.
         self.inner.__dict__["_opt_called"] = True
         self._publish(work)
-        return loss if inside is None else from_inside
+        return loss
 
     def _meet(self, work: dict[int, Work]) -> None:
         """Look at layers that step for the first time: a zero norm is refused, a loaded radius is theirs."""
@@ -366,3 +340,115 @@ class Layca(Wrapper):
         for g, j, e in self._roster.places():
             if e.index in self._met:
                 self._show_radius(self.param_groups[g]["params"][j], e)
+
+
+def check_rate(group: dict[str, Any], i: int) -> None:
+    """Refuse a rate that is no angle. Where a tensor on an accelerator holds one, layers are left as they are."""
+    lr = group.get("lr")
+    if lr is None:
+        raise ControlError(f"Group {i} has no 'lr', which Layca takes for the rate; give the inner optimizer one.")
+    if not is_rate(lr):
+        raise ControlError(
+            f"Group {i} has lr {lr!r}; Layca's rate is tan θ of a step, a finite value from 0 (try 3**-3)."
+        )
+
+
+def check_group(params: Sequence[Any], lr: Any) -> None:
+    """Refuse a group that is to be added, before it is, if its matrices cannot be layers or its rate is no angle.
+
+    Args:
+        params: what `as_group` has under "params".
+        lr: the group's rate; the value of a tensor on an accelerator is not looked at, which would wait.
+
+    >>> import torch
+    >>> check_group(list(torch.nn.Linear(3, 2).parameters()), 0.1)
+    """
+    for j, one in enumerate(params):
+        named = isinstance(one, tuple) and len(one) == 2
+        p = one[1] if named else one
+        if isinstance(p, Tensor) and p.dim() >= 2:
+            name = f"Parameter {one[0] if named else j} of the group"
+            check_weight(name, p, "Leave it out, and step it with an optimizer of its own.")
+    if not is_rate(lr):
+        raise ControlError(
+            f"The group has lr {lr!r}; Layca's rate is tan θ of a step, a finite value from 0 (try 3**-3)."
+        )
+
+
+def check_weights_are_its(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that keeps weights of its own and exchanges the model's for them.
+
+    Schedule-free optimizers do with `train()` and `eval()`, Lookahead every few steps, TRAC in every step. Layca turns
+    the weights it finds in the model, and what the optimizer then puts there is another point.
+    """
+    inside: Any = optimizer
+    while isinstance(inside, Optimizer):
+        names = {kind.__name__ for kind in type(inside).__mro__}
+        switches = all(callable(getattr(inside, name, None)) for name in ("train", "eval"))
+        if names & {"Lookahead", "TRAC"} or (switches and "AcceleratedOptimizer" not in names):  # which passes them on
+            raise ControlError(
+                f"The inner optimizer is a {type(inside).__name__}, which keeps weights of its own and puts them into "
+                "the model, so that a layer would not stay where it was turned to. Use an optimizer that steps the "
+                "model's weights alone, such as torch.optim.AdamW."
+            )
+        its = (getattr(inside, name, None) for name in ("optimizer", "inner", "base_optimizer"))
+        inside = next((one for one in its if isinstance(one, Optimizer) and one is not inside), None)
+
+
+Layers = nn.Module | Sequence[Layer] | None
+
+
+def hyperball(optimizer: Optimizer, model_or_layers: Layers = None, **options: Any) -> Layca:
+    """Layca without operation 1: the relative step is taken as proposed, then the norm is put back.
+
+        w' = ‖w₀‖ (w + ρ‖w‖ s/‖s‖) / ‖w + ρ‖w‖ s/‖s‖‖
+
+    A layer turns by less than arctan ρ where its displacement has a part along w.
+
+    >>> import torch
+    >>> hyperball(torch.optim.SGD([torch.ones(2, 2)], lr=0.1)).law.project
+    False
+    """
+    return Layca(optimizer, model_or_layers, project=False, **options)
+
+
+def relative_update(optimizer: Optimizer, model_or_layers: Layers = None, **options: Any) -> Layca:
+    """Operation 2 alone: every step is ρ times as long as the layer's weights, and norms are free.
+
+        w' = w + ρ‖w‖ s/‖s‖
+
+    >>> import torch
+    >>> relative_update(torch.optim.SGD([torch.ones(2, 2)], lr=0.1)).law.reproject
+    False
+    """
+    return Layca(optimizer, model_or_layers, project=False, reproject=False, **options)
+
+
+def lars(optimizer: Optimizer, model_or_layers: Layers = None, *, growth: float | None = 1e-4, **options: Any) -> Layca:
+    """LARS, or equivalently NG_adap, as the papers ran it: relative updates with the growth of norms limited.
+
+        w' = w + ρ‖w‖ s/‖s‖, shrunk so that ‖w'‖ ≤ ‖w‖ + growth ‖w₀‖
+
+    The papers limit the growth to 1e-4 ‖w₀‖ a step, to prevent numerical errors; `growth=None` does not.
+
+    >>> import torch
+    >>> lars(torch.optim.SGD([torch.ones(2, 2)], lr=0.1)).law.growth
+    0.0001
+
+    Reference:
+        Ginsburg, Gitman and You, Large batch training of convolutional networks with layer-wise adaptive rate
+        scaling; Yu et al., Normalized gradient with adaptive stepsize method for deep neural network training.
+    """
+    return Layca(optimizer, model_or_layers, project=False, reproject=False, growth=growth, **options)
+
+
+def block_normalized(optimizer: Optimizer, model_or_layers: Layers = None, **options: Any) -> Layca:
+    """Block-normalised updates: every layer's step has length ρ, whatever its weights.
+
+        w' = w + ρ s/‖s‖
+
+    >>> import torch
+    >>> block_normalized(torch.optim.SGD([torch.ones(2, 2)], lr=0.1)).law.scale
+    'unit'
+    """
+    return Layca(optimizer, model_or_layers, project=False, reproject=False, scale="unit", **options)

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import math
+import os
+import weakref
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from gyroscope.base.accepted import real, whole
-from gyroscope.control.recorded import Rates, Recorder, Replay, record, replay, tangent
-from gyroscope.control.refusals import check_optimizer, few
+from gyroscope.base.checksums import read_whole
+from gyroscope.base.outermost import register_outermost
+from gyroscope.base.whole_file import whole_file
+from gyroscope.control.roster import check_weight, chosen_layers, few, unlike
+from gyroscope.control.torch_contract import controller_of
 from gyroscope.errors import ControlError
+from gyroscope.layers.layer import Layer
+from gyroscope.vectors import dots
+
+if TYPE_CHECKING:
+    from gyroscope.control.layca import Layca
+
 
 __all__ = [
     "Rates",
@@ -99,7 +112,7 @@ def warmup(optimizer: Optimizer, steps: int, *, start: float = 0.1) -> LambdaLR:
     >>> [round(r, 3) for r in rates]
     [0.1, 0.55, 1.0, 1.0]
     """
-    check_optimizer(optimizer)
+    _check_optimizer(optimizer)
     if not 0 <= real(steps) < math.inf:
         raise ControlError(f"steps is {steps!r}; accepted are values from 0 (no warm-up).")
     if not 0.0 <= real(start) <= 1.0:
@@ -111,3 +124,265 @@ def warmup(optimizer: Optimizer, steps: int, *, start: float = 0.1) -> LambdaLR:
         return 1.0 if t >= last else t / last + begin * (1.0 - t / last)
 
     return LambdaLR(optimizer, factor)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Recorded rotation rates: tan θ of every layer at every step.
+
+    Attributes:
+        layers: the layers' names, in forward order.
+        tangents: `[steps, layers]`, float64.
+    """
+
+    layers: tuple[str, ...]
+    tangents: Tensor
+
+    def __post_init__(self) -> None:
+        names, given = self.layers, self.tangents
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+            raise ControlError(
+                f"`layers` must be a tuple of names, got {names!r:.80}. Try optimizer.layers of a Layca."
+            )
+        fine = isinstance(given, Tensor) and not (given.is_complex() or given.is_meta) and given.layout == torch.strided
+        if not fine or given.dim() != 2 or given.shape[1] != len(names):
+            raise ControlError(
+                f"`tangents` must be a tensor of real numbers of shape [steps, {len(names)}], one column per layer, "
+                f"got {_described(given)}. Try `recorder.rates`, or Rates.load(path)."
+            )
+
+    def save(self, path: str | os.PathLike[str] | IO[bytes]) -> None:
+        """Write to a file that `load` reads; nothing in it is executed on loading.
+
+        A file that was there is replaced once the new one is complete. An open file is written to as it is.
+        """
+        data = {"layers": list(self.layers), "tangents": self.tangents.cpu()}
+        if not isinstance(path, str | os.PathLike) and not callable(getattr(path, "write", None)):
+            raise ControlError(f"`path` must be a path or an open file, got {path!r}. Try 'rates.pt'.")
+        try:
+            if isinstance(path, str | os.PathLike):
+                # Opened here: torch would write the name of the new file into it.
+                with whole_file(Path(path)) as new, new.open("wb") as file:
+                    torch.save(data, file)
+            else:
+                torch.save(data, path)
+        except (OSError, RuntimeError, TypeError, ValueError) as error:  # as torch, paths and files say it
+            raise ControlError(
+                f"The rates could not be written to {path} ({error}). Give a file in a folder that exists, can be "
+                "written to and has room; they are still there to be saved."
+            ) from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Rates:
+        """Read what `save` wrote."""
+        try:
+            data = read_whole(path)
+            return cls(tuple(data["layers"]), data["tangents"].to(torch.float64))
+        except FileNotFoundError:
+            raise ControlError(f"There is no file {path}; `Rates.save` writes one.") from None
+        except Exception as error:
+            raise ControlError(
+                f"{path} does not hold recorded rates: {error}. `Rates.save` writes such a file."
+            ) from error
+
+
+def _described(given: Any) -> str:
+    """A tensor in a message: its kind, place and shape; else the type."""
+    if not isinstance(given, Tensor):
+        return f"a {type(given).__name__}"
+    layout = "" if given.layout == torch.strided else f", {given.layout}"
+    return f"a tensor of shape {tuple(given.shape)}, {given.dtype} on {given.device}{layout}"
+
+
+class Recorder:
+    """Records by how much each layer turns in each step of any optimizer; made by `record`."""
+
+    def __init__(self, model_or_layers: nn.Module | Sequence[Layer], optimizer: Optimizer) -> None:
+        _check_optimizer(optimizer)
+        self._layers = chosen_layers(model_or_layers)
+        for layer in self._layers:
+            check_weight(f"Layer {layer.name}", layer.parameter, "Exclude it: gyroscope.layers(model, exclude=...).")
+        split = [layer.name for layer in self._layers if layer.segments > 1]
+        if split:
+            raise ControlError(
+                f"These layers are split into segments: {few(split)}; a "
+                'record has one angle a layer and step. Use granularity "tensor": gyroscope.layers(model), or the '
+                "model itself."
+            )
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        missing = [x.name for x in self._layers if x.parameter.requires_grad and id(x.parameter) not in held]
+        if missing:
+            raise ControlError(
+                f"The optimizer does not hold these layers of the model: {few(missing)}, so it does not turn them. "
+                "Record the model it steps, or the layers it holds: record(gyroscope.layers(model, include=...), "
+                "optimizer)."
+            )
+        self._optimizer = weakref.ref(optimizer)
+        self._refuse_inside()
+        self._before: list[Tensor] = []
+        self._rows: list[Tensor] = []
+        self._handles = register_outermost(optimizer, self._remember, self._measure)
+
+    def _refuse_inside(self) -> None:
+        """Refuse an optimizer whose steps are not those the weights take; it may have been wrapped meanwhile."""
+        optimizer = self._optimizer()
+        outer = None if optimizer is None else controller_of(optimizer)
+        if outer is not None:
+            name = type(outer).__name__
+            raise ControlError(
+                f"The {type(optimizer).__name__} is inside a {name}, which takes other steps than it proposes; record "
+                f"the {name}: record(model, optimizer) with the optimizer that is stepped."
+            )
+
+    @torch.no_grad()
+    def _remember(self, *_: Any) -> None:
+        self._refuse_inside()
+        self._before = [layer.parameter.detach().clone() for layer in self._layers]
+
+    @torch.no_grad()
+    def _measure(self, *_: Any) -> None:
+        before, after = self._before, [layer.parameter.detach() for layer in self._layers]
+        # From the displacement: differences of nearby numbers are exact, while 1 − cos θ of a small angle is not.
+        moved = list(torch._foreach_sub(after, before))
+        products = dots({"ww": (before, before), "wd": (before, moved), "dd": (moved, moved)})
+        self._rows.append(tangent(products))
+        self._before = []
+
+    @property
+    def rates(self) -> Rates:
+        """What has been recorded so far."""
+        rows = self._rows or [torch.zeros(len(self._layers), dtype=torch.float64, device="cpu")]
+        tangents = torch.stack(rows)[: len(self._rows)]
+        return Rates(tuple(layer.name for layer in self._layers), tangents)
+
+    def close(self) -> Rates:
+        """Stop recording; the hooks are gone afterwards."""
+        for handle in self._handles:
+            handle.remove()
+        return self.rates
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def tangent(products: Tensor) -> Tensor:
+    """tan θ between w and w + d from [⟨w,w⟩, ⟨w,d⟩, ⟨d,d⟩] a row; 0 where w is zero or did not move.
+
+    For angles beyond 90° the absolute value, as in the authors' √(1/cos²θ − 1).
+
+    >>> tangent(torch.tensor([[4.0, 0.0, 1.0]], dtype=torch.float64))      # w = (2, 0), d = (0, 1)
+    tensor([0.5000], dtype=torch.float64)
+    """
+    ww, wd, dd = products.unbind(1)
+    across = (dd - wd * (wd / ww)).clamp(min=0.0)
+    result = (across * ww).sqrt() / (ww + wd).abs()
+    return torch.where((ww > 0) & (dd > 0), result, torch.zeros_like(result))
+
+
+def record(model_or_layers: nn.Module | Sequence[Layer], optimizer: Optimizer) -> Recorder:
+    """Record tan θ of every layer at every step of `optimizer`, for `replay`; layers of granularity "tensor".
+
+    >>> model = nn.Linear(3, 2)
+    >>> optimizer = torch.optim.Adam(model.parameters())
+    >>> with record(model, optimizer) as recorder:
+    ...     model(torch.ones(1, 3)).sum().backward(); optimizer.step()
+    >>> tuple(recorder.rates.tangents.shape)
+    (1, 1)
+    """
+    return Recorder(model_or_layers, optimizer)
+
+
+class Replay:
+    """Gives each layer of a `Layca` the recorded rate, step by step; made by `replay`."""
+
+    def __init__(self, optimizer: Layca, recorded: Rates) -> None:
+        _require_record(optimizer, recorded)
+        self.optimizer = optimizer
+        self.taken = 0
+        if tuple(recorded.layers) != optimizer.layers:
+            raise ControlError(
+                "The rates were recorded on other layers than this optimizer controls: "
+                f"{unlike(recorded.layers, optimizer.layers)}. Replay on a model of the same layers."
+            )
+        for i, group in enumerate(optimizer.param_groups):
+            if optimizer.controls(i) and float(group["lr"]) != 1.0:
+                raise ControlError(
+                    f"Group {i} has lr {float(group['lr'])}; a replayed run takes its rates from the record, so build "
+                    "the inner optimizer with lr=1 (other values scale the record; set them afterwards)."
+                )
+        if optimizer._steering.others == "inner":
+            for i, group in enumerate(optimizer.param_groups):
+                steps = any(p.requires_grad for p in group["params"])
+                if steps and not optimizer.controls(i) and float(group["lr"]) == 1.0:
+                    raise ControlError(
+                        f"Group {i} holds parameters that are no layers (biases, gains), which the inner optimizer "
+                        'would step at the learning rate 1 meant for the record. Build the Layca with others="frozen", '
+                        "as in the papers, or give them a rate of their own: others_lr=..."
+                    )
+        if not bool(torch.isfinite(recorded.tangents).all()):
+            raise ControlError("The record holds rates that are not finite: the recorded run diverged. Record another.")
+        if bool((recorded.tangents < 0).any()):
+            raise ControlError("The record holds negative rates; a rate is |tan θ| of a step, as `record` gives it.")
+        device = optimizer.param_groups[0]["params"][0].device
+        self._tangents = recorded.tangents.to(device)
+        self._handles = register_outermost(optimizer, self._set, self._count)
+
+    def _set(self, *_: Any) -> None:
+        if self.taken >= len(self._tangents):
+            raise ControlError(
+                f"The record has {len(self._tangents)} steps and all are replayed; stop here, or record a longer run."
+            )
+        self.optimizer.multipliers = self._tangents[self.taken]
+
+    def _count(self, *_: Any) -> None:
+        # Afterwards: a step that was refused has not been taken.
+        self.taken += 1
+
+    def close(self) -> None:
+        """Stop replaying; the optimizer keeps the last rates."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def _require_record(optimizer: Any, recorded: Any) -> None:
+    from gyroscope.control.layca import (
+        Layca,  # which takes its multipliers from rates.py, and that the names of this module
+    )
+
+    if not isinstance(optimizer, Layca):
+        raise ControlError(
+            f"replay() was given a {type(optimizer).__name__}; rates are replayed by a controller, such as "
+            "gyroscope.Layca(gyroscope.SGD_AMom(model.parameters(), lr=1.0), model)."
+        )
+    if not isinstance(recorded, Rates):
+        raise ControlError(
+            f"The record is a {type(recorded).__name__}; accepted is a Rates: `recorder.rates`, or Rates.load(path)."
+        )
+
+
+def replay(optimizer: Layca, recorded: Rates) -> Replay:
+    """Make `optimizer` turn each layer by the recorded tan θ at each step: the papers' AdaptCopy.
+
+    The groups of layers have lr 1, other values scale the record; parameters that are no layers are frozen, as in the
+    papers, or have a learning rate of their own.
+
+    >>> import gyroscope
+    >>> model = nn.Linear(3, 2)
+    >>> optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model, others="frozen")
+    >>> player = replay(optimizer, Rates(("weight",), torch.tensor([[0.25]], dtype=torch.float64)))
+    >>> model(torch.ones(1, 3)).sum().backward(); optimizer.step()
+    >>> optimizer.rates()
+    {'weight': 0.25}
+    """
+    return Replay(optimizer, recorded)
+
+
+def _check_optimizer(given: Any) -> None:
+    """Refuse what is no torch optimizer."""
+    if not isinstance(given, Optimizer):
+        raise ControlError(
+            f"The optimizer is a {type(given).__name__}; accepted is a torch.optim.Optimizer, the one that is stepped."
+        )

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gyroscope.base.accepted import flag, real
-from gyroscope.control.refusals import is_rate
+from gyroscope.control.torch_contract import is_rate
 from gyroscope.errors import ControlError
 
 

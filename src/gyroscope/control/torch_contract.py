@@ -8,9 +8,10 @@ optimizer that never hears of it, and steps would come out too long by the scale
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks as _post_hooks
 from torch.optim.optimizer import _global_optimizer_pre_hooks as _pre_hooks
 
-from gyroscope.control.refusals import as_group, check_closure
+from gyroscope.base.accepted import real
 from gyroscope.errors import ControlError
 from gyroscope.layers.class_names import ancestry
 
@@ -183,23 +184,38 @@ class Wrapper(Optimizer):
         Args:
             closure: evaluates the model again and returns the loss.
         """
-        check_closure(closure)
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        if torch.compiler.is_compiling():
-            self._take_uncompiled()
-        else:
-            self._take()
+        return self._uncompiled(closure) if torch.compiler.is_compiling() else self._step(closure)
+
+    @_disable_dynamo  # addresses or gradients are exchanged; unlike torch.compiler.disable, this loads it when used
+    def _uncompiled(self, closure: Callable[[], Any] | None) -> Any:
+        return self._step(closure)
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
+        if closure is not None and not callable(closure):
+            raise ControlError(
+                f"`closure` must be a function without arguments that returns the loss, got a "
+                f"{type(closure).__name__}. Call step() without one where the loss has been computed already."
+            )
+        self._check()
+        if closure is None:
+            self._take(None)
+            return None
+        evaluate = torch.enable_grad()(closure)
+        if self._needs_closure():
+            return self._take(evaluate)
+        loss = evaluate()
+        self._take(None)
         return loss
 
-    @_disable_dynamo  # addresses or gradients are exchanged
-    def _take_uncompiled(self) -> None:
-        self._take()
+    def _check(self) -> None:
+        """Reject a step before the closure is evaluated and anything is changed."""
 
-    def _take(self) -> None:
-        """A step from the gradients as they are; that of the inner optimizer, unless a wrapper does more."""
+    def _needs_closure(self) -> bool:
+        """Return whether `_take` evaluates the closure itself, perhaps several times."""
+        return False
+
+    def _take(self, closure: Callable[[], Any] | None) -> Any:
+        """Step from the gradients as they are, or from those that the closure computes; return the closure's loss."""
         self.inner.step()
 
     def state_dict(self) -> dict[str, Any]:
@@ -243,6 +259,31 @@ class Wrapper(Optimizer):
         return f"{type(self).__name__} over {self.inner!r}"
 
 
+def as_group(given: Any) -> dict[str, Any]:
+    """Return a copy of a group that is to be added, with its parameters as a list; refuse what is no group.
+
+    The parameters are tensors, or pairs of names and tensors. Entries that are neither are left for the optimizer to
+    refuse (`add_group`). An iterator is used up by this.
+
+    >>> import torch
+    >>> len(as_group({"params": torch.nn.Linear(3, 2).parameters()})["params"])
+    2
+    """
+    if not isinstance(given, Mapping) or "params" not in given:
+        what = f"a dict with the keys {sorted(map(str, given))}" if isinstance(given, Mapping) else repr(given)
+        raise ControlError(f"A group must be a dict with 'params', got {what}. Try {{'params': layer.parameters()}}.")
+    params = given["params"]
+    if isinstance(params, Set):
+        raise ControlError("The group's parameters are a set, which has no order; give a list.")
+    if isinstance(params, Tensor):
+        params = [params]
+    if not isinstance(params, Iterable) or isinstance(params, str | bytes):
+        raise ControlError(
+            f"A group's 'params' must be a tensor or a list of tensors, got {params!r}. Try layer.parameters()."
+        )
+    return {**given, "params": list(params)}
+
+
 def add_group(optimizer: Optimizer, group: dict[str, Any]) -> None:
     """Add a group to an optimizer; a group that it refuses is not there afterwards.
 
@@ -262,6 +303,26 @@ def add_group(optimizer: Optimizer, group: dict[str, Any]) -> None:
             f"The group was refused by the {type(optimizer).__name__} ({error}); nothing was changed. Give parameters "
             "that it does not have yet, and options that it knows."
         ) from error
+
+
+def is_rate(given: Any) -> bool:
+    """Whether this can be a rate: a finite number from 0.
+
+    Of a tensor on an accelerator only the shape is looked at, for its value would be waited for.
+
+    >>> import torch
+    >>> is_rate(0.1), is_rate(torch.tensor([0.1])), is_rate(torch.tensor(-0.1)), is_rate("0.1")
+    (True, True, False, False)
+    """
+    if isinstance(given, Tensor) and given.device.type != "cpu":
+        return given.numel() == 1
+    return 0.0 <= real(given) < math.inf
+
+
+def check_choice(name: str, given: str, accepted: Sequence[str]) -> None:
+    """Refuse an option that is none of those there are."""
+    if not isinstance(given, str) or given not in accepted:
+        raise ControlError(f"{name} is {given!r}; accepted are {', '.join(map(repr, accepted))}.")
 
 
 def check_whole(state_dict: dict[str, Any]) -> None:

@@ -137,7 +137,7 @@ class Preconditioner(Wrapper, Generic[R]):
     def _directions(self, gradients: dict[int, Parts]) -> dict[int, Parts]:
         """C⁻¹ ∇J of layers."""
 
-    def _take(self) -> None:
+    def _take(self, closure: Callable[[], Any] | None) -> None:
         """Step the inner optimizer on preconditioned gradients."""
         if is_capturing() and not self._observer.capturable:
             raise DynamicsError(
@@ -180,7 +180,7 @@ class Preconditioner(Wrapper, Generic[R]):
                 f"Nothing is known of the layers {', '.join(names)}, so their gradients are taken as they are: no "
                 "pass of the model was seen to call them. Call the model as a whole, not compiled, and the layers as "
                 "modules.",
-                stacklevel=5,
+                stacklevel=8,
             )
 
     def _save(self) -> dict[str, Any]:
