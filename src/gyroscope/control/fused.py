@@ -1,9 +1,9 @@
-"""One launch a step: the inner rule, the inner products, the coefficients and the update of all layers.
+"""One launch per step: the inner rule, the inner products, the coefficients and the update of all layers.
 
-A step is two sweeps over the layers, one that sums and one that updates; both are items of one list
-(`gyroscope.vectors.launch.schedule`), so that a step costs one launch. An update waits for its layer's sums, which stand before it in
-the list. Programs are dispatched in the order of their numbers, so these are running or done when it starts, and they
-wait for nothing: the wait always ends, however few programs the device holds at a time.
+A step is two sweeps over the layers, one that sums and one that updates. Both are items of one list
+(`gyroscope.vectors.launch.schedule`), so that a step costs one launch. An update waits for the sums of its layer, which
+come before it in the list. Programs are dispatched in the order of their numbers, so the sums are running or done when
+the update starts, and they wait for nothing: the wait always ends, however few programs the device runs at a time.
 """
 
 from __future__ import annotations

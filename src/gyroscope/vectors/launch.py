@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gyroscope.base.transfer import pinned
 
-CHUNK = 8192  # elements a program works on; a multiple of every block size
+CHUNK = 8192  # elements that a program works on; a multiple of every block size
 
 Ints = npt.NDArray[np.int64]
 
@@ -27,8 +27,8 @@ def cut(lengths: Sequence[int] | Ints, chunk: int = CHUNK) -> tuple[Ints, Ints, 
     """Cut segments of the given lengths into chunks.
 
     Returns:
-        For each chunk its segment, and its position within the segment; and for each segment (one more at the
-        end) its first chunk. An empty segment has one empty chunk, so that its sums are written, as zeros.
+        For each chunk its segment and its position within the segment, and for each segment its first chunk, with the
+        number of chunks at the end. An empty segment has one empty chunk, so that its sums are written, as zeros.
 
     >>> [t.tolist() for t in cut([10, 0, 3], chunk=4)]
     [[0, 0, 0, 1, 2], [0, 1, 2, 0, 0], [0, 3, 4, 5]]
@@ -40,7 +40,7 @@ def cut(lengths: Sequence[int] | Ints, chunk: int = CHUNK) -> tuple[Ints, Ints, 
 
 
 def rows_of(members: Sequence[int], counts: Sequence[int] | Ints) -> Ints:
-    """The rows that the segments of some layers take among those of all, of which `counts` says how many each has.
+    """Return the rows of the segments of the layers `members`, where layer l has `counts[l]` rows.
 
     >>> rows_of([0, 2], [1, 2, 3]).tolist()
     [0, 3, 4, 5]
@@ -50,10 +50,10 @@ def rows_of(members: Sequence[int], counts: Sequence[int] | Ints) -> Ints:
 
 
 def schedule(chunks: int) -> Ints:
-    """The order in which one launch first sums all chunks and then updates them.
+    """Return the order in which one launch first sums all chunks and then updates them.
 
-    Updates go backwards, from what was read last and still lies in the cache. Chunk c is listed as c where it is
-    summed and as −c − 1 where it is updated.
+    Updates go backward, from the chunks that were read last and are still in the cache. Chunk c is listed as c where
+    it is summed and as −c − 1 where it is updated.
 
     >>> schedule(3).tolist()
     [0, 1, 2, -3, -2, -1]
@@ -63,7 +63,7 @@ def schedule(chunks: int) -> Ints:
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """An array on the device, without waiting for the copy."""
+    """Return an array on the device, without waiting for the copy."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cuda":
         return pinned(tensor).to(device, non_blocking=True)
@@ -71,27 +71,29 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
 
 
 def is_aligned(pointers: Ints) -> bool:
-    """Whether every pointer allows 16-byte loads."""
+    """Return whether every pointer allows 16-byte loads."""
     return not bool((pointers & 15).any())
 
 
 def is_capturing() -> bool:
-    """Whether a CUDA graph is being captured, so that nothing may wait for the device."""
+    """Return whether a CUDA graph is being captured, so that nothing may wait for the device."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
 def on(device: torch.device) -> Any:
-    """Launch on the tensors' own device, where that is not the current one."""
+    """Return a context that launches on the tensors' own device, where that is not the current one."""
     if device.type != "cuda" or torch.cuda.current_device() == device.index:
         return nullcontext()
     return torch.cuda.device(device)
 
 
 class Spare:
-    """Host memory that is ready for the next graph, and what earlier ones copy from.
+    """Page-locked host memory for the copies of CUDA graphs, within which none can be allocated.
+
+    One piece is ready for the next graph. The pieces that earlier graphs copy from are kept.
 
     Args:
-        device: where copies go.
+        device: the device that is copied to.
 
     >>> spare = Spare(torch.device("cpu"))
     >>> spare.copied([1, 2]) is None             # nothing was provided
@@ -106,13 +108,13 @@ class Spare:
         self._taken: list[Tensor] = []
 
     def provide(self, shape: Sequence[int]) -> None:
-        """Have memory ready for so many whole numbers; outside of graphs, as often as one may come next."""
+        """Allocate memory for integers of this shape; outside of graphs, whenever a graph may come next."""
         if self._next is None:
             memory = torch.empty(tuple(shape), dtype=torch.int64, device="cpu")
             self._next = pinned(memory) if self.device.type == "cuda" else memory
 
     def copied(self, values: npt.ArrayLike) -> Tensor | None:
-        """Values on the device, copied anew at every replay, so that their source stays as it is; None without one."""
+        """Return the values on the device, copied again at every replay, or None if no memory was provided."""
         if self._next is None:
             return None
         source, self._next = self._next, None
@@ -122,7 +124,7 @@ class Spare:
 
 
 def in_two(value: float) -> tuple[float, float]:
-    """A number as the float32 next to it and what is missing: arguments of kernels are rounded to float32.
+    """Split a number into the nearest float32 and the rest, because arguments of kernels are rounded to float32.
 
     >>> sum(in_two(0.1)) == 0.1
     True
@@ -132,11 +134,11 @@ def in_two(value: float) -> tuple[float, float]:
 
 
 def relauncher(compiled: Any, programs: int) -> Callable[..., None] | None:
-    """What launches a compiled kernel with all its arguments; None where that is for the kernel itself to do.
+    """Return a function that launches a compiled kernel with all its arguments, or None if there is none.
 
     Args:
-        compiled: what the first launch gave. The interpreter gives nothing.
-        programs: how many of it run.
+        compiled: the result of the first launch. The interpreter returns nothing.
+        programs: the number of programs.
 
     >>> relauncher(None, 3)
     """
@@ -145,7 +147,7 @@ def relauncher(compiled: Any, programs: int) -> Callable[..., None] | None:
     import triton
 
     if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3):
-        return None  # a compiled kernel took its arguments without those that are compiled in
+        return None  # compiled kernels were called without the arguments that are compiled in
     launch: Callable[..., None] = compiled[(programs, 1, 1)]
     return launch
 
@@ -157,8 +159,8 @@ class Addresses:
     """Tables of the addresses of some tensors, on their device.
 
     Args:
-        count: how many tensors there are.
-        device: where they lie.
+        count: the number of tensors.
+        device: the device of the tensors.
 
     >>> x = torch.zeros(3)
     >>> addresses = Addresses(1, x.device)
@@ -171,12 +173,12 @@ class Addresses:
         self.count, self.device = count, device
         self._known: dict[tuple[int, ...], Tensor] = {}
         self._spare = Spare(device)
-        self._captured: list[Tensor] = []  # a graph knows addresses alone, so what it has captured is kept
+        self._captured: list[Tensor] = []  # a graph holds addresses only, so captured tables are kept
 
     def table(self, addresses: list[int]) -> Tensor | None:
-        """The table; None where a CUDA graph is captured and there is nothing to capture it from."""
+        """Return the table, or None where a CUDA graph is captured and no memory was provided for it."""
         cuda = self.device.type == "cuda"
-        # What one stream is still uploading another must not read.
+        # A stream must not read a table that another stream is still uploading.
         stream = torch._C._cuda_getCurrentRawStream(self.device.index) if cuda else 0
         key = (stream, *addresses)
         known = self._known.pop(key, None)
@@ -199,16 +201,16 @@ class Addresses:
 
 
 class Launcher:
-    """A kernel with a number of programs.
+    """A kernel with a fixed number of programs.
 
-    What is passed may change from launch to launch but for types and whole numbers, which are compiled in. Tensors
-    start at multiples of 16 bytes, as all do that are allocated.
+    Arguments may change from launch to launch, except for types and integers, which are compiled in. Tensors must start
+    at multiples of 16 bytes, as all allocated tensors do.
 
     Args:
-        kernel: a function of Triton.
-        programs: how many of it run.
-        device: where.
-        warps: the threads of a program, over 32.
+        kernel: a Triton function.
+        programs: the number of programs.
+        device: the device to launch on.
+        warps: the number of warps per program.
     """
 
     def __init__(self, kernel: Any, programs: int, device: torch.device, *, warps: int = 4) -> None:
@@ -216,7 +218,7 @@ class Launcher:
         self._run: Any = None
 
     def __call__(self, arguments: Sequence[Any]) -> None:
-        """Launch it."""
+        """Launch the kernel."""
         with on(self.device):
             if self._run is not None:
                 self._run(*arguments)
@@ -226,7 +228,7 @@ class Launcher:
 
 
 def shared_out(counts: Sequence[int]) -> tuple[npt.NDArray[np.int32], Ints]:
-    """Which of several things each program works on, and the first program of each.
+    """Return the item that each program works on, and the first program of each item.
 
     >>> [t.tolist() for t in shared_out([2, 1, 3])]
     [[0, 0, 1, 2, 2, 2], [0, 2, 3]]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill their stretch of memory, each once, in whatever order of dimensions."""
+    """Return whether the elements fill a stretch of memory, each once, in any order of dimensions."""
     if tensor.is_contiguous():
         return True
     expected = 1
@@ -41,14 +41,14 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def splits_in_memory(tensor: Tensor, segments: int) -> bool:
-    """Whether `segments` equal parts along the leading dimension are stretches of memory, one after another."""
+    """Return whether `segments` equal parts along the leading dimension are consecutive stretches of memory."""
     if segments == 1 or tensor.numel() == 0 or tensor.is_contiguous():
         return True
     return tensor.shape[0] == 1 or tensor.stride(0) * tensor.shape[0] == tensor.numel()
 
 
 def aligned(tensors: Sequence[Tensor], segments: int) -> list[Tensor]:
-    """The same tensors, as `[segments, n]` views with elements in one common order; copies where need be.
+    """Return the tensors as `[segments, n]` views with elements in one common order; copies where needed.
 
     >>> x = torch.arange(6.0).reshape(2, 3)
     >>> [t.tolist() for t in aligned([x, x.T.contiguous().T], 1)]
@@ -59,19 +59,19 @@ def aligned(tensors: Sequence[Tensor], segments: int) -> list[Tensor]:
         return [t.detach().reshape(segments, 0) for t in tensors]
     if is_dense(first) and splits_in_memory(first, segments):
         return [memory_view(like(t, first), segments) for t in tensors]
-    # reshape alone may give a view with gaps
+    # reshape alone may return a view with gaps
     return [t.detach().reshape(segments, -1).contiguous() for t in tensors]
 
 
 def like(tensor: Tensor, reference: Tensor) -> Tensor:
-    """`tensor` itself where it has the strides of `reference`, else a copy that has them."""
+    """Return `tensor` itself where it has the strides of `reference`, else a copy that has them."""
     if tensor.stride() == reference.stride():
         return tensor
     return torch.empty_like(reference, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def memory_view(tensor: Tensor, segments: int) -> Tensor:
-    """A dense tensor as `[segments, n]` in memory order."""
+    """Return a dense tensor as `[segments, n]` in memory order."""
     tensor = tensor.detach()
     if tensor.is_contiguous():
         return tensor.view(segments, -1)
@@ -80,26 +80,26 @@ def memory_view(tensor: Tensor, segments: int) -> Tensor:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether `tensor` is a DTensor; asks without importing torch.distributed.tensor."""
+    """Return whether `tensor` is a DTensor, without importing torch.distributed.tensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def any_sharded(tensors: Iterable[Tensor]) -> bool:
-    """Whether there is a DTensor among the tensors."""
+    """Return whether there is a DTensor among the tensors."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and any(issubclass(kind, module.DTensor) for kind in set(map(type, tensors)))
 
 
 def local(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The part of each tensor that lies on this rank; plain tensors as they are."""
+    """Return the part of each tensor that is on this rank; plain tensors as they are."""
     if not any_sharded(tensors):
         return list(tensors)
     return [t.detach().to_local() if is_sharded(t) else t for t in tensors]  # type: ignore[attr-defined]
 
 
 def as_sharded(part: Tensor, like: Any) -> Tensor:
-    """This rank's part of a tensor that is laid out over the ranks as the DTensor `like`."""
+    """Return the DTensor, laid out over the ranks as `like`, whose part on this rank is `part`."""
     from torch.distributed.tensor import DTensor
 
     whole: Tensor = DTensor.from_local(
@@ -116,7 +116,7 @@ class Plan:
     rows: int
 
     def reduce(self, matrix: Tensor) -> Tensor:
-        """Sum the sharded rows: one all-reduce for all layers that are sharded alike."""
+        """Sum the sharded rows, with one all-reduce for all layers that are sharded alike."""
         for process_groups, rows in self.groups.items():
             whole = len(rows) == self.rows
             where = None if whole else to_device(np.array(rows, dtype=np.int64), matrix.device)
@@ -129,9 +129,9 @@ class Plan:
 
 
 def plan(lists: Sequence[Sequence[Tensor]], counts: Sequence[int]) -> Plan | None:
-    """The sums that inner products among `lists` need, or None where nothing is sharded.
+    """Return the sums that inner products among `lists` need, or None where nothing is sharded.
 
-    Local parts belong together only where a layer is sharded alike in all lists.
+    A layer must be sharded alike in all lists, because local parts belong together only then.
     """
     if not any(map(any_sharded, lists)):
         return None
@@ -143,13 +143,13 @@ def plan(lists: Sequence[Sequence[Tensor]], counts: Sequence[int]) -> Plan | Non
         for other in tensors[1:]:
             if _shards(other, i, alike) != shards:
                 raise VectorError(
-                    f"Layer {i} is laid out over the ranks as {_layout(tensors[0])} and as {_layout(other)}; "
-                    "redistribute one of them."
+                    f"Layer {i} must be laid out over the ranks in one way, got {_layout(tensors[0])} and "
+                    f"{_layout(other)}. Redistribute one of them."
                 )
         if shards:
             if n > 1:
                 raise VectorError(
-                    f"Layer {i} is sharded over ranks and split into {n} segments; use granularity 'tensor' "
+                    f"Layer {i} is sharded over ranks, so it must have one segment, got {n}. Use granularity 'tensor' "
                     "for sharded models."
                 )
             groups.setdefault(tuple(group for group, _ in shards), []).append(row)
@@ -158,19 +158,19 @@ def plan(lists: Sequence[Sequence[Tensor]], counts: Sequence[int]) -> Plan | Non
 
 
 def _shards(tensor: Any, i: int, alike: dict[ProcessGroup, ProcessGroup]) -> list[tuple[ProcessGroup, Any]]:
-    """The process groups that `tensor` is sharded over, and how.
+    """Return the process groups that `tensor` is sharded over, and how.
 
-    Of several groups with the same ranks the first is taken for all: equal meshes may have groups of their own.
+    Of several groups with the same ranks, the first stands for all: equal meshes may have groups of their own.
 
     Args:
         tensor: a DTensor or a plain tensor.
-        i: its place, for messages.
-        alike: for each group that was seen, the first one with the same ranks; grows here.
+        i: the index of its layer, for messages.
+        alike: for each group seen so far, the first one with the same ranks; extended here.
     """
     over = []
     for dim, placement in enumerate(tensor.placements if is_sharded(tensor) else ()):
         if placement.is_partial():
-            raise VectorError(f"Layer {i} has a Partial placement; redistribute it to Shard or Replicate first.")
+            raise VectorError(f"Layer {i} has a Partial placement. Redistribute it to Shard or Replicate first.")
         if not placement.is_replicate() and tensor.device_mesh.size(dim) > 1:
             group = tensor.device_mesh.get_group(dim)
             if group not in alike:
