@@ -139,10 +139,10 @@ def test_units_of_every_shape_and_precision_get_the_norm(dtype):
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (lambda net: renormalize_(net, by="row"), "by is 'row'"),
-        (lambda net: renormalize_(net, radius=0.0), "radius is 0.0"),
-        (lambda net: renormalize_([net.weight]), "no list from"),
-        (lambda net: renormalize_([]), "no list from"),
+        (lambda net: renormalize_(net, by="row"), "`by` must be one of 'unit', 'tensor', got 'row'"),
+        (lambda net: renormalize_(net, radius=0.0), "`radius` must be .*got 0.0"),
+        (lambda net: renormalize_([net.weight]), "must be a model or a list of layers"),
+        (lambda net: renormalize_([]), "must be a model or a list of layers"),
         (lambda net: sphere_step(torch.ones(2), torch.ones(2), 1.0), "ends at zero"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Steering: optimizers whose rates have a meaning that does not depend on the network, and preconditioned ones."""
+"""Control: optimizers whose rates mean the same in every network, and preconditioned optimizers."""
 
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ __all__ = [
     "renormalize_",
 ]
 
-if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistake
+if not TYPE_CHECKING:  # for a type checker, a name that is not listed above is a mistake
     __getattr__ = lazy(
         __name__,
         {

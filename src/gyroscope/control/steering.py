@@ -1,6 +1,6 @@
-"""Every controlled update as w' = a w + b s, with a and b from three inner products a layer.
+"""A controlled step: every update as w' = a w + b s, with a and b from three inner products per layer.
 
-With s the displacement the inner optimizer proposes, ρ the rate and w₀ the initial weights, Algorithm 1 of the
+With s the displacement that the inner optimizer proposes, ρ the rate and w₀ the initial weights, Algorithm 1 of the
 layer-rotation paper is
 
     1  u  = s − (⟨s,w⟩/⟨w,w⟩) w          onto the tangent of the sphere          (`project`)
@@ -9,6 +9,14 @@ layer-rotation paper is
     4  w' ← w' ‖w₀‖/‖w'‖                 back to the sphere                      (`reproject`)
 
 u is orthogonal to w, so ‖u‖² = ⟨s,s⟩ − ⟨w,s⟩²/⟨w,w⟩ and ‖w'‖² = ⟨w,w⟩ + ρ²‖w‖²: no further reduction is needed.
+
+There are three ways to get s for a group of layers, all with the same result:
+
+- *fused*: torch's common optimizers on CUDA. The inner rule runs inside the kernel that computes the inner products;
+- *plain*: SGD without momentum elsewhere. The gradient is the displacement, up to sign;
+- *proposed*: everything else. The inner optimizer steps, and what it does to the layers is caught (`proposal`).
+
+Other parameters are stepped by the inner optimizer itself.
 """
 
 from __future__ import annotations
@@ -34,20 +42,20 @@ from gyroscope.vectors.layout import any_sharded, is_dense, local, splits_in_mem
 
 Array = TypeVar("Array", Tensor, npt.NDArray[np.float64])
 
-# A tangent below this share of the displacement (squared) is rounding noise: there is no direction to turn to. So are
-# weights that a step took back to this share of their length, and of its own.
+# A tangent below this share of the displacement (both squared) is rounding noise: there is no direction to turn to.
+# The same holds for weights that a step reduces to this share of their length and of its own.
 TANGENT_FLOOR = 1e-14
 
 
 @dataclass(frozen=True)
 class Law:
-    """Which of the four operations are performed.
+    """The operations that are performed, of the four.
 
     Attributes:
-        project: operation 1.
-        scale: operation 2: `"relative"` makes the step ρ‖w‖ long, `"unit"` makes it ρ long.
-        reproject: operation 4.
-        growth: without operation 4, the most a norm may grow in one step, as a share of ‖w₀‖.
+        project: perform operation 1.
+        scale: operation 2: `"relative"` for a step of length ρ‖w‖, `"unit"` for a step of length ρ.
+        reproject: perform operation 4.
+        growth: without operation 4, the largest growth of a norm in one step, as a share of ‖w₀‖.
     """
 
     project: bool = True
@@ -57,11 +65,11 @@ class Law:
 
 
 def coefficients(dots: Array, rate: Array, radius: Array, law: Law) -> tuple[Array, Array, Array]:
-    """(a, b, moved) from `dots` = [⟨w,w⟩, ⟨w,s⟩, ⟨s,s⟩] a layer, `rate` = ρ and `radius` = ‖w₀‖.
+    """Return (a, b, moved) from `dots` = [⟨w,w⟩, ⟨w,s⟩, ⟨s,s⟩] per layer, `rate` = ρ and `radius` = ‖w₀‖.
 
-    Where there is nothing to do or no direction to do it in (ρ = 0, s = 0, s parallel to w under operation 1, a step
-    that ends at 0 before operation 4, w = 0, anything not finite), a = 1, b = 0 and `moved` is False. Tensors or NumPy
-    arrays: on a CPU the latter cost a fraction of the former at these sizes.
+    Where there is no step or no direction (ρ = 0, s = 0, s parallel to w under operation 1, a step that ends at 0
+    before operation 4, w = 0, anything not finite), a = 1, b = 0 and `moved` is False. The arrays are tensors, or NumPy
+    arrays, which on a CPU cost a fraction at these sizes.
 
     >>> w_and_s = torch.tensor([[1.0, 0.0, 4.0]], dtype=torch.float64)   # w = (1, 0), s = (0, 2)
     >>> a, b, moved = coefficients(w_and_s, torch.tensor([1.0]), torch.tensor([1.0]), Law())
@@ -78,7 +86,7 @@ def coefficients(dots: Array, rate: Array, radius: Array, law: Law) -> tuple[Arr
     length = rate * (norm if law.scale == "relative" else xp.ones_like(norm))
     c = length / xp.sqrt(square)
     one = xp.ones_like(c)
-    # ‖c u‖ is the length, whatever c: of a tiny displacement c² would be infinite.
+    # ‖c u‖ is the length, whatever c: for a tiny displacement c² would be infinite.
     far = ww + length * length
     if law.project:
         a = 1 - c * along
@@ -99,15 +107,15 @@ def coefficients(dots: Array, rate: Array, radius: Array, law: Law) -> tuple[Arr
 
 @dataclass(frozen=True)
 class Ledger:
-    """One entry a row; a row is a layer, or a segment of one.
+    """The numbers that are kept between steps, one per row; a row is a layer, or a segment of one.
 
     Attributes:
-        multiplier: the row's share of the rate.
-        radius: ‖w₀‖, and −1 until the first step has seen it.
-        skipped: how many steps were left out because something was not finite.
-        bad: whether the last step was.
+        multiplier: the row's factor on the rate.
+        radius: ‖w₀‖, and −1 before the first step.
+        skipped: the number of steps that were skipped because something was not finite.
+        bad: 1 if the last step was skipped.
         power1: β₁ᵗ of an inner rule with bias correction; for momentum 1 before the first step, then 0.
-        power2: β₂ᵗ likewise.
+        power2: β₂ᵗ of an inner rule with bias correction.
     """
 
     multiplier: Tensor
@@ -119,7 +127,7 @@ class Ledger:
 
     @classmethod
     def blank(cls, rows: int, device: torch.device) -> Ledger:
-        """A ledger before the first step.
+        """Return a ledger as it is before the first step.
 
         >>> Ledger.blank(2, torch.device("cpu")).radius
         tensor([-1., -1.], dtype=torch.float64)
@@ -135,22 +143,22 @@ class Ledger:
         )
 
 
-# Layers are taken together up to this many elements, so that the update finds them in a CPU's cache.
+# Layers are updated together up to this many elements, so that the update finds them in a CPU's cache.
 _TOGETHER = 1 << 21
 
 
 @dataclass(frozen=True)
 class Move:
-    """Layers on one device, and where they are to go: s = sign · displacement + along · w.
+    """Layers on one device and their displacements, s = sign · displacement + along · w.
 
     Attributes:
         weights: the layers' weights, updated in place.
-        displacements: one tensor a layer.
+        displacements: one tensor per layer.
         rows: the layers' rows in the ledger, `counts[l]` of them for layer l.
-        counts: the segments of each layer.
+        counts: the number of segments of each layer.
         lr: ρ, before the multipliers.
-        sign: −1 where gradients stand in for displacements.
-        along: a multiple of the weights that belongs to the displacement.
+        sign: −1 where gradients are given as displacements.
+        along: the multiple of the weights in the displacement.
     """
 
     weights: list[Tensor]
@@ -186,7 +194,7 @@ def sweep(moves: Sequence[Move], ledger: Ledger, law: Law) -> None:
 
 
 def _in_cache(move: Move) -> Iterator[Move]:
-    """The same move in parts that a cache holds until they are updated."""
+    """Split a move into parts that stay in the cache until they are updated."""
     start = first = together = 0
     for i, w in enumerate(move.weights):
         together += w.numel()
@@ -223,7 +231,7 @@ def _factors(move: Move, products: Any, ledger: Ledger, law: Law) -> tuple[Tenso
 def _update_book(
     products: Any, book: dict[str, Any], here: Any, lr: Any, law: Law, sign: float, along: float
 ) -> tuple[Any, Any]:
-    """The coefficients of w and of the displacement as it was given; radii and skipped steps go into the book."""
+    """Return the coefficients of w and of the displacement as given; radii and skipped steps go into the book."""
     xp: Any = torch if isinstance(products, Tensor) else np
     ww, wd, dd = products[:, 0], products[:, 1], products[:, 2]
     if sign != 1.0 or along != 0.0:
@@ -239,7 +247,7 @@ def _update_book(
 
 
 def _index(rows: Sequence[int], device: torch.device) -> slice | Tensor:
-    """Rows that stand together as a slice, which costs no copy to the device."""
+    """Return consecutive rows as a slice, which needs no copy to the device, and other rows as a tensor."""
     if rows and rows[-1] - rows[0] + 1 == len(rows):
         return slice(rows[0], rows[-1] + 1)
     return to_device(np.array(rows, dtype=np.int64), device)
@@ -254,7 +262,7 @@ class Work:
 
     group: Group
     params: list[Tensor]
-    grads: list[Any]  # tensors; None where a closure is still to make one
+    grads: list[Any]  # tensors; None where a closure has yet to compute one
     entries: list[Entry]
 
     @property
@@ -264,7 +272,7 @@ class Work:
 
     @property
     def counts(self) -> list[int]:
-        """The segments of each layer."""
+        """The number of segments of each layer."""
         return [e.segments for e in self.entries]
 
     @property
@@ -274,7 +282,7 @@ class Work:
 
 
 class Steering:
-    """Steps the layers of a roster by a law, towards what the inner optimizer proposes."""
+    """Steps the layers of a roster by a law, in the directions that the inner optimizer proposes."""
 
     def __init__(self, inner: Optimizer, roster: Roster, law: Law, others: Others, reads_weights: bool | None) -> None:
         self.inner = inner
@@ -285,20 +293,20 @@ class Steering:
         self.ledgers: dict[torch.device, Ledger] = {}
         self.multipliers = torch.ones(roster.layers, dtype=torch.float64, device="cpu")
         self._layer_of_row: dict[torch.device, Tensor] = {}
-        self._drivers: dict[Any, Any] = {}  # fused kernels by group, and by ("given", group)
+        self._drivers: dict[Any, Any] = {}  # of fused kernels, by group and by ("given", group)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_drivers": {}}
 
     def ledger(self, device: torch.device) -> Ledger:
-        """The ledger on a device, made when first asked for."""
+        """Return the ledger on a device, made at the first call."""
         if device not in self.ledgers:
             self.ledgers[device] = Ledger.blank(self.roster.rows, device)
             self.write_multipliers()
         return self.ledgers[device]
 
     def write_multipliers(self) -> None:
-        """Bring the ledgers' multipliers up to date; nothing waits for the device."""
+        """Copy the multipliers to the ledgers, without waiting for the device."""
         for device, ledger in self.ledgers.items():
             where = self._layer_of_row.get(device)
             if where is None or where.numel() != self.roster.rows:
@@ -307,7 +315,7 @@ class Steering:
             ledger.multiplier.copy_(self.multipliers.to(device, ledger.multiplier.dtype, non_blocking=True)[where])
 
     def grow(self, old: dict[torch.device, Ledger]) -> None:
-        """Make room for layers that were added; what is known of the others is kept."""
+        """Extend the ledgers for layers that were added; the numbers of the others are kept."""
         self.ledgers = {}
         for device, ledger in old.items():
             new = self.ledgers[device] = Ledger.blank(self.roster.rows, device)
@@ -317,22 +325,22 @@ class Steering:
         self.write_multipliers()
 
     def ready(self) -> list[int]:
-        """The groups whose fused kernel can go on where it left off."""
+        """Return the groups whose fused kernel can be launched again as it is."""
         if self._hooked():
             return []
         groups = self.inner.param_groups
         return [i for i, driver in self._drivers.items() if isinstance(i, int) and driver.ready(groups[i])]
 
     def forget(self) -> None:
-        """Make all tables anew at the next step: a state was loaded."""
+        """Rebuild all tables at the next step, because a state was loaded."""
         self._drivers.clear()
 
     def _hooked(self) -> bool:
-        """Whether somebody listens to the inner optimizer's own step, which must then be called."""
+        """Return whether the inner optimizer has step hooks, so that its own step must be called."""
         return bool(self.inner._optimizer_step_pre_hooks or self.inner._optimizer_step_post_hooks)
 
     def work(self, but: Collection[int] = (), *, late: bool = False) -> dict[int, Work]:
-        """For each controlled group that is not in `but`, the layers that have a gradient, or get one `late`."""
+        """Return the layers that have a gradient, or get one `late`, of each controlled group that is not in `but`."""
         found = {}
         for i in self.roster.controlled():
             if i in but:
@@ -378,7 +386,7 @@ class Steering:
             raise
 
     def _way(self, work: Work) -> str | None:
-        """`"plain"`, the fused kernel's rule, or None where the inner optimizer must be asked."""
+        """Return `"plain"`, the rule of the fused kernel, or None where the inner optimizer must step."""
         if self.proposer.reads_weights or self._hooked() or not work.params:
             return None
         kernel = kernel_of(self.proposer.rule, work.group)
@@ -425,8 +433,8 @@ class Steering:
         sparse = [e.name for e, g in its if g is not None and g.is_sparse]
         if sparse:
             raise ControlError(
-                f"{few(sparse)} has a sparse gradient; use sparse=False on the embedding, or exclude it "
-                "(gyroscope.layers(model, exclude=...)) so that the inner optimizer steps it. Nothing was changed."
+                f"{few(sparse)} has a sparse gradient; nothing was changed. Use sparse=False in the embedding, or "
+                "exclude it (gyroscope.layers(model, exclude=...)) so that the inner optimizer steps it."
             )
         seen = {*asked, *rest}
         with _keeping_rates([groups[i] for i in asked]) if self.proposer.rule is UNKNOWN else nullcontext():
@@ -441,10 +449,10 @@ class Steering:
     def _follow(
         self, i: int, proposal: Proposal, moves: list[tuple[torch.device, Move]], after: list[Callable[[], None]]
     ) -> None:
-        """Turn the layers towards the displacements the inner optimizer proposed, now or with the other moves."""
+        """Turn the layers in the proposed directions, by a kernel now or with the other moves."""
         entries = [self.roster.groups[i][j] for j in proposal.positions]
         work = Work(self.inner.param_groups[i], proposal.params, [], entries)
-        self._drivers.pop(i, None)  # the fused kernel's own count of steps is behind now
+        self._drivers.pop(i, None)  # its count of steps is behind now
         if self._kernel_runs(work):
             from gyroscope.control.fast import Given
 
@@ -466,7 +474,7 @@ class Steering:
     def _moves(
         self, work: Work, displacements: Sequence[Tensor], *, sign: float = 1.0, along: float = 0.0
     ) -> list[tuple[torch.device, Move]]:
-        """The moves of a group's layers, one a device."""
+        """Return the moves of a group's layers, one per device."""
         devices: dict[torch.device, list[int]] = {}
         for k, p in enumerate(work.params):
             devices.setdefault(p.device, []).append(k)
@@ -486,9 +494,9 @@ class Steering:
         return found
 
     def _states(self, work: Work, shaped: bool) -> list[tuple[list[Tensor], list[int], list[int]]]:
-        """The inner state of the layers: by name and dtype, with rows and segments.
+        """Return the inner state of the layers by name and dtype, with rows and numbers of segments.
 
-        Without `shaped`, only what has another shape than its layer, such as Adafactor's rows and columns.
+        Without `shaped`, only the state that has another shape than its layer, such as Adafactor's rows and columns.
         """
         found: dict[tuple[str, torch.dtype], tuple[list[Tensor], list[int], list[int]]] = {}
         for p, e in zip(work.params, work.entries, strict=True):
@@ -503,23 +511,23 @@ class Steering:
         return list(found.values())
 
     def _clear(self, work: Work, *, shaped: bool = True) -> None:
-        """Zero what is not finite in the inner state of layers whose step was skipped."""
+        """Set what is not finite to 0 in the inner state of layers whose step was skipped."""
         where = {p.device for p in work.params}
         if {device.type for device in where} == {"cpu"} and not any(self.ledger(d).bad.any() for d in where):
-            return  # at hand, and most often so
+            return  # the usual case
         for states, rows, counts in self._states(work, shaped):
             start = 0
             for state, n in zip(states, counts, strict=True):
                 bad = self.ledger(state.device).bad[rows[start] : rows[start] + n].any()
                 start += n
-                # On a CPU the answer is at hand; elsewhere asking would wait, so the state is passed over instead.
+                # On a CPU the value is known; elsewhere reading it would wait, so the whole state is rewritten.
                 if state.device.type != "cpu":
                     state.copy_(torch.where(bad & ~torch.isfinite(state), torch.zeros_like(state), state))
                 elif bad:
                     state[~torch.isfinite(state)] = 0
 
     def zero_layers(self, work: dict[int, Work]) -> list[str]:
-        """The layers among `work` whose weights, or those of a segment, are all zero (waits for the device)."""
+        """Return the layers among `work` with zero weights, in all or in a segment (waits for the device)."""
         entries = [e for w in work.values() for e in w.entries]
         views = [view for w in work.values() for view in w.views]
         squares = dots({"ww": (views, views)}, segments=[e.segments for e in entries])[:, 0].tolist()
@@ -532,7 +540,7 @@ class Steering:
         return found
 
     def nonfinite(self) -> list[str]:
-        """The parameters whose gradients are not finite (waits for the device)."""
+        """Return the parameters whose gradients are not finite (waits for the device)."""
         names, grads = [], []
         for g, group in enumerate(self.inner.param_groups):
             for j, p in enumerate(group["params"]):
@@ -547,7 +555,7 @@ class Steering:
 
 @contextmanager
 def _keeping_rates(groups: Sequence[Group]) -> Iterator[None]:
-    """Undo what an optimizer writes into the rates of some groups: there they are angles, and the user's to change."""
+    """Undo what an optimizer writes into the rates of controlled groups, which are angles that the user sets."""
     rates = [group["lr"] for group in groups]
     values = [rate.clone() if isinstance(rate, Tensor) else rate for rate in rates]
     try:
