@@ -272,15 +272,15 @@ def test_undamped_directions_that_the_curvature_does_not_see_are_left_alone():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"damping": -1.0}, "damping is -1.0"),
-        ({"decay": 1.0}, "decay is 1.0"),
+        ({"damping": -1.0}, "`damping` must be a finite number >= 0, got -1.0"),
+        ({"decay": 1.0}, "`decay` must be a finite number >= 0 and below 1, got 1.0"),
         ({"every": 0}, "every is 0"),
         ({"decompose_every": 1.5}, "decompose_every is 1.5"),
-        ({"tikhonov": "other"}, "tikhonov is 'other'"),
-        ({"clip": float("nan")}, "clip is nan"),
+        ({"tikhonov": "other"}, "`tikhonov` must be one of 'factored', 'exact', got 'other'"),
+        ({"clip": float("nan")}, "`clip` must be a finite number >= 0, got nan"),
         ({"largest": 0}, "largest is 0"),
-        ({"labels": "sampled"}, "loss is None"),
-        ({"labels": "other"}, "labels is 'other'"),
+        ({"labels": "sampled"}, "`loss` must be the function .*got None"),
+        ({"labels": "other"}, "`labels` must be 'sampled', 'true', .*got 'other'"),
         ({"labels": "sampled", "loss": F.l1_loss}, "l1_loss"),
     ],
 )

@@ -42,7 +42,7 @@ GIVEN, SGD, MOMENTUM, SGD_AMOM, ADAM, RMSPROP, ADAGRAD = map(tl.constexpr, RULES
 
 @triton.jit
 def _gradient(g, w, decay, RULE: tl.constexpr, MAXIMIZE: tl.constexpr, DECOUPLED: tl.constexpr):
-    """What the rule takes for the gradient."""
+    """The gradient as the rule takes it."""
     d = g
     if MAXIMIZE:
         d = -d
@@ -88,7 +88,7 @@ def _sum_block(
     d = _gradient(g, w, decay, RULE, MAXIMIZE, DECOUPLED)
     m = d
     v = d
-    # A gradient that is not finite must not stay in the state: its element starts afresh.
+    # A gradient that is not finite must not stay in the state: its element starts again from 0.
     finite = tl.abs(g) < float("inf")
     if (RULE == MOMENTUM) | (RULE == SGD_AMOM) | (RULE == ADAM):
         old = fetch(pm, offsets, n, MASKED).to(TC)
@@ -120,7 +120,7 @@ def _sum_block(
         s = tl.where(finite, s, float("nan"))
     if MASKED:
         s = tl.where(offsets < n, s, 0.0)
-    # A thread adds its neighbouring elements first: a quarter of the registers for sums, the same exact products.
+    # A thread adds its neighboring elements first: a quarter of the registers for sums, the same exact products.
     w = tl.reshape(w.to(tl.float64), (w.shape[0] // FOLD, FOLD))
     s = tl.reshape(s.to(tl.float64), (s.shape[0] // FOLD, FOLD))
     return ww + tl.sum(w * w, 1), ws + tl.sum(w * s, 1), ss + tl.sum(s * s, 1)
@@ -145,7 +145,7 @@ def _update_block(
         if (RULE == GIVEN) | (RULE == SGD) | NESTEROV | (RULE == RMSPROP) | (RULE == ADAGRAD):
             g = fetch(pg, offsets, n, MASKED).to(TC)
             d = _gradient(g, w, decay, RULE, MAXIMIZE, DECOUPLED)
-        # Past the L1 cache: another multiprocessor may have written the state in the first sweep.
+        # Bypass the L1 cache: another multiprocessor may have written the state in the first sweep.
         if (RULE == MOMENTUM) | (RULE == SGD_AMOM) | (RULE == ADAM):
             if MASKED:
                 m = tl.load(pm + offsets, mask=inside, other=0.0, cache_modifier=".cg").to(TC)
@@ -180,7 +180,7 @@ def step_kernel(
     TW: tl.constexpr, TG: tl.constexpr, TM: tl.constexpr, TV: tl.constexpr, TC: tl.constexpr,
     ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, FOLD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One item of the list: sum a chunk, or update one. The last to sum a segment works out its coefficients."""
+    """One item of the list: sum a chunk, or update one. The last to sum a segment computes its coefficients."""
     record = items + 8 * tl.program_id(0)
     segment = tl.load(record)
     position = tl.load(record + 1)
@@ -237,13 +237,13 @@ def step_kernel(
             w2 = total(partial, first, first + chunks, 0, 3)
             wt = total(partial, first, first + chunks, 1, 3)
             s2 = total(partial, first, first + chunks, 2, 3)
-            # A decoupled decay that the caller left out of the displacement: s + along·w.
+            # A decoupled decay that is not part of the displacement: s + along·w.
             s2 += 2.0 * along * wt + along * along * w2
             wt += along * w2
             if LR_ON_DEVICE:
                 rate = tl.load(lr_pointer).to(tl.float64) * tl.load(multiplier + row)
             else:
-                # Two float32 arguments hold a rate to float64's digits.
+                # Two float32 arguments hold a rate to the digits of float64.
                 rate = tl.load(multiplier + row) * lr_value + tl.load(multiplier + row) * lr_rest
             norm = tl.sqrt(w2)
             start_norm = tl.load(radius + row)
@@ -297,7 +297,7 @@ def step_kernel(
             bias1 = (1.0 - tl.load(power1 + row, cache_modifier=".cg")).to(TC)
             bias2 = tl.sqrt(1.0 - tl.load(power2 + row, cache_modifier=".cg")).to(TC)
         tl.debug_barrier()
-        # The last to have read the flag takes it down, so that the next launch finds everything as this one did.
+        # The last to read the flag resets it, so that the next launch finds everything as this one did.
         if tl.atomic_add(left + segment, 1, sem="acq_rel") == chunks - 1:
             tl.store(left + segment, 0)
             tl.store(ready + segment, 0)
@@ -327,18 +327,18 @@ def step_kernel(
 
 # Measured on an H200: smaller chunks spend their time starting, larger blocks run out of registers, and three
 # stages of loads keep the memory busy.
-BLOCK = 1024
-WARPS = 4
-FOLD = 4
-STAGES = 3
+_BLOCK = 1024
+_WARPS = 4
+_FOLD = 4
+_STAGES = 3
 
-# Where the arguments that change from step to step stand in the kernel's list.
+# The positions of the arguments that change from step to step, in the kernel's list.
 _POINTERS, _NUMBERS, _LR = 1, 15, 16
 
 
 @dataclass(frozen=True)
 class Hyper:
-    """The inner rule's numbers, but for the rate; unused ones stay at their defaults."""
+    """The hyperparameters of the inner rule, except the rate; unused ones keep their defaults."""
 
     decay: float = 0.0
     momentum: float = 0.0
@@ -352,17 +352,17 @@ class Hyper:
     decoupled: bool = False
 
 
-# A graph knows addresses alone, so what it has captured is kept for good.
+# A graph holds addresses only, so the launches it has captured are kept for good.
 _captured: set[Launch] = set()
 
 
 class Launch:
-    """The table for one set of layers: where they lie, in which order they are swept, and scratch space.
+    """The table for one set of layers: their addresses, the order in which they are swept, and scratch space.
 
     Args:
-        lists: weights, gradients, first and second moments, a tensor a layer each.
+        lists: weights, gradients, first and second moments; one tensor per layer each.
         rows: the layers' rows in the ledger.
-        counts: the segments of each layer.
+        counts: the number of segments of each layer.
     """
 
     def __init__(self, lists: Sequence[Sequence[Tensor]], rows: Sequence[int], counts: Sequence[int]) -> None:
@@ -399,7 +399,7 @@ class Launch:
         self._compiled: dict[Any, Any] = {}
 
     def point(self, lists: Sequence[Sequence[Tensor]]) -> None:
-        """Look for the tensors where they lie now; all else about them is as it was."""
+        """Update the addresses of the tensors; everything else about them is unchanged."""
         pointers = np.stack(
             [
                 np.repeat(np.fromiter(map(Tensor.data_ptr, one), np.int64, len(one)), self._counts)
@@ -422,7 +422,7 @@ class Launch:
         copy = self._spare.copied(pointers)
         if copy is None:
             raise ControlError(
-                "A CUDA graph captures a step of layers that have not been stepped since the last capture; take one "
+                "A CUDA graph captures a step of layers that have not been stepped since the last capture. Take one "
                 "step outside a graph first."
             )
         return copy
@@ -430,25 +430,25 @@ class Launch:
     def __call__(
         self, rule: str, hyper: Hyper, lr: float | Tensor, ledger: Ledger, law: Law, *, zero: bool = False
     ) -> None:
-        """Take one step; with `zero`, leave the second list (a buffer of displacements) zeroed."""
+        """Take one step; with `zero`, set the second list (a buffer of displacements) to 0."""
         if is_capturing():
             _captured.add(self)
-            self._captured.append(self.pointers)  # other gradients may be looked for later, outside the graph
+            self._captured.append(self.pointers)  # the addresses may be updated later, outside the graph
         else:
-            self._provide()  # a graph may have taken it, and tensors may lie where they lay before
+            self._provide()  # a graph may have taken it, and `point` is not called where addresses are the same
         if isinstance(lr, Tensor) and lr.device.type == "cpu" != self.device.type:
-            lr = lr.item()  # at hand, and a kernel could not reach it
+            lr = lr.item()  # known on the host, and out of reach for a kernel
         key = (rule, hyper.nesterov, hyper.maximize, hyper.decoupled, law, zero, id(ledger), self.aligned)
         known = None if isinstance(lr, Tensor) else self._compiled.get(key)
         if known is None:
             arguments = self._arguments(rule, hyper, lr, ledger, law, zero)
             with on(self.device):
-                compiled = step_kernel[(len(self.items),)](*arguments, num_warps=WARPS)
+                compiled = step_kernel[(len(self.items),)](*arguments, num_warps=_WARPS)
             # A kernel that reads the rate from memory cannot take a number.
             if not isinstance(lr, Tensor) and (again := relauncher(compiled, len(self.items))) is not None:
                 self._compiled[key] = again, arguments
             return
-        # The same tensors as when it was compiled, so there is no need to look at each argument again.
+        # The same tensors as when it was compiled, so the arguments need not be inspected again.
         run, arguments = known
         arguments[_POINTERS] = self.pointers
         arguments[_NUMBERS] = self._numbers(hyper, law)
@@ -469,11 +469,11 @@ class Launch:
             RULES[rule], hyper.nesterov, hyper.maximize, hyper.decoupled,
             on_device, law.project, law.scale == "relative", law.reproject, law.growth is not None, zero,
             TANGENT_FLOOR, tw, tg, tm, tv, tl.float64 if tw == tl.float64 else tl.float32,
-            self.aligned, self.chunk, BLOCK, FOLD, STAGES,
+            self.aligned, self.chunk, _BLOCK, _FOLD, _STAGES,
         ]  # fmt: skip
 
     def _numbers(self, hyper: Hyper, law: Law) -> Tensor:
-        """The hyperparameters in float64 on the device: as kernel arguments they would be rounded to float32."""
+        """Return the hyperparameters in float64 on the device: kernel arguments would be rounded to float32."""
         values = (
             hyper.decay, hyper.momentum, 1.0 - hyper.dampening, hyper.beta1, hyper.beta2, hyper.eps,
             law.growth or 0.0, hyper.along,
@@ -482,7 +482,7 @@ class Launch:
             if is_capturing():
                 raise ControlError(
                     "A CUDA graph captures a step whose options (momentum, betas, weight decay, ...) have just "
-                    "changed; take one step outside the graph first."
+                    "changed. Take one step outside the graph first."
                 )
             self._uploaded = (values, to_device(np.array(values), self.device))
         if is_capturing():
@@ -491,7 +491,7 @@ class Launch:
 
 
 def rows_among(rows: Sequence[int], counts: Sequence[int], members: Sequence[int]) -> list[int]:
-    """The rows of some layers, where `rows` are those of all and `counts` how many each has.
+    """Return the rows of the layers `members`, where `rows` are those of all and layer l has `counts[l]` of them.
 
     >>> rows_among([7, 8, 9], [1, 2], [1])
     [8, 9]

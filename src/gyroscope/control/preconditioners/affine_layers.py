@@ -39,7 +39,7 @@ class Place:
     """A layer whose gradient can be preconditioned.
 
     Attributes:
-        name: of the module in its model.
+        name: the name of the module in its model.
         module: a linear layer or a convolution without groups.
         biased: whether a bias is trained with the weights, so that activations have a homogeneous coordinate.
     """
@@ -50,21 +50,21 @@ class Place:
 
     @property
     def inputs(self) -> int:
-        """The size of a, without the homogeneous coordinate."""
+        """The length of a, without the homogeneous coordinate."""
         return self.module.weight[0].numel()
 
     @property
     def outputs(self) -> int:
-        """The size of s."""
+        """The length of s."""
         return self.module.weight.shape[0]
 
     @property
     def bias(self) -> Tensor | None:
-        """b, if it is trained."""
+        """The bias b, or None if it is not trained."""
         return self.module.bias if self.biased else None
 
     def gradient(self) -> Parts | None:
-        """∇W and ∇b as they are shaped, in float32 or better; None where there is none."""
+        """Return ∇W and ∇b in their own shapes, in float32 or better; None where there is no gradient."""
         grad, bias = self.module.weight.grad, self.bias
         if grad is None:
             return None
@@ -74,7 +74,7 @@ class Place:
         return of_weight, of_weight.new_zeros(len(grad)) if bias.grad is None else bias.grad.to(of_weight.dtype)
 
     def exchanged(self, direction: Parts) -> list[tuple[Tensor, Tensor]]:
-        """Parameters, and what they get for their gradients."""
+        """Return pairs of a parameter and the direction that replaces its gradient."""
         (of_weight, of_bias), weight, bias = direction, self.module.weight, self.bias
         pairs: list[tuple[Tensor, Tensor]] = [(weight, of_weight.to(weight.dtype))]
         if bias is not None and bias.grad is not None and of_bias is not None:
@@ -82,11 +82,11 @@ class Place:
         return pairs
 
     def parameters(self) -> list[Tensor]:
-        """W, and b if it is trained."""
+        """Return W, and b if it is trained."""
         return [self.module.weight] if self.bias is None else [self.module.weight, self.bias]
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """E[a] and the variances of the coordinates of a, each [inputs], over all rows or patches of an input.
+        """Return E[a] and the variances of the coordinates of a, each [inputs], over all rows or patches of an input.
 
         >>> Place("", nn.Linear(2, 1), True).moments(torch.tensor([[1.0, 0.0], [3.0, 0.0]]))
         (tensor([2., 0.]), tensor([1., 0.]))
@@ -99,14 +99,14 @@ class Place:
         return means[0], variances[0]
 
     def pixel_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """E[a] and variances over rows, each [inputs]; of a convolution those of pixels, [channels, height, width]."""
+        """Return means and variances over rows, [inputs]; for a convolution of pixels, [channels, height, width]."""
         x = at_least_float32(x)
         if isinstance(self.module, nn.Linear):
             return moments_over(x.reshape(-1, x.shape[-1]), (0,))
         return moments_over(x if x.dim() == 4 else x.unsqueeze(0), (0,))
 
     def norms(self, g: Tensor) -> Tensor:
-        """The square root of the sum over rows of the squares of a gradient at the output, [outputs].
+        """Return the norms over rows of a gradient at the output, [outputs].
 
         >>> Place("", nn.Linear(1, 2), True).norms(torch.tensor([[3.0, 0.0], [4.0, 1.0]]))
         tensor([5., 1.])
@@ -116,7 +116,7 @@ class Place:
         return norm_over(g, tuple(d for d in range(g.dim()) if d != unit))
 
     def second_moment(self, x: Tensor) -> Tensor:
-        """E[ā āᵀ] over all rows or patches of an input, with or without the homogeneous coordinate.
+        """Return E[ā āᵀ] over all rows or patches of an input; without a bias, ā has no homogeneous coordinate.
 
         >>> Place("", nn.Linear(1, 1), True).second_moment(torch.tensor([[1.0], [3.0]]))
         tensor([[5., 2.],
@@ -147,20 +147,20 @@ class Place:
         return whole
 
     def rows(self, g: Tensor) -> Tensor:
-        """What comes out of the layer, or the gradient there, as [rows, outputs]."""
+        """Return the output of the layer, or the gradient there, as [rows, outputs]."""
         g = at_least_float32(g)
         if isinstance(self.module, nn.Conv2d):
             g = g.movedim(-3, -1)
         return g.reshape(-1, g.shape[-1])
 
     def _patch_mean(self, image: Tensor) -> Tensor:
-        """The mean patch of one image [C, H, W]; of a mean image, that of all: patches are linear in it."""
+        """Return the mean patch of one image [C, H, W]; of the mean image it is that of all images, by linearity."""
         assert isinstance(self.module, nn.Conv2d)
         return windows(self.module, image).mean(image).flatten()
 
 
 def joined(parts: Parts) -> Tensor:
-    """[W b] as one matrix, or as one for each layer.
+    """Return [W b] as one matrix, or as one matrix per layer.
 
     >>> joined((torch.tensor([[1.0, 2.0]]), torch.tensor([3.0])))
     tensor([[1., 2., 3.]])
@@ -170,7 +170,7 @@ def joined(parts: Parts) -> Tensor:
 
 
 def split(matrix: Tensor, biased: bool) -> Parts:
-    """[W b] as W and b.
+    """Split [W b] into W and b.
 
     >>> split(torch.tensor([[1.0, 2.0, 3.0]]), True)
     (tensor([[1., 2.]]), tensor([3.]))
@@ -179,7 +179,7 @@ def split(matrix: Tensor, biased: bool) -> Parts:
 
 
 def places(model: nn.Module) -> tuple[tuple[Place, ...], dict[str, str]]:
-    """The layers of a model that can be preconditioned, and why other modules with trained parameters cannot.
+    """Return the layers of a model that can be preconditioned, and why other modules with trained parameters cannot.
 
     >>> found, others = places(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2), nn.Linear(2, 2, bias=False)))
     >>> [(place.name, place.biased) for place in found]
@@ -188,7 +188,7 @@ def places(model: nn.Module) -> tuple[tuple[Place, ...], dict[str, str]]:
     {'1': 'LayerNorm is neither a linear layer nor a convolution'}
     """
     if not isinstance(model, nn.Module):
-        raise DynamicsError(f"The model is a {type(model).__name__}; accepted is a torch.nn.Module.")
+        raise DynamicsError(f"`model` must be a torch.nn.Module, got a {type(model).__name__}.")
     found: list[Place] = []
     others: dict[str, str] = {}
     owners: defaultdict[int, list[str]] = defaultdict(list)
@@ -223,7 +223,7 @@ def _unsupported(module: nn.Module) -> str | None:
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Digits enough for sums.
+    """Return a tensor in float32 or better, for sums.
 
     >>> at_least_float32(torch.ones((), dtype=torch.bfloat16))
     tensor(1.)
@@ -236,15 +236,16 @@ _SMALL = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """Which rows and columns of an image the positions of a kernel run over.
+    """The rows and columns of an image that each position of a kernel sees.
 
     Attributes:
-        rows: [kernel height, image height], how often a row is seen over the number of output rows.
+        rows: [kernel height, image height], the share of output rows at which a kernel row sees an image row.
         columns: [image width, kernel width], the same for columns.
-        inside: [kernel height · kernel width], how much is of the image, and not of zeros around it; None if all is.
-        outside: the rest.
-        pixels: [image height · image width, kernel height · kernel width], rows and columns at once where that is
-            small; one product for two.
+        inside: [kernel height · kernel width], the share that is inside the image, not in the zeros around it; None if
+            all of it is.
+        outside: 1 − inside.
+        pixels: [image height · image width, kernel height · kernel width], rows and columns in one matrix where that is
+            small, so that one product is enough.
     """
 
     rows: Tensor
@@ -254,14 +255,14 @@ class Windows:
     pixels: Tensor | None
 
     def mean(self, images: Tensor) -> Tensor:
-        """What each position of the kernel sees on average, [..., kernel height · kernel width]."""
+        """Return the mean of what each position of the kernel sees, [..., kernel height · kernel width]."""
         if self.pixels is not None:
             return images.flatten(-2) @ self.pixels
         return torch.matmul(self.rows, images @ self.columns).flatten(-2)
 
 
 def windows(module: nn.Conv2d, image: Tensor) -> Windows:
-    """The windows of a convolution on images like one of [..., height, width].
+    """Return the windows of a convolution on images of the size of `image`, [..., height, width].
 
     >>> windows(nn.Conv2d(1, 1, (1, 3), padding=(0, 1)), torch.zeros(1, 4)).columns.T
     tensor([[0.2500, 0.2500, 0.2500, 0.0000],
@@ -282,9 +283,9 @@ def windows(module: nn.Conv2d, image: Tensor) -> Windows:
 
 
 def _seen(size: int, kernel: int, stride: int, dilation: int, around: list[int], module: nn.Conv2d) -> Tensor:
-    """[kernel, size]: the share of output positions at which a position of the kernel is over a row of the image."""
+    """Return [kernel, size]: the share of output positions at which a kernel position sees an image row."""
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    # Counted from 1, so that zeros around it are 0; on the CPU, whatever the default device.
+    # Counted from 1, so that padding is 0; on the CPU, whatever the default device.
     places = torch.arange(1, size + 1, dtype=torch.float64, device="cpu").reshape(1, 1, size)
     padded = functional.pad(places, around, mode=mode)[0, 0].long()
     at = padded.unfold(0, dilation * (kernel - 1) + 1, stride)[:, ::dilation]
@@ -292,14 +293,14 @@ def _seen(size: int, kernel: int, stride: int, dilation: int, around: list[int],
 
 
 def patch_moments(images: Tensor, within: Windows) -> tuple[Tensor, Tensor]:
-    """The mean and variance of patches, each [layers, channels · kernel], as of `torch.nn.functional.unfold`.
+    """Return the mean and variance of patches, each [layers, channels · kernel], as of `torch.nn.functional.unfold`.
 
     Args:
-        images: m and v of each pixel, [2, layers, channels, height, width]; they are changed.
+        images: m and v of each pixel, [2, layers, channels, height, width]; overwritten.
         within: the windows.
     """
     m, v = images
-    # Centred by channels, for the digits of the variance; zeros around the image are then c too low.
+    # Centered by channels, for the digits of the variance; zeros around the image are then c too low.
     c = m.mean((2, 3), keepdim=True)
     m.sub_(c)
     v.addcmul_(m, m)
@@ -317,7 +318,7 @@ def patch_moments(images: Tensor, within: Windows) -> tuple[Tensor, Tensor]:
 
 
 def moments_over(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The mean and the variance over some dimensions, with the digits of the variance.
+    """Return the mean and the variance over some dimensions, without cancellation in the variance.
 
     >>> moments_over(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), (0,))
     (tensor([2., 0.]), tensor([1., 0.]))
@@ -325,21 +326,21 @@ def moments_over(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     if x.is_cuda:
         variance, mean = torch.var_mean(x, dims, correction=0)
         return mean, variance
-    # One pass is one operation, but on a CPU a slow one.
+    # torch.var_mean is one operation, but a slow one on a CPU.
     mean = x.mean(dims, keepdim=True)
-    centred = x - mean
-    return mean.squeeze(dims), centred.mul_(centred).mean(dims)
+    centered = x - mean
+    return mean.squeeze(dims), centered.mul_(centered).mean(dims)
 
 
 def norm_over(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """The 2-norm over some dimensions; over none it is |x|.
+    """Return the 2-norm over some dimensions; over none it is |x|.
 
     >>> norm_over(torch.tensor([[3.0, 0.0], [4.0, 1.0]]), (0,))
     tensor([5., 1.])
     """
     if not dims:
         return x.abs()
-    # As above: the operation for it is a slow one on a CPU.
+    # As above: the single operation is slow on a CPU.
     return torch.linalg.vector_norm(x, dim=dims) if x.is_cuda else x.square().sum(dims).sqrt_()
 
 
@@ -348,8 +349,8 @@ class Cohort:
     """Layers of one shape.
 
     Attributes:
-        indices: which of the places.
-        shape: of their weights.
+        indices: their indices among the places.
+        shape: the shape of their weights.
         biased: whether a bias is trained with the weights.
     """
 
@@ -368,7 +369,7 @@ class Cohort:
         return self.shape[0]
 
     def stacked(self, gradients: Mapping[int, Parts]) -> Parts:
-        """The gradients of all layers as [layers, outputs, inputs]; with zeros where there is none.
+        """Return the gradients of all layers as [layers, outputs, inputs], with zeros where there is none.
 
         >>> W, b = Cohort((3, 5), torch.Size([1, 1]), False).stacked({5: (torch.tensor([[2.0]]), None)})
         >>> W.flatten(), b
@@ -381,7 +382,7 @@ class Cohort:
         return W.flatten(2), _stack(biases) if biases else None
 
     def unstacked(self, parts: Parts, gradients: Mapping[int, Parts]) -> dict[int, Parts]:
-        """The layers' own in the shape of their weights, of those that have a gradient."""
+        """Return the parts of each layer in the shape of its weights, for layers that have a gradient."""
         W, b = parts
         each = zip(W.reshape(len(W), *self.shape).unbind(), [None] * len(W) if b is None else b.unbind(), strict=True)
         return {i: own for i, own in zip(self.indices, each, strict=True) if i in gradients}
@@ -401,7 +402,7 @@ class Shelf:
 
     Attributes:
         cohorts: the layers.
-        like: has the device, and the dtype of their statistics.
+        like: a tensor with the device and the dtype of their statistics.
     """
 
     cohorts: tuple[Cohort, ...]
@@ -409,12 +410,12 @@ class Shelf:
 
     @property
     def order(self) -> list[int]:
-        """Which of the places, one after another."""
+        """The indices of the layers among the places, cohort after cohort."""
         return [i for cohort in self.cohorts for i in cohort.indices]
 
 
 def shelves(places: Sequence[Place]) -> list[Shelf]:
-    """All layers, by where their weights are now.
+    """Group all layers by the device of their weights.
 
     >>> from torch import nn
     >>> made = [Place("", nn.Linear(inputs, 2), True) for inputs in (3, 4, 3)]

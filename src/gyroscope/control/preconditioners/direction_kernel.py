@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gyroscope.control.preconditioners import running
 from gyroscope.control.preconditioners.affine_layers import Place
 from gyroscope.control.preconditioners.quasi_diagonal import Held
-from gyroscope.control.preconditioners.running import noise
 from gyroscope.vectors.launch import Addresses, Ints, Launcher, in_two, is_capturing, shared_out, to_device
 from gyroscope.vectors.triton import TYPES, pointer, rounded
 
@@ -25,7 +25,7 @@ def _reciprocal(value):
 
 @triton.jit
 def _share(values, n, damping, TC: tl.constexpr, BLOCK: tl.constexpr):
-    """What damping adds: a share of the mean magnitude of a layer's numbers."""
+    """The amount that damping adds: a share of the mean magnitude of a layer's numbers."""
     total = tl.zeros((BLOCK,), TC)
     for low in range(0, n, BLOCK):
         k = low + tl.arange(0, BLOCK)
@@ -35,7 +35,7 @@ def _share(values, n, damping, TC: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _moments(means, variances, j, inside, NOISE: tl.constexpr, TC: tl.constexpr):
-    """Means and variances; 0 for variances that are no more than rounding makes of numbers that are all the same."""
+    """Means and variances; 0 for variances that are only the rounding of equal numbers."""
     m = tl.load(means + j, mask=inside, other=0.0).to(TC)
     v = tl.load(variances + j, mask=inside, other=0.0).to(TC)
     noise = NOISE * m
@@ -44,7 +44,7 @@ def _moments(means, variances, j, inside, NOISE: tl.constexpr, TC: tl.constexpr)
 
 @triton.jit
 def _share_of_variances(means, variances, n, damping, NOISE: tl.constexpr, TC: tl.constexpr, BLOCK: tl.constexpr):
-    """What damping adds to variances."""
+    """The amount that damping adds to variances."""
     total = tl.zeros((BLOCK,), TC)
     for low in range(0, n, BLOCK):
         k = low + tl.arange(0, BLOCK)
@@ -58,7 +58,7 @@ def _product(
     gradient, means, variances, added, factor, k, n, channels, positions, at, inside,
     NOISE: tl.constexpr, TC: tl.constexpr,
 ):  # fmt: skip
-    """(∇W − f mᵀ) Σ⁻¹ of some columns k, with a factor f of each row; and m and Σ⁻¹ there."""
+    """(∇W − f mᵀ) Σ⁻¹ of some columns k, with one factor f per row; and m and Σ⁻¹ of these columns."""
     m, v = _moments(means, variances, k % channels * positions + k // channels, k < n, NOISE, TC)
     precision = _reciprocal(v + added)
     W = tl.load(gradient + at, mask=inside, other=0.0).to(TC)
@@ -71,11 +71,11 @@ def directions_kernel(
     TG: tl.constexpr, TC: tl.constexpr, SCALED: tl.constexpr, NOISE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of one layer.
+    """The directions of some rows of one layer.
 
-    With a bias P = (∇W − ∇b mᵀ) Σ⁻¹ and ∇b − P m; without one P − P m (Σ⁻¹m)ᵀ / (1 + mᵀΣ⁻¹m) for P = ∇W Σ⁻¹. Where
-    pre-activations are scaled, row j over S_jj. Columns are taken as they lie in memory: of a convolution whose
-    channels come last the k-th is of channel k mod channels.
+    With a bias, P = (∇W − ∇b mᵀ) Σ⁻¹ and ∇b − P m; without one, P − P m (Σ⁻¹m)ᵀ / (1 + mᵀΣ⁻¹m) for P = ∇W Σ⁻¹. Where
+    pre-activations are scaled, row j is divided by S_jj. Columns are in memory order: for a convolution whose channels
+    come last, column k belongs to channel k mod channels.
     """
     layer = tl.load(owners + tl.program_id(0))
     record = records + 16 * layer
@@ -134,15 +134,15 @@ def directions_kernel(
 
 
 _ROWS, _COLUMNS = 4, 256
-_ALIGNED = 64  # elements that parts of a buffer start at multiples of
+_ALIGNED = 64  # parts of a buffer start at multiples of this many elements
 
 
 class DirectionLaunch:
-    """Directions for gradients that lie as they lay when it was made.
+    """Directions for gradients of fixed shapes, strides, dtype and device.
 
     Args:
-        places: the layers, as their statistics stand.
-        gradients: of their weights, and then of the biases that are trained with them.
+        places: the layers, in the order of their statistics.
+        gradients: the gradients of their weights, then of the biases that are trained with them.
         held: the statistics.
     """
 
@@ -152,7 +152,7 @@ class DirectionLaunch:
         sizes = np.array([-(-g.numel() // _ALIGNED) * _ALIGNED for g in gradients])
         self._out = torch.zeros(int(sizes.sum()), dtype=kind, device=device)
         offsets = (np.cumsum(sizes) - sizes).tolist()
-        #: Where the directions are.
+        #: Views of the directions in the buffer.
         self.directions = [
             self._out.as_strided(g.shape, g.stride(), at) for g, at in zip(gradients, offsets, strict=True)
         ]
@@ -172,10 +172,10 @@ class DirectionLaunch:
         self._before = [to_device(owners, device), to_device(records, device)]
         self._between = [averages, averages if slopes is None else slopes.value, self._out, averages.shape[1]]
         computed = torch.float64 if kind == torch.float64 else torch.float32
-        self._after = [TYPES[kind], TYPES[computed], slopes is not None, noise(averages.dtype), _ROWS, _COLUMNS]
+        self._after = [TYPES[kind], TYPES[computed], slopes is not None, running.noise(averages.dtype), _ROWS, _COLUMNS]
 
     def __call__(self, gradients: Sequence[Tensor], damping: float) -> bool:
-        """Find the directions; False where a CUDA graph is captured without having been prepared for."""
+        """Compute the directions; return False where a CUDA graph is captured and no memory was provided for it."""
         pointers = self._addresses.table(list(map(Tensor.data_ptr, gradients)))
         if pointers is None:
             return False
@@ -184,17 +184,17 @@ class DirectionLaunch:
 
 
 def alike(gradients: Sequence[Tensor]) -> list[tuple[Any, ...]]:
-    """What has to be the same for gradients to go the same way."""
+    """Return the properties that must be equal for gradients to use the same launch."""
     return [(type(g), g.shape, g.stride(), g.dtype, g.device) for g in gradients]
 
 
 def lies_in_rows(g: Tensor) -> bool:
-    """Whether rows of a gradient lie one after another, in an order that the kernel knows."""
+    """Return whether the rows of a gradient are consecutive in memory, in an order that the kernel knows."""
     return g.is_contiguous() or (g.dim() == 4 and g.is_contiguous(memory_format=torch.channels_last))
 
 
 class Directions:
-    """Directions of all layers at once, for as long as nothing about them is out of the ordinary.
+    """Directions of all layers at once, where their gradients are as usual.
 
     Args:
         places: all layers.
@@ -206,10 +206,10 @@ class Directions:
         own = [(place.module._parameters, "weight") for place in self._places]
         self._owned = own + [(place.module._parameters, "bias") for place in self._places if place.biased]
         self._launch: DirectionLaunch | None = None
-        self._captured: set[DirectionLaunch] = set()  # a graph knows addresses alone, so what it has captured is kept
+        self._captured: set[DirectionLaunch] = set()  # a graph holds addresses only, so captured launches are kept
 
     def __call__(self, damping: float) -> tuple[list[Tensor], list[Tensor]] | None:
-        """Parameters, and the directions for them; None where that is for others to find out."""
+        """Return the parameters and their directions, or None where the kernel cannot compute them."""
         parameters = [own.get(name) for own, name in self._owned]
         found = [None if p is None else p.grad for p in parameters]
         gradients = [g for g in found if g is not None]

@@ -30,7 +30,7 @@ Tikhonov = Literal["factored", "exact"]
 
 @dataclass(frozen=True, eq=False)
 class Eigen:
-    """A = U diag(a) Uᵀ and S = V diag(s) Vᵀ, of one layer or, with a dimension in front, of several."""
+    """A = U diag(a) Uᵀ and S = V diag(s) Vᵀ, of one layer or, with a leading dimension, of several."""
 
     a: Tensor
     U: Tensor
@@ -39,12 +39,12 @@ class Eigen:
     _inverses: dict[float, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     def solve(self, G: Tensor, damping: float, tikhonov: Tikhonov = "factored") -> Tensor:
-        """The P that a damped curvature takes to the gradient G, [outputs, inputs + 1].
+        """Return the P that the damped curvature maps to the gradient G, [outputs, inputs + 1].
 
             exact       (A ⊗ S + λI) vec(P) = vec(G)                         equation 26
             factored    (A + π√λ I) ⊗ (S + √λ/π I) vec(P) = vec(G),          π² = (tr A / dim A) / (tr S / dim S)
 
-        With λ = 0 both are the pseudo-inverse: directions that A or S does not see are left alone.
+        With λ = 0 both are the pseudo-inverse: directions in which A or S is zero are left out.
 
         >>> eigen = eigen_of(torch.diag(torch.tensor([2.0, 1.0])), torch.tensor([[4.0]]))
         >>> eigen.solve(torch.tensor([[8.0, 8.0]]), 0.0)
@@ -62,11 +62,11 @@ class Eigen:
         return S @ G @ A
 
     def forget(self) -> None:
-        """Its values were written to: what was computed from them no longer holds."""
+        """Drop the cached inverses, because the decompositions were written to."""
         self._inverses.clear()
 
     def _inverted(self, damping: float) -> tuple[Tensor, Tensor]:
-        """(A + π√λ I)⁻¹ and (S + √λ/π I)⁻¹."""
+        """Return (A + π√λ I)⁻¹ and (S + √λ/π I)⁻¹."""
         a, s = _reciprocal(self.a), _reciprocal(self.s)
         if damping > 0:
             pi = (self.a.mean(-1, keepdim=True) / self.s.mean(-1, keepdim=True)).sqrt()
@@ -79,12 +79,12 @@ def eigen_of(A: Tensor, S: Tensor) -> Eigen:
     """Both decompositions; eigenvalues below 0 are rounding."""
     a, U = torch.linalg.eigh(A)
     s, V = torch.linalg.eigh(S)
-    # Laid out in memory as they are when loaded, so that a run goes on to the bit.
+    # Laid out in memory as they are when loaded, so that a resumed run is equal bit for bit.
     return Eigen(a.clamp_min(0), U.contiguous(), s.clamp_min(0), V.contiguous())
 
 
 def _reciprocal(values: Tensor) -> Tensor:
-    """1/λ, and 0 for eigenvalues that are 0 to rounding."""
+    """Return 1/λ, and 0 for eigenvalues that are 0 up to rounding."""
     floor = values.amax(-1, keepdim=True) * (values.shape[-1] * torch.finfo(values.dtype).eps)
     return torch.where(values > floor, 1 / values, 0.0)
 
@@ -107,13 +107,13 @@ class Known:
 
 
 class Factors:
-    """The factors of layers as running averages, and their decompositions as of when they were last asked for.
+    """The factors of layers as running averages, and their decompositions as of the last `decompose`.
 
     Layers of one shape are averaged, decomposed and solved for together.
 
     Args:
         places: the layers.
-        decay: of the averages.
+        decay: the decay of the averages.
     """
 
     def __init__(self, places: Sequence[Place], decay: float) -> None:
@@ -126,22 +126,22 @@ class Factors:
 
     @property
     def held(self) -> list[Held]:
-        """All of it, cohort by cohort; where the weights are when it is first asked for."""
+        """The factors of each cohort, on the device that its weights have at the first use."""
         self._make()
         return [one for _, several in self._shelves for one in several]
 
     @property
     def A(self) -> list[Known]:  # noqa: N802
-        """The first factor of each layer."""
+        """The factor A of each layer."""
         return [Known(one.A[at]) for one, at, _, _ in map(self._find, range(len(self.places)))]
 
     @property
     def S(self) -> list[Known]:  # noqa: N802
-        """The second."""
+        """The factor S of each layer."""
         return [Known(one.S[at]) for one, at, _, _ in map(self._find, range(len(self.places)))]
 
     def add(self, uses: Sequence[tuple[int, Tensor, Tensor | None]], samples: int, batch: object) -> None:
-        """Layers were used: see `gyroscope.control.preconditioners.observer.Statistics`."""
+        """Add uses of layers; see `gyroscope.control.preconditioners.observer.Statistics`."""
         for index, x, g in uses:
             place = self.places[index]
             assert g is not None
@@ -150,7 +150,7 @@ class Factors:
             self._uses.setdefault(index, []).append(part)
 
     def fold(self) -> None:
-        """Take what was added into the averages; what is not finite counts as what is known, or as 0."""
+        """Update the averages with the uses added; a factor that is not finite leaves its average as it is."""
         new = {i: _of_a_step(uses) for i, uses in self._uses.items()}
         self._uses = {}
         if not new:
@@ -166,17 +166,17 @@ class Factors:
         self._seen.update(new)
 
     def decompose(self) -> None:
-        """Find the eigenvectors of all factors as they are now."""
+        """Decompose all factors as they are now."""
         for one in self.held:
             one.eigen = eigen_of(one.A, one.S)
         self.decomposed = set(self._seen)
 
     def known(self, index: int) -> bool:
-        """Whether there is any of this layer."""
+        """Return whether there are statistics of a layer."""
         return index in self._seen
 
     def state(self, index: int) -> dict[str, Any]:
-        """What is known of a layer; with its decomposition, which may be older than the factors."""
+        """Return the statistics of a layer, with its decomposition, which may be older than the factors."""
         one, at, counts, place = self._find(index)
         own = {"A": one.A[at].clone(), "S": one.S[at].clone(), "count": int(counts.value[place])}
         if one.eigen is None or index not in self.decomposed:
@@ -184,7 +184,7 @@ class Factors:
         return {**own, **{name: getattr(one.eigen, name)[at].clone() for name in _EIGEN}}
 
     def load(self, index: int, state: dict[str, Any]) -> None:
-        """Go on from that."""
+        """Load the statistics of a layer; an empty state deletes them."""
         self._uses = {}
         self.decomposed.discard(index)
         (self._seen.add if state else self._seen.discard)(index)
@@ -204,7 +204,7 @@ class Factors:
             self.decomposed.add(index)
 
     def shapes(self, index: int) -> dict[str, tuple[int, ...]]:
-        """Of the tensors in a state."""
+        """Return the shapes of the tensors in the state of a layer."""
         place = self.places[index]
         inputs = place.inputs + place.biased
         return {"A": (inputs, inputs), "S": (place.outputs, place.outputs)}
@@ -225,7 +225,7 @@ class Factors:
         return Counts(len(shelf.order), self.decay, shelf.like), held
 
     def _find(self, index: int) -> tuple[Held, int, Counts, int]:
-        """The factors of a layer's cohort and its place in them, the counts of its device and its place in those."""
+        """Return the factors of a layer's cohort, the counts of its device, and its index in each."""
         self._make()
         return self._where[index]
 
@@ -237,7 +237,7 @@ _EIGEN = ("a", "U", "s", "V")
 
 
 def _of_a_step(uses: list[tuple[Tensor, Tensor, object]]) -> tuple[Tensor, Tensor]:
-    """A is a mean over all uses of a layer; S a sum over those of a pass, and a mean over passes."""
+    """Return A as a mean over all uses of a layer, and S as a sum over those of a pass and a mean over passes."""
     A, S, _ = uses[0]
     if len(uses) > 1:
         passes = {id(batch) if batch is not None else id(A) for A, _, batch in uses}
@@ -247,11 +247,11 @@ def _of_a_step(uses: list[tuple[Tensor, Tensor, object]]) -> tuple[Tensor, Tenso
 
 
 def _average_(known: Sequence[Tensor], new: Sequence[Tensor | None], w: Tensor) -> None:
-    """Average stacks of factors with what is new of each layer, with weights [layers]."""
+    """Update stacks of averaged factors with the new factor of each layer, with weights [layers]."""
     given = [one for one in new if one is not None]
     norms = torch._foreach_norm(given, 1)
     each = iter(norms)
-    # Where there is nothing new, the weight is 0 already.
+    # Without a new factor, the weight is 0 already.
     use = torch.isfinite(torch.stack([norms[0] if one is None else next(each) for one in new]))
     rest = iter(new)
     for stack, own in zip(known, (w * use).split_with_sizes([len(stack) for stack in known]), strict=True):
@@ -263,42 +263,44 @@ def _average_(known: Sequence[Tensor], new: Sequence[Tensor | None], w: Tensor) 
 class KFAC(Preconditioner[Factors]):
     """Gives an optimizer natural gradients with a Kronecker-factored curvature of each layer.
 
-    The step of a layer's [W b] is along the P with (A ⊗ S + damping) vec(P) = vec(∇J), where A = E[ā āᵀ] is the second
+    The step of a layer's [W b] is along P with (A ⊗ S + damping) vec(P) = vec(∇J), where A = E[ā āᵀ] is the second
     moment of its activations and S = E[Ds Dsᵀ] that of the gradients at its output (equations 5 and 26 of Grosse's
-    chapter 5). Undamped, a step changes the network's function in the same way whatever affine maps the activations
-    and pre-activations are looked at through (section 3.2); so it is also immune to the implicit decay of learning
-    rates in scale-invariant networks (section 4.3).
+    chapter 5). An undamped step changes the network's function in the same way under any affine reparameterization
+    of activations and pre-activations (section 3.2); so it is also immune to the implicit decay of learning rates in
+    scale-invariant networks (section 4.3).
 
-    Convolutions are layers on patches, all positions alike (KFC). Other modules are passed through with their
-    gradients as they are, and are listed in `unsupported`. Averages are weighted by max(1/t, 1 − decay) at their t-th
-    update. Where labels are "true", gradients may not be scaled (`GradScaler`) or accumulated over several backward
-    passes. `Layca(KFAC(..., biases=False))` takes the direction of the weights and sets the angle itself.
+    Convolutions are layers on patches, all positions alike (KFC). Other modules are passed through with their gradients
+    as they are, and are listed in `unsupported`. The t-th update of an average has the weight max(1/t, 1 − decay). With
+    labels "true", gradients must not be scaled (`GradScaler`) or accumulated over several backward passes.
+    `Layca(KFAC(..., biases=False))` uses the direction of the weights and sets the angle itself.
 
     Args:
         optimizer: the inner optimizer.
         model: the model that is trained; it is called as a whole.
-        loss: the loss, whose labels are drawn; not needed where labels are "true".
-        labels: "sampled" for S under labels drawn from the model's predictions (the Fisher matrix), which takes
-            another backward pass where it is measured; a function (output, generator) → targets that draws them;
-            "true" for the gradients of the training loop (the empirical Fisher matrix), a mean over the samples: the
-            first dimension of the output. Where the loss is a mean over more, such as the T tokens of [N, C, T],
-            S is T times too small; flatten outputs to [N·T, C], or let labels be sampled.
-        biases: whether biases are preconditioned with the weights, as one [W b]. They make up for each other, so both
-            go together: False under a controller such as `Layca`, which sets the length of the weights' step alone.
+        loss: the loss, whose labels are drawn; not needed with labels "true".
+        labels: "sampled" for S under labels drawn from the model's predictions (the Fisher matrix), which takes another
+            backward pass whenever it is measured; a function (output, generator) → targets that draws them; "true" for
+            the gradients of the training loop (the empirical Fisher matrix), where the loss is a mean over the samples,
+            the first dimension of the output. If it is a mean over more, such as the T tokens of [N, C, T], S is T
+            times too small; flatten outputs to [N·T, C], or use "sampled".
+        biases: whether biases are preconditioned with the weights, as one [W b]. They compensate each other, so both
+            must be stepped together: use False under a controller such as `Layca`, which sets the length of the
+            weights' step only.
         damping: λ.
         tikhonov: "factored" for (A + π√λ I) ⊗ (S + √λ/π I) with π² the ratio of the mean eigenvalues of A and S;
             "exact" for A ⊗ S + λ I.
-        decay: of the running averages.
-        every: steps between two measurements of the factors.
-        decompose_every: steps between two decompositions of them.
-        clip: the most η² ⟨P, ∇J⟩ may be over all layers, about twice the Kullback-Leibler divergence of a step of
-            length η; longer steps are shortened. None for no bound, with which rates that SGD takes well may diverge:
-            1e-3 is a good start, with a damping of 1e-2.
-        largest: the most rows of a factor; a layer with more inputs or outputs is passed through, and listed.
-        seed: of the generator that draws labels.
+        decay: the decay of the running averages.
+        every: the number of steps between two measurements of the factors.
+        decompose_every: the number of steps between two decompositions of the factors.
+        clip: the upper bound on η² ⟨P, ∇J⟩ over all layers, about twice the Kullback-Leibler divergence of a step of
+            length η; longer steps are shortened. With None there is no bound, and learning rates that work with SGD may
+            diverge: 1e-3 is a good start, with a damping of 1e-2.
+        largest: the largest number of rows of a factor; a layer with more inputs or outputs is passed through, and
+            listed in `unsupported`.
+        seed: the seed of the generator that draws labels.
 
     Example:
-        Least squares with a linear layer is solved in one step.
+        One step solves least squares with a linear layer.
 
         >>> x = torch.randn(32, 3, dtype=torch.float64)
         >>> y = x @ torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64) + 4
@@ -334,14 +336,16 @@ class KFAC(Preconditioner[Factors]):
         largest: int = 8192,
         seed: int = 0,
     ) -> None:
-        check_number("damping", damping, below=float("inf"))
+        check_number("damping", damping)
         check_number("decay", decay, below=1.0)
         self.decompose_every = count("decompose_every", decompose_every, least=1)
         self.largest = count("largest", largest, least=1)
         if clip is not None:
-            check_number("clip", clip, below=float("inf"))
+            check_number("clip", clip)
         if tikhonov not in get_args(Tikhonov):
-            raise DynamicsError(f"tikhonov is {tikhonov!r}; accepted are {', '.join(map(repr, get_args(Tikhonov)))}.")
+            raise DynamicsError(
+                f"`tikhonov` must be one of {', '.join(map(repr, get_args(Tikhonov)))}, got {tikhonov!r}."
+            )
         self.damping, self.tikhonov, self.clip = damping, tikhonov, clip
 
         def factors(found: Sequence[Place]) -> Factors:
@@ -361,7 +365,7 @@ class KFAC(Preconditioner[Factors]):
         G, P = [], []
         for one in some:
             assert one.eigen is not None
-            # Factors of activations in float32 stay so beside weights in float64.
+            # Factors of activations in float32 stay in float32 also where weights are in float64.
             G.append(joined(one.cohort.stacked(gradients)).to(one.A.dtype))
             P.append(one.eigen.solve(G[-1], self.damping, self.tikhonov))
         if self.clip is not None and P:
@@ -373,7 +377,7 @@ class KFAC(Preconditioner[Factors]):
         return found
 
     def _shorter(self, cohorts: Sequence[Cohort], G: Sequence[Tensor], P: Sequence[Tensor], clip: float) -> Tensor:
-        """The factor on all directions that keeps η² ⟨P, ∇J⟩ at `clip` or below."""
+        """Return the factor on all directions that keeps η² ⟨P, ∇J⟩ at `clip` or below."""
         rates = {id(p): group["lr"] for group in self.param_groups for p in group["params"]}
         parts = []
         for cohort, g, p in zip(cohorts, G, P, strict=True):

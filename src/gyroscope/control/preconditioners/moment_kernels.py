@@ -18,7 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from gyroscope.control.preconditioners.affine_layers import Place, windows
+from gyroscope.control.preconditioners import affine_layers
+from gyroscope.control.preconditioners.affine_layers import Place
 from gyroscope.control.preconditioners.running import Spreads
 from gyroscope.vectors.launch import Addresses, Ints, Launcher, in_two, is_capturing, shared_out, to_device
 from gyroscope.vectors.triton import TYPES, pointer
@@ -29,9 +30,9 @@ def moments_kernel(
     owners, records, pointers, partial, columns,
     TX: tl.constexpr, TC: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of a part of the rows of one matrix, by Welford's recursion.
+    """Moments of some columns over a part of the rows of one matrix, by Welford's recursion.
 
-    Each place in a tile of ROWS × COLUMNS keeps moments of its own, of every ROWS-th row; they are put together last.
+    Each element of a tile of ROWS × COLUMNS keeps its own moments, of every ROWS-th row; they are combined last.
     """
     use = tl.load(owners + tl.program_id(0))
     record = records + 8 * use
@@ -126,7 +127,7 @@ def gather_kernel(
         start += local * tl.load(record + 8)
         target += local * positions
         pixels = high * wide
-        # Centred, for the digits of the variance; zeros around the image are then c too low.
+        # Centered, for the digits of the variance; zeros around the image are then c too low.
         acc = tl.zeros((BLOCK,), TC)
         for low in range(0, pixels, BLOCK):
             pixel = low + tl.arange(0, BLOCK)
@@ -154,7 +155,7 @@ def gather_kernel(
             shifted = mean + c * tl.load(seen_inside + k, mask=within, other=0.0)
             variance += c * tl.load(seen_outside + k, mask=within, other=0.0) * (mean + shifted)
             tl.store(work + target + k, shifted, mask=within)
-            # A maximum with 0 would make 0 of what is not a number.
+            # A maximum with 0 would turn NaN into 0.
             tl.store(work + coordinates + target + k, tl.where(variance < 0, 0.0, variance), mask=within)
 
 
@@ -193,7 +194,7 @@ def fold_kernel(
 
 Shapes = tuple[list[int], list[tuple[Any, ...]]]
 
-# A tile has a line of the cache of each row. Rows are shared out among programs where there are many.
+# A tile has one cache line of each row. Many rows are divided among programs.
 _ROWS, _COLUMNS = 64, 32
 _PART, _PARTS = 256, 64
 _BLOCK = 128
@@ -203,12 +204,12 @@ _PLANS_KEPT = 8
 
 @dataclass(frozen=True)
 class Matrix:
-    """What goes into a layer as rows by columns.
+    """The input of a layer as rows by columns.
 
     Attributes:
-        rows: how many rows or images.
-        width: how many coordinates or pixels.
-        image: [channels, height, width], of a convolution.
+        rows: the number of rows or images.
+        width: the number of coordinates or pixels.
+        image: [channels, height, width], for a convolution.
         last: whether channels come last in memory.
     """
 
@@ -219,16 +220,16 @@ class Matrix:
 
     @property
     def part(self) -> int:
-        """The rows that a program takes."""
+        """The number of rows per program."""
         return max(_PART, -(-self.rows // (_PARTS * _ROWS)) * _ROWS)
 
     @property
     def parts(self) -> int:
-        """How many parts of so many rows there are."""
+        """The number of parts of that many rows."""
         return -(-self.rows // self.part)
 
     def shaped(self, flat: Tensor) -> Tensor:
-        """Numbers of columns, in the order of memory, as those of coordinates or of pixels [channels, ...]."""
+        """Return values of columns, in memory order, as values of coordinates or of pixels [channels, ...]."""
         if self.image is None:
             return flat
         c, h, w = self.image
@@ -236,7 +237,7 @@ class Matrix:
 
 
 def matrix(place: Place, x: Tensor) -> Matrix | None:
-    """What goes into a layer, where it lies as a matrix in memory.
+    """Return the input of a layer as a matrix, or None where it is not one in memory.
 
     >>> place = Place("", nn.Conv2d(3, 1, 2), True)
     >>> matrix(place, torch.zeros(5, 3, 4, 4))
@@ -259,13 +260,13 @@ def matrix(place: Place, x: Tensor) -> Matrix | None:
 
 
 class Plan:
-    """How the work on a pass is shared out, for inputs of given shapes.
+    """The division of the work on a pass among programs, for inputs of given shapes.
 
     Args:
         places: the layers, in the order of their inputs.
-        matrices: their inputs.
-        xs: the same, for their dtypes.
-        starts: where each layer's coordinates are among all of them.
+        matrices: their inputs as matrices.
+        xs: their inputs, for the dtypes.
+        starts: the first coordinate of each layer among all coordinates.
         spreads: the averages.
     """
 
@@ -334,15 +335,15 @@ class Plan:
         )  # fmt: skip
 
     def _seen(self, module: nn.Conv2d, h: int, w: int) -> Tensor:
-        """Rows and columns that positions of the kernel see, and how much is inside of the image and outside of it."""
-        own = windows(module, torch.empty(h, w, dtype=self.dtype, device="cpu"))
+        """Return the rows and columns that kernel positions see, and the shares inside and outside of the image."""
+        own = affine_layers.windows(module, torch.empty(h, w, dtype=self.dtype, device="cpu"))
         n = own.rows.shape[0] * own.columns.shape[1]
         inside = torch.ones(n, dtype=self.dtype, device="cpu") if own.inside is None else own.inside
         outside = torch.zeros(n, dtype=self.dtype, device="cpu") if own.outside is None else own.outside
         return torch.cat([own.rows.flatten(), own.columns.flatten(), inside, outside])
 
     def measure(self, addresses: list[int]) -> Tensor | None:
-        """[2, columns]: means and sums of squares about them, part by part."""
+        """Return [2, columns]: means and sums of squares about them, part by part."""
         pointers = self.addresses.table(addresses)
         if pointers is None:
             return None
@@ -352,7 +353,7 @@ class Plan:
         return partial
 
     def moments(self, partial: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Means and variances, matrix by matrix: of coordinates or of pixels."""
+        """Return means and variances of coordinates or pixels, matrix by matrix."""
         found = []
         for one, start in zip(self.matrices, self.offsets, strict=True):
             m, squares = (row[start : start + one.parts * one.width].view(one.parts, -1) for row in partial)
@@ -369,7 +370,7 @@ class Plan:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What a pass was measured to be."""
+    """The measured moments of a pass."""
 
     plan: Plan
     partial: Tensor
@@ -380,11 +381,11 @@ class Measured:
 
 
 class MomentLaunches:
-    """Measures passes that use each layer once, and averages.
+    """Measures passes that use each layer once, and updates the averages.
 
     Args:
         places: the layers.
-        order: in which their averages stand.
+        order: the order of the layers in the averages.
         spreads: the averages.
     """
 
@@ -401,16 +402,16 @@ class MomentLaunches:
         ]  # fmt: skip
         self._last: tuple[Shapes, Plan | None] | None = None
         self._plans: list[tuple[Shapes, Plan | None]] = []
-        self._captured: set[Plan] = set()  # a graph knows addresses alone, so what it has captured is kept
+        self._captured: set[Plan] = set()  # a graph holds addresses only, so captured plans are kept
 
     def measure(self, indices: list[int], xs: list[Tensor], samples: int, batch: object) -> Measured | None:
-        """What goes into the layers of a pass; None where that is for others to find out."""
+        """Measure the inputs of the layers of a pass; return None where the kernels cannot."""
         plan = self._plan(indices, xs)
         if plan is None:
             return None
         try:
             addresses = list(map(Tensor.data_ptr, xs))
-        except RuntimeError:  # what lies nowhere, such as a tensor of torch.func
+        except RuntimeError:  # a tensor without memory, such as one of torch.func
             return None
         partial = plan.measure(addresses)
         if partial is None:
@@ -420,7 +421,7 @@ class MomentLaunches:
         return Measured(plan, partial, indices, samples, batch, captured)
 
     def fold(self, new: Measured) -> None:
-        """Take it into the averages."""
+        """Update the averages with the moments of a pass."""
         plan, spreads = new.plan, self.spreads
         owners, records, seen, rest = plan._gathered
         coordinates = spreads.value.shape[1]

@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 
 
 def quasi_diagonal(gradient: Parts, mean: Tensor, variance: Tensor) -> Parts:
-    """R Rᵀ applied to the gradient of a layer s = W a + b (equation 10 of Grosse's chapter 5).
+    """Apply R Rᵀ to the gradient of a layer s = W a + b (equation 10 of Grosse's chapter 5).
 
     Gradient descent on W̃ = W Σ^(1/2) and b̃ = b + W m (equation 9) is, on W and b, descent along
 
         P_W = (∇W − ∇b mᵀ) Σ⁻¹        P_b = ∇b − P_W m
 
-    which is the inverse of [RRᵀ]⁻¹ = ((Σ + mmᵀ, m), (mᵀ, 1)) ⊗ I. Without a bias to take up the shift the inverse is
-    that of the block of the weights, (Σ + mmᵀ) ⊗ I. A coordinate whose variance is 0 is left where it is.
+    which is the inverse of [RRᵀ]⁻¹ = ((Σ + mmᵀ, m), (mᵀ, 1)) ⊗ I. Without a bias, which would take up the shift, it is
+    the inverse of the block of the weights, (Σ + mmᵀ) ⊗ I. A coordinate whose variance is 0 does not move.
 
     Args:
-        gradient: ∇W as [..., outputs, inputs] of one layer or of several, and ∇b, or None if there is no bias.
+        gradient: ∇W as [..., outputs, inputs] of one layer or several, and ∇b, or None if there is no bias.
         mean: m, [..., inputs].
         variance: the diagonal of Σ, [..., inputs].
 
@@ -67,7 +67,7 @@ def _direction(gradient: Parts, mean: Tensor, precision: Tensor, back: Tensor) -
     W, b = gradient
     m, precision = mean.unsqueeze(-2), precision.unsqueeze(-2)
     P = W * precision if b is None else torch.addcmul(W, b.unsqueeze(-1), m, value=-1).mul_(precision)
-    # Products of several matrices with a vector each are slow on a CPU.
+    # Products of several matrices with one vector each are slow on a CPU.
     along = P @ m.mT if P.is_cuda or len(P) == 1 else (P * m).sum(-1, keepdim=True)
     if b is not None:
         return P, b - along.squeeze(-1)
@@ -75,7 +75,7 @@ def _direction(gradient: Parts, mean: Tensor, precision: Tensor, back: Tensor) -
 
 
 def _beyond_rounding(variance: Tensor, mean: Tensor) -> Tensor:
-    """Variances, and 0 where they are no more than the mean's rounding makes of numbers that are all the same."""
+    """Return variances, and 0 where they are only the rounding of equal numbers."""
     return torch.where(variance > (noise(mean.dtype) * mean).square(), variance, 0.0)
 
 
@@ -85,7 +85,7 @@ def _reciprocal(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """A use of a layer: its mean and variance, of rows or of pixels; and the norms of gradients, where wanted."""
+    """A use of a layer: the mean and variance of its input, of rows or of pixels, and the norms of gradients."""
 
     index: int
     mean: Tensor
@@ -107,7 +107,7 @@ class Held:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What is known of one layer."""
+    """The statistics of one layer."""
 
     mean: Tensor
     variance: Tensor
@@ -120,8 +120,8 @@ class Moments:
 
     Args:
         places: the layers.
-        decay: of the averages.
-        scales: whether gradients are looked at.
+        decay: the decay of the averages.
+        scales: whether gradients are measured.
     """
 
     def __init__(self, places: Sequence[Place], decay: float, scales: bool) -> None:
@@ -136,22 +136,22 @@ class Moments:
 
     @property
     def held(self) -> list[Held]:
-        """All of it, where the weights are when it is first asked for."""
+        """The statistics, on the devices that the weights have at the first use."""
         self._make()
         return self._held
 
     @property
     def activations(self) -> list[Known]:
-        """What is known, layer by layer."""
+        """The statistics, layer by layer."""
         return [self._known(i) for i in range(len(self.places))]
 
     @property
     def complete(self) -> bool:
-        """Whether there is something of all layers."""
+        """Whether there are statistics of all layers."""
         return len(self._seen) == len(self.places)
 
     def add(self, uses: Sequence[tuple[int, Tensor, Tensor | None]], samples: int, batch: object) -> None:
-        """Layers were used: see `gyroscope.control.preconditioners.observer.Statistics`."""
+        """Add uses of layers; see `gyroscope.control.preconditioners.observer.Statistics`."""
         if len(uses) == len(self.places) and not self.scales:
             indices, xs = [i for i, _, _ in uses], [x for _, x, _ in uses]
             for launches in self._kernels():
@@ -165,8 +165,8 @@ class Moments:
             self._uses.append(Use(index, *place.pixel_moments(x), slopes, samples, batch, captured))
 
     def fold(self) -> None:
-        """Take what was added into the averages."""
-        # What was seen outside of a graph is no part of it, and the other way round.
+        """Update the averages with the uses added."""
+        # Uses outside of a graph are not part of it, and the other way round.
         captured = is_capturing()
         uses = [use for use in self._uses if use.captured == captured]
         measured = [one for one in self._measured if one.captured == captured]
@@ -191,17 +191,17 @@ class Moments:
         self._seen.update(moments)
 
     def known(self, index: int) -> bool:
-        """Whether there is any of this layer."""
+        """Return whether there are statistics of a layer."""
         return index in self._seen
 
     def state(self, index: int) -> dict[str, Any]:
-        """What is known of a layer."""
+        """Return the statistics of a layer."""
         own = self._known(index)
         kept = {"mean": own.mean.clone(), "variance": own.variance.clone(), "count": own.count}
         return kept if own.slopes is None else {**kept, "slopes": own.slopes.clone()}
 
     def load(self, index: int, state: dict[str, Any]) -> None:
-        """Go on from that."""
+        """Load the statistics of a layer; an empty state deletes them."""
         self._uses, self._measured = [], []
         (self._seen.add if state else self._seen.discard)(index)
         if not state and not self._held:
@@ -215,13 +215,13 @@ class Moments:
                 one.counts.value[at] = state.get("count", 0)
 
     def shapes(self, index: int) -> dict[str, tuple[int, ...]]:
-        """Of the tensors in a state."""
+        """Return the shapes of the tensors in the state of a layer."""
         place = self.places[index]
         own: dict[str, tuple[int, ...]] = {"mean": (place.inputs,), "variance": (place.inputs,)}
         return {**own, "slopes": (place.outputs,)} if self.scales else own
 
     def _kernels(self) -> list[MomentLaunches]:
-        """What measures and averages in a few launches, where kernels are to be had and layers lie on one device."""
+        """Return the kernels that measure and average, where there are any and all layers are on one device."""
         if self._launches is None:
             if not self._held and is_capturing():
                 return []
@@ -256,7 +256,7 @@ class Moments:
         return Known(mean, variance, slopes, int(held.activations.counts.value[at]))
 
     def _moments(self, uses: list[Use]) -> dict[int, tuple[Tensor, Tensor]]:
-        """The mean and the variance of the coordinates of each layer that was used."""
+        """Return the mean and the variance of the coordinates of each layer that was used."""
         found: defaultdict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         alike: defaultdict[tuple[Any, ...], list[Use]] = defaultdict(list)
         for use in uses:
@@ -279,7 +279,7 @@ class Moments:
         return {i: mixed(parts) for i, parts in found.items()}
 
     def _slopes(self, uses: list[Use]) -> dict[int, Tensor]:
-        """E[(Ds_j)²] summed over the rows of a sample, as in K-FAC; averaged over passes of the model."""
+        """Return E[(Ds_j)²], summed over the rows of a sample, as in K-FAC, and averaged over passes of the model."""
         norms = [use.slopes for use in uses if use.slopes is not None]
         if not norms:
             return {}
@@ -297,7 +297,7 @@ class Moments:
 
 
 def has_kernels(held: Sequence[Held]) -> bool:
-    """Whether the layers are on one device, and one that there are kernels for."""
+    """Return whether all layers are on one device for which there are kernels."""
     return len(held) == 1 and not backend(held[0].shelf.like.device).__name__.endswith("eager")
 
 
@@ -307,43 +307,44 @@ def _geometry(module: nn.Conv2d) -> tuple[Any, ...]:
 
 
 class QuasiDiagonal(Preconditioner[Moments]):
-    """Gives an optimizer the gradients of a network with centred and standardized activations (equation 10).
+    """Gives an optimizer the gradients of a network with centered and standardized activations (equation 10).
 
     With m and Σ running means and variances of a layer's input, the inner optimizer steps along `quasi_diagonal` of
-    the gradient. The curvature's outliers, which come from means far from zero, go away; the network's function, its
-    forward and its backward pass stay what they are. A convolution is a layer on patches: m and Σ are of each channel
-    at each position of the kernel.
+    the gradient. This removes the outliers of the curvature, which come from means far from zero. The network's
+    function, its forward and its backward pass do not change. A convolution is a layer on patches: m and Σ are of each
+    channel at each position of the kernel.
 
-    With labels also the scale of each unit j of the pre-activations is taken out: row j is divided by
-    S_jj = E[(Ds_j)²]. Undamped, the step is then invariant to affine maps of single activations and single
+    With labels, the scale of each unit j of the pre-activations is removed as well: row j is divided by
+    S_jj = E[(Ds_j)²]. An undamped step is then invariant to affine maps of single activations and single
     pre-activations; without labels, of single activations.
 
-    Statistics are weighted by max(1/t, 1 − decay) at their t-th update. Layers other than `nn.Linear` and `nn.Conv2d`
-    are passed through, and listed in `unsupported`. Learning rates are of coordinates with unit variance: where
-    activations are small they are lower than without. Gradients may not be scaled (`GradScaler`) or accumulated over
-    several backward passes where labels are "true".
+    The t-th update of an average has the weight max(1/t, 1 − decay). Layers other than `nn.Linear` and `nn.Conv2d` are
+    passed through, and listed in `unsupported`. Learning rates are those of coordinates with unit variance: where
+    activations are small they are lower than without preconditioning. With labels "true", gradients must not be scaled
+    (`GradScaler`) or accumulated over several backward passes.
 
-    On a GPU the gradients that the inner optimizer sees lie in buffers that the next step writes again: one that keeps
-    them must copy them.
+    On a GPU, the gradients that the inner optimizer sees are in buffers that the next step overwrites: an optimizer
+    that keeps them must copy them.
 
-    Where it looks at every step, and no labels are drawn, a whole training step may be captured in a CUDA graph, after
-    three that are not.
+    With every=1 and no drawn labels, a whole training step can be captured in a CUDA graph, after three steps that are
+    not captured.
 
     Args:
         optimizer: the inner optimizer.
         model: the model that is trained; it is called as a whole.
         loss: the loss, where labels are drawn.
         labels: None for equation 10 as it is; "sampled" for S under labels drawn from the model (Fisher), which takes
-            a backward pass more where it is measured; a function (output, generator) → targets that draws them; "true"
-            for those of the training loop (empirical Fisher), a mean over the first dimension of the model's output.
-        biases: whether biases are preconditioned with the weights. A bias makes up for the weights' step where the
-            activations' mean is, so both go together: False under a controller such as `Layca`, which sets the length
-            of the weights' step alone.
-        damping: what is added to variances and to the S_jj, as a share of their mean over the layer. It keeps
-            activations that hardly vary from large steps; 0 is exact.
-        decay: of the running averages.
-        every: steps between two measurements.
-        seed: of the generator that draws labels.
+            another backward pass whenever it is measured; a function (output, generator) → targets that draws them;
+            "true" for the labels of the training loop (empirical Fisher), where the loss is a mean over the first
+            dimension of the model's output.
+        biases: whether biases are preconditioned with the weights. A bias compensates the weights' step at the mean
+            activation, so both must be stepped together: use False under a controller such as `Layca`, which sets the
+            length of the weights' step only.
+        damping: the amount added to variances and to S_jj, as a share of their mean over the layer. It prevents large
+            steps along activations that hardly vary; 0 is exact.
+        decay: the decay of the running averages.
+        every: the number of steps between two measurements.
+        seed: the seed of the generator that draws labels.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -371,12 +372,12 @@ class QuasiDiagonal(Preconditioner[Moments]):
         every: int = 1,
         seed: int = 0,
     ) -> None:
-        check_number("damping", damping, below=float("inf"))
+        check_number("damping", damping)
         check_number("decay", decay, below=1.0)
         if labels is None and loss is not None:
             raise DynamicsError(
-                "A loss was given, and labels=None has no use for one; give labels='sampled' for the pre-activations "
-                "to be scaled as well, or no loss."
+                f"`loss` must be None with labels=None, which does not use it, got {loss!r}. Try labels='sampled', "
+                "which scales the pre-activations as well."
             )
         self.damping = damping
         self._launches: list[Directions] | None = None
@@ -402,7 +403,7 @@ class QuasiDiagonal(Preconditioner[Moments]):
 
     @property
     def scales(self) -> bool:
-        """Whether the scales of pre-activations are taken out too, which takes labels."""
+        """Whether the scales of pre-activations are removed too, which takes labels."""
         return self._statistics.scales
 
     def _directions(self, gradients: dict[int, Parts]) -> dict[int, Parts]:
@@ -431,14 +432,14 @@ class QuasiDiagonal(Preconditioner[Moments]):
         return {**super().__getstate__(), "_launches": None}
 
     def _scales(self, held: Held) -> Sequence[Tensor] | None:
-        """1/S_jj, cohort by cohort."""
+        """Return 1/S_jj, cohort by cohort."""
         if held.slopes is None:
             return None
         flat = _reciprocal(self._damped(held.slopes, held.slopes.value[0]))
         return flat.split_with_sizes([len(cohort.indices) * cohort.outputs for cohort in held.shelf.cohorts])
 
     def _damped(self, averages: Averages, values: Tensor) -> Tensor:
-        """With a share of the layer's mean added."""
+        """Return the values with a share of the layer's mean added."""
         if self.damping == 0:
             return values
         return values + averages.spread(averages.sums(values) * self.damping / averages.lengths)
