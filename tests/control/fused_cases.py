@@ -528,7 +528,7 @@ def test_a_scheduler_that_moves_momentum_needs_no_new_tables_and_stays_literal(n
 
 
 def test_the_arguments_that_change_stand_where_they_are_exchanged():
-    from gyroscope.control import launch as module
+    from gyroscope.control import fused as module
     from gyroscope.control.steering import Law, Ledger
 
     w = parameters(((4, 4),))

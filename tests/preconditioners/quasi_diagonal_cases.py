@@ -420,7 +420,7 @@ def test_a_replayed_step_trains_as_one_that_is_taken(labels, capturing, monkeypa
         train(twin, its, step)
     for ours, theirs in zip(net.state_dict().values(), twin.state_dict().values(), strict=True):
         torch.testing.assert_close(ours, theirs, **CLOSE)
-    assert optimizer._statistics.activations[0].count == 4
+    assert optimizer._statistics.state(0)["count"] == 4
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="a real graph is captured there")
@@ -447,7 +447,7 @@ def test_a_graph_without_a_step_before_it_is_refused_and_a_second_one_right_afte
     step()
     step()
     assert launched == ["measure", "fold", "__call__"]
-    assert optimizer._statistics.activations[0].count == 3
+    assert optimizer._statistics.state(0)["count"] == 3
 
 
 def test_tables_are_found_again_by_address_and_kept_where_a_graph_has_them(capturing):

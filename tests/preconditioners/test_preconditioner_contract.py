@@ -94,9 +94,9 @@ def test_a_copy_of_the_model_alone_is_not_watched_and_does_not_keep_the_optimize
     train(net, optimizer, range(1))
     twin = copy.deepcopy(net)
     F.cross_entropy(twin(1000 + data(0)[0]), data(0)[1]).backward()
-    before = optimizer._statistics.activations[0].mean.clone()
+    before = optimizer._statistics.state(0)["mean"].clone()
     optimizer._statistics.fold()
-    assert torch.equal(optimizer._statistics.activations[0].mean, before)
+    assert torch.equal(optimizer._statistics.state(0)["mean"], before)
     gone = weakref.ref(optimizer)
     del optimizer
     gc.collect()
@@ -211,12 +211,12 @@ def test_passes_without_gradients_are_not_looked_at_and_those_without_a_backward
     net = make_net()
     optimizer = KFAC(INNER["sgd"](net), net, labels="true")
     train(net, optimizer, range(1))
-    before = optimizer._statistics.A[0].value.clone()
+    before = optimizer._statistics.state(0)["A"].clone()
     with torch.no_grad():
         net(1000 + data(1)[0])
     net(1000 + data(1)[0])
     optimizer._statistics.fold()
-    assert torch.equal(optimizer._statistics.A[0].value, before)
+    assert torch.equal(optimizer._statistics.state(0)["A"], before)
 
 
 @pytest.mark.parametrize("kind", ["kfac true", "quasi-diagonal sampled"])
@@ -314,9 +314,9 @@ def test_closing_stops_watching():
     optimizer = QuasiDiagonal(INNER["sgd"](net), net)
     train(net, optimizer, range(1))
     optimizer.close()
-    before = optimizer._statistics.activations[0].count
+    before = optimizer._statistics.state(0)["count"]
     train(net, optimizer, range(1, 3))
-    assert optimizer._statistics.activations[0].count == before
+    assert optimizer._statistics.state(0)["count"] == before
     assert not net[0]._forward_hooks
 
 

@@ -75,7 +75,7 @@ def test_a_replayed_step_trains_as_one_that_is_taken(labels, capturing):
         train(twin, its, *batch(step))
     for ours, theirs in zip(net.state_dict().values(), twin.state_dict().values(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
-    assert optimizer._statistics.activations[0].count == 6
+    assert optimizer._statistics.state(0)["count"] == 6
 
 
 def _state(optimizer):

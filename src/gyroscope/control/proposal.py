@@ -37,7 +37,7 @@ Decay = Literal["none", "coupled", "decoupled"]
 
 @dataclass(frozen=True)
 class Rule:
-    """How an optimizer class turns a gradient into a displacement.
+    """The rule by which an optimizer class turns a gradient into a displacement.
 
     Attributes:
         decay: how weight decay enters, unless the group sets `decoupled_weight_decay`.

@@ -16,11 +16,11 @@ the effective learning rate are one number, and there is no implicit decay. (The
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import inf, isfinite
+from math import inf
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -31,23 +31,6 @@ from gyroscope.layers.layer import layers as find_layers
 from gyroscope.vectors.eager import power_of_two
 
 By = Literal["unit", "tensor"]
-
-
-def sphere_step(weight: Tensor, gradient: Tensor, lr: float, *, radius: float = 1.0) -> Tensor:
-    """Return r (w − η∇)/‖w − η∇‖, one step of SGD on a sphere.
-
-    >>> sphere_step(torch.tensor([1.0, 0.0]), torch.tensor([0.0, -0.75]), 1.0).tolist()
-    [0.800000011920929, 0.6000000238418579]
-    """
-    if not (isfinite(real(lr)) and 0 < real(radius) < inf):
-        raise DynamicsError(
-            f"`lr` must be a finite number and `radius` a finite number > 0, got {lr!r} and {radius!r}."
-        )
-    stepped = weight - lr * gradient
-    norm: Tensor = torch.linalg.vector_norm(stepped)
-    if not bool(norm > 0):
-        raise DynamicsError("The step ends at zero, which has no direction. Try a smaller `lr`.")
-    return stepped * (radius / norm)
 
 
 @torch.no_grad()

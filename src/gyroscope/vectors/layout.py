@@ -1,4 +1,4 @@
-"""How tensors lie in memory and over ranks.
+"""The layout of tensors in memory and over ranks.
 
 In memory: two tensors with the same strides that fill their memory without gaps can be read in memory order together,
 because an inner product does not depend on the order. So contiguous, channels-last and transposed weights all cost one

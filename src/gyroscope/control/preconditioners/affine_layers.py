@@ -85,21 +85,12 @@ class Place:
         """Return W, and b if it is trained."""
         return [self.module.weight] if self.bias is None else [self.module.weight, self.bias]
 
-    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return E[a] and the variances of the coordinates of a, each [inputs], over all rows or patches of an input.
+    def pixel_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means and variances over rows, [inputs]; for a convolution of pixels, [channels, height, width].
 
-        >>> Place("", nn.Linear(2, 1), True).moments(torch.tensor([[1.0, 0.0], [3.0, 0.0]]))
+        >>> Place("", nn.Linear(2, 1), True).pixel_moments(torch.tensor([[1.0, 0.0], [3.0, 0.0]]))
         (tensor([2., 0.]), tensor([1., 0.]))
         """
-        mean, variance = self.pixel_moments(x)
-        if isinstance(self.module, nn.Linear):
-            return mean, variance
-        images = torch.stack([mean, variance]).unsqueeze(1)
-        means, variances = patch_moments(images, windows(self.module, mean))
-        return means[0], variances[0]
-
-    def pixel_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return means and variances over rows, [inputs]; for a convolution of pixels, [channels, height, width]."""
         x = at_least_float32(x)
         if isinstance(self.module, nn.Linear):
             return moments_over(x.reshape(-1, x.shape[-1]), (0,))

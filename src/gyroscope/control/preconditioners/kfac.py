@@ -99,13 +99,6 @@ class Held:
     eigen: Eigen | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Known:
-    """One factor of one layer."""
-
-    value: Tensor
-
-
 class Factors:
     """The factors of layers as running averages, and their decompositions as of the last `decompose`.
 
@@ -129,16 +122,6 @@ class Factors:
         """The factors of each cohort, on the device that its weights have at the first use."""
         self._make()
         return [one for _, several in self._shelves for one in several]
-
-    @property
-    def A(self) -> list[Known]:  # noqa: N802
-        """The factor A of each layer."""
-        return [Known(one.A[at]) for one, at, _, _ in map(self._find, range(len(self.places)))]
-
-    @property
-    def S(self) -> list[Known]:  # noqa: N802
-        """The factor S of each layer."""
-        return [Known(one.S[at]) for one, at, _, _ in map(self._find, range(len(self.places)))]
 
     def add(self, uses: Sequence[tuple[int, Tensor, Tensor | None]], samples: int, batch: object) -> None:
         """Add uses of layers; see `gyroscope.control.preconditioners.observer.Statistics`."""

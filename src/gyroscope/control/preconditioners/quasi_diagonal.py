@@ -105,16 +105,6 @@ class Held:
     slopes: Averages | None
 
 
-@dataclass(frozen=True, eq=False)
-class Known:
-    """The statistics of one layer."""
-
-    mean: Tensor
-    variance: Tensor
-    slopes: Tensor | None
-    count: int
-
-
 class Moments:
     """The moments of layers, as of the last `fold`.
 
@@ -139,11 +129,6 @@ class Moments:
         """The statistics, on the devices that the weights have at the first use."""
         self._make()
         return self._held
-
-    @property
-    def activations(self) -> list[Known]:
-        """The statistics, layer by layer."""
-        return [self._known(i) for i in range(len(self.places))]
 
     @property
     def complete(self) -> bool:
@@ -196,9 +181,10 @@ class Moments:
 
     def state(self, index: int) -> dict[str, Any]:
         """Return the statistics of a layer."""
-        own = self._known(index)
-        kept = {"mean": own.mean.clone(), "variance": own.variance.clone(), "count": own.count}
-        return kept if own.slopes is None else {**kept, "slopes": own.slopes.clone()}
+        held, at = self._find(index)
+        mean, variance = (held.activations.part(row, at).clone() for row in held.activations.value)
+        own = {"mean": mean, "variance": variance, "count": int(held.activations.counts.value[at])}
+        return own if held.slopes is None else {**own, "slopes": held.slopes.part(held.slopes.value[0], at).clone()}
 
     def load(self, index: int, state: dict[str, Any]) -> None:
         """Load the statistics of a layer; an empty state deletes them."""
@@ -248,12 +234,6 @@ class Moments:
     def _find(self, index: int) -> tuple[Held, int]:
         self._make()
         return self._where[index]
-
-    def _known(self, index: int) -> Known:
-        held, at = self._find(index)
-        mean, variance = (held.activations.part(row, at) for row in held.activations.value)
-        slopes = None if held.slopes is None else held.slopes.part(held.slopes.value[0], at)
-        return Known(mean, variance, slopes, int(held.activations.counts.value[at]))
 
     def _moments(self, uses: list[Use]) -> dict[int, tuple[Tensor, Tensor]]:
         """Return the mean and the variance of the coordinates of each layer that was used."""
