@@ -513,6 +513,15 @@ def test_the_same_layer_given_twice_is_refused():
         gyroscope.Layca(inner, [*layers, layers[0]])
 
 
+def test_a_gradient_of_another_shape_is_refused():
+    model = torch.nn.Linear(3, 2, bias=False)
+    optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model(torch.ones(1, 3)).sum().backward()
+    model.weight.data = torch.ones(3, 2)
+    with Unchanged(optimizer, r"gradient of weight must have the shape \(3, 2\) of its weights, got \(2, 3\)"):
+        optimizer.step()
+
+
 def test_a_complex_layer_is_refused_before_anything_is_changed():
     p = torch.nn.Parameter(torch.randn(3, 3, dtype=torch.complex64))
     inner = torch.optim.SGD([p], lr=0.1)

@@ -41,6 +41,7 @@ from gyroscope.vectors.launch import to_device
 from gyroscope.vectors.layout import any_sharded, is_dense, local, splits_in_memory
 
 Array = TypeVar("Array", Tensor, npt.NDArray[np.float64])
+Others = Literal["inner", "frozen"]
 
 # A tangent below this share of the displacement (both squared) is rounding noise: there is no direction to turn to.
 # The same holds for weights that a step reduces to this share of their length and of its own.
@@ -212,38 +213,30 @@ def _in_cache(move: Move) -> Iterator[Move]:
 
 def _factors(move: Move, products: Any, ledger: Ledger, law: Law) -> tuple[Tensor, Tensor]:
     """Return the factors on the weights and on the displacements as given, one per row, and update the ledger."""
-    device = products.device
+    device, sign, along = products.device, move.sign, move.along
     here: Any = _index(move.rows, device)
+    xp: Any = torch
+    book: dict[str, Any] = vars(ledger)
     lr: Any = move.lr
     if device.type == "cpu":
         # Views of the same memory: arithmetic on a few numbers is much quicker in NumPy.
-        products, book = products.numpy(), {name: value.numpy() for name, value in vars(ledger).items()}
+        xp, products, book = np, products.numpy(), {name: value.numpy() for name, value in book.items()}
         lr = float(lr)
-    else:
-        book = vars(ledger)
-        if isinstance(lr, Tensor):
-            lr = lr.to(device, products.dtype)
+    elif isinstance(lr, Tensor):
+        lr = lr.to(device, products.dtype)
     with np.errstate(all="ignore"):
-        a, b = _update_book(products, book, here, lr, law, move.sign, move.along)
+        ww, wd, dd = products[:, 0], products[:, 1], products[:, 2]
+        if sign != 1.0 or along != 0.0:
+            products = xp.stack([ww, sign * wd + along * ww, dd + 2 * sign * along * wd + along * along * ww], 1)
+        radius = book["radius"][here]
+        radius = xp.where((radius <= 0) & xp.isfinite(ww), xp.sqrt(ww), radius)
+        a, b, _ = coefficients(products, lr * book["multiplier"][here], radius, law)
+        bad = ~xp.isfinite(products).all(1)
+        book["radius"][here] = radius
+        book["bad"][here] = bad
+        book["skipped"][here] += bad
+        a, b = a + along * b, sign * b
     return torch.as_tensor(a, device=device), torch.as_tensor(b, device=device)
-
-
-def _update_book(
-    products: Any, book: dict[str, Any], here: Any, lr: Any, law: Law, sign: float, along: float
-) -> tuple[Any, Any]:
-    """Return the coefficients of w and of the displacement as given; radii and skipped steps go into the book."""
-    xp: Any = torch if isinstance(products, Tensor) else np
-    ww, wd, dd = products[:, 0], products[:, 1], products[:, 2]
-    if sign != 1.0 or along != 0.0:
-        products = xp.stack([ww, sign * wd + along * ww, dd + 2 * sign * along * wd + along * along * ww], 1)
-    radius = book["radius"][here]
-    radius = xp.where((radius <= 0) & xp.isfinite(ww), xp.sqrt(ww), radius)
-    a, b, _ = coefficients(products, lr * book["multiplier"][here], radius, law)
-    bad = ~xp.isfinite(products).all(1)
-    book["radius"][here] = radius
-    book["bad"][here] = bad
-    book["skipped"][here] += bad
-    return a + along * b, sign * b
 
 
 def _index(rows: Sequence[int], device: torch.device) -> slice | Tensor:
@@ -251,9 +244,6 @@ def _index(rows: Sequence[int], device: torch.device) -> slice | Tensor:
     if rows and rows[-1] - rows[0] + 1 == len(rows):
         return slice(rows[0], rows[-1] + 1)
     return to_device(np.array(rows, dtype=np.int64), device)
-
-
-Others = Literal["inner", "frozen"]
 
 
 @dataclass(frozen=True)
@@ -415,6 +405,12 @@ class Steering:
         self._drivers[i].run(work.group)
 
     def _plain(self, work: Work) -> list[tuple[torch.device, Move]]:
+        for e, p, g in zip(work.entries, work.params, work.grads, strict=True):
+            if g.shape != p.shape:  # after an assignment to the data of a parameter
+                raise ControlError(
+                    f"The gradient of {e.name} must have the shape {tuple(p.shape)} of its weights, got "
+                    f"{tuple(g.shape)}. Compute the gradients again."
+                )
         how, decay = decay_of(self.proposer.rule, work.group)
         sign = 1.0 if work.group.get("maximize", False) else -1.0
         return self._moves(work, work.grads, sign=sign, along=-decay if how == "coupled" else 0.0)
