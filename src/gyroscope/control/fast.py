@@ -31,11 +31,11 @@ _strides = Tensor.stride
 _bulk = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
 
 
-def lie_at(tensors: list[Tensor], addresses: list[int]) -> bool:
+def _lie_at(tensors: list[Tensor], addresses: list[int]) -> bool:
     """Return whether the memory of each tensor starts at its address.
 
     >>> x = torch.zeros(3)
-    >>> lie_at([x], [x.data_ptr()]), lie_at([x[1:]], [x.data_ptr()])
+    >>> _lie_at([x], [x.data_ptr()]), _lie_at([x[1:]], [x.data_ptr()])
     (True, False)
     """
     if _bulk is not None:
@@ -120,9 +120,9 @@ class Fast:
                 return False
             grads = [grads[j] for j in self._active]
         try:
-            if list(map(_strides, grads)) != self._strides or not lie_at(self._params, self._at):
+            if list(map(_strides, grads)) != self._strides or not _lie_at(self._params, self._at):
                 return False
-            if not lie_at(grads, self._grads_at) and not self._find_grads(grads):
+            if not _lie_at(grads, self._grads_at) and not self._find_grads(grads):
                 return False
         except (TypeError, RuntimeError):  # a gradient that is None, or sparse
             return False

@@ -85,7 +85,7 @@ class Layca(Wrapper):
         zero_norm: Literal["raise", "skip"] = "raise",
         reads_weights: bool | None = None,
     ) -> None:
-        check_weights_are_its(optimizer)
+        _check_weights_are_its(optimizer)
         super().__init__(optimizer)
         optimizer = self.inner
         check_choice("others", others, ("inner", "frozen"))
@@ -102,7 +102,7 @@ class Layca(Wrapper):
             raise ControlError(f"`others_lr` must be a finite number >= 0, got {others_lr!r}. Try 0.01.")
         growth, others_lr = (None if given is None else real(given) for given in (growth, others_lr))
         for i, group in enumerate(optimizer.param_groups):
-            check_rate(group, i)
+            _check_rate(group, i)
         roster = Roster.of(optimizer, model_or_layers)
         factors = checked_multipliers(multipliers, alpha, roster.layers)
         # Everything has been checked; nothing was changed before this line.
@@ -183,7 +183,7 @@ class Layca(Wrapper):
         for i in self._roster.controlled():
             lr = self.param_groups[i].get("lr")
             if type(lr) is not float or not 0.0 <= lr < math.inf:
-                check_rate(self.param_groups[i], i)
+                _check_rate(self.param_groups[i], i)
 
     def _needs_closure(self) -> bool:
         return self._steering.proposer.reads_weights
@@ -347,7 +347,7 @@ class Layca(Wrapper):
                 self._show_radius(self.param_groups[g]["params"][j], e)
 
 
-def check_rate(group: dict[str, Any], i: int) -> None:
+def _check_rate(group: dict[str, Any], i: int) -> None:
     """Reject an invalid rate. Where a tensor on an accelerator holds one, layers stay as they are."""
     lr = group.get("lr")
     if lr is None:
@@ -382,7 +382,7 @@ def check_group(params: Sequence[Any], lr: Any) -> None:
         )
 
 
-def check_weights_are_its(optimizer: Optimizer) -> None:
+def _check_weights_are_its(optimizer: Optimizer) -> None:
     """Reject an optimizer that keeps weights of its own and puts them into the model.
 
     Schedule-free optimizers do this with `train()` and `eval()`, Lookahead every few steps, TRAC in every step. Layca

@@ -93,8 +93,8 @@ class Place:
         """
         x = at_least_float32(x)
         if isinstance(self.module, nn.Linear):
-            return moments_over(x.reshape(-1, x.shape[-1]), (0,))
-        return moments_over(x if x.dim() == 4 else x.unsqueeze(0), (0,))
+            return _moments_over(x.reshape(-1, x.shape[-1]), (0,))
+        return _moments_over(x if x.dim() == 4 else x.unsqueeze(0), (0,))
 
     def norms(self, g: Tensor) -> Tensor:
         """Return the norms over rows of a gradient at the output, [outputs].
@@ -104,7 +104,7 @@ class Place:
         """
         g = at_least_float32(g)
         unit = g.dim() - (3 if isinstance(self.module, nn.Conv2d) else 1)
-        return norm_over(g, tuple(d for d in range(g.dim()) if d != unit))
+        return _norm_over(g, tuple(d for d in range(g.dim()) if d != unit))
 
     def second_moment(self, x: Tensor) -> Tensor:
         """Return E[ā āᵀ] over all rows or patches of an input; without a bias, ā has no homogeneous coordinate.
@@ -308,10 +308,10 @@ def patch_moments(images: Tensor, within: Windows) -> tuple[Tensor, Tensor]:
     return first.flatten(1), second.flatten(1).clamp_min_(0)
 
 
-def moments_over(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def _moments_over(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Return the mean and the variance over some dimensions, without cancellation in the variance.
 
-    >>> moments_over(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), (0,))
+    >>> _moments_over(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), (0,))
     (tensor([2., 0.]), tensor([1., 0.]))
     """
     if x.is_cuda:
@@ -323,10 +323,10 @@ def moments_over(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     return mean.squeeze(dims), centered.mul_(centered).mean(dims)
 
 
-def norm_over(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+def _norm_over(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     """Return the 2-norm over some dimensions; over none it is |x|.
 
-    >>> norm_over(torch.tensor([[3.0, 0.0], [4.0, 1.0]]), (0,))
+    >>> _norm_over(torch.tensor([[3.0, 0.0], [4.0, 1.0]]), (0,))
     tensor([5., 1.])
     """
     if not dims:

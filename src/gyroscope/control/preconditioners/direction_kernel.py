@@ -148,7 +148,7 @@ class DirectionLaunch:
 
     def __init__(self, places: Sequence[Place], gradients: Sequence[Tensor], held: Held) -> None:
         device, kind = gradients[0].device, gradients[0].dtype
-        self.alike = alike(gradients)
+        self.alike = _alike(gradients)
         sizes = np.array([-(-g.numel() // _ALIGNED) * _ALIGNED for g in gradients])
         self._out = torch.zeros(int(sizes.sum()), dtype=kind, device=device)
         offsets = (np.cumsum(sizes) - sizes).tolist()
@@ -183,12 +183,12 @@ class DirectionLaunch:
         return True
 
 
-def alike(gradients: Sequence[Tensor]) -> list[tuple[Any, ...]]:
+def _alike(gradients: Sequence[Tensor]) -> list[tuple[Any, ...]]:
     """Return the properties that must be equal for gradients to use the same launch."""
     return [(type(g), g.shape, g.stride(), g.dtype, g.device) for g in gradients]
 
 
-def lies_in_rows(g: Tensor) -> bool:
+def _lies_in_rows(g: Tensor) -> bool:
     """Return whether the rows of a gradient are consecutive in memory, in an order that the kernel knows."""
     return g.is_contiguous() or (g.dim() == 4 and g.is_contiguous(memory_format=torch.channels_last))
 
@@ -216,7 +216,7 @@ class Directions:
         if len(gradients) < len(found):
             return None
         launch, capturing = self._launch, is_capturing()
-        if launch is None or launch.alike != alike(gradients):
+        if launch is None or launch.alike != _alike(gradients):
             if capturing or not self._ordinary(gradients):
                 return None
             launch = self._launch = DirectionLaunch(self._places, gradients, self._held)
@@ -235,5 +235,5 @@ class Directions:
             and gradients[0].dtype in TYPES
             and [tuple(g.shape) for g in gradients] == shapes
             and [place.inputs for place in self._places] == self._held.activations.sizes
-            and all(map(lies_in_rows, gradients))
+            and all(map(_lies_in_rows, gradients))
         )

@@ -236,13 +236,13 @@ class Matrix:
         return flat.view(h, w, c).permute(2, 0, 1) if self.last else flat.view(c, h, w)
 
 
-def matrix(place: Place, x: Tensor) -> Matrix | None:
+def _matrix(place: Place, x: Tensor) -> Matrix | None:
     """Return the input of a layer as a matrix, or None where it is not one in memory.
 
     >>> place = Place("", nn.Conv2d(3, 1, 2), True)
-    >>> matrix(place, torch.zeros(5, 3, 4, 4))
+    >>> _matrix(place, torch.zeros(5, 3, 4, 4))
     Matrix(rows=5, width=48, image=(3, 4, 4), last=False)
-    >>> matrix(place, torch.zeros(5, 3, 4, 8)[..., ::2]) is None
+    >>> _matrix(place, torch.zeros(5, 3, 4, 8)[..., ::2]) is None
     True
     """
     if type(x) is not Tensor or x.dtype not in TYPES or x.numel() == 0:
@@ -445,7 +445,7 @@ class MomentLaunches:
         if sorted(indices) != sorted(self._starts) or any(x.device != device for x in xs):
             return None
         places = [self.places[i] for i in indices]
-        matrices = [one for place, x in zip(places, xs, strict=True) if (one := matrix(place, x)) is not None]
+        matrices = [one for place, x in zip(places, xs, strict=True) if (one := _matrix(place, x)) is not None]
         if len(matrices) < len(xs):
             return None
         return Plan(places, matrices, xs, [self._starts[i] for i in indices], self.spreads)

@@ -18,10 +18,10 @@ from gyroscope.errors import DynamicsError
 from gyroscope.vectors.launch import is_capturing
 
 
-def weights(counts: Tensor, decay: float) -> Tensor:
+def _weights(counts: Tensor, decay: float) -> Tensor:
     """Return the weight of the t-th batch, t = 1, 2, …
 
-    >>> weights(torch.tensor([1.0, 2.0, 4.0, 5.0]), 0.75)
+    >>> _weights(torch.tensor([1.0, 2.0, 4.0, 5.0]), 0.75)
     tensor([1.0000, 0.5000, 0.2500, 0.2500])
     """
     return counts.reciprocal().clamp_min_(1 - decay)
@@ -71,7 +71,7 @@ class Counts:
 
     def weights(self) -> Tensor:
         """Return the weights of the last batch, [layers]; 0 for layers that were not in it."""
-        found = weights(self.value, self.decay)
+        found = _weights(self.value, self.decay)
         return found if self._new is None else torch.where(self._new, found, 0.0)
 
 
