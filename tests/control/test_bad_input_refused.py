@@ -141,7 +141,7 @@ class Rateless(Optimizer):
 def test_an_optimizer_without_a_rate_is_refused():
     model = network()
     inner = Rateless(model.parameters())
-    with Unchanged(inner, "Group 0 must have an `lr`, which is Layca's rate"):
+    with Unchanged(inner, "`lr` of group 0 must be .*got None"):
         gyroscope.Layca(inner, model)
 
 

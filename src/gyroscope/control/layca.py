@@ -102,7 +102,7 @@ class Layca(Wrapper):
             raise ControlError(f"`others_lr` must be a finite number >= 0, got {others_lr!r}. Try 0.01.")
         growth, others_lr = (None if given is None else real(given) for given in (growth, others_lr))
         for i, group in enumerate(optimizer.param_groups):
-            _check_rate(group, i)
+            _check_rate(group.get("lr"), f"group {i}")
         roster = Roster.of(optimizer, model_or_layers)
         factors = checked_multipliers(multipliers, alpha, roster.layers)
         # Everything has been checked; nothing was changed before this line.
@@ -183,7 +183,7 @@ class Layca(Wrapper):
         for i in self._roster.controlled():
             lr = self.param_groups[i].get("lr")
             if type(lr) is not float or not 0.0 <= lr < math.inf:
-                _check_rate(self.param_groups[i], i)
+                _check_rate(lr, f"group {i}")
 
     def _needs_closure(self) -> bool:
         return self._steering.proposer.reads_weights
@@ -347,16 +347,11 @@ class Layca(Wrapper):
                 self._show_radius(self.param_groups[g]["params"][j], e)
 
 
-def _check_rate(group: dict[str, Any], i: int) -> None:
+def _check_rate(lr: Any, group: str) -> None:
     """Reject an invalid rate. Where a tensor on an accelerator holds one, layers stay as they are."""
-    lr = group.get("lr")
-    if lr is None:
-        raise ControlError(
-            f"Group {i} must have an `lr`, which is Layca's rate ρ. Give the inner optimizer one; try 3**-3."
-        )
     if not is_rate(lr):
         raise ControlError(
-            f"`lr` of group {i} must be a finite number >= 0, the rate ρ = tan θ of a step, got {lr!r}. Try 3**-3."
+            f"`lr` of {group} must be a finite number >= 0, the rate ρ = tan θ of a step, got {lr!r}. Try 3**-3."
         )
 
 
@@ -376,10 +371,7 @@ def check_group(params: Sequence[Any], lr: Any) -> None:
         if isinstance(p, Tensor) and p.dim() >= 2:
             name = f"Parameter {one[0] if named else j} of the group"
             check_weight(name, p, "Leave it out, and step it with an optimizer of its own.")
-    if not is_rate(lr):
-        raise ControlError(
-            f"`lr` of the group must be a finite number >= 0, the rate ρ = tan θ of a step, got {lr!r}. Try 3**-3."
-        )
+    _check_rate(lr, "the group")
 
 
 def _check_weights_are_its(optimizer: Optimizer) -> None:

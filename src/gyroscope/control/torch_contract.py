@@ -193,7 +193,7 @@ class Wrapper(Optimizer):
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         if closure is not None and not callable(closure):
             raise ControlError(
-                f"`closure` must be a function without arguments that returns the loss, got a "
+                "`closure` must be a function without arguments that returns the loss, got a "
                 f"{type(closure).__name__}. Call step() without one where the loss has been computed already."
             )
         self._check()
