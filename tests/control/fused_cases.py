@@ -528,9 +528,8 @@ def test_a_scheduler_that_moves_momentum_needs_no_new_tables_and_stays_literal(n
 
 
 def test_the_arguments_that_change_stand_where_they_are_exchanged():
-    from gyroscope.control import launch as module
-    from gyroscope.control.coefficients import Law
-    from gyroscope.control.ledger import Ledger
+    from gyroscope.control import fused as module
+    from gyroscope.control.steering import Law, Ledger
 
     w = parameters(((4, 4),))
     launch = module.Launch([w, w, w, w], [0], [1])

@@ -237,7 +237,7 @@ def test_what_an_optimizer_keeps_of_itself_and_not_of_a_parameter_comes_back(
 @pytest.mark.parametrize("wrap", [lambda inner, _: Layca(inner), lambda inner, other: Graft(inner, other)])
 def test_what_is_no_state_is_refused_by_its_type(wrap: Callable[..., Any]) -> None:
     params = list(mlp().parameters())
-    with pytest.raises(ControlError, match="The state is a NoneType; pass what state_dict"):
+    with pytest.raises(ControlError, match=r"`state_dict` must be a dict, got a NoneType. Pass what state_dict"):
         wrap(adam(params), sgd(params)).load_state_dict(None)
 
 

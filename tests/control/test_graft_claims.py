@@ -197,18 +197,18 @@ def test_unusable_arguments_are_named():
     params = parameters()
     other = [nn.Parameter(torch.ones(2, 2))]
     sgd = MAKERS["sgd"](params, 0.1)
-    with pytest.raises(ControlError, match=r"optimizer is a list; accepted is a torch\.optim\.Optimizer"):
+    with pytest.raises(ControlError, match=r"`optimizer` must be a torch\.optim\.Optimizer, got a list"):
         gyroscope.Graft(params, sgd)
-    with pytest.raises(ControlError, match=r"direction is a str; accepted is a torch\.optim\.Optimizer"):
+    with pytest.raises(ControlError, match=r"`direction` must be a torch\.optim\.Optimizer, got a str"):
         gyroscope.Graft(sgd, "adam")
-    with pytest.raises(ControlError, match="granularity is 'layer'; accepted are 'tensor', 'global'"):
+    with pytest.raises(ControlError, match="`granularity` must be one of 'tensor', 'global', got 'layer'"):
         gyroscope.Graft(sgd, MAKERS["adam"](params, 0.1), granularity="layer")
-    with pytest.raises(ControlError, match="are the same object; give each its own optimizer"):
+    with pytest.raises(ControlError, match="must be two optimizers, got one object twice"):
         gyroscope.Graft(sgd, sgd)
-    with pytest.raises(ControlError, match="different parameters; build both on the same ones"):
+    with pytest.raises(ControlError, match="must hold the same parameters"):
         gyroscope.Graft(sgd, MAKERS["adam"](other, 0.1))
     for pair in ((sgd, optim.LBFGS(params)), (optim.LBFGS(params), sgd)):
-        with pytest.raises(ControlError, match=r"LBFGS evaluates the loss several times.*gradients alone"):
+        with pytest.raises(ControlError, match=r"must step from one gradient, got LBFGS"):
             gyroscope.Graft(*pair)
 
 
@@ -218,7 +218,9 @@ def test_a_state_of_another_optimizer_is_refused_and_nothing_changes():
     give_gradients(params, 0)
     optimizer.step()
     saved = copy.deepcopy(optimizer.state_dict())
-    with pytest.raises(ControlError, match=r"no 'direction'; pass what the state_dict\(\) of a Graft returned"):
+    with pytest.raises(
+        ControlError, match=r"must have the key 'direction'\. Pass what state_dict\(\) of a Graft returned"
+    ):
         optimizer.load_state_dict(MAKERS["momentum"](params, 0.3).state_dict())
     other = [nn.Parameter(torch.ones(2, 2))]
     wrong = gyroscope.Graft(MAKERS["momentum"](other, 0.3), MAKERS["adam"](other, 0.3)).state_dict()
@@ -327,11 +329,11 @@ def test_a_group_that_one_of_the_two_refuses_is_added_to_neither():
     optimizer = gyroscope.Graft(magnitude, direction)
     new = nn.Parameter(torch.ones(2, 2))
     direction.add_param_group({"params": [new]})
-    with pytest.raises(ControlError, match=r"refused by the Adam .*; nothing was changed"):
+    with pytest.raises(ControlError, match=r"Adam rejected the group .*; nothing was changed"):
         optimizer.add_param_group({"params": [new]})
     assert [len(one.param_groups) for one in (magnitude, direction)] == [1, 2]
     give_gradients(params, 0)
-    with pytest.raises(ControlError, match="magnitude now holds 3 parameters and direction 4; nothing was changed"):
+    with pytest.raises(ControlError, match="`magnitude` now holds 3 parameters and `direction` 4; nothing was changed"):
         optimizer.step()
     assert not magnitude.state
 

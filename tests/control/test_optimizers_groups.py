@@ -236,7 +236,7 @@ def with_rate(rate):
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1])
 def test_a_bad_rate_in_a_tensor_is_refused_where_it_is_at_hand(rate):
     weight, before, optimizer = with_rate(rate)
-    with pytest.raises(ControlError, match=r"Group 0 has lr tensor\(.*a finite value from 0"):
+    with pytest.raises(ControlError, match=r"`lr` of group 0 must be a finite number >= 0.*got tensor\("):
         optimizer.step()
     assert torch.equal(weight.detach(), before)
 
@@ -244,7 +244,7 @@ def test_a_bad_rate_in_a_tensor_is_refused_where_it_is_at_hand(rate):
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1])
 def test_a_bad_rate_on_a_device_moves_no_layer(rate, monkeypatch):
     """There it is not looked at, which would wait; so the layers simply stay."""
-    monkeypatch.setattr("gyroscope.control.refusals.is_rate", lambda lr: True)
+    monkeypatch.setattr("gyroscope.control.layca.is_rate", lambda lr: True)
     weight, before, optimizer = with_rate(rate)
     optimizer.step()
     assert torch.equal(weight.detach(), before)

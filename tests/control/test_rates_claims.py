@@ -80,11 +80,11 @@ def test_layers_turn_by_the_warm_up_rate():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"steps": -1}, r"steps is -1; accepted are values from 0"),
-        ({"steps": 3, "start": 1.5}, r"start is 1\.5; accepted are shares of the rate, from 0 to 1"),
-        ({"steps": 3, "start": float("nan")}, r"start is nan"),
-        ({"steps": float("nan")}, r"steps is nan; accepted are values from 0"),
-        ({"steps": "3"}, r"steps is '3'; accepted are values from 0"),
+        ({"steps": -1}, r"`steps` must be a finite number >= 0, got -1"),
+        ({"steps": 3, "start": 1.5}, r"`start` must be a share of the rate, a number from 0 to 1, got 1\.5"),
+        ({"steps": 3, "start": float("nan")}, r"`start` must be .*got nan"),
+        ({"steps": float("nan")}, r"`steps` must be a finite number >= 0, got nan"),
+        ({"steps": "3"}, r"`steps` must be a finite number >= 0, got '3'"),
     ],
 )
 def test_an_impossible_warm_up_is_refused_and_nothing_changes(arguments, message):
@@ -189,7 +189,7 @@ def test_a_run_longer_than_the_record_is_stopped_before_anything_moves():
     replay(optimizer, Rates(optimizer.layers, torch.full((2, 3), 0.1, dtype=torch.float64)))
     train(model, optimizer, 2)
     before = [p.detach().clone() for p in model.parameters()]
-    with pytest.raises(ControlError, match="record has 2 steps and all are replayed; stop here, or record a longer"):
+    with pytest.raises(ControlError, match=r"All 2 steps of the record are replayed\. Stop here, or record a longer"):
         train(model, optimizer, 1)
     assert all(torch.equal(p.detach(), w) for p, w in zip(model.parameters(), before, strict=True))
 
@@ -207,7 +207,7 @@ def test_a_record_of_other_layers_is_refused():
 def test_a_rate_other_than_one_is_refused():
     model = network()
     optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    with pytest.raises(ControlError, match=r"Group 0 has lr 0\.1; .*lr=1"):
+    with pytest.raises(ControlError, match=r"`lr` of group 0 must be 1, .*got 0\.1.*lr=1"):
         replay(optimizer, Rates(optimizer.layers, torch.ones(1, 3, dtype=torch.float64)))
     assert optimizer.multipliers.tolist() == [1.0, 1.0, 1.0]
 
@@ -229,7 +229,7 @@ def test_a_record_survives_a_file(tmp_path):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ControlError, match=r"no file .*absent\.pt; `Rates\.save` writes one"):
+    with pytest.raises(ControlError, match=r"no file .*absent\.pt\. `Rates\.save` writes one"):
         Rates.load(tmp_path / "absent.pt")
 
 
@@ -287,7 +287,7 @@ def test_a_record_of_parts_of_layers_is_refused_and_no_hook_is_left(granularity)
 
 @pytest.mark.parametrize("given", [["0.weight"], "0.weight", []])
 def test_a_record_of_what_is_no_layer_is_refused(given):
-    with pytest.raises(ControlError, match=r"accepted is a model"):
+    with pytest.raises(ControlError, match="must be a model"):
         record(given, torch.optim.Adam(network().parameters()))
 
 
@@ -295,7 +295,9 @@ def test_a_replay_that_would_step_biases_at_rate_one_is_refused():
     model = network()
     optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model)
     rates = Rates(optimizer.layers, torch.full((2, 3), 0.1, dtype=torch.float64))
-    with pytest.raises(ControlError, match=r'Group 1 holds parameters that are no layers.*others="frozen".*others_lr='):
+    with pytest.raises(
+        ControlError, match=r'Group 1 holds parameters that are not layers.*others="frozen".*others_lr='
+    ):
         replay(optimizer, rates)
     assert not optimizer._optimizer_step_pre_hooks
 
@@ -321,14 +323,14 @@ def test_a_replay_takes_biases_that_do_not_require_gradients():
 
 @pytest.mark.parametrize("use", [lambda given: warmup(given, 3), lambda given: record(network(), given)])
 def test_what_is_no_optimizer_is_refused(use):
-    with pytest.raises(ControlError, match=r"The optimizer is a Sequential; accepted is a torch\.optim\.Optimizer"):
+    with pytest.raises(ControlError, match=r"`optimizer` must be a torch\.optim\.Optimizer.*got a Sequential"):
         use(network())
 
 
 @pytest.mark.parametrize(
     ("recorded", "message"),
     [
-        ({"weight": [0.1]}, "The record is a dict; accepted is a Rates"),
+        ({"weight": [0.1]}, "`recorded` must be a Rates, got a dict"),
         (Rates(("weight",), -torch.ones(3, 1)), "negative rates"),
     ],
 )
@@ -360,14 +362,14 @@ def test_rates_are_made_of_names_and_numbers_alone(layers, tangents, message):
 
 
 def test_a_replay_by_what_controls_nothing_is_refused():
-    with pytest.raises(ControlError, match=r"replay.* was given a SGD; rates are replayed by a controller"):
+    with pytest.raises(ControlError, match=r"`optimizer` must be a Layca, got a SGD"):
         replay(torch.optim.SGD(network().parameters(), lr=1.0), Rates(("weight",), torch.ones(1, 1)))
 
 
 def test_a_record_of_a_complex_layer_is_refused_before_the_first_step():
     model = nn.Linear(3, 2, dtype=torch.complex64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ControlError, match=r"Layer weight is torch\.complex64; accepted are float32"):
+    with pytest.raises(ControlError, match=r"Layer weight must be float32.*got torch\.complex64"):
         record(model, optimizer)
     assert not optimizer._optimizer_step_pre_hooks
 
@@ -434,7 +436,7 @@ def test_an_optimizer_inside_a_controller_is_not_recorded(wrap):
     model = network()
     adam = torch.optim.Adam(model.parameters(), lr=0.1)
     outer = wrap(adam)
-    with pytest.raises(ControlError, match=r"The Adam is inside a (Layca|Graft), .*; record the (Layca|Graft)"):
+    with pytest.raises(ControlError, match=r"The Adam is inside a (Layca|Graft), .*\. Record the (Layca|Graft)"):
         record(model, adam)
     with record(model, outer) as recorder:
         train(model, outer, 1)

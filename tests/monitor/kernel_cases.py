@@ -16,7 +16,7 @@ from gyroscope.monitor import bundle
 from gyroscope.monitor.bundle import Bundle, Layout, Remembered, Staged, flat
 from gyroscope.monitor.kernel import Kernel
 from gyroscope.monitor.quantities import COLUMNS
-from gyroscope.vectors.chunks import CHUNK
+from gyroscope.vectors.launch import CHUNK
 from interpreted import patch_language_once
 
 patch_language_once()

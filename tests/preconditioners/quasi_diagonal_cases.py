@@ -14,21 +14,20 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils._python_dispatch import _disable_current_modes
 
-import gyroscope.control.preconditioners.direction_launch as direction_launch
-import gyroscope.control.preconditioners.launches as launches
-import gyroscope.control.preconditioners.moment_launches as moment_launches
-import gyroscope.control.preconditioners.moments as moments
+import gyroscope.control.preconditioners.direction_kernel as direction_kernel
+import gyroscope.control.preconditioners.moment_kernels as moment_kernels
 import gyroscope.control.preconditioners.observer as observer
 import gyroscope.control.preconditioners.preconditioner as preconditioner
 import gyroscope.control.preconditioners.quasi_diagonal as module
 import gyroscope.control.preconditioners.running as running
-from gyroscope.control.preconditioners.direction_launch import Directions
-from gyroscope.control.preconditioners.launches import Addresses, Launcher
-from gyroscope.control.preconditioners.moment_launches import MomentLaunches
-from gyroscope.control.preconditioners.places import Place
+import gyroscope.vectors.launch as launch
+from gyroscope.control.preconditioners.affine_layers import Place
+from gyroscope.control.preconditioners.direction_kernel import Directions
+from gyroscope.control.preconditioners.moment_kernels import MomentLaunches
 from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal
 from gyroscope.control.preconditioners.running import Spreads
 from gyroscope.errors import DynamicsError
+from gyroscope.vectors.launch import Addresses, Launcher
 from interpreted import patch_language_once
 
 patch_language_once()
@@ -73,8 +72,7 @@ def torchs(monkeypatch):
     """Switch the kernels off, for optimizers that are made and stepped under it."""
 
     def switch(on):
-        for one in (moments, module):
-            monkeypatch.setattr(one, "has_kernels", lambda held: not on and len(held) == 1)
+        monkeypatch.setattr(module, "has_kernels", lambda held: not on and len(held) == 1)
 
     return switch
 
@@ -179,8 +177,8 @@ def test_moments_of_rows_are_those_of_numbers_in_float64(size, dtype):
 
 
 def test_rows_of_many_parts_are_put_together(monkeypatch):
-    monkeypatch.setattr(moment_launches, "_PART", 64)
-    monkeypatch.setattr(moment_launches, "_PARTS", 4)
+    monkeypatch.setattr(moment_kernels, "_PART", 64)
+    monkeypatch.setattr(moment_kernels, "_PARTS", 4)
     place = Place("", nn.Linear(3, 2), True)
     for rows in (65, 128, 200, 400):
         x = torch.randn(rows, 3, dtype=torch.float64, device=DEVICE) + torch.arange(rows, device=DEVICE)[:, None]
@@ -383,7 +381,7 @@ class WithLaunches(Recorder):
 @pytest.fixture
 def capturing(monkeypatch):
     def switch(on):
-        for one in (moments, module, observer, preconditioner, running, moment_launches, direction_launch, launches):
+        for one in (module, observer, preconditioner, running, moment_kernels, direction_kernel, launch):
             monkeypatch.setattr(one, "is_capturing", lambda: on)
 
     return switch
@@ -422,7 +420,7 @@ def test_a_replayed_step_trains_as_one_that_is_taken(labels, capturing, monkeypa
         train(twin, its, step)
     for ours, theirs in zip(net.state_dict().values(), twin.state_dict().values(), strict=True):
         torch.testing.assert_close(ours, theirs, **CLOSE)
-    assert optimizer._statistics.activations[0].count == 4
+    assert optimizer._statistics.state(0)["count"] == 4
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="a real graph is captured there")
@@ -449,7 +447,7 @@ def test_a_graph_without_a_step_before_it_is_refused_and_a_second_one_right_afte
     step()
     step()
     assert launched == ["measure", "fold", "__call__"]
-    assert optimizer._statistics.activations[0].count == 3
+    assert optimizer._statistics.state(0)["count"] == 3
 
 
 def test_tables_are_found_again_by_address_and_kept_where_a_graph_has_them(capturing):

@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from gyroscope.conditioning.fisher import fisher
-from gyroscope.control.preconditioners.kfac import KFAC
-from gyroscope.control.preconditioners.kfac_factors import eigen_of
+from gyroscope.control.preconditioners.kfac import KFAC, eigen_of
 from gyroscope.errors import DynamicsError
 
 
@@ -158,7 +157,7 @@ def test_sampled_labels_give_the_fisher_matrix_and_not_the_empirical_one(tokens)
     optimizer = KFAC(sgd(net), net, F.cross_entropy)
     F.cross_entropy(net(x), torch.zeros(x.shape[:-1], dtype=torch.int64)).backward()
     optimizer.step()
-    S = optimizer._statistics.S[0].value
+    S = optimizer._statistics.state(0)["S"]
     torch.testing.assert_close(S, (torch.eye(3) - 1 / 3) / 3, rtol=0, atol=0.01)
 
 
@@ -216,8 +215,8 @@ def test_a_layer_that_is_used_twice_has_both_uses_in_its_factors():
     second = twin.layer(hidden)
     Ds = [g * 7 for g in torch.autograd.grad(F.mse_loss(second, y), (first, second))]
     a = torch.cat([activations(twin.layer, one.detach()) for one in (x, hidden)])
-    torch.testing.assert_close(optimizer._statistics.A[0].value, a.T @ a / 14)
-    torch.testing.assert_close(optimizer._statistics.S[0].value, sum(g.T @ g for g in Ds) / 7)
+    torch.testing.assert_close(optimizer._statistics.state(0)["A"], a.T @ a / 14)
+    torch.testing.assert_close(optimizer._statistics.state(0)["S"], sum(g.T @ g for g in Ds) / 7)
 
 
 def test_drawn_labels_of_accumulated_passes_are_those_of_one_pass_over_all():
@@ -273,15 +272,15 @@ def test_undamped_directions_that_the_curvature_does_not_see_are_left_alone():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"damping": -1.0}, "damping is -1.0"),
-        ({"decay": 1.0}, "decay is 1.0"),
+        ({"damping": -1.0}, "`damping` must be a finite number >= 0, got -1.0"),
+        ({"decay": 1.0}, "`decay` must be a finite number >= 0 and below 1, got 1.0"),
         ({"every": 0}, "`every` must be .* got 0"),
         ({"decompose_every": 1.5}, "`decompose_every` must be .* got 1.5"),
-        ({"tikhonov": "other"}, "tikhonov is 'other'"),
-        ({"clip": float("nan")}, "clip is nan"),
+        ({"tikhonov": "other"}, "`tikhonov` must be one of 'factored', 'exact', got 'other'"),
+        ({"clip": float("nan")}, "`clip` must be a finite number >= 0, got nan"),
         ({"largest": 0}, "`largest` must be .* got 0"),
-        ({"labels": "sampled"}, "loss is None"),
-        ({"labels": "other"}, "labels is 'other'"),
+        ({"labels": "sampled"}, "`loss` must be the function .*got None"),
+        ({"labels": "other"}, "`labels` must be 'sampled', 'true', .*got 'other'"),
         ({"labels": "sampled", "loss": F.l1_loss}, "l1_loss"),
     ],
 )
@@ -329,7 +328,7 @@ def test_a_loss_is_asked_once_whether_it_is_a_mean_and_then_called_once_a_step(r
             optimizer.zero_grad()
             F.cross_entropy(net(x), y).backward()
             optimizer.step()
-        return optimizer._statistics.S[0].value
+        return optimizer._statistics.state(0)["S"]
 
     assert torch.allclose(factors(loss), factors(F.cross_entropy), atol=1e-6)
     assert calls[-3:] == [8, 8, 8]
@@ -354,7 +353,7 @@ def test_a_sum_is_known_for_one_after_a_first_loss_that_told_nothing(first):
             optimizer.zero_grad()
             net(x).square().sum().backward()
             optimizer.step()
-        return optimizer._statistics.S[0].value
+        return optimizer._statistics.state(0)["S"]
 
     assert factor(asked=False).abs().max() > 0
     torch.testing.assert_close(factor(asked=True), factor(asked=False))

@@ -8,9 +8,9 @@ from recorder import Recorder
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-import gyroscope.control.preconditioners.moments as moments
 import gyroscope.control.preconditioners.observer as observer
 import gyroscope.control.preconditioners.preconditioner as preconditioner
+import gyroscope.control.preconditioners.quasi_diagonal as quasi_diagonal
 import gyroscope.control.preconditioners.running as running
 from gyroscope.control.preconditioners.kfac import KFAC
 from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal
@@ -22,7 +22,7 @@ def capturing(monkeypatch):
     """Make everything believe that a graph is being captured, or not."""
 
     def switch(on):
-        for module in (moments, observer, preconditioner, running):
+        for module in (quasi_diagonal, observer, preconditioner, running):
             monkeypatch.setattr(module, "is_capturing", lambda: on)
 
     return switch
@@ -75,7 +75,7 @@ def test_a_replayed_step_trains_as_one_that_is_taken(labels, capturing):
         train(twin, its, *batch(step))
     for ours, theirs in zip(net.state_dict().values(), twin.state_dict().values(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
-    assert optimizer._statistics.activations[0].count == 6
+    assert optimizer._statistics.state(0)["count"] == 6
 
 
 def _state(optimizer):

@@ -10,7 +10,6 @@ from torch.nn import functional as F  # noqa: N812
 
 import gyroscope
 from gyroscope import conditioning, control, theory
-from gyroscope.control.renormalize import sphere_step
 from gyroscope.errors import DynamicsError
 from gyroscope.store.example import write_example
 from gyroscope.theory import adaptive, damping, decay, deep_linear, homogeneity, least_squares
@@ -85,7 +84,6 @@ NUMBERS = {
         lambda **k: theory.random_walk(walk, **k),
         {"steps": 2, "start": 1.0, "gradient": 1.0, "size": 4, "walks": 2, "agreement": 0.5, "seed": 0},
     ),
-    "sphere_step": (lambda **k: sphere_step(W, G, **k), {"lr": 0.5, "radius": 1.0}),
     "renormalize_": (lambda **k: control.renormalize_(net(), **k), {"radius": 1.0}),
     "KFAC": (
         lambda **k: control.KFAC(sgd(model := net()), model, F.cross_entropy, **k),
@@ -182,8 +180,8 @@ REFUSED = {
         "`layers` must be a list",
     ),
     "no inputs": (lambda: theory.properties(net(), None), "`x` must be .*, got a NoneType"),
-    "no optimizer": (lambda: control.keep_norms(None, net()), "The optimizer is a NoneType"),
-    "no layers": (lambda: control.renormalize_(5), "no list from gyroscope.layers"),
+    "no optimizer": (lambda: control.keep_norms(None, net()), "must be a torch.optim.Optimizer, got a NoneType"),
+    "no layers": (lambda: control.renormalize_(5), "must be a model or a list of layers"),
     "groups": (lambda: theory.undo_decay(sgd(net()), groups=0), "`groups` must be positions"),
     "groups of groups": (lambda: theory.undo_decay(sgd(net()), groups=[[0]]), r"`groups` must be .* got \[\[0\]\]"),
     "groups beyond": (lambda: theory.undo_decay(sgd(net()), groups=[-1]), r"`groups` must be .* got \[-1\]"),

@@ -60,7 +60,7 @@ def test_triton_where_it_cannot_run_is_refused(kernels: ModuleType, monkeypatch:
     monkeypatch.setenv("GYROSCOPE_BACKEND", "triton")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(interface, "_has_triton", lambda: True)
-    with pytest.raises(VectorError, match=r"a layer lies on the CPU, where Triton needs its interpreter.*unset"):
+    with pytest.raises(VectorError, match=r"a layer is on the CPU, where Triton needs its interpreter.*Unset"):
         backend("cpu")
     assert backend("cuda") is kernels
     monkeypatch.setattr(interface, "_has_triton", lambda: False)
@@ -77,7 +77,7 @@ def test_what_is_no_device_is_refused(device: object) -> None:
 @pytest.mark.parametrize("name", ["Triton", "cuda", "sharded", " eager"])
 def test_an_unknown_backend_is_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GYROSCOPE_BACKEND", name)
-    with pytest.raises(VectorError, match=f"GYROSCOPE_BACKEND is '{name}'; accepted are 'eager' and 'triton'"):
+    with pytest.raises(VectorError, match=f"GYROSCOPE_BACKEND must be 'eager' or 'triton', got '{name}'"):
         backend("cpu")
     with pytest.raises(VectorError, match="GYROSCOPE_BACKEND"):
         vectors.dots({"xx": ([torch.ones(1)], [torch.ones(1)])})

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyroscope.vectors.chunks import CHUNK, cut, is_aligned, schedule, to_device
+from gyroscope.vectors.launch import CHUNK, cut, is_aligned, schedule, to_device
 
 properties = settings(database=None, deadline=None, max_examples=200)
 

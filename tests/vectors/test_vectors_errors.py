@@ -27,15 +27,27 @@ def csr() -> Tensor:
 
 # What is wrong with the second layer, and what the message says.
 MISFITS: dict[str, tuple[Tensor, Tensor, str]] = {
-    "shapes": (ones(2, 3), ones(3, 2), "Layer 1 has shapes (2, 3) and (3, 2)"),
-    "broadcast": (ones(2, 3), ones(1, 3), "Layer 1 has shapes (2, 3) and (1, 3)"),
-    "scalar": (ones(1), ones(), "Layer 1 has shapes (1,) and ()"),
-    "device": (ones(2), ones(2, device="meta"), "Layer 1 lies on cpu and meta; move it to one device."),
-    "int64": (ones(2), ones(2, dtype=torch.int64), "Layer 1 is torch.int64; accepted are float32, float64"),
-    "bool": (ones(2, dtype=torch.bool), ones(2), "Layer 1 is torch.bool; accepted are"),
-    "complex": (ones(2, dtype=torch.complex64), ones(2), "Layer 1 is torch.complex64; accepted are"),
-    "sparse": (ones(2, 2), ones(2, 2).to_sparse(), "make it dense first (`.to_dense()`)"),
-    "sparse csr": (csr(), csr(), "make it dense first (`.to_dense()`)"),
+    "shapes": (ones(2, 3), ones(3, 2), "Layer 1 must have one shape in all lists, got (2, 3) and (3, 2)"),
+    "broadcast": (ones(2, 3), ones(1, 3), "Layer 1 must have one shape in all lists, got (2, 3) and (1, 3)"),
+    "scalar": (ones(1), ones(), "Layer 1 must have one shape in all lists, got (1,) and ()"),
+    "device": (ones(2), ones(2, device="meta"), "Layer 1 must be on one device in all lists, got cpu and meta."),
+    "int64": (
+        ones(2),
+        ones(2, dtype=torch.int64),
+        "or float16, got torch.int64",
+    ),
+    "bool": (
+        ones(2, dtype=torch.bool),
+        ones(2),
+        "or float16, got torch.bool",
+    ),
+    "complex": (
+        ones(2, dtype=torch.complex64),
+        ones(2),
+        "or float16, got torch.complex64",
+    ),
+    "sparse": (ones(2, 2), ones(2, 2).to_sparse(), "Layer 1 must be dense, got torch.sparse"),
+    "sparse csr": (csr(), csr(), "Layer 1 must be dense, got torch.sparse"),
 }
 
 
@@ -52,7 +64,7 @@ def test_layers_that_do_not_fit_are_refused(misfit: str) -> None:
 
 def test_lists_of_different_lengths_are_refused() -> None:
     x, y = [ones(2), ones(2)], [ones(2)]
-    message = "given lists of 2 and 1 tensors"
+    message = "got lists of 2 and 1 tensors"
     with pytest.raises(VectorError, match=message):
         dots({"xx": (x, x), "xy": (x, y)})
     with pytest.raises(VectorError, match=message):
@@ -69,16 +81,16 @@ def test_a_third_list_is_checked_too() -> None:
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 1), (1, 2)])
 def test_coefficients_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
     x, y, right, wrong = [ones(2), ones(2)], [ones(2), ones(2)], torch.full((2,), 2.0), torch.full(shape, 2.0)
-    with pytest.raises(VectorError, match=re.escape(f"shape (2,); given {shape} and (2,)")):
+    with pytest.raises(VectorError, match=re.escape(f"one number per layer or segment, got {shape} and (2,)")):
         combine_(x, y, wrong, right)
-    with pytest.raises(VectorError, match=re.escape(f"shape (2,); given (2,) and {shape}")):
+    with pytest.raises(VectorError, match=re.escape(f"one number per layer or segment, got (2,) and {shape}")):
         combine_(x, y, right, wrong)
     assert [t.tolist() for t in x] == [[1, 1], [1, 1]]
 
 
 def test_segments_need_coefficients_of_their_own() -> None:
     x = [ones(4), ones(2)]
-    with pytest.raises(VectorError, match=re.escape("shape (6,); given (2,) and (2,)")):
+    with pytest.raises(VectorError, match=re.escape("shape (6,), one number per layer or segment, got (2,) and (2,)")):
         combine_(x, x, torch.ones(2), torch.ones(2), segments=[4, 2])
 
 
@@ -105,7 +117,7 @@ def test_splits_that_do_not_come_out_even_are_refused(tensor: Tensor, parts: int
 @pytest.mark.parametrize("segments", [2, [1, 2.0], ["1", "2"], [1, None], 1.5])
 def test_segments_that_are_no_whole_numbers_are_refused(segments: Any) -> None:
     x = [ones(2), ones(2)]
-    message = re.escape(f"segments is {segments!r}; accepted is a list of whole numbers")
+    message = rf"`segments` must be a list of integers.*got {re.escape(repr(segments))}"
     with pytest.raises(VectorError, match=message):
         dots({"xx": (x, x)}, segments=segments)
     with pytest.raises(VectorError, match=message):
@@ -117,9 +129,13 @@ def test_segments_that_are_no_whole_numbers_are_refused(segments: Any) -> None:
 )
 def test_coefficients_that_are_no_tensors_of_numbers_are_refused(wrong: Any, what: str) -> None:
     x, right = [ones(2)], torch.ones(1)
-    with pytest.raises(VectorError, match=re.escape(f"The coefficient a is {what}; accepted is a tensor")):
+    with pytest.raises(
+        VectorError, match=re.escape(f"`a` must be a tensor of real numbers, one per layer or segment, got {what}")
+    ):
         combine_(x, x, wrong, right)
-    with pytest.raises(VectorError, match=re.escape(f"The coefficient b is {what}; accepted is a tensor")):
+    with pytest.raises(
+        VectorError, match=re.escape(f"`b` must be a tensor of real numbers, one per layer or segment, got {what}")
+    ):
         combine_(x, x, right, wrong)
     assert x[0].tolist() == [1, 1]
 
@@ -127,7 +143,7 @@ def test_coefficients_that_are_no_tensors_of_numbers_are_refused(wrong: Any, wha
 @pytest.mark.parametrize("segments", [[], [1], [1, 1, 1]])
 def test_segments_are_one_number_a_layer(segments: list[int]) -> None:
     x = [ones(2), ones(2)]
-    message = f"segments has {len(segments)} entries for 2 layers."
+    message = f"`segments` must have one entry per layer, got {len(segments)} entries for 2 layers."
     with pytest.raises(VectorError, match=message):
         dots({"xx": (x, x)}, segments=segments)
     with pytest.raises(VectorError, match=message):
@@ -137,13 +153,13 @@ def test_segments_are_one_number_a_layer(segments: list[int]) -> None:
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        ({"a": ones(2, 2)}, "The pair 'a' is a Tensor; accepted are two lists with one tensor a layer"),
-        ({"a": ([ones(2)],)}, "The pair 'a' is 1 lists; accepted are two lists"),
-        ({"a": ([ones(2)],) * 3}, "The pair 'a' is 3 lists; accepted are two lists"),
-        ({"a": None}, "The pair 'a' is a NoneType; accepted are two lists"),
-        ({"a": (ones(2), ones(2))}, "A part of the pair 'a' is a Tensor; accepted is a list with one tensor a layer"),
-        ({"a": ([ones(2)], None)}, "A part of the pair 'a' is a NoneType; accepted is a list"),
-        (([ones(2)], [ones(2)]), "dots was given a tuple; accepted is a dict"),
+        ({"a": ones(2, 2)}, "Pair 'a' must be two lists with one tensor per layer, got a Tensor"),
+        ({"a": ([ones(2)],)}, "Pair 'a' must be two lists with one tensor per layer, got 1 lists"),
+        ({"a": ([ones(2)],) * 3}, "Pair 'a' must be two lists with one tensor per layer, got 3 lists"),
+        ({"a": None}, "Pair 'a' must be two lists with one tensor per layer, got a NoneType"),
+        ({"a": (ones(2), ones(2))}, "Each part of pair 'a' must be a list with one tensor per layer, got a Tensor"),
+        ({"a": ([ones(2)], None)}, "Each part of pair 'a' must be a list with one tensor per layer, got a NoneType"),
+        (([ones(2)], [ones(2)]), "`pairs` must be a dict, got a tuple"),
     ],
 )
 def test_pairs_that_are_not_two_lists_are_refused(pairs: Any, message: str) -> None:
@@ -153,7 +169,7 @@ def test_pairs_that_are_not_two_lists_are_refused(pairs: Any, message: str) -> N
 
 @pytest.mark.parametrize("entry", [1.0, None, "w", [1.0, 1.0], np.ones(2)])
 def test_entries_that_are_no_tensors_are_refused(entry: Any) -> None:
-    message = f"Layer 1 is a {type(entry).__name__}; accepted are lists of tensors"
+    message = f"Layer 1 must be a tensor, got a {type(entry).__name__}"
     x, y = [ones(2), ones(2)], [ones(2), entry]
     for one, other in ((x, y), (y, x), (y, y)):
         with pytest.raises(VectorError, match=message):
@@ -165,7 +181,7 @@ def test_entries_that_are_no_tensors_are_refused(entry: Any) -> None:
 
 def test_combine_takes_lists() -> None:
     x = ones(2, 2)
-    with pytest.raises(VectorError, match="x is a Tensor; accepted is a list"):
+    with pytest.raises(VectorError, match=r"`x` must be a list .*, got a Tensor"):
         combine_(x, [ones(2), ones(2)], torch.ones(2), torch.ones(2))  # type: ignore[arg-type]
-    with pytest.raises(VectorError, match="y is a Tensor; accepted is a list"):
+    with pytest.raises(VectorError, match=r"`y` must be a list .*, got a Tensor"):
         combine_([ones(2), ones(2)], x, torch.ones(2), torch.ones(2))  # type: ignore[arg-type]

@@ -181,9 +181,9 @@ def a_partial_tensor_is_refused_in_either_place() -> None:
 def segments_of_a_sharded_tensor_are_refused() -> None:
     even, replicated = spread(whole(0))[0], spread(whole(0))[5]
     x, before = [replicated, even], even.to_local().clone()
-    with pytest.raises(VectorError, match="Layer 1 is sharded over ranks and split into 4 segments"):
+    with pytest.raises(VectorError, match="Layer 1 is sharded over ranks, so it must have one segment, got 4"):
         dots({"xx": (x, x)}, segments=[2, 4])
-    with pytest.raises(VectorError, match="Layer 0 is sharded over ranks and split into 4 segments"):
+    with pytest.raises(VectorError, match="Layer 0 is sharded over ranks, so it must have one segment, got 4"):
         combine_([even], [even], torch.full((4,), 2.0), torch.full((4,), 2.0), segments=[4])
     assert even.to_local().equal(before)
 
@@ -201,9 +201,9 @@ def lists_sharded_in_different_ways_are_refused() -> None:
     full = values(0, shape=(4, 4))
     rows, columns, replica = (distribute_tensor(full, mesh, [p]) for p in (Shard(0), Shard(1), Replicate()))
     for x, y in [(rows, columns), (rows, replica), (replica, rows), (rows, full), (full, rows)]:
-        with pytest.raises(VectorError, match=r"Layer 0 is laid out over the ranks as .* and as"):
+        with pytest.raises(VectorError, match=r"Layer 0 must be laid out over the ranks in one way, got .* and"):
             dots({"xx": ([x], [x]), "xy": ([x], [y])})
-        with pytest.raises(VectorError, match=r"Layer 0 is laid out over the ranks as .* and as"):
+        with pytest.raises(VectorError, match=r"Layer 0 must be laid out over the ranks in one way, got .* and"):
             combine_([x], [y], torch.tensor([2.0]), torch.tensor([2.0]))
     assert together(rows).equal(values(0, shape=(4, 4)))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from vector_layouts import DTYPES, LAYOUTS, assert_combined, assert_dot, same_bits, values
 
 from gyroscope.vectors import backend, combine_, dots, eager
-from gyroscope.vectors.chunks import CHUNK
+from gyroscope.vectors.launch import CHUNK
 from interpreted import patch_language_once
 
 patch_language_once()

@@ -25,7 +25,7 @@ from gyroscope.conditioning.uses import Reader, Use, reader, unreadable
 from gyroscope.layers.class_names import is_conv1d
 from gyroscope.layers.layer import Layer
 from gyroscope.layers.untouched import tensors
-from gyroscope.vectors.chunks import is_capturing
+from gyroscope.vectors.launch import is_capturing
 
 _NUMBERS = count()
 # Since torch 2.8. Before, what a checkpoint is to recompute is kept all the same, which takes memory; if it is

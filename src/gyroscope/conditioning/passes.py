@@ -21,7 +21,7 @@ from gyroscope.layers.untouched import bare, requiring_gradients, tensors, untou
 from gyroscope.passes.batches import Batch, batches
 from gyroscope.passes.labels import known, labelled, sample_targets
 from gyroscope.passes.losses import Loss, Reduction, counts_equally, mean_loss
-from gyroscope.vectors.sharded import any_sharded
+from gyroscope.vectors.layout import any_sharded
 
 Labels = Literal["true", "sampled"] | Callable[[Any, torch.Generator], Any]
 

@@ -14,7 +14,7 @@ from gyroscope.conditioning.uses import Use
 from gyroscope.errors import ConditioningError
 from gyroscope.passes.batches import Batch
 from gyroscope.vectors.eager import accumulator
-from gyroscope.vectors.sharded import is_sharded
+from gyroscope.vectors.layout import is_sharded
 
 Key = tuple[int, str]
 Found = TypeVar("Found")

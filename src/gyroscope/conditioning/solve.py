@@ -25,7 +25,7 @@ from gyroscope.conditioning.spectra import Spectrum, spectra_of
 from gyroscope.conditioning.uses import Use
 from gyroscope.layers.layer import Layer
 from gyroscope.vectors import dots
-from gyroscope.vectors.sharded import any_sharded, is_sharded
+from gyroscope.vectors.layout import any_sharded, is_sharded
 
 Array = npt.NDArray[np.float64]
 

@@ -154,7 +154,7 @@ def convolution(shape: Convolution, *, patches: bool) -> Reader:
 
 def unreadable(a: Tensor) -> str | None:
     """Why samples cannot be read from a tensor, if so."""
-    from gyroscope.vectors.sharded import is_sharded
+    from gyroscope.vectors.layout import is_sharded
 
     if is_sharded(a):
         return "its activations are sharded over ranks"

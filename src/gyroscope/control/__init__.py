@@ -1,4 +1,4 @@
-"""Steering: optimizers whose rates have a meaning that does not depend on the network, and preconditioned ones."""
+"""Control: optimizers whose rates mean the same in every network, and preconditioned optimizers."""
 
 from typing import TYPE_CHECKING
 
@@ -6,9 +6,8 @@ from gyroscope.base.lazy import lazy
 
 if TYPE_CHECKING:
     from gyroscope.control import rates
-    from gyroscope.control.family import block_normalized, hyperball, lars, relative_update
     from gyroscope.control.graft import Graft
-    from gyroscope.control.layca import Layca
+    from gyroscope.control.layca import Layca, block_normalized, hyperball, lars, relative_update
     from gyroscope.control.preconditioners.kfac import KFAC
     from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal
     from gyroscope.control.renormalize import keep_norms, renormalize_
@@ -29,13 +28,12 @@ __all__ = [
     "renormalize_",
 ]
 
-if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistake
+if not TYPE_CHECKING:  # for a type checker, a name that is not listed above is a mistake
     __getattr__ = lazy(
         __name__,
         {
-            "family": "block_normalized hyperball lars relative_update",
             "graft": "Graft",
-            "layca": "Layca",
+            "layca": "Layca block_normalized hyperball lars relative_update",
             "preconditioners.kfac": "KFAC",
             "preconditioners.quasi_diagonal": "QuasiDiagonal",
             "renormalize": "keep_norms renormalize_",

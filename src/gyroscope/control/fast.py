@@ -1,4 +1,7 @@
-"""The driver of the fused kernel: tables made once for the same tensors, checked every step, nothing waited for."""
+"""The drivers of the fused kernel: for known rules, and for displacements written by the inner optimizer's own step.
+
+Tables are built once for the same tensors and checked at every step. Nothing waits for the device.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +12,30 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gyroscope.control.coefficients import Law
-from gyroscope.control.launch import Hyper, Launch, rows_among
-from gyroscope.control.ledger import Ledger
-from gyroscope.control.rules import Group, Rule, decay_of, kernel_of
-from gyroscope.vectors.chunks import to_device
-from gyroscope.vectors.triton import by_type
+from gyroscope.control.fused import Hyper, Launch, rows_among
+from gyroscope.control.proposal import Group, Proposal, Rule, decay_of, kernel_of
+from gyroscope.control.steering import Law, Ledger
+from gyroscope.vectors.launch import on, to_device
+from gyroscope.vectors.layout import like
+from gyroscope.vectors.triton import TYPES, by_type, pointer
 
 _address = Tensor.data_ptr
 _strides = Tensor.stride
 
-# A check over a whole list that torch's CUDA builds have for their own graphs; a third of the price of asking each.
+# A check of a whole list that torch's CUDA builds have for their own graphs; a third of the cost of checking each.
 _bulk = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
 
 
-def lie_at(tensors: list[Tensor], addresses: list[int]) -> bool:
-    """Whether each tensor's memory starts at its address.
+def _lie_at(tensors: list[Tensor], addresses: list[int]) -> bool:
+    """Return whether the memory of each tensor starts at its address.
 
     >>> x = torch.zeros(3)
-    >>> lie_at([x], [x.data_ptr()]), lie_at([x[1:]], [x.data_ptr()])
+    >>> _lie_at([x], [x.data_ptr()]), _lie_at([x[1:]], [x.data_ptr()])
     (True, False)
     """
     if _bulk is not None:
@@ -39,7 +44,7 @@ def lie_at(tensors: list[Tensor], addresses: list[int]) -> bool:
 
 
 def _lie_alike(parameter: Tensor, gradient: Tensor) -> bool:
-    """Whether two tensors of a shape lie in memory in the same order; a stride over a single element says nothing.
+    """Return whether two tensors of one shape have the same order in memory; strides of single elements do not count.
 
     >>> x = torch.zeros(4, 1, 3, 3)
     >>> _lie_alike(x, x.to(memory_format=torch.channels_last)), _lie_alike(x, x.transpose(2, 3))
@@ -57,7 +62,7 @@ def _positions(n: int) -> list[int]:
 
 
 class StateView:
-    """Some of the state tensors of some parameters, and a quick way to tell that they still are the state."""
+    """Some of the state tensors of some parameters, with a quick check that they are still the state."""
 
     def __init__(self, optimizer: Optimizer, params: Sequence[Tensor], keys: Sequence[str]) -> None:
         self.keys = list(keys)
@@ -66,7 +71,7 @@ class StateView:
         self.tensors = {key: [owner[key] for owner in self._owners] for key in keys}
 
     def holds(self, optimizer: Optimizer) -> bool:
-        """Whether every tensor is still where it was found: state may be loaded, or thrown away, at any time."""
+        """Return whether every tensor is still in the state, which may be loaded or deleted at any time."""
         if not self.keys:
             return True
         if len(optimizer.state) != len(self._everything):
@@ -80,11 +85,11 @@ class StateView:
 
 
 class Fast:
-    """Steps one group's layers with one launch for each dtype among them.
+    """Steps the layers of one group with one launch per dtype, by a rule that the kernel knows.
 
-    The launch's table holds addresses, so every step asks each tensor for its own: parameters may be swapped in
-    place, gradients are allocated anew, and state may be loaded or thrown away. Where all is as it was, `ready` says
-    so at the price of a few attribute look-ups a layer.
+    The table of a launch holds addresses, so every step compares them with those of the tensors: parameters may be
+    exchanged in place, gradients are allocated again, and state may be loaded or deleted. If nothing has changed,
+    `ready` costs a few attribute look-ups per layer.
     """
 
     def __init__(self, optimizer: Optimizer, rule: Rule, law: Law, ledger: Ledger) -> None:
@@ -103,7 +108,7 @@ class Fast:
         self._launches: list[tuple[Launch, list[int]]] = []
 
     def ready(self, group: Group) -> bool:
-        """Whether the group's layers, gradients and state are those of the last step; gradients may have moved."""
+        """Return whether layers, gradients and state are those of the last step; gradients may have moved."""
         every = group["params"]
         if len(every) != len(self._every) or not all(map(is_, every, self._every)):
             return False
@@ -115,16 +120,16 @@ class Fast:
                 return False
             grads = [grads[j] for j in self._active]
         try:
-            if list(map(_strides, grads)) != self._strides or not lie_at(self._params, self._at):
+            if list(map(_strides, grads)) != self._strides or not _lie_at(self._params, self._at):
                 return False
-            if not lie_at(grads, self._grads_at) and not self._find_grads(grads):
+            if not _lie_at(grads, self._grads_at) and not self._find_grads(grads):
                 return False
         except (TypeError, RuntimeError):  # a gradient that is None, or sparse
             return False
         return _options(group) == self._options or self._take_options(group)
 
     def _take_options(self, group: Group) -> bool:
-        """Options that a scheduler moves, such as momentum, need new numbers, not new tables."""
+        """Update the hyperparameters: options that a scheduler changes, such as momentum, need no new tables."""
         if kernel_of(self._rule, group) != self._kernel:
             return False
         self._options = _options(group)
@@ -169,13 +174,13 @@ class Fast:
         self._steps = None
         given = grads
         alike = [_lie_alike(p, g) for p, g in zip(params, given, strict=True)]
-        # What gradients must have to be taken as they are; those that lie otherwise are copied in every step.
+        # The strides of gradients that are used as they are; gradients with others are copied at every step.
         self._strides = [_strides(g if same else p) for p, g, same in zip(params, given, alike, strict=True)]
         grads = [
             g if same else torch.empty_like(p, dtype=g.dtype).copy_(g)
             for p, g, same in zip(params, given, alike, strict=True)
         ]
-        # Copies live until the next step, because the table knows addresses alone; and no gradient lies at one.
+        # Copies are kept until the next step, because the table holds addresses only; no gradient is at one.
         self._copies = [c for c, g in zip(grads, given, strict=True) if c is not g]
         self._grads_at = [_address(c) if c is g else -1 for c, g in zip(grads, given, strict=True)]
         self._grad_types = [g.dtype for g in grads]
@@ -191,7 +196,7 @@ class Fast:
             self._launches.append((launch, members))
 
     def _lists(self, grads: Sequence[Tensor], members: Sequence[int]) -> list[list[Tensor]]:
-        """Weights, gradients, first and second moments; a moment the rule has not is never read."""
+        """Return weights, gradients, first and second moments; a moment that the rule does not have is never read."""
         tensors = self._state.tensors
         first = tensors.get(self._rule.first or "", grads) if self._kernel != "sgd" else grads
         second = tensors.get(self._rule.second or "", grads)
@@ -205,7 +210,7 @@ class Fast:
         rows: Sequence[int],
         counts: Sequence[int],
     ) -> None:
-        """State as torch's own optimizer would have made it, so that either can go on with the other's."""
+        """Create state as torch's own optimizer does, so that either can continue from the other's."""
         states = [self._optimizer.state[p] for p in params]
         fresh = [any(key not in state for key in keys) for state in states]
         for p, state, new in zip(params, states, fresh, strict=True):
@@ -221,7 +226,7 @@ class Fast:
         self._where = to_device(np.array(rows, dtype=np.int64), device)
         self._layer_of_row = np.repeat(np.arange(len(params)), counts)
         if "step" in keys:
-            # One vector for all layers, so that counting a step is one operation; the states hold views of it.
+            # One vector for all layers, so that counting a step is one operation; the states hold views.
             home = device if group.get("capturable") or group.get("fused") else torch.device("cpu")
             steps = [0.0 if new else state["step"] for state, new in zip(states, fresh, strict=True)]
             self._steps = torch.stack([torch.as_tensor(t, dtype=torch.float32, device=home) for t in steps])
@@ -232,7 +237,7 @@ class Fast:
             self._set_powers(torch.tensor([0.0 if new else 1.0 for new in fresh], device="cpu"), group)
 
     def _set_powers(self, age: Tensor, group: Group) -> None:
-        """βᵗ of every row, from the steps its layer has taken; nothing is waited for."""
+        """Set βᵗ of every row from the number of steps of its layer, without waiting for the device."""
         for power, beta in zip((self._ledger.power1, self._ledger.power2), _betas(group, self._kernel), strict=True):
             value = beta ** age.double()
             if value.device.type == "cpu":
@@ -243,7 +248,7 @@ class Fast:
 
 
 def hyper_of(rule: Rule, kernel: str, group: Group) -> Hyper:
-    """The kernel's numbers from the group's options."""
+    """Return the hyperparameters of the kernel from the options of a group."""
     how, decay = decay_of(rule, group)
     beta1, beta2 = _betas(group, kernel)
     momentum = float(group["momentum"]) if kernel in ("momentum", "sgd_amom") else 0.0
@@ -261,7 +266,7 @@ def hyper_of(rule: Rule, kernel: str, group: Group) -> Hyper:
 
 
 def _options(group: Group) -> tuple[Any, ...]:
-    """Everything in a group that the kernel or its numbers depend on, but for the rate."""
+    """Return the options of a group that the kernel or its hyperparameters depend on, except the rate."""
     return tuple(map(group.get, _OPTIONS))
 
 
@@ -282,3 +287,86 @@ def _state_keys(rule: Rule, kernel: str) -> list[str]:
         return []
     keys = [key for key in (rule.first, rule.second) if key is not None]
     return keys + (["step"] if kernel in ("adam", "rmsprop", "adagrad") else [])
+
+
+@triton.jit
+def _clear_kernel(items, pointers, bad, T: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    record = items + 8 * tl.program_id(0)
+    if (tl.load(record + 6) == 1) & (tl.load(bad + tl.load(record + 3)) != 0):
+        n = tl.load(record + 2)
+        p = pointer(pointers, tl.load(record), T, False) + tl.load(record + 1).to(tl.int64) * CHUNK
+        for start in range(0, n, BLOCK):
+            offsets = start + tl.arange(0, BLOCK)
+            x = tl.load(p + offsets, mask=offsets < n, other=0.0)
+            finite = tl.abs(x.to(tl.float64)) < float("inf")
+            tl.store(p + offsets, tl.zeros((BLOCK,), T), mask=(offsets < n) & (finite == 0))
+
+
+class Given:
+    """Steps the layers of one group along displacements, and clears what is not finite from their state."""
+
+    def __init__(self) -> None:
+        self._known: tuple[Any, ...] = ()
+        self._launches: list[Launch] = []
+        self._states: list[StateView] = []
+        self._clearing: list[tuple[Launch, Any]] = []
+        self._cleared: tuple[list[int], int] = ([], -1)
+
+    def step(
+        self,
+        proposal: Proposal,
+        rows: Sequence[int],
+        counts: Sequence[int],
+        ledger: Ledger,
+        lr: float | Tensor,
+        law: Law,
+    ) -> None:
+        """Turn the parameters of the proposal, and set its displacements to 0 for the next step."""
+        params, moves = proposal.params, proposal.displacements
+        if list(map(Tensor.stride, params)) != list(map(Tensor.stride, moves)):
+            moves = [like(d, p) for d, p in zip(moves, params, strict=True)]
+        seen = (list(map(Tensor.data_ptr, params)), list(map(Tensor.data_ptr, moves)), rows)
+        if seen != self._known:
+            self._launches = []
+            for members in by_type([params, moves]).values():
+                w, d = [params[i] for i in members], [moves[i] for i in members]
+                its_rows = rows_among(rows, counts, members)
+                self._launches.append(Launch([w, d, d, d], its_rows, [counts[i] for i in members]))
+            self._known = seen
+        for launch in self._launches:
+            launch("given", Hyper(along=proposal.along), lr, ledger, law, zero=True)
+
+    def clear(
+        self,
+        optimizer: Optimizer,
+        params: Sequence[Tensor],
+        rows: Sequence[int],
+        counts: Sequence[int],
+        ledger: Ledger,
+    ) -> None:
+        """Set what is not finite to 0 in the state of layers whose last step was skipped; others are not read."""
+        size = sum(map(len, optimizer.state.values()))  # state may appear at any step
+        if (rows, size) != self._cleared or not all(view.holds(optimizer) for view in self._states):
+            self._cleared = (list(rows), size)
+            self._find_states(optimizer, params, rows, counts)
+        for launch, kind in self._clearing:
+            with on(launch.device):
+                _clear_kernel[(len(launch.items),)](
+                    launch.items, launch.pointers, ledger.bad, T=kind, CHUNK=launch.chunk, BLOCK=1024
+                )
+
+    def _find_states(
+        self, optimizer: Optimizer, params: Sequence[Tensor], rows: Sequence[int], counts: Sequence[int]
+    ) -> None:
+        """Find the states that have the shape of their parameter, by name and dtype."""
+        found: dict[tuple[str, torch.dtype], list[int]] = {}
+        for i, p in enumerate(params):
+            for name, value in optimizer.state[p].items() if p in optimizer.state else ():
+                if isinstance(value, Tensor) and value.shape == p.shape and value.is_floating_point():
+                    found.setdefault((name, value.dtype), []).append(i)
+        self._states, self._clearing = [], []
+        for (name, dtype), members in found.items():
+            view = StateView(optimizer, [params[i] for i in members], [name])
+            launch = Launch([view.tensors[name]], rows_among(rows, counts, members), [counts[i] for i in members])
+            self._states.append(view)
+            self._clearing.append((launch, TYPES[dtype]))

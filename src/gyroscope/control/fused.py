@@ -1,17 +1,40 @@
-"""One launch a step: the inner rule, the inner products, the coefficients and the update of all layers.
+"""One launch per step: the inner rule, the inner products, the coefficients and the update of all layers.
 
-A step is two sweeps over the layers, one that sums and one that updates; both are items of one list
-(`chunks.schedule`), so that a step costs one launch. An update waits for its layer's sums, which stand before it in
-the list. Programs are dispatched in the order of their numbers, so these are running or done when it starts, and they
-wait for nothing: the wait always ends, however few programs the device holds at a time.
+A step is two sweeps over the layers, one that sums and one that updates. Both are items of one list
+(`gyroscope.vectors.launch.schedule`), so that a step costs one launch. An update waits for the sums of its layer, which
+come before it in the list. Programs are dispatched in the order of their numbers, so the sums are running or done when
+the update starts, and they wait for nothing: the wait always ends, however few programs the device runs at a time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from gyroscope.vectors.triton import fetch, pointer, rounded, total
+from gyroscope.control.steering import TANGENT_FLOOR, Law, Ledger
+from gyroscope.errors import ControlError
+from gyroscope.vectors.launch import (
+    CHUNK,
+    Spare,
+    cut,
+    in_two,
+    is_aligned,
+    is_capturing,
+    on,
+    relauncher,
+    rows_of,
+    schedule,
+    to_device,
+)
+from gyroscope.vectors.triton import TYPES, fetch, pointer, rounded, total
 
 RULES = {"given": 0, "sgd": 1, "momentum": 2, "sgd_amom": 3, "adam": 4, "rmsprop": 5, "adagrad": 6}
 GIVEN, SGD, MOMENTUM, SGD_AMOM, ADAM, RMSPROP, ADAGRAD = map(tl.constexpr, RULES.values())
@@ -19,7 +42,7 @@ GIVEN, SGD, MOMENTUM, SGD_AMOM, ADAM, RMSPROP, ADAGRAD = map(tl.constexpr, RULES
 
 @triton.jit
 def _gradient(g, w, decay, RULE: tl.constexpr, MAXIMIZE: tl.constexpr, DECOUPLED: tl.constexpr):
-    """What the rule takes for the gradient."""
+    """The gradient as the rule takes it."""
     d = g
     if MAXIMIZE:
         d = -d
@@ -65,7 +88,7 @@ def _sum_block(
     d = _gradient(g, w, decay, RULE, MAXIMIZE, DECOUPLED)
     m = d
     v = d
-    # A gradient that is not finite must not stay in the state: its element starts afresh.
+    # A gradient that is not finite must not stay in the state: its element starts again from 0.
     finite = tl.abs(g) < float("inf")
     if (RULE == MOMENTUM) | (RULE == SGD_AMOM) | (RULE == ADAM):
         old = fetch(pm, offsets, n, MASKED).to(TC)
@@ -97,7 +120,7 @@ def _sum_block(
         s = tl.where(finite, s, float("nan"))
     if MASKED:
         s = tl.where(offsets < n, s, 0.0)
-    # A thread adds its neighbouring elements first: a quarter of the registers for sums, the same exact products.
+    # A thread adds its neighboring elements first: a quarter of the registers for sums, the same exact products.
     w = tl.reshape(w.to(tl.float64), (w.shape[0] // FOLD, FOLD))
     s = tl.reshape(s.to(tl.float64), (s.shape[0] // FOLD, FOLD))
     return ww + tl.sum(w * w, 1), ws + tl.sum(w * s, 1), ss + tl.sum(s * s, 1)
@@ -122,7 +145,7 @@ def _update_block(
         if (RULE == GIVEN) | (RULE == SGD) | NESTEROV | (RULE == RMSPROP) | (RULE == ADAGRAD):
             g = fetch(pg, offsets, n, MASKED).to(TC)
             d = _gradient(g, w, decay, RULE, MAXIMIZE, DECOUPLED)
-        # Past the L1 cache: another multiprocessor may have written the state in the first sweep.
+        # Bypass the L1 cache: another multiprocessor may have written the state in the first sweep.
         if (RULE == MOMENTUM) | (RULE == SGD_AMOM) | (RULE == ADAM):
             if MASKED:
                 m = tl.load(pm + offsets, mask=inside, other=0.0, cache_modifier=".cg").to(TC)
@@ -157,7 +180,7 @@ def step_kernel(
     TW: tl.constexpr, TG: tl.constexpr, TM: tl.constexpr, TV: tl.constexpr, TC: tl.constexpr,
     ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, FOLD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One item of the list: sum a chunk, or update one. The last to sum a segment works out its coefficients."""
+    """One item of the list: sum a chunk, or update one. The last to sum a segment computes its coefficients."""
     record = items + 8 * tl.program_id(0)
     segment = tl.load(record)
     position = tl.load(record + 1)
@@ -214,13 +237,13 @@ def step_kernel(
             w2 = total(partial, first, first + chunks, 0, 3)
             wt = total(partial, first, first + chunks, 1, 3)
             s2 = total(partial, first, first + chunks, 2, 3)
-            # A decoupled decay that the caller left out of the displacement: s + along·w.
+            # A decoupled decay that is not part of the displacement: s + along·w.
             s2 += 2.0 * along * wt + along * along * w2
             wt += along * w2
             if LR_ON_DEVICE:
                 rate = tl.load(lr_pointer).to(tl.float64) * tl.load(multiplier + row)
             else:
-                # Two float32 arguments hold a rate to float64's digits.
+                # Two float32 arguments hold a rate to the digits of float64.
                 rate = tl.load(multiplier + row) * lr_value + tl.load(multiplier + row) * lr_rest
             norm = tl.sqrt(w2)
             start_norm = tl.load(radius + row)
@@ -274,7 +297,7 @@ def step_kernel(
             bias1 = (1.0 - tl.load(power1 + row, cache_modifier=".cg")).to(TC)
             bias2 = tl.sqrt(1.0 - tl.load(power2 + row, cache_modifier=".cg")).to(TC)
         tl.debug_barrier()
-        # The last to have read the flag takes it down, so that the next launch finds everything as this one did.
+        # The last to read the flag resets it, so that the next launch finds everything as this one did.
         if tl.atomic_add(left + segment, 1, sem="acq_rel") == chunks - 1:
             tl.store(left + segment, 0)
             tl.store(ready + segment, 0)
@@ -300,3 +323,177 @@ def step_kernel(
                         pw, pg, pm, pv, i * BLOCK + tl.arange(0, BLOCK), n, a, b, moved, decay, mu, eps, bias1,
                         bias2, RULE, NESTEROV, MAXIMIZE, DECOUPLED, ZERO, TW, TG, TC, tl.float64, True,
                     )  # fmt: skip
+
+
+# Measured on an H200: smaller chunks spend their time starting, larger blocks run out of registers, and three
+# stages of loads keep the memory busy.
+_BLOCK = 1024
+_WARPS = 4
+_FOLD = 4
+_STAGES = 3
+
+# The positions of the arguments that change from step to step, in the kernel's list.
+_POINTERS, _NUMBERS, _LR = 1, 15, 16
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """The hyperparameters of the inner rule, except the rate; unused ones keep their defaults."""
+
+    decay: float = 0.0
+    momentum: float = 0.0
+    dampening: float = 0.0
+    beta1: float = 0.0
+    beta2: float = 0.0
+    eps: float = 0.0
+    along: float = 0.0
+    nesterov: bool = False
+    maximize: bool = False
+    decoupled: bool = False
+
+
+# A graph holds addresses only, so the launches it has captured are kept for good.
+_captured: set[Launch] = set()
+
+
+class Launch:
+    """The table for one set of layers: their addresses, the order in which they are swept, and scratch space.
+
+    Args:
+        lists: weights, gradients, first and second moments; one tensor per layer each.
+        rows: the layers' rows in the ledger.
+        counts: the number of segments of each layer.
+    """
+
+    def __init__(self, lists: Sequence[Sequence[Tensor]], rows: Sequence[int], counts: Sequence[int]) -> None:
+        device = lists[0][0].device
+        self.device = device
+        self.types = [TYPES[one[0].dtype] for one in lists]
+        self._counts = np.asarray(counts, dtype=np.int64)
+        lengths = np.repeat(np.array([t.numel() for t in lists[0]], dtype=np.int64) // self._counts, self._counts)
+        within = np.arange(lengths.size) - np.repeat(np.cumsum(self._counts) - self._counts, self._counts)
+        self._offsets = within * lengths
+        self.chunk = CHUNK
+        segment, position, first = cut(lengths, self.chunk)
+        order = schedule(len(segment))
+        c = np.where(order >= 0, order, -order - 1)
+        s = segment[c]
+        items = np.zeros((len(order), 8), dtype=np.int32)
+        items[:, 0] = s
+        items[:, 1] = position[c]
+        items[:, 2] = np.minimum(lengths[s] - position[c] * self.chunk, self.chunk)
+        items[:, 3] = np.asarray(rows, dtype=np.int64)[s]
+        items[:, 4] = first[s]
+        items[:, 5] = (first[1:] - first[:-1])[s]
+        items[:, 6] = order >= 0
+        self.items = to_device(items, device)
+        self.n_segments = int(lengths.size)
+        flags = torch.zeros(3, self.n_segments, dtype=torch.int32, device=device)
+        self.done, self.ready, self.left = flags.unbind()
+        self.partial = torch.empty(len(segment), 3, dtype=torch.float64, device=device)
+        self.a, self.b = torch.empty(2, self.n_segments, dtype=torch.float64, device=device).unbind()
+        self._spare = Spare(device)
+        self._captured: list[Tensor] = []
+        self.point(lists)
+        self._uploaded: tuple[Any, Tensor] | None = None
+        self._compiled: dict[Any, Any] = {}
+
+    def point(self, lists: Sequence[Sequence[Tensor]]) -> None:
+        """Update the addresses of the tensors; everything else about them is unchanged."""
+        pointers = np.stack(
+            [
+                np.repeat(np.fromiter(map(Tensor.data_ptr, one), np.int64, len(one)), self._counts)
+                + self._offsets * one[0].element_size()
+                for one in lists
+            ]
+        )
+        self.aligned = is_aligned(pointers)
+        if is_capturing():
+            self.pointers = self._captured_copy(pointers)
+            return
+        self.pointers = to_device(pointers, self.device)
+        self._provide()
+
+    def _provide(self) -> None:
+        if self.device.type == "cuda":
+            self._spare.provide(self.pointers.shape)
+
+    def _captured_copy(self, pointers: npt.NDArray[np.int64]) -> Tensor:
+        copy = self._spare.copied(pointers)
+        if copy is None:
+            raise ControlError(
+                "A CUDA graph captures a step of layers that have not been stepped since the last capture. Take one "
+                "step outside a graph first."
+            )
+        return copy
+
+    def __call__(
+        self, rule: str, hyper: Hyper, lr: float | Tensor, ledger: Ledger, law: Law, *, zero: bool = False
+    ) -> None:
+        """Take one step; with `zero`, set the second list (a buffer of displacements) to 0."""
+        if is_capturing():
+            _captured.add(self)
+            self._captured.append(self.pointers)  # the addresses may be updated later, outside the graph
+        else:
+            self._provide()  # a graph may have taken it, and `point` is not called where addresses are the same
+        if isinstance(lr, Tensor) and lr.device.type == "cpu" != self.device.type:
+            lr = lr.item()  # known on the host, and out of reach for a kernel
+        key = (rule, hyper.nesterov, hyper.maximize, hyper.decoupled, law, zero, id(ledger), self.aligned)
+        known = None if isinstance(lr, Tensor) else self._compiled.get(key)
+        if known is None:
+            arguments = self._arguments(rule, hyper, lr, ledger, law, zero)
+            with on(self.device):
+                compiled = step_kernel[(len(self.items),)](*arguments, num_warps=_WARPS)
+            # A kernel that reads the rate from memory cannot take a number.
+            if not isinstance(lr, Tensor) and (again := relauncher(compiled, len(self.items))) is not None:
+                self._compiled[key] = again, arguments
+            return
+        # The same tensors as when it was compiled, so the arguments need not be inspected again.
+        run, arguments = known
+        arguments[_POINTERS] = self.pointers
+        arguments[_NUMBERS] = self._numbers(hyper, law)
+        arguments[_LR : _LR + 2] = in_two(float(lr))
+        with on(self.device):
+            run(*arguments)
+
+    def _arguments(
+        self, rule: str, hyper: Hyper, lr: float | Tensor, ledger: Ledger, law: Law, zero: bool
+    ) -> list[Any]:
+        tw, tg, tm, tv = self.types
+        on_device = isinstance(lr, Tensor)
+        return [
+            self.items, self.pointers, self.n_segments, self.partial, self.done, self.ready, self.left,
+            self.a, self.b, ledger.multiplier, ledger.radius, ledger.skipped, ledger.bad, ledger.power1,
+            ledger.power2, self._numbers(hyper, law), *in_two(0.0 if on_device else float(lr)),
+            lr if on_device else ledger.radius,
+            RULES[rule], hyper.nesterov, hyper.maximize, hyper.decoupled,
+            on_device, law.project, law.scale == "relative", law.reproject, law.growth is not None, zero,
+            TANGENT_FLOOR, tw, tg, tm, tv, tl.float64 if tw == tl.float64 else tl.float32,
+            self.aligned, self.chunk, _BLOCK, _FOLD, _STAGES,
+        ]  # fmt: skip
+
+    def _numbers(self, hyper: Hyper, law: Law) -> Tensor:
+        """Return the hyperparameters in float64 on the device: kernel arguments would be rounded to float32."""
+        values = (
+            hyper.decay, hyper.momentum, 1.0 - hyper.dampening, hyper.beta1, hyper.beta2, hyper.eps,
+            law.growth or 0.0, hyper.along,
+        )  # fmt: skip
+        if self._uploaded is None or self._uploaded[0] != values:
+            if is_capturing():
+                raise ControlError(
+                    "A CUDA graph captures a step whose options (momentum, betas, weight decay, ...) have just "
+                    "changed. Take one step outside the graph first."
+                )
+            self._uploaded = (values, to_device(np.array(values), self.device))
+        if is_capturing():
+            self._captured.append(self._uploaded[1])
+        return self._uploaded[1]
+
+
+def rows_among(rows: Sequence[int], counts: Sequence[int], members: Sequence[int]) -> list[int]:
+    """Return the rows of the layers `members`, where `rows` are those of all and layer l has `counts[l]` of them.
+
+    >>> rows_among([7, 8, 9], [1, 2], [1])
+    [8, 9]
+    """
+    return [rows[k] for k in rows_of(members, counts).tolist()]

@@ -1,7 +1,8 @@
-"""Grafting: the length of one optimizer's step, layer by layer, in the direction of another's."""
+"""Grafting: the length of one optimizer's step, parameter by parameter, in the direction of another's."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -10,30 +11,37 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from gyroscope.control.proposal import Proposal, Proposer
-from gyroscope.control.refusals import as_group, check_choice
 from gyroscope.control.roster import names_of
-from gyroscope.control.torch_contract import Wrapper, add_group, check_state, check_whole, load_uncast
+from gyroscope.control.torch_contract import (
+    Wrapper,
+    add_group,
+    as_group,
+    check_choice,
+    check_state,
+    check_whole,
+    load_uncast,
+)
 from gyroscope.errors import ControlError
 from gyroscope.vectors import combine_, dots
-from gyroscope.vectors.chunks import to_device
-from gyroscope.vectors.sharded import local
+from gyroscope.vectors.launch import to_device
+from gyroscope.vectors.layout import local
 
 
 class Graft(Wrapper):
-    """w ← w + ‖M‖ D/‖D‖, with M the step `magnitude` proposes and D the one `direction` proposes.
+    """The update w ← w + ‖M‖ D/‖D‖, with M the step that `magnitude` proposes and D the one of `direction`.
 
-    Both see the same gradients and keep their own state. Learning rate, weight decay and schedules of `magnitude`
-    set the length (its groups are this optimizer's `param_groups`); of `direction`, only the direction counts.
-    Grafting an optimizer onto itself, at whatever other learning rate, is that optimizer.
+    Both see the same gradients and keep their own state. Learning rate, weight decay and schedules of `magnitude` set
+    the length (its groups are this optimizer's `param_groups`); of `direction`, only the direction counts. An optimizer
+    grafted onto itself, at any other learning rate, is that optimizer.
 
     Args:
         magnitude: the optimizer that gives the length.
         direction: the optimizer that gives the direction, on the same parameters.
-        granularity: `"tensor"` compares lengths parameter by parameter, `"global"` over all of them together.
+        granularity: `"tensor"` for the lengths of single parameters, `"global"` for the length of all together.
 
-    A parameter for which `direction` proposes nothing does not move. One for which either proposal is not finite sits
-    this step out: it stays as it is, is left out of the global lengths, what is not finite in its state of both
-    optimizers becomes 0, so that the next step is an ordinary one, and `skipped` counts it.
+    A parameter for which `direction` proposes nothing does not move. A parameter for which either proposal is not
+    finite skips the step: it stays as it is and does not count in the global lengths, what is not finite in its state
+    of both optimizers becomes 0, so that the next step is an ordinary one, and `skipped` counts it.
 
     Example:
         >>> w = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
@@ -55,40 +63,39 @@ class Graft(Wrapper):
     ) -> None:
         super().__init__(magnitude)
         if not isinstance(direction, Optimizer):
-            raise ControlError(f"direction is a {type(direction).__name__}; accepted is a torch.optim.Optimizer.")
+            raise ControlError(f"`direction` must be a torch.optim.Optimizer, got a {type(direction).__name__}.")
         check_choice("granularity", granularity, ("tensor", "global"))
         for one in (magnitude, direction):
             if isinstance(one, LBFGS):
                 raise ControlError(
-                    "LBFGS evaluates the loss several times a step, so it has no one gradient to share; graft "
-                    "optimizers that step from the gradients alone."
+                    "`magnitude` and `direction` must step from one gradient, got LBFGS, which evaluates the loss "
+                    "several times per step. Try torch.optim.Adam."
                 )
         if magnitude is direction:
-            raise ControlError("magnitude and direction are the same object; give each its own optimizer.")
+            raise ControlError("`magnitude` and `direction` must be two optimizers, got one object twice.")
         if _parameters(magnitude) != _parameters(direction):
-            raise ControlError("magnitude and direction hold different parameters; build both on the same ones.")
+            raise ControlError("`magnitude` and `direction` must hold the same parameters.")
         self.direction = direction
         self._attach()  # to both
         self.granularity = granularity
         self._length = Proposer(magnitude, keep_lr=True)
         self._heading = Proposer(direction)
-        # A count a parameter, in the order of the groups.
+        # One count per parameter, in the order of the groups.
         self._skipped = torch.zeros(0, dtype=torch.int64, device="cpu")
 
     def _controlled(self) -> list[Optimizer]:
         return [self.inner, self.direction] if "direction" in self.__dict__ else [self.inner]
 
     def skipped(self) -> dict[str, int]:
-        """How many steps parameters sat out because something was not finite, by name (waits for the device)."""
+        """Return the number of skipped steps per parameter, by name, where there are any (waits for the device)."""
         names = [name for g, group in enumerate(self.param_groups) for name in names_of(group, g)]
         # No count yet for what was added since the last step.
         return {name: n for name, n in zip(names, self._skipped.tolist(), strict=False) if n}
 
-    def _take(self) -> None:
+    def _take(self, closure: Callable[[], Any] | None) -> None:
         try:
             self._graft()
         except BaseException:
-            # The buffers may hold half a step; the next one starts from fresh zeros.
             self._length.forget()
             self._heading.forget()
             raise
@@ -97,12 +104,12 @@ class Graft(Wrapper):
         held = [sum(len(group["params"]) for group in one.param_groups) for one in (self.inner, self.direction)]
         if held[0] != held[1]:
             raise ControlError(
-                f"magnitude now holds {held[0]} parameters and direction {held[1]}; nothing was changed. Add "
-                "parameters with add_param_group of the Graft, which tells both."
+                f"`magnitude` now holds {held[0]} parameters and `direction` {held[1]}; nothing was changed. Add "
+                "parameters with add_param_group of the Graft, which adds them to both."
             )
         lengths, _ = self._length.propose([range(len(g["params"])) for g in self.inner.param_groups])
         m, m_along = _collect(lengths)
-        # Only the length is kept of the first: its buffers are free again before the second is asked.
+        # Only the lengths are kept of the first: its buffers are free again before the second steps.
         params = list(m)
         if not params:
             return
@@ -127,7 +134,7 @@ class Graft(Wrapper):
         _clear((self.inner, self.direction), params, ~finite)
 
     def _count(self, proposals: list[Proposal], bad: Tensor) -> None:
-        """Count the parameters of the proposals that sit out; by position, for FSDP2 exchanges the parameters."""
+        """Count the parameters that skip the step; by position, because FSDP2 exchanges the parameters."""
         places, start = [], 0
         for group, proposal in zip(self.param_groups, proposals, strict=True):
             places += [start + j for j in proposal.positions]
@@ -157,7 +164,9 @@ class Graft(Wrapper):
     def _load(self, state_dict: dict[str, Any]) -> None:
         check_whole(state_dict)
         if "direction" not in state_dict:
-            raise ControlError("The state has no 'direction'; pass what the state_dict() of a Graft returned.")
+            raise ControlError(
+                "`state_dict` must have the key 'direction'. Pass what state_dict() of a Graft returned."
+            )
         check_state(self.inner, state_dict)
         check_state(self.direction, state_dict["direction"])
         before = self.inner.state, self.inner.param_groups
@@ -183,7 +192,7 @@ def _collect(proposals: list[Proposal]) -> tuple[dict[Tensor, Tensor], dict[Tens
 
 
 def _square_lengths(params: list[Tensor], moves: list[Tensor], along: list[float]) -> Tensor:
-    """‖move + along · w‖² for each parameter."""
+    """Return ‖move + along · w‖² for each parameter."""
     if not any(along):
         return dots({"ss": (moves, moves)})[:, 0]
     w = [p.detach() for p in params]
@@ -193,7 +202,7 @@ def _square_lengths(params: list[Tensor], moves: list[Tensor], along: list[float
 
 
 def _clear(optimizers: tuple[Optimizer, ...], params: list[Tensor], bad: Tensor) -> None:
-    """Zero what is not finite in the state of the parameters that are `bad`; waits only for those on a CPU."""
+    """Set what is not finite in the state of `bad` parameters to 0, without waiting for an accelerator."""
     flags = {device: bad.to(device) for device in {p.device for p in params}}
     known = {device: flag.tolist() for device, flag in flags.items() if device.type == "cpu"}
     for k, p in enumerate(params):
@@ -206,4 +215,4 @@ def _clear(optimizers: tuple[Optimizer, ...], params: list[Tensor], bad: Tensor)
                     value.nan_to_num_(0.0, 0.0, 0.0)
                 elif value.device == p.device:
                     value.copy_(torch.where(flags[p.device][k], torch.nan_to_num(value, 0.0, 0.0, 0.0), value))
-                # What else lies on a CPU, such as Adam's count of steps, does not come from the gradient.
+                # Other state on a CPU, such as Adam's count of steps, does not come from the gradient.

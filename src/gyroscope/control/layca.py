@@ -1,4 +1,4 @@
-"""Layca: an optimizer wrapper whose learning rate is the angle by which each layer turns in a step."""
+"""Layca, an optimizer wrapper whose learning rate is the angle by which each layer turns, and its relatives."""
 
 from __future__ import annotations
 
@@ -10,60 +10,48 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
 from torch.optim import LBFGS, Optimizer
 
 from gyroscope.base.accepted import flag, real, whole
-from gyroscope.control.coefficients import Law
 from gyroscope.control.rates import checked_multipliers
-from gyroscope.control.refusals import (
-    as_group,
-    check_choice,
-    check_closure,
-    check_group,
-    check_rate,
-    check_weights_are_its,
-    few,
-)
-from gyroscope.control.roster import Entry, Roster
-from gyroscope.control.saved import check_saved, radii_in
-from gyroscope.control.steering import Others, Steering, Work
-from gyroscope.control.torch_contract import Wrapper, add_group, load_uncast
+from gyroscope.control.roster import Entry, Roster, check_saved, check_weight, few, radii_in
+from gyroscope.control.steering import Law, Others, Steering, Work
+from gyroscope.control.torch_contract import Wrapper, add_group, as_group, check_choice, is_rate, load_uncast
 from gyroscope.errors import ControlError
 from gyroscope.layers.layer import Layer
-from gyroscope.vectors.chunks import is_capturing
+from gyroscope.vectors.launch import is_capturing
 
 
 class Layca(Wrapper):
     """Layer-level controlled amount of weight rotation, over any torch optimizer.
 
-    Each step turns the weights w of every layer by exactly arctan ρ, in the direction s the inner optimizer
+    Each step turns the weights w of every layer by exactly arctan ρ, in the direction s that the inner optimizer
     proposes, and keeps their norm at ‖w₀‖ (Algorithm 1 of the layer-rotation paper):
 
         w' = k [(1 − ρ⟨w,s⟩/(‖w‖t)) w + (ρ‖w‖/t) s],   t² = ⟨s,s⟩ − ⟨w,s⟩²/⟨w,w⟩,   k = ‖w₀‖/(‖w‖√(1+ρ²))
 
-    The `lr` of a parameter group is ρ: schedulers move it, and what the inner optimizer writes there is undone. The
-    inner optimizer's own learning rate, weight decay along w, and gradient scale no longer matter. w₀ is what the
-    weights are at the first step; its norm is saved with the state.
+    The `lr` of a parameter group is ρ: schedulers change it, and what the inner optimizer writes there is undone. The
+    inner optimizer's own learning rate, weight decay along w, and gradient scale no longer matter. w₀ are the weights
+    at the first step; their norm is saved with the state.
 
     Args:
         optimizer: the inner optimizer. A group that holds both layers and other parameters becomes two groups.
-        model_or_layers: the model, or a list from `gyroscope.layers`, in forward order. Without it every parameter
-            of two or more dimensions is a layer, in group order.
-        others: what happens to parameters that are not layers: `"inner"` steps them with the inner optimizer,
-            `"frozen"` leaves them as they are (the papers' runs).
-        others_lr: their learning rate; by default their group's own.
+        model_or_layers: the model, or a list from `gyroscope.layers`, in forward order. By default every parameter of
+            two or more dimensions is a layer, in group order.
+        others: `"inner"` to step the parameters that are not layers with the inner optimizer, `"frozen"` to leave them
+            as they are (the papers' runs).
+        others_lr: the learning rate of parameters that are not layers; by default that of their group.
         alpha: α of equation 1 in [−1, 1]: negative turns the first layers faster, positive the last.
-        multipliers: one factor on ρ a layer, instead of α.
-        project: operation 1, the projection onto the tangent space.
-        reproject: operation 4, the projection back to the sphere.
+        multipliers: one factor on ρ per layer, instead of α.
+        project: whether to perform operation 1, the projection onto the tangent space.
+        reproject: whether to perform operation 4, the projection back to the sphere.
         scale: `"relative"` for steps of length ρ‖w‖, `"unit"` for steps of length ρ.
-        growth: without operation 4, the most a norm may grow in a step, as a share of ‖w₀‖.
-        nonfinite: `"skip"` leaves a layer as it is in a step where its gradient is not finite, and clears what is
-            not finite from the inner state; `"raise"` refuses the step (this waits for the device every step).
-            Parameters that are not layers are protected by `"raise"` alone.
-        zero_norm: `"raise"` refuses to control a layer whose weights are all zero, `"skip"` leaves it as it is.
-        reads_weights: whether an inner optimizer that is not torch's own depends on the weights' values.
+        growth: without operation 4, the largest growth of a norm in a step, as a share of ‖w₀‖.
+        nonfinite: `"skip"` leaves a layer as it is in a step where its gradient is not finite, and sets what is not
+            finite in the inner state to 0; `"raise"` rejects the step (this waits for the device every step).
+            Parameters that are not layers are protected by `"raise"` only.
+        zero_norm: `"raise"` rejects a layer whose weights are all zero, `"skip"` leaves it as it is.
+        reads_weights: whether an inner optimizer that is not torch's own depends on the values of the weights.
 
     Example:
         >>> import torch, gyroscope
@@ -97,7 +85,7 @@ class Layca(Wrapper):
         zero_norm: Literal["raise", "skip"] = "raise",
         reads_weights: bool | None = None,
     ) -> None:
-        check_weights_are_its(optimizer)
+        _check_weights_are_its(optimizer)
         super().__init__(optimizer)
         optimizer = self.inner
         check_choice("others", others, ("inner", "frozen"))
@@ -107,15 +95,17 @@ class Layca(Wrapper):
         project, reproject = flag(project, "project", ControlError), flag(reproject, "reproject", ControlError)
         reads_weights = None if reads_weights is None else flag(reads_weights, "reads_weights", ControlError)
         if growth is not None and (reproject or not real(growth) >= 0):
-            raise ControlError(f"growth is {growth!r}; it needs reproject=False and a value from 0.")
+            raise ControlError(
+                f"`growth` must be a number >= 0 with reproject=False, or None, got {growth!r}. Try 1e-4."
+            )
         if others_lr is not None and not 0 <= real(others_lr) < math.inf:
-            raise ControlError(f"others_lr is {others_lr!r}; accepted are finite numbers from 0.")
+            raise ControlError(f"`others_lr` must be a finite number >= 0, got {others_lr!r}. Try 0.01.")
         growth, others_lr = (None if given is None else real(given) for given in (growth, others_lr))
         for i, group in enumerate(optimizer.param_groups):
-            check_rate(group, i)
+            _check_rate(group.get("lr"), f"group {i}")
         roster = Roster.of(optimizer, model_or_layers)
         factors = checked_multipliers(multipliers, alpha, roster.layers)
-        # Everything has been checked; only now is anything changed.
+        # Everything has been checked; nothing was changed before this line.
         roster.split(optimizer, others_lr, unsplittable=isinstance(optimizer, LBFGS))
         self.nonfinite = nonfinite
         self.zero_norm = zero_norm
@@ -130,7 +120,7 @@ class Layca(Wrapper):
 
     @property
     def law(self) -> Law:
-        """Which of the four operations are performed."""
+        """The operations that are performed, of the four."""
         return self._steering.law
 
     @property
@@ -140,9 +130,9 @@ class Layca(Wrapper):
 
     @property
     def multipliers(self) -> Tensor:
-        """One factor on ρ a layer, in forward order: a copy. To change them, set them all.
+        """A copy of the factors on ρ, one per layer in forward order. To change them, set them all.
 
-        A tensor on an accelerator is taken as it is, without looking at its values, which would wait for the device.
+        The values of a tensor on an accelerator are not checked, which would wait for the device.
         """
         return self._steering.multipliers.clone()
 
@@ -150,7 +140,7 @@ class Layca(Wrapper):
     def multipliers(self, value: Sequence[float] | Tensor) -> None:
         n = self._roster.layers
         if isinstance(value, Tensor) and value.shape != (n,):
-            raise ControlError(f"multipliers has shape {tuple(value.shape)}; this optimizer controls {n} layers.")
+            raise ControlError(f"`multipliers` must have shape ({n},), one per layer, got {tuple(value.shape)}.")
         if isinstance(value, Tensor) and value.device.type not in ("cpu", "meta") and not value.is_complex():
             self._steering.multipliers = value.detach().clone()
         else:
@@ -159,13 +149,15 @@ class Layca(Wrapper):
         self._steering.write_multipliers()
 
     def controls(self, group: int) -> bool:
-        """Whether a parameter group holds layers, so that its `lr` is ρ."""
+        """Return whether a parameter group holds layers, so that its `lr` is ρ."""
         if whole(group, 0) is None:
-            raise ControlError(f"`group` must be the number of a parameter group, from 0, got {group!r}. Try 0.")
+            raise ControlError(
+                f"`group` must be the index of a parameter group, an integer >= 0, got {group!r}. Try 0."
+            )
         return group < len(self._roster.groups) and bool(self._roster.groups[group])
 
     def rates(self) -> dict[str, float]:
-        """The rate ρ_l at which each layer turns now, by name (waits for the device)."""
+        """Return the current rate ρ_l of each layer, by name (waits for the device)."""
         factors = self.multipliers.tolist()
         rate = {
             e.index: float(self.param_groups[g]["lr"]) * factors[e.index]
@@ -175,9 +167,10 @@ class Layca(Wrapper):
         return {e.name: rate[e.index] for e in self._roster.in_order()}
 
     def skipped(self) -> dict[str, int]:
-        """How many steps layers sat out, by name (waits for the device).
+        """Return the number of skipped steps per layer, by name, where there are any (waits for the device).
 
-        Something was not finite, or an optimizer that is not torch's own moved the layer by rounding alone.
+        A step is skipped where something is not finite, or where an optimizer that is not torch's own moves the layer
+        by rounding only.
         """
         ledgers = [ledger.skipped.tolist() for ledger in self._steering.ledgers.values()]
         counts = {
@@ -185,48 +178,34 @@ class Layca(Wrapper):
         }
         return {name: n for name, n in counts.items() if n}
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Turn every layer that has a gradient by arctan ρ, and step the other parameters.
-
-        Args:
-            closure: evaluates the model again and returns the loss.
-        """
-        check_closure(closure)
-        return self._uncompiled(closure) if torch.compiler.is_compiling() else self._step(closure)
-
-    @_disable_dynamo  # addresses are exchanged; unlike torch.compiler.disable, this loads the compiler when used
-    def _uncompiled(self, closure: Callable[[], Any] | None) -> Any:
-        return self._step(closure)
-
-    def _step(self, closure: Callable[[], Any] | None) -> Any:
+    def _check(self) -> None:
         self._roster.refuse_changes(self.param_groups, begun=bool(self._met))
         for i in self._roster.controlled():
-            check_rate(self.param_groups[i], i)
-        loss = None
-        inside = None
-        if closure is not None:
-            evaluate = torch.enable_grad()(closure)
-            if self._steering.proposer.reads_weights:
-                inside = evaluate
-            else:
-                loss = evaluate()
+            lr = self.param_groups[i].get("lr")
+            if type(lr) is not float or not 0.0 <= lr < math.inf:
+                _check_rate(lr, f"group {i}")
+
+    def _needs_closure(self) -> bool:
+        return self._steering.proposer.reads_weights
+
+    def _take(self, closure: Callable[[], Any] | None) -> Any:
+        """Turn every layer that has a gradient by arctan ρ, and step the other parameters."""
         ready = self._steering.ready()
-        work = self._steering.work(but=set(ready), late=inside is not None)
-        if self.nonfinite == "raise" and inside is None and (names := self._steering.nonfinite()):
+        work = self._steering.work(but=set(ready), late=closure is not None)
+        if self.nonfinite == "raise" and closure is None and (names := self._steering.nonfinite()):
             raise ControlError(
                 f"The gradients of {few(names)} are not finite; nothing was changed. Lower the rate, clip, or "
-                'use nonfinite="skip" to leave such layers out.'
+                'use nonfinite="skip" to skip the step of such layers.'
             )
         self._meet(work)
-        from_inside = self._steering.step(work, ready, inside)
-        # A scheduler built on the inner optimizer asks whether that has stepped; the kernels do it in its place.
+        loss = self._steering.step(work, ready, closure)
+        # A scheduler built on the inner optimizer asks whether that has stepped; the kernels step in its place.
         self.inner.__dict__["_opt_called"] = True
         self._publish(work)
-        return loss if inside is None else from_inside
+        return loss
 
     def _meet(self, work: dict[int, Work]) -> None:
-        """Look at layers that step for the first time: a zero norm is refused, a loaded radius is theirs."""
+        """Check layers that step for the first time: reject a zero norm, and take a loaded radius."""
         if len(self._met) == self._roster.layers:
             return
         new = {}
@@ -237,7 +216,7 @@ class Layca(Wrapper):
         if new and self.zero_norm == "raise" and not is_capturing() and (names := self._steering.zero_layers(new)):
             raise ControlError(
                 f"These layers have zero norm, so no direction to turn from: {few(names)}; nothing was changed. "
-                "Initialise them, exclude them (gyroscope.layers(model, exclude=...)) so that the inner optimizer "
+                "Initialize them, exclude them (gyroscope.layers(model, exclude=...)) so that the inner optimizer "
                 'steps them, or use zero_norm="skip" to leave them as they are.'
             )
         for w in new.values():
@@ -248,9 +227,9 @@ class Layca(Wrapper):
                     ledger.radius[e.row : e.row + e.segments] = radius.to(ledger.radius).reshape(-1)
 
     def _publish(self, work: dict[int, Work]) -> None:
-        """Show the radii of layers that have now stepped in the state, where checkpoints find them.
+        """Put the radii of layers that have now stepped into the state, where checkpoints find them.
 
-        Not before the first step: torch's optimizers take a state that is not empty for one they have set up.
+        Not before the first step: torch's optimizers take a state that is not empty for one that they have set up.
         """
         if len(self._met) == self._roster.layers:
             return
@@ -264,12 +243,12 @@ class Layca(Wrapper):
         self.state[p]["radius"] = self._radius(p, e)
 
     def _radius(self, p: Tensor, e: Entry) -> Tensor:
-        """A view of the layer's radii in the ledger."""
+        """Return a view of the layer's radii in the ledger."""
         radius = self._steering.ledger(p.device).radius
         return radius[e.row] if e.segments == 1 else radius[e.row : e.row + e.segments]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its parameters of two or more dimensions become layers, after those there are.
+        """Add a group; its parameters of two or more dimensions become the last layers.
 
         Its other parameters have the learning rate `others_lr`, if that was given; a group without layers may have its
         own.
@@ -301,11 +280,11 @@ class Layca(Wrapper):
             if radius is None and e.index in self._met:
                 radius = self._radius(self.param_groups[g]["params"][j], e)
             if radius is not None:
-                # In a copy: a state that was thrown away must stay empty, or the inner takes it for one it has set up.
+                # In a copy: a state that was deleted must stay empty, or the inner takes it for one that it has set up.
                 key = saved["param_groups"][g]["params"][j]
                 state[key] = {**state.get(key, {}), "radius": radius}
         if state:
-            # torch's distributed checkpoints want an entry for every parameter as soon as there is one for any.
+            # torch's distributed checkpoints expect an entry for every parameter as soon as there is one for any.
             state = {**{key: {} for group in saved["param_groups"] for key in group["params"]}, **state}
         shapes = self._roster.shapes(self.param_groups)
         about = {"layers": list(self.layers), "shapes": shapes, "multipliers": self.multipliers}
@@ -316,7 +295,7 @@ class Layca(Wrapper):
         factors = state_dict.get("multipliers")
         if factors is not None:
             factors = checked_multipliers(factors, 0.0, self._roster.layers)
-        # To the inner optimizer a radius alone is no state: it would look for the rest of it.
+        # For the inner optimizer a radius alone is not a state: it would look for the rest of it.
         alone = [k for k, own in state_dict["state"].items() if isinstance(own, Mapping) and set(own) == {"radius"}]
         state = {**state_dict["state"], **{k: {} for k in alone}}
         radii = radii_in(state_dict, self._roster)
@@ -326,9 +305,9 @@ class Layca(Wrapper):
             self.multipliers = factors
 
     def _take_radii(self, radii: dict[int, Tensor]) -> None:
-        """A loaded radius wins over a fresh one, in the digits it was saved in: keep it until the layer's next step.
+        """Keep loaded radii, in their saved precision, until the layers' next steps: they win over new ones.
 
-        A layer that comes without one had not stepped when the state was saved: its next step finds the radius.
+        A layer without a loaded radius had not stepped when the state was saved: its next step sets the radius.
         """
         self._met.clear()
         self._radii = dict(radii)
@@ -339,16 +318,16 @@ class Layca(Wrapper):
                     ledger.radius[e.row : e.row + e.segments] = -1
 
     def _listen(self) -> None:
-        """Hear of a state that is loaded into the inner optimizer behind this one's back.
+        """Register hooks for states that are loaded into the inner optimizer directly.
 
-        It is looked at before torch casts it to the parameters' dtype.
+        Radii are read before torch casts them to the parameters' dtype.
         """
         me = weakref.ref(self)
         given: list[dict[int, Tensor]] = []
 
         def loading(_: Optimizer, state_dict: dict[str, Any]) -> None:
             given.clear()
-            with suppress(KeyError, IndexError):  # a state of another model, which torch is about to refuse
+            with suppress(KeyError, IndexError):  # a state of another model, which torch is about to reject
                 if (wrapper := me()) is not None:
                     given.append(radii_in(state_dict, wrapper._roster))
 
@@ -366,3 +345,109 @@ class Layca(Wrapper):
         for g, j, e in self._roster.places():
             if e.index in self._met:
                 self._show_radius(self.param_groups[g]["params"][j], e)
+
+
+def _check_rate(lr: Any, group: str) -> None:
+    """Reject an invalid rate. Where a tensor on an accelerator holds one, layers stay as they are."""
+    if not is_rate(lr):
+        raise ControlError(
+            f"`lr` of {group} must be a finite number >= 0, the rate ρ = tan θ of a step, got {lr!r}. Try 3**-3."
+        )
+
+
+def check_group(params: Sequence[Any], lr: Any) -> None:
+    """Reject a group before it is added, if its matrices cannot be layers or its rate is invalid.
+
+    Args:
+        params: the parameters, from `as_group`.
+        lr: the rate of the group; the value of a tensor on an accelerator is not read, which would wait.
+
+    >>> import torch
+    >>> check_group(list(torch.nn.Linear(3, 2).parameters()), 0.1)
+    """
+    for j, one in enumerate(params):
+        named = isinstance(one, tuple) and len(one) == 2
+        p = one[1] if named else one
+        if isinstance(p, Tensor) and p.dim() >= 2:
+            name = f"Parameter {one[0] if named else j} of the group"
+            check_weight(name, p, "Leave it out, and step it with an optimizer of its own.")
+    _check_rate(lr, "the group")
+
+
+def _check_weights_are_its(optimizer: Optimizer) -> None:
+    """Reject an optimizer that keeps weights of its own and puts them into the model.
+
+    Schedule-free optimizers do this with `train()` and `eval()`, Lookahead every few steps, TRAC in every step. Layca
+    turns the weights that it finds in the model, and the optimizer would then replace them.
+    """
+    inside: Any = optimizer
+    while isinstance(inside, Optimizer):
+        names = {kind.__name__ for kind in type(inside).__mro__}
+        switches = all(callable(getattr(inside, name, None)) for name in ("train", "eval"))
+        if names & {"Lookahead", "TRAC"} or (switches and "AcceleratedOptimizer" not in names):  # which passes them on
+            raise ControlError(
+                f"`optimizer` must step the model's weights only, got a {type(inside).__name__}, which keeps weights "
+                "of its own and puts them into the model, so that a layer would not stay where it was turned to. Try "
+                "torch.optim.AdamW."
+            )
+        its = (getattr(inside, name, None) for name in ("optimizer", "inner", "base_optimizer"))
+        inside = next((one for one in its if isinstance(one, Optimizer) and one is not inside), None)
+
+
+Layers = nn.Module | Sequence[Layer] | None
+
+
+def hyperball(optimizer: Optimizer, model_or_layers: Layers = None, **options: Any) -> Layca:
+    """Return Layca without operation 1: the relative step is taken as proposed, then the norm is restored.
+
+        w' = ‖w₀‖ (w + ρ‖w‖ s/‖s‖) / ‖w + ρ‖w‖ s/‖s‖‖
+
+    A layer turns by less than arctan ρ where its displacement has a part along w.
+
+    >>> import torch
+    >>> hyperball(torch.optim.SGD([torch.ones(2, 2)], lr=0.1)).law.project
+    False
+    """
+    return Layca(optimizer, model_or_layers, project=False, **options)
+
+
+def relative_update(optimizer: Optimizer, model_or_layers: Layers = None, **options: Any) -> Layca:
+    """Return Layca with operation 2 only: every step is ρ times as long as the weights, and norms are free.
+
+        w' = w + ρ‖w‖ s/‖s‖
+
+    >>> import torch
+    >>> relative_update(torch.optim.SGD([torch.ones(2, 2)], lr=0.1)).law.reproject
+    False
+    """
+    return Layca(optimizer, model_or_layers, project=False, reproject=False, **options)
+
+
+def lars(optimizer: Optimizer, model_or_layers: Layers = None, *, growth: float | None = 1e-4, **options: Any) -> Layca:
+    """Return LARS, or equivalently NG_adap, as the papers ran it: relative updates with limited growth of norms.
+
+        w' = w + ρ‖w‖ s/‖s‖, shrunk so that ‖w'‖ ≤ ‖w‖ + growth ‖w₀‖
+
+    The papers limit the growth to 1e-4 ‖w₀‖ per step, to prevent numerical errors; `growth=None` does not.
+
+    >>> import torch
+    >>> lars(torch.optim.SGD([torch.ones(2, 2)], lr=0.1)).law.growth
+    0.0001
+
+    Reference:
+        Ginsburg, Gitman and You, Large batch training of convolutional networks with layer-wise adaptive rate
+        scaling; Yu et al., Normalized gradient with adaptive stepsize method for deep neural network training.
+    """
+    return Layca(optimizer, model_or_layers, project=False, reproject=False, growth=growth, **options)
+
+
+def block_normalized(optimizer: Optimizer, model_or_layers: Layers = None, **options: Any) -> Layca:
+    """Return block-normalized updates: the step of every layer has length ρ, whatever its weights.
+
+        w' = w + ρ s/‖s‖
+
+    >>> import torch
+    >>> block_normalized(torch.optim.SGD([torch.ones(2, 2)], lr=0.1)).law.scale
+    'unit'
+    """
+    return Layca(optimizer, model_or_layers, project=False, reproject=False, scale="unit", **options)

@@ -1,16 +1,19 @@
-"""What an optimizer would do, without doing it: the displacement it proposes for each parameter.
+"""The displacement that an optimizer would take, without taking it.
 
-It is never recovered as p_new − p_old in low precision (in bfloat16 at a small learning rate that is noise).
-While the optimizer steps, its parameters point elsewhere:
+The displacement is never computed as p_new − p_old in low precision: in bfloat16 at a small learning rate that is
+noise. While the optimizer steps, its parameters point elsewhere:
 
-- at a buffer of zeros, where the rule does not read the weights: the buffer then *is* the displacement. Weight
-  decay is taken out of the group and added by hand: coupled, to the gradient; decoupled, as the multiple `along`
-  of the weights;
-- at a copy of the weights in float32 or better, where it does (or might: unknown optimizers), and the copy's
-  change is the displacement. A change of a few roundings of the weights has no direction: it becomes NaN, as a step
-  to be left out. (Not of sharded weights, of which a rank sees a part.)
+- to a buffer of zeros, where the rule does not read the weights: the buffer then *is* the displacement. Weight decay is
+  taken out of the group and added by hand: coupled, to the gradient; decoupled, as the multiple `along` of the weights;
+- to a copy of the weights in float32 or better, where the rule reads them, or may (unknown optimizers). The change of
+  the copy is the displacement. A change of a few roundings of the weights has no direction: it becomes NaN, and the
+  step is skipped. (Not for sharded weights, of which a rank sees a part.)
 
-Gradients and weights are back in their place, bit for bit, before this returns, also when the optimizer raises.
+Gradients and weights are restored, bit for bit, before this returns, also when the optimizer raises.
+
+Three facts about torch's optimizers decide how (`Rule`): how weight decay enters (`"coupled"` adds λw to the gradient,
+`"decoupled"` subtracts ηλw from the weights), whether the rule reads the weights otherwise, and whether the fused
+kernel does the same arithmetic, so that the rule runs inside the pass that computes the inner products.
 """
 
 from __future__ import annotations
@@ -18,20 +21,97 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gyroscope.control.rules import Rule, decay_of, rule_of
+from gyroscope.control.sgd_amom import SGD_AMom
 from gyroscope.errors import ControlError
-from gyroscope.vectors.sharded import any_sharded, as_sharded, is_sharded, local
+from gyroscope.vectors.layout import any_sharded, as_sharded, is_sharded, local
+
+Group = dict[str, Any]
+Decay = Literal["none", "coupled", "decoupled"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The rule by which an optimizer class turns a gradient into a displacement.
+
+    Attributes:
+        decay: how weight decay enters, unless the group sets `decoupled_weight_decay`.
+        reads_weights: whether the rule needs the values of the weights for more than weight decay.
+        kernel: the name of the rule in the fused kernel, if it has one.
+        first: the name of the state that holds the running mean of gradients, if there is one.
+        second: the name of the state that holds the running mean (or sum) of squares, if there is one.
+    """
+
+    decay: Decay = "coupled"
+    reads_weights: bool = False
+    kernel: str | None = None
+    first: str | None = None
+    second: str | None = None
+
+
+_RULES: dict[type[Optimizer], Rule] = {
+    torch.optim.SGD: Rule(kernel="sgd", first="momentum_buffer"),
+    SGD_AMom: Rule(kernel="sgd_amom", first="momentum_buffer"),
+    torch.optim.Adam: Rule(kernel="adam", first="exp_avg", second="exp_avg_sq"),
+    torch.optim.AdamW: Rule(decay="decoupled", kernel="adam", first="exp_avg", second="exp_avg_sq"),
+    torch.optim.RMSprop: Rule(kernel="rmsprop", second="square_avg"),
+    torch.optim.Adagrad: Rule(kernel="adagrad", second="sum"),
+    torch.optim.NAdam: Rule(),
+    torch.optim.RAdam: Rule(),
+    torch.optim.Adadelta: Rule(),
+    torch.optim.Adamax: Rule(),
+    torch.optim.Rprop: Rule(decay="none"),
+}
+if hasattr(torch.optim, "Muon"):  # torch 2.9
+    _RULES[torch.optim.Muon] = Rule(decay="decoupled")
+
+UNKNOWN = Rule(reads_weights=True)
+
+
+def rule_of(optimizer: Optimizer) -> Rule:
+    """Return the rule of the optimizer's class; a subclass may do anything, so only exact classes are known.
+
+    >>> rule_of(torch.optim.NAdam([torch.zeros(2, 2)])).reads_weights
+    False
+    """
+    return _RULES.get(type(optimizer), UNKNOWN)
+
+
+def decay_of(rule: Rule, group: Group) -> tuple[Decay, float]:
+    """Return how weight decay enters in a group, and its amount."""
+    amount = float(group.get("weight_decay", 0.0) or 0.0)
+    if amount == 0.0 or rule.decay == "none":
+        return "none", 0.0
+    return ("decoupled" if group.get("decoupled_weight_decay", False) else rule.decay), amount
+
+
+def kernel_of(rule: Rule, group: Group) -> str | None:
+    """Return the kernel's rule for the options of a group, or None where the optimizer's own step is taken."""
+    if rule.kernel is None or group.get("differentiable") or group.get("amsgrad") or group.get("centered"):
+        return None
+    if isinstance(group.get("weight_decay"), torch.Tensor):
+        return None
+    if rule.kernel == "rmsprop" and group.get("momentum", 0.0) > 0:
+        return None
+    if rule.kernel == "sgd":
+        momentum = group["momentum"]
+        if isinstance(momentum, torch.Tensor):
+            return None
+        return "momentum" if momentum != 0 else "sgd"
+    if rule.kernel == "adam" and any(isinstance(beta, torch.Tensor) for beta in group["betas"]):
+        return None
+    return rule.kernel
+
 
 _LOW = (torch.bfloat16, torch.float16)
 
-# Displacements up to this many machine epsilons of the weights' norm are left out: rounding, which adds about 0.2,
-# would turn the direction of shorter ones by more than 1.5 degrees.
+# Displacements up to this many machine epsilons of the weights' norm are skipped: rounding, which adds about 0.2,
+# would turn shorter ones by more than 1.5 degrees.
 _ROUNDINGS = 8.0
 
 
@@ -46,14 +126,16 @@ class Proposal:
 
 
 class Proposer:
-    """Asks one optimizer for its displacements, step after step.
+    """Returns the displacements of one optimizer, step after step.
+
+    A caller that raises while it uses them calls `forget`.
 
     Args:
         optimizer: any torch optimizer.
-        reads_weights: whether its rule depends on the weights' values beyond weight decay. Known for torch's own
-            classes; for others assumed, unless said otherwise here.
-        keep_lr: step at the groups' own learning rates. Otherwise at 1 where the rule is linear in the rate, so
-            that a small rate does not push a half-precision displacement below what its dtype can hold.
+        reads_weights: whether its rule depends on the values of the weights beyond weight decay. By default known for
+            torch's own classes and assumed for others.
+        keep_lr: step at the learning rates of the groups. Otherwise the learning rate is 1 where the rule is linear in
+            it, so that a half-precision displacement does not underflow at a small rate.
     """
 
     def __init__(self, optimizer: Optimizer, reads_weights: bool | None = None, *, keep_lr: bool = False) -> None:
@@ -76,11 +158,11 @@ class Proposer:
         """Let the optimizer step, and catch what it does to the parameters at `positions` of each group.
 
         Args:
-            positions: for each group, which of its parameters are caught; the others are really stepped.
-            hidden: groups the optimizer does not see at all.
-            frozen: groups of `positions` whose other parameters are put back.
-            closure: passed on to an optimizer that reads the weights (it may call it several times); otherwise
-                the caller has evaluated it.
+            positions: for each group, the parameters that are caught; the others are really stepped.
+            hidden: groups that the optimizer does not see.
+            frozen: groups whose other parameters are restored.
+            closure: passed on to an optimizer that reads the weights, which may call it several times; otherwise the
+                caller has evaluated it.
         """
         groups = self.optimizer.param_groups
         proposals = [Proposal() for _ in groups]
@@ -93,38 +175,32 @@ class Proposer:
                 if p.grad is not None or (late and p.requires_grad):
                     proposals[i].params.append(p)
                     proposals[i].positions.append(j)
-        with self._hide(hidden), self._hold(groups, positions, frozen):
-            loss = self._catch(groups, proposals, closure)
-        return proposals, loss
-
-    def _catch(self, groups: list[dict[str, Any]], proposals: list[Proposal], closure: Callable[[], Any] | None) -> Any:
         undo: list[Callable[[], None]] = []
-        harvest: list[Callable[[], None]] = []
-        try:
-            for i, (group, proposal) in enumerate(zip(groups, proposals, strict=True)):
-                if proposal.params:
-                    harvest.append(self._redirect(i, group, proposal, undo, late=closure is not None))
-            loss = self.optimizer.step(closure) if closure is not None else self.optimizer.step()
-            for take in harvest:
-                take()
-        except BaseException:
-            self.forget()
-            raise
-        finally:
-            for action in reversed(undo):
-                action()
-        return loss
+        with self._hide(hidden), self._hold(groups, positions, frozen):
+            try:
+                harvest = [
+                    self._redirect(i, group, proposal, undo, late=late)
+                    for i, (group, proposal) in enumerate(zip(groups, proposals, strict=True))
+                    if proposal.params
+                ]
+                loss = self.optimizer.step(closure) if closure is not None else self.optimizer.step()
+                for take in harvest:
+                    take()
+            finally:
+                for action in reversed(undo):
+                    action()
+        return proposals, loss
 
     def _redirect(
         self, i: int, group: dict[str, Any], proposal: Proposal, undo: list[Callable[[], None]], *, late: bool
     ) -> Callable[[], None]:
-        """Point a group's parameters elsewhere; returns what reads the displacements off after the step."""
+        """Point a group's parameters elsewhere; return a function that reads the displacements after the step."""
         params = proposal.params
         if any(p.grad is not None and p.grad.is_sparse for p in params):
             raise ControlError(
-                "A controlled layer has a sparse gradient; use sparse=False on the embedding, or exclude it."
+                "A controlled layer has a sparse gradient. Use sparse=False in the embedding, or exclude it."
             )
-        if not late:  # the gradients a closure makes are the caller's to see
+        if not late:  # gradients that a closure computes stay for the caller
             undo.append(_restore_grads(params))
         if not self.reads_weights:
             self._take_decay_out(group, proposal, undo)
@@ -135,8 +211,8 @@ class Proposer:
             buffers = [_at_least_float32(w) for w in weights]
             if late and any(b.dtype != w.dtype for b, w in zip(buffers, weights, strict=True)):
                 raise ControlError(
-                    f"{type(self.optimizer).__name__} evaluates a closure, which a model in half precision cannot do "
-                    "while its weights are held in float32; keep the parameters in float32 and use autocast."
+                    f"{type(self.optimizer).__name__} evaluates a closure while the weights are held in float32, which "
+                    "a model in half precision does not allow. Keep the parameters in float32 and use autocast."
                 )
         else:
             buffers = self._zeros(i, weights)
@@ -184,14 +260,14 @@ class Proposer:
             proposal.along = -decay * float(group["lr"])
 
     def _redirect_shards(self, proposal: Proposal, undo: list[Callable[[], None]]) -> Callable[[], None]:
-        """A DTensor's storage cannot be exchanged; its weights are put aside and back instead."""
+        """Redirect DTensors, whose storage cannot be exchanged: their weights are copied and restored instead."""
         params: list[Any] = proposal.params
         parts = local(params)
         if self.reads_weights and any(p.dtype in _LOW for p in params):
             raise ControlError(
-                f"{type(self.optimizer).__name__} may read the weights, and these are sharded in half precision: its "
-                "displacements would be rounding noise. Keep the sharded parameters in float32 (FSDP2's mixed "
-                "precision does), or pass reads_weights=False if it reads gradients alone."
+                f"{type(self.optimizer).__name__} may read the weights, which are sharded in half precision, so that "
+                "its displacements would be rounding noise. Keep the sharded parameters in float32 (FSDP2's mixed "
+                "precision does), or pass reads_weights=False if it only reads gradients."
             )
         aside = [part.clone() for part in parts]
         if not self.reads_weights:
@@ -211,7 +287,7 @@ class Proposer:
         return take
 
     def _zeros(self, i: int, weights: list[Tensor]) -> list[Tensor]:
-        """A buffer of zeros for each weight; kept between steps, and zero again after each (`release`)."""
+        """Return a buffer of zeros for each weight; kept between steps and zeroed after each (`release`)."""
         layout = [(w.shape, w.stride(), w.dtype, w.device) for w in weights]
         if i not in self._buffers or self._buffers[i][0] != layout:
             fresh = [torch.zeros_like(w, memory_format=torch.preserve_format) for w in weights]
@@ -219,11 +295,11 @@ class Proposer:
         return self._buffers[i][1]
 
     def forget(self) -> None:
-        """Drop the buffers, which may hold half a step after an interruption; the next one starts from fresh zeros."""
+        """Drop the buffers, which may hold half a step after an interruption; the next step makes new ones."""
         self._buffers.clear()
 
     def release(self, proposal: Proposal) -> None:
-        """Make the buffers zero again, once their displacements have been used."""
+        """Zero the buffers, once their displacements have been used."""
         if not self.reads_weights and proposal.displacements:
             torch._foreach_zero_(proposal.displacements)
 
@@ -261,7 +337,7 @@ def _at_least_float32(w: Tensor) -> Tensor:
 
 
 def _leave_out_roundings(moves: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
-    """Make displacements NaN that are not zero, and too short beside the weights to have a direction."""
+    """Set displacements to NaN that are not zero, but too short compared with the weights to have a direction."""
     for move, w in zip(moves, weights, strict=True):
         length = torch.linalg.vector_norm(move)
         shortest = torch.linalg.vector_norm(w, dtype=move.dtype) * (_ROUNDINGS * torch.finfo(move.dtype).eps)

@@ -1,26 +1,26 @@
-"""Weights brought back to one norm after every step, so that explicit and effective learning rates agree (section 4.3).
+"""Weights rescaled to one norm after every step, so that explicit and effective learning rates agree (section 4.3).
 
 For a scale-invariant J, the direction ŵ = w/‖w‖ of a free run of SGD,
 
-    w_{k+1} = w_k − α ∇J(w_k),
+    w_{k+1} = w_k − η ∇J(w_k),
 
-and a run u that is brought back to a sphere of radius r after every step,
+and a run u that is rescaled to a sphere of radius r after every step,
 
-    u_{k+1} = r (u_k − α_k ∇J(u_k)) / ‖u_k − α_k ∇J(u_k)‖,
+    u_{k+1} = r (u_k − η_k ∇J(u_k)) / ‖u_k − η_k ∇J(u_k)‖,
 
-are the same run, u_k = r ŵ_k, where α_k/r² is the effective learning rate α/‖w_k‖² of the free one. That is exact, at
-any step size: what a step does to a direction depends on α/‖w‖² alone. With r = 1 and a constant α_k, explicit and
-effective rate are one number, and nothing decays by itself.
+are the same run, u_k = r ŵ_k, where η_k/r² is the effective learning rate η/‖w_k‖² of the free run. This is exact at
+any step size: what a step does to a direction depends on η/‖w‖² only. With r = 1 and a constant η_k, the explicit and
+the effective learning rate are one number, and there is no implicit decay. (The chapter writes α for η.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import inf, isfinite
+from math import inf
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -33,32 +33,17 @@ from gyroscope.vectors.eager import power_of_two
 By = Literal["unit", "tensor"]
 
 
-def sphere_step(weight: Tensor, gradient: Tensor, lr: float, *, radius: float = 1.0) -> Tensor:
-    """One step of SGD on a sphere: r (w − α∇)/‖w − α∇‖.
-
-    >>> sphere_step(torch.tensor([1.0, 0.0]), torch.tensor([0.0, -0.75]), 1.0).tolist()
-    [0.800000011920929, 0.6000000238418579]
-    """
-    if not (isfinite(real(lr)) and 0 < real(radius) < inf):
-        raise DynamicsError(f"lr is {lr!r} and radius {radius!r}; accepted are finite numbers, and a radius above 0.")
-    stepped = weight - lr * gradient
-    norm: Tensor = torch.linalg.vector_norm(stepped)
-    if not bool(norm > 0):
-        raise DynamicsError("The step ends at zero, which has no direction.")
-    return stepped * (radius / norm)
-
-
 @torch.no_grad()
 def renormalize_(layers: Iterable[Layer] | nn.Module, *, radius: float = 1.0, by: By = "unit") -> None:
-    """Give every layer, or every unit of it, the norm `radius`, in place; the network computes what it did.
+    """Rescale every layer, or every unit of it, to the norm `radius`, in place.
 
         w_j ← r w_j/‖w_j‖
 
-    It is the same network only where layers are scale-invariant in that way: ask `gyroscope.theory.invariance`, and
-    give the layers it finds. Weights that are zero stay so.
+    The network computes the same function only if the layers are scale-invariant in that way: use
+    `gyroscope.theory.invariance`, and give the layers that it finds. Weights that are zero stay zero.
 
     Args:
-        layers: from `gyroscope.layers`, or a model, for all of its layers.
+        layers: a list from `gyroscope.layers`, or a model for all of its layers.
         radius: r.
         by: "unit" for the weights into each unit (batch, weight and instance normalization), "tensor" for all
             weights of a layer together (layer normalization too).
@@ -72,8 +57,8 @@ def renormalize_(layers: Iterable[Layer] | nn.Module, *, radius: float = 1.0, by
     for layer in _checked(layers, radius, by):
         weight = layer.view(layer.parameter.detach())
         wide = weight.to(torch.promote_types(weight.dtype, torch.float32)).reshape(layer.segments, -1)
-        # Brought near 1 first: squares may be zero, or beyond the type, where no weight is. A power of two rounds
-        # nothing, and leaves ordinary weights as they would be without.
+        # Scaled to about 1 first, because squares may underflow or overflow where weights do not. A power of two rounds
+        # nothing, so that the result for ordinary weights is the same.
         most = wide.abs().amax(1, keepdim=True)
         near = wide / torch.where(most.isfinite(), power_of_two(most), 1.0)
         norms = torch.linalg.vector_norm(near, dim=1, keepdim=True)
@@ -85,15 +70,15 @@ def keep_norms(
 ) -> RemovableHandle:
     """Renormalize now and after every step of an optimizer.
 
-    With plain SGD the effective learning rate is then lr/r², step by step, and weight decay does nothing but scale
-    steps by 1/(1 − ηλ). Momentum is not turned with the weights: with it, the equality with a free run is lost.
+    With plain SGD the effective learning rate is then lr/r² at every step, and weight decay only scales steps by
+    1/(1 − ηλ). Momentum is not turned with the weights, so that with momentum the run is not equal to a free one.
 
     Args:
-        optimizer: any.
-        layers, radius, by: as of `renormalize_`.
+        optimizer: any torch optimizer.
+        layers, radius, by: as in `renormalize_`.
 
     Returns:
-        A handle: its `remove()` ends it.
+        A handle, whose `remove()` stops it.
 
     >>> from gyroscope.layers.layer import layers
     >>> net = nn.Linear(4, 3)
@@ -105,7 +90,7 @@ def keep_norms(
     """
     chosen = _checked(layers, radius, by)
     if not isinstance(optimizer, Optimizer):
-        raise DynamicsError(f"The optimizer is a {type(optimizer).__name__}; accepted is a torch.optim.Optimizer.")
+        raise DynamicsError(f"`optimizer` must be a torch.optim.Optimizer, got a {type(optimizer).__name__}.")
     renormalize_(chosen, radius=radius, by=by)
 
     def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -116,14 +101,14 @@ def keep_norms(
 
 def _checked(given: Iterable[Layer] | nn.Module, radius: float, by: By) -> list[Layer]:
     if by not in get_args(By):
-        raise DynamicsError(f"by is {by!r}; accepted are {', '.join(map(repr, get_args(By)))}.")
+        raise DynamicsError(f"`by` must be one of {', '.join(map(repr, get_args(By)))}, got {by!r}.")
     if not 0 < real(radius) < inf:
-        raise DynamicsError(f"radius is {radius!r}; accepted are finite numbers above 0.")
+        raise DynamicsError(f"`radius` must be a finite number > 0, got {radius!r}. Try 1.0.")
     found: list[Any] = []
     if isinstance(given, nn.Module):
         found += find_layers(given)
     elif isinstance(given, Iterable):
         found += given
     if not found or not all(isinstance(layer, Layer) for layer in found):
-        raise DynamicsError("layers is no list from gyroscope.layers(model), and no model; give one of them.")
+        raise DynamicsError("`layers` must be a model or a list of layers. Try gyroscope.layers(model).")
     return [split(layer, "row" if by == "unit" else "tensor") for layer in found]

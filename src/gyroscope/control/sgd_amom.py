@@ -10,22 +10,22 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gyroscope.base.accepted import flag, real
-from gyroscope.control.refusals import is_rate
+from gyroscope.control.torch_contract import is_rate
 from gyroscope.errors import ControlError
 
 
 class SGD_AMom(Optimizer):  # noqa: N801 — the paper's name
     """SGD whose step follows Adam's momentum: v ← μ v + (1 − μ) g from v = 0, then w ← w − η v.
 
-    torch's SGD starts its buffer at the first gradient instead, and without the factor 1 − μ; the two differ
-    from the second step on. The paper uses this rule where it replays Adam's rotation rates with SGD.
+    torch's SGD starts its buffer at the first gradient instead, and has no factor 1 − μ; the directions differ from the
+    second step on. The paper uses this rule where it replays Adam's rotation rates with SGD.
 
     Args:
         params: parameters or groups, as for any torch optimizer.
         lr: learning rate η.
         momentum: μ.
         weight_decay: λ; λw is added to the gradient.
-        maximize: climb instead of descend.
+        maximize: whether to ascend instead of descend.
 
     Example:
         >>> w = torch.nn.Parameter(torch.tensor([1.0]))
@@ -48,11 +48,11 @@ class SGD_AMom(Optimizer):  # noqa: N801 — the paper's name
         maximize: bool = False,
     ) -> None:
         if not 0.0 <= real(momentum) < 1.0:
-            raise ControlError(f"momentum is {momentum!r}; accepted are values from 0 to below 1.")
+            raise ControlError(f"`momentum` must be a number >= 0 and below 1, got {momentum!r}. Try 0.9.")
         if not is_rate(lr):
-            raise ControlError(f"lr is {lr!r}; accepted are finite values from 0, or a tensor that holds one.")
+            raise ControlError(f"`lr` must be a finite number >= 0, or a tensor that holds one, got {lr!r}. Try 0.1.")
         if not is_rate(weight_decay):
-            raise ControlError(f"weight_decay is {weight_decay!r}; accepted are finite values from 0.")
+            raise ControlError(f"`weight_decay` must be a finite number >= 0, got {weight_decay!r}. Try 5e-4.")
         maximize = flag(maximize, "maximize", ControlError)
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, defaults)

@@ -1,8 +1,18 @@
-"""One controlled step of all groups: who computes what, and in which order.
+"""A controlled step: every update as w' = a w + b s, with a and b from three inner products per layer.
 
-A group of layers goes one of three ways, all with the same result:
+With s the displacement that the inner optimizer proposes, ρ the rate and w₀ the initial weights, Algorithm 1 of the
+layer-rotation paper is
 
-- *fused*: torch's common optimizers on CUDA. The inner rule runs inside the kernel that takes the inner products;
+    1  u  = s − (⟨s,w⟩/⟨w,w⟩) w          onto the tangent of the sphere          (`project`)
+    2  u ← u ‖w‖/‖u‖                     the rate becomes an angle               (`scale="relative"`)
+    3  w' = w + ρ u
+    4  w' ← w' ‖w₀‖/‖w'‖                 back to the sphere                      (`reproject`)
+
+u is orthogonal to w, so ‖u‖² = ⟨s,s⟩ − ⟨w,s⟩²/⟨w,w⟩ and ‖w'‖² = ⟨w,w⟩ + ρ²‖w‖²: no further reduction is needed.
+
+There are three ways to get s for a group of layers, all with the same result:
+
+- *fused*: torch's common optimizers on CUDA. The inner rule runs inside the kernel that computes the inner products;
 - *plain*: SGD without momentum elsewhere. The gradient is the displacement, up to sign;
 - *proposed*: everything else. The inner optimizer steps, and what it does to the layers is caught (`proposal`).
 
@@ -13,26 +23,227 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gyroscope.control.coefficients import Law
-from gyroscope.control.ledger import Ledger
-from gyroscope.control.proposal import Proposal, Proposer
-from gyroscope.control.refusals import few
-from gyroscope.control.roster import Entry, Roster
-from gyroscope.control.rules import UNKNOWN, Group, decay_of, kernel_of
-from gyroscope.control.sweep import Move, sweep
+from gyroscope.control.proposal import UNKNOWN, Group, Proposal, Proposer, decay_of, kernel_of
+from gyroscope.control.roster import Entry, Roster, few
 from gyroscope.errors import ControlError
-from gyroscope.vectors import backend, dots
-from gyroscope.vectors.layout import is_dense, splits_in_memory
-from gyroscope.vectors.sharded import any_sharded, local
+from gyroscope.vectors import backend, combine_, dots
+from gyroscope.vectors.eager import accumulator
+from gyroscope.vectors.launch import to_device
+from gyroscope.vectors.layout import any_sharded, is_dense, local, splits_in_memory
 
+Array = TypeVar("Array", Tensor, npt.NDArray[np.float64])
 Others = Literal["inner", "frozen"]
+
+# A tangent below this share of the displacement (both squared) is rounding noise: there is no direction to turn to.
+# The same holds for weights that a step reduces to this share of their length and of its own.
+TANGENT_FLOOR = 1e-14
+
+
+@dataclass(frozen=True)
+class Law:
+    """The operations that are performed, of the four.
+
+    Attributes:
+        project: perform operation 1.
+        scale: operation 2: `"relative"` for a step of length ρ‖w‖, `"unit"` for a step of length ρ.
+        reproject: perform operation 4.
+        growth: without operation 4, the largest growth of a norm in one step, as a share of ‖w₀‖.
+    """
+
+    project: bool = True
+    scale: Literal["relative", "unit"] = "relative"
+    reproject: bool = True
+    growth: float | None = None
+
+
+def coefficients(dots: Array, rate: Array, radius: Array, law: Law) -> tuple[Array, Array, Array]:
+    """Return (a, b, moved) from `dots` = [⟨w,w⟩, ⟨w,s⟩, ⟨s,s⟩] per layer, `rate` = ρ and `radius` = ‖w₀‖.
+
+    Where there is no step or no direction (ρ = 0, s = 0, s parallel to w under operation 1, a step that ends at 0
+    before operation 4, w = 0, anything not finite), a = 1, b = 0 and `moved` is False. The arrays are tensors, or NumPy
+    arrays, which on a CPU cost a fraction at these sizes.
+
+    >>> w_and_s = torch.tensor([[1.0, 0.0, 4.0]], dtype=torch.float64)   # w = (1, 0), s = (0, 2)
+    >>> a, b, moved = coefficients(w_and_s, torch.tensor([1.0]), torch.tensor([1.0]), Law())
+    >>> torch.stack([a, 2 * b], 1)                                       # w' = (a, 2b): turned by 45°
+    tensor([[0.7071, 0.7071]], dtype=torch.float64)
+    """
+    xp: Any = torch if isinstance(dots, Tensor) else np
+    ww, ws, ss = dots[:, 0], dots[:, 1], dots[:, 2]
+    along = ws / ww
+    square = ss - along * ws if law.project else ss
+    moved = xp.isfinite(ww + abs(ws) + ss) & (ww > 0) & (ss > 0)
+    moved = moved & (rate > 0) & xp.isfinite(rate) & (square > TANGENT_FLOOR * ss)
+    norm = xp.sqrt(ww)
+    length = rate * (norm if law.scale == "relative" else xp.ones_like(norm))
+    c = length / xp.sqrt(square)
+    one = xp.ones_like(c)
+    # ‖c u‖ is the length, whatever c: for a tiny displacement c² would be infinite.
+    far = ww + length * length
+    if law.project:
+        a = 1 - c * along
+        new = xp.sqrt(far)
+    else:
+        a = one
+        new = xp.sqrt((far + 2 * c * ws).clip(0))
+    moved = moved & xp.isfinite(new)
+    if law.reproject:
+        moved = moved & (new * new > TANGENT_FLOOR * far)
+        k = radius / new
+    elif law.growth is not None:
+        k = xp.minimum(one, (norm + law.growth * radius) / new)
+    else:
+        k = one
+    return xp.where(moved, k * a, one), xp.where(moved, k * c, xp.zeros_like(c)), moved
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The numbers that are kept between steps, one per row; a row is a layer, or a segment of one.
+
+    Attributes:
+        multiplier: the row's factor on the rate.
+        radius: ‖w₀‖, and −1 before the first step.
+        skipped: the number of steps that were skipped because something was not finite.
+        bad: 1 if the last step was skipped.
+        power1: β₁ᵗ of an inner rule with bias correction; for momentum 1 before the first step, then 0.
+        power2: β₂ᵗ of an inner rule with bias correction.
+    """
+
+    multiplier: Tensor
+    radius: Tensor
+    skipped: Tensor
+    bad: Tensor
+    power1: Tensor
+    power2: Tensor
+
+    @classmethod
+    def blank(cls, rows: int, device: torch.device) -> Ledger:
+        """Return a ledger as it is before the first step.
+
+        >>> Ledger.blank(2, torch.device("cpu")).radius
+        tensor([-1., -1.], dtype=torch.float64)
+        """
+        exact = accumulator(device)
+        return cls(
+            multiplier=torch.ones(rows, dtype=exact, device=device),
+            radius=torch.full((rows,), -1.0, dtype=exact, device=device),
+            skipped=torch.zeros(rows, dtype=torch.int64, device=device),
+            bad=torch.zeros(rows, dtype=torch.int64, device=device),
+            power1=torch.ones(rows, dtype=exact, device=device),
+            power2=torch.ones(rows, dtype=exact, device=device),
+        )
+
+
+# Layers are updated together up to this many elements, so that the update finds them in a CPU's cache.
+_TOGETHER = 1 << 21
+
+
+@dataclass(frozen=True)
+class Move:
+    """Layers on one device and their displacements, s = sign · displacement + along · w.
+
+    Attributes:
+        weights: the layers' weights, updated in place.
+        displacements: one tensor per layer.
+        rows: the layers' rows in the ledger, `counts[l]` of them for layer l.
+        counts: the number of segments of each layer.
+        lr: ρ, before the multipliers.
+        sign: −1 where gradients are given as displacements.
+        along: the multiple of the weights in the displacement.
+    """
+
+    weights: list[Tensor]
+    displacements: list[Tensor]
+    rows: list[int]
+    counts: list[int]
+    lr: float | Tensor
+    sign: float = 1.0
+    along: float = 0.0
+
+
+def sweep(moves: Sequence[Move], ledger: Ledger, law: Law) -> None:
+    """Update w ← a w + b s for every move, all on the ledger's device, and the ledger with it."""
+    if any(any_sharded(one) for move in moves for one in (move.weights, move.displacements)):
+        # The inner products of all layers together, whatever their groups: one all-reduce.
+        w = [w for m in moves for w in m.weights]
+        d = [d for m in moves for d in m.displacements]
+        products = dots({"ww": (w, w), "wd": (w, d), "dd": (d, d)}, segments=[n for m in moves for n in m.counts])
+        start = 0
+        for move in moves:
+            a, b = _factors(move, products[start : start + len(move.rows)], ledger, law)
+            combine_(move.weights, move.displacements, a, b, segments=move.counts)
+            start += len(move.rows)
+        return
+    for move in moves:
+        # Displacements have the shapes and devices of their weights, so the backend is called without checking them.
+        device = move.weights[0].device
+        compute = backend(device)
+        for part in _in_cache(move) if device.type == "cpu" else [move]:
+            products = compute.dots([part.weights, part.displacements], [(0, 0), (0, 1), (1, 1)], part.counts)
+            a, b = _factors(part, products, ledger, law)
+            compute.combine_(part.weights, part.displacements, a, b, part.counts)
+
+
+def _in_cache(move: Move) -> Iterator[Move]:
+    """Split a move into parts that stay in the cache until they are updated."""
+    start = first = together = 0
+    for i, w in enumerate(move.weights):
+        together += w.numel()
+        if together >= _TOGETHER or i + 1 == len(move.weights):
+            counts = move.counts[start : i + 1]
+            yield replace(
+                move,
+                weights=move.weights[start : i + 1],
+                displacements=move.displacements[start : i + 1],
+                rows=move.rows[first : first + sum(counts)],
+                counts=counts,
+            )
+            start, first, together = i + 1, first + sum(counts), 0
+
+
+def _factors(move: Move, products: Any, ledger: Ledger, law: Law) -> tuple[Tensor, Tensor]:
+    """Return the factors on the weights and on the displacements as given, one per row, and update the ledger."""
+    device, sign, along = products.device, move.sign, move.along
+    here: Any = _index(move.rows, device)
+    xp: Any = torch
+    book: dict[str, Any] = vars(ledger)
+    lr: Any = move.lr
+    if device.type == "cpu":
+        # Views of the same memory: arithmetic on a few numbers is much quicker in NumPy.
+        xp, products, book = np, products.numpy(), {name: value.numpy() for name, value in book.items()}
+        lr = float(lr)
+    elif isinstance(lr, Tensor):
+        lr = lr.to(device, products.dtype)
+    with np.errstate(all="ignore"):
+        ww, wd, dd = products[:, 0], products[:, 1], products[:, 2]
+        if sign != 1.0 or along != 0.0:
+            products = xp.stack([ww, sign * wd + along * ww, dd + 2 * sign * along * wd + along * along * ww], 1)
+        radius = book["radius"][here]
+        radius = xp.where((radius <= 0) & xp.isfinite(ww), xp.sqrt(ww), radius)
+        a, b, _ = coefficients(products, lr * book["multiplier"][here], radius, law)
+        bad = ~xp.isfinite(products).all(1)
+        book["radius"][here] = radius
+        book["bad"][here] = bad
+        book["skipped"][here] += bad
+        a, b = a + along * b, sign * b
+    return torch.as_tensor(a, device=device), torch.as_tensor(b, device=device)
+
+
+def _index(rows: Sequence[int], device: torch.device) -> slice | Tensor:
+    """Return consecutive rows as a slice, which needs no copy to the device, and other rows as a tensor."""
+    if rows and rows[-1] - rows[0] + 1 == len(rows):
+        return slice(rows[0], rows[-1] + 1)
+    return to_device(np.array(rows, dtype=np.int64), device)
 
 
 @dataclass(frozen=True)
@@ -41,7 +252,7 @@ class Work:
 
     group: Group
     params: list[Tensor]
-    grads: list[Any]  # tensors; None where a closure is still to make one
+    grads: list[Any]  # tensors; None where a closure has yet to compute one
     entries: list[Entry]
 
     @property
@@ -51,7 +262,7 @@ class Work:
 
     @property
     def counts(self) -> list[int]:
-        """The segments of each layer."""
+        """The number of segments of each layer."""
         return [e.segments for e in self.entries]
 
     @property
@@ -61,7 +272,7 @@ class Work:
 
 
 class Steering:
-    """Steps the layers of a roster by a law, towards what the inner optimizer proposes."""
+    """Steps the layers of a roster by a law, in the directions that the inner optimizer proposes."""
 
     def __init__(self, inner: Optimizer, roster: Roster, law: Law, others: Others, reads_weights: bool | None) -> None:
         self.inner = inner
@@ -72,20 +283,20 @@ class Steering:
         self.ledgers: dict[torch.device, Ledger] = {}
         self.multipliers = torch.ones(roster.layers, dtype=torch.float64, device="cpu")
         self._layer_of_row: dict[torch.device, Tensor] = {}
-        self._drivers: dict[Any, Any] = {}  # fused kernels by group, and by ("given", group)
+        self._drivers: dict[Any, Any] = {}  # of fused kernels, by group and by ("given", group)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_drivers": {}}
 
     def ledger(self, device: torch.device) -> Ledger:
-        """The ledger on a device, made when first asked for."""
+        """Return the ledger on a device, made at the first call."""
         if device not in self.ledgers:
             self.ledgers[device] = Ledger.blank(self.roster.rows, device)
             self.write_multipliers()
         return self.ledgers[device]
 
     def write_multipliers(self) -> None:
-        """Bring the ledgers' multipliers up to date; nothing waits for the device."""
+        """Copy the multipliers to the ledgers, without waiting for the device."""
         for device, ledger in self.ledgers.items():
             where = self._layer_of_row.get(device)
             if where is None or where.numel() != self.roster.rows:
@@ -94,7 +305,7 @@ class Steering:
             ledger.multiplier.copy_(self.multipliers.to(device, ledger.multiplier.dtype, non_blocking=True)[where])
 
     def grow(self, old: dict[torch.device, Ledger]) -> None:
-        """Make room for layers that were added; what is known of the others is kept."""
+        """Extend the ledgers for layers that were added; the numbers of the others are kept."""
         self.ledgers = {}
         for device, ledger in old.items():
             new = self.ledgers[device] = Ledger.blank(self.roster.rows, device)
@@ -104,22 +315,22 @@ class Steering:
         self.write_multipliers()
 
     def ready(self) -> list[int]:
-        """The groups whose fused kernel can go on where it left off."""
+        """Return the groups whose fused kernel can be launched again as it is."""
         if self._hooked():
             return []
         groups = self.inner.param_groups
         return [i for i, driver in self._drivers.items() if isinstance(i, int) and driver.ready(groups[i])]
 
     def forget(self) -> None:
-        """Make all tables anew at the next step: a state was loaded."""
+        """Rebuild all tables at the next step, because a state was loaded."""
         self._drivers.clear()
 
     def _hooked(self) -> bool:
-        """Whether somebody listens to the inner optimizer's own step, which must then be called."""
+        """Return whether the inner optimizer has step hooks, so that its own step must be called."""
         return bool(self.inner._optimizer_step_pre_hooks or self.inner._optimizer_step_post_hooks)
 
     def work(self, but: Collection[int] = (), *, late: bool = False) -> dict[int, Work]:
-        """For each controlled group that is not in `but`, the layers that have a gradient, or get one `late`."""
+        """Return the layers that have a gradient, or get one `late`, of each controlled group that is not in `but`."""
         found = {}
         for i in self.roster.controlled():
             if i in but:
@@ -141,34 +352,31 @@ class Steering:
     def step(self, work: dict[int, Work], ready: Sequence[int], closure: Callable[[], Any] | None) -> Any:
         """Take the step; `closure` only for an inner optimizer that evaluates it itself."""
         try:
-            return self._step(work, ready, closure)
+            ways = {i: way for i, w in work.items() if (way := self._way(w)) is not None}
+            proposals, loss = self._propose(work, {*ways, *ready}, closure)
+            moves: list[tuple[torch.device, Move]] = []
+            after: list[Callable[[], None]] = []
+            for i, proposal in proposals.items():
+                if proposal.params:
+                    self._follow(i, proposal, moves, after)
+            for i, way in ways.items():
+                if way == "plain":
+                    moves += self._plain(work[i])
+                else:
+                    self._fused(i, way, work[i])
+            for device in dict.fromkeys(device for device, _ in moves):
+                sweep([move for where, move in moves if where == device], self.ledger(device), self.law)
+            for action in after:
+                action()
+            for i in ready:
+                self._drivers[i].run(self.inner.param_groups[i])
+            return loss
         except BaseException:
             self.proposer.forget()
             raise
 
-    def _step(self, work: dict[int, Work], ready: Sequence[int], closure: Callable[[], Any] | None) -> Any:
-        ways = {i: way for i, w in work.items() if (way := self._way(w)) is not None}
-        proposals, loss = self._propose(work, {*ways, *ready}, closure)
-        moves: list[tuple[torch.device, Move]] = []
-        after: list[Callable[[], None]] = []
-        for i, proposal in proposals.items():
-            if proposal.params:
-                self._follow(i, proposal, moves, after)
-        for i, way in ways.items():
-            if way == "plain":
-                moves += self._plain(work[i])
-            else:
-                self._fused(i, way, work[i])
-        for device in dict.fromkeys(device for device, _ in moves):
-            sweep([move for where, move in moves if where == device], self.ledger(device), self.law)
-        for action in after:
-            action()
-        for i in ready:
-            self._drivers[i].run(self.inner.param_groups[i])
-        return loss
-
     def _way(self, work: Work) -> str | None:
-        """`"plain"`, the fused kernel's rule, or None where the inner optimizer must be asked."""
+        """Return `"plain"`, the rule of the fused kernel, or None where the inner optimizer must step."""
         if self.proposer.reads_weights or self._hooked() or not work.params:
             return None
         kernel = kernel_of(self.proposer.rule, work.group)
@@ -197,6 +405,12 @@ class Steering:
         self._drivers[i].run(work.group)
 
     def _plain(self, work: Work) -> list[tuple[torch.device, Move]]:
+        for e, p, g in zip(work.entries, work.params, work.grads, strict=True):
+            if g.shape != p.shape:  # after an assignment to the data of a parameter
+                raise ControlError(
+                    f"The gradient of {e.name} must have the shape {tuple(p.shape)} of its weights, got "
+                    f"{tuple(g.shape)}. Compute the gradients again."
+                )
         how, decay = decay_of(self.proposer.rule, work.group)
         sign = 1.0 if work.group.get("maximize", False) else -1.0
         return self._moves(work, work.grads, sign=sign, along=-decay if how == "coupled" else 0.0)
@@ -215,8 +429,8 @@ class Steering:
         sparse = [e.name for e, g in its if g is not None and g.is_sparse]
         if sparse:
             raise ControlError(
-                f"{few(sparse)} has a sparse gradient; use sparse=False on the embedding, or exclude it "
-                "(gyroscope.layers(model, exclude=...)) so that the inner optimizer steps it. Nothing was changed."
+                f"{few(sparse)} has a sparse gradient; nothing was changed. Use sparse=False in the embedding, or "
+                "exclude it (gyroscope.layers(model, exclude=...)) so that the inner optimizer steps it."
             )
         seen = {*asked, *rest}
         with _keeping_rates([groups[i] for i in asked]) if self.proposer.rule is UNKNOWN else nullcontext():
@@ -231,12 +445,12 @@ class Steering:
     def _follow(
         self, i: int, proposal: Proposal, moves: list[tuple[torch.device, Move]], after: list[Callable[[], None]]
     ) -> None:
-        """Turn the layers towards the displacements the inner optimizer proposed, now or with the other moves."""
+        """Turn the layers in the proposed directions, by a kernel now or with the other moves."""
         entries = [self.roster.groups[i][j] for j in proposal.positions]
         work = Work(self.inner.param_groups[i], proposal.params, [], entries)
-        self._drivers.pop(i, None)  # the fused kernel's own count of steps is behind now
+        self._drivers.pop(i, None)  # its count of steps is behind now
         if self._kernel_runs(work):
-            from gyroscope.control.given import Given
+            from gyroscope.control.fast import Given
 
             driver = self._drivers.setdefault(("given", i), Given())
             ledger = self.ledger(proposal.params[0].device)
@@ -256,7 +470,7 @@ class Steering:
     def _moves(
         self, work: Work, displacements: Sequence[Tensor], *, sign: float = 1.0, along: float = 0.0
     ) -> list[tuple[torch.device, Move]]:
-        """The moves of a group's layers, one a device."""
+        """Return the moves of a group's layers, one per device."""
         devices: dict[torch.device, list[int]] = {}
         for k, p in enumerate(work.params):
             devices.setdefault(p.device, []).append(k)
@@ -276,9 +490,9 @@ class Steering:
         return found
 
     def _states(self, work: Work, shaped: bool) -> list[tuple[list[Tensor], list[int], list[int]]]:
-        """The inner state of the layers: by name and dtype, with rows and segments.
+        """Return the inner state of the layers by name and dtype, with rows and numbers of segments.
 
-        Without `shaped`, only what has another shape than its layer, such as Adafactor's rows and columns.
+        Without `shaped`, only the state that has another shape than its layer, such as Adafactor's rows and columns.
         """
         found: dict[tuple[str, torch.dtype], tuple[list[Tensor], list[int], list[int]]] = {}
         for p, e in zip(work.params, work.entries, strict=True):
@@ -293,23 +507,23 @@ class Steering:
         return list(found.values())
 
     def _clear(self, work: Work, *, shaped: bool = True) -> None:
-        """Zero what is not finite in the inner state of layers whose step was skipped."""
+        """Set what is not finite to 0 in the inner state of layers whose step was skipped."""
         where = {p.device for p in work.params}
         if {device.type for device in where} == {"cpu"} and not any(self.ledger(d).bad.any() for d in where):
-            return  # at hand, and most often so
+            return  # the usual case
         for states, rows, counts in self._states(work, shaped):
             start = 0
             for state, n in zip(states, counts, strict=True):
                 bad = self.ledger(state.device).bad[rows[start] : rows[start] + n].any()
                 start += n
-                # On a CPU the answer is at hand; elsewhere asking would wait, so the state is passed over instead.
+                # On a CPU the value is known; elsewhere reading it would wait, so the whole state is rewritten.
                 if state.device.type != "cpu":
                     state.copy_(torch.where(bad & ~torch.isfinite(state), torch.zeros_like(state), state))
                 elif bad:
                     state[~torch.isfinite(state)] = 0
 
     def zero_layers(self, work: dict[int, Work]) -> list[str]:
-        """The layers among `work` whose weights, or those of a segment, are all zero (waits for the device)."""
+        """Return the layers among `work` with zero weights, in all or in a segment (waits for the device)."""
         entries = [e for w in work.values() for e in w.entries]
         views = [view for w in work.values() for view in w.views]
         squares = dots({"ww": (views, views)}, segments=[e.segments for e in entries])[:, 0].tolist()
@@ -322,7 +536,7 @@ class Steering:
         return found
 
     def nonfinite(self) -> list[str]:
-        """The parameters whose gradients are not finite (waits for the device)."""
+        """Return the parameters whose gradients are not finite (waits for the device)."""
         names, grads = [], []
         for g, group in enumerate(self.inner.param_groups):
             for j, p in enumerate(group["params"]):
@@ -337,7 +551,7 @@ class Steering:
 
 @contextmanager
 def _keeping_rates(groups: Sequence[Group]) -> Iterator[None]:
-    """Undo what an optimizer writes into the rates of some groups: there they are angles, and the user's to change."""
+    """Undo what an optimizer writes into the rates of controlled groups, which are angles that the user sets."""
     rates = [group["lr"] for group in groups]
     values = [rate.clone() if isinstance(rate, Tensor) else rate for rate in rates]
     try:

@@ -1,16 +1,17 @@
-"""A torch optimizer around another: what schedulers, scalers, trainers and checkpointing expect to find.
+"""A torch optimizer around another, as schedulers, scalers, trainers and checkpointing expect it.
 
-`param_groups`, `state` and `defaults` are the inner optimizer's own objects. Nothing else is passed through: a
-wrapper that also proxied `_step_supports_amp_scaling` would make GradScaler leave the unscaling to a fused inner
-optimizer that never hears of it, and steps would come out too long by the scale.
+`param_groups`, `state` and `defaults` are the inner optimizer's own objects. Nothing else is passed through: a wrapper
+that also proxied `_step_supports_amp_scaling` would make GradScaler leave the unscaling to a fused inner optimizer that
+is never asked to do it, and steps would be too long by the scale.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks as _post_hooks
 from torch.optim.optimizer import _global_optimizer_pre_hooks as _pre_hooks
 
-from gyroscope.control.refusals import as_group, check_closure
+from gyroscope.base.accepted import real
 from gyroscope.errors import ControlError
 from gyroscope.layers.class_names import ancestry
 
@@ -34,14 +35,14 @@ _HOOKS = (
 )
 
 
-# By the optimizer inside, the wrapper that decides how far its steps go.
+# The wrapper that decides the length of an optimizer's steps, by the optimizer inside.
 _controllers: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Wrapper]] = weakref.WeakKeyDictionary()
 
 
 def controller_of(optimizer: Optimizer) -> Wrapper | None:
-    """The controller around an optimizer, if it has one: while this one steps, weights are not in their place.
+    """Return the controller around an optimizer, or None; preconditioners may be in between.
 
-    Also where there are preconditioners in between.
+    While an optimizer inside a controller steps, the weights are not in their place.
 
     >>> import gyroscope
     >>> inner = torch.optim.SGD([torch.ones(2, 2)], lr=0.1)
@@ -78,19 +79,19 @@ class Wrapper(Optimizer):
     """Base of controllers and preconditioners: a torch optimizer whose groups, state and defaults are those of `inner`.
 
     Attributes:
-        sets_lengths: whether it decides how far a step goes, and not only where to. Of two around each other the outer
-            one would undo what the inner one decides.
+        sets_lengths: whether it decides the length of a step, and not only its direction. Of two such wrappers around
+            each other, the outer one would undo what the inner one decides.
     """
 
     sets_lengths = True
 
     def __init__(self, inner: Optimizer) -> None:
-        # Only this one: other wrappers may change the step, and then it is theirs that is wanted.
+        # Only this one: other wrappers may change the step, and then their step is wanted.
         while isinstance(inner, Optimizer) and "AcceleratedOptimizer" in ancestry(inner):
             inner = inner.optimizer  # type: ignore[attr-defined]
         if not isinstance(inner, Optimizer):
             raise ControlError(
-                f"The optimizer is a {type(inner).__name__}; accepted is a torch.optim.Optimizer, such as "
+                f"`optimizer` must be a torch.optim.Optimizer, got a {type(inner).__name__}. Try "
                 "torch.optim.SGD(model.parameters(), lr=3**-3)."
             )
         for name in _HOOKS:  # wrappers of others may not have called Optimizer.__init__
@@ -101,17 +102,17 @@ class Wrapper(Optimizer):
         others_form = type(inner).state_dict is not Optimizer.state_dict
         if others_form and not {"state", "param_groups"} <= set(inner.state_dict()):
             raise ControlError(
-                f"The state_dict of {type(inner).__name__} has no 'state' and 'param_groups', as torch's optimizers "
-                "have, so that no checkpoint could be made of it. Use another, such as torch.optim.AdamW."
+                f"The state_dict of `optimizer` must have 'state' and 'param_groups', as that of torch's optimizers "
+                f"has; that of {type(inner).__name__} does not, so it cannot be saved. Try torch.optim.AdamW."
             )
         self.inner = inner
         self._attach()
 
     @staticmethod
     def profile_hook_step(func: Any) -> Any:
-        """What torch puts around `step` for hooks and profilers, where there are any: it costs as much as a launch.
+        """Wrap `step` as torch does for hooks and profilers, where there are any: it costs as much as a launch.
 
-        Observers that are no profiler, such as execution traces, see the inner optimizer's step alone.
+        Observers that are not profilers, such as execution traces, only see the inner optimizer's step.
         """
         around = Optimizer.profile_hook_step(func)
 
@@ -125,7 +126,7 @@ class Wrapper(Optimizer):
         return step
 
     def _attach(self) -> None:
-        """What Optimizer.__init__ sets up besides parameters."""
+        """Set up what Optimizer.__init__ does besides parameters."""
         for name in _HOOKS:
             if name not in self.__dict__:
                 self.__dict__[name] = OrderedDict()
@@ -138,7 +139,7 @@ class Wrapper(Optimizer):
                 _controllers[one] = weakref.ref(self)
 
     def _controlled(self) -> list[Optimizer]:
-        """The optimizers inside whose own steps are not those that are taken."""
+        """Return the optimizers inside whose own steps are replaced."""
         return [self.inner] if self.sets_lengths else []
 
     @property
@@ -173,7 +174,7 @@ class Wrapper(Optimizer):
         add_group(self.inner, as_group(param_group))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients of all parameters."""
+        """Reset the gradients of all parameters."""
         self.inner.zero_grad(set_to_none)
 
     @torch.no_grad()
@@ -183,27 +184,42 @@ class Wrapper(Optimizer):
         Args:
             closure: evaluates the model again and returns the loss.
         """
-        check_closure(closure)
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        if torch.compiler.is_compiling():
-            self._take_uncompiled()
-        else:
-            self._take()
+        return self._uncompiled(closure) if torch.compiler.is_compiling() else self._step(closure)
+
+    @_disable_dynamo  # addresses or gradients are exchanged; unlike torch.compiler.disable, this loads it when used
+    def _uncompiled(self, closure: Callable[[], Any] | None) -> Any:
+        return self._step(closure)
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
+        if closure is not None and not callable(closure):
+            raise ControlError(
+                "`closure` must be a function without arguments that returns the loss, got a "
+                f"{type(closure).__name__}. Call step() without one where the loss has been computed already."
+            )
+        self._check()
+        if closure is None:
+            self._take(None)
+            return None
+        evaluate = torch.enable_grad()(closure)
+        if self._needs_closure():
+            return self._take(evaluate)
+        loss = evaluate()
+        self._take(None)
         return loss
 
-    @_disable_dynamo  # addresses or gradients are exchanged
-    def _take_uncompiled(self) -> None:
-        self._take()
+    def _check(self) -> None:
+        """Reject a step before the closure is evaluated and anything is changed."""
 
-    def _take(self) -> None:
-        """A step from the gradients as they are; that of the inner optimizer, unless a wrapper does more."""
+    def _needs_closure(self) -> bool:
+        """Return whether `_take` evaluates the closure itself, perhaps several times."""
+        return False
+
+    def _take(self, closure: Callable[[], Any] | None) -> Any:
+        """Step from the gradients as they are, or from those that the closure computes; return the closure's loss."""
         self.inner.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's state, after this wrapper's own hooks."""
+        """Return the inner optimizer's state, after this wrapper's own hooks."""
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
         state = self._save()
@@ -214,7 +230,7 @@ class Wrapper(Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave; a state of another model is refused before anything is changed."""
+        """Load what `state_dict` returned; a state of another model is rejected before anything is changed."""
         if isinstance(state_dict, Mapping):
             state_dict = dict(state_dict)
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -243,8 +259,35 @@ class Wrapper(Optimizer):
         return f"{type(self).__name__} over {self.inner!r}"
 
 
+def as_group(given: Any) -> dict[str, Any]:
+    """Return a copy of a group that is to be added, with its parameters as a list; reject what is not a group.
+
+    The parameters are tensors, or pairs of names and tensors. Entries that are neither are left for the optimizer to
+    reject (`add_group`). An iterator is consumed.
+
+    >>> import torch
+    >>> len(as_group({"params": torch.nn.Linear(3, 2).parameters()})["params"])
+    2
+    """
+    if not isinstance(given, Mapping) or "params" not in given:
+        what = f"a dict with the keys {sorted(map(str, given))}" if isinstance(given, Mapping) else repr(given)
+        raise ControlError(
+            f"`param_group` must be a dict with 'params', got {what}. Try {{'params': layer.parameters()}}."
+        )
+    params = given["params"]
+    if isinstance(params, Set):
+        raise ControlError("`params` of the group must be a list, got a set, which has no order.")
+    if isinstance(params, Tensor):
+        params = [params]
+    if not isinstance(params, Iterable) or isinstance(params, str | bytes):
+        raise ControlError(
+            f"`params` of the group must be a tensor or a list of tensors, got {params!r}. Try layer.parameters()."
+        )
+    return {**given, "params": list(params)}
+
+
 def add_group(optimizer: Optimizer, group: dict[str, Any]) -> None:
-    """Add a group to an optimizer; a group that it refuses is not there afterwards.
+    """Add a group to an optimizer; a group that the optimizer rejects is not there afterwards.
 
     >>> sgd = torch.optim.SGD([torch.ones(2, 2)], lr=0.1)
     >>> add_group(sgd, {"params": [torch.ones(3)]})
@@ -259,24 +302,46 @@ def add_group(optimizer: Optimizer, group: dict[str, Any]) -> None:
         if isinstance(error, ControlError):
             raise
         raise ControlError(
-            f"The group was refused by the {type(optimizer).__name__} ({error}); nothing was changed. Give parameters "
-            "that it does not have yet, and options that it knows."
+            f"{type(optimizer).__name__} rejected the group ({error}); nothing was changed. Give parameters that it "
+            "does not have yet, and options that it knows."
         ) from error
 
 
+def is_rate(given: Any) -> bool:
+    """Return whether this can be a rate: a finite number >= 0.
+
+    Of a tensor on an accelerator only the size is checked, because reading its value would wait for the device.
+
+    >>> import torch
+    >>> is_rate(0.1), is_rate(torch.tensor([0.1])), is_rate(torch.tensor(-0.1)), is_rate("0.1")
+    (True, True, False, False)
+    """
+    if isinstance(given, Tensor) and given.device.type != "cpu":
+        return given.numel() == 1
+    return 0.0 <= real(given) < math.inf
+
+
+def check_choice(name: str, given: str, accepted: Sequence[str]) -> None:
+    """Reject a value that is not one of the accepted ones."""
+    if not isinstance(given, str) or given not in accepted:
+        raise ControlError(f"`{name}` must be one of {', '.join(map(repr, accepted))}, got {given!r}.")
+
+
 def check_whole(state_dict: dict[str, Any]) -> None:
-    """Refuse what is no state, or a damaged one."""
+    """Reject what is not a state, or a damaged one."""
     given: Any = state_dict
     if not isinstance(given, Mapping):
-        raise ControlError(f"The state is a {type(given).__name__}; pass what state_dict() returned.")
+        raise ControlError(
+            f"`state_dict` must be a dict, got a {type(given).__name__}. Pass what state_dict() returned."
+        )
     if "param_groups" not in state_dict or "state" not in state_dict:
         raise ControlError(
-            f"A state needs the keys 'state' and 'param_groups'; given {sorted(map(str, state_dict))}. "
-            "Pass what state_dict() returned."
+            "`state_dict` must have the keys 'state' and 'param_groups', got "
+            f"{sorted(map(str, state_dict))}. Pass what state_dict() returned."
         )
     state, groups = state_dict["state"], state_dict["param_groups"]
     whole = isinstance(state, Mapping) and isinstance(groups, list | tuple) and all(map(_is_group, groups))
-    # What an optimizer keeps under other keys is its own affair: torch copies it.
+    # What an optimizer keeps under other keys is copied by torch.
     if not whole or not all(isinstance(state.get(key, {}), Mapping) for group in groups for key in group["params"]):
         raise ControlError(
             "The state is damaged: its 'state' must hold a dict for each parameter, and its 'param_groups' a dict with "
@@ -285,14 +350,14 @@ def check_whole(state_dict: dict[str, Any]) -> None:
 
 
 def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-    """Refuse a state that cannot belong to the optimizer's parameters."""
+    """Reject a state that cannot belong to the optimizer's parameters."""
     check_whole(state_dict)
     saved, own = state_dict["param_groups"], optimizer.param_groups
     if [len(g["params"]) for g in saved] != [len(g["params"]) for g in own]:
         raise ControlError(
-            f"The state has groups of {[len(g['params']) for g in saved]} parameters, this optimizer groups of "
-            f"{[len(g['params']) for g in own]}: it belongs to another model or another grouping. Build the "
-            "optimizer as it was built when the state was saved."
+            f"The state has groups of {[len(g['params']) for g in saved]} parameters, but this optimizer has groups of "
+            f"{[len(g['params']) for g in own]}: the state belongs to another model or another grouping. Build the "
+            "optimizer as it was when the state was saved."
         )
     # Other optimizers keep scalars or rows under the same names (NovoGrad, Nero).
     kind = _innermost(optimizer).__name__
@@ -300,12 +365,12 @@ def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     for group, mine in zip(saved, own, strict=True):
         for key, p in zip(group["params"], mine["params"], strict=True):
             kept = state_dict["state"].get(key, {})
-            # A radius alone is what Layca keeps of a layer whose state was thrown away.
+            # A radius alone is what Layca keeps of a layer whose state was deleted.
             lost = [] if set(kept) <= {"radius"} else [name for name in needed if kept.get(name) is None]
             if lost:
                 raise ControlError(
-                    f"The state of parameter {key} lacks {lost[0]!r}, without which {kind} cannot "
-                    "step: it is damaged. Load another checkpoint."
+                    f"The state is damaged: that of parameter {key} lacks {lost[0]!r}, without which {kind} cannot "
+                    "step. Load another checkpoint."
                 )
             for name, value in kept.items():
                 if isinstance(value, Tensor) and value.is_meta:
@@ -316,8 +381,8 @@ def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
                 if name in shaped and value is not None and getattr(value, "shape", None) != p.shape:
                     what = f"has shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"is {value!r:.80}"
                     raise ControlError(
-                        f"The state's {name!r} {what} for a parameter of shape {tuple(p.shape)}: it belongs to another "
-                        "model."
+                        f"The state's {name!r} {what} for a parameter of shape {tuple(p.shape)}: the state belongs to "
+                        "another model."
                     )
 
 
@@ -335,7 +400,7 @@ def _is_group(group: Any) -> bool:
     return isinstance(group, Mapping) and isinstance(group.get("params"), list | tuple)
 
 
-# State that torch's optimizers keep in the parameter's own shape.
+# State that torch's optimizers keep in the shape of the parameter.
 _SHAPED = {
     "momentum_buffer",
     "exp_avg",
@@ -351,7 +416,7 @@ _SHAPED = {
 }
 
 
-# State without which torch's optimizers cannot go on, once they have any for a parameter.
+# State without which torch's optimizers cannot step, once they have any for a parameter.
 _NEEDED = {
     "Adam": ("step", "exp_avg", "exp_avg_sq"),
     "AdamW": ("step", "exp_avg", "exp_avg_sq"),
@@ -367,19 +432,19 @@ _NEEDED = {
 
 
 def load_uncast(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-    """`optimizer.load_state_dict`, but every state keeps the dtype it was saved in.
+    """Load a state into an optimizer, where every tensor keeps the dtype that it was saved in.
 
-    torch casts floating state to the parameter's dtype: a float32 norm would come back from a bfloat16 model with
-    three digits.
+    `load_state_dict` casts floating-point state to the parameter's dtype: a float32 norm would come back from a
+    bfloat16 model with three digits.
     """
     check_state(optimizer, state_dict)
     before: dict[str, Any] = {"state": optimizer.state, "param_groups": optimizer.param_groups}
     heard: Any = getattr(optimizer, "_optimizer_load_state_dict_post_hooks", OrderedDict())
     try:
-        # The hooks hear of a state once it has been found whole.
+        # The hooks are called once the state has been found complete.
         optimizer._optimizer_load_state_dict_post_hooks = OrderedDict()
         optimizer.load_state_dict({k: state_dict[k] for k in before})
-        # Older states lack newer options, which torch fills in; what is still missing, the first step would ask for.
+        # Older states lack newer options, which torch fills in; the first step would fail on what is still missing.
         pairs = list(zip(before["param_groups"], optimizer.param_groups, strict=True))
         lost = [name for name in optimizer.defaults for old, new in pairs if name in old and name not in new]
         if lost and _is_known(optimizer):
@@ -387,7 +452,7 @@ def load_uncast(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         for hook in heard.values():
             hook(optimizer)
     except Exception as error:
-        # torch's optimizers look at a state after they have taken it.
+        # torch's optimizers check a state after they have taken it.
         for name, value in before.items():
             if getattr(optimizer, name) is not value:
                 setattr(optimizer, name, value)

@@ -23,7 +23,7 @@ from gyroscope.conditioning.uses import in_order
 from gyroscope.layers.layer import Layer
 from gyroscope.layers.untouched import bare, tensors
 from gyroscope.store.record import QuantityInfo
-from gyroscope.vectors.chunks import is_capturing
+from gyroscope.vectors.launch import is_capturing
 
 _LOG = logging.getLogger("gyroscope")
 

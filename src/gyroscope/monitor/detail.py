@@ -23,8 +23,7 @@ from gyroscope.passes.sample import spread
 from gyroscope.store.record import QuantityInfo
 from gyroscope.theory.moment_variance import KEYS
 from gyroscope.vectors import dots
-from gyroscope.vectors.layout import is_dense, memory_view
-from gyroscope.vectors.sharded import is_sharded
+from gyroscope.vectors.layout import is_dense, is_sharded, memory_view
 
 if TYPE_CHECKING:
     from gyroscope.conditioning.schedule import Schedule

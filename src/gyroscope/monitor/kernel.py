@@ -12,9 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from gyroscope.monitor.quantities import COLUMNS
-from gyroscope.vectors.chunks import CHUNK, cut, is_aligned, on, to_device
+from gyroscope.vectors.launch import CHUNK, cut, is_aligned, on, relauncher, to_device
 from gyroscope.vectors.layout import like
-from gyroscope.vectors.relaunch import relauncher
 from gyroscope.vectors.triton import TYPES, pointer, rounded, total
 
 if TYPE_CHECKING:

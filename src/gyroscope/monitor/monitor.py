@@ -31,7 +31,7 @@ from gyroscope.monitor.resume import Saved, check_state
 from gyroscope.monitor.track import Track
 from gyroscope.store import Run, load
 from gyroscope.store.folder import REQUEST
-from gyroscope.vectors.chunks import is_capturing
+from gyroscope.vectors.launch import is_capturing
 
 if TYPE_CHECKING:
     from gyroscope.conditioning.schedule import Schedule

@@ -23,8 +23,7 @@ from gyroscope.monitor.bundle import Bundle, flat
 from gyroscope.store import load
 from gyroscope.store.folder import run_file
 from gyroscope.vectors import dots
-from gyroscope.vectors.layout import is_dense, memory_view
-from gyroscope.vectors.sharded import is_sharded, local, plan
+from gyroscope.vectors.layout import is_dense, is_sharded, local, memory_view, plan
 
 Precision = Literal["auto", "float32", "bfloat16"]
 Place = Literal["auto", "device", "cpu"]
@@ -125,7 +124,7 @@ class Reference:
                 else:
                     whole = part.clone().view(like.shape)
                 if is_sharded(weights[i]):
-                    from gyroscope.vectors.sharded import as_sharded
+                    from gyroscope.vectors.layout import as_sharded
 
                     whole = as_sharded(whole.to(like.device), weights[i]).full_tensor()  # type: ignore[attr-defined]
                 # One at a time to host memory: together they may not fit on the device.

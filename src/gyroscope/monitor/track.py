@@ -17,9 +17,9 @@ from gyroscope.errors import MonitorError
 from gyroscope.layers.layer import Layer
 from gyroscope.monitor.quantities import COLUMNS, Products
 from gyroscope.monitor.reference import Reference
-from gyroscope.vectors.chunks import on, to_device
 from gyroscope.vectors.eager import accumulator
-from gyroscope.vectors.sharded import local, plan
+from gyroscope.vectors.launch import on, to_device
+from gyroscope.vectors.layout import local, plan
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from gyroscope.monitor.reference import DTYPES, Place, Precision, Source, from_s
 from gyroscope.store import LayerInfo, Sink
 from gyroscope.store.arguments import can_be_named
 from gyroscope.store.connect import in_words
-from gyroscope.vectors.sharded import any_sharded
+from gyroscope.vectors.layout import any_sharded
 
 if TYPE_CHECKING:
     from gyroscope.conditioning.schedule import Schedule

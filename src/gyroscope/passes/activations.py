@@ -22,7 +22,7 @@ from gyroscope.layers.layer import Layer
 from gyroscope.passes.modules import Layout, Role, activity_threshold, first_tensor, roles
 from gyroscope.passes.units import Look, Tally, look
 from gyroscope.store.record import QuantityInfo
-from gyroscope.vectors.chunks import is_capturing
+from gyroscope.vectors.launch import is_capturing
 
 _MEANING = {
     "dying": "share of the units that were active for no sample of the batch (a unit: a channel at a position)",

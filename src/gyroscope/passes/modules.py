@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gyroscope.layers.layer import Layer
-from gyroscope.vectors.sharded import is_sharded
+from gyroscope.vectors.layout import is_sharded
 
 Role = int | Literal["norm", "rectifier"]
 

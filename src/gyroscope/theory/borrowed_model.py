@@ -15,7 +15,7 @@ from gyroscope.base.alone import alone
 from gyroscope.errors import DynamicsError, GyroscopeError
 from gyroscope.layers.layer import Layer
 from gyroscope.layers.layer import layers as find_layers
-from gyroscope.vectors.sharded import any_sharded
+from gyroscope.vectors.layout import any_sharded
 
 Loss = Callable[[Any, Any], Tensor]
 Layers = Sequence[Layer] | str | Iterable[str] | None

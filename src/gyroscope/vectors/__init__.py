@@ -1,6 +1,6 @@
-"""The two primitives everything on the weight side is made of: `dots` and `combine_`."""
+"""The two primitives behind every measurement and update of weights: `dots` and `combine_`."""
 
 from gyroscope.vectors.interface import backend, combine_, dots
-from gyroscope.vectors.sharded import local
+from gyroscope.vectors.layout import local
 
 __all__ = ["backend", "combine_", "dots", "local"]

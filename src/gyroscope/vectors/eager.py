@@ -1,7 +1,7 @@
 """`dots` and `combine_` in plain torch operations: any device, and the reference for the other backends.
 
-Products of two float32 numbers are exact in float64, so the sums are taken there, over pieces that stay in
-the cache. A float32 dot of many equal numbers is visibly off; this one is right to twelve digits.
+Products of two float32 numbers are exact in float64, so sums are taken in float64, over pieces that stay in the cache.
+A float32 dot of many equal numbers is visibly off; this one is right to twelve digits.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from torch import Tensor
 
 from gyroscope.vectors.layout import aligned, is_dense, like, memory_view
 
-# Elements per piece. On a CPU two float64 copies of a piece should lie in the cache and still be worth two
-# threads, and few enough numbers be added one after another; elsewhere it only bounds the memory of the copies.
+# Elements per piece. On a CPU, two float64 copies of a piece should fit in the cache and still be worth two threads,
+# and few enough numbers should be added one after another. Elsewhere it only bounds the memory of the copies.
 _PIECE = {"cpu": 1 << 18}
 _PIECE_ELSEWHERE = 1 << 24
 
-# Elements up to which layers are small: the price of calling an operation is above that of doing it.
+# Layers up to this many elements are small: calling an operation costs more than the operation itself.
 _SMALL = 1 << 15
 
-# Outside these ranges p − lr (g + wd p) could overflow, vanish or cancel in float32; the slow way is taken there.
+# Outside these ranges p − lr (g + wd p) could overflow, vanish or cancel in float32, so the exact way is taken.
 _SAFE_A = (0.5, 2.0)
 _SAFE_B = (1e-12, 1e12)
 
 
 def accumulator(device: torch.device) -> torch.dtype:
-    """The dtype sums are kept in: float64, but for devices that have none."""
+    """Return the dtype of sums: float64, or float32 on devices that have no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def dots(lists: Sequence[Sequence[Tensor]], pairs: Sequence[tuple[int, int]], segments: Sequence[int]) -> Tensor:
-    """Inner products `[sum(segments), len(pairs)]` of the lists named by `pairs`, all on one device."""
+    """Return the inner products `[sum(segments), len(pairs)]` of the pairs of lists, all on one device."""
     dtype = accumulator(lists[0][0].device)
     rows: dict[int, Tensor] = {}
     for members in _alike(lists, segments):
@@ -46,10 +46,10 @@ def dots(lists: Sequence[Sequence[Tensor]], pairs: Sequence[tuple[int, int]], se
 
 
 def _alike(lists: Sequence[Sequence[Tensor]], segments: Sequence[int]) -> list[list[int]]:
-    """Small layers of the same size on a CPU: taken together, they cost a few operations instead of a few each.
+    """Group the small layers on a CPU by size, so that each group costs a few operations instead of a few per layer.
 
-    One that is alone of its size goes the same way: which others there are must not change a layer's last digit, or
-    ranks that hold the same layer beside different shards would drift apart.
+    A layer that is the only one of its size is a group too. Other layers must not change a layer's last digit, or ranks
+    that hold the same layer next to different shards would drift apart.
     """
     found: dict[Any, list[int]] = {}
     if lists[0][0].device.type == "cpu":
@@ -63,7 +63,7 @@ def _alike(lists: Sequence[Sequence[Tensor]], segments: Sequence[int]) -> list[l
 def _many_dots(
     lists: Sequence[Sequence[Tensor]], members: Sequence[int], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
 ) -> Iterator[Tensor]:
-    """The inner products of contiguous layers of one size, a `[1, K]` row each."""
+    """Yield the inner products of contiguous layers of one size, one `[1, K]` row per layer."""
     n = lists[0][members[0]].numel()
     step = _PIECE["cpu"] // n
     for start in range(0, len(members), step):
@@ -110,18 +110,18 @@ _kept = threading.local()
 
 
 def _scratch(lists: int, length: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Memory for the copies; on a CPU kept from call to call, since fresh pages cost more than the sums."""
+    """Return memory for copies; on a CPU it is reused, since new pages cost more than the sums."""
     if device.type != "cpu":
         return list(torch.empty(lists, length, dtype=dtype, device=device))
     memory: Tensor | None = getattr(_kept, "memory", None)
     if memory is None or len(memory) < lists:
-        with torch.inference_mode(False):  # whatever the mode of this first call, others follow
+        with torch.inference_mode(False):  # later calls may be in another mode than this one
             memory = _kept.memory = torch.empty(lists, _PIECE["cpu"], dtype=dtype, device="cpu")
     return [one[:length] for one in memory[:lists]]
 
 
 def combine_(x: Sequence[Tensor], y: Sequence[Tensor], a: Tensor, b: Tensor, segments: Sequence[int]) -> None:
-    """x ← a x + b y for lists on one device; `a` and `b` hold one number a segment."""
+    """Update x ← a x + b y for lists on one device; `a` and `b` hold one number per segment."""
     cpu = x[0].device.type == "cpu"
     factors = list(zip(a.tolist(), b.tolist(), strict=True)) if cpu else []
     small: list[tuple[Tensor, Tensor, float, float]] = []
@@ -136,19 +136,19 @@ def combine_(x: Sequence[Tensor], y: Sequence[Tensor], a: Tensor, b: Tensor, seg
         row += n
     if small:
         xs, ys, its_a, its_b = (list(one) for one in zip(*small, strict=True))
-        scaled = torch._foreach_mul(ys, its_b)  # before x changes, which y may be
+        scaled = torch._foreach_mul(ys, its_b)  # before x changes, because y may be x
         torch._foreach_mul_(xs, its_a)
         torch._foreach_add_(xs, scaled)
 
 
 def _is_safe(x: Tensor, a: float, b: float) -> bool:
-    """Whether the tensors' own precision carries the combination: nothing can overflow, vanish or cancel."""
+    """Return whether the tensors' own precision suffices: nothing can overflow, vanish or cancel."""
     in_range = _SAFE_A[0] <= a <= _SAFE_A[1] and _SAFE_B[0] < abs(b) < _SAFE_B[1]
     return in_range and x.dtype in (torch.float32, torch.float64)
 
 
 def _scale_add_(x: Tensor, y: Tensor, a: float, b: float) -> None:
-    """One pass where torch offers one: p ← p − lr (g + wd p) is the same linear combination."""
+    """Update x ← a x + b y in one pass where torch has one: p ← p − lr (g + wd p) is the same combination."""
     if a == 1.0 and b == 0.0:
         return
     if not _is_safe(x, a, b) or not hasattr(torch, "_fused_sgd_"):
@@ -170,7 +170,7 @@ def _scale_add_(x: Tensor, y: Tensor, a: float, b: float) -> None:
 
 
 def _exact_(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> None:
-    """In the accumulator's precision, rounded once; rows with a = 1, b = 0 stay as they are, whatever y holds."""
+    """Update x ← a x + b y in the accumulator's precision, rounded once; rows with a = 1 and b = 0 stay as they are."""
     segments = a.numel()
     dtype = accumulator(x.device)
     shape = (segments, -1)
@@ -182,7 +182,7 @@ def _exact_(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def power_of_two(most: Tensor) -> Tensor:
-    """The powers of two just below positive numbers: dividing by these rounds nothing. 1 for 0, else NaN.
+    """Return the largest power of two up to each positive number, 1 for 0, else NaN. Dividing by it rounds nothing.
 
     >>> power_of_two(torch.tensor([3.0, 0.25, 0.0, torch.inf]))
     tensor([2.0000, 0.2500, 1.0000,    nan])

@@ -1,4 +1,4 @@
-"""`dots` and `combine_` over lists of tensors, and the choice of who computes them."""
+"""`dots` and `combine_` over lists of tensors: validation, and the choice of the backend."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from gyroscope.errors import VectorError
-from gyroscope.vectors import eager, sharded
-from gyroscope.vectors.chunks import rows_of, to_device
+from gyroscope.vectors import eager
+from gyroscope.vectors.launch import rows_of, to_device
+from gyroscope.vectors.layout import local, plan
 
 _DTYPES = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
 
@@ -23,20 +24,20 @@ _DTYPES = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
 def dots(
     pairs: Mapping[str, tuple[Sequence[Tensor], Sequence[Tensor]]], *, segments: Sequence[int] | None = None
 ) -> Tensor:
-    """For each layer l and each named pair (x, y), the inner product ⟨x_l, y_l⟩.
+    """Return the inner product ⟨x_l, y_l⟩ for each layer l and each named pair (x, y).
 
-    One pass over memory, no host synchronisation, sums in float64.
+    It takes one pass over memory, does not synchronize with the host, and sums in float64.
 
     Args:
-        pairs: names the pairs; each is two lists of tensors, one tensor a layer. Lists that stand in several
-            pairs are read once.
-        segments: splits layer l into this many equal parts along its leading dimension, each with its own
-            inner products (rows of a matrix, blocks of a fused projection). Default: one part a layer.
+        pairs: the pairs by name; each is two lists of tensors, one tensor per layer. A list that occurs in several
+            pairs is read once.
+        segments: the number of equal parts that layer l is split into along its leading dimension, each with its own
+            inner products (rows of a matrix, blocks of a fused projection). Default: one part per layer.
 
     Returns:
-        `[L, K]`, float64, on the layers' device; column k belongs to the k-th pair. With `segments`, one row a
-        segment. Layers on several devices: on the first accelerator among them. DTensors: the inner products
-        of the whole tensors, the same on every rank.
+        A float64 tensor `[L, K]` on the layers' device; column k belongs to the k-th pair. With `segments` it has one
+        row per segment. For layers on several devices it is on the first accelerator among them. For DTensors it holds
+        the inner products of the whole tensors, the same on every rank.
 
     Example:
         >>> w, s = [torch.tensor([3.0, 4.0])], [torch.tensor([1.0, 0.0])]
@@ -47,9 +48,9 @@ def dots(
     counts = _counts(lists, segments)
     if not lists or not lists[0]:
         return torch.zeros(0, len(pairs), dtype=torch.float64, device="cpu")
-    plan = sharded.plan(lists, counts)
-    if plan is not None:
-        lists = [sharded.local(one) for one in lists]
+    over_ranks = plan(lists, counts)
+    if over_ranks is not None:
+        lists = [local(one) for one in lists]
     device = _home(lists)
     out: Tensor
     groups = _by_device(lists)
@@ -63,17 +64,17 @@ def dots(
             )
             rows = to_device(rows_of(members, counts), device)
             out.index_copy_(0, rows, part.to(device, torch.float64, non_blocking=True))
-    if plan is not None:
-        out = plan.reduce(out)
+    if over_ranks is not None:
+        out = over_ranks.reduce(out)
     return out
 
 
 def combine_(
     x: Sequence[Tensor], y: Sequence[Tensor], a: Tensor, b: Tensor, *, segments: Sequence[int] | None = None
 ) -> None:
-    """x_l ← a_l x_l + b_l y_l, in place, with `a` and `b` tensors on the device: one number a layer or segment.
+    """Update x_l ← a_l x_l + b_l y_l in place, where the tensors `a` and `b` hold one number per layer or segment.
 
-    Where a_l = 1 and b_l = 0 the layer is left exactly as it is, whatever y_l holds.
+    Where a_l = 1 and b_l = 0, the layer stays exactly as it is, whatever y_l holds.
 
     Example:
         >>> x, y = [torch.tensor([1.0, 2.0])], [torch.tensor([10.0, 10.0])]
@@ -81,25 +82,25 @@ def combine_(
         >>> x
         [tensor([7., 9.])]
     """
-    x, y = _listed(x, "x"), _listed(y, "y")
+    x, y = _listed(x, "`x`"), _listed(y, "`y`")
     counts = _counts([x, y], segments)
     total = sum(counts)
     for name, given in (("a", a), ("b", b)):
         if not isinstance(given, Tensor) or given.is_complex():
             what = f"a {given.dtype} tensor" if isinstance(given, Tensor) else f"a {type(given).__name__}"
             raise VectorError(
-                f"The coefficient {name} is {what}; accepted is a tensor of real numbers, one a layer or segment: "
-                f"torch.tensor({[1.0] * min(total, 3)}) for {min(total, 3)}."
+                f"`{name}` must be a tensor of real numbers, one per layer or segment, got {what}. Try "
+                f"torch.tensor({[1.0] * min(total, 3)}) for {min(total, 3)} of them."
             )
     if a.shape != (total,) or b.shape != (total,):
         raise VectorError(
-            f"combine_ needs one coefficient a layer or segment, so a and b of shape ({total},); "
-            f"given {tuple(a.shape)} and {tuple(b.shape)}."
+            f"`a` and `b` must have shape ({total},), one number per layer or segment, got {tuple(a.shape)} and "
+            f"{tuple(b.shape)}. Try torch.ones({total})."
         )
     if not x:
         return
-    sharded.plan([x, y], counts)  # refuses what does not belong together
-    xs, ys = sharded.local(x), sharded.local(y)
+    plan([x, y], counts)  # rejects layers whose shards do not belong together
+    xs, ys = local(x), local(y)
     a, b = a.detach().contiguous(), b.detach().contiguous()  # kernels read them by their place in memory
     groups = _by_device([xs, ys])
     if len(groups) == 1:
@@ -118,7 +119,7 @@ def combine_(
 
 
 def backend(device: torch.device | str) -> ModuleType:
-    """The module that serves `device`: `triton` on CUDA where Triton is installed, else `eager`.
+    """Return the module that computes on `device`: `triton` on CUDA where Triton is installed, else `eager`.
 
     The environment variable `GYROSCOPE_BACKEND` (`eager` or `triton`) overrides the choice; `triton` on a CPU
     needs Triton's interpreter (`TRITON_INTERPRET=1`).
@@ -128,10 +129,10 @@ def backend(device: torch.device | str) -> ModuleType:
     """
     name = os.environ.get("GYROSCOPE_BACKEND", "")
     if name not in ("", "eager", "triton"):
-        raise VectorError(f"GYROSCOPE_BACKEND is {name!r}; accepted are 'eager' and 'triton', or unset it.")
+        raise VectorError(f"GYROSCOPE_BACKEND must be 'eager' or 'triton', got {name!r}. Unset it for the default.")
     try:
         kind = torch.device(device).type
-    except (TypeError, RuntimeError):  # also of an accelerator that is not there
+    except (TypeError, RuntimeError):  # also for an accelerator that is not there
         raise VectorError(f"`device` must be a device that torch knows, got {device!r}. Try 'cpu'.") from None
     wanted = name or ("triton" if kind == "cuda" and _has_triton() else "eager")
     if wanted == "eager":
@@ -149,34 +150,36 @@ def _has_triton() -> bool:
 
 
 def _refuse_idle_triton(kind: str) -> None:
-    """Say what Triton lacks where it was asked for; its own words are of drivers."""
+    """Report what Triton needs where it was requested; its own messages are about drivers."""
     if not _has_triton():
-        raise VectorError("GYROSCOPE_BACKEND is 'triton', which is not installed; install triton, or unset it.")
+        raise VectorError(
+            "GYROSCOPE_BACKEND is 'triton', which is not installed. Install triton, or unset the variable."
+        )
     if kind == "cpu" and os.environ.get("TRITON_INTERPRET", "0").lower() not in ("1", "true", "on", "y", "yes"):
         raise VectorError(
-            "GYROSCOPE_BACKEND is 'triton' and a layer lies on the CPU, where Triton needs its interpreter "
-            "(TRITON_INTERPRET=1, for tests); unset GYROSCOPE_BACKEND, which takes each device's own backend."
+            "GYROSCOPE_BACKEND is 'triton' and a layer is on the CPU, where Triton needs its interpreter "
+            "(TRITON_INTERPRET=1, for tests). Unset GYROSCOPE_BACKEND to use each device's own backend."
         )
 
 
 def _unique(
     pairs: Mapping[str, tuple[Sequence[Tensor], Sequence[Tensor]]],
 ) -> tuple[list[list[Tensor]], list[tuple[int, int]]]:
-    """The distinct lists among the pairs, and each pair as two positions in them."""
+    """Return the distinct lists among the pairs, and each pair as two positions in them."""
     lists: list[list[Tensor]] = []
     seen: dict[int, int] = {}
     index = []
     if not isinstance(pairs, Mapping):
-        raise VectorError(f"dots was given a {type(pairs).__name__}; accepted is a dict such as {{'xy': (x, y)}}.")
+        raise VectorError(f"`pairs` must be a dict, got a {type(pairs).__name__}. Try {{'xy': (x, y)}}.")
     for name, pair in pairs.items():
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise VectorError(
-                f"The pair {name!r} is {_counted(pair)}; accepted are two lists with one tensor a layer: ([x], [y])."
+                f"Pair {name!r} must be two lists with one tensor per layer, got {_counted(pair)}. Try ([x], [y])."
             )
         for one in pair:
             if id(one) not in seen:
                 seen[id(one)] = len(lists)
-                lists.append(_listed(one, f"A part of the pair {name!r}"))
+                lists.append(_listed(one, f"Each part of pair {name!r}"))
         index.append((seen[id(pair[0])], seen[id(pair[1])]))
     return lists, index
 
@@ -188,19 +191,19 @@ def _counted(pair: object) -> str:
 def _listed(one: Any, what: str) -> list[Tensor]:
     if isinstance(one, Tensor) or not isinstance(one, Iterable):
         raise VectorError(
-            f"{what} is a {type(one).__name__}; accepted is a list with one tensor a layer. For one layer: [tensor]."
+            f"{what} must be a list with one tensor per layer, got a {type(one).__name__}. For one layer, try [tensor]."
         )
     return list(one)
 
 
 def _counts(lists: Sequence[Sequence[Tensor]], segments: Sequence[int] | None) -> list[int]:
-    """The segments of each layer, after checking that the lists belong together."""
+    """Return the number of segments of each layer, after checking that the lists belong together."""
     if not lists:
         return []
     n = len(lists[0])
     for other in lists[1:]:
         if len(other) != n:
-            raise VectorError(f"Every list needs one tensor a layer; given lists of {n} and {len(other)} tensors.")
+            raise VectorError(f"Every list must have one tensor per layer, got lists of {n} and {len(other)} tensors.")
     try:
         fine = _belong_together(lists)
     except (AttributeError, TypeError):  # not a tensor
@@ -213,11 +216,11 @@ def _counts(lists: Sequence[Sequence[Tensor]], segments: Sequence[int] | None) -
         counts = [whole(parts) for parts in segments]
     except TypeError:
         raise VectorError(
-            f"segments is {segments!r}; accepted is a list of whole numbers, the parts of each layer: "
-            f"{[1] * min(n, 3)} for {min(n, 3)} that are not split."
+            f"`segments` must be a list of integers, the number of parts of each layer, got {segments!r}. Try "
+            f"{[1] * min(n, 3)} for {min(n, 3)} layers that are not split."
         ) from None
     if len(counts) != n:
-        raise VectorError(f"segments has {len(counts)} entries for {n} layers.")
+        raise VectorError(f"`segments` must have one entry per layer, got {len(counts)} entries for {n} layers.")
     for i, (t, parts) in enumerate(zip(lists[0], counts, strict=True)):
         if parts < 1 or (parts > 1 and (t.dim() == 0 or t.shape[0] % parts)):
             raise VectorError(
@@ -228,7 +231,7 @@ def _counts(lists: Sequence[Sequence[Tensor]], segments: Sequence[int] | None) -
 
 
 def _belong_together(lists: Sequence[Sequence[Tensor]]) -> bool:
-    """Whether dtypes are accepted, and shapes and devices agree layer by layer; asks once for all layers."""
+    """Return whether dtypes are supported, and shapes and devices agree layer by layer."""
     first = lists[0]
     shapes, devices = [t.shape for t in first], [t.device for t in first]
     return all(
@@ -244,22 +247,21 @@ def _say_why_not(lists: Sequence[Sequence[Tensor]]) -> None:
     for i, tensors in enumerate(zip(*lists, strict=True)):
         for t in tensors:
             if not isinstance(t, Tensor):
-                raise VectorError(
-                    f"Layer {i} is a {type(t).__name__}; accepted are lists of tensors, one a layer "
-                    "(`torch.as_tensor` makes one)."
-                )
+                raise VectorError(f"Layer {i} must be a tensor, got a {type(t).__name__}. Try torch.as_tensor.")
         first = tensors[0]
         for t in tensors:
             if t.layout != torch.strided:
-                raise VectorError(f"Layer {i} is {t.layout}; make it dense first (`.to_dense()`).")
+                raise VectorError(f"Layer {i} must be dense, got {t.layout}. Try its to_dense().")
             if t.dtype not in _DTYPES:
-                raise VectorError(f"Layer {i} is {t.dtype}; accepted are float32, float64, bfloat16, float16.")
+                raise VectorError(f"Layer {i} must be float32, float64, bfloat16 or float16, got {t.dtype}.")
             if t.shape != first.shape:
                 raise VectorError(
-                    f"Layer {i} has shapes {tuple(first.shape)} and {tuple(t.shape)}; they must be equal."
+                    f"Layer {i} must have one shape in all lists, got {tuple(first.shape)} and {tuple(t.shape)}."
                 )
             if t.device != first.device:
-                raise VectorError(f"Layer {i} lies on {first.device} and {t.device}; move it to one device.")
+                raise VectorError(
+                    f"Layer {i} must be on one device in all lists, got {first.device} and {t.device}. Move it."
+                )
 
 
 def _by_device(lists: Sequence[Sequence[Tensor]]) -> dict[torch.device, list[int]]:

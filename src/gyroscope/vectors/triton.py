@@ -1,7 +1,7 @@
 """`dots` and `combine_` as single launches for all layers, through a table of pointers.
 
-Every program works on one chunk of one segment. The program that finishes a segment last adds the chunks' sums
-up in order, so results do not depend on scheduling, and nothing needs a second launch.
+Every program works on one chunk of one segment. The program that finishes a segment last adds up the sums of its chunks
+in order, so results do not depend on scheduling, and no second launch is needed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import Tensor
 
 from gyroscope.errors import VectorError
 from gyroscope.vectors import eager
-from gyroscope.vectors.chunks import CHUNK, Ints, cut, is_aligned, is_capturing, on, rows_of, to_device
+from gyroscope.vectors.launch import CHUNK, Ints, cut, is_aligned, is_capturing, on, rows_of, to_device
 from gyroscope.vectors.layout import aligned, is_dense, like, splits_in_memory
 
-_MOST_LISTS = 4  # inner products among more lists than these take several passes
+_MOST_LISTS = 4  # inner products among more lists take several passes
 _TABLES_KEPT = 16
 
 TYPES = {
@@ -34,7 +34,7 @@ TYPES = {
 
 @triton.jit
 def pointer(table, i, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
-    """An address from the table as a pointer; `ALIGNED` allows 16-byte loads."""
+    """Return an address from the table as a pointer; `ALIGNED` allows 16-byte loads."""
     p = tl.load(table + i).to(tl.pointer_type(TYPE))
     if ALIGNED:
         p = tl.multiple_of(p, 16)
@@ -43,7 +43,7 @@ def pointer(table, i, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def fetch(p, offsets, length, MASKED: tl.constexpr):
-    """Load a block, zeros past the end."""
+    """Load a block, with zeros past the end."""
     if MASKED:
         return tl.load(p + offsets, mask=offsets < length, other=0.0)
     else:
@@ -52,7 +52,7 @@ def fetch(p, offsets, length, MASKED: tl.constexpr):
 
 @triton.jit
 def rounded(value, TYPE: tl.constexpr):
-    """To the type it is stored in; to 16 bits by way of float32, the one conversion every target has."""
+    """Round to the type of storage; to 16 bits by way of float32, the conversion that every target has."""
     if tl.float64 == TYPE:
         return value.to(tl.float64)
     else:
@@ -61,7 +61,7 @@ def rounded(value, TYPE: tl.constexpr):
 
 @triton.jit
 def total(partial, low, high, column, COLUMNS: tl.constexpr):
-    """The sum of a segment's chunks, in order. Past the L1 cache: other programs wrote them."""
+    """Sum the chunks of a segment in order. Loads bypass the L1 cache, because other programs wrote the chunks."""
     acc = tl.zeros((128,), tl.float64)
     for start in range(low, high, 128):
         i = start + tl.arange(0, 128)
@@ -205,7 +205,7 @@ def _combine_kernel(
 
 @dataclass(frozen=True)
 class _Table:
-    """The work of one launch, on the device, and what it was made for."""
+    """The work of one launch, on the device."""
 
     pointers: Tensor
     lengths: Tensor
@@ -219,11 +219,11 @@ class _Table:
 
 
 _tables: dict[Any, _Table] = {}
-_captured: dict[Any, _Table] = {}  # a graph knows addresses alone, so what it has captured is kept for good
+_captured: dict[Any, _Table] = {}  # a graph holds addresses only, so the tables it has captured are kept for good
 
 
 def _table(lists: Sequence[Sequence[Tensor]], segments: Sequence[int], device: torch.device) -> _Table:
-    """The table for lists of gapless tensors of the same layout; made once for the same addresses and sizes."""
+    """Return the table for lists of dense tensors of one layout; made once for the same addresses and sizes."""
     base = np.array([list(map(Tensor.data_ptr, one)) for one in lists], dtype=np.int64)
     rows = np.array(segments, dtype=np.int64)
     length = np.fromiter(map(Tensor.numel, lists[0]), np.int64, len(rows)) // rows
@@ -238,8 +238,8 @@ def _table(lists: Sequence[Sequence[Tensor]], segments: Sequence[int], device: t
     if is_capturing():
         if known is None:
             raise VectorError(
-                "A CUDA graph captures `dots` or `combine_` of tensors they have not seen on this stream; call them "
-                "once outside the graph first."
+                "A CUDA graph captures `dots` or `combine_` of tensors that they have not seen on this stream. Call "
+                "them once outside the graph first."
             )
         _captured[key] = known
     if known is not None:
@@ -268,7 +268,7 @@ def _table(lists: Sequence[Sequence[Tensor]], segments: Sequence[int], device: t
 
 
 def dots(lists: Sequence[Sequence[Tensor]], pairs: Sequence[tuple[int, int]], segments: Sequence[int]) -> Tensor:
-    """Inner products `[sum(segments), len(pairs)]` of the lists named by `pairs`, all on one device."""
+    """Return the inner products `[sum(segments), len(pairs)]` of the pairs of lists, all on one device."""
     if not all(all(map(Tensor.is_contiguous, one)) for one in lists):
         layers = [aligned([one[i] for one in lists], n) for i, n in enumerate(segments)]
         lists = [list(one) for one in zip(*layers, strict=True)]
@@ -292,7 +292,7 @@ def dots(lists: Sequence[Sequence[Tensor]], pairs: Sequence[tuple[int, int]], se
 
 
 def by_type(lists: Sequence[Sequence[Tensor]]) -> dict[tuple[torch.dtype, ...], list[int]]:
-    """The layers that one launch can take together: those of the same dtypes."""
+    """Group the layers that one launch can take together: those of the same dtypes."""
     kinds: dict[tuple[torch.dtype, ...], list[int]] = {}
     for i, types in enumerate(zip(*([t.dtype for t in one] for one in lists), strict=True)):
         kinds.setdefault(types, []).append(i)
@@ -309,7 +309,7 @@ def _inside(pair: tuple[int, int], used: Sequence[int]) -> tuple[int, int]:
 
 
 def _passes(pairs: Sequence[tuple[int, int]]) -> list[tuple[list[int], list[int]]]:
-    """Group the pairs so that each group needs few enough lists: (lists, positions of the pairs)."""
+    """Group the pairs so that each group needs at most `_MOST_LISTS` lists; return (lists, positions of the pairs)."""
     groups: list[tuple[list[int], list[int]]] = []
     for k, pair in enumerate(pairs):
         for used, columns in groups:
@@ -341,17 +341,17 @@ def _launch_dots(
             ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=1024 if len(lists) <= 2 else 512, num_warps=4,
         )  # fmt: skip
     order = [want.index(b) for b in bits]
-    # Columns rather than an index, which would be uploaded and waited for.
+    # Columns rather than an index, which would be uploaded and synchronize.
     return out if order == list(range(len(want))) else torch.stack([out[:, k] for k in order], 1)
 
 
 def combine_(x: Sequence[Tensor], y: Sequence[Tensor], a: Tensor, b: Tensor, segments: Sequence[int]) -> None:
-    """x ← a x + b y for lists on one device; `a` and `b` hold one number a segment."""
+    """Update x ← a x + b y for lists on one device; `a` and `b` hold one number per segment."""
     device = x[0].device
     if not all(map(Tensor.is_contiguous, x)):
         walkable = [is_dense(t) and splits_in_memory(t, n) for t, n in zip(x, segments, strict=True)]
         if not all(walkable):
-            # Tensors with gaps in memory go the slow way; the others still go together.
+            # Tensors with gaps in memory are left to the eager backend; the others still go together.
             for ok, combine in ((True, combine_), (False, eager.combine_)):
                 if members := [i for i, w in enumerate(walkable) if w == ok]:
                     rows, parts = _rows(members, segments, device), [segments[i] for i in members]

@@ -1,1 +1,1 @@
-"""Optimizers around others that give them preconditioned gradients: K-FAC and the quasi-diagonal preconditioner."""
+"""Optimizers that give an inner optimizer preconditioned gradients: K-FAC and the quasi-diagonal preconditioner."""

@@ -1,8 +1,8 @@
-"""What goes into layers and what gradient comes back to their outputs, shown as a model is trained.
+"""The inputs of layers and the gradients at their outputs, observed while a model is trained.
 
-Hooks on the modules find the node of each output in the autograd graph. Gradients are then those of the loss as they
-come by in the backward pass of the training loop (the empirical Fisher matrix), or those of a loss with labels drawn
-from the model's own predictions (the Fisher matrix), from a backward pass of its own to the layers' outputs.
+Hooks on the modules find the node of each output in the autograd graph. The gradients are those of the loss in the
+backward pass of the training loop (the empirical Fisher matrix), or those of a loss with labels drawn from the model's
+own predictions (the Fisher matrix), from a separate backward pass to the layers' outputs.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from gyroscope.base.alone import listens
-from gyroscope.control.preconditioners.places import Place
+from gyroscope.control.preconditioners.affine_layers import Place
 from gyroscope.errors import ConditioningError, DynamicsError
 from gyroscope.layers.untouched import tensors
 from gyroscope.passes.labels import Loss, distribution, known, sample_targets
 from gyroscope.passes.losses import Reduction, mean_loss, reduction_of
-from gyroscope.vectors.chunks import is_capturing
+from gyroscope.vectors.launch import is_capturing
 
 Draw = Callable[[Any, torch.Generator], Any]
 Labels = Literal["sampled", "true"] | Draw
@@ -31,15 +31,15 @@ Used = tuple[int, Tensor, Tensor | None]
 
 
 class Statistics(Protocol):
-    """What is told of the uses of layers."""
+    """An object that is told about uses of layers."""
 
     def add(self, uses: Sequence[Used], samples: int, batch: object) -> None:
-        """Layers were used.
+        """Add uses of layers.
 
         Args:
-            uses: which of the places, what went in, and the gradient of the mean loss at what came out; None for
+            uses: the index of the place, the input, and the gradient of the mean loss at the output, or None for
                 statistics of inputs.
-            samples: how many predictions the mean is over.
+            samples: the number of predictions that the loss is a mean over.
             batch: the same object for all uses in one pass of the model.
         """
 
@@ -53,19 +53,19 @@ class _Pass:
 
 
 class Observer:
-    """Tells statistics of what goes through some layers of a model, while `looks`.
+    """Tells statistics about the uses of some layers of a model, while `looks` is True.
 
     Args:
         model: the model; it is called as a whole.
         places: its layers.
-        statistics: what is told.
+        statistics: the object that is told.
         loss: the loss whose labels are drawn.
-        labels: "true" for those of the training loop, "sampled" for those of the model, or a function (output,
-            generator) → targets that draws them.
-        seed: of the generator they are drawn with.
-        inputs: whether the statistics are of inputs alone. Then all layers of a pass of the model count as soon as its
-            output gets a gradient, which takes one hook in the backward pass; not each as its own output does.
-        capturable: whether it looks also where a CUDA graph is captured.
+        labels: "true" for the labels of the training loop, "sampled" for labels drawn from the model, or a function
+            (output, generator) → targets that draws them.
+        seed: the seed of the generator that draws labels.
+        inputs: whether the statistics are of inputs only. Then all layers of a pass count as soon as the output of the
+            model gets a gradient, which takes one hook in the backward pass, instead of one per layer.
+        capturable: whether to observe while a CUDA graph is captured.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class Observer:
         self.model, self.places, self.statistics = model, tuple(places), statistics
         self.loss, self.labels, self.seed = loss, labels, seed
         self.inputs = inputs
-        # The state of a generator is the host's.
+        # The state of a generator is on the host, so drawing labels cannot be captured.
         self.looks, self.capturable = True, capturable and labels == "true"
-        self.drawn: Tensor | None = None  # the state of the generator, where one was loaded
+        self.drawn: Tensor | None = None  # a loaded state of the generator
         self._generator: torch.Generator | None = None
         self._before: Tensor | None = None  # the state before labels that have not been used yet
         self._reduction: Reduction = "auto"
@@ -95,7 +95,7 @@ class Observer:
         self.attach()
 
     def attach(self) -> None:
-        """Put hooks on."""
+        """Register the hooks."""
         for index, place in enumerate(self.places):
             hook = _Hook(self, "_ran", index)
             self._handles.append(place.module.register_forward_hook(hook, with_kwargs=True, prepend=True))
@@ -104,13 +104,13 @@ class Observer:
         self._handles.append(self.model.register_forward_hook(_Hook(self, "_ends", 0), with_kwargs=True))
 
     def detach(self) -> None:
-        """Take them off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """Where labels come from."""
+        """Return the generator that draws labels."""
         if self._generator is None or self._generator.device != device:
             self._before = None
             self._generator = torch.Generator(device).manual_seed(self.seed)
@@ -119,13 +119,13 @@ class Observer:
         return self._generator
 
     def state(self) -> Tensor | None:
-        """How far the generator has come."""
+        """Return the state of the generator."""
         if self._before is not None:
             return self._before
         return self.drawn if self._generator is None else self._generator.get_state()
 
     def load(self, state: Tensor | None) -> None:
-        """Go on from there."""
+        """Continue from a state of the generator."""
         self.drawn, self._generator, self._before = state, None, None
 
     def _begins(self, index: int, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -147,7 +147,7 @@ class Observer:
 
     def _ran(self, index: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         given = args if args and isinstance(args[0], Tensor) else tensors((args, kwargs))
-        # What a checkpoint computes again in the backward pass was seen before.
+        # Activation checkpointing recomputes in the backward pass what was seen before.
         again = torch._C._current_autograd_node() is not None
         if again or not given or not isinstance(output, Tensor) or not output.requires_grad:
             return
@@ -172,7 +172,7 @@ class Observer:
         edge.node.register_prehook(arrived)
 
     def _await(self, now: _Pass, output: Any) -> None:
-        """Tell of all uses in a pass, whose inputs are all there is to tell."""
+        """Report all uses in a pass, for statistics of inputs only."""
 
         def tell(observer: Observer, uses: list[Any]) -> None:
             observer._tell(uses, len(uses[0][1]) if now.samples is None else now.samples, now)
@@ -180,11 +180,11 @@ class Observer:
         self._when_trained(output, tell, now.uses)
 
     def _draw(self, now: _Pass, output: Any) -> None:
-        """Gradients for labels that are drawn now, at the outputs of all layers."""
+        """Draw labels, and compute their gradients at the outputs of all layers."""
         assert self.loss is not None
         first = tensors(output)[0]
         generator = self.generator(first.device)
-        # What was drawn for a pass that was not trained on is drawn again: to look at a model changes nothing.
+        # Labels of a pass that was not trained on are drawn again, so that evaluating a model changes nothing.
         if self._before is not None:
             generator.set_state(self._before)
         self._before = generator.get_state()
@@ -193,14 +193,14 @@ class Observer:
         else:
             targets = sample_targets(self.loss, first, generator=generator)
             output = first
-        if self._reduction == "auto":  # until it is known: it takes further calls of the loss, and waits for the device
+        if self._reduction == "auto":  # only once: it takes further calls of the loss, and waits for the device
             self._reduction = reduction_of(self.loss, output, targets)
         value, _ = mean_loss(self.loss, output, targets, reduction="sum" if self._reduction == "sum" else "mean")
         edges = [edge for _, _, edge in now.uses if edge is not None]
         gradients = torch.autograd.grad(value, edges, retain_graph=True, allow_unused=True)
         samples = _predictions(self.loss, len(first) if first.dim() else 1, targets)
         found = [(index, x, g) for (index, x, _), g in zip(now.uses, gradients, strict=True) if g is not None]
-        now.uses.clear()  # what they hold of the graph goes with it
+        now.uses.clear()  # and with them the parts of the graph that they hold
 
         def tell(observer: Observer, uses: list[Any]) -> None:
             observer._before = None
@@ -209,7 +209,7 @@ class Observer:
         self._when_trained(output, tell, found)
 
     def _when_trained(self, output: Any, tell: Callable[[Observer, list[Any]], None], uses: list[Any]) -> None:
-        """Tell of uses once the loss's gradient comes to the output of their pass; other passes do not count."""
+        """Report uses once the gradient of the loss reaches the output of their pass; other passes do not count."""
         me = weakref.ref(self)
 
         def arrived(gradients: tuple[Tensor | None, ...]) -> None:
@@ -245,7 +245,7 @@ class Observer:
 
 
 class _Hook:
-    """Calls a method of an observer. It does not keep it alive, and a copy of the model gets one that does nothing."""
+    """Calls a method of an observer. It does not keep it alive, and a copied model gets a hook that does nothing."""
 
     def __init__(self, observer: Observer | None, method: str, index: int) -> None:
         self.observer: Callable[[], Observer | None] = (lambda: None) if observer is None else weakref.ref(observer)
@@ -263,15 +263,15 @@ class _Hook:
 
 
 def check_labels(labels: Any, loss: Any) -> None:
-    """Refuse labels that cannot be had."""
+    """Reject labels that cannot be drawn."""
     if labels not in ("sampled", "true") and not callable(labels):
         raise DynamicsError(
-            f"labels is {labels!r}; accepted are 'sampled', 'true', or a function (output, generator) → targets."
+            f"`labels` must be 'sampled', 'true', or a function (output, generator) → targets, got {labels!r}."
         )
     if labels != "true" and not callable(loss):
         raise DynamicsError(
-            f"Labels are to be drawn from the model, and loss is {loss!r}; give loss= the function of (output, "
-            "targets) that is trained, or labels='true' for those of the training loop (the empirical Fisher matrix)."
+            f"`loss` must be the function (output, targets) that is trained where labels are drawn, got {loss!r}. Give "
+            "one, or use labels='true' for the labels of the training loop (the empirical Fisher matrix)."
         )
     if labels == "sampled":
         try:
@@ -281,7 +281,7 @@ def check_labels(labels: Any, loss: Any) -> None:
 
 
 def _predictions(loss: Loss, samples: int, targets: Any) -> int:
-    """How many predictions a mean loss is over: one a sample, or one a label where it is the mean over labels."""
+    """Return the number of predictions that a mean loss is over: one per sample, or one per label."""
     q = known(loss)
     if q is None or q.family == "gaussian" or q.reduction == "sum" or not isinstance(targets, Tensor):
         return samples
@@ -289,7 +289,7 @@ def _predictions(loss: Loss, samples: int, targets: Any) -> int:
 
 
 def _edge(output: Tensor) -> GradientEdge:
-    """Where the gradient of a module's output comes by, also if something is done to it in place afterwards."""
+    """Return the edge that carries the gradient of a module's output, also if it is later modified in place."""
     base = output._base if output._is_view() else None
-    # What is done in place to a view (products of [..., d] give one) takes its node out of the graph, not its base's.
+    # Modifying a view in place (products of [..., d] are views) takes its node out of the graph, not its base's.
     return get_gradient_edge(output if base is None or base.grad_fn is None else base)

@@ -1,12 +1,12 @@
-"""A torch optimizer around another that gives it preconditioned gradients, C⁻¹ ∇J for ∇J, layer by layer.
+"""A torch optimizer that gives its inner optimizer preconditioned gradients, C⁻¹ ∇J instead of ∇J, layer by layer.
 
-The inner optimizer's rule is then that of the new coordinates up to C: momentum and adaptive steps are of
-preconditioned gradients, weight decay is not preconditioned (equation 27 of Grosse's chapter 5). Gradients are the
-training loop's own again after the step.
+Momentum and adaptive steps of the inner optimizer are those of preconditioned gradients; weight decay is not
+preconditioned (equation 27 of Grosse's chapter 5). The gradients are restored after the step.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -19,32 +19,32 @@ from torch.optim import LBFGS, Optimizer
 
 from gyroscope.base import accepted
 from gyroscope.base.accepted import real
+from gyroscope.control.preconditioners.affine_layers import Parts, Place, places
 from gyroscope.control.preconditioners.observer import Labels, Observer, Statistics
-from gyroscope.control.preconditioners.places import Parts, Place, places
 from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
 from gyroscope.errors import DynamicsError
 from gyroscope.passes.labels import Loss
 from gyroscope.theory.domains import count
-from gyroscope.vectors.chunks import is_capturing
+from gyroscope.vectors.launch import is_capturing
 
 
 class Running(Statistics, Protocol):
     """Statistics with running averages."""
 
     def fold(self) -> None:
-        """Take what was told since the last time into the averages."""
+        """Update the averages with everything added since the last call."""
 
     def known(self, index: int) -> bool:
-        """Whether there is any of this layer."""
+        """Return whether there are statistics of a layer."""
 
     def state(self, index: int) -> dict[str, Any]:
-        """What is known of a layer, by name."""
+        """Return the statistics of a layer, by name."""
 
     def load(self, index: int, state: dict[str, Any]) -> None:
-        """Go on from that; an empty state forgets the layer."""
+        """Load the statistics of a layer; an empty state deletes them."""
 
     def shapes(self, index: int) -> dict[str, tuple[int, ...]]:
-        """The shapes that the tensors of a layer's state have, by name."""
+        """Return the shapes of the tensors in the state of a layer, by name."""
 
 
 R = TypeVar("R", bound=Running)
@@ -52,20 +52,21 @@ Exchange = tuple[list[Tensor], list[Tensor]]
 
 
 class Preconditioner(Wrapper, Generic[R]):
-    """Base of the preconditioners: watches the model, and steps the inner optimizer on preconditioned gradients.
+    """Base of the preconditioners: observes the model, and steps the inner optimizer on preconditioned gradients.
 
     Args:
         optimizer: the inner optimizer.
         model: the model that is trained, which is called as a whole.
-        statistics: makes the running averages for its layers.
-        loss, labels, seed: where gradients at the layers' outputs come from.
-        biases: whether biases are preconditioned, together with the weights; otherwise their gradients stay.
-        every: steps between two looks at the model.
-        inputs: whether the statistics are of the layers' inputs alone, and not of gradients at their outputs.
-        capturable: whether a step may be part of a CUDA graph, where no labels are drawn.
+        statistics: a function that makes the running averages for its layers.
+        loss, labels, seed: the source of gradients at the layers' outputs.
+        biases: whether biases are preconditioned, together with the weights; otherwise their gradients stay as they
+            are.
+        every: the number of steps between two observations of the model.
+        inputs: whether the statistics are of the layers' inputs only, and not of gradients at their outputs.
+        capturable: whether a step can be part of a CUDA graph, if no labels are drawn.
     """
 
-    #: What the names of its states begin with, in a saved state.
+    #: The prefix of the names of its state, in a saved state.
     prefix = ""
 
     sets_lengths = False
@@ -86,15 +87,15 @@ class Preconditioner(Wrapper, Generic[R]):
     ) -> None:
         if not isinstance(optimizer, Optimizer) or isinstance(optimizer, LBFGS):
             raise DynamicsError(
-                f"The optimizer is a {type(optimizer).__name__}; accepted is a torch.optim.Optimizer that steps from "
-                "one gradient, such as torch.optim.SGD(model.parameters(), lr=0.1)."
+                "`optimizer` must be a torch.optim.Optimizer that steps from one gradient, got a "
+                f"{type(optimizer).__name__}. Try torch.optim.SGD(model.parameters(), lr=0.1)."
             )
         self.every, seed = count("every", every, least=1), accepted.seed(seed, DynamicsError)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             ranks = torch.distributed.get_world_size()
             if ranks > 1:
                 raise DynamicsError(
-                    f"Statistics are of one process, and {ranks} ranks would drift apart: train in one."
+                    f"Preconditioners work in one process, since ranks do not share statistics; got {ranks}."
                 )
         found, self.unsupported = places(model)
         if not biases:
@@ -108,8 +109,8 @@ class Preconditioner(Wrapper, Generic[R]):
         self._places = tuple(place for place in found if place.name not in self.unsupported)
         if not self._places:
             raise DynamicsError(
-                f"The model has no layers to precondition: {self.unsupported or 'nothing in it is trained'}. Accepted "
-                "are nn.Linear and nn.Conv2d without groups whose parameters the optimizer holds."
+                f"The model has no layers to precondition: {self.unsupported or 'nothing in it is trained'}. It needs "
+                "an nn.Linear, or an nn.Conv2d without groups, whose parameters the optimizer holds."
             )
         super().__init__(optimizer)
         self._statistics: R = statistics(self._places)
@@ -126,24 +127,24 @@ class Preconditioner(Wrapper, Generic[R]):
         return tuple(place.name for place in self._places)
 
     def close(self) -> None:
-        """Stop watching the model. What is known so far goes on to precondition."""
+        """Stop observing the model. The statistics so far are used in later steps."""
         self._observer.detach()
 
     def _refuses(self, place: Place) -> str | None:
-        """Why a layer is passed through, if so."""
+        """Return why a layer is passed through, or None."""
         return None
 
     @abstractmethod
     def _directions(self, gradients: dict[int, Parts]) -> dict[int, Parts]:
-        """C⁻¹ ∇J of layers."""
+        """Return C⁻¹ ∇J of the layers."""
 
-    def _take(self) -> None:
+    def _take(self, closure: Callable[[], Any] | None) -> None:
         """Step the inner optimizer on preconditioned gradients."""
         if is_capturing() and not self._observer.capturable:
             raise DynamicsError(
-                f"A step of {type(self).__name__} as it is set up cannot be captured in a CUDA graph, since not all of "
-                "its steps are alike, or labels are drawn: take it outside of one. One that can be captured is that of "
-                "QuasiDiagonal with every=1 and labels None or 'true'."
+                f"A step of {type(self).__name__} with these options cannot be captured in a CUDA graph, because its "
+                "steps differ, or labels are drawn. Take it outside of one, or use QuasiDiagonal with every=1 and "
+                "labels None or 'true'."
             )
         self._statistics.fold()
         parameters, directions = self._at_once() or self._one_by_one()
@@ -159,7 +160,7 @@ class Preconditioner(Wrapper, Generic[R]):
         self._observer.looks = self._steps % self.every == 0
 
     def _at_once(self) -> Exchange | None:
-        """Parameters and what they get for their gradients, where there is a quick way for all layers."""
+        """Return parameters and their directions, where there is a quick way for all layers, else None."""
         return None
 
     def _one_by_one(self) -> Exchange:
@@ -172,22 +173,22 @@ class Preconditioner(Wrapper, Generic[R]):
     def _warn(self, unknown: list[int]) -> None:
         if not unknown:
             return
-        self._observer.inputs = False  # perhaps the loss is of something other than the model's output
+        self._observer.inputs = False  # perhaps the loss is not a function of the model's output
         names = [self._places[i].name for i in unknown if i not in self._missed]
         self._missed.update(unknown)
         if names:
             warnings.warn(
-                f"Nothing is known of the layers {', '.join(names)}, so their gradients are taken as they are: no "
-                "pass of the model was seen to call them. Call the model as a whole, not compiled, and the layers as "
+                f"There are no statistics of the layers {', '.join(names)}, so their gradients are used as they are: "
+                "no observed pass of the model called them. Call the model as a whole, not compiled, and the layers as "
                 "modules.",
-                stacklevel=5,
+                stacklevel=8,
             )
 
     def _save(self) -> dict[str, Any]:
         saved = self.inner.state_dict()
         state = dict(saved["state"])
         for i, key in self._keys(saved).items():
-            # In a copy: a state that is not empty is taken by torch's optimizers for one they have set up.
+            # In a copy: torch's optimizers take a state that is not empty for one that they have set up.
             if self._statistics.known(i):
                 own = {**self._statistics.state(i), "steps": self._steps, "generator": self._observer.state()}
                 state[key] = {**state.get(key, {}), **{self.prefix + name: value for name, value in own.items()}}
@@ -201,13 +202,13 @@ class Preconditioner(Wrapper, Generic[R]):
             mine[i] = {k.removeprefix(self.prefix): v for k, v in given.items() if k.startswith(self.prefix)}
             for name, shape in self._statistics.shapes(i).items():
                 if mine[i] and (name not in mine[i] or tuple(mine[i][name].shape) != shape):
-                    found = list(mine[i][name].shape) if name in mine[i] else "missing"
+                    found = list(mine[i][name].shape) if name in mine[i] else "none"
                     raise DynamicsError(
-                        f"The state's {self.prefix + name!r} of {self._places[i].name!r} is {found}, and {list(shape)} "
-                        "here: it belongs to another model, or to another preconditioner."
+                        f"The state's {self.prefix + name!r} of {self._places[i].name!r} must have shape "
+                        f"{list(shape)}, got {found}: the state belongs to another model or another preconditioner."
                     )
         rest = {
-            # What an optimizer keeps under a key of its own is no parameter's, and need not be a dictionary.
+            # What an optimizer keeps under a key of its own belongs to no parameter, and need not be a dictionary.
             key: {k: v for k, v in own.items() if not k.startswith(self.prefix)} if isinstance(own, dict) else own
             for key, own in state_dict["state"].items()
         }
@@ -221,7 +222,7 @@ class Preconditioner(Wrapper, Generic[R]):
         self._observer.looks = self._steps % self.every == 0
 
     def _keys(self, state_dict: dict[str, Any]) -> dict[int, Any]:
-        """What the weight of each layer is called in a state."""
+        """Return the key of the weight of each layer in a state."""
         of = {
             id(p): key
             for mine, saved in zip(self.inner.param_groups, state_dict["param_groups"], strict=True)
@@ -230,7 +231,8 @@ class Preconditioner(Wrapper, Generic[R]):
         return {i: of[id(place.module.weight)] for i, place in enumerate(self._places)}
 
 
-def check_number(name: str, given: Any, *, below: float) -> None:
-    """Refuse what is no number from 0."""
+def check_number(name: str, given: Any, *, below: float = math.inf) -> None:
+    """Reject what is not a finite number >= 0 and below `below`."""
     if not 0 <= real(given) < below:
-        raise DynamicsError(f"{name} is {given!r}; accepted is a finite number from 0, below {below:g}.")
+        bound = "" if below == math.inf else f" and below {below:g}"
+        raise DynamicsError(f"`{name}` must be a finite number >= 0{bound}, got {given!r}.")

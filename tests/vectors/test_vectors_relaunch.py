@@ -2,7 +2,7 @@
 
 import pytest
 
-from gyroscope.vectors.relaunch import relauncher
+from gyroscope.vectors.launch import relauncher
 from interpreted import needs_triton
 
 

@@ -1,0 +1,237 @@
+"""Launching kernels over lists of tensors: chunks of work, tables on the device, copies for CUDA graphs, relaunching.
+
+A kernel finds its tensors by a table of addresses. Where the tensors lie as in an earlier step, the table exists
+already, and a kernel that has been launched before is called without inspecting its arguments again, which costs the
+host more than the launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gyroscope.base.transfer import pinned
+
+CHUNK = 8192  # elements that a program works on; a multiple of every block size
+
+Ints = npt.NDArray[np.int64]
+
+
+def cut(lengths: Sequence[int] | Ints, chunk: int = CHUNK) -> tuple[Ints, Ints, Ints]:
+    """Cut segments of the given lengths into chunks.
+
+    Returns:
+        For each chunk its segment and its position within the segment, and for each segment its first chunk, with the
+        number of chunks at the end. An empty segment has one empty chunk, so that its sums are written, as zeros.
+
+    >>> [t.tolist() for t in cut([10, 0, 3], chunk=4)]
+    [[0, 0, 0, 1, 2], [0, 1, 2, 0, 0], [0, 3, 4, 5]]
+    """
+    counts = np.maximum(1, -(-np.asarray(lengths, dtype=np.int64) // chunk))
+    first = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    segment = np.repeat(np.arange(len(counts)), counts)
+    return segment, np.arange(first[-1]) - first[segment], first
+
+
+def rows_of(members: Sequence[int], counts: Sequence[int] | Ints) -> Ints:
+    """Return the rows of the segments of the layers `members`, where layer l has `counts[l]` rows.
+
+    >>> rows_of([0, 2], [1, 2, 3]).tolist()
+    [0, 3, 4, 5]
+    """
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
+    return np.concatenate([np.arange(starts[i], starts[i + 1]) for i in members])
+
+
+def schedule(chunks: int) -> Ints:
+    """Return the order in which one launch first sums all chunks and then updates them.
+
+    Updates go backward, from the chunks that were read last and are still in the cache. Chunk c is listed as c where
+    it is summed and as −c − 1 where it is updated.
+
+    >>> schedule(3).tolist()
+    [0, 1, 2, -3, -2, -1]
+    """
+    order = np.arange(chunks)
+    return np.concatenate([order, -order[::-1] - 1])
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """Return an array on the device, without waiting for the copy."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type == "cuda":
+        return pinned(tensor).to(device, non_blocking=True)
+    return tensor.clone()
+
+
+def is_aligned(pointers: Ints) -> bool:
+    """Return whether every pointer allows 16-byte loads."""
+    return not bool((pointers & 15).any())
+
+
+def is_capturing() -> bool:
+    """Return whether a CUDA graph is being captured, so that nothing may wait for the device."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+
+
+def on(device: torch.device) -> Any:
+    """Return a context that launches on the tensors' own device, where that is not the current one."""
+    if device.type != "cuda" or torch.cuda.current_device() == device.index:
+        return nullcontext()
+    return torch.cuda.device(device)
+
+
+class Spare:
+    """Page-locked host memory for the copies of CUDA graphs, within which none can be allocated.
+
+    One piece is ready for the next graph. The pieces that earlier graphs copy from are kept.
+
+    Args:
+        device: the device that is copied to.
+
+    >>> spare = Spare(torch.device("cpu"))
+    >>> spare.copied([1, 2]) is None             # nothing was provided
+    True
+    >>> spare.provide((2,)); spare.copied([1, 2])
+    tensor([1, 2])
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._next: Tensor | None = None
+        self._taken: list[Tensor] = []
+
+    def provide(self, shape: Sequence[int]) -> None:
+        """Allocate memory for integers of this shape; outside of graphs, whenever a graph may come next."""
+        if self._next is None:
+            memory = torch.empty(tuple(shape), dtype=torch.int64, device="cpu")
+            self._next = pinned(memory) if self.device.type == "cuda" else memory
+
+    def copied(self, values: npt.ArrayLike) -> Tensor | None:
+        """Return the values on the device, copied again at every replay, or None if no memory was provided."""
+        if self._next is None:
+            return None
+        source, self._next = self._next, None
+        source.numpy()[:] = np.asarray(values)
+        self._taken.append(source)
+        return source.to(self.device, non_blocking=True)
+
+
+def in_two(value: float) -> tuple[float, float]:
+    """Split a number into the nearest float32 and the rest, because arguments of kernels are rounded to float32.
+
+    >>> sum(in_two(0.1)) == 0.1
+    True
+    """
+    near = float(np.float32(value))
+    return near, value - near
+
+
+def relauncher(compiled: Any, programs: int) -> Callable[..., None] | None:
+    """Return a function that launches a compiled kernel with all its arguments, or None if there is none.
+
+    Args:
+        compiled: the result of the first launch. The interpreter returns nothing.
+        programs: the number of programs.
+
+    >>> relauncher(None, 3)
+    """
+    if not hasattr(compiled, "function"):
+        return None
+    import triton
+
+    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3):
+        return None  # compiled kernels were called without the arguments that are compiled in
+    launch: Callable[..., None] = compiled[(programs, 1, 1)]
+    return launch
+
+
+_TABLES_KEPT = 16
+
+
+class Addresses:
+    """Tables of the addresses of some tensors, on their device.
+
+    Args:
+        count: the number of tensors.
+        device: the device of the tensors.
+
+    >>> x = torch.zeros(3)
+    >>> addresses = Addresses(1, x.device)
+    >>> table = addresses.table([x.data_ptr()])
+    >>> bool(table == x.data_ptr()), addresses.table([x.data_ptr()]) is table
+    (True, True)
+    """
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self.count, self.device = count, device
+        self._known: dict[tuple[int, ...], Tensor] = {}
+        self._spare = Spare(device)
+        self._captured: list[Tensor] = []  # a graph holds addresses only, so captured tables are kept
+
+    def table(self, addresses: list[int]) -> Tensor | None:
+        """Return the table, or None where a CUDA graph is captured and no memory was provided for it."""
+        cuda = self.device.type == "cuda"
+        # A stream must not read a table that another stream is still uploading.
+        stream = torch._C._cuda_getCurrentRawStream(self.device.index) if cuda else 0
+        key = (stream, *addresses)
+        known = self._known.pop(key, None)
+        if is_capturing():
+            return self._in_a_graph(addresses, known, key)
+        if known is None:
+            known = to_device(np.array(addresses, dtype=np.int64), self.device)
+            while len(self._known) >= _TABLES_KEPT:
+                self._known.pop(next(iter(self._known)))
+        self._known[key] = known  # the last used is the last to go
+        self._spare.provide((self.count,))
+        return known
+
+    def _in_a_graph(self, addresses: list[int], known: Tensor | None, key: tuple[int, ...]) -> Tensor | None:
+        if known is not None:
+            self._known[key] = known
+            self._captured.append(known)
+            return known
+        return self._spare.copied(addresses)
+
+
+class Launcher:
+    """A kernel with a fixed number of programs.
+
+    Arguments may change from launch to launch, except for types and integers, which are compiled in. Tensors must start
+    at multiples of 16 bytes, as all allocated tensors do.
+
+    Args:
+        kernel: a Triton function.
+        programs: the number of programs.
+        device: the device to launch on.
+        warps: the number of warps per program.
+    """
+
+    def __init__(self, kernel: Any, programs: int, device: torch.device, *, warps: int = 4) -> None:
+        self.kernel, self.programs, self.device, self.warps = kernel, programs, device, warps
+        self._run: Any = None
+
+    def __call__(self, arguments: Sequence[Any]) -> None:
+        """Launch the kernel."""
+        with on(self.device):
+            if self._run is not None:
+                self._run(*arguments)
+                return
+            compiled = self.kernel[(self.programs,)](*arguments, num_warps=self.warps)
+        self._run = relauncher(compiled, self.programs)
+
+
+def shared_out(counts: Sequence[int]) -> tuple[npt.NDArray[np.int32], Ints]:
+    """Return the item that each program works on, and the first program of each item.
+
+    >>> [t.tolist() for t in shared_out([2, 1, 3])]
+    [[0, 0, 1, 2, 2, 2], [0, 2, 3]]
+    """
+    each = np.array(counts, dtype=np.int64)
+    return np.repeat(np.arange(len(each), dtype=np.int32), each), np.cumsum(each) - each
