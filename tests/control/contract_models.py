@@ -1,4 +1,4 @@
-"""What the contract tests share: small models, given gradients, and the literal Algorithm 1 in float64."""
+"""Shared by the contract tests: small models, given gradients, and the literal Algorithm 1 in float64."""
 
 from __future__ import annotations
 

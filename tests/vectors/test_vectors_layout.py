@@ -1,4 +1,4 @@
-"""What is said about memory, against the list of every element's place in it."""
+"""The statements about memory, compared with the list of every element's place in it."""
 
 from __future__ import annotations
 

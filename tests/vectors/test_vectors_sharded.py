@@ -261,7 +261,7 @@ def _rank(rank: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    """What each rank found: starting two processes takes longer than all claims together."""
+    """The findings of each rank: starting two processes takes longer than all claims together."""
     folder = tmp_path_factory.mktemp("ranks")
     forked.start(_rank, str(folder), processes=2)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
