@@ -22,10 +22,10 @@ from gyroscope_lab.papers.conditioning.exact import (
     reproduce_all,
 )
 from gyroscope_lab.papers.conditioning.exact_figure import draw
-from gyroscope_lab.papers.conditioning.exact_findings import findings
 from gyroscope_lab.papers.conditioning.exact_measure import measure, network
 from gyroscope_lab.papers.conditioning.exact_result import Line, Study
 from gyroscope_lab.papers.conditioning.exact_spectra import exact_spectra
+from gyroscope_lab.papers.conditioning.exact_verdicts import verdicts
 from gyroscope_lab.papers.conditioning.sensitivity import sensitivity
 from gyroscope_lab.papers.conditioning.small_images import small_images
 from lab.made import NAMES, idx, images, labels, write
@@ -185,7 +185,7 @@ def test_the_approximation_is_exact_where_all_images_are_the_same():
 
 
 def test_batch_normalization_lifts_the_gradients_and_the_conditioning_on_digits(studies):
-    """The paper's two findings, in miniature."""
+    """The paper's two verdicts, in miniature."""
     study = studies["a1"]
     assert 1e-6 < study.find("plain").largest < 1e-4
     assert study.find("bn").largest > 1e4 * study.find("plain").largest
@@ -310,7 +310,7 @@ def test_a_matrix_that_is_zero_is_drawn_as_a_gap():
     study = Study("fig1", "mlp-8x24", "digits", 9, {}, (0.5, 1.0), (dead, alive), 0.0)
     draw(study).draw_without_rendering()
     assert study.as_json()["lines"][0]["kappa"] == [None, None]
-    assert "at 1 of 1 shares p" in [finding.here for finding in findings(study)]
+    assert "at 1 of 1 shares p" in [verdict.here for verdict in verdicts(study)]
 
 
 def made(*, plain=1e-5, bn=1.0, plain_kappa=(2.0, 9.0), bn_kappa=(1.5, 5.0)):
@@ -334,8 +334,8 @@ def made(*, plain=1e-5, bn=1.0, plain_kappa=(2.0, 9.0), bn_kappa=(1.5, 5.0)):
     ],
     ids=["all", "steep", "flat", "bn", "worse", "both infinite", "bn infinite"],
 )
-def test_a_finding_holds_when_it_does(study, holds):
-    assert [finding.holds for finding in findings(study)] == holds
+def test_a_verdict_holds_when_it_does(study, holds):
+    assert [verdict.holds for verdict in verdicts(study)] == holds
 
 
 def test_approximations_are_compared_by_their_ratios():
@@ -345,7 +345,7 @@ def test_approximations_are_compared_by_their_ratios():
     near = Study(
         "fig2", "mlp-8x24", "digits", 9, {}, (0.5, 1.0), (line(False, 2.0, (2.0, inf)), line(True, 3.0, (9.0, 8.0))), 0
     )
-    largest, kappa = findings(near)[-2:]
+    largest, kappa = verdicts(near)[-2:]
     assert largest.here.startswith("1.5 times the exact one")
     assert largest.holds
     assert kappa.here == "4.5 times the exact one in the middle, 4.5 to 4.5"

@@ -6,8 +6,8 @@ import pytest
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.conditioning import exact as conditioning
-from gyroscope_lab.papers.conditioning.exact_findings import findings
 from gyroscope_lab.papers.conditioning.exact_studies import STUDIES
+from gyroscope_lab.papers.conditioning.exact_verdicts import verdicts
 from gyroscope_lab.training.archive import Archive
 from lab.made import NAMES, idx, images, labels, write
 
@@ -32,7 +32,7 @@ def test_every_figure_of_the_conditioning_paper_is_a_study_that_trains_nothing()
 def test_a_report_holds_what_was_measured(lab, name):
     report = BY_NAME[f"conditioning/{name}"].run(lab)
     measured = conditioning.reproduce(name, scale="smoke")
-    assert [asdict(finding) for finding in report.findings] == [asdict(finding) for finding in findings(measured)]
+    assert [asdict(verdict) for verdict in report.verdicts] == [asdict(verdict) for verdict in verdicts(measured)]
     told = {key: value for key, value in report.numbers.items() if key != "seconds"}
     assert told == {key: value for key, value in measured.as_json().items() if key != "seconds"}
     assert (told["samples"], told["settings"]["scale"]) == (SAMPLES, "smoke")

@@ -94,7 +94,7 @@ def test_the_table_is_what_the_archive_holds(lab, report):
 
 
 def test_rotation_decides_to_what_extent_features_are_learned_and_not_which(report):
-    held = {finding.says: finding.holds for finding in report.findings}
+    held = {verdict.says: verdict.holds for verdict in report.verdicts}
     assert held["all four rates learn the training set"]
     assert held["the higher the rate, the further the first layer rotates"]
     assert held["the further it rotates, the less retrievable is the initialization"]

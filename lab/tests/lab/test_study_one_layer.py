@@ -33,7 +33,7 @@ def reports(lab):
 
 
 def verdicts(report):
-    return {finding.says: finding.holds for finding in report.findings}
+    return {verdict.says: verdict.holds for verdict in report.verdicts}
 
 
 # What is trained at full scale

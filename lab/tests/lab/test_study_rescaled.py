@@ -107,8 +107,8 @@ def test_on_digits_the_best_rate_of_layca_stays_and_that_of_block_normalised_sgd
     assert tests[BLOCK, 0, -1] > tests[BLOCK, 0, 1]
     assert tests[BLOCK, 2, 1] > tests[BLOCK, 2, -1]
     cost = 100 * max(tests[BLOCK, 2, 1] - tests[BLOCK, 2, -1], tests[BLOCK, 0, -1] - tests[BLOCK, 0, 1])
-    assert f"up to 0.0 and {cost:.1f} points" in report.findings[-1].here
-    assert [finding.verdict for finding in report.findings] == ["shown"] * 3
+    assert f"up to 0.0 and {cost:.1f} points" in report.verdicts[-1].here
+    assert [verdict.word for verdict in report.verdicts] == ["shown"] * 3
 
 
 def test_the_figure_has_a_panel_a_method_tests_full_and_trainings_dotted(raw, report):

@@ -51,7 +51,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Verdict:
     """One thing the paper says, and what came out here.
 
     Attributes:
@@ -60,7 +60,7 @@ class Finding:
         here: ours.
         holds: whether it came out as it says; None where this scale cannot tell.
 
-    >>> Finding("the best rate is 3^-3", paper="88.45 %", here="88.35 %", holds=True).verdict
+    >>> Verdict("the best rate is 3^-3", paper="88.45 %", here="88.35 %", holds=True).word
     'shown'
     """
 
@@ -70,7 +70,7 @@ class Finding:
     holds: bool | None
 
     @property
-    def verdict(self) -> str:
+    def word(self) -> str:
         """In a word or two."""
         return "undecided at this scale" if self.holds is None else "shown" if self.holds else "not shown"
 
@@ -82,13 +82,13 @@ class Report:
     Attributes:
         figures: by name; the main one is called "figure".
         tables: with the paper's numbers beside ours.
-        findings: what the paper says, and whether it came out.
+        verdicts: what the paper says, and whether it came out.
         numbers: whatever else is worth keeping, as what JSON can hold.
     """
 
     figures: dict[str, Figure] = field(default_factory=dict)
     tables: tuple[Table, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
     numbers: dict[str, Any] = field(default_factory=dict)
 
 
@@ -168,7 +168,7 @@ class Study:
             "python": platform.python_version(),
             "concluded_on": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
             "not_trained": self.not_trained(lab),
-            "findings": [{**asdict(finding), "verdict": finding.verdict} for finding in report.findings],
+            "findings": [{**asdict(verdict), "verdict": verdict.word} for verdict in report.verdicts],
             "tables": [clean(asdict(table), digits=7) for table in report.tables],
             "numbers": clean(report.numbers, digits=7),
         }
@@ -184,10 +184,10 @@ class Study:
         if missing := self.not_trained(lab):
             said = "; ".join(name + f" ({n} times)" * (n > 1) for name, n in Counter(missing).items())
             parts.append(f"Shown in part: {len(missing)} trainings are not there yet ({said}).")
-        if report.findings:
+        if report.verdicts:
             columns = ("the paper says", "paper", "here", "")
-            rows = tuple((one.says, one.paper, one.here, one.verdict) for one in report.findings)
-            parts.append("## Findings\n\n" + Table("Findings", columns, rows).markdown())
+            rows = tuple((one.says, one.paper, one.here, one.word) for one in report.verdicts)
+            parts.append("## Verdicts\n\n" + Table("Verdicts", columns, rows).markdown())
         parts += [f"## {table.title}\n\n{table.markdown()}" for table in report.tables]
         parts += [f"![{name}]({name}.png)" for name in report.figures]
         return "\n\n".join(parts) + "\n"

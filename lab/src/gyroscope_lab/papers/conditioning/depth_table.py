@@ -25,7 +25,7 @@ from gyroscope_lab.papers.conditioning.by_depth import (
     of_network,
 )
 from gyroscope_lab.papers.conditioning.depth_figure import draw_losses
-from gyroscope_lab.papers.conditioning.depth_findings import of_errors, of_losses, of_twice_the_layers
+from gyroscope_lab.papers.conditioning.depth_verdicts import of_errors, of_losses, of_twice_the_layers
 from gyroscope_lab.papers.rotation.beside_layca import some
 from gyroscope_lab.papers.study import Report, Study, Table
 from gyroscope_lab.training.trial import Trial
@@ -143,7 +143,7 @@ def table1(lab: Lab) -> Report:
     return replace(
         report,
         tables=(*report.tables, Table("Beyond the table", columns, tuple(rows))),
-        findings=(*report.findings, *of_twice_the_layers(found)),
+        verdicts=(*report.verdicts, *of_twice_the_layers(found)),
     )
 
 

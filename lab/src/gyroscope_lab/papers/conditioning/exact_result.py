@@ -76,10 +76,10 @@ def line(
 
 
 @dataclass(frozen=True)
-class Finding:
+class Verdict:
     """One thing the paper says, and what came out here.
 
-    >>> Finding("λmax of F, plain", paper="around 1e-05", here="2.1e-05", holds=True).holds
+    >>> Verdict("λmax of F, plain", paper="around 1e-05", here="2.1e-05", holds=True).holds
     True
     """
 
@@ -115,7 +115,7 @@ class Study:
 
     def as_json(self) -> dict[str, Any]:
         """Return every number and every setting, as what strict JSON can hold: "inf" for infinity."""
-        from gyroscope_lab.papers.conditioning.exact_findings import findings
+        from gyroscope_lab.papers.conditioning.exact_verdicts import verdicts
 
         return {
             "gyroscope": gyroscope.__version__,
@@ -127,7 +127,7 @@ class Study:
             "data": self.data,
             "samples": self.samples,
             "settings": self.settings,
-            "findings": [asdict(finding) for finding in findings(self)],
+            "findings": [asdict(verdict) for verdict in verdicts(self)],
             "p": list(self.p),
             "lines": [asdict(one) | {"kappa": [in_json(k) for k in one.kappa]} for one in self.lines],
         }

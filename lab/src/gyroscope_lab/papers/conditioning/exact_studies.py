@@ -14,10 +14,10 @@ from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.at_hand import at_hand
 from gyroscope_lab.papers.conditioning import exact as conditioning
-from gyroscope_lab.papers.conditioning.exact_findings import findings
 from gyroscope_lab.papers.conditioning.exact_result import PAPER_LARGEST, PAPER_MODEL, Line
 from gyroscope_lab.papers.conditioning.exact_result import Study as Measured
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.conditioning.exact_verdicts import verdicts
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.trial import Trial
 
 TITLES = {
@@ -60,7 +60,7 @@ def report(measured: Measured) -> Report:
     return Report(
         {"figure": measured.draw()},
         (Table(title, (*columns, "rank"), rows),),
-        tuple(Finding(one.says, one.paper, one.here, one.holds) for one in findings(measured)),
+        tuple(Verdict(one.says, one.paper, one.here, one.holds) for one in verdicts(measured)),
         measured.as_json(),
     )
 

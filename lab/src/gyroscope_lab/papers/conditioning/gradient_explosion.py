@@ -20,7 +20,7 @@ from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.at_hand import at_hand, channels, examples, pixels
 from gyroscope_lab.papers.conditioning.gradient_explosion_figure import draw
 from gyroscope_lab.papers.recorded import recorded
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
@@ -156,7 +156,7 @@ def figure_a10(lab: Lab) -> Report:
     return Report(
         {"figure": draw(found)},
         tuple(_table(one) for one in found),
-        tuple(finding for one in found for finding in _findings(one, many=len(found) > 1)),
+        tuple(verdict for one in found for verdict in _verdicts(one, many=len(found) > 1)),
         {"networks": [one.numbers() for one in found]},
     )
 
@@ -181,7 +181,7 @@ def _both(one: Course, values: Values) -> tuple[str, str]:
     return f"{one.lower(values):.3g}", f"{one.upper(values):.3g}"
 
 
-def _findings(one: Course, *, many: bool) -> Sequence[Finding]:
+def _verdicts(one: Course, *, many: bool) -> Sequence[Verdict]:
     """What the paper says of a network.
 
     Where even in lower layers the first step is smaller than the weights, η σmax(∂L/∂W) < σmax(W), the network is not
@@ -194,26 +194,26 @@ def _findings(one: Course, *, many: bool) -> Sequence[Finding]:
     deep = one.rate * one.lower(one.domination[0]) > 1
     before, after = one.lower(one.domination[0]), [one.lower(values) for values in one.domination[1:]]
     return (
-        Finding(
+        Verdict(
             f"weight-gradients explode exponentially at initialization{of}",
             "towards lower layers",
             f"λmax(F) rises by {10**slope:.2f} a layer (R² {straight:.2f}), from the last quarter to the first by "
             f"{one.lower(one.curvature[0]) / one.upper(one.curvature[0]):.1e}",
             slope > 0 and straight >= _STRAIGHT,
         ),
-        Finding(
+        Verdict(
             f"after one step the weights of lower layers have grown{of}",
             "exponentially",
             f"σmax(W) to {one.lower(grown):.3g} times in the first quarter, {one.upper(grown):.3g} in the last",
             one.lower(grown) > 2 * one.upper(grown) if deep else None,
         ),
-        Finding(
+        Verdict(
             f"which leads to small weight-gradients there{of}",
             "in iterations 1 to 7",
             f"λmax(F) to {min(shrunk):.1e} … {max(shrunk):.1e} of what it was",
             max(shrunk) < DOMINATED if deep else None,
         ),
-        Finding(
+        Verdict(
             f"lower layers enter weight domination{of}",
             "σmax(∂L/∂W) ≪ σmax(W)",
             f"a ratio of {before:.2g} at first, then {min(after):.1e} … {max(after):.1e}; {after[-1]:.1e} in the end",

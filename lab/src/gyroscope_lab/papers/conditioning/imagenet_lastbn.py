@@ -18,7 +18,7 @@ from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.conditioning.imagenet_figure import draw_errors
 from gyroscope_lab.papers.conditioning.tested_by_epoch import ByEpoch
 from gyroscope_lab.papers.rotation.beside_layca import some
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.schedule import Schedule
@@ -204,18 +204,18 @@ def _trained(lab: Lab, trials: list[Trial]) -> list[Trained]:
     return list(some(found))
 
 
-def _faster(lab: Lab, found: list[Trained], depth: int) -> Finding:
+def _faster(lab: Lab, found: list[Trained], depth: int) -> Verdict:
     """Whether the network with the normalization is ahead in training, on average over epochs."""
     says = f"of {depth} layers ResNet_LastBN is optimized more efficiently than ResNet"
     its = {one.architecture: one.training_errors for one in found if one.depth == depth}
     if len(its) < len(MODELS):
-        return Finding(says, "so", "–", None)
+        return Verdict(says, "so", "–", None)
     plain, normal = (sum(its[name]) / len(its[name]) for name in MODELS)
     here = f"training error {normal:.2f} against {plain:.2f} %, the mean over epochs"
-    return Finding(says, "lower training errors", here, normal < plain if lab.scale == "full" else None)
+    return Verdict(says, "lower training errors", here, normal < plain if lab.scale == "full" else None)
 
 
-def _better(lab: Lab, found: dict[tuple[str, int, str], Trained], depth: int) -> Finding:
+def _better(lab: Lab, found: dict[tuple[str, int, str], Trained], depth: int) -> Verdict:
     says = f"of {depth} layers ResNet_LastBN has a lower test error than ResNet, more so with more regularization"
 
     names = tuple(MODELS)
@@ -227,7 +227,7 @@ def _better(lab: Lab, found: dict[tuple[str, int, str], Trained], depth: int) ->
             here[variant] = plain.error - normal.error
     whole = len(here) == len(VARIANTS) and lab.scale == "full"
     holds = whole and all(gain > (here["standard"] if variant != "standard" else 0) for variant, gain in here.items())
-    return Finding(says, _listed(told), _listed(here), holds if whole else None)
+    return Verdict(says, _listed(told), _listed(here), holds if whole else None)
 
 
 def _listed(gains: dict[str, float]) -> str:

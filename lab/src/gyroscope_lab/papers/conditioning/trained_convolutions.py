@@ -21,7 +21,7 @@ from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.at_hand import channels, examples
 from gyroscope_lab.papers.conditioning.trained_convolutions_figure import draw
 from gyroscope_lab.papers.recorded import recorded
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.task import Task
@@ -137,7 +137,7 @@ def conclude(lab: Lab, style: str) -> Report:
     return Report(
         {"figure": draw(shown, plain[1:], shares=SHARES, heading=task.name)},
         (_losses(task, every), _kappas(task, shown)),
-        tuple(_findings(lab, shown, plain)),
+        tuple(_verdicts(lab, shown, plain)),
         {"shown": [f"{one.name} {one.rate:g}" for one in shown],
          "networks": {f"{one.name} {one.rate:g}": one.numbers() for one in every}},
     )  # fmt: skip
@@ -182,11 +182,11 @@ def _text(value: float) -> str:
     return f"{value:.3g}" if isfinite(value) else "∞"
 
 
-def _findings(lab: Lab, shown: list[Network], rates: list[Network]) -> list[Finding]:
+def _verdicts(lab: Lab, shown: list[Network], rates: list[Network]) -> list[Verdict]:
     normalized, plain = shown
     learned = not _guesses(plain)  # gradients of a network that only guesses tell nothing of training
     found = [
-        Finding(
+        Verdict(
             f"BN improves the conditioning of the layer {says}, p = {percent(p)} %",
             f"lower κ_p({_FACTORS[factor]})",
             _compared(normalized.kappa[factor][p], plain.kappa[factor][p]),
@@ -197,7 +197,7 @@ def _findings(lab: Lab, shown: list[Network], rates: list[Network]) -> list[Find
     ]
     ours, theirs = normalized.result.loss[-1], plain.result.loss[-1]
     found.append(
-        Finding("and the training loss", "lower with BN", f"{ours:.3g} in place of {theirs:.3g}", ours < theirs)
+        Verdict("and the training loss", "lower with BN", f"{ours:.3g} in place of {theirs:.3g}", ours < theirs)
     )
     for one in rates:
         if one.rate == RATE:
@@ -205,7 +205,7 @@ def _findings(lab: Lab, shown: list[Network], rates: list[Network]) -> list[Find
             # What stands in for CIFAR-10 is easier.
             holds = _guesses(one) if lab.scale == "full" else None
             says = f"without BN it does not converge at a rate of {RATE:g}"
-            found.append(Finding(says, f"so {RATE / 10:g} was taken", here, holds))
+            found.append(Verdict(says, f"so {RATE / 10:g} was taken", here, holds))
     return found
 
 

@@ -20,9 +20,9 @@ from typing import Any, Literal
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.at_hand import at_hand, pixels
-from gyroscope_lab.papers.conditioning import perceptron_findings as findings
 from gyroscope_lab.papers.conditioning import perceptron_panels as panels
 from gyroscope_lab.papers.conditioning import perceptron_tables as tables
+from gyroscope_lab.papers.conditioning import perceptron_verdicts as verdicts_of
 from gyroscope_lab.papers.conditioning.perceptron_courses import STARTS, Kind, courses
 from gyroscope_lab.papers.study import Report, Study
 from gyroscope_lab.training.recipe import Recipe
@@ -130,7 +130,7 @@ def _magnitudes(lab: Lab, way: Way, label: str) -> Report:
     return Report(
         {"figure": panels.magnitudes(its, about), "iterations": panels.over_iterations(its, about)},
         (tables.losses(its, about), tables.factors(its)),
-        tuple(findings.magnitudes(its)),
+        tuple(verdicts_of.magnitudes(its)),
         {"networks": [one.numbers() | one.magnitudes() for one in its.values()]},
     )
 
@@ -142,7 +142,7 @@ def _conditions(lab: Lab, way: Way, label: str) -> Report:
     return Report(
         {"figure": panels.conditions(its, about)},
         (tables.kappas(its), tables.losses(its, about)),
-        tuple(findings.conditions(its)),
+        tuple(verdicts_of.conditions(its)),
         {"networks": [one.numbers() | one.conditions() for one in its.values()]},
     )
 
@@ -156,7 +156,7 @@ def _adam(lab: Lab) -> Report:
     return Report(
         {"figure": panels.all_of_it(its, about), "iterations": panels.over_iterations(its, about)},
         (tables.losses(its, about), tables.factors(its), tables.kappas(its)),
-        tuple(findings.adam(its, sgd)),
+        tuple(verdicts_of.adam(its, sgd)),
         {
             "networks": [one.numbers() | one.magnitudes() | one.conditions() for one in its.values()],
             "sgd": None if sgd is None else sgd.numbers() | sgd.magnitudes(),
@@ -175,7 +175,7 @@ def _units(lab: Lab) -> Report:
     return Report(
         {"figure": panels.units(its, about)},
         (tables.units(its), tables.losses(its, about)),
-        tuple(findings.units(its)),
+        tuple(verdicts_of.units(its)),
         {"networks": [one.numbers() | one.counts() for one in its.values()]},
     )
 

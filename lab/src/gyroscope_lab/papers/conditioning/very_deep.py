@@ -21,9 +21,9 @@ from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.conditioning.by_depth import SGD, Network, network_of, of_network
 from gyroscope_lab.papers.conditioning.very_deep_course import LEAST, NEAR, Course
 from gyroscope_lab.papers.conditioning.very_deep_figure import draw
-from gyroscope_lab.papers.conditioning.very_deep_findings import of_depths, of_last_norm, of_preactivation
+from gyroscope_lab.papers.conditioning.very_deep_verdicts import of_depths, of_last_norm, of_preactivation
 from gyroscope_lab.papers.rotation.beside_layca import some
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.last_layer import followed
 from gyroscope_lab.training.trial import Trial
 
@@ -118,14 +118,14 @@ def courses(lab: Lab, trials: Sequence[Trial]) -> list[Course]:
     return list(some(found))
 
 
-def _of_deepest(lab: Lab, trials: Sequence[Trial], what: str, findings: Callable[..., list[Finding]]) -> Report:
+def _of_deepest(lab: Lab, trials: Sequence[Trial], what: str, verdicts: Callable[..., list[Verdict]]) -> Report:
     found = courses(lab, trials)
     heading = f"The last linear layer of residual networks of {found[0].network.depth} layers, {what}"
     figure = draw({one.network.architecture: one for one in found}, heading=heading)
-    return _report(found, figure, findings(found, full=lab.scale == "full"))
+    return _report(found, figure, verdicts(found, full=lab.scale == "full"))
 
 
-def _report(found: Sequence[Course], figure: Figure, findings: Sequence[Finding]) -> Report:
+def _report(found: Sequence[Course], figure: Figure, verdicts: Sequence[Verdict]) -> Report:
     columns = (
         "network", "paper", "steps at ln C", "steps with x = 0", "λmax(Σx) at first", "its largest", "its least",
         "largest λmax of the gradient's moment", "‖W‖ at first", "largest ‖W‖",
@@ -133,7 +133,7 @@ def _report(found: Sequence[Course], figure: Figure, findings: Sequence[Finding]
     )  # fmt: skip
     rows = tuple(_row(one) for one in found)
     table = Table(f"The last layer over {len(found[0].followed):,} steps", columns, rows)
-    return Report({"figure": figure}, (table,), tuple(findings), {"courses": [one.numbers() for one in found]})
+    return Report({"figure": figure}, (table,), tuple(verdicts), {"courses": [one.numbers() for one in found]})
 
 
 def _row(one: Course) -> tuple[object, ...]:

@@ -16,7 +16,7 @@ from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.at_hand import at_hand, channels, examples, pixels
 from gyroscope_lab.papers.cells import Cell, cells
 from gyroscope_lab.papers.conditioning.weight_domination_figure import draw
-from gyroscope_lab.papers.conditioning.weight_domination_tables import at_best_rate, by_rate, final, findings
+from gyroscope_lab.papers.conditioning.weight_domination_tables import at_best_rate, by_rate, final, verdicts
 from gyroscope_lab.papers.study import Report, Study
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
@@ -150,7 +150,7 @@ def conclude(lab: Lab, by_code: dict[str, list[Trial]], *, heading: str, of_step
     return Report(
         {"figure": draw(found, task, heading=f"{heading} ({task.name})", of_steps=of_steps)},
         (at_best_rate(found, task, whole), *by_rate(every, task)),
-        findings(found, every, whole),
+        verdicts(found, every, whole),
         {code: [{"rate": one.recipe.rate, "best": one is found[code], "frozen": list(one.recipe.frozen),
                  "final_loss": float(one.loss[-1])} | one.numbers() for one in its]
          for code, its in every.items()},

@@ -1,4 +1,4 @@
-"""The tables and findings of figures 4 and A11: training losses by what is blocked, and by rate."""
+"""The tables and verdicts of figures 4 and A11: training losses by what is blocked, and by rate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import inf, isfinite
 import numpy as np
 
 from gyroscope_lab.papers.cells import Cell
-from gyroscope_lab.papers.study import Finding, Table
+from gyroscope_lab.papers.study import Table, Verdict
 from gyroscope_lab.training.task import Task
 
 
@@ -52,13 +52,13 @@ def _says(frozen: tuple[int, ...]) -> str:
     return f"layer {', '.join(map(str, numbers))}"
 
 
-def findings(found: Mapping[str, Cell], every: Mapping[str, Sequence[Cell]], whole: str) -> tuple[Finding, ...]:
+def verdicts(found: Mapping[str, Cell], every: Mapping[str, Sequence[Cell]], whole: str) -> tuple[Verdict, ...]:
     """What the paper says of networks whose layers are in part blocked."""
     others = [cell for code, cell in found.items() if code != whole]
     first, last = np.array([[cell.loss[0], cell.loss[-1]] for cell in others]).T
     falls = int((last < first).sum())
     return (
-        Finding(
+        Verdict(
             "with weight domination in certain layers the loss can still decrease",
             "it does",
             f"in {falls} of {len(others)}, from {first.mean():.2f} to {last.min():.2g} … {last.max():.2g}",
@@ -71,16 +71,16 @@ def findings(found: Mapping[str, Cell], every: Mapping[str, Sequence[Cell]], who
     )
 
 
-def _higher(says: str, reached: float, losses: Sequence[float]) -> Finding:
+def _higher(says: str, reached: float, losses: Sequence[float]) -> Verdict:
     if not isfinite(reached):
-        return Finding(says, "a higher training loss", "the network that nothing is blocked in diverged", None)
+        return Verdict(says, "a higher training loss", "the network that nothing is blocked in diverged", None)
     worse = sum(loss > reached for loss in losses)
     ratios = np.array(losses) / reached
     here = f"of {worse} of {len(losses)}, {ratios.min():.2f} to {ratios.max():.1f} times that without"
-    return Finding(says, "a higher training loss", here, worse == len(losses))
+    return Verdict(says, "a higher training loss", here, worse == len(losses))
 
 
-def _at_equal_rates(every: Mapping[str, Sequence[Cell]], whole: str) -> list[Finding]:
+def _at_equal_rates(every: Mapping[str, Sequence[Cell]], whole: str) -> list[Verdict]:
     """The same rate by rate, where there are several: at its best one a network may be where rounding decides."""
     losses = {code: {one.recipe.rate: final(one) for one in its} for code, its in every.items()}
     if len(losses[whole]) < 2:
@@ -93,23 +93,23 @@ def _at_equal_rates(every: Mapping[str, Sequence[Cell]], whole: str) -> list[Fin
     return found
 
 
-def _tested(unblocked: Cell, others: Sequence[Cell]) -> Finding:
+def _tested(unblocked: Cell, others: Sequence[Cell]) -> Verdict:
     lost = [unblocked.test - cell.test for cell in others]
     worse = sum(points > 0 for points in lost)
     here = f"of {worse} of {len(lost)}, by {min(lost):.1f} to {max(lost):.1f} points"
-    return Finding(
+    return Verdict(
         "but performance is degenerated, on the test set", "no numbers: a lower accuracy", here, worse == len(lost)
     )
 
 
-def _tested_from_the_first(found: Mapping[str, Cell]) -> list[Finding]:
+def _tested_from_the_first(found: Mapping[str, Cell]) -> list[Verdict]:
     """Of the networks that are blocked from the first layer on, whether each more that is costs more."""
     blocked = sorted((code for code in found if "0" not in code.lstrip("0")), reverse=True)
     its = {code: found[code].test for code in blocked}
     if len(its) < 2:
         return []
     return [
-        Finding(
+        Verdict(
             "and the more so the more layers are blocked, from the first on",
             "no numbers: a lower accuracy",
             ", ".join(f"{code}: {test:.1f} %" for code, test in its.items()),

@@ -29,7 +29,7 @@ from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.beside_layca import BEST_LAYCA, some
 from gyroscope_lab.papers.rotation.recipes import over_seeds
 from gyroscope_lab.papers.rotation.tuned_rates import validation
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.trial import Trial
 
@@ -86,13 +86,13 @@ def conclude(lab: Lab) -> Report:
     at_full_scale = lab.scale == "full"
     told = paper.absolute(TASK, paper.ADAPTIVE_LAYCA[TASK]) if at_full_scale else None
     is_whole = len(by_rate) == len(_powers(lab))
-    findings = _of_paper(by_rate, told, is_whole=is_whole) if told is not None else []
+    verdicts = _of_paper(by_rate, told, is_whole=is_whole) if told is not None else []
     if BEST_LAYCA in found and -4.3 in by_rate:
-        findings.append(_equivalent(by_rate[-4.3], found[BEST_LAYCA]))
+        verdicts.append(_equivalent(by_rate[-4.3], found[BEST_LAYCA]))
     return Report(
         {"figure": _draw(by_rate, found.get(BEST_LAYCA), told)},
         (_table(by_rate, told),),
-        tuple(findings),
+        tuple(verdicts),
         {
             "cells": [cell.numbers() for cell in found.values()],
             "mean_rotation": {cell.recipe.name: np.round(_mean(cell), 4).tolist() for cell in found.values()},
@@ -126,26 +126,26 @@ def _mean(cell: Cell) -> npt.NDArray[np.float64]:
     return np.asarray(cell.rotation.mean(axis=1))
 
 
-def _of_paper(by_rate: Mapping[float, Cell], told: float, *, is_whole: bool) -> list[Finding]:
-    """Findings about the authors' panel; undecided while a rate is missing."""
+def _of_paper(by_rate: Mapping[float, Cell], told: float, *, is_whole: bool) -> list[Verdict]:
+    """Verdicts about the authors' panel; undecided while a rate is missing."""
     closest = min(by_rate, key=lambda power: apart(by_rate[power]))
     chosen = best(by_rate)
     named, cell = by_rate.get(POWERS[0]), by_rate[closest]
     by_name = "" if named is None else f", 3^{POWERS[0]:g} {apart(named):.3f} apart"
     return [
-        Finding(
+        Verdict(
             "the panel of figure 6 has a higher rate than the 3^-5 of the authors' code",
             ", ".join(f"{value:.2f}" for value in ROTATION.values()) + " at epochs " + ", ".join(map(str, ROTATION)),
             f"closest is 3^{closest:g}, {apart(cell):.3f} apart{by_name}",
             closest > POWERS[0] if is_whole else None,
         ),
-        Finding(
+        Verdict(
             "the rate that rotates as in figure 6 reaches its test accuracy",
             f"{told:.2f} %",
             f"3^{closest:g}: {cell.test:.2f} %",
             abs(cell.test - told) <= _SAME_TEST if is_whole else None,
         ),
-        Finding(
+        Verdict(
             "the rate of figure 6 is the best by validation accuracy",
             "the best of a grid search",
             f"3^{chosen:g} with {validation(by_rate[chosen]):.2f} %; rotating as in figure 6 {validation(cell):.2f} %",
@@ -154,12 +154,12 @@ def _of_paper(by_rate: Mapping[float, Cell], told: float, *, is_whole: bool) -> 
     ]
 
 
-def _equivalent(adam: Cell, sgd: Cell) -> Finding:
+def _equivalent(adam: Cell, sgd: Cell) -> Verdict:
     """Compare the first part of both curves: later they saturate, whatever the rate."""
     a, b = _mean(adam), _mean(sgd)
     epochs = min(len(a), int(np.argmax(b > _RISING * b[-1])) + 1)
     share = float(np.sum(np.abs(a[:epochs] - b[:epochs])) / np.sum(b[:epochs]))
-    return Finding(
+    return Verdict(
         f"with a momentum of {BETA:g}, a rate of 3^{EQUIVALENT:.2f} rotates layers as 3^-3 does without",
         "theory: ρ √((1 − β) / (1 + β))",
         f"3^-4.3 and Layca around SGD are {100 * share:.0f} % apart over {epochs - 1} epochs",

@@ -18,7 +18,7 @@ from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.adaptive_columns import Column, Pair, cells_of, columns, speed_columns, trials_of
 from gyroscope_lab.papers.rotation.adaptive_curves import copy_trials, equivalent_trials, figure6_of_speed, figure7
 from gyroscope_lab.papers.rotation.beside_layca import in_training
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.trial import Trial
 
 if TYPE_CHECKING:
@@ -86,10 +86,10 @@ def figure6(lab: Lab) -> Report:
         reference, decay = paper.REFERENCE.get(column.task.name), paper.WEIGHT_DECAY.get(column.task.name)
         lines.append(_line(column, found[column.best], reference))
         lines.append(_line(column, found[column.decayed], paper.absolute(column.task.name, decay)))
-    findings = []
+    verdicts = []
     for column in its:
         method, controlled, best, decayed, sgd = (found[pair] for pair in compared(column))
-        findings += [
+        verdicts += [
             *_worse(column, method, best, paper.ADAPTIVE),
             _last(column, method, sgd),
             _par(column, method, controlled, decayed),
@@ -98,7 +98,7 @@ def figure6(lab: Lab) -> Report:
     return Report(
         {"figure": figure},
         (_table("Test accuracy", lines),),
-        tuple(findings),
+        tuple(verdicts),
         {"cells": [cell.numbers() for cell in found.values()]},
     )
 
@@ -109,15 +109,15 @@ def figure5_of_speed(lab: Lab) -> Report:
     found = cells_of(lab, [pair for column in its for pair in alone(column)])
     told = {name: REFERENCE5[name] + difference for name, difference in FIGURE5.items()}
     lines = [_line(column, found[column.method], told.get(column.task.name)) for column in its]
-    findings = []
+    verdicts = []
     for column in its:
         method, best, sgd = (found[pair] for pair in alone(column))
-        findings += [*_worse(column, method, best, FIGURE5), _last(column, method, sgd)]
+        verdicts += [*_worse(column, method, best, FIGURE5), _last(column, method, sgd)]
     figure = _panels([[(column, found[column.method]) for column in its]], found, "Adaptive methods")
     return Report(
         {"figure": figure},
         (_table("Test accuracy", lines),),
-        tuple(findings),
+        tuple(verdicts),
         {"cells": [cell.numbers() for cell in found.values()]},
     )
 
@@ -149,7 +149,7 @@ def table4_of_speed(lab: Lab) -> Report:
 
 def _learned(lines: Sequence[tuple[object, ...]], found: Sequence[Cell], paper_says: str) -> Report:
     learned = sum(cell.learned for cell in found)
-    says = Finding("adaptive methods learn their training sets", paper_says, f"{learned} of {len(found)}",
+    says = Verdict("adaptive methods learn their training sets", paper_says, f"{learned} of {len(found)}",
                    learned == len(found))  # fmt: skip
     heads = ("task", "method", "train % here", "paper", "of the tested weights")
     table = Table("Training accuracy", heads, tuple(lines))
@@ -185,22 +185,22 @@ def _table(name: str, lines: list[tuple[object, ...]]) -> Table:
     return Table(name, columns, tuple(dict.fromkeys(lines)))
 
 
-def _worse(column: Column, method: Cell, best: Cell, differences: dict[str, float]) -> list[Finding]:
+def _worse(column: Column, method: Cell, best: Cell, differences: dict[str, float]) -> list[Verdict]:
     told = differences.get(column.task.name)
     return [
-        Finding(
+        Verdict(
             f"{column.name} generalises worse than Layca at its best",
             "by 1.3 to 13.2 points" if told is None else f"{told:+.2f} points",
             f"{method.test - best.test:+.2f} points",
             method.test < best.test,
         ),
-        Finding(
+        Verdict(
             f"{column.name} turns layers less",
             "small and/or non-uniform rotations",
             f"mean {method.mean_rotation:.2f} against {best.mean_rotation:.2f}",
             method.mean_rotation < best.mean_rotation,
         ),
-        Finding(
+        Verdict(
             f"{column.name} turns layers less evenly",
             "small and/or non-uniform rotations",
             f"unevenness {method.unevenness:.2f} against {best.unevenness:.2f}",
@@ -209,8 +209,8 @@ def _worse(column: Column, method: Cell, best: Cell, differences: dict[str, floa
     ]
 
 
-def _last(column: Column, method: Cell, sgd: Cell) -> Finding:
-    return Finding(
+def _last(column: Column, method: Cell, sgd: Cell) -> Verdict:
+    return Verdict(
         f"{column.name} turns the last layers more than SGD does",
         "adaptive methods favour the last layers, SGD usually the first",
         f"tilt {tilt(method):+.2f} against {tilt(sgd):+.2f}",
@@ -218,13 +218,13 @@ def _last(column: Column, method: Cell, sgd: Cell) -> Finding:
     )
 
 
-def _par(column: Column, method: Cell, controlled: Cell, decayed: Cell) -> Finding:
+def _par(column: Column, method: Cell, controlled: Cell, decayed: Cell) -> Verdict:
     task = column.task.name
     told = [one.get(task) for one in (paper.ADAPTIVE_LAYCA, paper.WEIGHT_DECAY, paper.ADAPTIVE)]
     says = "within 2.0 points, in all five tasks"
     if told[0] is not None and told[1] is not None and told[2] is not None:
         says = f"{told[0] - told[1]:+.2f} points to SGD + L2, {told[0] - told[2]:+.2f} to without"
-    return Finding(
+    return Verdict(
         f"{column.name} under Layca generalises on par with SGD + L2, and better than without",
         says,
         f"{controlled.test - decayed.test:+.2f} points to SGD + L2, {controlled.test - method.test:+.2f} to without",

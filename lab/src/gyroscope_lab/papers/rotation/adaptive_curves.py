@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import Cell, title
 from gyroscope_lab.papers.rotation.adaptive_columns import Column, Pair, cells_of, columns, trials_of
-from gyroscope_lab.papers.study import Finding, Report, Table
+from gyroscope_lab.papers.study import Report, Table, Verdict
 from gyroscope_lab.training.trial import Trial
 
 if TYPE_CHECKING:
@@ -137,20 +137,20 @@ def figure7(lab: Lab) -> Report:
     """Training curves of adaptive methods, SGD with weight decay, and SGD that copies the former's rotation."""
     its = columns(lab)
     found = cells_of(lab, [pair for column in its for pair in copied(column)])
-    lines, findings, numbers = [], [], []
+    lines, verdicts, numbers = [], [], []
     for column in its:
         method, decayed, copy = (found[pair] for pair in copied(column))
         a, b, c = curve(method), curve(decayed), curve(copy)
         faster, near, far = lead(a, b), distance(a, c), distance(a, b)
         lines.append((column.name, method.test, copy.test, decayed.test, faster, near, far))
-        findings += [
-            Finding(
+        verdicts += [
+            Verdict(
                 f"{column.name} trains faster than SGD + L2",
                 "significantly",
                 f"{faster:+.1f} points of training accuracy, on average over epochs",
                 faster > 0,
             ),
-            Finding(
+            Verdict(
                 f"{column.name}: the curve of SGD-Layca-AdaptCopy is nearly the same",
                 "nearly indistinguishable",
                 f"{near:.1f} points apart on average; SGD + L2 is {far:.1f}",
@@ -168,7 +168,7 @@ def figure7(lab: Lab) -> Report:
         {"figure": figure},
         (Table("Training curves (distances in points, on average over epochs; the paper prints none)", names,
                tuple(lines)),),
-        tuple(findings),
+        tuple(verdicts),
         {"columns": numbers, "same": _SAME},
     )  # fmt: skip
 
@@ -177,7 +177,7 @@ def figure6_of_speed(lab: Lab) -> Report:
     """Training and validation curves of adaptive methods and of their equivalents, all under Layca."""
     its = columns(lab)
     found = cells_of(lab, [pair for column in its for pair in equivalents(lab, column)])
-    lines, findings, numbers = [], [], []
+    lines, verdicts, numbers = [], [], []
     for column in its:
         method, plain = (found[pair] for pair in equivalents(lab, column))
         whole = curve(method), curve(plain)
@@ -185,8 +185,8 @@ def figure6_of_speed(lab: Lab) -> Report:
         train, held_out = distance(*whole), distance(*tested)
         both = method.recipe.name, plain.recipe.name
         lines.append((column.task.name, *both, train, held_out, method.test, plain.test))
-        findings.append(
-            Finding(
+        verdicts.append(
+            Verdict(
                 f"{column.task.name}: {' and '.join(both)} have the same curves",
                 "indistinguishable",
                 f"training {train:.1f}, validation {held_out:.1f} points apart on average; "
@@ -204,7 +204,7 @@ def figure6_of_speed(lab: Lab) -> Report:
     return Report(
         {"figure": figure},
         (Table("Curves (distances in points, on average over epochs; the paper prints none)", names, tuple(lines)),),
-        tuple(findings),
+        tuple(verdicts),
         {"columns": numbers, "same": _SAME},
     )
 

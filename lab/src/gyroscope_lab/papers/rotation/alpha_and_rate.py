@@ -15,7 +15,7 @@ from gyroscope_lab.papers.cells import LEARNED, Cell, cells, grid
 from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.beside_layca import in_training
 from gyroscope_lab.papers.rotation.recipes import layca, over_seeds
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
@@ -74,7 +74,7 @@ def figure1(lab: Lab) -> Report:
     return Report(
         {"figure": figure},
         tuple(_accuracies(row) for row in rows),
-        tuple(finding for row in rows for finding in _findings(row)),
+        tuple(verdict for row in rows for verdict in _verdicts(row)),
         {"cells": [cell.numbers() for row in rows for cell in row]},
     )
 
@@ -85,7 +85,7 @@ def figure9(lab: Lab) -> Report:
     return Report(
         {"figure": _draw_sweep(rows)},
         tuple(_accuracies(row) for row in rows),
-        tuple(finding for row in rows for finding in _sweep_findings(lab, row)),
+        tuple(verdict for row in rows for verdict in _sweep_verdicts(lab, row)),
         {"cells": [cell.numbers() for row in rows for cell in row]},
     )
 
@@ -102,7 +102,7 @@ def table2(lab: Lab) -> Report:
     every = [in_training(cell) for row in rows for cell in row]
     learned = sum(train >= 100 * LEARNED for train in every)
     whole = len(every) == len(rows) * len(COLUMNS)
-    says = Finding(
+    says = Verdict(
         f"(nearly) every configuration learns its training set, to {100 * LEARNED:g} % or more",
         "24 of 25",
         f"{learned} of {len(every)}",
@@ -140,7 +140,7 @@ def _accuracies(row: list[Cell]) -> Table:
     return Table(row[0].task.name, columns, tuple(lines))
 
 
-def _findings(row: list[Cell]) -> list[Finding]:
+def _verdicts(row: list[Cell]) -> list[Verdict]:
     name = row[0].task.name
     if len(row) < len(COLUMNS):
         return []
@@ -149,25 +149,25 @@ def _findings(row: list[Cell]) -> list[Finding]:
     furthest = max(row, key=lambda cell: cell.mean_rotation)
     worst = min(learned, key=lambda cell: cell.test, default=best)
     return [
-        Finding(
+        Verdict(
             f"{name}: what rotates most generalises best",
             "Layca 3^-3 in all five tasks",
             f"{furthest.recipe.name}; {max(row, key=lambda cell: cell.test).recipe.name}",
             furthest.test >= max(cell.test for cell in row),
         ),
-        Finding(
+        Verdict(
             f"{name}: slow rotation is enough to learn the training set, and generalises worse",
             "by up to 24 points",
             f"{slow.train:.1f} % train, {slow.test - best.test:+.1f} points test",
             slow.learned and slow.test < best.test,
         ),
-        Finding(
+        Verdict(
             f"{name}: prioritising the last layers costs more than prioritising the first",
             "in all five tasks",
             f"{last.test - best.test:+.1f} against {first.test - best.test:+.1f} points",
             last.test < first.test,
         ),
-        Finding(
+        Verdict(
             f"{name}: configurations that learn the training set differ widely on the test set",
             "by up to 30 points",
             f"{best.test - worst.test:.1f} points among {len(learned)}",
@@ -176,7 +176,7 @@ def _findings(row: list[Cell]) -> list[Finding]:
     ]
 
 
-def _sweep_findings(lab: Lab, row: list[Cell]) -> list[Finding]:
+def _sweep_verdicts(lab: Lab, row: list[Cell]) -> list[Verdict]:
     wanted = [recipe for recipe in recipes_of_sweep(lab) if not recipe.alpha]
     ordered = sorted((cell for cell in row if not cell.recipe.alpha), key=_rate)
     if len(ordered) < len(wanted):
@@ -185,7 +185,7 @@ def _sweep_findings(lab: Lab, row: list[Cell]) -> list[Finding]:
     climbs = ordered[: ordered.index(best) + 1]
     grows = all(a.test <= b.test + _NOISE for a, b in pairwise(climbs))
     return [
-        Finding(
+        Verdict(
             f"{row[0].task.name}: the faster all layers rotate, the better, as long as training can follow",
             "accuracy climbs up to 3^-3",
             ", ".join(f"{cell.recipe.name.split()[-1]}: {cell.test:.1f}" for cell in ordered),

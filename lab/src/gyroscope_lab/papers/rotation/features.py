@@ -26,7 +26,7 @@ from torch.nn.functional import normalize
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import Cell, cells, title
 from gyroscope_lab.papers.rotation.recipes import layca
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.trial import Trial
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def figure8(lab: Lab) -> Report:
     return Report(
         {"figure": _draw([(found[power], by_rate[power][0]) for power in POWERS])},
         (_table(found, by_rate),),
-        tuple(_findings(found, by_rate, examples)),
+        tuple(_verdicts(found, by_rate, examples)),
         {
             "cells": [cell.numbers() for cell in found.values()],
             "features": [
@@ -157,7 +157,7 @@ def _table(found: dict[float, Cell], by_rate: dict[float, list[Features]]) -> Ta
     return Table(next(iter(found.values())).task.name, columns, tuple(rows))
 
 
-def _findings(found: dict[float, Cell], by_rate: dict[float, list[Features]], examples: int) -> list[Finding]:
+def _verdicts(found: dict[float, Cell], by_rate: dict[float, list[Features]], examples: int) -> list[Verdict]:
     rotations = [float(cell.final_rotation[0]) for cell in found.values()]
     retrievable = [_mean([one.retrievable for one in by_rate[power]]) for power in POWERS]
     alike = [
@@ -166,31 +166,31 @@ def _findings(found: dict[float, Cell], by_rate: dict[float, list[Features]], ex
     fastest, slowest = found[POWERS[0]], found[POWERS[-1]]
     ahead, noise = fastest.test - slowest.test, _noise(fastest, slowest, examples)
     return [
-        Finding(
+        Verdict(
             "all four rates learn the training set",
             "100 %",
             ", ".join(f"{cell.train:.1f} %" for cell in found.values()),
             all(cell.train > 99.5 for cell in found.values()),
         ),
-        Finding(
+        Verdict(
             "the higher the rate, the further the first layer rotates",
             ", ".join(f"{ROTATIONS[power]:.2f}" for power in POWERS),
             ", ".join(f"{rotation:.2f}" for rotation in rotations),
             all(a > b for a, b in pairwise(rotations)),
         ),
-        Finding(
+        Verdict(
             "the further it rotates, the better the network generalises",
             f"{TESTS[POWERS[0]] - TESTS[POWERS[-1]]:+.2f} points from the slowest to the fastest",
             f"{ahead:+.2f} points; two draws of as many test examples differ by {noise:.2f}",
             ahead > 0 if abs(ahead) > 2 * noise else None,
         ),
-        Finding(
+        Verdict(
             "the further it rotates, the less retrievable is the initialization",
             "close to 1 no remnants of it are left",
             ", ".join(f"{100 * share:.0f} %" for share in retrievable) + " of neurons are told from their start",
             all(a <= b for a, b in pairwise(retrievable)) and retrievable[0] < retrievable[-1],
         ),
-        Finding(
+        Verdict(
             "rotation does not decide which features are learned, but to what extent",
             "seen in five neurons",
             f"at the others it has a cosine of {min(same for same, _ in alike):.2f} or more with what is learned at "

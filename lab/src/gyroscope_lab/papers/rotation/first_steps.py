@@ -15,7 +15,7 @@ from gyroscope_lab.papers.panels import Curve, Storeys, draw_storeys
 from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.beside_layca import some
 from gyroscope_lab.papers.rotation.recipes import sgd
-from gyroscope_lab.papers.study import Finding, Report, Table
+from gyroscope_lab.papers.study import Report, Table, Verdict
 from gyroscope_lab.training.trial import Trial
 
 #: A step that turns a layer by more than this angle is abrupt: it is five times that of Layca's steps at 3⁻³.
@@ -118,20 +118,20 @@ def figure10(lab: Lab) -> Report:
     return Report(
         {"figure": figure},
         (Table("Abrupt rotations", columns, lines),),
-        tuple(finding for name, one in views.items() for finding in _findings(name, one)),
+        tuple(verdict for name, one in views.items() for verdict in _verdicts(name, one)),
         {"views": {name: {key: _listed(value) for key, value in asdict(one).items()} for name, one in views.items()}},
     )
 
 
-def _findings(name: str, one: View) -> list[Finding]:
+def _verdicts(name: str, one: View) -> list[Verdict]:
     return [
-        Finding(
+        Verdict(
             f"{name}: layers turn far in single steps",
             "in all five tasks",
             f"in {len(one.abrupt)} of {one.steps} steps by more than {ABRUPT} rad, at most by {one.largest:.2f}",
             len(one.abrupt) > 0,
         ),
-        Finding(
+        Verdict(
             f"{name}: these steps do not improve the training accuracy",
             "they do not",
             "not known" if one.gain is None else f"{one.gain:+.1f} points in the next {_AROUND} batches (median)",

@@ -19,7 +19,7 @@ from gyroscope_lab.papers.panels import by_task
 from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.beside_layca import BEST_LAYCA, beside_layca, in_training, noted, some
 from gyroscope_lab.papers.rotation.recipes import lars, over_seeds
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.trial import Trial
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def figure(lab: Lab) -> Report:
     return Report(
         {"figure": _draw(rows)},
         (Table("LARS", columns, tuple(lines)), *(_by_layer(*row) for row in rows)),
-        tuple(finding for row in rows for finding in _findings(*row)),
+        tuple(verdict for row in rows for verdict in _verdicts(*row)),
         {"cells": [cell.numbers() for row in rows for cell in row]},
     )
 
@@ -92,18 +92,18 @@ def _by_layer(cell: Cell, reference: Cell) -> Table:
     return Table(f"{cell.task.name}: rotation by layer", columns, lines)
 
 
-def _findings(cell: Cell, reference: Cell) -> list[Finding]:
+def _verdicts(cell: Cell, reference: Cell) -> list[Verdict]:
     name = cell.task.name
     told = ROTATION.get(name)
     apart = _apart(cell.final_rotation, reference.final_rotation)
     found = [
-        Finding(
+        Verdict(
             f"{name}: LARS generalises as Layca does",
             "by +0.06 to +0.11 points",
             f"{cell.test - reference.test:+.2f} points",
             abs(cell.test - reference.test) <= _SAME_TEST,
         ),
-        Finding(
+        Verdict(
             f"{name}: under LARS layers rotate as under Layca",
             "indistinguishable",
             f"{apart:.3f} apart on average, of {reference.mean_rotation:.3f}",
@@ -113,7 +113,7 @@ def _findings(cell: Cell, reference: Cell) -> list[Finding]:
     if told is not None:
         from_paper = _apart(cell.final_rotation, told)
         found.append(
-            Finding(
+            Verdict(
                 f"{name}: each layer's final rotation is that of the authors' run",
                 f"{np.mean(told):.3f} on average",
                 f"{cell.mean_rotation:.3f} on average, {from_paper:.3f} apart",

@@ -21,7 +21,7 @@ from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.engine.run_one import loaded
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.rotation.feedback import Course, follow
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
@@ -193,7 +193,7 @@ def figure8(lab: Lab) -> Report:
     return Report(
         {"figure": figure},
         (_initializations(lab, glorot, orthogonal), _silhouettes(lab, course)),
-        tuple(_findings(glorot, orthogonal, course)),
+        tuple(_verdicts(glorot, orthogonal, course)),
         {
             "glorot": glorot.numbers(plan.layers),
             "orthogonal": orthogonal.numbers(plan.layers),
@@ -221,9 +221,9 @@ def _course(lab: Lab) -> Course:
     return course
 
 
-def _learns(found: Outcome) -> Finding:
+def _learns(found: Outcome) -> Verdict:
     reached = int((found.train >= 100).sum())
-    return Finding(
+    return Verdict(
         "any layer alone is enough to learn the training set",
         "100 %",
         f"100 % in {reached} of {found.train.size} trainings",
@@ -231,9 +231,9 @@ def _learns(found: Outcome) -> Finding:
     )
 
 
-def _degrades(found: Outcome) -> Finding:
+def _degrades(found: Outcome) -> Verdict:
     half = len(found.means) // 2
-    return Finding(
+    return Verdict(
         "test accuracy mostly degrades with the depth of the layer",
         f"{FIGURE1[0] - FIGURE1[-1]:.1f} points from the first to the last",
         f"{found.gap:.1f} points from the first to the last",
@@ -241,24 +241,24 @@ def _degrades(found: Outcome) -> Finding:
     )
 
 
-def _findings(glorot: Outcome, orthogonal: Outcome, course: Course) -> list[Finding]:
+def _verdicts(glorot: Outcome, orthogonal: Outcome, course: Course) -> list[Verdict]:
     better = orthogonal.means - glorot.means
     first, last, most = course.silhouettes[0], course.silhouettes[-1], max(course.silhouettes)
     return [
         _learns(orthogonal),
-        Finding(
+        Verdict(
             "orthogonal initialization raises the test accuracy of every layer",
             "of all ten",
             f"of {int((better > 0).sum())} of {len(better)}, by {better.min():+.1f} to {better.max():+.1f} points",
             _all_above(better, _noise(glorot, orthogonal)),
         ),
-        Finding(
+        Verdict(
             "and slightly reduces the gap between first and last layers",
             "slightly",
             f"{orthogonal.gap:.1f} points in place of {glorot.gap:.1f}",
             orthogonal.gap < glorot.gap,
         ),
-        Finding(
+        Verdict(
             "the feedback of the first layer tells classes apart better as this layer is trained",
             "its silhouette increases",
             f"from {first:.3f} to {last:.3f}, at most {most:.3f}",

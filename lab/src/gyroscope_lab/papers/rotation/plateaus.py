@@ -25,7 +25,7 @@ from gyroscope_lab.engine.laboratory import Lab, Scale
 from gyroscope_lab.papers.cells import Cell, cells
 from gyroscope_lab.papers.rotation.alpha_and_rate import SWEPT, paper_accuracy
 from gyroscope_lab.papers.rotation.recipes import layca, over_seeds
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
@@ -114,16 +114,16 @@ def conclude(lab: Lab, layout: Layout, *, indicates: bool = False) -> Report:
     for cell in cells(lab, trials(lab, layout)):
         by_task.setdefault(cell.task.name, {})[cell.recipe.name] = cell
     rows = [(task, row, by_task[task.name]) for task, row in _rows(lab, layout)]
-    findings = [_finding(task, column, its) for task, row, its in rows for column in row]
+    verdicts = [_verdict(task, column, its) for task, row, its in rows for column in row]
     if indicates:
-        findings += [_indicates(task, its) for task, _, its in rows]
+        verdicts += [_indicates(task, its) for task, _, its in rows]
     here = [(task.name, row, {name: cell.loss for name, cell in its.items()}) for task, row, its in rows]
     there = [(name, columns("full", titles), paper_curves()[name]) for name, titles in layout.items()]
     numbers = [{**cell.numbers(), "plateau": _height(cell)} for _, _, its in rows for cell in its.values()]
     return Report(
         {"figure": _draw(here, beside=paper_curves()), "paper": _draw(there, beside={})},
         tuple(_table(task, its) for task, _, its in rows),
-        tuple(findings),
+        tuple(verdicts),
         {"cells": numbers},
     )
 
@@ -156,12 +156,12 @@ def _table(task: Task, its: Mapping[str, Cell]) -> Table:
     return Table(task.name, heads, tuple(lines))
 
 
-def _finding(task: Task, column: Column, its: Mapping[str, Cell]) -> Finding:
+def _verdict(task: Task, column: Column, its: Mapping[str, Cell]) -> Verdict:
     here = [_height(its[recipe.name]) for recipe in column.recipes]
     told = [_paper_height(task.name, recipe.name) for recipe in column.recipes]
     why = "the faster all layers turn" if column.title == RATE else "the more uniformly layers turn"
     known = [value for value in told if value is not None]
-    return Finding(
+    return Verdict(
         f"{task.name}, {column.title}: {why}, the higher the plateau",
         _listed(known) if known else "in all three tasks",
         _listed(here),
@@ -173,14 +173,14 @@ def _listed(heights: Sequence[float]) -> str:
     return ", ".join(f"{value:.3g}" for value in heights)
 
 
-def _indicates(task: Task, its: Mapping[str, Cell]) -> Finding:
+def _indicates(task: Task, its: Mapping[str, Cell]) -> Verdict:
     """Rank correlation of plateaus and test accuracies, of what learned its training set."""
     learned = [cell for cell in its.values() if cell.learned]
     here = _kendall([_height(cell) for cell in learned], [cell.test for cell in learned])
     told = [(_paper_height(task.name, cell.recipe.name), paper_accuracy(task, cell.recipe)) for cell in learned]
     known = [(plateau, test) for plateau, test in told if plateau is not None and test is not None]
     theirs = _kendall([plateau for plateau, _ in known], [test for _, test in known])
-    return Finding(
+    return Verdict(
         f"{task.name}: high plateaus indicate good generalisation",
         f"Kendall's τ = {theirs:+.2f} over {len(known)}" if len(known) > 2 else "suggested by figures 9 and 11",
         f"Kendall's τ = {here:+.2f} over {len(learned)} of {len(its)} configurations, which learned",

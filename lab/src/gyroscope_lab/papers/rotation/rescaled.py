@@ -20,7 +20,7 @@ from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import Cell, cells
 from gyroscope_lab.papers.rotation.recipes import layca, over_seeds, sgd
 from gyroscope_lab.papers.rotation.tuned_rates import validation
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
@@ -97,7 +97,7 @@ def figure7(lab: Lab) -> Report:
     return Report(
         {"figure": _draw(lines)},
         (_table(task, lines),),
-        _findings(lines),
+        _verdicts(lines),
         {
             "cells": [cell.numbers() for cell in known.values()],
             "best": {method: {f"3^{f}": best(line) for f, line in its.items()} for method, its in lines.items()},
@@ -136,24 +136,24 @@ def _table(task: Task, lines: Lines) -> Table:
     return Table(f"{task.name}: the best rates", heads, tuple(rows))
 
 
-def _findings(lines: Lines) -> tuple[Finding, ...]:
+def _verdicts(lines: Lines) -> tuple[Verdict, ...]:
     bests = {method: [best(its[factor]) for factor in sorted(its)] for method, its in lines.items()}
     costs = {method: regret(its) for method, its in lines.items()}
     moves = all(a <= b for a, b in pairwise(bests[BLOCK])) and bests[BLOCK][0] < bests[BLOCK][-1]
     return (
-        Finding(
+        Verdict(
             "Layca: the optimal rate is the same for every f",
             "3^-3 in all cases",
             _listed(bests[LAYCA]),
             len(set(bests[LAYCA])) == 1,
         ),
-        Finding(
+        Verdict(
             "block-normalised SGD: the optimal rate grows with f",
             "shifts every time f is increased",
             _listed(bests[BLOCK]),
             moves,
         ),
-        Finding(
+        Verdict(
             "the rate that is best at one f serves Layca at every other, and not block-normalised SGD",
             "the difference is striking",
             f"it costs up to {costs[LAYCA]:.1f} and {costs[BLOCK]:.1f} points ({costs[SGD]:.1f} with SGD)",

@@ -24,7 +24,7 @@ from gyroscope_lab.papers.cells import LEARNED, Cell, cells
 from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.configurations import KINDS, Configuration, configurations
 from gyroscope_lab.papers.rotation.recipes import over_seeds
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.trial import Trial
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 #: From here a network has fit its training set, in percent.
 FITS = 99.0
-#: The thresholds under which correlations are computed, by name, the one that findings are about first.
+#: The thresholds under which correlations are computed, by name, the one that verdicts are about first.
 THRESHOLDS = {
     f"train ≥ {FITS:g} %": FITS,
     f"train ≥ {100 * LEARNED:g} %": 100 * LEARNED,
@@ -103,13 +103,13 @@ def conclude(lab: Lab) -> Report:
         for task in lab.tasks(paper.TASKS)
     }
     found = {name: correlations(row) for name, row in rows.items()}
-    findings = [finding for name, row in rows.items() for finding in _findings(lab, name, row, found[name])]
+    verdicts = [verdict for name, row in rows.items() for verdict in _verdicts(lab, name, row, found[name])]
     if len(found) > 1:
-        findings.append(_everywhere(lab, found))
+        verdicts.append(_everywhere(lab, found))
     return Report(
         {"figure": _draw(rows, found)},
         (_summary(found), *(_table(name, row) for name, row in rows.items())),
-        tuple(findings),
+        tuple(verdicts),
         {
             "fits from": FITS,
             "learned from": 100 * LEARNED,
@@ -207,11 +207,11 @@ def _table(name: str, row: Row) -> Table:
     return Table(f"{name}: every configuration, the best first", heads, tuple(lines))
 
 
-def _findings(lab: Lab, name: str, row: Row, found: Correlations) -> list[Finding]:
+def _verdicts(lab: Lab, name: str, row: Row, found: Correlations) -> list[Verdict]:
     main = next(iter(THRESHOLDS))
     words = {"mean": "the mean over layers", "least": "the least rotated layer"}
-    findings = [
-        Finding(
+    verdicts = [
+        Verdict(
             f"{name}: the larger the layer rotations, the better the generalisation ({words[which]}, {main})",
             "in words",
             _said(found[main, which], len(row)),
@@ -224,22 +224,22 @@ def _findings(lab: Lab, name: str, row: Row, found: Correlations) -> list[Findin
         best = max(counted, key=lambda cell: cell.test)
         far = int(np.sum(best.final_rotation >= _ONE))
         many = len(best.final_rotation)
-        findings.append(
-            Finding(
+        verdicts.append(
+            Verdict(
                 f"{name}: with the best configuration nearly all layers reach a cosine distance of 1",
                 "in all five tasks",
                 f"{best.recipe.name}: {far} of {many} layers at {_ONE:g} or more, {best.mean_rotation:.2f} on average",
                 far >= _NEARLY_ALL * many if lab.scale == "full" else None,
             )
         )
-    return findings
+    return verdicts
 
 
-def _everywhere(lab: Lab, found: Mapping[str, Correlations]) -> Finding:
+def _everywhere(lab: Lab, found: Mapping[str, Correlations]) -> Verdict:
     main = next(iter(THRESHOLDS))
     values = {name: its[main, "mean"] for name, its in found.items()}
     held = [_holds(one, whole=_is_whole(lab)) for one in values.values()]
-    return Finding(
+    return Verdict(
         "the rule applies across the tasks",
         "all five",
         ", ".join(f"{name}: {_tau(one)}" for name, one in values.items()),

@@ -19,7 +19,7 @@ import numpy as np
 from gyroscope.store import load
 from gyroscope.theory import Percentiles, share_between, spans
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.trial import Trial
 
@@ -88,15 +88,15 @@ def figure5(lab: Lab) -> Report:
     found = recorded(lab, trial)
     known = of_paper() if trial.task.name in _POWERS else {}
     paired = [(one, known.get(_nearest(one.epoch))) for one in found]
-    lines, findings = [], []
+    lines, verdicts = [], []
     for one, told in paired:
         here, there = share_between(one.percentiles), None if told is None else share_between(told)
         far, near = spans(one.percentiles)
         far_told, near_told = (None, None) if told is None else spans(told)
         lines.append((_number(one.epoch), 100 * here, None if there is None else 100 * there, far, far_told, near,
                       near_told))  # fmt: skip
-        findings.append(
-            Finding(
+        verdicts.append(
+            Verdict(
                 f"after epoch {_number(one.epoch)} the second moments vary more between layers than inside them",
                 _in_percent(share_between(of_paper()[_nearest(one.epoch)])),
                 f"{_in_percent(here)}; medians differ by a factor of {far:.3g}, p90 and p10 of a layer by {near:.3g}",
@@ -109,7 +109,7 @@ def figure5(lab: Lab) -> Report:
         tables.append(_by_layer(paired))
     numbers = [{"epoch": one.epoch, "percentiles": one.percentiles.tolist()} for one in found]
     figure = draw(trial.task.name, paired)
-    return Report({"figure": figure}, tuple(tables), tuple(findings), {"task": trial.task.name, "moments": numbers})
+    return Report({"figure": figure}, tuple(tables), tuple(verdicts), {"task": trial.task.name, "moments": numbers})
 
 
 def _nearest(epoch: float) -> int:

@@ -17,7 +17,7 @@ from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.beside_layca import BEST_LAYCA, FAR, beside_layca, in_training, noted, numbers, some
 from gyroscope_lab.papers.rotation.first_steps import figure10, first_epoch
 from gyroscope_lab.papers.rotation.recipes import over_seeds, sgd
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
@@ -70,7 +70,7 @@ def figure2(lab: Lab) -> Report:
     return Report(
         {"figure": figure},
         tuple(_accuracies(*row) for row in rows),
-        tuple(finding for row, best in rows for finding in _findings(lab, row, best)),
+        tuple(verdict for row, best in rows for verdict in _verdicts(lab, row, best)),
         numbers(rows),
     )
 
@@ -87,7 +87,7 @@ def table3(lab: Lab) -> Report:
     learned = sum(cell.learned for cell in every)
     known = [value for values in TRAIN.values() for value in values]
     share = sum(value >= 90 for value in known) / len(known)
-    says = Finding(
+    says = Verdict(
         "(nearly) every rate learns its training set",
         f"{share * len(known):.0f} of {len(known)}",
         f"{learned} of {len(every)}",
@@ -115,7 +115,7 @@ def _accuracies(row: list[Cell], reference: Cell) -> Table:
     return Table(name, columns, tuple(lines))
 
 
-def _findings(lab: Lab, row: list[Cell], reference: Cell) -> list[Finding]:
+def _verdicts(lab: Lab, row: list[Cell], reference: Cell) -> list[Verdict]:
     if len(row) < len(_powers(lab)):
         return []
     name = reference.task.name
@@ -125,32 +125,32 @@ def _findings(lab: Lab, row: list[Cell], reference: Cell) -> list[Finding]:
     short = reference.mean_rotation < FAR
     uneven, even = best.unevenness, reference.unevenness
     return [
-        Finding(
+        Verdict(
             f"{name}: the higher the rate, the further layers rotate and the better it is, up to a tipping point",
             "up to 3^-1 or 3^-2",
             "; ".join(f"{cell.recipe.name}: {cell.mean_rotation:.2f}, {cell.test:.1f} %" for cell in row),
             climbs and best.mean_rotation > slowest.mean_rotation,
         ),
-        Finding(
+        Verdict(
             f"{name}: beyond that point a higher rate is worse",
             "by 0.3 to 26 points at 3^0",
             f"{fastest.recipe.name}: {fastest.test - best.test:+.1f} points",
             # A stand-in may have its tipping point beyond the last rate.
             True if fastest.test < best.test else False if lab.scale == "full" else None,
         ),
-        Finding(
+        Verdict(
             f"{name}: at its best rate SGD stays below Layca",
             "by 1.7 to 14.3 points",
             f"{best.recipe.name}: {best.test - reference.test:+.1f} points",
             best.test < reference.test,
         ),
-        Finding(
+        Verdict(
             f"{name}: under SGD layers stop rotating short of a cosine distance of 1",
             "in all five tasks",
             f"{best.mean_rotation:.2f} on average, {reference.mean_rotation:.2f} under Layca",
             None if short else best.mean_rotation < reference.mean_rotation,
         ),
-        Finding(
+        Verdict(
             f"{name}: under SGD layers rotate unevenly",
             "in all five tasks",
             f"they differ by {100 * uneven:.0f} % of their mean, under Layca by {100 * even:.0f} %",

@@ -22,7 +22,7 @@ from gyroscope_lab.papers.rotation.alpha_and_rate import ALPHAS, POWERS, SWEPT
 from gyroscope_lab.papers.rotation.beside_layca import in_training
 from gyroscope_lab.papers.rotation.rate_search import START, Place, best, search
 from gyroscope_lab.papers.rotation.recipes import layca, over_seeds
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
@@ -145,7 +145,7 @@ def figure2(lab: Lab) -> Report:
     return Report(
         {"figure": _draw(found), "curves": curves},
         tuple(table for one in found for table in (_by_alpha(one), _by_rate(one))),
-        tuple(finding for one in found for finding in _findings(one)),
+        tuple(verdict for one in found for verdict in _verdicts(one)),
         _numbers(found),
     )
 
@@ -160,7 +160,7 @@ def table2(lab: Lab) -> Report:
         lines = tuple((cell.recipe.name, in_training(cell), number, cell.train) for cell, number in pairs)
         tables.append(Table(one.task.name, ("configuration", "train % here", "paper", "of the tested weights"), lines))
     every = [in_training(cell) for one in found for cell in one.columns]
-    says = Finding(
+    says = Verdict(
         "low and uneven rates lead to close to perfect training performance too",
         f"{min(min(row) for row in TRAIN.values()):g} % or more",
         f"{min(every):.2f} % or more",
@@ -218,26 +218,26 @@ def _by_rate(one: Tuned) -> Table:
     return Table(f"{one.task.name}: ρ(0) at α = 0", heads, tuple(lines))
 
 
-def _findings(one: Tuned) -> list[Finding]:
+def _verdicts(one: Tuned) -> list[Verdict]:
     name = one.task.name
     uniform, first, last = one.chosen(0.0), one.chosen(-0.6), one.chosen(0.6)
     rates = [cell for cell in one.by_rate.values() if cell.learned] or list(one.by_rate.values())
     fastest, slowest = max(rates, key=lambda cell: cell.test), rates[0]
     even, uneven = one.columns[-1].unevenness, min(cell.unevenness for cell in one.columns[:2])
     return [
-        Finding(
+        Verdict(
             f"{name}: rates should be uniform, also when ρ(0) is tuned: prioritising either end costs accuracy",
             "up to 20 points",
             f"{first.test - uniform.test:+.1f} at α = -0.6, {last.test - uniform.test:+.1f} at α = +0.6",
             max(first.test, last.test) < uniform.test,
         ),
-        Finding(
+        Verdict(
             f"{name}: in extreme prioritisation the first layers generalise better than the last",
             "in all three tasks",
             f"{first.test:.1f} % at α = -0.6, {last.test:.1f} % at α = +0.6",
             first.test > last.test,
         ),
-        Finding(
+        Verdict(
             f"{name}: rates should be as high as training allows",
             "up to 30 points",
             f"best at {fastest.recipe.name}, {fastest.test - slowest.test:+.1f} points over {slowest.recipe.name}; "
@@ -245,7 +245,7 @@ def _findings(one: Tuned) -> list[Finding]:
             # The highest that learns may be just too high: grids are coarse.
             fastest.test > slowest.test and fastest in rates[-2:],
         ),
-        Finding(
+        Verdict(
             f"{name}: at α = 0 layers rotate synchronously",
             "nearly all layers, in all three tasks",
             f"they differ by {even:.0%} of their mean, at α = ±0.6 by {uneven:.0%} or more",

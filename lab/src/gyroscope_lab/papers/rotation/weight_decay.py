@@ -28,7 +28,7 @@ from gyroscope_lab.papers.rotation.beside_layca import (
     some,
 )
 from gyroscope_lab.papers.rotation.recipes import over_seeds, sgd, sgd_decayed
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
@@ -104,13 +104,13 @@ def figure3(lab: Lab) -> Report:
         heading="Layer rotation under SGD with weight decay",
         note=noted(rows),
     )
-    lines, findings = [], []
+    lines, verdicts = [], []
     for [cell], reference in rows:
         name = cell.task.name
         lines.append(_line(name, cell, reference, paper.WEIGHT_DECAY.get(name), paper.REFERENCE.get(name)))
-        findings += [_far(name, cell, reference), _on_par(name, cell, reference, "by −0.85 to +0.30 points")]
+        verdicts += [_far(name, cell, reference), _on_par(name, cell, reference, "by −0.85 to +0.30 points")]
     table = Table("SGD + L2", _COLUMNS, tuple(lines))
-    return Report({"figure": figure}, (table,), tuple(findings), numbers(rows))
+    return Report({"figure": figure}, (table,), tuple(verdicts), numbers(rows))
 
 
 def table4(lab: Lab) -> Report:
@@ -131,7 +131,7 @@ def speed_figure4(lab: Lab) -> Report:
         heading="Layer rotation under SGD, without and with weight decay",
         note=noted(rows),
     )
-    tables, findings = [], []
+    tables, verdicts = [], []
     for place, told in enumerate((SPEED_SGD, SPEED_DECAYED)):
         lines = tuple(
             _line(of.task.name, row[place], of, told.get(of.task.name), SPEED_REFERENCE.get(of.task.name))
@@ -140,14 +140,14 @@ def speed_figure4(lab: Lab) -> Report:
         tables.append(Table("SGD + L2" if place else "SGD", _COLUMNS, lines))
     for (plain, regular), reference in rows:
         name = reference.task.name
-        findings += [
-            Finding(
+        verdicts += [
+            Verdict(
                 f"{name}: without decay SGD generalises worse than Layca",
                 "by 3.1 to 14.3 points",
                 f"{plain.test - reference.test:+.1f} points",
                 plain.test < reference.test,
             ),
-            Finding(
+            Verdict(
                 f"{name}: with decay layers rotate further, and test accuracy is higher",
                 "in all five tasks",
                 f"{regular.mean_rotation:.3f} against {plain.mean_rotation:.3f}, "
@@ -157,7 +157,7 @@ def speed_figure4(lab: Lab) -> Report:
             _far(name, regular, reference),
             _on_par(name, regular, reference, "by −1.11 to +0.30 points"),
         ]
-    return Report({"figure": figure}, tuple(tables), tuple(findings), numbers(rows))
+    return Report({"figure": figure}, tuple(tables), tuple(verdicts), numbers(rows))
 
 
 def speed_table3(lab: Lab) -> Report:
@@ -189,8 +189,8 @@ def _line(name: str, cell: Cell, reference: Cell, told: float | None, paper_best
     return (name, *tests, cell.train, cell.mean_rotation, reference.mean_rotation)
 
 
-def _far(name: str, cell: Cell, reference: Cell) -> Finding:
-    return Finding(
+def _far(name: str, cell: Cell, reference: Cell) -> Verdict:
+    return Verdict(
         f"{name}: with decay layers reach a cosine distance of 1",
         "in all five tasks",
         f"{cell.mean_rotation:.2f} on average, {reference.mean_rotation:.2f} under Layca",
@@ -198,8 +198,8 @@ def _far(name: str, cell: Cell, reference: Cell) -> Finding:
     )
 
 
-def _on_par(name: str, cell: Cell, reference: Cell, told: str) -> Finding:
-    return Finding(
+def _on_par(name: str, cell: Cell, reference: Cell, told: str) -> Verdict:
+    return Verdict(
         f"{name}: with decay SGD is on par with Layca",
         told,
         f"{cell.test - reference.test:+.2f} points",
@@ -207,9 +207,9 @@ def _on_par(name: str, cell: Cell, reference: Cell, told: str) -> Finding:
     )
 
 
-def _all_learn(says: str, told: str, found: list[Cell], least: float = 99.0) -> Finding:
+def _all_learn(says: str, told: str, found: list[Cell], least: float = 99.0) -> Verdict:
     lowest = min(cell.train for cell in found)
-    return Finding(says, told, f"{lowest:.1f} % and more", lowest >= least)
+    return Verdict(says, told, f"{lowest:.1f} % and more", lowest >= least)
 
 
 STUDIES = (

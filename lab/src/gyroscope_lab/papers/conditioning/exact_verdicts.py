@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf, sqrt
 
-from gyroscope_lab.papers.conditioning.exact_result import PAPER_LARGEST, PAPER_MODEL, Finding, Line, Study
+from gyroscope_lab.papers.conditioning.exact_result import PAPER_LARGEST, PAPER_MODEL, Line, Study, Verdict
 
 # The paper gives orders of magnitude; "around" is taken to mean within a factor of ten.
 _AROUND = 10.0
@@ -13,13 +13,13 @@ _AROUND = 10.0
 _CLOSE = 2.0
 
 
-def findings(study: Study) -> list[Finding]:
+def verdicts(study: Study) -> list[Verdict]:
     """Return what the paper says, as far as the lines of `study` can tell, and whether it is so.
 
     >>> plain = Line("plain", "F", None, False, 2e-5, (9.0, inf), 1, 2)
     >>> bn = Line("bn", "F", None, False, 2.0, (8.0, 9.0), 2, 2)
-    >>> for finding in findings(Study("fig1", "mlp-8x24", "digits", 9, {}, (0.5, 1.0), (plain, bn), 0.0)):
-    ...     print(finding.says, "|", finding.here, "|", finding.holds)
+    >>> for verdict in verdicts(Study("fig1", "mlp-8x24", "digits", 9, {}, (0.5, 1.0), (plain, bn), 0.0)):
+    ...     print(verdict.says, "|", verdict.here, "|", verdict.holds)
     λmax of F, plain | 2e-05 | True
     λmax of F, bn | 2 | True
     κ_p of F is lower with BN | at 2 of 2 shares p | True
@@ -39,10 +39,10 @@ def findings(study: Study) -> list[Finding]:
     return found
 
 
-def _around(line: Line) -> Finding:
+def _around(line: Line) -> Verdict:
     paper = PAPER_LARGEST[line.network]
     holds = paper / _AROUND <= line.largest <= paper * _AROUND
-    return Finding(f"λmax of F, {line.network}", f"around {paper:g}", f"{line.largest:.2g}", holds)
+    return Verdict(f"λmax of F, {line.network}", f"around {paper:g}", f"{line.largest:.2g}", holds)
 
 
 def _pairs(lines: Iterable[Line]) -> list[tuple[float, float]]:
@@ -59,12 +59,12 @@ def _pairs(lines: Iterable[Line]) -> list[tuple[float, float]]:
     return [(a, b) for a, b in values if min(a, b) < inf]
 
 
-def _better(says: str, pairs: list[tuple[float, float]]) -> Finding:
+def _better(says: str, pairs: list[tuple[float, float]]) -> Verdict:
     lower = sum(bn < plain for plain, bn in pairs)
-    return Finding(says, "yes", f"at {lower} of {len(pairs)} shares p", bool(pairs) and lower == len(pairs))
+    return Verdict(says, "yes", f"at {lower} of {len(pairs)} shares p", bool(pairs) and lower == len(pairs))
 
 
-def _matching(study: Study, matrix: str, blocks: list[Line]) -> list[Finding]:
+def _matching(study: Study, matrix: str, blocks: list[Line]) -> list[Verdict]:
     found = []
     for network in PAPER_LARGEST:
         both = [
@@ -91,11 +91,11 @@ def _has_approximation(study: Study, line: Line) -> bool:
     return any((o.network, o.matrix, o.layer, o.approximate) == wanted for o in study.lines)
 
 
-def _ratios(says: str, ratios: list[float]) -> Finding:
+def _ratios(says: str, ratios: list[float]) -> Verdict:
     """How far approximations are from what they approximate: the middle ratio, and the two ends."""
     if not ratios:
-        return Finding(says, "matches well", "nothing finite to compare", False)
+        return Verdict(says, "matches well", "nothing finite to compare", False)
     ordered = sorted(ratios)
     middle = sqrt(ordered[(len(ordered) - 1) // 2] * ordered[len(ordered) // 2])
     here = f"{middle:.2g} times the exact one in the middle, {ordered[0]:.2g} to {ordered[-1]:.2g}"
-    return Finding(says, "matches well", here, 1 / _CLOSE <= middle <= _CLOSE)
+    return Verdict(says, "matches well", here, 1 / _CLOSE <= middle <= _CLOSE)

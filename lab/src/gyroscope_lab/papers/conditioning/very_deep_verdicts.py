@@ -8,10 +8,10 @@ from itertools import pairwise
 import numpy as np
 
 from gyroscope_lab.papers.conditioning.very_deep_course import Course
-from gyroscope_lab.papers.study import Finding
+from gyroscope_lab.papers.study import Verdict
 
 
-def of_depths(courses: Sequence[Course], *, full: bool) -> list[Finding]:
+def of_depths(courses: Sequence[Course], *, full: bool) -> list[Verdict]:
     """Figure 6: ResNets, the shallow ones first.
 
     Args:
@@ -39,11 +39,11 @@ def of_depths(courses: Sequence[Course], *, full: bool) -> list[Finding]:
             lambda one: one.largest("weight_norm"),
             full=full,
         ),
-        *(finding for one in courses for finding in _stuck(one, full=full)),
+        *(verdict for one in courses for verdict in _stuck(one, full=full)),
     ]
 
 
-def of_last_norm(courses: Sequence[Course], *, full: bool) -> list[Finding]:
+def of_last_norm(courses: Sequence[Course], *, full: bool) -> list[Verdict]:
     """Figure 7: a ResNet, and the same with batch normalization before its last layer."""
     plain, normal = (_of(courses, name) for name in ("ResNet", "ResNet_LastBN"))
     if plain is None or normal is None:
@@ -51,7 +51,7 @@ def of_last_norm(courses: Sequence[Course], *, full: bool) -> list[Finding]:
     return [
         _steady(plain, normal, full=full),
         _smaller_input(normal, [plain]),
-        Finding(
+        Verdict(
             f"{normal.network}: the loss does not rise as it does without the normalization",
             "steady",
             f"to {normal.rise:.3g} times the first, against {plain.rise:.3g}",
@@ -61,14 +61,14 @@ def of_last_norm(courses: Sequence[Course], *, full: bool) -> list[Finding]:
     ]
 
 
-def of_preactivation(courses: Sequence[Course], *, full: bool) -> list[Finding]:
+def of_preactivation(courses: Sequence[Course], *, full: bool) -> list[Verdict]:
     """Figure 9: a ResNet, a PreResNet, and PreResNet_v1, which has no batch normalization before its last layer."""
     plain, normal, without = (_of(courses, name) for name in ("ResNet", "PreResNet", "PreResNet_v1"))
     if plain is None or normal is None or without is None:
         return []
     shorter = 0 < without.stuck < plain.stuck
     return [
-        Finding(
+        Verdict(
             f"{without.network}: the network is stuck at ln {without.classes}, for less long than ResNet",
             "stuck, and escapes faster",
             f"{_steps(without)} against {_steps(plain)}",
@@ -86,20 +86,20 @@ def _of(courses: Sequence[Course], architecture: str) -> Course | None:
 
 def _grows(
     courses: Sequence[Course], what: str, symbol: str, value: Callable[[Course], float], *, full: bool = True
-) -> Finding:
+) -> Verdict:
     values = [value(one) for one in courses]
     grows = all(a < b for a, b in pairwise(values))
     told = ", ".join(f"{one.network.depth}: {number:.3g}" for one, number in zip(courses, values, strict=True))
     decided = len(values) > 1 and (full or grows)
-    return Finding(f"the deeper a ResNet, {what}", "so", f"{symbol} by depth: {told}", grows if decided else None)
+    return Verdict(f"the deeper a ResNet, {what}", "so", f"{symbol} by depth: {told}", grows if decided else None)
 
 
-def _stuck(one: Course, *, full: bool) -> list[Finding]:
+def _stuck(one: Course, *, full: bool) -> list[Verdict]:
     """Whether the loss came to stay at that of a guess, with a small input and a large weight, and whether it left."""
     its = one.dominated
     # A network whose input is off from the start of it on is dead, which is another thing.
     holds = its.stop - its.start >= one.least
-    found = Finding(
+    found = Verdict(
         f"{one.network}: after its rise the loss stays at ln {one.classes}, with a small input and a large weight in "
         "the last layer",
         "stuck at ln 10: weight domination",
@@ -124,7 +124,7 @@ def _told(one: Course) -> str:
     )
 
 
-def _escapes(one: Course, *, full: bool) -> Finding:
+def _escapes(one: Course, *, full: bool) -> Verdict:
     """Whether a network that was stuck learned in the end; one that still moves may need more steps than there were."""
     steps, until = len(one.followed), None if one.stall is None else one.stall.until
     here, holds = f"not within {steps:,} steps", None
@@ -137,12 +137,12 @@ def _escapes(one: Course, *, full: bool) -> Finding:
             f"test accuracy {100 * one.result.test_accuracy:.1f} %"
         )
         holds = False if full else None
-    return Finding(f"{one.network}: it escapes from there", "with enough iterations", here, holds)
+    return Verdict(f"{one.network}: it escapes from there", "with enough iterations", here, holds)
 
 
-def _steady(plain: Course, normal: Course, *, full: bool) -> Finding:
+def _steady(plain: Course, normal: Course, *, full: bool) -> Verdict:
     holds = plain.stuck > 0 and normal.stuck == 0
-    return Finding(
+    return Verdict(
         f"{normal.network}: the network is trained steadily where ResNet is stuck",
         "no weight domination",
         f"at ln {normal.classes} for {_steps(normal)} against {_steps(plain)}; loss {normal.last_loss:.3g} against "
@@ -155,10 +155,10 @@ def _steps(one: Course) -> str:
     return f"{one.stuck:,} steps" + (f" (dead since step {one.dead:,})" if one.dead is not None else "")
 
 
-def _smaller_input(normal: Course, others: Sequence[Course]) -> Finding:
+def _smaller_input(normal: Course, others: Sequence[Course]) -> Verdict:
     largest = normal.largest("lambda_x")
     of_others = [one.largest("lambda_x") for one in others]
-    return Finding(
+    return Verdict(
         f"{normal.network}: the input of the last layer never becomes as large as without batch normalization",
         "no large input",
         f"λmax(Σx) up to {largest:.3g}, against "

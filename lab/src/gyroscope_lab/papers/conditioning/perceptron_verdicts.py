@@ -10,7 +10,7 @@ import numpy as np
 from gyroscope.conditioning import percent
 from gyroscope_lab.papers.conditioning.perceptron_courses import FACTORS, Course, Kind, Values, a_layer
 from gyroscope_lab.papers.conditioning.perceptron_tables import as_text, inner, middle
-from gyroscope_lab.papers.study import Finding
+from gyroscope_lab.papers.study import Verdict
 
 Courses = Mapping[Kind, Course]
 
@@ -27,7 +27,7 @@ _GUESS = log(10)
 _PASSES = {"x": ("input", "forward"), "g": ("output gradient", "backward")}
 
 
-def magnitudes(courses: Courses) -> list[Finding]:
+def magnitudes(courses: Courses) -> list[Verdict]:
     """Of figures 3 and A5."""
     random, he = Kind("uniform", normalized=False), Kind("he_normal", normalized=False)
     found = []
@@ -35,7 +35,7 @@ def magnitudes(courses: Courses) -> list[Finding]:
         if random in courses:
             first, last = ends(courses[random], name)
             found.append(
-                Finding(
+                Verdict(
                     f"from a random start the magnitude of the layer {what} of Plain decreases exponentially in the "
                     f"{passes} pass",
                     "exponential decrease",
@@ -47,7 +47,7 @@ def magnitudes(courses: Courses) -> list[Finding]:
         if he in courses:
             first, last = apart(courses[he], name)
             found.append(
-                Finding(
+                Verdict(
                     f"from He's start the magnitude of the layer {what} of Plain is stable across layers",
                     "stable",
                     f"λmax({FACTORS[name]}) differs by a factor of {first:.3g} between layers at first, {last:.3g} in "
@@ -86,7 +86,7 @@ def exponential(factor: float) -> bool:
     return not 1 / EXPONENTIAL < factor < EXPONENTIAL
 
 
-def _preserved(courses: Courses) -> list[Finding]:
+def _preserved(courses: Courses) -> list[Verdict]:
     found = []
     for name, (what, passes) in _PASSES.items():
         its = {kind: apart(one, name) for kind, one in courses.items() if kind.normalized}
@@ -97,7 +97,7 @@ def _preserved(courses: Courses) -> list[Finding]:
                 for kind, (first, last) in its.items()
             )
             found.append(
-                Finding(
+                Verdict(
                     f"BN preserves the magnitude of the layer {what} for both initializations",
                     "well preserved",
                     f"λmax({FACTORS[name]}) differs between layers by a factor of, {'; '.join(told)}",
@@ -107,12 +107,12 @@ def _preserved(courses: Courses) -> list[Finding]:
     return found
 
 
-def _trains(courses: Courses) -> list[Finding]:
+def _trains(courses: Courses) -> list[Verdict]:
     plain, normalized = (courses.get(Kind("uniform", normalized=which)) for which in (False, True))
     if plain is None or normalized is None:
         return []
     return [
-        Finding(
+        Verdict(
             "from a random start BN trains, and Plain does not",
             "a figure of losses, no numbers",
             f"training loss {normalized.loss:.3g} and {plain.loss:.3g}; guessing has {_GUESS:.3g}",
@@ -121,7 +121,7 @@ def _trains(courses: Courses) -> list[Finding]:
     ]
 
 
-def conditions(courses: Courses) -> list[Finding]:
+def conditions(courses: Courses) -> list[Verdict]:
     """Of figures 5 and A6."""
     found = []
     for init in dict.fromkeys(kind.init for kind in courses):
@@ -134,7 +134,7 @@ def conditions(courses: Courses) -> list[Finding]:
     return found
 
 
-def _at_first(plain: Course, normalized: Course, name: str, says: str) -> Finding:
+def _at_first(plain: Course, normalized: Course, name: str, says: str) -> Verdict:
     """Of all p and all layers, wherever at least one of the two is finite."""
     pairs = [
         (a, b)
@@ -144,10 +144,10 @@ def _at_first(plain: Course, normalized: Course, name: str, says: str) -> Findin
     ]
     lower = sum(bool(b < a) for a, b in pairs)
     here = f"κ_p({FACTORS[name]}) lower in {lower} of {len(pairs)} layers and p"
-    return Finding(f"{says}: at first", "lower κ_p", here, bool(pairs and lower >= MOSTLY * len(pairs)))
+    return Verdict(f"{says}: at first", "lower κ_p", here, bool(pairs and lower >= MOSTLY * len(pairs)))
 
 
-def _throughout(plain: Course, normalized: Course, name: str, says: str) -> Finding:
+def _throughout(plain: Course, normalized: Course, name: str, says: str) -> Verdict:
     """Of one p, at all analyses that both have."""
     both = [_known(one.kappas[name][SHARE], name) for one in (plain, normalized)]
     count = min(map(len, both))
@@ -158,7 +158,7 @@ def _throughout(plain: Course, normalized: Course, name: str, says: str) -> Find
         f"{as_text(middle(b))} and {as_text(middle(a))} in the middle; in the last analysis in "
         f"{int((b[-1] < a[-1]).sum())} of {len(a[-1])}, {as_text(middle(b[-1]))} and {as_text(middle(a[-1]))}"
     )
-    return Finding(f"{says}: over the training", "lower κ_p", here, bool(lower >= MOSTLY * a.size))
+    return Verdict(f"{says}: over the training", "lower κ_p", here, bool(lower >= MOSTLY * a.size))
 
 
 def _known(values: Values, name: str) -> Values:
@@ -166,7 +166,7 @@ def _known(values: Values, name: str) -> Values:
     return np.nan_to_num(inner(values, name), nan=np.inf, posinf=np.inf)
 
 
-def adam(courses: Courses, sgd: Course | None) -> list[Finding]:
+def adam(courses: Courses, sgd: Course | None) -> list[Verdict]:
     """Of figure A7; `sgd` is what SGD made of the plain network."""
     plain, normalized = (courses.get(Kind("uniform", normalized=which)) for which in (False, True))
     found = []
@@ -175,7 +175,7 @@ def adam(courses: Courses, sgd: Course | None) -> list[Finding]:
             first, last = ends(plain, name)
             beside = ends(sgd, name)[1]
             found.append(
-                Finding(
+                Verdict(
                     f"Adam adjusts the magnitude of the layer {what} of Plain, and SGD does not",
                     "well adjusted",
                     f"λmax({FACTORS[name]}) × {first:.2g} a layer at first, × {last:.2g} in the end (a factor of "
@@ -188,11 +188,11 @@ def adam(courses: Courses, sgd: Course | None) -> list[Finding]:
     return found + conditions(courses)
 
 
-def _steadier(plain: Course, normalized: Course) -> Finding:
+def _steadier(plain: Course, normalized: Course) -> Verdict:
     """Stable is taken to mean: whatever the learning rate."""
     ranges = [sorted(nan_last(one.tried.values())) for one in (normalized, plain)]
     ours, theirs = ranges
-    return Finding(
+    return Verdict(
         "BN stabilizes the training",
         "better than without",
         f"over the learning rates the loss ends at {ours[0]:.3g} to {ours[-1]:.3g} with BN, {theirs[0]:.3g} to "
@@ -210,14 +210,14 @@ def nan_last(values: Iterable[float]) -> list[float]:
     return [value if isfinite(value) else inf for value in values]
 
 
-def units(courses: Courses) -> list[Finding]:
+def units(courses: Courses) -> list[Verdict]:
     """Of figure A12."""
     found = []
     for kind, one in courses.items():
         if kind.normalized:
             most = {name: int(values.max()) for name, values in one.units.items()}
             found.append(
-                Finding(
+                Verdict(
                     "BN has no dying and no full neurons",
                     "none",
                     f"at most {most['dying']} dying and {most['full']} full in a layer, at any time",
@@ -229,7 +229,7 @@ def units(courses: Courses) -> list[Finding]:
             third = max(1, counts.shape[1] // 3)
             shallow, deep = (part.mean() for part in (counts[0, :third], counts[0, -third:]))
             found.append(
-                Finding(
+                Verdict(
                     f"Plain has {name} neurons, more of them in later layers",
                     "increasing with the layer",
                     f"at first {shallow:.1f} a layer in the first third of the layers and {deep:.1f} in the last",
@@ -238,7 +238,7 @@ def units(courses: Courses) -> list[Finding]:
             )
             before, after = counts[0].sum(), counts[-1].sum()
             found.append(
-                Finding(
+                Verdict(
                     f"its {name} neurons are most obvious in the initial iterations",
                     "in the initial iterations",
                     f"{before:.0f} in all layers at first, {after:.0f} in the end",

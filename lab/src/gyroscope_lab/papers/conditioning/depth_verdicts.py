@@ -11,7 +11,7 @@ import numpy as np
 from gyroscope_lab.papers.cells import Cell
 from gyroscope_lab.papers.conditioning.by_depth import DEPTHS, Network
 from gyroscope_lab.papers.conditioning.depth_paper import CIFAR_10, CIFAR_100
-from gyroscope_lab.papers.study import Finding
+from gyroscope_lab.papers.study import Verdict
 
 Value = Callable[[Cell], float]
 
@@ -23,7 +23,7 @@ _NEARLY = 0.1
 _IMAGES, _APART = 10_000, 2.0
 
 
-def of_losses(found: Mapping[Network, Cell], uncut: Callable[[Cell], int], *, full: bool) -> list[Finding]:
+def of_losses(found: Mapping[Network, Cell], uncut: Callable[[Cell], int], *, full: bool) -> list[Verdict]:
     """Figure 8, from what is there: whole columns of depths, or pairs of one depth.
 
     Args:
@@ -48,7 +48,7 @@ def of_losses(found: Mapping[Network, Cell], uncut: Callable[[Cell], int], *, fu
     ]  # fmt: skip
 
 
-def of_errors(found: Mapping[Network, Cell], *, full: bool, data: str) -> list[Finding]:
+def of_errors(found: Mapping[Network, Cell], *, full: bool, data: str) -> list[Verdict]:
     """Tables 1 and 2, from what is there.
 
     Args:
@@ -80,7 +80,7 @@ def of_errors(found: Mapping[Network, Cell], *, full: bool, data: str) -> list[F
     ]  # fmt: skip
 
 
-def of_twice_the_layers(found: Mapping[tuple[Network, float], Cell]) -> list[Finding]:
+def of_twice_the_layers(found: Mapping[tuple[Network, float], Cell]) -> list[Verdict]:
     """Section 5.1: networks of 2402 layers, from what is there.
 
     Args:
@@ -91,7 +91,7 @@ def of_twice_the_layers(found: Mapping[tuple[Network, float], Cell]) -> list[Fin
         return []
     here = f"train {plain.train:.1f} % against {normal.train:.1f} %"
     holds = not plain.learned and normal.learned
-    return [Finding("of 2402 layers ResNet cannot converge and ResNet_LastBN can", "test error 5.04 %", here, holds)]
+    return [Verdict("of 2402 layers ResNet cannot converge and ResNet_LastBN can", "test error 5.04 %", here, holds)]
 
 
 def _error(cell: Cell) -> float:
@@ -109,16 +109,16 @@ def _listed(column: Sequence[tuple[int, Cell]], value: Value) -> str:
     return ", ".join(f"{depth}: {value(cell):.3g}" for depth, cell in column) or "–"
 
 
-def _climbs(column: Sequence[tuple[int, Cell]], value: Value, says: str, *, full: bool) -> Finding:
+def _climbs(column: Sequence[tuple[int, Cell]], value: Value, says: str, *, full: bool) -> Verdict:
     holds = all(value(a) < value(b) for (_, a), (_, b) in pairwise(column))
-    return Finding(says, "so", _listed(column, value), holds if full and len(column) > 1 else None)
+    return Verdict(says, "so", _listed(column, value), holds if full and len(column) > 1 else None)
 
 
 def _falls(
     column: Sequence[tuple[int, Cell]], value: Value, says: str, *, full: bool, noise: Value = lambda cell: 0.0
-) -> Finding:
+) -> Verdict:
     pairs = [(deeper, shallower) for (_, shallower), (_, deeper) in pairwise(column)]
-    return Finding(says, "so", _listed(column, value), _all_below(pairs, value, noise) if full else None)
+    return Verdict(says, "so", _listed(column, value), _all_below(pairs, value, noise) if full else None)
 
 
 def _noise(cell: Cell) -> float:
@@ -142,15 +142,15 @@ def _all_below(pairs: Sequence[tuple[Cell, Cell]], value: Value, noise: Value) -
     return True if sure else None
 
 
-def _alike(column: Sequence[tuple[int, Cell]], value: Value, *, full: bool) -> Finding:
+def _alike(column: Sequence[tuple[int, Cell]], value: Value, *, full: bool) -> Verdict:
     values = [value(cell) for _, cell in column]
     says = "ResNet_LastBN has nearly the same training loss at every depth until the rate is cut"
     if len(values) < 2:
-        return Finding(says, "so", _listed(column, value), None)
+        return Verdict(says, "so", _listed(column, value), None)
     middle = sum(values) / len(values)
     spread = max(abs(value - middle) for value in values) / middle
     here = f"{_listed(column, value)}: within {100 * spread:.0f} % of their mean"
-    return Finding(says, "so", here, spread <= _NEARLY if full else None)
+    return Verdict(says, "so", here, spread <= _NEARLY if full else None)
 
 
 def _below(
@@ -162,18 +162,18 @@ def _below(
     *,
     full: bool,
     noise: Value = lambda cell: 0.0,
-) -> Finding:
+) -> Verdict:
     """Whether the first is below the second at every depth that has both."""
     told, form = words
     first, second = (dict(_column(found, name)) for name in names)
     both = {depth: (first[depth], second[depth]) for depth in first if depth in second}
     here = "; ".join(f"{depth}: {form.format(value(a), value(b))}" for depth, (a, b) in both.items()) or "–"
-    return Finding(says, told, here, _all_below(list(both.values()), value, noise) if full else None)
+    return Verdict(says, told, here, _all_below(list(both.values()), value, noise) if full else None)
 
 
-def _degenerates(column: Sequence[tuple[int, Cell]]) -> Finding:
+def _degenerates(column: Sequence[tuple[int, Cell]]) -> Verdict:
     says = f"a ResNet of {_DEEPEST} layers has a larger test error than shallower ones"
     by_depth = dict(column)
     deepest = by_depth.pop(_DEEPEST, None)
     pairs = [] if deepest is None else [(other, deepest) for other in by_depth.values()]
-    return Finding(says, "so", _listed(column, _error), _all_below(pairs, _error, _noise))
+    return Verdict(says, "so", _listed(column, _error), _all_below(pairs, _error, _noise))
