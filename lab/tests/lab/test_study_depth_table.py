@@ -4,7 +4,7 @@ from statistics import mean, stdev
 import pytest
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.conditioning import depth_paper
+from gyroscope_lab.papers.conditioning import depth_table
 from gyroscope_lab.papers.conditioning.by_depth import Network, network_of
 from gyroscope_lab.papers.conditioning.depth_table import STUDIES, curves, further, table1_trials, table2_trials
 from gyroscope_lab.training.archive import Archive
@@ -12,7 +12,7 @@ from gyroscope_lab.training.result import Result
 from lab.made_lab import MadeLab, percent, raw
 
 FIG8, TABLE1, TABLE2 = STUDIES
-TOLD = {"c10": depth_paper.CIFAR_10, "c100": depth_paper.CIFAR_100}
+TOLD = {"c10": depth_table.CIFAR_10, "c100": depth_table.CIFAR_100}
 
 
 @pytest.fixture

@@ -14,10 +14,15 @@ from gyroscope.diagnose.standing_out import in_words
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.conditioning.by_depth import Network
-from gyroscope_lab.papers.conditioning.very_deep import STUDIES
-from gyroscope_lab.papers.conditioning.very_deep_course import Course, smoothed
-from gyroscope_lab.papers.conditioning.very_deep_figure import draw
-from gyroscope_lab.papers.conditioning.very_deep_verdicts import of_depths, of_last_norm, of_preactivation
+from gyroscope_lab.papers.conditioning.very_deep import (
+    STUDIES,
+    Course,
+    draw,
+    of_depths,
+    of_last_norm,
+    of_preactivation,
+    smoothed,
+)
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.last_layer import FILE, Followed, followed
 from gyroscope_lab.training.recipe import Recipe

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,6 @@ import numpy.typing as npt
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.at_hand import at_hand, channels, examples, pixels
-from gyroscope_lab.papers.conditioning.gradient_explosion_figure import draw
 from gyroscope_lab.papers.recorded import recorded
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
@@ -26,8 +25,11 @@ from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
-Values = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
+
+Values = npt.NDArray[np.float64]
 #: Iterations 0 to 7, as in the paper.
 ITERATIONS = 8
 # The paper names neither rates nor batches; these are those of its other networks, and appendix C.1's batch on MNIST.
@@ -39,6 +41,11 @@ _BATCHES = {"mnist": 1024, "cifar-10": 128, "digits": 50}
 _STRAIGHT = 0.8
 # "≪" of definition 1, in a number.
 DOMINATED = 0.1
+_ROWS = (
+    ("curvature", r"$\lambda_{\max}(F_k)$"),
+    ("weight", r"$\sigma_{\max}(W_k)$"),
+    ("domination", r"$\sigma_{\max}(\partial L/\partial W_k)\,/\,\sigma_{\max}(W_k)$"),
+)
 
 
 def tasks_of(lab: Lab) -> tuple[Task, Task]:
@@ -154,7 +161,7 @@ def figure_a10(lab: Lab) -> Report:
     """λmax(F_k) by layer over the first iterations; below it how weights grow, and how they come to dominate."""
     found = [course(lab, trial) for trial in lab.held(trials(lab))]
     return Report(
-        {"figure": draw(found)},
+        {"figure": _draw(found)},
         tuple(_table(one) for one in found),
         tuple(verdict for one in found for verdict in _verdicts(one, many=len(found) > 1)),
         {"networks": [one.numbers() for one in found]},
@@ -220,6 +227,38 @@ def _verdicts(one: Course, *, many: bool) -> Sequence[Verdict]:
             after[-1] < DOMINATED < before if deep else None,
         ),
     )
+
+
+def _draw(networks: Sequence[Course]) -> Figure:
+    """Draw λmax(F_k) as the paper does, a column a network; below it σmax of the weights, and of gradients over these.
+
+    Iteration 0 is black; those after it go from dark to light.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    from gyroscope.figures.drawing import depth_colours, finish
+
+    columns = len(networks)
+    figure = Figure(figsize=(4.4 * columns + 1.0, 7.2), layout="constrained")
+    axes = figure.subplots(len(_ROWS), columns, sharex="col", squeeze=False)
+    for column, one in enumerate(networks):
+        for row, (quantity, label) in enumerate(_ROWS):
+            ax, values = axes[row, column], getattr(one, quantity)
+            colours = ["black", *depth_colours(max(1, len(values) - 1))]
+            for iteration, line in enumerate(values):
+                at = np.arange(1, len(line) + 1)
+                width = 2.0 if iteration == 0 else 1.1
+                ax.plot(at, line, color=colours[iteration], linewidth=width, label=f"Iter{iteration}")
+            ax.set_yscale("log")
+            last = row == len(_ROWS) - 1
+            title = f"({'abcdefgh'[column]}) {one.name}" if row == 0 else None
+            finish(ax, xlabel="layer" if last else "", ylabel=label if column == 0 else "", title=title)
+            ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        axes[-1, column].axhline(1.0, color="0.6", linewidth=0.8, linestyle=":")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
+    return figure
 
 
 STUDIES = (

@@ -9,14 +9,19 @@ scale, and moved by up to 16 pixels, as far as there would be room in 256 × 256
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
 
 from gyroscope_lab.data.augment import Augmentation
+from gyroscope_lab.data.image_cache import Progress
+from gyroscope_lab.data.source import Source
+from gyroscope_lab.data.split import Split
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.papers.conditioning.imagenet_figure import draw_errors
-from gyroscope_lab.papers.conditioning.tested_by_epoch import ByEpoch
 from gyroscope_lab.papers.rotation.beside_layca import some
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
@@ -24,6 +29,44 @@ from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class ByEpoch(Source):
+    """A source whose test set stands in for what is held out, so that a result has a test accuracy for each epoch.
+
+    All examples are trained on, as in the paper, and no weights and no rates are chosen by these accuracies; with the
+    last weights tested, the last of them is the test accuracy.
+
+    Attributes:
+        tested: after each "epoch". It has no default, and so sets a trial apart from one that is tested but once.
+
+    >>> split = ByEpoch("digits", tested="epoch").load()
+    >>> split.x_val is split.x_test, len(split.x_train)
+    (True, 200)
+    >>> ByEpoch("digits", validation=0.1, tested="epoch")
+    Traceback (most recent call last):
+    gyroscope_lab.errors.LabError: a share of 0.1 is held out, and the test set is to stand in for it; hold none out ...
+    """
+
+    tested: Literal["epoch"] = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.validation:
+            raise LabError(
+                f"a share of {self.validation} is held out, and the test set is to stand in for it; hold none out "
+                "(validation=0.0), or take a Source"
+            )
+
+    def load(self, folder: Path | str | None = None, *, on_progress: Progress | None = None) -> Split:
+        """Return the examples of the source, those to test on twice."""
+        split = super().load(folder, on_progress=on_progress)
+        return replace(split, x_val=split.x_test, y_val=split.y_test)
+
 
 #: The architectures, and what their models are called.
 MODELS = {"ResNet": "imagenet-resnet", "ResNet_LastBN": "imagenet-resnet-lastbn"}
@@ -52,6 +95,7 @@ _EPOCHS = {"smoke": 2, "small": 20}
 _SIDE = 32
 # A folder with more classes than this is not decoded for a test.
 _FEW = 20
+_COLOURS = {"ResNet": "#2c728e", "ResNet_LastBN": "#e8a500"}
 
 
 @dataclass(frozen=True)
@@ -145,7 +189,7 @@ def figure(lab: Lab) -> Report:
         difference = None if told is None else one.error - told
         rows.append((f"{one.architecture}, {one.depth} layers", one.training_errors[-1], one.error, told, difference))
     return Report(
-        {"figure": draw_errors(found)},
+        {"figure": _draw(found)},
         (Table("Top-1 errors", columns, tuple(rows)),),
         tuple(_faster(lab, found, depth) for depth in DEPTHS[lab.scale]),
         {"networks": [_numbers(one) for one in found]},
@@ -245,6 +289,36 @@ def _numbers(one: Trained) -> dict[str, object]:
         "loss": [round(loss, 4) for loss in one.result.loss],
         "seconds": round(one.result.seconds, 1),
     }
+
+
+def _draw(found: Sequence[Trained]) -> Figure:
+    """Draw training errors as solid lines, and test errors as dashed ones."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    depths = sorted({one.depth for one in found})
+    figure = Figure(figsize=(4.2 * len(depths) + 1.6, 3.4), layout="constrained")
+    axes = figure.subplots(1, len(depths), squeeze=False)[0]
+    for letter, depth, ax in zip("abcd", depths, axes, strict=False):
+        for one in found:
+            if one.depth != depth:
+                continue
+            for errors, dash, name in ((one.training_errors, "-", "training"), (one.test_errors, "--", "test")):
+                epochs, label = np.arange(1, len(errors) + 1), f"{one.architecture}, {name}"
+                ax.plot(epochs, errors, dash, color=_COLOURS[one.architecture], linewidth=1.2, label=label)
+        ax.set_title(f"({letter}) {depth} layers", fontsize=10)
+        ax.set_xlabel("epoch", fontsize=9)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.grid(color="0.9", linewidth=0.6)
+        ax.set_axisbelow(True)
+        ax.tick_params(labelsize=8)
+        for side in ("top", "right"):
+            ax.spines[side].set_visible(False)
+    axes[0].set_ylabel("top-1 error (%)", fontsize=9)
+    lines = {line.get_label(): line for ax in axes for line in ax.lines}
+    figure.legend(lines.values(), lines, loc="outside right center", fontsize=8)
+    figure.suptitle("Batch normalization before the last layer", fontsize=11)
+    return figure
 
 
 STUDIES = (
