@@ -36,7 +36,7 @@ _MODULES = (
     "rotation.one_layer",
     "rotation.tuned_rates",
     "rotation.rescaled",
-    "conditioning.exact_studies",
+    "conditioning.exact",
     "conditioning.trained_perceptrons",
     "conditioning.weight_domination",
     "conditioning.gradient_explosion",

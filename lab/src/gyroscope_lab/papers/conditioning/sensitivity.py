@@ -14,12 +14,8 @@ from torch.nn import functional as F  # noqa: N812  (the name torch's own docume
 
 import gyroscope
 from gyroscope.conditioning.curvature import top_eigenvalue
-from gyroscope_lab.papers.conditioning.choices import Choices
-from gyroscope_lab.papers.conditioning.exact import PLANS
-from gyroscope_lab.papers.conditioning.exact_measure import network
-from gyroscope_lab.papers.conditioning.exact_result import in_json
-from gyroscope_lab.papers.conditioning.exact_spectra import exact_spectra
-from gyroscope_lab.papers.conditioning.small_images import small_images
+from gyroscope_lab.papers.conditioning.exact import PLANS, in_json
+from gyroscope_lab.papers.conditioning.exact_spectra import Choices, exact_spectra, network, small_images
 
 #: What is chosen otherwise than by default, one thing or two at a time; by the networks it makes a difference to.
 CHANGES: dict[str, list[dict[str, Any]]] = {
