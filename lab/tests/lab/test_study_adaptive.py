@@ -3,8 +3,7 @@ import pytest
 
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.rotation import adaptive, paper
-from gyroscope_lab.papers.rotation.adaptive_columns import columns
-from gyroscope_lab.papers.rotation.adaptive_curves import alike, distance, equivalents, lead, shake
+from gyroscope_lab.papers.rotation.adaptive import alike, columns, distance, equivalents, lead, shake
 from gyroscope_lab.papers.rotation.recipes import layca
 from gyroscope_lab.training.archive import Archive
 from lab.pretended import full_lab, raw

@@ -8,14 +8,16 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.rotation.feedback import feedback, follow, silhouette
 from gyroscope_lab.papers.rotation.one_layer import (
     FIGURE1,
     PLANS,
     STUDIES,
     Outcome,
     _all_above,
+    feedback,
     figure1,
+    follow,
+    silhouette,
     task_of,
     trained,
     trials,

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.rotation.configurations import configurations
-from gyroscope_lab.papers.rotation.rule import FITS, STUDIES, correlation
+from gyroscope_lab.papers.rotation.rule import FITS, STUDIES, configurations, correlation
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.tasks import task

@@ -9,8 +9,7 @@ from torch import nn
 import gyroscope
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.papers.rotation.first_steps import ABRUPT, view
-from gyroscope_lab.papers.rotation.sgd_rates import STUDIES
+from gyroscope_lab.papers.rotation.sgd_rates import ABRUPT, STUDIES, view
 from gyroscope_lab.training.archive import Archive
 from lab.made_lab import MadeLab, knowing, made, percent, raw
 

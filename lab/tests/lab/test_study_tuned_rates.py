@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.rotation.rate_search import best, between, extended, search
 from gyroscope_lab.papers.rotation.recipes import layca
-from gyroscope_lab.papers.rotation.tuned_rates import STUDIES, TRAIN, TUNED
+from gyroscope_lab.papers.rotation.tuned_rates import STUDIES, TRAIN, TUNED, best, between, extended, search
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.trial import Trial

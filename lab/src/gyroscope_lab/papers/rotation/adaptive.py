@@ -7,23 +7,41 @@ SGD that turns its layers as far, step by step, as an adaptive method did (Adapt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.cells import Cell, title
+from gyroscope_lab.papers.cells import Cell, cells, title
 from gyroscope_lab.papers.rotation import paper
-from gyroscope_lab.papers.rotation.adaptive_columns import Column, Pair, cells_of, columns, speed_columns, trials_of
-from gyroscope_lab.papers.rotation.adaptive_curves import copy_trials, equivalent_trials, figure6_of_speed, figure7
 from gyroscope_lab.papers.rotation.beside_layca import in_training
+from gyroscope_lab.papers.rotation.recipes import (
+    adapt_copy,
+    adaptive,
+    adaptive_layca,
+    layca,
+    over_seeds,
+    sgd,
+    sgd_decayed,
+)
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+#: A recipe on a task, whose schedule may be the recipe's own.
+Pair = tuple[Task, Recipe]
+# Where one task stands in for five it shows all their methods, at the rates that the papers tuned these to.
+_STAND_INS = {"rmsprop": ("RMSprop", -6), "adam": ("Adam", -5), "adagrad": ("Adagrad", -4)}
+# Plain SGD is best at 3^-1 but for this task.
+_SGD_POWERS = {"c100-wrn": -2}
 #: Table 6 (arXiv): training accuracies of the adaptive methods, and of these under Layca.
 TABLE6: dict[str, tuple[float, float]] = dict(
     zip(paper.TASKS, ((100.0, 100.0), (100.0, 99.7), (100.0, 99.2), (100.0, 100.0), (99.9, 100.0)), strict=True)
@@ -35,6 +53,149 @@ FIGURE5: dict[str, float] = paper.ADAPTIVE | {"c10-cnn2": -1.14}
 REFERENCE5: dict[str, float] = paper.REFERENCE | {"c10-cnn2": 92.33}
 # In points: what two trainings of one recipe may differ by, and the most that the paper's "on par" spans.
 _PAR = 2.0
+Curve = npt.NDArray[np.float64]
+# Of the digits as many again are held out as are trained on: a tenth of 200 would tell nothing.
+_PER_CLASS, _HELD_OUT = 40, 0.5
+# In points of accuracy, on average over epochs: what the eye takes for one curve, where curves are smooth.
+_SAME = 3.0
+
+
+_LABELS = {"accuracy": "training accuracy (%)", "validation": "validation accuracy (%)"}
+_STYLES = (("C0", "-", 1.6), ("C1", "-", 1.6), ("C2", "--", 1.6))
+
+
+@dataclass(frozen=True)
+class Column:
+    """A task and all that it is trained with.
+
+    Attributes:
+        method: the adaptive method.
+        controlled: the same under Layca.
+        plain: what it is without adapting, under Layca too: SGD, or for Adam SGD with its momentum.
+        copied: that again, turning each layer by what it turned by under the adaptive method.
+        best: Layca's best configuration, which differences Δη refer to.
+        decayed: SGD with weight decay.
+        sgd: SGD alone, at its best rate.
+    """
+
+    task: Task
+    method: Pair
+    controlled: Pair
+    plain: Pair
+    copied: Pair
+    best: Pair
+    decayed: Pair
+    sgd: Pair
+
+    @property
+    def name(self) -> str:
+        """The task and the method."""
+        return f"{self.task.name}: {self.method[1].name}"
+
+
+def columns(lab: Lab) -> list[Column]:
+    """The columns at the laboratory's scale: a task each in the papers, a method each where one stands in for all.
+
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> [column.name for column in columns(Lab(Archive("runs"), "full"))][:2]
+    ['c10-cnn1: RMSprop', 'c100-resnet: Adam']
+    >>> [column.name for column in columns(Lab(Archive("runs")))]
+    ['digits: RMSprop', 'digits: Adam']
+    """
+    found = [column(task) for task in lab.tasks(paper.TASKS)]
+    if lab.scale == "full":
+        return found
+    kinds = list(_STAND_INS)[:2] if lab.scale == "smoke" else list(_STAND_INS)
+    return [standing_in(one, kind) for one in found for kind in kinds]
+
+
+def speed_columns(lab: Lab) -> list[Column]:
+    """The same as the speed paper has them: its C10-CNN2 kept the dropout of the original.
+
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> [dict(column.method[0].options) for column in speed_columns(Lab(Archive("runs"), "full"))][3]
+    {'dropout': True}
+    """
+    return [_dropping_out(one) if one.task.name == "c10-cnn2" else one for one in columns(lab)]
+
+
+def _dropping_out(column: Column) -> Column:
+    def with_dropout(pair: Pair) -> Pair:
+        task, recipe = pair
+        return replace(task, options=(*task.options, ("dropout", True))), recipe
+
+    method, best, plain_sgd = map(with_dropout, (column.method, column.best, column.sgd))
+    return replace(column, method=method, best=best, sgd=plain_sgd)
+
+
+def column(task: Task) -> Column:
+    """The column of a task, with the method that the papers train it with.
+
+    >>> from gyroscope_lab.training.tasks import task
+    >>> column(task("c100-resnet")).plain[1].name, column(task("tiny-cnn")).plain[1].name
+    ('SGD_AMom-Layca 3^-5', 'SGD-Layca 3^-3')
+    """
+    _, recipe = method = adaptive(task)
+    return Column(
+        task,
+        method=method,
+        controlled=(task, adaptive_layca(task)),
+        plain=(task, plain(recipe.optimizer)),
+        copied=adapt_copy(task),
+        best=(task, layca(-3)),
+        decayed=sgd_decayed(task),
+        sgd=(task, sgd(task, _SGD_POWERS.get(task.name, -1))),
+    )
+
+
+def plain(kind: str) -> Recipe:
+    """What an adaptive method is without adapting, under Layca: Adam has momentum left, and so a lower rate.
+
+    >>> plain("rmsprop").name, plain("adam").optimizer
+    ('SGD-Layca 3^-3', 'sgd-amom')
+    """
+    if kind != "adam":
+        return replace(layca(-3), name="SGD-Layca 3^-3")
+    return Recipe("SGD_AMom-Layca 3^-5", rate=3.0**-5, optimizer="sgd-amom", control="layca")
+
+
+def standing_in(column: Column, kind: str) -> Column:
+    """The same column with another adaptive method.
+
+    >>> from gyroscope_lab.training.tasks import task
+    >>> digits = column(task("digits"))
+    >>> standing_in(digits, "rmsprop") == digits, standing_in(digits, "adam").copied[1].optimizer
+    (True, 'sgd-amom')
+    """
+    name, power = _STAND_INS[kind]
+    (its, method), (_, controlled), (_, copied) = column.method, column.controlled, column.copied
+    method = replace(method, name=name, rate=3.0**power, optimizer=kind)
+    slow = -5 if kind == "adam" else -3
+    controlled = replace(controlled, name=f"{name}-Layca 3^{slow}", rate=3.0**slow, optimizer=kind)
+    copied = replace(copied, optimizer="sgd-amom" if kind == "adam" else "sgd", copies=method)
+    return replace(
+        column,
+        method=(its, method),
+        controlled=(column.task, controlled),
+        plain=(column.task, plain(kind)),
+        copied=(its, copied),
+    )
+
+
+def trials_of(lab: Lab, pairs: Iterable[Pair]) -> list[Trial]:
+    """Every recipe, each once, from every seed of the laboratory.
+
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> lab = Lab(Archive("runs"))
+    >>> [trial.recipe.name for trial in trials_of(lab, [one.method for one in columns(lab)])]
+    ['RMSprop', 'Adam']
+    """
+    return [trial for task, recipe in dict.fromkeys(pairs) for trial in over_seeds(task, [recipe], lab.seeds)]
+
+
+def cells_of(lab: Lab, pairs: Sequence[Pair]) -> dict[Pair, Cell]:
+    """The results of each."""
+    return {(cell.task, cell.recipe): cell for cell in cells(lab, trials_of(lab, pairs))}
 
 
 def compared(column: Column) -> list[Pair]:
@@ -248,6 +409,223 @@ def _panels(rows: list[list[tuple[Column, Cell]]], found: dict[Pair, Cell], head
     if len(rows) == 1:  # too low for the whole label
         figure.supylabel("rotation (cosine distance)", fontsize=10)
     return figure
+
+
+def copied(column: Column) -> list[Pair]:
+    """What figure 7 (arXiv) trains for a column.
+
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> [recipe.name for _, recipe in copied(columns(Lab(Archive("runs")))[0])]
+    ['RMSprop', 'SGD + L2', 'SGD-Layca-AdaptCopy']
+    """
+    return [column.method, column.decayed, column.copied]
+
+
+def copy_trials(lab: Lab) -> list[Trial]:
+    """The trials of figure 7 (arXiv).
+
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> len(copy_trials(Lab(Archive("runs"), "full")))
+    15
+    """
+    return trials_of(lab, [pair for column in columns(lab) for pair in copied(column)])
+
+
+def equivalents(lab: Lab, column: Column) -> list[Pair]:
+    """What figure 6 (ICLR) trains for a column; of the digits some are held out, for a second curve.
+
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> lab = Lab(Archive("runs"))
+    >>> [recipe.name for _, recipe in equivalents(lab, columns(lab)[1])]
+    ['Adam-Layca 3^-5', 'SGD_AMom-Layca 3^-5']
+    """
+    task = column.task
+    if lab.scale != "full":
+        source = replace(task.source, per_class=_PER_CLASS, validation=_HELD_OUT)
+        task = replace(task, name=f"{task.name}-held-out", source=source)
+    return [(task, column.controlled[1]), (task, column.plain[1])]
+
+
+def equivalent_trials(lab: Lab) -> list[Trial]:
+    """The trials of figure 6 (ICLR).
+
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> len(equivalent_trials(Lab(Archive("runs"), "full")))
+    10
+    """
+    return trials_of(lab, [pair for column in columns(lab) for pair in equivalents(lab, column)])
+
+
+def curve(cell: Cell, which: Literal["accuracy", "validation"] = "accuracy") -> Curve:
+    """Accuracy in percent, epoch by epoch: the mean over seeds, as far as all of them went.
+
+    >>> from gyroscope_lab.training.recipe import Recipe
+    >>> from gyroscope_lab.training.result import Result
+    >>> from gyroscope_lab.training.tasks import task
+    >>> result = Result(1.0, 0.9, loss=[1.0], layers=["a"], rotation=[[0.0]], accuracy=[0.5, 1.0])
+    >>> curve(Cell(task("digits"), Recipe("SGD", 0.1), (result,))).tolist()
+    [50.0, 100.0]
+    """
+    its: list[list[float]] = [getattr(result, which) for result in cell.results]
+    epochs = min(map(len, its))
+    return np.asarray(100 * np.mean([one[:epochs] for one in its], axis=0))
+
+
+def distance(first: Curve, second: Curve) -> float:
+    """(1/T) Σ_t |a_t − b_t| of two curves, over the T epochs that both have.
+
+    >>> distance(np.array([50.0, 90.0, 99.0]), np.array([60.0, 90.0]))
+    5.0
+    """
+    epochs = min(len(first), len(second))
+    return float(np.abs(first[:epochs] - second[:epochs]).mean())
+
+
+def lead(first: Curve, second: Curve) -> float:
+    """(1/T) Σ_t (a_t − b_t): by how much the first curve is ahead.
+
+    >>> lead(np.array([60.0, 90.0]), np.array([50.0, 90.0]))
+    5.0
+    """
+    epochs = min(len(first), len(second))
+    return float((first[:epochs] - second[:epochs]).mean())
+
+
+def shake(curve: Curve) -> float:
+    """(Σ_t |a_{t+1} − a_t| − |a_T − a_1|) / (T − 1): how far a curve goes back and forth in an epoch, in points.
+
+    0 of a curve that only climbs. Two draws of one curve are about as far apart as each shakes.
+
+    >>> shake(np.array([50.0, 60.0, 90.0])), shake(np.array([50.0, 60.0, 50.0]))
+    (0.0, 10.0)
+    """
+    if len(curve) < 2:
+        return 0.0
+    return float((np.abs(np.diff(curve)).sum() - abs(curve[-1] - curve[0])) / (len(curve) - 1))
+
+
+def alike(first: Curve, second: Curve) -> bool:
+    """Whether two curves can be taken for one: not further apart than 3 points, or than they shake.
+
+    >>> alike(np.array([50.0, 90.0]), np.array([54.0, 91.0])), alike(np.array([50.0, 90.0]), np.array([59.0, 91.0]))
+    (True, False)
+    """
+    return distance(first, second) <= max(_SAME, shake(first), shake(second))
+
+
+def figure7(lab: Lab) -> Report:
+    """Training curves of adaptive methods, SGD with weight decay, and SGD that copies the former's rotation."""
+    its = columns(lab)
+    found = cells_of(lab, [pair for column in its for pair in copied(column)])
+    lines, verdicts, numbers = [], [], []
+    for column in its:
+        method, decayed, copy = (found[pair] for pair in copied(column))
+        a, b, c = curve(method), curve(decayed), curve(copy)
+        faster, near, far = lead(a, b), distance(a, c), distance(a, b)
+        lines.append((column.name, method.test, copy.test, decayed.test, faster, near, far))
+        verdicts += [
+            Verdict(
+                f"{column.name} trains faster than SGD + L2",
+                "significantly",
+                f"{faster:+.1f} points of training accuracy, on average over epochs",
+                faster > 0,
+            ),
+            Verdict(
+                f"{column.name}: the curve of SGD-Layca-AdaptCopy is nearly the same",
+                "nearly indistinguishable",
+                f"{near:.1f} points apart on average; SGD + L2 is {far:.1f}",
+                alike(a, c) and near < far,
+            ),
+        ]
+        numbers.append(_numbers(column, (method, decayed, copy)))
+    names = ("column", "test %", "AdaptCopy", "SGD + L2", "ahead of SGD + L2", "from AdaptCopy", "from SGD + L2")
+    figure = _draw(
+        [(column.name, [found[pair] for pair in copied(column)]) for column in its],
+        rows=("accuracy",),
+        heading="Training curves: an adaptive method, and SGD that turns its layers alike",
+    )
+    return Report(
+        {"figure": figure},
+        (Table("Training curves (distances in points, on average over epochs; the paper prints none)", names,
+               tuple(lines)),),
+        tuple(verdicts),
+        {"columns": numbers, "same": _SAME},
+    )  # fmt: skip
+
+
+def figure6_of_speed(lab: Lab) -> Report:
+    """Training and validation curves of adaptive methods and of their equivalents, all under Layca."""
+    its = columns(lab)
+    found = cells_of(lab, [pair for column in its for pair in equivalents(lab, column)])
+    lines, verdicts, numbers = [], [], []
+    for column in its:
+        method, plain = (found[pair] for pair in equivalents(lab, column))
+        whole = curve(method), curve(plain)
+        tested = curve(method, "validation"), curve(plain, "validation")
+        train, held_out = distance(*whole), distance(*tested)
+        both = method.recipe.name, plain.recipe.name
+        lines.append((column.task.name, *both, train, held_out, method.test, plain.test))
+        verdicts.append(
+            Verdict(
+                f"{column.task.name}: {' and '.join(both)} have the same curves",
+                "indistinguishable",
+                f"training {train:.1f}, validation {held_out:.1f} points apart on average; "
+                f"they shake by {max(map(shake, whole)):.1f} and {max(map(shake, tested)):.1f}",
+                alike(*whole) and alike(*tested),
+            )
+        )
+        numbers.append(_numbers(column, (method, plain)))
+    names = ("task", "adaptive", "equivalent", "training", "validation", "test % adaptive", "test % equivalent")
+    figure = _draw(
+        [(column.name, [found[pair] for pair in equivalents(lab, column)]) for column in its],
+        rows=("accuracy", "validation"),
+        heading="Adaptive methods and their equivalents under Layca",
+    )
+    return Report(
+        {"figure": figure},
+        (Table("Curves (distances in points, on average over epochs; the paper prints none)", names, tuple(lines)),),
+        tuple(verdicts),
+        {"columns": numbers, "same": _SAME},
+    )
+
+
+def _numbers(column: Column, its: Sequence[Cell]) -> dict[str, Any]:
+    curves = {
+        cell.recipe.name: {
+            "accuracy": [round(float(value), 3) for value in curve(cell)],
+            "validation": [round(float(value), 3) for value in curve(cell, "validation")],
+        }
+        for cell in its
+    }
+    return {"column": column.name, "curves": curves, "cells": [cell.numbers() for cell in its]}
+
+
+def _draw(
+    its: Sequence[tuple[str, Sequence[Cell]]], *, rows: Sequence[Literal["accuracy", "validation"]], heading: str
+) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.0 + 2.7 * len(its), 0.9 + 2.3 * len(rows)), layout="constrained")
+    axes = figure.subplots(len(rows), len(its), squeeze=False, sharey="row", sharex="col")
+    for place, (name, shown) in enumerate(its):
+        for row, which in enumerate(rows):
+            _lines(axes[row, place], shown, which)
+            if place == 0:
+                axes[row, place].set_ylabel(_LABELS[which], fontsize=9)
+        axes[0, place].set_title(name, fontsize=9)
+        axes[-1, place].set_xlabel("epoch", fontsize=9)
+        axes[0, place].legend(fontsize=7, loc="lower right")
+    figure.suptitle(heading, fontsize=11)
+    return figure
+
+
+def _lines(ax: Axes, shown: Sequence[Cell], which: Literal["accuracy", "validation"]) -> None:
+    styles = _STYLES if len(shown) == len(_STYLES) else (_STYLES[0], _STYLES[2])
+    for cell, (colour, style, width) in zip(shown, styles, strict=True):
+        its = curve(cell, which)
+        ax.plot(range(1, len(its) + 1), its, color=colour, linestyle=style, linewidth=width, label=title(cell.recipe))
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.tick_params(labelsize=8)
 
 
 STUDIES = (
