@@ -7,15 +7,20 @@ and all are listed without loading any. `python -m gyroscope_lab.papers.catalogu
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from gyroscope.errors import GyroscopeError
 from gyroscope_lab.errors import LabError
 
 if TYPE_CHECKING:
+    from gyroscope_lab.engine.laboratory import Lab
     from gyroscope_lab.papers.study import Study
+    from gyroscope_lab.training.trial import Trial
 
 INDEX = Path(__file__).with_name("index.json")
 
@@ -115,7 +120,6 @@ def made_index() -> dict[str, Listed]:
     """The index, worked out from the studies themselves."""
     from gyroscope_lab.engine.cost import PACES
     from gyroscope_lab.engine.laboratory import Lab
-    from gyroscope_lab.papers.costs import costs
     from gyroscope_lab.training.archive import Archive
 
     where = {one.name: module for module in _MODULES for one in import_module(f"gyroscope_lab.papers.{module}").STUDIES}
@@ -123,6 +127,36 @@ def made_index() -> dict[str, Listed]:
     found = {one.name: Listed(where[one.name], one.title, each[one.name]) for one in studies().values()}
     guessed = ", ".join(name for name, pace in PACES.items() if not pace.measured)
     return found | {"all": Listed("", guessed, all_of_them)}
+
+
+def costs(studies: Sequence[Study], lab: Lab) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """Return what each study takes by scale, in words, and what all of them take together; – for what has no task."""
+    from gyroscope_lab.engine.laboratory import SCALES
+
+    labs: dict[str, Lab] = {scale: replace(lab, scale=scale, known=False) for scale in SCALES}
+    needed = {study.name: {scale: _needs(study, one) for scale, one in labs.items()} for study in studies}
+    each = {
+        name: {scale: "–" if one is None else _cost([one]) for scale, one in needs.items()}
+        for name, needs in needed.items()
+    }
+    sums = {scale: _cost([one for needs in needed.values() if (one := needs[scale]) is not None]) for scale in labs}
+    return each, sums
+
+
+def _needs(study: Study, lab: Lab) -> tuple[Sequence[Trial], float] | None:
+    """The trainings of a study and the seconds beside them; None if it has none of the tasks that were asked for."""
+    try:
+        return study.trials(lab), study.beside.get(lab.scale, 0.0)
+    except GyroscopeError:
+        return None
+
+
+def _cost(needs: Sequence[tuple[Sequence[Trial], float]]) -> str:
+    from gyroscope_lab.engine.cost import cost
+
+    beside = sum(seconds for _, seconds in needs)
+    whole = cost([trial for trials, _ in needs for trial in trials], beside=beside)
+    return f"{whole.trials or 'none'}: {whole.words}" if whole.trials or beside else "none"
 
 
 if __name__ == "__main__":

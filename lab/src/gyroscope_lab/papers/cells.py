@@ -1,26 +1,26 @@
-"""The results of one recipe on one task, over its seeds: what a panel of a figure or a row of a table shows."""
+"""Results of trials: those of one recipe on one task over its seeds, and the run that the monitor recorded of one."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from gyroscope.errors import StoreError
+from gyroscope.store import Run, load
 from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.errors import LabError
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-#: A network has learned its training set from here; the paper drops the others from its figure 9 at 90 %.
+T = TypeVar("T")
+#: A network has learned its training set from this training accuracy on, as in the rotation paper: its figure 9 leaves
+#: out networks below 90 %. A stricter threshold of a study has a name of its own (`FITS` of the rule of thumb, 99 %).
 LEARNED = 0.90
 
 
@@ -123,31 +123,35 @@ def cells(lab: Lab, trials: Sequence[Trial]) -> list[Cell]:
     return [Cell(task, recipe, tuple(results)) for (task, recipe), results in found.items()]
 
 
-def title(recipe: Recipe) -> str:
-    """A recipe's name as figures print it.
+def some(rows: Sequence[T]) -> Sequence[T]:
+    """The rows, if there are any: where nothing of a study is known there is nothing to show.
 
-    >>> title(Recipe("Layca 3^-3, alpha -0.6", 3**-3, control="layca", alpha=-0.6))
-    'Layca $3^{-3}$, $\\\\alpha = -0.6$'
+    >>> some([])
+    Traceback (most recent call last):
+    gyroscope_lab.errors.LabError: none of the trainings that are shown together are known; let them be trained
     """
-    name = re.sub(r"(\d)\^(-?[\d.]+)", r"$\1^{\2}$", recipe.name)
-    return re.sub(r"alpha (\S+)", r"$\\alpha = \1$", name)
+    if not rows:
+        raise LabError("none of the trainings that are shown together are known; let them be trained")
+    return rows
 
 
-def grid(
-    rows: Sequence[Sequence[Cell]], *, heading: str, note: Callable[[Cell], str] = lambda cell: f"{cell.test:.1f} %"
-) -> Figure:
-    """Rotation curves in the layout of the paper's figure 1: one row a task, one panel a recipe."""
-    from gyroscope.figures import Panel, rotation_panels
+def recorded(lab: Lab, trial: Trial) -> Run:
+    """The run of a trial, which is trained if it is not known yet.
 
-    panels = [
-        Panel(title=_panel_title(cell, many=len(rows) > 1), curves=cell.rotation, note=note(cell))
-        for row in rows
-        for cell in row
-    ]
-    widest = max(len(row) for row in rows)
-    columns = widest if len(rows) > 1 else ceil(widest / ceil(widest / 7))
-    return rotation_panels(panels, columns=columns, title=heading)
-
-
-def _panel_title(cell: Cell, *, many: bool) -> str:
-    return f"{cell.task.name}\n{title(cell.recipe)}" if many else title(cell.recipe)
+    >>> import tempfile
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> from gyroscope_lab.training.recipe import Recipe
+    >>> from gyroscope_lab.data.source import Source
+    >>> from gyroscope_lab.training.task import Task
+    >>> task = Task("digits", Source("digits"), "mlp-2x8", options=(("inputs", 64),)).lasting(1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     len(recorded(Lab(Archive(folder), engine="serial"), Trial(task, Recipe("SGD", 0.1))).layers)
+    2
+    """
+    lab.run([trial])
+    folder = lab.archive.folder(lab.trial(trial))
+    try:
+        return load(folder)
+    except StoreError as error:
+        said = f"the result of {trial.recipe.name} on {trial.task.name} is in {folder}, but not what was recorded"
+        raise LabError(f"{said} while it was trained; train it in another folder") from error

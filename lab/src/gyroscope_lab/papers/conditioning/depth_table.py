@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.cells import Cell, cells
+from gyroscope_lab.papers.cells import Cell, cells, some
 from gyroscope_lab.papers.conditioning.by_depth import (
     ARCHITECTURES,
     DEPTHS,
@@ -26,7 +26,6 @@ from gyroscope_lab.papers.conditioning.by_depth import (
     networks,
     of_network,
 )
-from gyroscope_lab.papers.rotation.beside_layca import some
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.trial import Trial
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.at_hand import at_hand, channels, examples, pixels
-from gyroscope_lab.papers.recorded import recorded
+from gyroscope_lab.papers.cells import recorded
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule

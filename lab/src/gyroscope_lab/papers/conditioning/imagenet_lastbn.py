@@ -22,7 +22,7 @@ from gyroscope_lab.data.source import Source
 from gyroscope_lab.data.split import Split
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.papers.rotation.beside_layca import some
+from gyroscope_lab.papers.cells import some
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.result import Result

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gyroscope.conditioning import P, percent, quantity
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.recorded import recorded
+from gyroscope_lab.papers.cells import recorded
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.trial import Trial
 

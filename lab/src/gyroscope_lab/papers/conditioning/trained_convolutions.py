@@ -20,7 +20,7 @@ from gyroscope.conditioning import P, percent, quantity
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.at_hand import channels, examples
-from gyroscope_lab.papers.recorded import recorded
+from gyroscope_lab.papers.cells import recorded
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.result import Result

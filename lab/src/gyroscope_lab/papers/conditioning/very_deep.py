@@ -22,8 +22,8 @@ import numpy.typing as npt
 from gyroscope.diagnose import MARGIN, Stall, stall
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
+from gyroscope_lab.papers.cells import some
 from gyroscope_lab.papers.conditioning.by_depth import SGD, Network, network_of, of_network
-from gyroscope_lab.papers.rotation.beside_layca import some
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.last_layer import Followed, followed
 from gyroscope_lab.training.result import Result

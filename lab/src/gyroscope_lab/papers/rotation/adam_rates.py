@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.cells import Cell, cells
+from gyroscope_lab.papers.cells import Cell, cells, some
 from gyroscope_lab.papers.rotation import paper
-from gyroscope_lab.papers.rotation.beside_layca import BEST_LAYCA, some
+from gyroscope_lab.papers.rotation.best_layca import BEST_LAYCA
 from gyroscope_lab.papers.rotation.recipes import over_seeds
 from gyroscope_lab.papers.rotation.tuned_rates import validation
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict

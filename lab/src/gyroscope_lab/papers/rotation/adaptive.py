@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.cells import Cell, cells, title
+from gyroscope_lab.papers.cells import Cell, cells
 from gyroscope_lab.papers.rotation import paper
-from gyroscope_lab.papers.rotation.beside_layca import in_training
+from gyroscope_lab.papers.rotation.best_layca import in_training
+from gyroscope_lab.papers.rotation.panels import title
 from gyroscope_lab.papers.rotation.recipes import (
     adapt_copy,
     adaptive,

@@ -11,9 +11,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.cells import LEARNED, Cell, cells, grid
+from gyroscope_lab.papers.cells import LEARNED, Cell, cells
 from gyroscope_lab.papers.rotation import paper
-from gyroscope_lab.papers.rotation.beside_layca import in_training
+from gyroscope_lab.papers.rotation.best_layca import in_training
+from gyroscope_lab.papers.rotation.panels import grid
 from gyroscope_lab.papers.rotation.recipes import layca, over_seeds
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe

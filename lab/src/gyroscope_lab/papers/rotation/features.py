@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.cells import Cell, cells, title
+from gyroscope_lab.papers.cells import Cell, cells
+from gyroscope_lab.papers.rotation.panels import title
 from gyroscope_lab.papers.rotation.recipes import layca
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.trial import Trial

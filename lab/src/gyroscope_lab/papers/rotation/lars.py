@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.cells import Cell, cells
-from gyroscope_lab.papers.panels import by_task
+from gyroscope_lab.papers.cells import Cell, cells, some
 from gyroscope_lab.papers.rotation import paper
-from gyroscope_lab.papers.rotation.beside_layca import BEST_LAYCA, beside_layca, in_training, noted, some
+from gyroscope_lab.papers.rotation.best_layca import BEST_LAYCA, beside_layca, in_training, noted
+from gyroscope_lab.papers.rotation.panels import by_task
 from gyroscope_lab.papers.rotation.recipes import lars, over_seeds
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.trial import Trial

@@ -18,10 +18,10 @@ import numpy.typing as npt
 import gyroscope
 from gyroscope.store import Run
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.cells import Cell, cells, grid
-from gyroscope_lab.papers.panels import Curve, Storeys, draw_storeys
+from gyroscope_lab.papers.cells import Cell, cells, some
 from gyroscope_lab.papers.rotation import paper
-from gyroscope_lab.papers.rotation.beside_layca import BEST_LAYCA, FAR, beside_layca, in_training, noted, numbers, some
+from gyroscope_lab.papers.rotation.best_layca import BEST_LAYCA, FAR, beside_layca, in_training, noted, numbers
+from gyroscope_lab.papers.rotation.panels import Curve, Storeys, draw_storeys, grid
 from gyroscope_lab.papers.rotation.recipes import over_seeds, sgd
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe

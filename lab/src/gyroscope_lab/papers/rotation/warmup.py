@@ -19,9 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.cells import Cell, cells, title
-from gyroscope_lab.papers.panels import Storeys, draw_storeys
-from gyroscope_lab.papers.rotation.beside_layca import some
+from gyroscope_lab.papers.cells import Cell, cells, some
+from gyroscope_lab.papers.rotation.panels import Storeys, draw_storeys, title
 from gyroscope_lab.papers.rotation.recipes import layca, over_seeds, sgd_decayed
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.result import Result

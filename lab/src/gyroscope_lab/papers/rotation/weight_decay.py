@@ -14,19 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.cells import Cell, cells
-from gyroscope_lab.papers.panels import by_task
+from gyroscope_lab.papers.cells import Cell, cells, some
 from gyroscope_lab.papers.rotation import paper
-from gyroscope_lab.papers.rotation.beside_layca import (
-    BEST_LAYCA,
-    FAR,
-    Row,
-    beside_layca,
-    in_training,
-    noted,
-    numbers,
-    some,
-)
+from gyroscope_lab.papers.rotation.best_layca import BEST_LAYCA, FAR, Row, beside_layca, in_training, noted, numbers
+from gyroscope_lab.papers.rotation.panels import by_task
 from gyroscope_lab.papers.rotation.recipes import over_seeds, sgd, sgd_decayed
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe

@@ -1,16 +1,19 @@
-"""Two layouts that several figures of the papers have: tasks side by side, and rotation above training."""
+"""Layouts that several figures of the rotation papers have."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope_lab.papers.cells import Cell, title
+from gyroscope_lab.papers.cells import Cell
+from gyroscope_lab.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,6 +39,36 @@ class Storeys:
     rotation: Curve
     accuracy: Curve
     note: str = ""
+
+
+def title(recipe: Recipe) -> str:
+    """A recipe's name as figures print it.
+
+    >>> title(Recipe("Layca 3^-3, alpha -0.6", 3**-3, control="layca", alpha=-0.6))
+    'Layca $3^{-3}$, $\\\\alpha = -0.6$'
+    """
+    name = re.sub(r"(\d)\^(-?[\d.]+)", r"$\1^{\2}$", recipe.name)
+    return re.sub(r"alpha (\S+)", r"$\\alpha = \1$", name)
+
+
+def grid(
+    rows: Sequence[Sequence[Cell]], *, heading: str, note: Callable[[Cell], str] = lambda cell: f"{cell.test:.1f} %"
+) -> Figure:
+    """Rotation curves in the layout of the paper's figure 1: one row a task, one panel a recipe."""
+    from gyroscope.figures import Panel, rotation_panels
+
+    panels = [
+        Panel(title=_panel_title(cell, many=len(rows) > 1), curves=cell.rotation, note=note(cell))
+        for row in rows
+        for cell in row
+    ]
+    widest = max(len(row) for row in rows)
+    columns = widest if len(rows) > 1 else ceil(widest / ceil(widest / 7))
+    return rotation_panels(panels, columns=columns, title=heading)
+
+
+def _panel_title(cell: Cell, *, many: bool) -> str:
+    return f"{cell.task.name}\n{title(cell.recipe)}" if many else title(cell.recipe)
 
 
 def by_task(rows: Sequence[Sequence[Cell]], *, heading: str, note: Callable[[Cell], str]) -> Figure:

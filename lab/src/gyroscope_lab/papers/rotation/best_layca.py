@@ -1,13 +1,12 @@
-"""Recipes beside the best of Layca, which the papers' differences Δη refer to."""
+"""Comparison of recipes with the best of Layca, to which the papers' differences Δη refer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.cells import Cell
 from gyroscope_lab.papers.rotation.recipes import layca
 
@@ -18,7 +17,6 @@ FAR = 0.5
 
 #: The cells of a task, and that of the best of Layca.
 Row = tuple[list[Cell], Cell]
-T = TypeVar("T")
 
 
 def beside_layca(found: Sequence[Cell]) -> list[Row]:
@@ -39,18 +37,6 @@ def beside_layca(found: Sequence[Cell]) -> list[Row]:
         if cell.recipe != BEST_LAYCA and cell.task.name in best:
             others[cell.task.name].append(cell)
     return [(its, best[name]) for name, its in others.items() if its]
-
-
-def some(rows: Sequence[T]) -> Sequence[T]:
-    """The rows, if there are any: where nothing of a study is known there is nothing to show.
-
-    >>> some([])
-    Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: none of the trainings that are shown together are known; let them be trained
-    """
-    if not rows:
-        raise LabError("none of the trainings that are shown together are known; let them be trained")
-    return rows
 
 
 def in_training(cell: Cell) -> float:
