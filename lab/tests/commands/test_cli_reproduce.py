@@ -300,7 +300,7 @@ def test_what_is_known_is_shown_without_training_or_data(tmp_path):
     places = ["--runs", str(kept), "--out", str(tmp_path), "--data", str(tmp_path / "none")]
     shown = CliRunner().invoke(app, [*arguments, "--precision", "bf16", *places])
     assert "88.38" in shown.output
-    assert "rotation/fig7: it cannot be shown in part: 1 trainings are not in" in shown.output
+    assert "rotation/fig7: The study cannot be shown in part: 1 trainings are not in" in shown.output
     page = json.loads((tmp_path / "rotation" / "fig1" / "result.json").read_text())
     assert page["not_trained"] == []
     assert len(page["numbers"]["cells"]) == 5

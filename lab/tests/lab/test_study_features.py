@@ -100,7 +100,7 @@ def test_rotation_decides_to_what_extent_features_are_learned_and_not_which(repo
     assert held["the further it rotates, the less retrievable is the initialization"]
     assert held["rotation does not decide which features are learned, but to what extent"]
     # 1,597 digits cannot tell apart what MNIST's 10,000 can.
-    assert held["the further it rotates, the better the network generalises"] is None
+    assert held["the further it rotates, the better the network generalizes"] is None
 
 
 def test_five_neurons_are_drawn_as_they_started_and_at_each_rate(report):

@@ -50,7 +50,7 @@ def test_the_tables_have_the_numbers_of_the_archive(lab):
     assert [line[3] for line in by_layer.rows] == pytest.approx(layca["rotation"][-1])
 
 
-def test_on_digits_lars_generalises_about_as_layca_does(lab):
+def test_on_digits_lars_generalizes_about_as_layca_does(lab):
     lars, layca = (raw(lab, trial)["test_accuracy"] for trial in FIG12.trials(lab))
     assert abs(lars - layca) < 0.02
     assert FIG12.run(lab).verdicts[0].holds == (abs(lars - layca) <= 0.01)

@@ -163,7 +163,7 @@ def test_the_orthogonal_column_is_of_orthogonal_networks(lab, reports):
         assert row[3] == pytest.approx(100 * np.mean([raw(lab, trial)["test_accuracy"] for trial in its]))
 
 
-def test_any_layer_learns_the_digits_and_the_first_generalises_best(reports):
+def test_any_layer_learns_the_digits_and_the_first_generalizes_best(reports):
     assert all(verdicts(reports["speed/fig1"]).values())
 
 

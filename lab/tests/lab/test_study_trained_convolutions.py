@@ -128,7 +128,7 @@ def test_a_report_is_saved_whole(lab, reports, tmp_path):
 
 
 def test_a_network_alone_is_no_comparison(lab, reports, tmp_path):
-    with pytest.raises(LabError, match="it cannot be shown in part: 3 trainings are not in"):
+    with pytest.raises(LabError, match="The study cannot be shown in part: 3 trainings are not in"):
         A8.run(knowing(lab, tmp_path, []))
 
 

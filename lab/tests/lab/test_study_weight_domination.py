@@ -218,5 +218,5 @@ def test_a_network_that_is_better_at_the_best_rate_may_be_worse_at_equal_ones():
 
 def test_without_the_network_that_nothing_is_blocked_in_there_is_no_comparison(lab, reports, tmp_path):
     some = knowing(lab, tmp_path, [one for one in FIG4.trials(lab) if one.recipe.frozen])
-    with pytest.raises(LabError, match="it cannot be shown in part: 2 trainings are not in"):
+    with pytest.raises(LabError, match="The study cannot be shown in part: 2 trainings are not in"):
         FIG4.run(some)

@@ -1,7 +1,7 @@
 """All studies, by name.
 
-`index.json` says in which module each is, what the paper shows and what it takes: one is loaded without the others,
-and all are listed without loading any. `python -m gyroscope_lab.papers.catalogue` writes it again.
+`index.json` holds the module, the title and the cost of each, so that one study is loaded without the others, and all
+are listed without loading any. `python -m gyroscope_lab.papers.catalogue` writes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 INDEX = Path(__file__).with_name("index.json")
 
-# One module an idea; what two figures show with the same trials is in one module.
+# One module per idea; figures that share their trials share a module.
 _MODULES = (
     "rotation.alpha_and_rate",
     "rotation.sgd_rates",
@@ -66,7 +66,7 @@ _MODULES = (
 
 @cache
 def studies() -> dict[str, Study]:
-    """All studies, by name: paper by paper, in the order of their figures and tables.
+    """Return all studies by name: paper by paper, in the order of their figures and tables.
 
     >>> "rotation/fig1" in studies()
     True
@@ -78,7 +78,7 @@ def studies() -> dict[str, Study]:
 
 
 class Listed(NamedTuple):
-    """A study as it is listed: its module, its title, and by scale the trainings it takes and how long they last."""
+    """The entry of a study in the index: its module, its title, and by scale its trainings and how long they take."""
 
     module: str
     title: str
@@ -87,8 +87,9 @@ class Listed(NamedTuple):
 
 @cache
 def index() -> dict[str, Listed]:
-    """All studies as they are listed, by name, in the order of `studies`; the sum over all of them is called "all",
-    and titled by the tasks whose times are estimates.
+    """Return the entries of all studies by name, in the order of `studies`.
+
+    The entry "all" is the sum over all studies; its title names the tasks whose times are estimates.
 
     >>> index()["rotation/fig1"].title[:8]
     'Figure 1'
@@ -104,7 +105,8 @@ def study(name: str) -> Study:
     """
     known = index()
     if name not in known or name == "all":
-        raise LabError(f"no study is called {name!r}; there are: {', '.join(one for one in known if one != 'all')}")
+        accepted = ", ".join(one for one in known if one != "all")
+        raise LabError(f"`name` must be the name of a study, got {name!r}. The studies are: {accepted}.")
     found: list[Study] = import_module(f"gyroscope_lab.papers.{known[name].module}").STUDIES
     return next(one for one in found if one.name == name)
 
@@ -117,7 +119,7 @@ def _place(study: Study) -> tuple[str, int, int, str]:
 
 
 def made_index() -> dict[str, Listed]:
-    """The index, worked out from the studies themselves."""
+    """Return the index, computed from the studies themselves."""
     from gyroscope_lab.engine.cost import PACES
     from gyroscope_lab.engine.laboratory import Lab
     from gyroscope_lab.training.archive import Archive
@@ -130,7 +132,7 @@ def made_index() -> dict[str, Listed]:
 
 
 def costs(studies: Sequence[Study], lab: Lab) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """Return what each study takes by scale, in words, and what all of them take together; – for what has no task."""
+    """Return the cost of each study by scale, in words, and of all of them together; – where no task is left."""
     from gyroscope_lab.engine.laboratory import SCALES
 
     labs: dict[str, Lab] = {scale: replace(lab, scale=scale, known=False) for scale in SCALES}
@@ -144,7 +146,7 @@ def costs(studies: Sequence[Study], lab: Lab) -> tuple[dict[str, dict[str, str]]
 
 
 def _needs(study: Study, lab: Lab) -> tuple[Sequence[Trial], float] | None:
-    """The trainings of a study and the seconds beside them; None if it has none of the tasks that were asked for."""
+    """The trainings of a study and its other seconds; None if it has none of the requested tasks."""
     try:
         return study.trials(lab), study.beside.get(lab.scale, 0.0)
     except GyroscopeError:

@@ -46,18 +46,18 @@ class Cell:
 
     @property
     def spread(self) -> float | None:
-        """The standard deviation of the test accuracy over seeds, in percent; None of one seed."""
+        """The standard deviation of the test accuracy over seeds, in percent; None for a single seed."""
         tests = [100 * result.test_accuracy for result in self.results]
         return float(np.std(tests, ddof=1)) if len(tests) > 1 else None
 
     @property
     def train(self) -> float:
-        """Mean training accuracy in the end, in percent: that of the last epoch where earlier weights were tested."""
+        """Mean training accuracy at the end, in percent: that of the last epoch where earlier weights were tested."""
         return float(np.mean([100 * result.learned for result in self.results]))
 
     @property
     def learned(self) -> bool:
-        """Whether the training set was learned."""
+        """True if the training set was learned."""
         return self.train >= 100 * LEARNED
 
     @property
@@ -73,12 +73,12 @@ class Cell:
 
     @property
     def mean_rotation(self) -> float:
-        """The mean of that over layers."""
+        """The mean of `final_rotation` over layers."""
         return float(np.mean(self.final_rotation))
 
     @property
     def unevenness(self) -> float:
-        """How much rotation differs between layers: its standard deviation as a share of its mean."""
+        """The standard deviation of final rotation over layers, as a share of its mean."""
         return float(self.final_rotation.std() / self.mean_rotation) if self.mean_rotation else 0.0
 
     @property
@@ -88,7 +88,7 @@ class Cell:
         return np.asarray(np.mean([result.loss[:epochs] for result in self.results], axis=0))
 
     def numbers(self) -> dict[str, Any]:
-        """What is kept of it as JSON."""
+        """Return the numbers as JSON holds them."""
         return {
             "task": self.task.name,
             "recipe": self.recipe.name,
@@ -115,7 +115,7 @@ class Cell:
 
 
 def cells(lab: Lab, trials: Sequence[Trial]) -> list[Cell]:
-    """Run the trials that are not known yet, and put those that differ in their seed alone together, in order."""
+    """Run the trials that have no result yet, and group those that differ in their seed alone, in order."""
     found: dict[tuple[Task, Recipe], list[Result]] = {}
     held = lab.held(trials)
     for trial, result in zip(held, lab.run(held), strict=True):
@@ -124,19 +124,19 @@ def cells(lab: Lab, trials: Sequence[Trial]) -> list[Cell]:
 
 
 def some(rows: Sequence[T]) -> Sequence[T]:
-    """The rows, if there are any: where nothing of a study is known there is nothing to show.
+    """Return the rows; raise if there are none, since a study of which nothing is known has nothing to show.
 
     >>> some([])
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: none of the trainings that are shown together are known; let them be trained
+    gyroscope_lab.errors.LabError: None of the trainings has a result. Train them first (leave --known out).
     """
     if not rows:
-        raise LabError("none of the trainings that are shown together are known; let them be trained")
+        raise LabError("None of the trainings has a result. Train them first (leave --known out).")
     return rows
 
 
 def recorded(lab: Lab, trial: Trial) -> Run:
-    """The run of a trial, which is trained if it is not known yet.
+    """Return the recorded run of a trial, which is trained if it has no result yet.
 
     >>> import tempfile
     >>> from gyroscope_lab.training.archive import Archive
@@ -153,5 +153,7 @@ def recorded(lab: Lab, trial: Trial) -> Run:
     try:
         return load(folder)
     except StoreError as error:
-        said = f"the result of {trial.recipe.name} on {trial.task.name} is in {folder}, but not what was recorded"
-        raise LabError(f"{said} while it was trained; train it in another folder") from error
+        raise LabError(
+            f"{folder} holds the result of {trial.recipe.name} on {trial.task.name}, but not its recorded run. "
+            "Train it in another folder."
+        ) from error

@@ -71,21 +71,21 @@ it learns, every layer <em>rotates</em>: the direction of its weights <i>w</i> l
 (‖<i>w</i>‖ ‖<i>w</i><sub>0</sub>‖): 0 where nothing has turned, 1 at a right angle.</p>
 <p><em>Layca</em> makes the learning rate an angle: in each step every layer turns by arctan ρ, where ρ begins at the
 power of 3 that a configuration is named after. With α below 0 the first layers turn faster than the last, with α above
-0 the last ones. <em>SGD</em> turns layers as it happens to.</p>
+0 the last ones. <em>SGD</em> does not control how far layers turn.</p>
 <p>The layer-rotation paper trains larger networks on photographs in the same ways (its figure 1), and claims: all of
 them can learn their training examples, but the further <em>all</em> layers rotate, the better a network does on
 examples it has not seen. The column on the right of the next table has its accuracies for one of these networks,
-C10-CNN1 on CIFAR-10. They are of another task, so it is the order that can be compared, not the numbers.</p>
+C10-CNN1 on CIFAR-10. They belong to another task, so compare the order, not the numbers.</p>
 """
-_FIGURE = """One panel a configuration, one line a layer, dark for the first and light for the last: its rotation after
-each epoch. The number in a panel is the test accuracy."""
-_TRAININGS = """<p class="small">The last columns are the rotation of each layer at the end, from the first layer to
-the last; darker is further. Loss is the mean training loss of the last epoch. What each layer did in every epoch is in
-<code>demo.json</code>.</p>"""
+_FIGURE = """One panel per configuration, one line per layer, dark for the first and light for the last: its rotation
+after each epoch. The number in a panel is the test accuracy."""
+_TRAININGS = """<p class="small">The last columns show the rotation of each layer at the end, from the first layer to
+the last; darker is further. Loss is the mean training loss of the last epoch. <code>demo.json</code> holds the rotation
+of each layer after every epoch.</p>"""
 _MORE = """<p class="small">Every training is recorded as a run: <code>gyroscope runs</code> lists them,
 <code>gyroscope show</code> and <code>gyroscope plot</code> show what each layer did, <code>gyroscope compare</code>
-puts runs side by side. The figure is beside this page as <code>rotation.png</code> and <code>rotation.svg</code>, every
-number as <code>demo.json</code>.</p>"""
+puts runs side by side. The files next to this page are the figure (<code>rotation.png</code> and
+<code>rotation.svg</code>) and every number (<code>demo.json</code>).</p>"""
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,12 @@ class Demo:
     """Everything the demo measured: `results[recipe][seed]`, in the order of `recipes` and `seeds`.
 
     Attributes:
-        task: what was learned.
+        task: the task.
         recipes: the configurations.
-        seeds: of each of them.
-        results: what came of them.
-        trained: how many trainings there were; the results of the others were known.
-        seconds: how long these took altogether.
+        seeds: the seeds of each configuration.
+        results: the results.
+        trained: the number of trainings; the other results were known.
+        seconds: how long these trainings took in all.
 
     >>> import tempfile
     >>> from gyroscope_lab.training.archive import Archive
@@ -127,7 +127,7 @@ class Demo:
         return self.results[0][0].layers
 
     def as_json(self) -> dict[str, Any]:
-        """Return every number and every setting, as what `json.dumps` takes; accuracies are shares."""
+        """Return every number and every setting, as `json.dumps` takes them; accuracies are shares."""
         correlation = rank_correlation(self.cells)
         return {
             **versions(),
@@ -158,7 +158,7 @@ class Demo:
 
 
 def versions() -> dict[str, str]:
-    """What the numbers were made with.
+    """Return the versions of the software that made the numbers.
 
     >>> list(versions())
     ['gyroscope', 'torch', 'python']
@@ -167,7 +167,7 @@ def versions() -> dict[str, str]:
 
 
 def run(lab: Lab, *, seeds: Sequence[int], recipes: Sequence[Recipe] = RECIPES, task: Task = TASK) -> Demo:
-    """Train every recipe from every seed, but for those that the laboratory knows, and return what was measured.
+    """Train every recipe from every seed, except where the laboratory has a result, and return all results.
 
     >>> import tempfile
     >>> from gyroscope_lab.training.archive import Archive
@@ -185,7 +185,7 @@ def run(lab: Lab, *, seeds: Sequence[int], recipes: Sequence[Recipe] = RECIPES, 
 
 
 def trials(lab: Lab, *, seeds: Sequence[int], recipes: Sequence[Recipe] = RECIPES, task: Task = TASK) -> list[Trial]:
-    """What `run` trains: every recipe from every seed, recipe by recipe.
+    """Return the trials of `run`: every recipe from every seed, recipe by recipe.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> len(trials(Lab(Archive("runs")), seeds=range(3)))
@@ -221,7 +221,7 @@ def accuracy_text(cell: Cell) -> str:
 
 
 def in_words(cells: Sequence[Cell]) -> str:
-    """Return what the cells show, in three sentences that follow from their numbers alone.
+    """Describe the results in three sentences that follow from the numbers alone.
 
     >>> pairs = ((0.8, 0.1), (0.9, 0.7))
     >>> its = [Result(1.0, test, loss=[], layers=["a"], rotation=[[turned]]) for test, turned in pairs]
@@ -269,9 +269,9 @@ def page(demo: Demo, svg: bytes, *, command: str) -> str:
     """Return the page.
 
     Args:
-        demo: what was measured.
+        demo: the results.
         svg: the figure.
-        command: what made it, for whoever wants to make it again.
+        command: the command that makes the page.
 
     >>> import tempfile
     >>> from gyroscope_lab.training.archive import Archive
@@ -295,7 +295,7 @@ def page(demo: Demo, svg: bytes, *, command: str) -> str:
         _trainings(demo),
         "<h2>Settings</h2>",
         _settings(demo),
-        "<h2>Make it again</h2>",
+        "<h2>Run it again</h2>",
         f"<pre>{escape(command)} --again</pre>",
         _MORE,
     ]
@@ -332,7 +332,7 @@ def _configurations(demo: Demo) -> str:
 
 
 def _told(recipe: Recipe) -> float | None:
-    """What the paper has for a configuration on C10-CNN1."""
+    """The paper's test accuracy for a configuration on C10-CNN1."""
     known = "c10-cnn1"
     if recipe.control is None:
         told = paper.WEIGHT_DECAY[known] if recipe.weight_decay else paper.SGD_RATES[known][-1]

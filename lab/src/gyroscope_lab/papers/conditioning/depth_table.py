@@ -1,8 +1,8 @@
 """Training loss and test error of residual networks by depth (figure 8, tables 1 and 2 of the conditioning paper).
 
-Where a last linear layer cannot be trained (`very_deep`), depth does harm: the 1202 layers of a
-ResNet learn less than 110. With batch normalization before that layer (ResNet_LastBN) more layers are better again, and
-better than pre-activation makes them.
+Where the last linear layer cannot be trained (`very_deep`), depth does harm: a ResNet of 1202 layers learns less than
+one of 110. With batch normalization before that layer (ResNet_LastBN), more layers are better again, and better than
+with pre-activation.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ FIGURE8 = ("ResNet", "ResNet_LastBN")
 SEEDS: dict[str, tuple[int, ...]] = {"smoke": (1,), "small": (1, 2), "full": (1, 2, 3, 4, 5)}
 #: Means and standard deviations by network.
 Told = dict[Network, tuple[float, float]]
-# A smoke test is to end, not to learn.
+# A smoke test has to end, not to learn.
 _SMOKE_EPOCHS = 2
 Value = Callable[[Cell], float]
-# Of the paper's networks; others of its claims are about those that are there.
+# The deepest of the paper's networks.
 _DEEPEST = DEPTHS["full"][-1]
-# Where the paper says "nearly the same": losses by depth lie within this share of their mean.
+# The paper's "nearly the same" is taken to mean: losses by depth lie within this share of their mean.
 _NEARLY = 0.1
-# The images that test errors are of, and how many standard errors two are apart that do not differ by chance.
+# The number of test images, and of standard errors beyond which two test errors do not differ by chance.
 _IMAGES, _APART = 10_000, 2.0
-# Of the depths, dark to light.
+# The colors of the depths, dark to light.
 _COLOURS = ("#440154", "#2c728e", "#28ae80", "#e8a500")
 
 
@@ -66,7 +66,7 @@ CIFAR_10 = _rows_of_paper(
     PreResNet_v1=((6.75, 0.26), (6.37, 0.24), (6.32, 0.21), (7.89, 0.58)),
     ResNet_LastBN=((6.50, 0.22), (6.10, 0.09), (5.94, 0.18), (5.68, 0.14)),
 )
-#: Table 2: likewise on CIFAR-100.
+#: Table 2: the same on CIFAR-100.
 CIFAR_100 = _rows_of_paper(
     ResNet=((29.60, 0.41), (28.3, 1.09), (29.25, 0.44), (30.49, 4.44)),
     PreResNet=((29.29, 0.44), (27.58, 0.12), (26.72, 0.33), (26.23, 0.26)),
@@ -83,7 +83,7 @@ LAST_LOSS = {Network("ResNet", 56): 0.081, Network("ResNet_LastBN", 56): 0.043}
 
 
 def curves(lab: Lab) -> list[Trial]:
-    """What figure 8 trains: the first seed.
+    """Return the trials of figure 8: the first seed.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [one.task.model for one in curves(Lab(Archive("runs"), "full"))][-2:]
@@ -94,7 +94,7 @@ def curves(lab: Lab) -> list[Trial]:
 
 
 def table1_trials(lab: Lab) -> list[Trial]:
-    """What table 1 trains, on CIFAR-10.
+    """Return the trials of table 1, on CIFAR-10.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> len(table1_trials(Lab(Archive("runs"), "full")))
@@ -104,7 +104,7 @@ def table1_trials(lab: Lab) -> list[Trial]:
 
 
 def table2_trials(lab: Lab) -> list[Trial]:
-    """What table 2 trains, on CIFAR-100; where digits stand in for both, the same.
+    """Return the trials of table 2, on CIFAR-100; those of table 1 where digits stand in for both.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> dict(table2_trials(Lab(Archive("runs"), "full"))[0].task.options)
@@ -114,7 +114,7 @@ def table2_trials(lab: Lab) -> list[Trial]:
 
 
 def further(lab: Lab) -> list[Trial]:
-    """What section 5.1 trains besides: twice the decay and the epochs, and twice the layers; at full scale alone.
+    """Return the other trials of section 5.1: twice the decay and epochs, and twice the layers; at full scale only.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [(one.task.model, one.seed) for one in further(Lab(Archive("runs"), "full"))][4:6]
@@ -131,7 +131,7 @@ def further(lab: Lab) -> list[Trial]:
 
 
 def trial(lab: Lab, task: str, network: Network, seed: int) -> Trial:
-    """One training of the tables.
+    """Return one trial of the tables.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> one = trial(Lab(Archive("runs"), "full"), "c10-deep", Network("ResNet", 110), 1)
@@ -143,7 +143,7 @@ def trial(lab: Lab, task: str, network: Network, seed: int) -> Trial:
 
 
 def _every(lab: Lab, task: str) -> list[Trial]:
-    """Depth by depth and seed by seed, so that what is done after a while can be compared."""
+    """Depth by depth and seed by seed, so that results can be compared before all are done."""
     return [
         trial(lab, task, network, seed)
         for depth in DEPTHS[lab.scale]
@@ -159,7 +159,7 @@ def figure8(lab: Lab) -> Report:
     rows = []
     for network, cell in found.items():
         told = LAST_LOSS.get(network) if lab.scale == "full" else None
-        # As text, for two digits would not tell them apart.
+        # As text, since two digits would not tell them apart.
         rows.append((str(network), f"{cell.loss[-1]:.3g}", told and f"{told:.3f}", f"{_early(cell):.3g}"))
     return Report(
         {"figure": _draw_losses(found, FIGURE8)},
@@ -196,7 +196,7 @@ def table2(lab: Lab) -> Report:
 
 
 def uncut(cell: Cell) -> int:
-    """How many epochs a training had before its rate was cut, as far as all seeds went.
+    """Return the number of epochs before the rate was first cut, as far as all seeds went.
 
     >>> from gyroscope_lab.training.result import Result
     >>> from gyroscope_lab.training.tasks import task
@@ -269,17 +269,17 @@ def _with_spread(mean: float, spread: float | None) -> str:
 
 
 def _numbers(network: Network, cell: Cell) -> dict[str, object]:
-    """What is kept as JSON; rotation, of a thousand layers, is not what these are about."""
+    """The numbers as JSON holds them, without the rotation of a thousand layers."""
     kept = {key: value for key, value in cell.numbers().items() if key != "rotation"}
     return {"architecture": network.architecture, "depth": network.depth, **kept}
 
 
 def _of_losses(found: Mapping[Network, Cell], *, full: bool) -> list[Verdict]:
-    """Figure 8, from what is there: whole columns of depths, or pairs of one depth.
+    """Return the verdicts of figure 8 on the networks that are there: columns of depths, or pairs of one depth.
 
     Args:
         found: by network.
-        full: whether these are the paper's networks; others are too shallow, or trained too shortly, to tell.
+        full: True for the paper's networks; others are too shallow, or trained too briefly, to tell.
     """
 
     def last(cell: Cell) -> float:
@@ -296,11 +296,11 @@ def _of_losses(found: Mapping[Network, Cell], *, full: bool) -> list[Verdict]:
 
 
 def _of_errors(found: Mapping[Network, Cell], *, full: bool, data: str) -> list[Verdict]:
-    """Tables 1 and 2, from what is there.
+    """Return the verdicts of tables 1 and 2 on the networks that are there.
 
     Args:
         found: by network.
-        full: as above.
+        full: as in `_of_losses`.
         data: "CIFAR-10" or "CIFAR-100".
     """
     told = CIFAR_10 if data == "CIFAR-10" else CIFAR_100
@@ -328,7 +328,7 @@ def _of_errors(found: Mapping[Network, Cell], *, full: bool, data: str) -> list[
 
 
 def _of_twice_the_layers(found: Mapping[tuple[Network, float], Cell]) -> list[Verdict]:
-    """Section 5.1: networks of 2402 layers, from what is there.
+    """Return the verdict of section 5.1 on networks of 2402 layers, if they are there.
 
     Args:
         found: by network and weight decay.
@@ -369,17 +369,17 @@ def _falls(
 
 
 def _noise(cell: Cell) -> float:
-    """The standard error of a mean test error: from its seeds, or of one seed that of so many images."""
+    """The standard error of a mean test error: over its seeds, or for a single seed over the test images."""
     if cell.spread is not None:
         return cell.spread / sqrt(len(cell.results))
     return sqrt(_error(cell) * cell.test / _IMAGES)
 
 
 def _all_below(pairs: Sequence[tuple[Cell, Cell]], value: Value, noise: Value) -> bool | None:
-    """Whether the first is below the second in all pairs; None where that may be chance.
+    """Return whether the first is below the second in all pairs; None where that may be chance.
 
-    It is not where any pair is the other way round by more than its noise, and it is where none is the other way round
-    and all together are apart by more than theirs.
+    False if any pair is reversed by more than its noise. True if none is reversed and all differences together exceed
+    their noise.
     """
     gains = [value(second) - value(first) for first, second in pairs]
     squares = [noise(first) ** 2 + noise(second) ** 2 for first, second in pairs]
@@ -410,7 +410,7 @@ def _below(
     full: bool,
     noise: Value = lambda cell: 0.0,
 ) -> Verdict:
-    """Whether the first is below the second at every depth that has both."""
+    """The verdict on whether the first is below the second at every depth that has both."""
     told, form = words
     first, second = (dict(_column(found, name)) for name in names)
     both = {depth: (first[depth], second[depth]) for depth in first if depth in second}
@@ -427,7 +427,7 @@ def _degenerates(column: Sequence[tuple[int, Cell]]) -> Verdict:
 
 
 def _draw_losses(found: Mapping[Network, Cell], architectures: Sequence[str]) -> Figure:
-    """Draw the losses of up to four depths; on a logarithmic axis, for in the end they are small.
+    """Draw the losses of up to four depths; on a logarithmic axis, since they are small in the end.
 
     >>> from gyroscope_lab.training.result import Result
     >>> from gyroscope_lab.training.tasks import task

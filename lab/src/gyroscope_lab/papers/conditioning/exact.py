@@ -49,7 +49,7 @@ PLANS: dict[str, Plan] = {
 }
 TITLES = {
     "fig1": "Figure 1: spectra of the Fisher matrix and of two of its blocks, with batch normalization and without",
-    "fig2": "Figure 2: blocks of the Fisher matrix beside Σx ⊗ Σ∇h",
+    "fig2": "Figure 2: blocks of the Fisher matrix compared with Σx ⊗ Σ∇h",
     "a1": "Figure A1: spectra of the Fisher matrix and of all its blocks",
     "a2": "Figure A2: spectra of the second moments of the gradients, and of all their blocks",
     "a3": "Figure A3: both in networks of 4 layers of 24 units",
@@ -64,7 +64,7 @@ _SECONDS = {
     "a3": {"smoke": 6.7, "small": 54.0},
     "a4": {"smoke": 9.5, "small": 165.0},
 }
-# The condition numbers that a table has room for; all are among the report's numbers.
+# The condition numbers of the table; the report's numbers hold all of them.
 _PERCENTS = (10, 25, 50, 75, 100)
 #: λmax of the full Fisher matrix of the 8-layer network in section 3 of the paper: "around".
 PAPER_LARGEST = {"plain": 1e-5, "bn": 1.0}
@@ -201,7 +201,7 @@ def _kappa_text(value: float | None) -> str | None:
 
 
 def verdicts(measured: Spectra) -> list[Verdict]:
-    """Return what the paper says, as far as the lines can tell, and whether it is so.
+    """Return the verdicts on the claims of the paper that the lines can decide.
 
     >>> plain = Line("plain", "F", None, False, 2e-5, (9.0, inf), 1, 2)
     >>> bn = Line("bn", "F", None, False, 2.0, (8.0, 9.0), 2, 2)
@@ -277,7 +277,7 @@ def _matching(measured: Spectra, matrix: str, blocks: list[Line]) -> list[Verdic
 
 
 def _ratios(says: str, ratios: list[float]) -> Verdict:
-    """How far approximations are from what they approximate: the middle ratio, and the two ends."""
+    """The verdict on ratios of approximate to exact values, from their middle; it names the two ends."""
     if not ratios:
         return Verdict(says, "matches well", "nothing finite to compare", False)
     ordered = sorted(ratios)
@@ -287,7 +287,7 @@ def _ratios(says: str, ratios: list[float]) -> Verdict:
 
 
 def draw(measured: Spectra) -> Figure:
-    """Draw λmax of each matrix in a first panel, then κ_p over p in a panel a matrix, and return the figure.
+    """Draw λmax of each matrix in a first panel, then κ_p over p in one panel per matrix, and return the figure.
 
     Exact matrices are solid, Σx ⊗ Σ∇h is dashed. Above a dotted line κ_p is infinite: λ_p = 0.
 
@@ -318,7 +318,7 @@ def draw(measured: Spectra) -> Figure:
 
 
 def _panels(measured: Spectra, matrix: str) -> list[list[Line]]:
-    """Return the lines of `matrix` that belong into one panel: the whole matrix first, then its blocks in order."""
+    """Return the lines of `matrix` that belong in one panel: the whole matrix first, then its blocks in order."""
     lines = [line for line in measured.lines if line.matrix == matrix]
     layers = sorted({line.layer for line in lines}, key=lambda layer: layer or 0)
     return [[line for line in lines if line.layer == layer] for layer in layers]
@@ -378,7 +378,7 @@ def _kappa(ax: Axes, measured: Spectra, lines: list[Line], every: list[float], *
     ax.set_xlim(0, 103)
     ax.set_xticks([0, 50, 100])
     finish(ax, xlabel="p (%)", ylabel=r"$\kappa_p$" if leftmost else "", title=rf"${lines[0].symbol}$")
-    # All panels have the same axis: its numbers are said once a row.
+    # All panels have the same axis: its numbers are printed once per row.
     ax.tick_params(labelleft=leftmost)
     if leftmost:
         say(ax, "∞", rows)
@@ -422,7 +422,7 @@ def _no_trials(lab: Lab) -> list[Trial]:
 
 def _conclude(figure: str) -> Callable[[Lab], Report]:
     def conclude(lab: Lab) -> Report:
-        # Where digits stand in, the report says so; at full scale they do where no folder of MNIST is named at all.
+        # The report says where digits stand in. At full scale they do so only if no folder of MNIST is named at all.
         data = os.environ.get(DATA) if lab.data is None and lab.scale == "full" else lab.data
         taken = data if at_hand(lab, Source("mnist")).name == "mnist" else None
         return report(spectra(figure, scale=lab.scale, data=taken))

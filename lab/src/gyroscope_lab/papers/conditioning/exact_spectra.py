@@ -34,13 +34,13 @@ Labels = Literal["model", "true"]
 SIDE = 12
 # The choice of images does not depend on the seed of a study, which sets the weights.
 _CHOICE_SEED = 0
-#: What `fisher` calls the labels of each matrix.
+# The name in `fisher` of the labels of each matrix.
 _LABELS: dict[str, Labels] = {"F": "model", "M": "true"}
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What the paper does not state.
+    """Choices that the paper does not state.
 
     Attributes:
         samples: the number of images; None for that of the scale.
@@ -250,7 +250,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a figure shows of the networks of one size.
+    """The contents of a figure: matrices of the networks of one size.
 
     Attributes:
         model: their name.

@@ -1,8 +1,8 @@
 """The gradients of deep normalized networks explode, once (figure A10 of the conditioning paper).
 
-Batch normalization in front of a ReLU lets gradients grow by a constant factor a layer on their way down, so that at
+Batch normalization in front of a ReLU lets gradients grow by a constant factor per layer on their way down, so that at
 initialization λmax(F_k) is exponential in the depth above layer k. The first step then takes over the weights of lower
-layers, W_k ≈ −η ∂L/∂W_k; what follows is normalized, so the gradient of a weight that is α times as large is 1/α of
+layers, W_k ≈ −η ∂L/∂W_k; what follows is normalized, so the gradient of a weight that is a times as large is 1/a of
 what it was (theorem 2); and there the layers stay, in a state of weight domination (definition 1).
 """
 
@@ -33,11 +33,11 @@ Values = npt.NDArray[np.float64]
 #: Iterations 0 to 7, as in the paper.
 ITERATIONS = 8
 # The paper names neither rates nor batches; these are those of its other networks, and appendix C.1's batch on MNIST.
-# A network of fewer layers needs larger steps for its first one to matter.
+# In a network of fewer layers only a larger first step matters.
 RATES = {"smoke": 1.0, "small": 0.1, "full": 0.1}
 _MODELS = {"smoke": ("mlp-50x32", "vgg-38"), "small": ("mlp-100x256", "vgg-110"), "full": ("mlp-100x256", "vgg-110")}
 _BATCHES = {"mnist": 1024, "cifar-10": 128, "digits": 50}
-# The least share of the variance of log λmax(F_k) that a straight line has to explain to be called exponential.
+# λmax(F_k) is called exponential in k if a straight line explains this share of the variance of its logarithm.
 _STRAIGHT = 0.8
 # "≪" of definition 1, in a number.
 DOMINATED = 0.1
@@ -71,14 +71,14 @@ def _source(name: str) -> Source:
 
 def _task(source: Source, model: str, shape: tuple[tuple[str, Any], ...]) -> Task:
     schedule = Schedule(epochs=1, batch=_BATCHES[source.name], cuts=(), drop_last=True)
-    if source.name == "digits":  # which are few: again and again
+    if source.name == "digits":  # which are few: passed several times
         schedule = replace(schedule, passes=ITERATIONS * schedule.batch // examples(source))
     options = (("batch_norm", True), *shape)
     return Task(f"{source.name}-{model}", source, model, options=options, schedule=schedule, precision="float32")
 
 
 def trials(lab: Lab) -> list[Trial]:
-    """One training of each network, analysed at every step.
+    """Return one trial of each network, analyzed at every step.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [trial.recipe.name for trial in trials(Lab(Archive("runs"), "full"))]
@@ -90,10 +90,10 @@ def trials(lab: Lab) -> list[Trial]:
 
 @dataclass(frozen=True)
 class Course:
-    """The first iterations of a network, [iterations, layers]: before the step that each of them takes.
+    """The first iterations of a network, [iterations, layers], each before its step.
 
     Attributes:
-        name: of the task.
+        name: the task.
         rate: η, the learning rate.
         curvature: λmax(F_k).
         weight: σmax(W_k).
@@ -118,9 +118,9 @@ class Course:
         return float(np.median(values[-max(1, len(values) // 4) :]))
 
     def slope(self) -> tuple[float, float]:
-        """Of log₁₀ λmax(F_k) over k at initialization: how it rises towards the first layer, and R² of that line.
+        """Return the slope of log₁₀ λmax(F_k) at initialization, per layer towards the first, and R² of that line.
 
-        Neither the first layer, whose inputs are images, nor the last, which is not normalized, is one of many alike.
+        The first layer, whose inputs are images, and the last, which is not normalized, are left out.
 
         >>> deep = 10.0 ** -np.arange(8.0)[None]
         >>> Course("made up", 0.1, deep, deep, deep).slope()
@@ -134,7 +134,7 @@ class Course:
         return round(-rise, 12), round(float(np.corrcoef(depth, values)[0, 1] ** 2), 12)
 
     def numbers(self) -> dict[str, Any]:
-        """What is kept of it as JSON."""
+        """Return the numbers as JSON holds them."""
         slope, straight = self.slope()
         return {
             "task": self.name,
@@ -148,7 +148,7 @@ class Course:
 
 
 def course(lab: Lab, trial: Trial) -> Course:
-    """What was recorded of a training's first iterations."""
+    """Return the recorded first iterations of a training."""
     run = recorded(lab, trial)
     steps = run.where("lambda_f")[:ITERATIONS]
     names = ("lambda_f", "weight_spectral", "domination")
@@ -158,7 +158,7 @@ def course(lab: Lab, trial: Trial) -> Course:
 
 
 def figure_a10(lab: Lab) -> Report:
-    """λmax(F_k) by layer over the first iterations; below it how weights grow, and how they come to dominate."""
+    """Report λmax(F_k) by layer over the first iterations, the growth of the weights, and weight domination."""
     found = [course(lab, trial) for trial in lab.held(trials(lab))]
     return Report(
         {"figure": _draw(found)},
@@ -189,10 +189,10 @@ def _both(one: Course, values: Values) -> tuple[str, str]:
 
 
 def _verdicts(one: Course, *, many: bool) -> Sequence[Verdict]:
-    """What the paper says of a network.
+    """The verdicts on one network.
 
     Where even in lower layers the first step is smaller than the weights, η σmax(∂L/∂W) < σmax(W), the network is not
-    deep enough to tell what follows from a larger one.
+    deep enough to tell what a larger step does.
     """
     of = f", {one.name}" if many else ""
     slope, straight = one.slope()
@@ -204,7 +204,7 @@ def _verdicts(one: Course, *, many: bool) -> Sequence[Verdict]:
         Verdict(
             f"weight-gradients explode exponentially at initialization{of}",
             "towards lower layers",
-            f"λmax(F) rises by {10**slope:.2f} a layer (R² {straight:.2f}), from the last quarter to the first by "
+            f"λmax(F) rises by {10**slope:.2f} per layer (R² {straight:.2f}), from the last quarter to the first by "
             f"{one.lower(one.curvature[0]) / one.upper(one.curvature[0]):.1e}",
             slope > 0 and straight >= _STRAIGHT,
         ),
@@ -230,7 +230,7 @@ def _verdicts(one: Course, *, many: bool) -> Sequence[Verdict]:
 
 
 def _draw(networks: Sequence[Course]) -> Figure:
-    """Draw λmax(F_k) as the paper does, a column a network; below it σmax of the weights, and of gradients over these.
+    """Draw λmax(F_k), one column per network as in the paper; below it σmax of weights, and of gradients over these.
 
     Iteration 0 is black; those after it go from dark to light.
     """

@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ByEpoch(Source):
-    """A source whose test set stands in for what is held out, so that a result has a test accuracy for each epoch.
+    """A source whose test set takes the place of held-out data, so that a result has a test accuracy for each epoch.
 
-    All examples are trained on, as in the paper, and no weights and no rates are chosen by these accuracies; with the
-    last weights tested, the last of them is the test accuracy.
+    All examples are trained on, as in the paper. These accuracies choose neither weights nor rates. The last weights
+    are tested, so that the last accuracy is the test accuracy.
 
     Attributes:
-        tested: after each "epoch". It has no default, and so sets a trial apart from one that is tested but once.
+        tested: "epoch". It has no default, so that the key of a trial differs from that of one that is tested once.
 
     >>> split = ByEpoch("digits", tested="epoch").load()
     >>> split.x_val is split.x_test, len(split.x_train)
     (True, 200)
     >>> ByEpoch("digits", validation=0.1, tested="epoch")
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: a share of 0.1 is held out, and the test set is to stand in for it; hold none out ...
+    gyroscope_lab.errors.LabError: `validation` must be 0.0 in a ByEpoch, got 0.1: the test set takes its place...
     """
 
     tested: Literal["epoch"] = field(kw_only=True)
@@ -58,21 +58,21 @@ class ByEpoch(Source):
         super().__post_init__()
         if self.validation:
             raise LabError(
-                f"a share of {self.validation} is held out, and the test set is to stand in for it; hold none out "
-                "(validation=0.0), or take a Source"
+                f"`validation` must be 0.0 in a ByEpoch, got {self.validation}: the test set takes its place. "
+                "Use a Source to hold examples out."
             )
 
     def load(self, folder: Path | str | None = None, *, on_progress: Progress | None = None) -> Split:
-        """Return the examples of the source, those to test on twice."""
+        """Return the examples of the source, with the test set as the validation set too."""
         split = super().load(folder, on_progress=on_progress)
         return replace(split, x_val=split.x_test, y_val=split.y_test)
 
 
-#: The architectures, and what their models are called.
+#: The architectures, and the names of their models.
 MODELS = {"ResNet": "imagenet-resnet", "ResNet_LastBN": "imagenet-resnet-lastbn"}
 #: The depths of each scale.
 DEPTHS: dict[str, tuple[int, ...]] = {"smoke": (18,), "small": (18, 50), "full": (18, 50)}
-#: What table A1 calls the three ways of regularization: weight decay, and the share that dropout leaves out.
+#: The three regularizations of table A1 by name: weight decay, and the share that dropout leaves out.
 VARIANTS = {"standard": (1e-4, 0.0), "WD=0.0002": (2e-4, 0.0), "DR=0.3": (1e-4, 0.3)}
 #: Table A1: top-1 validation errors in percent, by architecture and depth, in the order of `VARIANTS`.
 PAPER = {
@@ -90,17 +90,17 @@ _FULL = Task(
     schedule=Schedule(epochs=100, batch=256, cuts=(0.3, 0.6, 0.9), factor=10.0),
     augmentation=Augmentation(shift=16, fill="reflect", rounding="uniform"),
 )
-# The stand-in: so many epochs, and of photographs so many pixels.
+# The stand-in: its epochs, and the side of its photographs in pixels.
 _EPOCHS = {"smoke": 2, "small": 20}
 _SIDE = 32
-# A folder with more classes than this is not decoded for a test.
+# A folder with more classes than this is too large for a test.
 _FEW = 20
 _COLOURS = {"ResNet": "#2c728e", "ResNet_LastBN": "#e8a500"}
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A network of table A1, and what came of it."""
+    """A network of table A1, and its result."""
 
     architecture: str
     depth: int
@@ -124,7 +124,7 @@ class Trained:
 
 
 def standard(lab: Lab) -> list[Trial]:
-    """What figure A13 trains.
+    """Return the trials of figure A13.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [one.task.model for one in standard(Lab(Archive("runs"), "full"))][:2]
@@ -134,7 +134,7 @@ def standard(lab: Lab) -> list[Trial]:
 
 
 def every(lab: Lab) -> list[Trial]:
-    """What table A1 trains.
+    """Return the trials of table A1.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> len(every(Lab(Archive("runs"), "full")))
@@ -144,7 +144,7 @@ def every(lab: Lab) -> list[Trial]:
 
 
 def cells(lab: Lab) -> list[tuple[int, str]]:
-    """The columns of table A1: depths and ways of regularization; a smoke test has the first of each.
+    """Return the columns of table A1: depths and regularizations; a smoke test has the first of each.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> cells(Lab(Archive("runs"))), len(cells(Lab(Archive("runs"), "small")))
@@ -155,14 +155,14 @@ def cells(lab: Lab) -> list[tuple[int, str]]:
 
 
 def images(lab: Lab) -> Task:
-    """ImageNet; at other scales photographs of few classes, if the laboratory's folder has such, else digits.
+    """Return ImageNet; at other scales photographs of few classes, if the laboratory's folder has some, else digits.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> images(Lab(Archive("runs"))).source.name, images(Lab(Archive("runs"), "full")).source.name
     ('digits', 'imagenet')
     """
     if lab.only:
-        raise LabError(f"of the tasks {', '.join(lab.only)} this study has none; it has ImageNet alone")
+        raise LabError(f"`--task` must be left out for this study, got {', '.join(lab.only)}: it has ImageNet alone.")
     if lab.scale == "full":
         return _FULL
     schedule = Schedule(epochs=_EPOCHS[lab.scale], batch=32, cuts=(0.3, 0.6, 0.9), factor=10.0)
@@ -180,7 +180,7 @@ def images(lab: Lab) -> Task:
 
 
 def figure(lab: Lab) -> Report:
-    """Training and test errors by epoch."""
+    """Report training and test errors by epoch."""
     found = _trained(lab, standard(lab))
     columns = ("network", "training error % here", "test error % here", "paper", "difference")
     rows = []
@@ -197,7 +197,7 @@ def figure(lab: Lab) -> Report:
 
 
 def table(lab: Lab) -> Report:
-    """Test errors of three ways of regularization."""
+    """Report test errors of three regularizations."""
     found = {(one.architecture, one.depth, one.variant): one for one in _trained(lab, every(lab))}
     rows: list[tuple[object, ...]] = []
     for name in MODELS:
@@ -228,7 +228,7 @@ def _trial(lab: Lab, architecture: str, depth: int, variant: str) -> Trial:
 
 
 def _classes(folder: Path | str | None) -> int:
-    """How many classes the photographs of a folder have; 0 if there are none, or not in both parts."""
+    """The number of classes of photographs in a folder; 0 if there are none, or not in both parts."""
     for within in ("", "imagenet", "ImageNet", "ILSVRC2012"):
         parts = [Path(folder, within, part) for part in ("train", "val")] if folder is not None else []
         if parts and all(part.is_dir() for part in parts):
@@ -249,7 +249,7 @@ def _trained(lab: Lab, trials: list[Trial]) -> list[Trained]:
 
 
 def _faster(lab: Lab, found: list[Trained], depth: int) -> Verdict:
-    """Whether the network with the normalization is ahead in training, on average over epochs."""
+    """The verdict on which network has the lower training error, on average over epochs."""
     says = f"of {depth} layers ResNet_LastBN is optimized more efficiently than ResNet"
     its = {one.architecture: one.training_errors for one in found if one.depth == depth}
     if len(its) < len(MODELS):

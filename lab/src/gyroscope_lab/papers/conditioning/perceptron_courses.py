@@ -1,4 +1,4 @@
-"""How the layers of perceptrons are conditioned while these are trained: read from what the monitor recorded."""
+"""The conditioning of perceptrons during training, as the monitor recorded it, and its figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gyroscope.figures.drawing import Colour, Dash, Mark
 
 Values = npt.NDArray[np.float64]
-#: The two initializations by what models call them, as the paper calls them.
+#: The two initializations: their names in models, and in the paper.
 STARTS = {"uniform": "random", "he_normal": "He"}
 #: The two matrices of a layer, Σx and Σ∇h.
 FACTORS = {"x": "Σx", "g": "Σ∇h"}
@@ -32,7 +32,7 @@ FACTORS = {"x": "Σx", "g": "Σ∇h"}
 
 @dataclass(frozen=True)
 class Kind:
-    """A network: where its weights start, and whether its layers are normalized.
+    """A network: its initialization, and whether its layers are normalized.
 
     >>> Kind("uniform", normalized=False).name, Kind("he_normal", normalized=True).start
     ('Plain', 'He')
@@ -54,18 +54,18 @@ class Kind:
 
 @dataclass(frozen=True)
 class Course:
-    """The training that reached the lowest loss among those of a network, and what its layers were like meanwhile.
+    """The training of a network that reached the lowest loss, and its layers over time.
 
     Attributes:
         kind: the network.
         rate: the learning rate of this training.
-        result: what came of it.
+        result: its result.
         tried: the last training loss of every rate.
-        steps: the iterations, counted from 1, at which layers were analysed.
+        steps: the iterations, counted from 1, at which layers were analyzed.
         lambdas: λmax of Σx ("x") and of Σ∇h ("g") at these, [steps, layers].
-        kappas: κ_p of both by p, likewise; infinite where λ_p is 0, NaN where λmax is.
-        looks: the iterations at which units were looked at.
-        units: how many units of each layer were "dying" and how many "full", [looks, layers with a ReLU].
+        kappas: κ_p of both by p, [steps, layers]; infinite where λ_p is 0, NaN where λmax is.
+        looks: the iterations at which units were counted.
+        units: the number of "dying" and of "full" units, [looks, layers with a ReLU].
     """
 
     kind: Kind
@@ -80,21 +80,21 @@ class Course:
 
     @property
     def loss(self) -> float:
-        """Of the last epoch."""
+        """The training loss of the last epoch."""
         return self.result.loss[-1]
 
     def numbers(self) -> dict[str, Any]:
-        """What is kept of every course as JSON."""
+        """Return the numbers of every course as JSON holds them."""
         tried = {f"{rate:g}": loss for rate, loss in self.tried.items()}
         kept = {"network": self.kind.name, "initialization": self.kind.start, "rate": self.rate, "tried": tried}
         return kept | {"loss": rounded(self.result.loss), "train": 100 * self.result.train_accuracy}
 
     def magnitudes(self) -> dict[str, Any]:
-        """λmax as JSON."""
+        """Return λmax as JSON holds it."""
         return {"steps": self.steps} | {f"lambda_{name}": rounded(values) for name, values in self.lambdas.items()}
 
     def conditions(self) -> dict[str, Any]:
-        """κ_p as JSON."""
+        """Return κ_p as JSON holds it."""
         found = {
             f"kappa_{name}": {percent(p): rounded(values) for p, values in by_p.items()}
             for name, by_p in self.kappas.items()
@@ -102,12 +102,12 @@ class Course:
         return {"steps": self.steps} | found
 
     def counts(self) -> dict[str, Any]:
-        """Dying and full units as JSON."""
+        """Return dying and full units as JSON holds them."""
         return {"looks": self.looks} | {name: values.tolist() for name, values in self.units.items()}
 
 
 def rounded(values: npt.ArrayLike) -> Any:
-    """Lists of numbers of four digits, which is more than a figure shows.
+    """Return lists of numbers of four digits, which is more than a figure shows.
 
     >>> rounded([[1 / 3, 12345.6]])
     [[0.3333, 12350.0]]
@@ -117,7 +117,7 @@ def rounded(values: npt.ArrayLike) -> Any:
 
 
 def course(lab: Lab, kind: Kind, trials: Sequence[Trial]) -> Course:
-    """The best of the trainings of a network, one for each rate: that whose training loss ends lowest."""
+    """Return the training of a network whose loss ends lowest among those of all rates."""
     results = dict(zip(trials, lab.run(trials), strict=True))
     best = min(results, key=lambda trial: _ending(results[trial]))
     run = recorded(lab, best)
@@ -126,7 +126,7 @@ def course(lab: Lab, kind: Kind, trials: Sequence[Trial]) -> Course:
     def series(name: str, at: Any = steps) -> Values:
         return run.series(name, steps=at).astype(np.float64)
 
-    # The last layer has no ReLU, and so nothing that could be dying.
+    # The last layer has no ReLU, and so no dying units.
     sizes = np.array([info.shape[0] for info in run.layer_table[:-1]])
     return Course(
         kind,
@@ -146,16 +146,16 @@ def _ending(result: Result) -> float:
 
 
 def courses(lab: Lab, trials: Mapping[Kind, Sequence[Trial]]) -> dict[Kind, Course]:
-    """The best training of every network; with `known` trials alone, of those that have any."""
+    """Return the best training of every network; where only `known` trials are shown, of those that have any."""
     held = {kind: lab.held(its) for kind, its in trials.items()}
     return {kind: course(lab, kind, its) for kind, its in held.items() if its}
 
 
 def a_layer(values: Values, *, forward: bool) -> float:
-    """The factor q that λ changes by from a layer to the next in a pass: ln λ fitted by a line over the layers.
+    """Return the factor per layer by which λ changes in a pass: ln λ fitted by a line over the layers.
 
-    In the forward pass that is over the inputs of all layers but the first, which are the images; in the backward pass
-    over the output gradients of all but the last, from the last to the first.
+    In the forward pass the line goes over the inputs of all layers but the first, which are the images; in the backward
+    pass over the output gradients of all but the last, from the last to the first.
 
     >>> round(a_layer(np.array([100.0, 1.0, 0.5, 0.25]), forward=True), 3)
     0.5
@@ -173,7 +173,7 @@ def a_layer(values: Values, *, forward: bool) -> float:
 
 
 Courses = Mapping[Kind, Course]
-#: The κ_p that figures 5 and A6 show; which the paper's are is not in its text. All are among a report's numbers.
+#: The κ_p that figures 5 and A6 show; the paper does not state its own. A report's numbers hold all of them.
 SHARES = (0.5, 0.75)
 _SYMBOLS = {"x": r"\Sigma_x", "g": r"\Sigma_{\nabla h}"}
 _COLOURS: dict[str, Colour] = {"BN": (0.12, 0.47, 0.71, 1.0), "Plain": (0.84, 0.37, 0.0, 1.0)}
@@ -185,7 +185,7 @@ _LETTERS = "abcdefghij"
 
 @dataclass(frozen=True)
 class About:
-    """The paper's name of a figure; the network, its data and what trains it; and what losses are drawn over."""
+    """The paper's name of a figure; the network, its data and its training; and the unit of time of the losses."""
 
     label: str
     setting: str
@@ -198,7 +198,7 @@ class About:
 
 
 def draw_magnitudes(courses: Courses, about: About) -> Figure:
-    """Draw λmax(Σx), λmax(Σ∇h) and the training loss, a row for each initialization: the layout of figure 3."""
+    """Draw λmax(Σx), λmax(Σ∇h) and the training loss, one row per initialization: the layout of figure 3."""
     rows = _rows(courses)
     figure, axes = _grid(len(rows), 3, about)
     for number, (row, its) in enumerate(zip(axes, rows, strict=True)):
@@ -211,7 +211,7 @@ def draw_magnitudes(courses: Courses, about: About) -> Figure:
 
 
 def draw_conditions(courses: Courses, about: About) -> Figure:
-    """Draw κ_p(Σx) and κ_p(Σ∇h) for two p, a row for each initialization."""
+    """Draw κ_p(Σx) and κ_p(Σ∇h) for two p, one row per initialization."""
     rows = _rows(courses)
     wanted = [(name, p) for name in _SYMBOLS for p in SHARES]
     figure, axes = _grid(len(rows), len(wanted), about)
@@ -240,7 +240,7 @@ def draw_all(courses: Courses, about: About) -> Figure:
 
 
 def draw_units(courses: Courses, about: About) -> Figure:
-    """Draw how many units of each layer are dying and full: by layer above, over iterations below."""
+    """Draw the number of dying and of full units: by layer above, over iterations below."""
     from gyroscope.figures.drawing import depth_bar, draw_lines, finish, span
 
     its = list(courses.values())
@@ -270,7 +270,7 @@ def draw_units(courses: Courses, about: About) -> Figure:
 
 
 def draw_iterations(courses: Courses, about: About) -> Figure:
-    """Draw λmax of both matrices over the iterations, a line a layer: a row for each initialization."""
+    """Draw λmax of both matrices over the iterations, one line per layer and one row per initialization."""
     from gyroscope.figures.drawing import depth_bar, draw_lines, edged, finish, span
 
     rows = _rows(courses)
@@ -309,7 +309,7 @@ def _grid(rows: int, columns: int, about: About) -> tuple[Figure, np.ndarray[tup
 
 
 def _whens(values: Values) -> Iterable[tuple[int, Dash]]:
-    """The first of what was measured, the middle and the last, and how they are drawn."""
+    """The first, the middle and the last analysis, and their line styles."""
     return zip((0, len(values) // 2, len(values) - 1), _DASHES, strict=True)
 
 

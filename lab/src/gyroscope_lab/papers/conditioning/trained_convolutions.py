@@ -1,8 +1,7 @@
 """The conditioning of convolutions while they are trained (figures A8 and A9 of the conditioning paper).
 
-A network without batch normalization ("Plain") and with it ("BN"), equal otherwise: a VGG-style network and a residual
-one of 20 layers. Each position of an image is a sample, so that Σx of a convolution has its input channels, and Σ∇h its
-output channels.
+A VGG-style network and a residual one of 20 layers, without batch normalization ("Plain") and with it ("BN"). Each
+position of an image is a sample, so that Σx of a convolution has its input channels, and Σ∇h its output channels.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ if TYPE_CHECKING:
     from gyroscope.figures.drawing import Colour, Dash, Mark
 
 Values = npt.NDArray[np.float64]
-#: The rate of the setup that the paper follows; a tenth of it is for what does not converge.
+#: The rate of the setup that the paper follows; networks that do not converge take a tenth of it.
 RATE = 0.1
-#: Which κ_p figures show. The paper's code has the whole spectrum's; others are not in its text, but among our numbers.
+#: The κ_p of the figures. The paper's code has that of the whole spectrum; its text names no others. Our numbers do.
 SHARES = (0.5, 1.0)
 _FACTORS = {"x": "Σx", "g": "Σ∇h"}
 _COLOURS: dict[str, Colour] = {"BN": (0.12, 0.47, 0.71, 1.0), "Plain": (0.84, 0.37, 0.0, 1.0)}
 _MARKERS = {"BN": "o", "Plain": "s"}
 _GREY: Colour = (0.25, 0.25, 0.25, 1.0)
-# Places among the analyses of a training.
+# The analyses of a training that are drawn.
 _WHEN: tuple[tuple[int, Dash, str], ...] = ((0, ":", "end of the first epoch"), (-1, "-", "of the last"))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How deep the networks of a scale are, how many epochs they are trained, and how many lie between analyses."""
+    """The depth of the networks of a scale, the epochs of their training, and the epochs between analyses."""
 
     depth: int
     epochs: int
@@ -59,7 +58,7 @@ PLANS = {"smoke": Plan(8, 10, 5), "small": Plan(20, 60, 10), "full": Plan(20, 16
 
 
 def task_of(lab: Lab, style: str, *, normalized: bool) -> Task:
-    """The task with a network of this style, "vgg" or "resnet".
+    """Return the task with a network of this style, "vgg" or "resnet".
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> task_of(Lab(Archive("runs"), "full"), "vgg", normalized=True).model
@@ -94,10 +93,10 @@ class Network:
 
     Attributes:
         name: "BN" or "Plain".
-        rate: that it was trained at.
-        result: of the training.
+        rate: its learning rate.
+        result: its result.
         layers: their names.
-        steps: at which layers were analysed: the last of the first epoch, and of every so many of those that follow.
+        steps: the analyzed steps: the last of the first epoch, and of every `Plan.apart` epochs.
         kappa: by factor, "x" or "g", and by p: κ_p [steps, layers]; infinite where λ_p is 0, NaN where λmax is.
     """
 
@@ -109,7 +108,7 @@ class Network:
     kappa: dict[str, dict[float, Values]]
 
     def numbers(self) -> dict[str, Any]:
-        """What is kept of it as JSON."""
+        """Return the numbers as JSON holds them."""
         kappa = {name: {percent(p): values.tolist() for p, values in by_p.items()} for name, by_p in self.kappa.items()}
         return {
             "loss": self.result.loss,
@@ -123,7 +122,7 @@ class Network:
 
 
 def network(lab: Lab, trial: Trial) -> Network:
-    """What was recorded of a training."""
+    """Return what was recorded of a training."""
     run = recorded(lab, trial)
     [result] = lab.run([trial])
     steps = run.where("lambda_x")
@@ -136,13 +135,13 @@ def network(lab: Lab, trial: Trial) -> Network:
 
 
 def conclude(lab: Lab, style: str) -> Report:
-    """κ_p of both factors by layer, with the training losses beside; plain at the rate that trains it better."""
+    """Report κ_p of both factors by layer, and the training losses; the plain network at its better rate."""
     held = lab.held(trials(lab, style))
     every = [network(lab, trial) for trial in held]
     plain = sorted((one for one in every if one.name == "Plain"), key=_final)
     shown = [one for one in every if one.name == "BN"] + plain[:1]
     if len(shown) < 2:
-        raise LabError("a normalized network is compared with a plain one; train both")
+        raise LabError("The study compares a normalized network with a plain one. Train both.")
     task = held[0].task
     return Report(
         {"figure": _draw(shown, plain[1:], shares=SHARES, heading=task.name)},
@@ -158,7 +157,7 @@ def _final(one: Network) -> float:
 
 
 def _guesses(one: Network) -> bool:
-    """Whether its loss is, within a tenth, that of guessing among ten classes, or worse."""
+    """True if its loss is, within a tenth, that of guessing among ten classes, or worse."""
     return not _final(one) < 0.9 * log(10)
 
 
@@ -194,7 +193,7 @@ def _text(value: float) -> str:
 
 def _verdicts(lab: Lab, shown: list[Network], rates: list[Network]) -> list[Verdict]:
     normalized, plain = shown
-    learned = not _guesses(plain)  # gradients of a network that only guesses tell nothing of training
+    learned = not _guesses(plain)  # the gradients of a network that only guesses say nothing about training
     found = [
         Verdict(
             f"BN improves the conditioning of the layer {says}, p = {percent(p)} %",
@@ -206,13 +205,11 @@ def _verdicts(lab: Lab, shown: list[Network], rates: list[Network]) -> list[Verd
         for p in SHARES
     ]
     ours, theirs = normalized.result.loss[-1], plain.result.loss[-1]
-    found.append(
-        Verdict("and the training loss", "lower with BN", f"{ours:.3g} in place of {theirs:.3g}", ours < theirs)
-    )
+    found.append(Verdict("and the training loss", "lower with BN", f"{ours:.3g} against {theirs:.3g}", ours < theirs))
     for one in rates:
         if one.rate == RATE:
             here = one.result.ended or f"a training loss of {one.result.loss[-1]:.3g} in the end"
-            # What stands in for CIFAR-10 is easier.
+            # The stand-in for CIFAR-10 is easier.
             holds = _guesses(one) if lab.scale == "full" else None
             says = f"without BN it does not converge at a rate of {RATE:g}"
             found.append(Verdict(says, f"so {RATE / 10:g} was taken", here, holds))
@@ -222,13 +219,11 @@ def _verdicts(lab: Lab, shown: list[Network], rates: list[Network]) -> list[Verd
 def _compared(ours: Values, theirs: Values) -> str:
     mine, other = _all_steps(ours), _all_steps(theirs)
     better = int((mine < other).sum())
-    return (
-        f"in {better} of {len(mine)} layers; {_text(_middle(mine))} in place of {_text(_middle(other))} in the middle"
-    )
+    return f"in {better} of {len(mine)} layers; {_text(_middle(mine))} against {_text(_middle(other))} in the middle"
 
 
 def _lower(ours: Values, theirs: Values) -> bool:
-    """Whether it is in more than half of the layers."""
+    """True if ours is lower in more than half of the layers."""
     mine, other = _all_steps(ours), _all_steps(theirs)
     return bool(2 * (mine < other).sum() > len(mine))
 
@@ -245,7 +240,7 @@ def _study(name: str, title: str, style: str) -> Study:
 def _draw(networks: Sequence[Network], others: Sequence[Network], *, shares: Sequence[float], heading: str) -> Figure:
     """Draw κ_p(Σx) (a) and κ_p(Σ∇h) (b) by layer, dotted after one epoch and solid in the end, and the loss (c).
 
-    Of `others`, such as networks at rates that do not suit them, there is the loss alone.
+    Of `others`, networks at rates that do not suit them, only the loss is drawn.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

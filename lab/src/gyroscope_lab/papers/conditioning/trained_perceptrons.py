@@ -1,13 +1,13 @@
 """Deep perceptrons while they are trained (figures 3, 5, A5 to A7 and A12 of the conditioning paper).
 
 A network of 20 layers of 256 units, with batch normalization ("BN") and without ("Plain"), from weights of
-U(±1/√fan_in) ("random") and of N(0, 2/fan_in) ("He"). With h_k = W_k x_{k−1}, λmax(Σx) says how large the inputs of
-layer k are, and λmax(Σ∇h) how large the gradients at its outputs. A ReLU halves E[x²] and a random start divides it by
-3, so that both lose a factor of 6 a layer in the plain network, and none from He's start. Batch normalization keeps the
-inputs as large as they are; the gradients still grow backwards, by π/(π − 1) ≈ 1.47 a layer at the start of a wide
+U(±1/√fan_in) ("random") and of N(0, 2/fan_in) ("He"). With h_k = W_k x_{k−1}, λmax(Σx) is the magnitude of the inputs
+of layer k, and λmax(Σ∇h) that of the gradients at its outputs. A ReLU halves E[x²] and a random start divides it by 3,
+so that both lose a factor of 6 per layer in the plain network, and none from He's start. Batch normalization preserves
+the magnitude of the inputs; the gradients still grow backwards, by π/(π − 1) ≈ 1.47 per layer at the start of a wide
 network.
 
-What the paper leaves open is chosen here: all pixels less their mean, divided by their standard deviation; no biases;
+Choices that the paper does not state: all pixels less their mean, divided by their standard deviation; no biases;
 normalization without gain and bias, not after the last layer; Adam with its usual ε of 1e-8.
 """
 
@@ -46,37 +46,37 @@ from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
-#: A factor of two a layer is what "exponential" is taken to mean: 5·10⁵ over the 19 layers between.
+#: "Exponential" is taken to mean a factor of two per layer: 5·10⁵ over the 19 layers between.
 EXPONENTIAL = 2.0
-#: "Stable" and "preserved" are taken to mean: the largest of all layers is at most so many times the smallest.
+#: "Stable" and "preserved" are taken to mean: the largest of all layers is at most this many times the smallest.
 APART = 10.0
 #: "Better" is taken to mean in nine cases of ten.
 MOSTLY = 0.9
-#: Which κ_p is compared throughout the training.
+#: The share p of the κ_p that is compared throughout the training.
 SHARE = 0.5
 # The loss of guessing among ten classes; a network that does not train stays within a tenth of it.
 _GUESS = log(10)
 _PASSES = {"x": ("input", "forward"), "g": ("output gradient", "backward")}
 _WHENS = {"at first": 0, "in the end": -1}
-#: How a network is trained: with the gradient of all examples, with that of batches, or by Adam with that of batches.
+#: The training of a network: with the gradient of all examples, with that of batches, or with Adam on batches.
 Way = Literal["gradient", "sgd", "adam"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a scale trains.
+    """The trainings of a scale.
 
     Attributes:
         model: the network.
         rates: the learning rates of gradient descent and of SGD.
-        adam: those of Adam.
-        few: examples of each class where every step takes all of them; None for all there are.
-        more: the same where a step takes a batch.
-        batch: the size of that.
-        iterations: with the gradient of all examples.
-        epochs: of SGD.
-        adam_epochs: of Adam.
-        analyses: how often layers are analysed, about.
+        adam: the learning rates of Adam.
+        few: examples per class where every step takes all of them; None for all there are.
+        more: examples per class where a step takes a batch.
+        batch: the size of a batch.
+        iterations: steps with the gradient of all examples.
+        epochs: epochs of SGD.
+        adam_epochs: epochs of Adam.
+        analyses: the approximate number of analyses of the layers.
     """
 
     model: str
@@ -92,7 +92,7 @@ class Plan:
 
 
 _RATES, _ADAM = (0.05, 0.1, 0.5, 1.0), (1e-3, 5e-4, 1e-4)
-# How long the paper trained is not in its text.
+# The paper does not state how long it trained.
 PLANS = {
     "smoke": Plan("mlp-12x32", (0.1, 0.5), (1e-3,), 20, 20, 50, iterations=30, epochs=8, adam_epochs=20, analyses=4),
     "small": Plan("mlp-20x256", _RATES, _ADAM, 50, 100, 256, iterations=40, epochs=12, adam_epochs=40, analyses=6),
@@ -101,7 +101,7 @@ PLANS = {
 
 
 def task_of(lab: Lab, way: Way, kind: Kind) -> Task:
-    """A network and how long it is trained on what; with the gradient of all examples an epoch is one step.
+    """Return the task of a network; with the gradient of all examples an epoch is one step.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> task = task_of(Lab(Archive("runs"), "full"), "gradient", Kind("he_normal", normalized=True))
@@ -121,7 +121,7 @@ def task_of(lab: Lab, way: Way, kind: Kind) -> Task:
 
 
 def trials(lab: Lab, way: Way, starts: Sequence[str] = tuple(STARTS)) -> dict[Kind, list[Trial]]:
-    """Every network at every learning rate.
+    """Return the trials of every network at every learning rate.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> its = trials(Lab(Archive("runs"), "full"), "adam", ["uniform"])
@@ -138,7 +138,7 @@ def trials(lab: Lab, way: Way, starts: Sequence[str] = tuple(STARTS)) -> dict[Ki
             Trial(
                 task,
                 Recipe(f"{kind.name}, {kind.start} start, {called} {rate:g}", rate, optimizer, eps=eps),
-                every=1,  # or the first iteration would not be analysed
+                every=1,  # or the first iteration would not be analyzed
                 conditions=max(1, steps // plan.analyses),
             )
             for rate in (plan.adam if way == "adam" else plan.rates)
@@ -147,7 +147,7 @@ def trials(lab: Lab, way: Way, starts: Sequence[str] = tuple(STARTS)) -> dict[Ki
 
 
 def _magnitudes(lab: Lab, way: Way, label: str) -> Report:
-    """λmax of both matrices by layer, and the training loss."""
+    """Report λmax of both matrices by layer, and the training loss."""
     its = courses(lab, trials(lab, way))
     about = _about(lab, way, label)
     return Report(
@@ -159,7 +159,7 @@ def _magnitudes(lab: Lab, way: Way, label: str) -> Report:
 
 
 def _conditions(lab: Lab, way: Way, label: str) -> Report:
-    """κ_p of both matrices by layer."""
+    """Report κ_p of both matrices by layer."""
     its = courses(lab, trials(lab, way))
     about = _about(lab, way, label)
     return Report(
@@ -171,10 +171,9 @@ def _conditions(lab: Lab, way: Way, label: str) -> Report:
 
 
 def _adam(lab: Lab) -> Report:
-    """All of it for Adam, from random weights, with what SGD does to the plain network beside it."""
+    """Report λmax, κ_p and losses of Adam from random weights, compared with SGD on the plain network."""
     its = courses(lab, trials(lab, "adam", ["uniform"]))
-    beside = courses(lab, _beside_adam(lab))
-    sgd = next(iter(beside.values()), None)
+    sgd = next(iter(courses(lab, _sgd_for_adam(lab)).values()), None)
     about = _about(lab, "adam", "A7")
     return Report(
         {"figure": draw_all(its, about), "iterations": draw_iterations(its, about)},
@@ -187,12 +186,12 @@ def _adam(lab: Lab) -> Report:
     )
 
 
-def _beside_adam(lab: Lab) -> dict[Kind, list[Trial]]:
+def _sgd_for_adam(lab: Lab) -> dict[Kind, list[Trial]]:
     return {kind: its for kind, its in trials(lab, "sgd", ["uniform"]).items() if not kind.normalized}
 
 
 def _units(lab: Lab) -> Report:
-    """Dying and full units by layer, from He's initialization."""
+    """Report dying and full units by layer, from He's initialization."""
     its = courses(lab, trials(lab, "gradient", ["he_normal"]))
     about = _about(lab, "gradient", "A12")
     return Report(
@@ -204,7 +203,7 @@ def _units(lab: Lab) -> Report:
 
 
 def _about(lab: Lab, way: Way, label: str) -> About:
-    """What figures and tables say about where their numbers are from."""
+    """The words in figures and tables about the source of their numbers."""
     task = task_of(lab, way, Kind("uniform", normalized=False))
     depth, width = task.model.removeprefix("mlp-").split("x")
     ways = {
@@ -222,12 +221,12 @@ def _listed(way: Way, starts: Sequence[str] = tuple(STARTS)) -> Callable[[Lab], 
 
 
 def _listed_for_adam(lab: Lab) -> list[Trial]:
-    beside = [trial for its in _beside_adam(lab).values() for trial in its]
-    return _listed("adam", ["uniform"])(lab) + beside
+    compared = [trial for its in _sgd_for_adam(lab).values() for trial in its]
+    return _listed("adam", ["uniform"])(lab) + compared
 
 
 def _loss_table(courses: Courses, about: About) -> Table:
-    """The last training loss of every learning rate, the best of which is shown elsewhere; the paper prints none."""
+    """The last training loss of every learning rate; the paper prints none."""
     lasted = max(len(one.result.loss) for one in courses.values())
     rates = sorted({rate for one in courses.values() for rate in one.tried})
     columns = ("initialization", "network", *(f"rate {rate:g}" for rate in rates), "best", "paper")
@@ -243,7 +242,7 @@ def _loss(value: float | None) -> str | None:
 
 
 def _factor_table(courses: Courses) -> Table:
-    """What λmax is multiplied by a layer, forward for Σx and backward for Σ∇h, and its extremes over the layers."""
+    """The factor of λmax per layer, forward for Σx and backward for Σ∇h, and its extremes over the layers."""
     rows: list[tuple[Any, ...]] = []
     for kind, one in courses.items():
         for name, symbol in FACTORS.items():
@@ -253,8 +252,8 @@ def _factor_table(courses: Courses) -> Table:
             inner = _inner(values[0], name)
             rows.append((kind.start, kind.name, f"λmax({symbol})", *(f"{end:.3g}" for end in ends),
                          f"{inner.min():.2g} to {inner.max():.2g}", None))  # fmt: skip
-    columns = ("initialization", "network", "of", "a layer, at first", "in the end", "over layers, at first", "paper")
-    return Table("What λmax is multiplied by from layer to layer, in the pass that makes it", columns, tuple(rows))
+    columns = ("initialization", "network", "of", "per layer, at first", "in the end", "over layers, at first", "paper")
+    return Table("The factor of λmax from layer to layer, in the pass that makes it", columns, tuple(rows))
 
 
 def _kappa_table(courses: Courses) -> Table:
@@ -270,12 +269,12 @@ def _kappa_table(courses: Courses) -> Table:
 
 
 def _inner(values: Values, name: str) -> Values:
-    """Of values [..., layers], those of layers that the network makes: not of the images, nor of its outputs."""
+    """Values [..., layers] without those of the images, and without those of the network's outputs."""
     return values[..., 1:] if name == "x" else values[..., :-1]
 
 
 def _middle(values: Values) -> float:
-    """The median, where an undefined κ (λmax is 0) counts as infinite.
+    """Return the median, where an undefined κ (λmax is 0) counts as infinite.
 
     >>> _middle(np.array([1.0, 2.0, np.nan]))
     2.0
@@ -285,7 +284,7 @@ def _middle(values: Values) -> float:
 
 
 def _as_text(value: float) -> str:
-    """A condition number in a table.
+    """Return the text of a condition number in a table.
 
     >>> _as_text(1234.5), _as_text(np.inf)
     ('1.23e+03', '∞')
@@ -302,7 +301,7 @@ def _unit_table(courses: Courses) -> Table:
 
 
 def magnitude_verdicts(courses: Courses) -> list[Verdict]:
-    """Of figures 3 and A5."""
+    """Return the verdicts of figures 3 and A5."""
     random, he = Kind("uniform", normalized=False), Kind("he_normal", normalized=False)
     found = []
     for name, (what, passes) in _PASSES.items():
@@ -313,7 +312,7 @@ def magnitude_verdicts(courses: Courses) -> list[Verdict]:
                     f"from a random start the magnitude of the layer {what} of Plain decreases exponentially in the "
                     f"{passes} pass",
                     "exponential decrease",
-                    f"λmax({FACTORS[name]}) × {first:.2g} a layer at first, × {last:.2g} in the end",
+                    f"λmax({FACTORS[name]}) × {first:.2g} per layer at first, × {last:.2g} in the end",
                     bool(max(first, last) < 1 / EXPONENTIAL),
                 )
             )
@@ -333,15 +332,15 @@ def magnitude_verdicts(courses: Courses) -> list[Verdict]:
 
 
 def ends(course: Course, name: str) -> tuple[float, float]:
-    """The factor a layer, at the first analysis and at the last."""
+    """Return the factor per layer, at the first analysis and at the last."""
     first, last = (a_layer(course.lambdas[name][place], forward=name == "x") for place in (0, -1))
     return first, last
 
 
 def apart(course: Course, name: str) -> tuple[float, float]:
-    """The largest λmax of all layers over the smallest, at the first analysis and at the last; infinite if that is 0.
+    """Return the largest λmax over the smallest, at the first analysis and at the last; infinite if that is 0.
 
-    A factor a layer says less: of 1.4 it makes 600 over 19 layers.
+    A factor per layer says less: a factor of 1.4 makes 600 over 19 layers.
     """
     first, last = (_inner(course.lambdas[name][place], name) for place in (0, -1))
     return _apart(first), _apart(last)
@@ -352,7 +351,7 @@ def _apart(values: Values) -> float:
 
 
 def _is_exponential(factor: float) -> bool:
-    """Whether a factor a layer, up or down, is exponential.
+    """Return whether a factor per layer, up or down, is exponential.
 
     >>> _is_exponential(1.4), _is_exponential(0.2)
     (False, True)
@@ -366,7 +365,7 @@ def _preserved(courses: Courses) -> list[Verdict]:
         its = {kind: apart(one, name) for kind, one in courses.items() if kind.normalized}
         if its:
             told = (
-                f"{kind.start}: {first:.3g} at first (× {ends(courses[kind], name)[0]:.2f} a layer in the {passes} "
+                f"{kind.start}: {first:.3g} at first (× {ends(courses[kind], name)[0]:.2f} per layer in the {passes} "
                 f"pass), {last:.3g} in the end"
                 for kind, (first, last) in its.items()
             )
@@ -396,7 +395,7 @@ def _trains(courses: Courses) -> list[Verdict]:
 
 
 def condition_verdicts(courses: Courses) -> list[Verdict]:
-    """Of figures 5 and A6."""
+    """Return the verdicts of figures 5 and A6."""
     found = []
     for init in dict.fromkeys(kind.init for kind in courses):
         plain, normalized = (courses.get(Kind(init, normalized=which)) for which in (False, True))
@@ -409,7 +408,7 @@ def condition_verdicts(courses: Courses) -> list[Verdict]:
 
 
 def _at_first(plain: Course, normalized: Course, name: str, says: str) -> Verdict:
-    """Of all p and all layers, wherever at least one of the two is finite."""
+    """The verdict on all p and all layers where at least one of the two is finite."""
     pairs = [
         (a, b)
         for p, values in plain.kappas[name].items()
@@ -422,7 +421,7 @@ def _at_first(plain: Course, normalized: Course, name: str, says: str) -> Verdic
 
 
 def _throughout(plain: Course, normalized: Course, name: str, says: str) -> Verdict:
-    """Of one p, at all analyses that both have."""
+    """The verdict on one p, at all analyses that both have."""
     both = [_known(one.kappas[name][SHARE], name) for one in (plain, normalized)]
     count = min(map(len, both))
     a, b = (one[:count] for one in both)
@@ -436,25 +435,25 @@ def _throughout(plain: Course, normalized: Course, name: str, says: str) -> Verd
 
 
 def _known(values: Values, name: str) -> Values:
-    """Of the layers that differ, with what is undefined as infinite."""
+    """The inner layers, with undefined values as infinite."""
     return np.nan_to_num(_inner(values, name), nan=np.inf, posinf=np.inf)
 
 
 def adam_verdicts(courses: Courses, sgd: Course | None) -> list[Verdict]:
-    """Of figure A7; `sgd` is what SGD made of the plain network."""
+    """Return the verdicts of figure A7; `sgd` is the plain network trained by SGD."""
     plain, normalized = (courses.get(Kind("uniform", normalized=which)) for which in (False, True))
     found = []
     if plain is not None and sgd is not None:
         for name, (what, _) in _PASSES.items():
             first, last = ends(plain, name)
-            beside = ends(sgd, name)[1]
+            by_sgd = ends(sgd, name)[1]
             found.append(
                 Verdict(
                     f"Adam adjusts the magnitude of the layer {what} of Plain, and SGD does not",
                     "well adjusted",
-                    f"λmax({FACTORS[name]}) × {first:.2g} a layer at first, × {last:.2g} in the end (a factor of "
-                    f"{apart(plain, name)[1]:.3g} between layers); with SGD × {beside:.2g} ({apart(sgd, name)[1]:.3g})",
-                    apart(plain, name)[1] <= APART and _is_exponential(beside),
+                    f"λmax({FACTORS[name]}) × {first:.2g} per layer at first, × {last:.2g} in the end (a factor of "
+                    f"{apart(plain, name)[1]:.3g} between layers); with SGD × {by_sgd:.2g} ({apart(sgd, name)[1]:.3g})",
+                    apart(plain, name)[1] <= APART and _is_exponential(by_sgd),
                 )
             )
     if plain is not None and normalized is not None:
@@ -463,7 +462,7 @@ def adam_verdicts(courses: Courses, sgd: Course | None) -> list[Verdict]:
 
 
 def _steadier(plain: Course, normalized: Course) -> Verdict:
-    """Stable is taken to mean: whatever the learning rate."""
+    """The verdict on stability, which is taken to mean: at all learning rates."""
     ranges = [sorted(_nan_last(one.tried.values())) for one in (normalized, plain)]
     ours, theirs = ranges
     return Verdict(
@@ -476,7 +475,7 @@ def _steadier(plain: Course, normalized: Course) -> Verdict:
 
 
 def _nan_last(values: Iterable[float]) -> list[float]:
-    """Losses with those that diverged as infinite, so that they can be ordered.
+    """Return losses with diverged ones as infinite, so that they can be ordered.
 
     >>> _nan_last([1.0, float("nan")])
     [1.0, inf]
@@ -485,7 +484,7 @@ def _nan_last(values: Iterable[float]) -> list[float]:
 
 
 def unit_verdicts(courses: Courses) -> list[Verdict]:
-    """Of figure A12."""
+    """Return the verdicts of figure A12."""
     found = []
     for kind, one in courses.items():
         if kind.normalized:
@@ -506,7 +505,7 @@ def unit_verdicts(courses: Courses) -> list[Verdict]:
                 Verdict(
                     f"Plain has {name} neurons, more of them in later layers",
                     "increasing with the layer",
-                    f"at first {shallow:.1f} a layer in the first third of the layers and {deep:.1f} in the last",
+                    f"at first {shallow:.1f} per layer in the first third of the layers and {deep:.1f} in the last",
                     bool(deep > shallow),
                 )
             )

@@ -1,10 +1,10 @@
 """The last linear layer of very deep residual networks (figures 6, 7 and 9 of the conditioning paper, its section 5).
 
-The deeper a residual network, the larger is what its blocks have added up in the end: the input x of the last layer.
-With it grow that layer's gradient, its weight W and the loss, until the blocks have turned x off and the network can
-but guess. Batch normalization before the last layer, as in ResNet_LastBN and, by the way, in PreResNet, prevents it.
+The deeper a residual network, the larger the sum of its blocks, which is the input x of the last layer. That layer's
+gradient, its weight W and the loss grow with it, until the blocks have turned x off and the network can only guess.
+Batch normalization before the last layer, as in ResNet_LastBN and also in PreResNet, prevents this.
 
-The layer h = Wx, without a bias, is followed at every step of the first six epochs of 390, from seed 1.
+The layer h = Wx, without a bias, is followed at every step of the first six epochs of 390 steps, from seed 1.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ from gyroscope_lab.training.trial import Trial
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: What figures 6, 7 and 9 show, panel by panel: a quantity, and its name.
+#: The panels of figures 6, 7 and 9: a quantity, and its name.
 PANELS = {
     "loss": "training loss",
     "lambda_x": r"$\lambda_{\max}(\Sigma_x)$",
     "lambda_m": r"$\lambda_{\max}(\Sigma_{\partial L/\partial W})$",
     "weight_norm": r"$\|W\|$",
 }
-#: A loss within this share of ln C is that of a guess, if it stays there for so many steps.
+#: A loss is that of a guess if it stays within this share of ln C for this many steps.
 NEAR, LEAST = 0.02, 25
-# So many steps are kept of each curve, evenly spread over a logarithmic axis.
+# The steps that are kept of each curve, evenly spread over a logarithmic axis.
 _KEPT = 300
 #: The depths that are compared; figures 7 and 9 have the deepest.
 DEPTHS: dict[str, tuple[int, ...]] = {"smoke": (8, 20, 56), "small": (20, 32, 56, 110), "full": (56, 110, 230, 1202)}
-#: How many epochs are followed.
+#: The number of epochs that are followed.
 EPOCHS = {"smoke": 4, "small": 20, "full": 6}
-#: How near to ln C is at ln C, and for how many steps: the stand-in has 24 or 120 steps with batches of 32.
+#: `NEAR` and `LEAST` of each scale: the stand-in has 24 or 120 steps with batches of 32.
 _JUDGED = {"smoke": (0.1, 5), "small": (MARGIN, LEAST), "full": (NEAR, LEAST)}
 SEED = 1
-#: What the paper says of each architecture.
+#: The paper's words on each architecture.
 PAPER = {
     "ResNet": "stuck at ln 10",
     "ResNet_LastBN": "trained steadily",
     "PreResNet": "trained steadily",
     "PreResNet_v1": "stuck, but for less long than ResNet",
 }
-# A colour of each, dark to light, so that an order of depths can be seen.
+# The colors, dark to light, so that an order of depths can be seen.
 _COLOURS = ("#440154", "#2c728e", "#28ae80", "#e8a500")
 
 
 def depths(lab: Lab) -> list[Trial]:
-    """What figure 6 trains.
+    """Return the trials of figure 6.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [(one.task.model, one.schedule.epochs) for one in depths(Lab(Archive("runs"), "full"))][2:]
@@ -72,7 +72,7 @@ def depths(lab: Lab) -> list[Trial]:
 
 
 def last_norm(lab: Lab) -> list[Trial]:
-    """What figure 7 trains.
+    """Return the trials of figure 7.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [one.task.model for one in last_norm(Lab(Archive("runs"), "full"))]
@@ -82,7 +82,7 @@ def last_norm(lab: Lab) -> list[Trial]:
 
 
 def preactivation(lab: Lab) -> list[Trial]:
-    """What figure 9 trains.
+    """Return the trials of figure 9.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [one.task.model for one in preactivation(Lab(Archive("runs"), "full"))]
@@ -93,14 +93,14 @@ def preactivation(lab: Lab) -> list[Trial]:
 
 def _trial(lab: Lab, architecture: str, depth: int) -> Trial:
     task = of_network(lab, "c10-deep", Network(architecture, depth))
-    # Without cuts, which would be shares of the few epochs that are followed; and the paper follows a layer Wx.
+    # Without cuts, which would be shares of the few epochs that are followed; without a bias, as in the paper.
     schedule = replace(task.schedule, epochs=EPOCHS[lab.scale], cuts=())
     options = (*task.options, ("classifier_bias", False))
     return Trial(replace(task, options=options, schedule=schedule), SGD, SEED, follows=True)
 
 
 def figure6(lab: Lab) -> Report:
-    """The last layer of ResNets, by depth."""
+    """Report the last layer of ResNets, by depth."""
     found = courses(lab, depths(lab))
     heading = "The last linear layer of residual networks, by depth"
     figure = draw({str(one.network.depth): one for one in found}, heading=heading, legend="layers")
@@ -108,17 +108,17 @@ def figure6(lab: Lab) -> Report:
 
 
 def figure7(lab: Lab) -> Report:
-    """The last layer of the deepest ResNet, with batch normalization before it and without."""
+    """Report the last layer of the deepest ResNet, with batch normalization before it and without."""
     return _of_deepest(lab, last_norm(lab), "with batch normalization before it and without", of_last_norm)
 
 
 def figure9(lab: Lab) -> Report:
-    """The last layer of the deepest networks with pre-activation."""
+    """Report the last layer of the deepest networks with pre-activation."""
     return _of_deepest(lab, preactivation(lab), "with pre-activation and without", of_preactivation)
 
 
 def courses(lab: Lab, trials: Sequence[Trial]) -> list[Course]:
-    """The course of the last layer in each of the trials; of what is known, those whose course was kept."""
+    """Return the course of the last layer in each trial; where only `known` ones are shown, those that were kept."""
     held = lab.held(trials)
     found = []
     for trial, result in zip(held, lab.run(held), strict=True):
@@ -167,11 +167,11 @@ class Course:
 
     Attributes:
         network: the architecture and the depth.
-        followed: what was followed.
-        result: of the training.
-        classes: how many there are to guess from.
-        near: the share of ln C that the loss of a guess may be off by; small batches of few examples need more.
-        least: for how many steps it must be so near, which are also those that losses are medians over.
+        followed: the quantities of the last layer.
+        result: the result of the training.
+        classes: the number of classes C.
+        near: the share of ln C by which the loss of a guess may be off; small batches of few examples need more.
+        least: the number of steps for which it must be so near; losses are medians over as many.
     """
 
     network: Network
@@ -188,12 +188,12 @@ class Course:
 
     @cached_property
     def loss(self) -> npt.NDArray[np.float64]:
-        """The loss over steps, the median of `least` batches around each, for those of single batches jump."""
+        """The loss over steps: the median of `least` batches around each, since single batches are noisy."""
         return smoothed(self.followed.loss, self.least)
 
     @cached_property
     def stall(self) -> Stall | None:
-        """The time it could but guess in, with a small input and a large weight in the last layer; None without one."""
+        """The steps in which it only guessed, with a small input and a large weight in the last layer; None if none."""
         its = self.followed
         return stall(
             self.loss, its.lambda_x, its.weight_norm, classes=self.classes, margin=self.near, patience=self.least,
@@ -202,22 +202,24 @@ class Course:
 
     @property
     def stuck(self) -> int:
-        """How many steps that took."""
+        """The number of steps of `stall`."""
         if self.stall is None:
             return 0
         return (len(self.followed) + 1 if self.stall.until is None else self.stall.until) - self.stall.since
 
     @cached_property
     def off(self) -> npt.NDArray[np.bool_]:
-        """The steps in whose batch x = 0 and ∂L/∂W = 0, exactly: the ReLUs before the layer are off, and as they let no
-        gradient through either, none reaches any weight."""
+        """The steps in whose batch x = 0 and ∂L/∂W = 0 exactly.
+
+        The ReLUs before the layer are off, and let no gradient through: none reaches any weight.
+        """
         return np.asarray((self.followed.lambda_x == 0) & (self.followed.gradient_norm == 0))
 
     @cached_property
     def dead(self) -> int | None:
-        """The step since which, to the end, most of the `least` batches around each are `off`; None without one.
+        """The step from which on, to the end, most of the `least` batches around each are `off`; None if there is none.
 
-        A dominated network has small gradients and may yet escape; a dead one has none to escape by.
+        A dominated network has small gradients and may still escape; a dead one has no gradients.
         """
         count = len(self.off)
         alive = np.flatnonzero(smoothed(self.off.astype(np.float64), self.least) < 1)
@@ -226,7 +228,7 @@ class Course:
 
     @property
     def dominated(self) -> slice:
-        """Of the time it could but guess in, the steps before it was dead, counted from 0; none without a stall."""
+        """The steps of `stall` before the network was dead, counted from 0; an empty slice without a stall."""
         if self.stall is None:
             return slice(0, 0)
         ends = (len(self.followed) + 1, self.stall.until, self.dead)
@@ -234,7 +236,7 @@ class Course:
 
     @property
     def before(self) -> tuple[float, float]:
-        """The least loss before it, and the largest of a batch: below ln C, the network had learned and unlearned."""
+        """The least loss before `stall`, and the largest of a batch: below ln C, it had learned and unlearned."""
         end = len(self.followed) if self.stall is None else self.stall.since - 1
         return float(np.nanmin(self.loss[:end])), float(np.nanmax(self.followed.loss[:end]))
 
@@ -245,15 +247,15 @@ class Course:
 
     @property
     def last_loss(self) -> float:
-        """The loss in the end."""
+        """The smoothed loss of the last step."""
         return float(self.loss[-1])
 
     def largest(self, quantity: str) -> float:
-        """The largest value of a quantity."""
+        """Return the largest value of a quantity."""
         return float(np.nanmax(getattr(self.followed, quantity)))
 
     def numbers(self) -> dict[str, Any]:
-        """What is kept of it as JSON: every curve at some of its steps, counted from 1."""
+        """Return the numbers as JSON holds them: every curve at some of its steps, counted from 1."""
         chosen = np.unique(np.geomspace(1, len(self.followed), _KEPT).round().astype(int))
         curves = {name: getattr(self.followed, name)[chosen - 1] for name in asdict(self.followed)}
         return {
@@ -272,7 +274,7 @@ class Course:
 
 
 def smoothed(values: npt.NDArray[np.float64], window: int) -> npt.NDArray[np.float64]:
-    """The median of `window` values around each; at the ends, of those there are. What is no number stays none.
+    """Return the median of `window` values around each, or of those there are at the ends; nan stays nan.
 
     >>> smoothed(np.array([1.0, 9.0, 2.0, 3.0]), 3).tolist()
     [5.0, 2.0, 3.0, 2.5]
@@ -286,11 +288,11 @@ def smoothed(values: npt.NDArray[np.float64], window: int) -> npt.NDArray[np.flo
 
 
 def of_depths(courses: Sequence[Course], *, full: bool) -> list[Verdict]:
-    """Figure 6: ResNets, the shallow ones first.
+    """Return the verdicts of figure 6 on ResNets, the shallow ones first.
 
     Args:
-        courses: of ResNets, by depth.
-        full: whether they are the paper's; where not, a network that is not stuck says nothing.
+        courses: the courses of ResNets, by depth.
+        full: True for the paper's networks; a shallower one that is not stuck says nothing.
     """
     return [
         _grows(
@@ -318,7 +320,7 @@ def of_depths(courses: Sequence[Course], *, full: bool) -> list[Verdict]:
 
 
 def of_last_norm(courses: Sequence[Course], *, full: bool) -> list[Verdict]:
-    """Figure 7: a ResNet, and the same with batch normalization before its last layer."""
+    """Return the verdicts of figure 7 on a ResNet, and on the same with batch normalization before its last layer."""
     plain, normal = (_of(courses, name) for name in ("ResNet", "ResNet_LastBN"))
     if plain is None or normal is None:
         return []
@@ -336,7 +338,7 @@ def of_last_norm(courses: Sequence[Course], *, full: bool) -> list[Verdict]:
 
 
 def of_preactivation(courses: Sequence[Course], *, full: bool) -> list[Verdict]:
-    """Figure 9: a ResNet, a PreResNet, and PreResNet_v1, which has no batch normalization before its last layer."""
+    """Return the verdicts of figure 9; PreResNet_v1 has no batch normalization before its last layer."""
     plain, normal, without = (_of(courses, name) for name in ("ResNet", "PreResNet", "PreResNet_v1"))
     if plain is None or normal is None or without is None:
         return []
@@ -369,9 +371,9 @@ def _grows(
 
 
 def _stuck(one: Course, *, full: bool) -> list[Verdict]:
-    """Whether the loss came to stay at that of a guess, with a small input and a large weight, and whether it left."""
+    """The verdicts on whether the loss came to stay at that of a guess, and whether it left."""
     its = one.dominated
-    # A network whose input is off from the start of it on is dead, which is another thing.
+    # A network whose input is off from its start on is dead, which is different.
     holds = its.stop - its.start >= one.least
     found = Verdict(
         f"{one.network}: after its rise the loss stays at ln {one.classes}, with a small input and a large weight in "
@@ -399,7 +401,7 @@ def _told(one: Course) -> str:
 
 
 def _escapes(one: Course, *, full: bool) -> Verdict:
-    """Whether a network that was stuck learned in the end; one that still moves may need more steps than there were."""
+    """The verdict on whether a network that was stuck learned in the end; one that still moves may need more steps."""
     steps, until = len(one.followed), None if one.stall is None else one.stall.until
     here, holds = f"not within {steps:,} steps", None
     if until is not None:
@@ -449,9 +451,9 @@ def draw(courses: Mapping[str, Course], *, heading: str, legend: str = "") -> Fi
     Steps at which a quantity is exactly 0 are marked in rows below its axis.
 
     Args:
-        courses: by what they are called.
-        heading: of the figure.
-        legend: what their names are names of.
+        courses: the trainings, by name.
+        heading: the heading of the figure.
+        legend: the heading of their names.
 
     >>> from gyroscope_lab.training.last_layer import Followed
     >>> from gyroscope_lab.training.result import Result
@@ -472,7 +474,7 @@ def draw(courses: Mapping[str, Course], *, heading: str, legend: str = "") -> Fi
         colours = dict(zip(courses, _COLOURS, strict=False))
         for name, its in values.items():
             ax.plot(np.arange(1, len(its) + 1), its, color=colours[name], linewidth=0.9, label=name)
-        # A logarithmic axis has no place for zeros, and a curve that ends in them would be one that was stopped.
+        # A logarithmic axis has no place for zeros, and a curve that ends in them would look like one that was stopped.
         off = {name: np.flatnonzero(its == 0) + 1 for name, its in values.items() if (its == 0).any()}
         edges = edged(ax, np.concatenate(list(values.values())), below=len(off))
         for (name, steps), y in zip(off.items(), edges.below, strict=True):

@@ -1,8 +1,8 @@
 """Weight domination simulated (figures 4 and A11 of the conditioning paper).
 
 A layer is in a state of weight domination where σmax(∂L/∂W) ≪ σmax(W) (definition 1): its weights hardly move. It is
-simulated by not moving them at all. A legend such as "01111" has a digit for every part of the network, the first for
-the first one, and 0 where its weights get no updates; what normalizes and what classifies is trained as ever.
+simulated by not moving them at all. A code such as "01111" has one digit per part of the network, the first part first,
+and 0 where its weights get no updates; normalization and classifier are always trained.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# One part blocked, and more and more of the first ones. Which legends the paper's figures have is not in its text.
+# One part blocked, and more and more of the first ones. The paper does not state the codes of its figures.
 _FIVE = ("11111", "01111", "10111", "11011", "11101", "11110", "00111", "00011", "00001")
 _SOME = ("11111", "01111", "11011", "00001")
 _THREE = ("111", "011", "110", "001")
 # A digit of figure A11 is three convolutions.
 _TOGETHER = 3
-# The weights are looked at seldom: the loss is what the figures show.
+# The weights are measured seldom: the figures show the loss.
 _EVERY = 100
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a scale trains: which network, what of it is blocked, at which rates, and how long."""
+    """The trainings of a scale: the network, its blocked parts, the learning rates, and the duration."""
 
     model: str
     codes: tuple[str, ...]
@@ -69,7 +69,7 @@ CONVOLUTIONS = {
 
 
 def blocked(code: str, *, together: int = 1) -> tuple[int, ...]:
-    """The layers, counted from 0, that the zeros of a legend stand for; a digit is so many layers `together`.
+    """Return the layers, counted from 0, that the zeros of a code stand for; a digit stands for `together` layers.
 
     >>> blocked("01011"), blocked("101", together=3)
     ((0, 2), (3, 4, 5))
@@ -80,7 +80,7 @@ def blocked(code: str, *, together: int = 1) -> tuple[int, ...]:
 
 
 def perceptron(lab: Lab) -> Task:
-    """The task of figure 4: a step takes all examples.
+    """Return the task of figure 4: a step takes all examples.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> task = perceptron(Lab(Archive("runs"), "full"))
@@ -100,7 +100,7 @@ def perceptron(lab: Lab) -> Task:
 
 
 def convolutions(lab: Lab) -> Task:
-    """The task of figure A11.
+    """Return the task of figure A11.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> convolutions(Lab(Archive("runs"), "full")).model
@@ -113,7 +113,7 @@ def convolutions(lab: Lab) -> Task:
 
 
 def perceptron_trials(lab: Lab) -> dict[str, list[Trial]]:
-    """By legend, a training for every rate and seed."""
+    """Return by code the trials of figure 4, one per rate and seed."""
     plan, task = PERCEPTRONS[lab.scale], perceptron(lab)
     return {
         code: [
@@ -126,7 +126,7 @@ def perceptron_trials(lab: Lab) -> dict[str, list[Trial]]:
 
 
 def convolutional_trials(lab: Lab) -> dict[str, list[Trial]]:
-    """The same of the convolutional network; its classifier, which no digit stands for, is always trained."""
+    """Return by code the trials of figure A11; the classifier, which no digit stands for, is always trained."""
     plan, task = CONVOLUTIONS[lab.scale], convolutions(lab)
     return {
         code: [
@@ -144,17 +144,17 @@ def convolutional_trials(lab: Lab) -> dict[str, list[Trial]]:
 
 
 def best(its: list[Cell]) -> Cell:
-    """The cell of the rate with the lowest training loss in the end; a loss that is no number is the worst."""
+    """Return the cell of the rate with the lowest training loss at the end; nan is the worst."""
     return min(its, key=_final)
 
 
 def conclude(lab: Lab, by_code: dict[str, list[Trial]], *, heading: str, of_steps: bool) -> Report:
-    """Loss by loss, what is blocked beside what is not."""
+    """Report the losses of networks that are blocked in part, compared with one that is not."""
     every = {code: its for code, trials in by_code.items() if (its := cells(lab, trials))}
     found = {code: best(its) for code, its in every.items()}
     whole = next(iter(by_code))
     if whole not in found or len(found) < 2:
-        raise LabError(f"{heading} compares networks in part blocked with one that is not; train {whole} and others")
+        raise LabError(f"{heading}: the study compares {whole} with networks blocked in part. Train both.")
     task = found[whole].task
     return Report(
         {"figure": _draw(found, task, heading=f"{heading} ({task.name})", of_steps=of_steps)},
@@ -171,17 +171,17 @@ def _flat(grid: Callable[[Lab], dict[str, list[Trial]]]) -> Callable[[Lab], list
 
 
 def figure4(lab: Lab) -> Report:
-    """Training losses of the perceptron."""
+    """Report training losses of the perceptron."""
     return conclude(lab, perceptron_trials(lab), heading="Layers without updates", of_steps=True)
 
 
 def figure_a11(lab: Lab) -> Report:
-    """Training losses of the convolutional network."""
+    """Report training losses of the convolutional network."""
     return conclude(lab, convolutional_trials(lab), heading="Convolutions without updates", of_steps=False)
 
 
 def _at_best_rate(found: Mapping[str, Cell], task: Task, whole: str) -> Table:
-    """Each network at its best rate, beside the one that nothing is blocked in, `whole`."""
+    """Each network at its best rate, compared with `whole`, in which nothing is blocked."""
     rows = [
         (
             code,
@@ -220,7 +220,7 @@ def _says(frozen: tuple[int, ...]) -> str:
 
 
 def _verdicts(found: Mapping[str, Cell], every: Mapping[str, Sequence[Cell]], whole: str) -> tuple[Verdict, ...]:
-    """What the paper says of networks whose layers are in part blocked."""
+    """The verdicts on networks that are blocked in part."""
     others = [cell for code, cell in found.items() if code != whole]
     first, last = np.array([[cell.loss[0], cell.loss[-1]] for cell in others]).T
     falls = int((last < first).sum())
@@ -240,7 +240,7 @@ def _verdicts(found: Mapping[str, Cell], every: Mapping[str, Sequence[Cell]], wh
 
 def _higher(says: str, reached: float, losses: Sequence[float]) -> Verdict:
     if not isfinite(reached):
-        return Verdict(says, "a higher training loss", "the network that nothing is blocked in diverged", None)
+        return Verdict(says, "a higher training loss", "the network without blocked layers diverged", None)
     worse = sum(loss > reached for loss in losses)
     ratios = np.array(losses) / reached
     here = f"of {worse} of {len(losses)}, {ratios.min():.2f} to {ratios.max():.1f} times that without"
@@ -248,7 +248,7 @@ def _higher(says: str, reached: float, losses: Sequence[float]) -> Verdict:
 
 
 def _at_equal_rates(every: Mapping[str, Sequence[Cell]], whole: str) -> list[Verdict]:
-    """The same rate by rate, where there are several: at its best one a network may be where rounding decides."""
+    """The same rate by rate, where there are several: at its best rate rounding may decide."""
     losses = {code: {one.recipe.rate: _final(one) for one in its} for code, its in every.items()}
     if len(losses[whole]) < 2:
         return []
@@ -270,7 +270,7 @@ def _tested(unblocked: Cell, others: Sequence[Cell]) -> Verdict:
 
 
 def _tested_from_the_first(found: Mapping[str, Cell]) -> list[Verdict]:
-    """Of the networks that are blocked from the first layer on, whether each more that is costs more."""
+    """The verdict on networks blocked from the first layer on: each further layer costs accuracy."""
     blocked = sorted((code for code in found if "0" not in code.lstrip("0")), reverse=True)
     its = {code: found[code].test for code in blocked}
     if len(its) < 2:
@@ -286,13 +286,13 @@ def _tested_from_the_first(found: Mapping[str, Cell]) -> list[Verdict]:
 
 
 def _final(cell: Cell) -> float:
-    """The loss in the end; infinite where it is no number any more."""
+    """The loss at the end; infinite where it is not finite."""
     value = float(cell.loss[-1])
     return value if isfinite(value) else inf
 
 
 def _draw(found: Mapping[str, Cell], task: Task, *, heading: str, of_steps: bool) -> Figure:
-    """Draw the loss of every cell over epochs, or where an epoch is some steps of all examples, over these."""
+    """Draw the loss of every cell over epochs, or over steps where every step takes all examples."""
     from matplotlib.figure import Figure
 
     from gyroscope.figures.drawing import finish

@@ -46,11 +46,11 @@ BETA = 0.9
 EQUIVALENT = -3.0 + log(sqrt((1 - BETA) / (1 + BETA)), 3)
 # A smoke test has two rates: the authors' and the one that theory gives.
 _SMOKE_POWERS = (-5.0, -4.3)
-# Test accuracies agree within so many points, and rotations within such a share: neighboring rates differ by more.
+# Test accuracies agree within this many points, and rotations within this share: neighboring rates differ by more.
 _SAME_TEST, _SAME_ROTATION = 2.0, 0.2
 # Rotation curves rise until this share of the final rotation; from there they saturate.
 _RISING = 2 / 3
-# The figure shows so many epochs of rotation.
+# The epochs of rotation that the figure shows.
 _SHOWN = 30
 
 
@@ -117,7 +117,7 @@ def apart(cell: Cell) -> float:
 
 
 def best(by_rate: Mapping[float, Cell]) -> float:
-    """The power of the best rate by accuracy on validation data; of equals, the lowest."""
+    """The power of the best rate by accuracy on validation data; the lowest of equals."""
     return max(sorted(by_rate), key=lambda power: validation(by_rate[power]))
 
 

@@ -1,8 +1,8 @@
 """Adaptive gradient methods and layer rotation (section 5.4 of the rotation paper, 5.2 of the paper on speed).
 
-RMSprop, Adam and Adagrad train fast and generalise worse than SGD with weight decay. The papers' account of both: they
-set each layer's rate of rotation. With Layca around them, which sets it anew, they generalise as well as SGD does; and
-SGD that turns its layers as far, step by step, as an adaptive method did (AdaptCopy) trains as fast as that one.
+RMSprop, Adam and Adagrad train fast and generalize worse than SGD with weight decay. The papers explain both by the
+rotation rate that they give to each layer. Under Layca, which sets these rates, they generalize as well as SGD does.
+SGD that turns its layers as far, step by step, as an adaptive method did (AdaptCopy) trains as fast as that method.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ if TYPE_CHECKING:
 
 #: A recipe on a task, whose schedule may be the recipe's own.
 Pair = tuple[Task, Recipe]
-# Where one task stands in for five it shows all their methods, at the rates that the papers tuned these to.
+# A task that stands in for five shows all their methods, at the rates that the papers tuned.
 _STAND_INS = {"rmsprop": ("RMSprop", -6), "adam": ("Adam", -5), "adagrad": ("Adagrad", -4)}
-# Plain SGD is best at 3^-1 but for this task.
+# Plain SGD is best at 3^-1, except on this task.
 _SGD_POWERS = {"c100-wrn": -2}
-#: Table 6 (arXiv): training accuracies of the adaptive methods, and of these under Layca.
+#: Table 6 (arXiv): training accuracies of the adaptive methods, without and with Layca.
 TABLE6: dict[str, tuple[float, float]] = dict(
     zip(paper.TASKS, ((100.0, 100.0), (100.0, 99.7), (100.0, 99.2), (100.0, 100.0), (99.9, 100.0)), strict=True)
 )
 #: Table 4 (ICLR): training accuracies of the adaptive methods.
 TABLE4: dict[str, float] = dict(zip(paper.TASKS, (100.0, 99.98, 99.97, 98.72, 99.92), strict=True))
-#: Figure 5 (ICLR): differences Δη as in figure 6 (arXiv), but for C10-CNN2, which had dropout, and 92.33 % at best.
+#: Figure 5 (ICLR): differences Δη as in figure 6 (arXiv), except for C10-CNN2, which had dropout, and 92.33 % at best.
 FIGURE5: dict[str, float] = paper.ADAPTIVE | {"c10-cnn2": -1.14}
 REFERENCE5: dict[str, float] = paper.REFERENCE | {"c10-cnn2": 92.33}
-# In points: what two trainings of one recipe may differ by, and the most that the paper's "on par" spans.
+# In points: the difference between two trainings of one recipe, and the most that the paper's "on par" spans.
 _PAR = 2.0
 Curve = npt.NDArray[np.float64]
-# Of the digits as many again are held out as are trained on: a tenth of 200 would tell nothing.
+# As many digits are held out as are trained on: a tenth of 200 would say nothing.
 _PER_CLASS, _HELD_OUT = 40, 0.5
-# In points of accuracy, on average over epochs: what the eye takes for one curve, where curves are smooth.
+# Points of accuracy, on average over epochs, within which smooth curves look like one.
 _SAME = 3.0
 
 
@@ -67,13 +67,13 @@ _STYLES = (("C0", "-", 1.6), ("C1", "-", 1.6), ("C2", "--", 1.6))
 
 @dataclass(frozen=True)
 class Column:
-    """A task and all that it is trained with.
+    """A task and all its recipes.
 
     Attributes:
         method: the adaptive method.
         controlled: the same under Layca.
-        plain: what it is without adapting, under Layca too: SGD, or for Adam SGD with its momentum.
-        copied: that again, turning each layer by what it turned by under the adaptive method.
+        plain: the same without adaptation, under Layca: SGD, or for Adam SGD with its momentum.
+        copied: the same as `plain`, with each layer turned as far as under the adaptive method.
         best: Layca's best configuration, which differences Δη refer to.
         decayed: SGD with weight decay.
         sgd: SGD alone, at its best rate.
@@ -95,7 +95,7 @@ class Column:
 
 
 def columns(lab: Lab) -> list[Column]:
-    """The columns at the laboratory's scale: a task each in the papers, a method each where one stands in for all.
+    """Return the columns at the laboratory's scale: one per task in the papers, one per method for a stand-in.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [column.name for column in columns(Lab(Archive("runs"), "full"))][:2]
@@ -111,7 +111,7 @@ def columns(lab: Lab) -> list[Column]:
 
 
 def speed_columns(lab: Lab) -> list[Column]:
-    """The same as the speed paper has them: its C10-CNN2 kept the dropout of the original.
+    """Return the columns of the speed paper, whose C10-CNN2 kept the dropout of the original.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [dict(column.method[0].options) for column in speed_columns(Lab(Archive("runs"), "full"))][3]
@@ -130,7 +130,7 @@ def _dropping_out(column: Column) -> Column:
 
 
 def column(task: Task) -> Column:
-    """The column of a task, with the method that the papers train it with.
+    """Return the column of a task, with the papers' method.
 
     >>> from gyroscope_lab.training.tasks import task
     >>> column(task("c100-resnet")).plain[1].name, column(task("tiny-cnn")).plain[1].name
@@ -150,7 +150,7 @@ def column(task: Task) -> Column:
 
 
 def plain(kind: str) -> Recipe:
-    """What an adaptive method is without adapting, under Layca: Adam has momentum left, and so a lower rate.
+    """Return an adaptive method without adaptation, under Layca: Adam keeps its momentum, and so has a lower rate.
 
     >>> plain("rmsprop").name, plain("adam").optimizer
     ('SGD-Layca 3^-3', 'sgd-amom')
@@ -184,7 +184,7 @@ def standing_in(column: Column, kind: str) -> Column:
 
 
 def trials_of(lab: Lab, pairs: Iterable[Pair]) -> list[Trial]:
-    """Every recipe, each once, from every seed of the laboratory.
+    """Return the trials of every recipe, each once, from every seed of the laboratory.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> lab = Lab(Archive("runs"))
@@ -200,7 +200,7 @@ def cells_of(lab: Lab, pairs: Sequence[Pair]) -> dict[Pair, Cell]:
 
 
 def compared(column: Column) -> list[Pair]:
-    """What figure 6 (arXiv) trains for a column: with and without Layca, and what that is held against.
+    """Return the recipes of a column of figure 6 (arXiv): with and without Layca, and those to compare with.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [recipe.name for _, recipe in compared(columns(Lab(Archive("runs")))[0])]
@@ -210,7 +210,7 @@ def compared(column: Column) -> list[Pair]:
 
 
 def alone(column: Column) -> list[Pair]:
-    """What figure 5 (ICLR) trains for a column.
+    """Return the recipes of a column of figure 5 (ICLR).
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [recipe.name for _, recipe in alone(columns(Lab(Archive("runs")))[0])]
@@ -236,7 +236,7 @@ def _methods(lab: Lab) -> list[Trial]:
 
 
 def figure6(lab: Lab) -> Report:
-    """Rotation curves and test accuracies of adaptive methods, without Layca and with it."""
+    """Report rotation curves and test accuracies of adaptive methods, without Layca and with it."""
     its = columns(lab)
     found = cells_of(lab, [pair for column in its for pair in compared(column)])
     rows = [[(column, found[column.method]) for column in its], [(column, found[column.controlled]) for column in its]]
@@ -266,7 +266,7 @@ def figure6(lab: Lab) -> Report:
 
 
 def figure5_of_speed(lab: Lab) -> Report:
-    """Rotation curves and test accuracies of adaptive methods."""
+    """Report rotation curves and test accuracies of adaptive methods."""
     its = speed_columns(lab)
     found = cells_of(lab, [pair for column in its for pair in alone(column)])
     told = {name: REFERENCE5[name] + difference for name, difference in FIGURE5.items()}
@@ -285,7 +285,7 @@ def figure5_of_speed(lab: Lab) -> Report:
 
 
 def table6(lab: Lab) -> Report:
-    """Training accuracies of adaptive methods, without Layca and with it."""
+    """Report training accuracies of adaptive methods, without Layca and with it."""
     its = columns(lab)
     found = cells_of(lab, [pair for column in its for pair in (column.method, column.controlled)])
     lines = []
@@ -298,7 +298,7 @@ def table6(lab: Lab) -> Report:
 
 
 def table4_of_speed(lab: Lab) -> Report:
-    """Training accuracies of adaptive methods."""
+    """Report training accuracies of adaptive methods."""
     its = speed_columns(lab)
     found = cells_of(lab, [column.method for column in its])
     lines = []
@@ -319,7 +319,7 @@ def _learned(lines: Sequence[tuple[object, ...]], found: Sequence[Cell], paper_s
 
 
 def tilt(cell: Cell) -> float:
-    """Which layers turn further: (late − early) / (late + early) of the mean rotations of the two halves; −1 to 1.
+    """Return (late − early) / (late + early) of the mean rotations of the two halves of the layers; −1 to 1.
 
     The layer in the middle of an odd number belongs to neither half.
 
@@ -351,7 +351,7 @@ def _worse(column: Column, method: Cell, best: Cell, differences: dict[str, floa
     told = differences.get(column.task.name)
     return [
         Verdict(
-            f"{column.name} generalises worse than Layca at its best",
+            f"{column.name} generalizes worse than Layca at its best",
             "by 1.3 to 13.2 points" if told is None else f"{told:+.2f} points",
             f"{method.test - best.test:+.2f} points",
             method.test < best.test,
@@ -374,7 +374,7 @@ def _worse(column: Column, method: Cell, best: Cell, differences: dict[str, floa
 def _last(column: Column, method: Cell, sgd: Cell) -> Verdict:
     return Verdict(
         f"{column.name} turns the last layers more than SGD does",
-        "adaptive methods favour the last layers, SGD usually the first",
+        "adaptive methods favor the last layers, SGD usually the first",
         f"tilt {tilt(method):+.2f} against {tilt(sgd):+.2f}",
         tilt(method) > tilt(sgd),
     )
@@ -387,7 +387,7 @@ def _par(column: Column, method: Cell, controlled: Cell, decayed: Cell) -> Verdi
     if told[0] is not None and told[1] is not None and told[2] is not None:
         says = f"{told[0] - told[1]:+.2f} points to SGD + L2, {told[0] - told[2]:+.2f} to without"
     return Verdict(
-        f"{column.name} under Layca generalises on par with SGD + L2, and better than without",
+        f"{column.name} under Layca generalizes on par with SGD + L2, and better than without",
         says,
         f"{controlled.test - decayed.test:+.2f} points to SGD + L2, {controlled.test - method.test:+.2f} to without",
         controlled.test > decayed.test - _PAR and controlled.test > method.test,
@@ -395,7 +395,7 @@ def _par(column: Column, method: Cell, controlled: Cell, decayed: Cell) -> Verdi
 
 
 def _panels(rows: list[list[tuple[Column, Cell]]], found: dict[Pair, Cell], heading: str) -> Figure:
-    """Rotation curves: over epochs, or over the share of a training where these last for different numbers of them."""
+    """Rotation curves over epochs, or over the share of a training where trainings differ in length."""
     from gyroscope.figures import Panel, rotation_panels
 
     shown = [one for row in rows for one in row]
@@ -413,7 +413,7 @@ def _panels(rows: list[list[tuple[Column, Cell]]], found: dict[Pair, Cell], head
 
 
 def copied(column: Column) -> list[Pair]:
-    """What figure 7 (arXiv) trains for a column.
+    """Return the recipes of a column of figure 7 (arXiv).
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [recipe.name for _, recipe in copied(columns(Lab(Archive("runs")))[0])]
@@ -423,7 +423,7 @@ def copied(column: Column) -> list[Pair]:
 
 
 def copy_trials(lab: Lab) -> list[Trial]:
-    """The trials of figure 7 (arXiv).
+    """Return the trials of figure 7 (arXiv).
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> len(copy_trials(Lab(Archive("runs"), "full")))
@@ -433,7 +433,7 @@ def copy_trials(lab: Lab) -> list[Trial]:
 
 
 def equivalents(lab: Lab, column: Column) -> list[Pair]:
-    """What figure 6 (ICLR) trains for a column; of the digits some are held out, for a second curve.
+    """Return the recipes of a column of figure 6 (ICLR); some digits are held out, for a second curve.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> lab = Lab(Archive("runs"))
@@ -448,7 +448,7 @@ def equivalents(lab: Lab, column: Column) -> list[Pair]:
 
 
 def equivalent_trials(lab: Lab) -> list[Trial]:
-    """The trials of figure 6 (ICLR).
+    """Return the trials of figure 6 (ICLR).
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> len(equivalent_trials(Lab(Archive("runs"), "full")))
@@ -458,7 +458,7 @@ def equivalent_trials(lab: Lab) -> list[Trial]:
 
 
 def curve(cell: Cell, which: Literal["accuracy", "validation"] = "accuracy") -> Curve:
-    """Accuracy in percent, epoch by epoch: the mean over seeds, as far as all of them went.
+    """Return the accuracy in percent by epoch: the mean over seeds, as far as all of them went.
 
     >>> from gyroscope_lab.training.recipe import Recipe
     >>> from gyroscope_lab.training.result import Result
@@ -473,7 +473,7 @@ def curve(cell: Cell, which: Literal["accuracy", "validation"] = "accuracy") -> 
 
 
 def distance(first: Curve, second: Curve) -> float:
-    """(1/T) Σ_t |a_t − b_t| of two curves, over the T epochs that both have.
+    """Return (1/T) Σ_t |a_t − b_t| of two curves, over the T epochs that both have.
 
     >>> distance(np.array([50.0, 90.0, 99.0]), np.array([60.0, 90.0]))
     5.0
@@ -483,7 +483,7 @@ def distance(first: Curve, second: Curve) -> float:
 
 
 def lead(first: Curve, second: Curve) -> float:
-    """(1/T) Σ_t (a_t − b_t): by how much the first curve is ahead.
+    """Return (1/T) Σ_t (a_t − b_t), the lead of the first curve.
 
     >>> lead(np.array([60.0, 90.0]), np.array([50.0, 90.0]))
     5.0
@@ -493,9 +493,9 @@ def lead(first: Curve, second: Curve) -> float:
 
 
 def shake(curve: Curve) -> float:
-    """(Σ_t |a_{t+1} − a_t| − |a_T − a_1|) / (T − 1): how far a curve goes back and forth in an epoch, in points.
+    """Return (Σ_t |a_{t+1} − a_t| − |a_T − a_1|) / (T − 1): how far a curve goes back and forth per epoch, in points.
 
-    0 of a curve that only climbs. Two draws of one curve are about as far apart as each shakes.
+    It is 0 for a curve that only climbs. Two draws of one curve are about as far apart as each shakes.
 
     >>> shake(np.array([50.0, 60.0, 90.0])), shake(np.array([50.0, 60.0, 50.0]))
     (0.0, 10.0)
@@ -506,7 +506,7 @@ def shake(curve: Curve) -> float:
 
 
 def alike(first: Curve, second: Curve) -> bool:
-    """Whether two curves can be taken for one: not further apart than 3 points, or than they shake.
+    """Return whether two curves are the same: not further apart than 3 points, or than they shake.
 
     >>> alike(np.array([50.0, 90.0]), np.array([54.0, 91.0])), alike(np.array([50.0, 90.0]), np.array([59.0, 91.0]))
     (True, False)
@@ -515,7 +515,7 @@ def alike(first: Curve, second: Curve) -> bool:
 
 
 def figure7(lab: Lab) -> Report:
-    """Training curves of adaptive methods, SGD with weight decay, and SGD that copies the former's rotation."""
+    """Report training curves of adaptive methods, SGD with weight decay, and SGD that copies the methods' rotation."""
     its = columns(lab)
     found = cells_of(lab, [pair for column in its for pair in copied(column)])
     lines, verdicts, numbers = [], [], []
@@ -555,7 +555,7 @@ def figure7(lab: Lab) -> Report:
 
 
 def figure6_of_speed(lab: Lab) -> Report:
-    """Training and validation curves of adaptive methods and of their equivalents, all under Layca."""
+    """Report training and validation curves of adaptive methods and of their equivalents, all under Layca."""
     its = columns(lab)
     found = cells_of(lab, [pair for column in its for pair in equivalents(lab, column)])
     lines, verdicts, numbers = [], [], []
@@ -634,7 +634,7 @@ STUDIES = (
     Study("rotation/table6", "Table 6: training accuracies of figure 6", _both, table6),
     Study("rotation/fig7", "Figure 7: training curves of SGD that copies adaptive methods", copy_trials, figure7),
     Study("speed/fig5", "Figure 5: adaptive methods' rotation and test accuracy", _alone, figure5_of_speed),
-    Study("speed/fig6", "Figure 6: adaptive methods and what they are without adapting, under Layca",
+    Study("speed/fig6", "Figure 6: adaptive methods and their equivalents without adaptation, under Layca",
           equivalent_trials, figure6_of_speed),
     Study("speed/table4", "Table 4: training accuracies of figure 5", _methods, table4_of_speed),
 )  # fmt: skip

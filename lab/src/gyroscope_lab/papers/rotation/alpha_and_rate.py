@@ -1,7 +1,7 @@
 """Layer rotation under control: which layers turn, and how fast (figures 1 and 9 and table 2 of the rotation paper).
 
 Section 4 of the paper trains each task with Layca at one global rate ρ(0) and multipliers over the layers that α sets,
-and finds that the further all layers rotate, the better the network generalises: best is α = 0 and ρ(0) = 3⁻³, where
+and finds that the further all layers rotate, the better the network generalizes: best is α = 0 and ρ(0) = 3⁻³, where
 nearly all of them reach a cosine distance of 1.
 """
 
@@ -30,12 +30,12 @@ COLUMNS = (layca(-3, alpha=-0.6), layca(-3, alpha=0.6), layca(-5), layca(-4), la
 SWEPT = ("c10-cnn1", "c100-resnet", "tiny-cnn")
 ALPHAS = (-0.8, -0.6, -0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
 POWERS = (-7, -6, -5, -4, -3, -2, -1, 0)
-# In points: what two trainings of one recipe may differ by.
+# In points: the difference between two trainings of one recipe.
 _NOISE = 0.5
 
 
 def columns(lab: Lab) -> list[Trial]:
-    """What figure 1 and table 2 train.
+    """Return the trials of figure 1 and table 2.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> len(columns(Lab(Archive("runs"), "full")))
@@ -45,7 +45,7 @@ def columns(lab: Lab) -> list[Trial]:
 
 
 def sweep(lab: Lab) -> list[Trial]:
-    """What figure 9 trains.
+    """Return the trials of figure 9.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> len(sweep(Lab(Archive("runs"), "full", only=("c10-cnn1",))))
@@ -55,7 +55,7 @@ def sweep(lab: Lab) -> list[Trial]:
 
 
 def recipes_of_sweep(lab: Lab) -> list[Recipe]:
-    """The α and ρ(0) of figure 9, each configuration once; a smoke test takes a few of them."""
+    """Return the α and ρ(0) of figure 9, each configuration once; a smoke test takes a few of them."""
     if lab.scale == "smoke":
         return [layca(power) for power in (-7, -5, -3, -2)] + [layca(-3, alpha=alpha) for alpha in (-0.6, 0.6)]
     rates = [layca(power) for power in POWERS]
@@ -63,7 +63,7 @@ def recipes_of_sweep(lab: Lab) -> list[Recipe]:
 
 
 def figure1(lab: Lab) -> Report:
-    """Rotation curves and test accuracies of the five columns."""
+    """Report rotation curves and test accuracies of the five columns."""
     rows = _rows(lab, columns(lab))
     best = {row[0].task.name: row[-1] for row in rows}
 
@@ -92,7 +92,7 @@ def figure9(lab: Lab) -> Report:
 
 
 def table2(lab: Lab) -> Report:
-    """Training accuracies of the five columns, of the last epoch as it was trained, as the paper's."""
+    """Report training accuracies of the five columns, measured during the last epoch as in the paper."""
     rows = _rows(lab, columns(lab))
     found = []
     for row in rows:
@@ -120,7 +120,7 @@ def _rows(lab: Lab, trials: list[Trial]) -> list[list[Cell]]:
 
 
 def paper_accuracy(task: Task, recipe: Recipe) -> float | None:
-    """What the paper has for a recipe of `layca`, in percent.
+    """Return the paper's test accuracy for a recipe of `layca`, in percent.
 
     >>> from gyroscope_lab.training.tasks import task
     >>> paper_accuracy(task("c10-cnn1"), layca(-4)), paper_accuracy(task("c10-cnn1"), layca(-3, alpha=0.6))
@@ -151,19 +151,19 @@ def _verdicts(row: list[Cell]) -> list[Verdict]:
     worst = min(learned, key=lambda cell: cell.test, default=best)
     return [
         Verdict(
-            f"{name}: what rotates most generalises best",
+            f"{name}: the configuration that rotates most generalizes best",
             "Layca 3^-3 in all five tasks",
             f"{furthest.recipe.name}; {max(row, key=lambda cell: cell.test).recipe.name}",
             furthest.test >= max(cell.test for cell in row),
         ),
         Verdict(
-            f"{name}: slow rotation is enough to learn the training set, and generalises worse",
+            f"{name}: slow rotation is enough to learn the training set, and generalizes worse",
             "by up to 24 points",
             f"{slow.train:.1f} % train, {slow.test - best.test:+.1f} points test",
             slow.learned and slow.test < best.test,
         ),
         Verdict(
-            f"{name}: prioritising the last layers costs more than prioritising the first",
+            f"{name}: prioritizing the last layers costs more than prioritizing the first",
             "in all five tasks",
             f"{last.test - best.test:+.1f} against {first.test - best.test:+.1f} points",
             last.test < first.test,

@@ -19,15 +19,15 @@ FAR = 0.5
 Row = tuple[list[Cell], Cell]
 
 
-def beside_layca(found: Sequence[Cell]) -> list[Row]:
-    """Task by task: the cells of other recipes, in order, and that of the best of Layca.
+def compared_with_layca(found: Sequence[Cell]) -> list[Row]:
+    """Return task by task the cells of other recipes, in order, and that of the best of Layca.
 
-    Of a laboratory that shows what is known, tasks that lack either are left out.
+    Tasks that lack either are left out; they do so where only known results are shown.
 
     >>> from gyroscope_lab.training.recipe import Recipe
     >>> from gyroscope_lab.training.tasks import task
     >>> digits = task("digits")
-    >>> [([other], best)] = beside_layca([Cell(digits, BEST_LAYCA, ()), Cell(digits, Recipe("SGD", 0.1), ())])
+    >>> [([other], best)] = compared_with_layca([Cell(digits, BEST_LAYCA, ()), Cell(digits, Recipe("SGD", 0.1), ())])
     >>> other.recipe.name, best.recipe.name
     ('SGD', 'Layca 3^-3')
     """
@@ -40,7 +40,7 @@ def beside_layca(found: Sequence[Cell]) -> list[Row]:
 
 
 def in_training(cell: Cell) -> float:
-    """The training accuracy of the last epoch as it was while training, in percent: what the papers' tables print.
+    """Return the training accuracy measured during the last epoch, in percent, as in the papers' tables.
 
     >>> from gyroscope_lab.training.recipe import Recipe
     >>> from gyroscope_lab.training.result import Result
@@ -53,7 +53,7 @@ def in_training(cell: Cell) -> float:
 
 
 def noted(rows: Sequence[Row]) -> Callable[[Cell], str]:
-    """What stands in the panel of a cell: its test accuracy, and Δη under it."""
+    """Return a function that gives the note in the panel of a cell: its test accuracy, and Δη under it."""
     best = {of.task.name: of for _, of in rows}
 
     def note(cell: Cell) -> str:
@@ -64,5 +64,5 @@ def noted(rows: Sequence[Row]) -> Callable[[Cell], str]:
 
 
 def numbers(rows: Sequence[Row]) -> dict[str, Any]:
-    """What is kept of them as JSON."""
+    """Return the numbers as JSON holds them."""
     return {"cells": [cell.numbers() for row, best in rows for cell in (*row, best)]}

@@ -1,10 +1,12 @@
-"""What α does to each layer's rate (figure 13 of the rotation paper, figure 12 of the speed paper). Nothing is trained.
+"""The effect of α on each layer's rate (figure 13 of the rotation paper, figure 12 of the speed paper).
+
+Nothing is trained.
 
 Equation 1 of both papers gives layer l of L, counted from 0, the rate
 
     ρ_l(t) = (1 − α)^(5 (L−1−l)/(L−1)) ρ(t)   where α > 0,      ρ_l(t) = (1 + α)^(5 l/(L−1)) ρ(t)   where α ≤ 0.
 
-Beside the formula stands what a step does: ρ_l/ρ = tan θ_l/ρ, with θ_l the angle that layer l turned by in one step.
+The formula is compared with a step: ρ_l/ρ = tan θ_l/ρ, with θ_l the angle by which layer l turned in one step.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ Lines = dict[float, list[float]]
 
 
 def nothing(lab: Lab) -> list[Trial]:
-    """What the figure trains."""
+    """Return the trials of the figure: none."""
     return []
 
 
@@ -60,7 +62,7 @@ def turned(task: Task, alpha: float) -> list[float]:
 
 
 def conclude(lab: Lab) -> Report:
-    """Multipliers over depth, by the formula and by a step."""
+    """Report multipliers over depth, by the formula and by a step."""
     task = lab.tasks(paper.TASKS)[0]
     alphas = sorted([*SIZES, *(-size for size in SIZES if size)])
     stepped = {alpha: turned(task, alpha) for alpha in alphas}

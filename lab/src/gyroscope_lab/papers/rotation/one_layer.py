@@ -1,8 +1,8 @@
 """One layer trained, all others left as they started (figures 1 and 8 of the paper on speed, appendix A.1).
 
-Any layer of a deep perceptron is enough to learn a hundred digits, and yet the networks do not generalise alike: the
-later the layer, the worse. So the signals a layer receives matter, of inputs from below and of errors from above, and
-those depend on the other layers. Orthogonal initialization keeps signals better (figure 8, left); and training the
+Any layer of a deep perceptron is enough to learn a hundred digits, yet the networks do not generalize alike: the later
+the layer, the worse. So the signals that a layer receives matter, inputs from below and errors from above, and they
+depend on the other layers. Orthogonal initialization keeps signals better (figure 8, left); and training the
 first layer makes the feedback it receives tell classes apart better (right).
 """
 
@@ -43,13 +43,13 @@ FIGURE1 = (74.47, 75.98, 74.93, 73.12, 70.61, 68.27, 65.65, 63.08, 60.46, 57.52)
 FEEDBACK_TEST = 71.88
 # Layers that are frozen do not change: a run needs no measurement of every step.
 _EVERY = 100
-# Of the silhouettes a table shows so many; all are among the report's numbers.
+# The silhouettes that a table shows; the report's numbers hold all of them.
 _ROWS = 6
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a scale trains: which layers, how often, at what rate, for how many passes; and the same of the feedback."""
+    """The trainings of a scale: layers, repetitions, learning rate and passes; and those of the feedback."""
 
     layers: tuple[int, ...]
     repetitions: int
@@ -64,7 +64,7 @@ class Plan:
 _STAND_IN = "mlp-6x128"
 
 
-# Ten of each class, all of them in every step; and how many steps are taken between two looks.
+# Ten examples of each class, all of them in every step; and the steps between two evaluations.
 _EXAMPLES, _PASSES = 100, 50
 
 
@@ -76,7 +76,7 @@ PLANS = {
 
 
 def task_of(lab: Lab, *, init: str = "glorot_uniform", repetition: int = 0) -> Task:
-    """The task, its examples drawn anew for each repetition.
+    """Return the task, with other examples for each repetition.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> task = task_of(Lab(Archive("runs"), "full"), repetition=3)
@@ -84,7 +84,7 @@ def task_of(lab: Lab, *, init: str = "glorot_uniform", repetition: int = 0) -> T
     ('mlp-11x784', 3, 4000)
     """
     task = lab.task("mnist-one-layer")
-    # A step is a pass: looking at the training after each would take longer than the training.
+    # A step is a pass: an evaluation after each would take longer than the training.
     schedule = Schedule(PLANS[lab.scale].epochs // _PASSES, batch=_EXAMPLES, cuts=(), passes=_PASSES)
     task = replace(task, schedule=schedule)
     if lab.scale != "full":
@@ -94,7 +94,7 @@ def task_of(lab: Lab, *, init: str = "glorot_uniform", repetition: int = 0) -> T
 
 
 def trials(lab: Lab, init: str = "glorot_uniform") -> list[Trial]:
-    """Every repetition of every layer, repetition by repetition: new examples and a new network for each.
+    """Return the trials of every layer, repetition by repetition: new examples and a new network for each.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> its = trials(Lab(Archive("runs"), "full"))
@@ -110,7 +110,7 @@ def trials(lab: Lab, init: str = "glorot_uniform") -> list[Trial]:
 
 
 def trained(rate: float, layer: int) -> Recipe:
-    """SGD that trains one layer.
+    """Return SGD that trains one layer.
 
     >>> trained(10.0, 3).name
     'SGD 10, layer 3 alone'
@@ -136,16 +136,16 @@ class Outcome:
 
     @property
     def gap(self) -> float:
-        """From the first of the layers to the last, in points."""
+        """The difference from the first of the layers to the last, in points."""
         return float(self.means[0] - self.means[-1])
 
     def numbers(self, layers: Sequence[int]) -> dict[str, Any]:
-        """What is kept of it as JSON."""
+        """Return the numbers as JSON holds them."""
         return {"layers": list(layers), "test": self.test.tolist(), "train": self.train.tolist()}
 
 
 def outcome(lab: Lab, init: str = "glorot_uniform") -> Outcome:
-    """What came of every repetition of every layer."""
+    """Return the accuracies of every repetition of every layer."""
     plan = PLANS[lab.scale]
     found = lab.run(trials(lab, init))
     shape = plan.repetitions, len(plan.layers)
@@ -154,7 +154,7 @@ def outcome(lab: Lab, init: str = "glorot_uniform") -> Outcome:
 
 
 def figure1(lab: Lab) -> Report:
-    """Test accuracy by the layer that was trained."""
+    """Report test accuracy by the layer that was trained."""
     from matplotlib.figure import Figure
 
     plan, found = PLANS[lab.scale], outcome(lab)
@@ -185,7 +185,7 @@ def figure1(lab: Lab) -> Report:
 
 
 def figure8(lab: Lab) -> Report:
-    """The same with orthogonal initialization, and the silhouette of the first layer's feedback over training."""
+    """Report the same with orthogonal initialization, and the silhouette of the first layer's feedback."""
     from matplotlib.figure import Figure
 
     plan, glorot, orthogonal = PLANS[lab.scale], outcome(lab), outcome(lab, "orthogonal")
@@ -224,7 +224,7 @@ def _course(lab: Lab) -> Course:
     if kept.exists():
         return Course.read(kept)
     if lab.known:
-        raise LabError(f"the feedback of the first layer is not in {kept}; let it be measured (leave --known out)")
+        raise LabError(f"The feedback of the first layer is not in {kept}. Measure it first (leave --known out).")
     split = loaded(trial.task.source, None if lab.data is None else Path(lab.data))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     course = follow(trial, split, every=plan.feedback_every, samples=plan.samples, device=device)
@@ -266,7 +266,7 @@ def _verdicts(glorot: Outcome, orthogonal: Outcome, course: Course) -> list[Verd
         Verdict(
             "and slightly reduces the gap between first and last layers",
             "slightly",
-            f"{orthogonal.gap:.1f} points in place of {glorot.gap:.1f}",
+            f"{orthogonal.gap:.1f} points against {glorot.gap:.1f}",
             orthogonal.gap < glorot.gap,
         ),
         Verdict(
@@ -285,7 +285,7 @@ def _noise(first: Outcome, second: Outcome) -> npt.NDArray[np.float64]:
 
 
 def _all_above(differences: npt.NDArray[np.float64], noise: npt.NDArray[np.float64]) -> bool | None:
-    """Whether all are above zero; None if those that are not may be by chance."""
+    """True if all are above zero; None if those that are not may be chance."""
     if (differences > 0).all():
         return True
     return None if (differences > -2 * noise).all() else False
@@ -328,12 +328,12 @@ def _by_layer(ax: Axes, layers: Sequence[int], found: Outcome, *, colour: str, l
 
 @dataclass(frozen=True)
 class Course:
-    """The silhouette over a training, and how that ended.
+    """The silhouette over a training, and its result.
 
     Attributes:
-        epochs: when it was measured, 0 for before training.
-        silhouettes: what came out.
-        result: of the training.
+        epochs: the epochs at which it was measured, 0 for before training.
+        silhouettes: the silhouettes.
+        result: the result of the training.
     """
 
     epochs: list[int]
@@ -341,20 +341,20 @@ class Course:
     result: Result
 
     def write(self, path: Path) -> None:
-        """Keep it in a file that is there whole or not at all."""
+        """Write it to a file that is there whole or not at all."""
         content = {"epochs": self.epochs, "silhouettes": self.silhouettes, "result": self.result.as_json()}
         write_whole(path, json.dumps(content, allow_nan=False) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Course:
-        """Read what `write` kept."""
+        """Read a file of `write`."""
         try:
             content = json.loads(path.read_text())
             return cls(content["epochs"], content["silhouettes"], Result.from_json(content["result"], path))
         except LabError:
             raise
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise LabError(f"{path} cannot be read ({error}); delete it to measure again") from error
+            raise LabError(f"{path} cannot be read: {error}. Delete it to measure again.") from error
 
 
 def feedback(model: nn.Sequential, place: int, x: Tensor, y: Tensor) -> Tensor:
@@ -369,7 +369,7 @@ def feedback(model: nn.Sequential, place: int, x: Tensor, y: Tensor) -> Tensor:
     with torch.no_grad():
         output = model[: place + 1](x)
     output.requires_grad_(True)
-    # Of the sum and not the mean, so that an example's feedback does not depend on how many there are.
+    # The sum, not the mean, so that an example's feedback does not depend on their number.
     loss = F.cross_entropy(model[place + 1 :](output), y, reduction="sum")
     [gradient] = torch.autograd.grad(loss, [output])
     return gradient
@@ -392,17 +392,17 @@ def silhouette(vectors: Tensor, y: Tensor) -> float:
 
 
 def follow(trial: Trial, split: Split, *, every: int, samples: int, device: str = "cpu") -> Course:
-    """Train, and measure the silhouette of the first layer's feedback every so many epochs, over test examples.
+    """Train, and measure the silhouette of the first layer's feedback every `every` epochs, over test examples.
 
-    A layer's output is what comes out of its ReLU: what follows it takes that, and its feedback arrives there. On a CPU
+    A layer's output is that of its ReLU, where its feedback arrives. On a CPU
     all is done on one thread, as with every training of a laboratory.
 
     Args:
-        trial: what is trained; its network is a perceptron with ReLUs and without batch normalization.
+        trial: the trial; its network is a perceptron with ReLUs and without batch normalization.
         split: its data.
         every: epochs from one measurement to the next.
-        samples: how many test examples to look at, the first ones.
-        device: what to train on.
+        samples: the number of test examples, the first ones.
+        device: the device to train on.
 
     >>> from gyroscope_lab.training.recipe import Recipe
     >>> from gyroscope_lab.training.tasks import task

@@ -18,12 +18,12 @@ from gyroscope_lab.training.recipe import Recipe
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Times, and what was measured then.
+#: Times, and the values measured then.
 Curve = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 
 # Characters of a heading to an inch.
 _TO_AN_INCH = 11
-# Behind a note, so that it can be read on curves.
+# The background of a note, so that it can be read on curves.
 _PAPER: dict[str, Any] = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1.0}
 
 
@@ -42,7 +42,7 @@ class Storeys:
 
 
 def title(recipe: Recipe) -> str:
-    """A recipe's name as figures print it.
+    """Return a recipe's name as figures print it.
 
     >>> title(Recipe("Layca 3^-3, alpha -0.6", 3**-3, control="layca", alpha=-0.6))
     'Layca $3^{-3}$, $\\\\alpha = -0.6$'
@@ -54,7 +54,7 @@ def title(recipe: Recipe) -> str:
 def grid(
     rows: Sequence[Sequence[Cell]], *, heading: str, note: Callable[[Cell], str] = lambda cell: f"{cell.test:.1f} %"
 ) -> Figure:
-    """Rotation curves in the layout of the paper's figure 1: one row a task, one panel a recipe."""
+    """Draw rotation curves in the layout of the paper's figure 1: one row per task, one panel per recipe."""
     from gyroscope.figures import Panel, rotation_panels
 
     panels = [
@@ -72,7 +72,7 @@ def _panel_title(cell: Cell, *, many: bool) -> str:
 
 
 def by_task(rows: Sequence[Sequence[Cell]], *, heading: str, note: Callable[[Cell], str]) -> Figure:
-    """Draw rotation curves with one column a task and one row a recipe; panels of a single task are side by side."""
+    """Draw rotation curves with one column per task, one row per recipe; panels of a single task are side by side."""
     from gyroscope.figures import Panel, rotation_panels
 
     panels = [

@@ -1,8 +1,8 @@
-"""Initial weights of another size (figure 7 of the speed paper): a rate of rotation means the same, a step does not.
+"""Initial weights of another size (figure 7 of the speed paper): a rotation rate means the same, a step does not.
 
 The initial weights of every layer are multiplied by f. Layca turns a layer by arctan ρ, whatever its weights' norm, so
-the same rates are good for every f. Block-normalised SGD moves a layer by ρ, which turns it by about ρ/(f‖w‖): its
-good rates move along with f. Those of SGD move along with f², since gradients of layers before a batch normalisation
+the same rates are good for every f. Block-normalized SGD moves a layer by ρ, which turns it by about ρ/(f‖w‖): its
+good rates move along with f. Those of SGD move along with f², since gradients of layers before a batch normalization
 shrink by f while the weights grow by it.
 
 The paper does not give its factors, and its authors' code for this figure is not published. Here they are powers of 3,
@@ -37,7 +37,7 @@ PAPER = {LAYCA: -3}
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained: log₃ f, and log₃ of the rates of each method."""
+    """The trainings of a scale: log₃ f, and log₃ of the rates of each method."""
 
     factors: tuple[int, ...]
     rates: Mapping[str, tuple[int, ...]]
@@ -52,7 +52,7 @@ PLANS = {
 
 
 def recipe(task: Task, method: str, power: int, factor: int) -> Recipe:
-    """A method at the rate 3^power, its initial weights multiplied by 3^factor.
+    """Return a method at the rate 3^power, its initial weights multiplied by 3^factor.
 
     >>> from gyroscope_lab.training.tasks import task
     >>> recipe(task("digits"), BLOCK, -1, 2).name, recipe(task("digits"), LAYCA, -3, 0) == layca(-3)
@@ -67,7 +67,7 @@ def recipe(task: Task, method: str, power: int, factor: int) -> Recipe:
 
 
 def trials(lab: Lab) -> list[Trial]:
-    """What the figure trains.
+    """Return the trials of the figure.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> len(trials(Lab(Archive("runs"), "full")))
@@ -107,7 +107,7 @@ def figure7(lab: Lab) -> Report:
 
 
 def best(line: Mapping[int, Cell]) -> int:
-    """The power of the best rate, by accuracy on validation data; of equals, the lowest.
+    """Return the power of the best rate by accuracy on validation data; the lowest of equals.
 
     >>> from gyroscope_lab.training.result import Result
     >>> from gyroscope_lab.training.tasks import task
@@ -120,7 +120,7 @@ def best(line: Mapping[int, Cell]) -> int:
 
 
 def regret(lines: Mapping[int, Mapping[int, Cell]]) -> float:
-    """What it costs at most, in points of test accuracy, to take the best rate of one f for another."""
+    """Return the highest cost, in points of test accuracy, of taking the best rate of one f for another."""
     bests = {factor: best(line) for factor, line in lines.items()}
     return max(line[bests[f]].test - line[power].test for f, line in lines.items() for power in bests.values())
 
@@ -148,13 +148,13 @@ def _verdicts(lines: Lines) -> tuple[Verdict, ...]:
             len(set(bests[LAYCA])) == 1,
         ),
         Verdict(
-            "block-normalised SGD: the optimal rate grows with f",
+            "block-normalized SGD: the optimal rate grows with f",
             "shifts every time f is increased",
             _listed(bests[BLOCK]),
             moves,
         ),
         Verdict(
-            "the rate that is best at one f serves Layca at every other, and not block-normalised SGD",
+            "the rate that is best at one f serves Layca at every other, and not block-normalized SGD",
             "the difference is striking",
             f"it costs up to {costs[LAYCA]:.1f} and {costs[BLOCK]:.1f} points ({costs[SGD]:.1f} with SGD)",
             costs[LAYCA] < costs[BLOCK],

@@ -72,7 +72,7 @@ def of_paper() -> dict[int, Percentiles]:
 
 
 def recorded(lab: Lab, trial: Trial) -> list[Moments]:
-    """What a trial's run holds nearest to each of `EPOCHS`: a monitor looks at second moments now and then only."""
+    """Return the moments in a trial's run nearest to each of `EPOCHS`: a monitor measures them only now and then."""
     [result] = lab.run([trial])
     with load(lab.archive.folder(lab.trial(trial))) as run:
         steps = run.where(_NAMES[1])
@@ -83,7 +83,7 @@ def recorded(lab: Lab, trial: Trial) -> list[Moments]:
 
 
 def figure5(lab: Lab) -> Report:
-    """The percentiles of each layer, and how much of their spread lies between layers."""
+    """Report the percentiles of each layer, and the share of their spread that lies between layers."""
     [trial] = trials(lab)
     found = recorded(lab, trial)
     known = of_paper() if trial.task.name in _POWERS else {}
@@ -125,7 +125,7 @@ def _in_percent(share: float) -> str:
 
 
 def _by_layer(paired: list[tuple[Moments, Percentiles | None]]) -> Table:
-    """Medians layer by layer, beside the paper's."""
+    """Medians layer by layer, ours and the paper's."""
     names: list[str] = ["layer"]
     rows: list[list[object]] = [[str(number)] for number in range(1, len(paired[0][0].percentiles) + 1)]
     for one, told in paired:
@@ -136,7 +136,7 @@ def _by_layer(paired: list[tuple[Moments, Percentiles | None]]) -> Table:
 
 
 def draw(task: str, paired: list[tuple[Moments, Percentiles | None]]) -> Figure:
-    """One panel an epoch: the percentiles here, beside the paper's where there are any.
+    """Draw one panel per epoch: our percentiles, and the paper's where there are any.
 
     >>> figure = draw("c10-cnn1", [(Moments(1.0, of_paper()[1]), of_paper()[1])])
     >>> figure.axes[0].get_title()

@@ -2,7 +2,7 @@
 
 The paper trains its five tasks with plain SGD at rates of 3⁻⁴ to 3⁰. Test accuracy grows with the rate, and with it the
 layers' rotation, up to a point where rotation becomes abrupt; at no rate do the layers rotate as far and as evenly as
-under Layca, and at none does SGD generalise as well. Figure 10 looks at the first epoch at 3⁰ step by step: there
+under Layca, and at none does SGD generalize as well. Figure 10 shows the first epoch at 3⁰ step by step: there
 layers turn far in single steps, which improve nothing.
 """
 
@@ -20,7 +20,7 @@ from gyroscope.store import Run
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import Cell, cells, some
 from gyroscope_lab.papers.rotation import paper
-from gyroscope_lab.papers.rotation.best_layca import BEST_LAYCA, FAR, beside_layca, in_training, noted, numbers
+from gyroscope_lab.papers.rotation.best_layca import BEST_LAYCA, FAR, compared_with_layca, in_training, noted, numbers
 from gyroscope_lab.papers.rotation.panels import Curve, Storeys, draw_storeys, grid
 from gyroscope_lab.papers.rotation.recipes import over_seeds, sgd
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
@@ -40,14 +40,14 @@ TRAIN: dict[str, tuple[float, ...]] = {
 }
 #: A step that turns a layer by more than this angle is abrupt: it is five times that of Layca's steps at 3⁻³.
 ABRUPT = 0.2
-# Epochs that stand for the first of the paper's; the digits' have 7 steps each, the paper's some 350.
+# The epochs that stand for the paper's first one; an epoch of digits has 7 steps, the paper's some 350.
 _FIRST = {"smoke": 8, "small": 50, "full": 1}
 # Batches before and after a step whose accuracies are compared.
 _AROUND = 5
 
 
 def rates(lab: Lab) -> list[Trial]:
-    """What figure 2 and table 3 train: SGD at every rate, and the best of Layca to compare with.
+    """Return the trials of figure 2 and table 3: SGD at every rate, and the best of Layca to compare with.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> len(rates(Lab(Archive("runs"), "full")))
@@ -65,7 +65,7 @@ def _powers(lab: Lab) -> tuple[int, ...]:
 
 
 def power_of(task: Task, recipe: Recipe) -> int | None:
-    """The power of 3 that the rate of a recipe of `sgd` is.
+    """Return the power of 3 of the learning rate of a recipe of `sgd`.
 
     >>> from gyroscope_lab.training.tasks import task
     >>> power_of(task("c10-cnn1"), sgd(task("c10-cnn1"), -2))
@@ -75,8 +75,8 @@ def power_of(task: Task, recipe: Recipe) -> int | None:
 
 
 def figure2(lab: Lab) -> Report:
-    """Rotation curves and test accuracies by rate."""
-    rows = some(beside_layca(cells(lab, rates(lab))))
+    """Report rotation curves and test accuracies by rate."""
+    rows = some(compared_with_layca(cells(lab, rates(lab))))
     heading = "Layer rotation under SGD, and test accuracy: Δη is to Layca's at $3^{-3}$"
     figure = grid([row for row, _ in rows], heading=heading, note=noted(rows))
     return Report(
@@ -88,8 +88,8 @@ def figure2(lab: Lab) -> Report:
 
 
 def table3(lab: Lab) -> Report:
-    """Training accuracies by rate."""
-    rows = some(beside_layca(cells(lab, rates(lab))))
+    """Report training accuracies by rate."""
+    rows = some(compared_with_layca(cells(lab, rates(lab))))
     columns = ("configuration", "train % here", "paper", "of the tested weights")
     tables = []
     for row, _ in rows:
@@ -172,7 +172,7 @@ def _verdicts(lab: Lab, row: list[Cell], reference: Cell) -> list[Verdict]:
 
 
 def first_epoch(lab: Lab) -> list[Trial]:
-    """What figure 10 trains: one epoch at a rate of 3⁰, measured in every step.
+    """Return the trials of figure 10: one epoch at a rate of 3⁰, measured in every step.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [(trial.schedule.epochs, trial.every) for trial in first_epoch(Lab(Archive("runs"), "full"))]
@@ -187,14 +187,14 @@ def first_epoch(lab: Lab) -> list[Trial]:
 
 @dataclass(frozen=True)
 class View:
-    """What a run shows of its steps.
+    """The steps of a run.
 
     Attributes:
         rotation: (steps, [steps, layers]).
         accuracy: (steps, in percent), of every batch where the run has that, else of every epoch.
-        loss: likewise.
+        loss: (steps, values), the same.
         abrupt: the steps in which some layer turned by more than `ABRUPT` radians.
-        largest: the largest angle that a layer turned by in a step, in radians.
+        largest: the largest angle by which a layer turned in a step, in radians.
         gain: the training accuracy gained by abrupt steps, in points: their median; None where that is not known.
     """
 
@@ -207,14 +207,14 @@ class View:
 
     @property
     def steps(self) -> int:
-        """How many there were."""
+        """The number of steps."""
         return int(self.rotation[0][-1])
 
 
 def view(run: Run) -> View:
-    """Look at the steps of a run.
+    """Return the steps of a run.
 
-    The accuracy of a batch is that of the weights before its step. So what a step gains is the mean accuracy of the
+    The accuracy of a batch is that of the weights before its step. So the gain of a step is the mean accuracy of the
     batches after it, less that of the batches up to its own.
     """
     steps = run.where("rotation")
@@ -240,7 +240,7 @@ def _gain(steps: npt.NDArray[np.int64], values: npt.NDArray[np.float64], step: i
 
 
 def figure10(lab: Lab) -> Report:
-    """Rotation and training accuracy step by step."""
+    """Report rotation and training accuracy step by step."""
     trials = some(lab.held(first_epoch(lab)))
     lab.run(trials)
     views: dict[str, View] = {}

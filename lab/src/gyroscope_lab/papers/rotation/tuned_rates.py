@@ -30,7 +30,7 @@ from gyroscope_lab.training.trial import Trial
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Figure 2a: test accuracies in percent by α, at the ρ(0) that the search found; of the last two tasks but for α = ±0.8.
+# Figure 2a: test accuracies in percent by α, at the ρ(0) that the search found; the last two tasks lack α = ±0.8.
 _CNN1 = (82.67, 82.97, 83.92, 84.82, 85.78, 87.09, 88.26, 88.39, 88.64, 88.60, 87.53, 82.65, 62.74)
 _RESNET = (50.82, 54.63, 56.55, 56.78, 59.31, 59.81, 57.37, 56.06, 54.77, 48.12, 37.32)
 _TINY = (41.27, 42.03, 43.93, 46.94, 49.93, 50.89, 49.75, 49.81, 48.59, 46.67, 33.91)
@@ -53,7 +53,7 @@ CLOSE = 97.0
 START = (-3.0, -4.0, -2.0)
 #: The search ends here: these are the ends of the papers' other searches.
 LOWEST, HIGHEST = -7.0, 2.0
-#: Scores by the power of 3 that the rate is, in the order of trying.
+#: Scores by the power of 3 of the rate, in the order of trying.
 Tried = Mapping[float, float]
 #: An α and a power of 3.
 Place = tuple[float, float]
@@ -83,7 +83,7 @@ class Tuned:
 
 
 def alphas(lab: Lab) -> tuple[float, ...]:
-    """The α of figure 2a; below full scale fewer of them.
+    """Return the α of figure 2a; fewer of them below full scale.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> len(alphas(Lab(Archive("runs"), "full"))), alphas(Lab(Archive("runs")))
@@ -93,7 +93,7 @@ def alphas(lab: Lab) -> tuple[float, ...]:
 
 
 def powers(lab: Lab) -> tuple[int, ...]:
-    """The log₃ ρ(0) of figure 2a at α = 0.
+    """Return the log₃ ρ(0) of figure 2a at α = 0.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> powers(Lab(Archive("runs"), "full"))
@@ -103,7 +103,7 @@ def powers(lab: Lab) -> tuple[int, ...]:
 
 
 def trials(lab: Lab) -> list[Trial]:
-    """What figure 2 trains before it is known where the searches lead.
+    """Return the trials of figure 2 that come before its searches.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> len(trials(Lab(Archive("runs"), "full", only=("c10-cnn1",))))
@@ -129,7 +129,7 @@ def tuned(lab: Lab) -> list[Tuned]:
 
 
 def validation(cell: Cell) -> float:
-    """What chooses: the best validation accuracy, in percent, the mean over seeds; 0 where that is no number.
+    """Return the best validation accuracy, by which rates are chosen: the mean over seeds in percent, 0 for nan.
 
     >>> from gyroscope_lab.training.result import Result
     >>> from gyroscope_lab.training.tasks import task
@@ -160,7 +160,7 @@ def figure2(lab: Lab) -> Report:
 
 
 def table2(lab: Lab) -> Report:
-    """Training accuracies of the five configurations."""
+    """Report training accuracies of the five configurations."""
     found = tuned(lab)
     tables = []
     for one in found:
@@ -235,13 +235,13 @@ def _verdicts(one: Tuned) -> list[Verdict]:
     even, uneven = one.columns[-1].unevenness, min(cell.unevenness for cell in one.columns[:2])
     return [
         Verdict(
-            f"{name}: rates should be uniform, also when ρ(0) is tuned: prioritising either end costs accuracy",
+            f"{name}: rates should be uniform, also when ρ(0) is tuned: prioritizing either end costs accuracy",
             "up to 20 points",
             f"{first.test - uniform.test:+.1f} at α = -0.6, {last.test - uniform.test:+.1f} at α = +0.6",
             max(first.test, last.test) < uniform.test,
         ),
         Verdict(
-            f"{name}: in extreme prioritisation the first layers generalise better than the last",
+            f"{name}: prioritizing the first layers to an extreme generalizes better than the last",
             "in all three tasks",
             f"{first.test:.1f} % at α = -0.6, {last.test:.1f} % at α = +0.6",
             first.test > last.test,
@@ -308,7 +308,7 @@ def search(alphas: Sequence[float], score: Callable[[list[Place]], Sequence[floa
 
 
 def best(tried: Tried) -> float:
-    """The power with the highest score; of equals, the one that was tried first.
+    """Return the power with the highest score; of equals, the one that was tried first.
 
     >>> best({-3: 0.9, -4: 0.8, -2: 0.9})
     -3
@@ -317,7 +317,7 @@ def best(tried: Tried) -> float:
 
 
 def extended(tried: Tried) -> list[float]:
-    """What is to be tried next at one α.
+    """Return the powers to try next at one α.
 
     >>> extended({}), extended({-3: 0.8, -4: 0.9, -2: 0.7}), extended({-3: 0.9, -4: 0.8, -2: 0.7})
     ([-3.0, -4.0, -2.0], [-5], [])
@@ -330,7 +330,7 @@ def extended(tried: Tried) -> list[float]:
 
 
 def between(tried: Mapping[float, Tried]) -> list[Place]:
-    """Where the best rates of neighbouring α differ by a factor 3: what lies between, for both.
+    """Return the rates between the best ones of neighboring α that differ by a factor of 3, for both.
 
     >>> between({0.1: {-2: 0.8, -3: 0.7}, 0.0: {-2: 0.7, -3: 0.8}, 0.4: {-4: 0.5}})
     [(0.0, -2.5), (0.1, -2.5)]

@@ -45,7 +45,7 @@ _SMOKE_MODEL, _SMOKE_WARMUPS = "resnet-8", (0, 5)
 
 
 def warmups(lab: Lab) -> list[Trial]:
-    """What figure 4 and table 5 train.
+    """Return the trials of figure 4 and table 5.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [(trial.recipe.name, trial.schedule.warmup) for trial in warmups(Lab(Archive("runs"), "full"))][2:]
@@ -166,7 +166,7 @@ def _largest(cell: Cell) -> float:
 
 
 def turns(result: Result) -> tuple[list[float], list[float]]:
-    """How far the layers turned on average where the training accuracy fell, and everywhere else in the first epochs.
+    """Return the mean turn of the layers where the training accuracy fell, and elsewhere in the first epochs.
 
     It fell in an epoch whose accuracy is below that of the epoch before by more than `FALL`. A turn may show at once or
     in the next epoch, so of both the larger counts.
@@ -192,7 +192,7 @@ def _only_deep(lab: Lab, holds: bool) -> bool | None:
 
 
 def _wanted(lab: Lab) -> int:
-    """How many cells there are where all trainings are known: verdicts are about them all."""
+    """The number of cells where all trainings are known: verdicts are about all of them."""
     return len({(trial.task, trial.recipe) for trial in warmups(lab)})
 
 
@@ -217,7 +217,7 @@ def lastbn(lab: Lab) -> Report:
 
 
 def _network(cell: Cell) -> str:
-    """The network in words; the rotation paper's is called by the library that it was written for."""
+    """The network in words; the rotation paper's is named after the library that it was written for."""
     if dict(cell.task.options).get("keras"):
         return f"{cell.task.model} (Keras)"
     return f"{cell.task.model.replace('-lastbn', '')}" + (" with LastBN" if _has_lastbn(cell) else "")
@@ -256,7 +256,7 @@ def _verdicts(lab: Lab, found: Sequence[Cell]) -> list[Verdict]:
             _only_deep(lab, early[0] < min(early[1:-1]) - 5.0),
         ),
         Verdict(
-            "without a warm-up SGD generalises worse",
+            "without a warm-up SGD generalizes worse",
             "83.58 % against 92.09 % and more",
             f"{plain.test:.2f} % against {min(tests):.2f} % and more",
             _only_deep(lab, plain.test < min(tests)),
@@ -269,7 +269,7 @@ def _verdicts(lab: Lab, found: Sequence[Cell]) -> list[Verdict]:
             _largest(controlled) < _largest(plain),
         ),
         Verdict(
-            "Layca generalises without a warm-up as SGD does with one",
+            "Layca generalizes without a warm-up as SGD does with one",
             "92.09 %, SGD 92.43 % at best",
             f"{controlled.test:.2f} %, SGD {max(tests):.2f} % at best",
             controlled.test > max(tests) - 1.0,

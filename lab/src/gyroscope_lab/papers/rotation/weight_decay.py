@@ -16,7 +16,15 @@ from typing import Any
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import Cell, cells, some
 from gyroscope_lab.papers.rotation import paper
-from gyroscope_lab.papers.rotation.best_layca import BEST_LAYCA, FAR, Row, beside_layca, in_training, noted, numbers
+from gyroscope_lab.papers.rotation.best_layca import (
+    BEST_LAYCA,
+    FAR,
+    Row,
+    compared_with_layca,
+    in_training,
+    noted,
+    numbers,
+)
 from gyroscope_lab.papers.rotation.panels import by_task
 from gyroscope_lab.papers.rotation.recipes import over_seeds, sgd, sgd_decayed
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
@@ -35,14 +43,14 @@ SPEED_DECAYED: dict[str, float] = dict(zip(paper.TASKS, (-0.30, 0.30, -1.11, 0.2
 SPEED_TRAIN: dict[str, tuple[float, float]] = dict(
     zip(paper.TASKS, ((100.0, 100.0), (100.0, 100.0), (100.0, 89.8), (91.0, 99.5), (100.0, 100.0)), strict=True)
 )
-# The share of what layers reach under Layca (of 1, where that is more), on average, that counts as reaching it.
+# The share of the mean rotation under Layca (at most 1) that counts as reaching it.
 _REACHED = 0.9
-# Test accuracies are on par within so many points: the paper's largest gap, rounded up.
+# Test accuracies are on par within this many points: the paper's largest gap, rounded up.
 _ON_PAR = 1.0
 
 
 def decayed(lab: Lab) -> list[Trial]:
-    """What figure 3 and table 4 train.
+    """Return the trials of figure 3 and table 4.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [trial.schedule.epochs for trial in decayed(Lab(Archive("runs"), "full")) if trial.recipe.weight_decay]
@@ -56,7 +64,7 @@ def decayed(lab: Lab) -> list[Trial]:
 
 
 def with_and_without(lab: Lab) -> list[Trial]:
-    """What figure 4 and table 3 of the speed paper train.
+    """Return the trials of figure 4 and table 3 of the speed paper.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [trial.recipe.name for trial in with_and_without(Lab(Archive("runs"), "full", only=("c10-cnn2",)))]
@@ -89,7 +97,7 @@ def speed_recipes(task: Task) -> tuple[Task, tuple[Recipe, Recipe]]:
 
 def figure3(lab: Lab) -> Report:
     """Rotation curves and test accuracies with decay."""
-    rows = some(beside_layca(cells(lab, decayed(lab))))
+    rows = some(compared_with_layca(cells(lab, decayed(lab))))
     figure = by_task(
         [[cell for row, _ in rows for cell in row]],
         heading="Layer rotation under SGD with weight decay",
@@ -106,7 +114,7 @@ def figure3(lab: Lab) -> Report:
 
 def table4(lab: Lab) -> Report:
     """Training accuracies with decay."""
-    rows = some(beside_layca(cells(lab, decayed(lab))))
+    rows = some(compared_with_layca(cells(lab, decayed(lab))))
     found = [row[0] for row, _ in rows]
     lines = tuple((cell.task.name, in_training(cell), TRAIN.get(cell.task.name), cell.train) for cell in found)
     table = Table("SGD + L2", ("task", "train % here", "paper", "of the tested weights"), lines)
@@ -133,7 +141,7 @@ def speed_figure4(lab: Lab) -> Report:
         name = reference.task.name
         verdicts += [
             Verdict(
-                f"{name}: without decay SGD generalises worse than Layca",
+                f"{name}: without decay SGD generalizes worse than Layca",
                 "by 3.1 to 14.3 points",
                 f"{plain.test - reference.test:+.1f} points",
                 plain.test < reference.test,
@@ -168,7 +176,7 @@ def speed_table3(lab: Lab) -> Report:
 
 def _pairs(lab: Lab) -> Sequence[Row]:
     """The tasks of which both, without decay and with it, are known."""
-    return some([row for row in beside_layca(cells(lab, with_and_without(lab))) if len(row[0]) == 2])
+    return some([row for row in compared_with_layca(cells(lab, with_and_without(lab))) if len(row[0]) == 2])
 
 
 _COLUMNS = ("task", "test % here", "paper", "Δη here", "Δη paper", "train %", "mean rotation", "under Layca")
