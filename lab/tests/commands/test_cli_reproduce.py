@@ -69,7 +69,7 @@ def test_results_of_a_larger_scale_are_not_replaced(here):
     result = run("rotation/fig1", "--scale", "smoke", "--engine", "serial")
     assert result.exit_code == 2
     said = " ".join(result.stderr.split())
-    assert "has rotation/fig1 at scale full" in said
+    assert "holds rotation/fig1 at scale full" in said
     assert "--out FOLDER" in said
     assert there.read_text() == '{"scale": "full"}'
     assert not (here / "runs").exists()

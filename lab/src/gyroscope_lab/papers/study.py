@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Characters of a heading to an inch.
-_TO_AN_INCH = 11
+# Characters of a heading per inch.
+_PER_INCH = 11
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def _fit_heading(figure: Figure) -> None:
     """Break a heading that is wider than its figure, as for a single task."""
     heading = figure.get_suptitle()
     if heading:
-        figure.suptitle(fill(heading, round(_TO_AN_INCH * figure.get_figwidth())), fontsize=11)
+        figure.suptitle(fill(heading, round(_PER_INCH * figure.get_figwidth())), fontsize=11)
 
 
 def as_text(value: Any) -> str:

@@ -153,7 +153,7 @@ def _every(lab: Lab, task: str) -> list[Trial]:
 
 
 def figure8(lab: Lab) -> Report:
-    """Training loss by epoch: ResNets, and ResNets with batch normalization before the last layer."""
+    """Report training loss by epoch: ResNets, and ResNets with batch normalization before the last layer."""
     found = _by_network(lab, curves(lab))
     columns = ("network", "last training loss here", "paper", "mean until the first cut of the rate")
     rows = []
@@ -170,7 +170,7 @@ def figure8(lab: Lab) -> Report:
 
 
 def table1(lab: Lab) -> Report:
-    """Test errors on CIFAR-10, and those of section 5.1."""
+    """Report test errors on CIFAR-10, and those of section 5.1."""
     report = _table(lab, table1_trials(lab), "CIFAR-10", CIFAR_10)
     held = lab.held(further(lab))
     if not held:
@@ -191,7 +191,7 @@ def table1(lab: Lab) -> Report:
 
 
 def table2(lab: Lab) -> Report:
-    """Test errors on CIFAR-100."""
+    """Report test errors on CIFAR-100."""
     return _table(lab, table2_trials(lab), "CIFAR-100", CIFAR_100)
 
 

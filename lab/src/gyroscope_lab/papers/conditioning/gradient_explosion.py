@@ -49,7 +49,7 @@ _ROWS = (
 
 
 def tasks_of(lab: Lab) -> tuple[Task, Task]:
-    """The perceptron (a) and the convolutional network (b), each with data for eight steps.
+    """Return the perceptron (a) and the convolutional network (b), each with data for eight steps.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [(task.model, task.schedule.batch) for task in tasks_of(Lab(Archive("runs"), "full"))]

@@ -72,7 +72,7 @@ def task_of(lab: Lab, style: str, *, normalized: bool) -> Task:
 
 
 def trials(lab: Lab, style: str) -> list[Trial]:
-    """Normalized at a rate of 0.1, and plain at 0.1, at which the paper says it does not converge, and at 0.01.
+    """Return the trials: normalized at η = 0.1; plain at 0.1, where it does not converge in the paper, and at 0.01.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [trial.recipe.name for trial in trials(Lab(Archive("runs"), "full"), "resnet")]

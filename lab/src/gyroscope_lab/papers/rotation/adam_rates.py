@@ -28,7 +28,7 @@ from gyroscope_lab.papers.cells import Cell, cells, some
 from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.best_layca import BEST_LAYCA
 from gyroscope_lab.papers.rotation.recipes import over_seeds
-from gyroscope_lab.papers.rotation.tuned_rates import validation
+from gyroscope_lab.papers.rotation.tuned_rates import best_by_validation, validation
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.trial import Trial
@@ -79,7 +79,7 @@ def _powers(lab: Lab) -> tuple[float, ...]:
 
 
 def conclude(lab: Lab) -> Report:
-    """Rotation and accuracy by rate, compared with the authors' panel."""
+    """Report rotation and accuracy by rate, compared with the authors' panel."""
     found = {cell.recipe: cell for cell in cells(lab, trials(lab))}
     by_rate = {power: found[adam_layca(power)] for power in _powers(lab) if adam_layca(power) in found}
     some(list(by_rate))
@@ -116,11 +116,6 @@ def apart(cell: Cell) -> float:
     return float(np.mean([abs(curve[min(epoch, len(curve) - 1)] - value) for epoch, value in ROTATION.items()]))
 
 
-def best(by_rate: Mapping[float, Cell]) -> float:
-    """The power of the best rate by accuracy on validation data; the lowest of equals."""
-    return max(sorted(by_rate), key=lambda power: validation(by_rate[power]))
-
-
 def _mean(cell: Cell) -> npt.NDArray[np.float64]:
     """Rotation by epoch, the mean over layers."""
     return np.asarray(cell.rotation.mean(axis=1))
@@ -129,7 +124,7 @@ def _mean(cell: Cell) -> npt.NDArray[np.float64]:
 def _of_paper(by_rate: Mapping[float, Cell], told: float, *, is_whole: bool) -> list[Verdict]:
     """Verdicts about the authors' panel; undecided while a rate is missing."""
     closest = min(by_rate, key=lambda power: apart(by_rate[power]))
-    chosen = best(by_rate)
+    chosen = best_by_validation(by_rate)
     named, cell = by_rate.get(POWERS[0]), by_rate[closest]
     by_name = "" if named is None else f", 3^{POWERS[0]:g} {apart(named):.3f} apart"
     return [

@@ -161,7 +161,7 @@ def plain(kind: str) -> Recipe:
 
 
 def standing_in(column: Column, kind: str) -> Column:
-    """The same column with another adaptive method.
+    """Return the same column with another adaptive method.
 
     >>> from gyroscope_lab.training.tasks import task
     >>> digits = column(task("digits"))
@@ -195,7 +195,7 @@ def trials_of(lab: Lab, pairs: Iterable[Pair]) -> list[Trial]:
 
 
 def cells_of(lab: Lab, pairs: Sequence[Pair]) -> dict[Pair, Cell]:
-    """The results of each."""
+    """Return the results of each recipe."""
     return {(cell.task, cell.recipe): cell for cell in cells(lab, trials_of(lab, pairs))}
 
 

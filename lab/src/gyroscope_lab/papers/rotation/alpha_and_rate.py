@@ -81,7 +81,7 @@ def figure1(lab: Lab) -> Report:
 
 
 def figure9(lab: Lab) -> Report:
-    """Test accuracy by α and by ρ(0)."""
+    """Report test accuracy by α and by ρ(0)."""
     rows = _rows(lab, sweep(lab))
     return Report(
         {"figure": _draw_sweep(rows)},

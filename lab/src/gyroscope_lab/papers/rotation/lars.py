@@ -59,7 +59,7 @@ def both(lab: Lab) -> list[Trial]:
 
 
 def figure(lab: Lab) -> Report:
-    """Rotation curves and test accuracies of LARS, above those of Layca."""
+    """Report rotation curves and test accuracies of LARS, above those of Layca."""
     rows = [(row[0], reference) for row, reference in some(compared_with_layca(cells(lab, both(lab))))]
     lines = []
     for cell, reference in rows:

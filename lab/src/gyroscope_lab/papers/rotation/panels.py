@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 #: Times, and the values measured then.
 Curve = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 
-# Characters of a heading to an inch.
-_TO_AN_INCH = 11
 # The background of a note, so that it can be read on curves.
 _PAPER: dict[str, Any] = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1.0}
 
@@ -110,7 +107,7 @@ def draw_storeys(storeys: Sequence[Storeys], *, heading: str, xlabel: str) -> Fi
     axes[1, 0].set_ylim(0, 103)
     axes[0, 0].set_ylabel("rotation (cosine distance)", fontsize=9)
     axes[1, 0].set_ylabel("training accuracy (%)", fontsize=9)
-    figure.suptitle(fill(heading, round(_TO_AN_INCH * figure.get_figwidth())), fontsize=11)
+    figure.suptitle(heading, fontsize=11)
     mappable = ScalarMappable(cmap=DEPTH)
     bar = figure.colorbar(mappable, ax=list(axes[0]), aspect=20, pad=0.01, label="layer: first → last")
     bar.set_ticks([])

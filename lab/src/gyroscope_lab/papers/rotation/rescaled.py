@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import Cell, cells
 from gyroscope_lab.papers.rotation.recipes import layca, over_seeds, sgd
-from gyroscope_lab.papers.rotation.tuned_rates import validation
+from gyroscope_lab.papers.rotation.tuned_rates import best_by_validation
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.task import Task
@@ -87,7 +87,7 @@ Lines = dict[str, dict[int, dict[int, Cell]]]
 
 
 def figure7(lab: Lab) -> Report:
-    """Accuracies over rates, method by method and factor by factor."""
+    """Report accuracies over rates, method by method and factor by factor."""
     [task], plan = lab.tasks([TASK]), PLANS[lab.scale]
     known = {cell.recipe: cell for cell in cells(lab, trials(lab))}
     lines: Lines = {
@@ -100,28 +100,17 @@ def figure7(lab: Lab) -> Report:
         _verdicts(lines),
         {
             "cells": [cell.numbers() for cell in known.values()],
-            "best": {method: {f"3^{f}": best(line) for f, line in its.items()} for method, its in lines.items()},
+            "best": {
+                method: {f"3^{f}": best_by_validation(line) for f, line in its.items()} for method, its in lines.items()
+            },
             "regret": {method: regret(its) for method, its in lines.items()},
         },
     )
 
 
-def best(line: Mapping[int, Cell]) -> int:
-    """Return the power of the best rate by accuracy on validation data; the lowest of equals.
-
-    >>> from gyroscope_lab.training.result import Result
-    >>> from gyroscope_lab.training.tasks import task
-    >>> tests = {-3: 0.90, -2: 0.95}
-    >>> made = {power: Result(1.0, test, loss=[], layers=[], rotation=[[]]) for power, test in tests.items()}
-    >>> best({power: Cell(task("digits"), layca(power), (result,)) for power, result in made.items()})
-    -2
-    """
-    return max(sorted(line), key=lambda power: validation(line[power]))
-
-
 def regret(lines: Mapping[int, Mapping[int, Cell]]) -> float:
     """Return the highest cost, in points of test accuracy, of taking the best rate of one f for another."""
-    bests = {factor: best(line) for factor, line in lines.items()}
+    bests = {factor: best_by_validation(line) for factor, line in lines.items()}
     return max(line[bests[f]].test - line[power].test for f, line in lines.items() for power in bests.values())
 
 
@@ -129,7 +118,7 @@ def _table(task: Task, lines: Lines) -> Table:
     rows = []
     for method, its in lines.items():
         for factor, line in its.items():
-            power = best(line)
+            power = best_by_validation(line)
             told = f"3^{PAPER[method]}" if method in PAPER else None
             rows.append((method, f"3^{factor}", f"3^{power}", told, line[power].test, line[power].train))
     heads = ("method", "f", "best rate here", "paper", "test % there", "train %")
@@ -137,7 +126,7 @@ def _table(task: Task, lines: Lines) -> Table:
 
 
 def _verdicts(lines: Lines) -> tuple[Verdict, ...]:
-    bests = {method: [best(its[factor]) for factor in sorted(its)] for method, its in lines.items()}
+    bests = {method: [best_by_validation(its[factor]) for factor in sorted(its)] for method, its in lines.items()}
     costs = {method: regret(its) for method, its in lines.items()}
     moves = all(a <= b for a, b in pairwise(bests[BLOCK])) and bests[BLOCK][0] < bests[BLOCK][-1]
     return (

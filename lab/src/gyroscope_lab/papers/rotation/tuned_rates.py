@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from math import isnan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -55,6 +55,7 @@ START = (-3.0, -4.0, -2.0)
 LOWEST, HIGHEST = -7.0, 2.0
 #: Scores by the power of 3 of the rate, in the order of trying.
 Tried = Mapping[float, float]
+Power = TypeVar("Power", bound=float)
 #: An α and a power of 3.
 Place = tuple[float, float]
 
@@ -72,7 +73,7 @@ class Tuned:
         return best({power: validation(cell) for power, cell in self.by_alpha[alpha].items()})
 
     def chosen(self, alpha: float) -> Cell:
-        """The cell of that."""
+        """Return the cell of the best log₃ ρ(0) at this α."""
         return self.by_alpha[alpha][self.power(alpha)]
 
     @property
@@ -141,8 +142,21 @@ def validation(cell: Cell) -> float:
     return 0.0 if isnan(value) else value
 
 
+def best_by_validation(by_power: Mapping[Power, Cell]) -> Power:
+    """Return the power of the best rate by validation accuracy; the lowest of equals.
+
+    >>> from gyroscope_lab.training.result import Result
+    >>> from gyroscope_lab.training.tasks import task
+    >>> tests = {-3: 0.90, -2: 0.95}
+    >>> made = {power: Result(1.0, test, loss=[], layers=[], rotation=[[]]) for power, test in tests.items()}
+    >>> best_by_validation({power: Cell(task("digits"), layca(power), (result,)) for power, result in made.items()})
+    -2
+    """
+    return max(sorted(by_power), key=lambda power: validation(by_power[power]))
+
+
 def figure2(lab: Lab) -> Report:
-    """(a) accuracies by α and by ρ(0), (b) rotation curves of five configurations."""
+    """Report (a) accuracies by α and by ρ(0), (b) rotation curves of five configurations."""
     found = tuned(lab)
 
     def note(cell: Cell) -> str:

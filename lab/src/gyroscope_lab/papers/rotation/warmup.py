@@ -80,7 +80,7 @@ def cures(lab: Lab) -> list[Trial]:
 
 
 def figure4(lab: Lab) -> Report:
-    """Rotation and training accuracy over the first epochs, and the test accuracy in the end."""
+    """Report rotation and training accuracy over the first epochs, and the test accuracy in the end."""
     found = some(cells(lab, warmups(lab)))
     storeys = [_storeys(cell) for cell in found]
     heading = f"Warm-ups of {found[0].task.model}: the first {len(storeys[0].rotation[0]) - 1} epochs"
@@ -97,7 +97,7 @@ def figure4(lab: Lab) -> Report:
 
 
 def table5(lab: Lab) -> Report:
-    """Training accuracies in the end."""
+    """Report training accuracies in the end."""
     found = some(cells(lab, warmups(lab)))
     lines = []
     for cell in found:
@@ -130,7 +130,7 @@ def _storeys(cell: Cell) -> Storeys:
 
 
 def training_accuracy(cell: Cell) -> npt.NDArray[np.float64]:
-    """The training accuracy of each epoch as it was while training, in percent: the mean over seeds."""
+    """Return the training accuracy measured during each epoch, in percent: the mean over seeds."""
     epochs = min(len(result.accuracy) for result in cell.results)
     curves = np.array([result.accuracy[:epochs] for result in cell.results], dtype=np.float64)
     mean: npt.NDArray[np.float64] = 100 * curves.mean(axis=0)
@@ -187,7 +187,7 @@ def turns(result: Result) -> tuple[list[float], list[float]]:
 
 
 def _only_deep(lab: Lab, holds: bool) -> bool | None:
-    """Shallow networks, which stand in for the paper's, start to learn without a warm-up too: they do not tell."""
+    """Leave verdicts undecided below full scale: shallow stand-ins start to learn without a warm-up too."""
     return holds if lab.scale == "full" else None
 
 
@@ -197,7 +197,7 @@ def _wanted(lab: Lab) -> int:
 
 
 def lastbn(lab: Lab) -> Report:
-    """The three cures: rotation and training accuracy over the first epochs, and the test accuracy in the end."""
+    """Report the three cures: rotation and training accuracy over the first epochs, and the final test accuracy."""
     wanted = dict.fromkeys((trial.task, trial.recipe) for trial in cures(lab))
     found = some(cells(lab, cures(lab)))
     storeys = [replace(_storeys(cell), title=f"{_network(cell)}\n{_title(cell)}") for cell in found]

@@ -96,7 +96,7 @@ def speed_recipes(task: Task) -> tuple[Task, tuple[Recipe, Recipe]]:
 
 
 def figure3(lab: Lab) -> Report:
-    """Rotation curves and test accuracies with decay."""
+    """Report rotation curves and test accuracies with decay."""
     rows = some(compared_with_layca(cells(lab, decayed(lab))))
     figure = by_task(
         [[cell for row, _ in rows for cell in row]],
@@ -113,7 +113,7 @@ def figure3(lab: Lab) -> Report:
 
 
 def table4(lab: Lab) -> Report:
-    """Training accuracies with decay."""
+    """Report training accuracies with decay."""
     rows = some(compared_with_layca(cells(lab, decayed(lab))))
     found = [row[0] for row, _ in rows]
     lines = tuple((cell.task.name, in_training(cell), TRAIN.get(cell.task.name), cell.train) for cell in found)
@@ -123,7 +123,7 @@ def table4(lab: Lab) -> Report:
 
 
 def speed_figure4(lab: Lab) -> Report:
-    """Rotation curves and test accuracies without decay (first line) and with it (second line)."""
+    """Report rotation curves and test accuracies without decay (first line) and with it (second line)."""
     rows = _pairs(lab)
     figure = by_task(
         [[row[0] for row, _ in rows], [row[1] for row, _ in rows]],
@@ -160,7 +160,7 @@ def speed_figure4(lab: Lab) -> Report:
 
 
 def speed_table3(lab: Lab) -> Report:
-    """Training accuracies without and with decay."""
+    """Report training accuracies without and with decay."""
     rows = _pairs(lab)
     lines = []
     for row, reference in rows:
