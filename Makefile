@@ -24,7 +24,7 @@ QUICK  := \
     $(addprefix lab/tests/, test_lab_layering.py test_public_names.py \
         $(addprefix commands/test_, cli_data.py writable.py) \
         $(addprefix lab/test_, digits.py mnist.py initialization.py mlp.py recipe.py trial.py cost.py population.py \
-            summary.py study_multipliers.py))
+            demo_words.py study_multipliers.py))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick lint types unit gpu bench docs clean

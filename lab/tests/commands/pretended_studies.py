@@ -2,8 +2,7 @@
 
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers import catalogue
-from gyroscope_lab.papers.catalogue import Listed
-from gyroscope_lab.papers.costs import costs
+from gyroscope_lab.papers.catalogue import Listed, costs
 from gyroscope_lab.training.archive import Archive
 
 

@@ -11,7 +11,7 @@ from gyroscope_lab.cli.study_tables import results_in
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.catalogue import studies
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.trial import Trial
@@ -54,8 +54,8 @@ def test_what_is_printed_is_what_the_json_holds(figure1):
     result, folder = figure1
     kept = json.loads((folder / "results" / "rotation" / "fig1" / "result.json").read_text())
     printed = rows(result)
-    for finding in kept["findings"]:
-        assert [finding["says"], finding["paper"], finding["here"], finding["verdict"]] in printed
+    for verdict in kept["findings"]:
+        assert [verdict["says"], verdict["paper"], verdict["here"], verdict["verdict"]] in printed
     [table] = kept["tables"]
     by_name = {cells[0]: cells for cells in printed}
     for name, test, *_ in table["rows"]:
@@ -69,7 +69,7 @@ def test_results_of_a_larger_scale_are_not_replaced(here):
     result = run("rotation/fig1", "--scale", "smoke", "--engine", "serial")
     assert result.exit_code == 2
     said = " ".join(result.stderr.split())
-    assert "has rotation/fig1 at scale full" in said
+    assert "holds rotation/fig1 at scale full" in said
     assert "--out FOLDER" in said
     assert there.read_text() == '{"scale": "full"}'
     assert not (here / "runs").exists()
@@ -251,7 +251,7 @@ def test_what_is_not_understood_exits_with_two_before_training(here, monkeypatch
 def test_what_a_study_writes_does_not_depend_on_the_language_of_the_system(tmp_path, monkeypatch):
     # What is opened without saying how is encoded as the system's language wants it.
     monkeypatch.setattr("io.text_encoding", lambda encoding, *_: encoding or "ascii")
-    report = Report(findings=(Finding("ρ is best at 3⁻³", paper="88 ± 1 %", here="–", holds=None),))
+    report = Report(verdicts=(Verdict("ρ is best at 3⁻³", paper="88 ± 1 %", here="–", holds=None),))
     study = Study("rotation/fig0", "Figure 0: α", lambda lab: [], lambda lab: report)
     study.save(Lab(Archive(tmp_path)), report, tmp_path)
     folder = tmp_path / "rotation" / "fig0"
@@ -266,7 +266,7 @@ def test_numbers_are_printed_and_what_there_is_not_is_a_dash(monkeypatch):
         "Figure 1",
         nothing,
         lambda lab: Report(
-            tables=report(lab).tables, findings=(Finding("[bold] is not markup", paper="1", here="2", holds=None),)
+            tables=report(lab).tables, verdicts=(Verdict("[bold] is not markup", paper="1", here="2", holds=None),)
         ),
     )
     pretend(monkeypatch, {"one/fig1": one})
@@ -300,7 +300,7 @@ def test_what_is_known_is_shown_without_training_or_data(tmp_path):
     places = ["--runs", str(kept), "--out", str(tmp_path), "--data", str(tmp_path / "none")]
     shown = CliRunner().invoke(app, [*arguments, "--precision", "bf16", *places])
     assert "88.38" in shown.output
-    assert "rotation/fig7: it cannot be shown in part: 1 trainings are not in" in shown.output
+    assert "rotation/fig7: The study cannot be shown in part: 1 trainings are not in" in shown.output
     page = json.loads((tmp_path / "rotation" / "fig1" / "result.json").read_text())
     assert page["not_trained"] == []
     assert len(page["numbers"]["cells"]) == 5

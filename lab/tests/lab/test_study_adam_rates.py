@@ -56,8 +56,8 @@ BY_RATE = {-5.0: 0.49, -4.5: 0.56, -4.3: 0.58, -4.0: 0.57}
 
 def test_results_as_the_caution_expects_them_explain_the_discrepancy(tmp_path):
     report = STUDY.run(full_scale(tmp_path, tests=BY_RATE))
-    assert [finding.holds for finding in report.findings] == [True] * 4
-    assert report.findings[0].here.startswith("closest is 3^-4.3, 0.000 apart, 3^-5 0.")
+    assert [verdict.holds for verdict in report.verdicts] == [True] * 4
+    assert report.verdicts[0].here.startswith("closest is 3^-4.3, 0.000 apart, 3^-5 0.")
     [table] = report.tables
     assert [row[0] for row in table.rows] == ["3^-5", "3^-4.5", "3^-4.3", "3^-4"]
     assert [row[3] for row in table.rows] == pytest.approx([58.16] * 4)
@@ -66,7 +66,7 @@ def test_results_as_the_caution_expects_them_explain_the_discrepancy(tmp_path):
 
 def test_another_accuracy_and_another_best_rate_do_not(tmp_path):
     report = STUDY.run(full_scale(tmp_path, tests=BY_RATE | {-4.3: 0.50, -4.0: 0.60}))
-    rotates, reaches, is_best, _ = report.findings
+    rotates, reaches, is_best, _ = report.verdicts
     assert (rotates.holds, reaches.holds, is_best.holds) == (True, False, False)
     assert "3^-4 with 60.00 %" in is_best.here
 
@@ -75,7 +75,7 @@ def test_the_rate_of_the_authors_code_is_shown_to_be_theirs_if_it_rotates_as_the
     def make(trial):
         return made(trial, rotation=curve(RATES.get(trial.recipe.name, -3.0) + 0.7))
 
-    rotates, *_, theory = STUDY.run(MadeLab(Archive(tmp_path), "full", make=make)).findings
+    rotates, *_, theory = STUDY.run(MadeLab(Archive(tmp_path), "full", make=make)).verdicts
     assert rotates.here.startswith("closest is 3^-5, 0.000 apart")
     assert (rotates.holds, theory.holds) == (False, False)
 
@@ -91,7 +91,7 @@ def test_the_table_has_the_numbers_of_the_archive(lab):
     assert slow[-1] < plain[-1] / 2 < fast[-1]  # the rate of the authors' code is too low here too
     rising = 1 + np.flatnonzero(plain > 2 / 3 * plain[-1])[0]
     share = np.abs(fast - plain)[:rising].sum() / plain[:rising].sum()
-    [theory] = report.findings
+    [theory] = report.verdicts
     assert theory.holds == (share <= 0.2)
     assert f"{100 * share:.0f} % apart" in theory.here
 
@@ -104,14 +104,14 @@ def test_while_rates_are_missing_the_paper_is_undecided(tmp_path):
     whole.make(first).write(folder / "result.json", whole.trial(first).description)
     known = Lab(Archive(tmp_path / "kept"), "full", known=True)
     report = STUDY.run(known)
-    assert [finding.holds for finding in report.findings] == [None] * 3
+    assert [verdict.holds for verdict in report.verdicts] == [None] * 3
     assert len(STUDY.not_trained(known)) == 4
 
 
 def test_what_is_known_is_shown_and_saved(lab, tmp_path):
     known = knowing(lab, tmp_path / "known", STUDY.trials(lab)[:1])
     report = STUDY.run(known)
-    assert report.findings == ()
+    assert report.verdicts == ()
     names = {path.name for path in STUDY.save(known, report, tmp_path)}
     assert names == {"README.md", "result.json", "figure.png", "figure.svg"}
     kept = json.loads((tmp_path / STUDY.name / "result.json").read_text())

@@ -3,8 +3,7 @@ import pytest
 
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.rotation import adaptive, paper
-from gyroscope_lab.papers.rotation.adaptive_columns import columns
-from gyroscope_lab.papers.rotation.adaptive_curves import alike, distance, equivalents, lead, shake
+from gyroscope_lab.papers.rotation.adaptive import alike, columns, distance, equivalents, lead, shake
 from gyroscope_lab.papers.rotation.recipes import layca
 from gyroscope_lab.training.archive import Archive
 from lab.pretended import full_lab, raw
@@ -19,7 +18,7 @@ def reports(lab):
 
 
 def verdicts(report):
-    return {finding.says: finding.holds for finding in report.findings}
+    return {verdict.says: verdict.holds for verdict in report.verdicts}
 
 
 def table(report):
@@ -159,13 +158,13 @@ def test_accuracies_and_rotations_are_those_of_the_archive(lab, reports, name):
             assert tilt == pytest.approx((late - early) / (late + early))
 
 
-def test_adaptive_methods_generalise_worse_and_turn_late_layers_more_and_layca_mends_rmsprop(reports):
+def test_adaptive_methods_generalize_worse_and_turn_late_layers_more_and_layca_fixes_rmsprop(reports):
     found = verdicts(reports["rotation/fig6"])
     for method in ("RMSprop", "Adam"):
-        assert found[f"digits: {method} generalises worse than Layca at its best"]
+        assert found[f"digits: {method} generalizes worse than Layca at its best"]
         assert found[f"digits: {method} turns layers less evenly"]
         assert found[f"digits: {method} turns the last layers more than SGD does"]
-    assert found["digits: RMSprop under Layca generalises on par with SGD + L2, and better than without"]
+    assert found["digits: RMSprop under Layca generalizes on par with SGD + L2, and better than without"]
 
 
 def test_sgd_that_copies_rotation_trains_as_the_adaptive_method_does(lab, reports):

@@ -4,7 +4,7 @@ from statistics import mean, stdev
 import pytest
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.conditioning import depth_paper
+from gyroscope_lab.papers.conditioning import depth_table
 from gyroscope_lab.papers.conditioning.by_depth import Network, network_of
 from gyroscope_lab.papers.conditioning.depth_table import STUDIES, curves, further, table1_trials, table2_trials
 from gyroscope_lab.training.archive import Archive
@@ -12,7 +12,7 @@ from gyroscope_lab.training.result import Result
 from lab.made_lab import MadeLab, percent, raw
 
 FIG8, TABLE1, TABLE2 = STUDIES
-TOLD = {"c10": depth_paper.CIFAR_10, "c100": depth_paper.CIFAR_100}
+TOLD = {"c10": depth_table.CIFAR_10, "c100": depth_table.CIFAR_100}
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_the_table_has_the_errors_of_the_archive(lab, study):
     assert [row[:2] for row in layout.rows[:3]] == [("ResNet", "here"), ("ResNet", "paper"), ("PreResNet", "here")]
     assert layout.rows[0][2] == f"{by_seed.rows[0][1]:.2f}"
     assert layout.rows[1][2:] == (None, None)
-    assert [finding.holds for finding in report.findings] == [None] * 5
+    assert [verdict.holds for verdict in report.verdicts] == [None] * 5
 
 
 def result(test, train=1.0, loss=(1.0,)):
@@ -96,7 +96,7 @@ def as_told(trial):
 @pytest.mark.parametrize(("study", "data"), [(TABLE1, "c10"), (TABLE2, "c100")], ids=["table 1", "table 2"])
 def test_results_like_the_papers_show_what_it_says_beside_its_numbers(tmp_path, study, data):
     report = study.run(MadeLab(Archive(tmp_path), "full", make=as_told))
-    assert {finding.holds for finding in report.findings} == {True}
+    assert {verdict.holds for verdict in report.verdicts} == {True}
     layout, by_seed, *beyond = report.tables
     for row in by_seed.rows:
         network, *each, average, spread, told, told_spread, difference = row
@@ -117,7 +117,7 @@ def test_results_unlike_the_papers_are_said_to_be_so(tmp_path):
 
     for study in (TABLE1, TABLE2):
         report = study.run(MadeLab(Archive(tmp_path), "full", make=upside_down))
-        assert {finding.holds for finding in report.findings} == {False}
+        assert {verdict.holds for verdict in report.verdicts} == {False}
 
 
 def keep(lab, trials):
@@ -139,7 +139,7 @@ def test_what_is_known_is_shown_under_its_own_seed(tmp_path):
     assert shallow[2] == pytest.approx(7.42)
     assert deeper[6] == pytest.approx(6.89)
     assert list(report.tables[0].columns[2:]) == ["depth 56", "depth 110"]
-    assert [finding.holds for finding in report.findings] == [None] * 5
+    assert [verdict.holds for verdict in report.verdicts] == [None] * 5
     page = TABLE1.page(lab, report)
     assert "Shown in part: 91 trainings are not there yet (" in page
     assert "(c10-resnet-56: SGD (3 times); " in page
@@ -156,7 +156,7 @@ def losses(trial):
 
 def test_figure_8_shows_losses_by_epoch_and_what_the_paper_says_of_them(tmp_path):
     report = FIG8.run(MadeLab(Archive(tmp_path), "full", make=losses))
-    assert [finding.holds for finding in report.findings] == [True] * 4
+    assert [verdict.holds for verdict in report.verdicts] == [True] * 4
     first, second = report.tables[0].rows[:2]
     assert first == ("ResNet, 56 layers", "0.081", "0.081", f"{0.2 + 56 / 1e4:.3g}")
     assert second[2:] == ("0.043", "0.2")
@@ -174,7 +174,7 @@ def test_figure_8_shows_losses_by_epoch_and_what_the_paper_says_of_them(tmp_path
         return result(0.9, loss=[depth / 1e4] * 160)
 
     report = FIG8.run(MadeLab(Archive(tmp_path), "full", make=swapped))
-    assert [finding.holds for finding in report.findings] == [False, False, True, False]
+    assert [verdict.holds for verdict in report.verdicts] == [False, False, True, False]
 
 
 def test_saving_writes_the_figure_the_page_and_all_numbers(lab, tmp_path):
@@ -209,7 +209,7 @@ def test_errors_of_few_images_and_seeds_decide_nothing_that_may_be_chance(tmp_pa
             return [one for one in trials if one.seed <= seeds and network_of(one.task).depth in gained]
 
     report = TABLE1.run(Few(Archive(tmp_path), "full", known=True, make=errors))
-    assert report.findings[0].holds is holds
+    assert report.verdicts[0].holds is holds
 
 
 def test_losses_until_the_cut_are_compared_as_a_whole_and_not_at_one_epoch(tmp_path):
@@ -219,6 +219,6 @@ def test_losses_until_the_cut_are_compared_as_a_whole_and_not_at_one_epoch(tmp_p
         return result(0.9, loss=early + [0.1] * 81)
 
     report = FIG8.run(MadeLab(Archive(tmp_path), "full", make=crossing))
-    says, holds = report.findings[0].says, report.findings[0].holds
+    says, holds = report.verdicts[0].says, report.verdicts[0].holds
     assert "until the rate is cut" in says
     assert holds

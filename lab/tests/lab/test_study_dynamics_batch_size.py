@@ -12,7 +12,7 @@ from gyroscope_lab import models
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.dynamics.batch_size import PLANS, RECIPES, STUDIES, points, recorded, task_of, trials
 from gyroscope_lab.papers.dynamics.batch_size_held import steps_of
-from gyroscope_lab.papers.dynamics.batch_size_report import findings
+from gyroscope_lab.papers.dynamics.batch_size_report import verdicts
 from gyroscope_lab.training.archive import Archive
 from lab.made_lab import raw
 
@@ -98,7 +98,7 @@ def test_updates_are_those_of_the_same_training_by_hand(lab):
 
 
 def test_adaptive_steps_grow_with_the_batch_and_rmsprops_in_their_mean_alone(report):
-    law, gain, rmsprop_along, adam_along, sgd_along, rmsprop_long, adam_long, sgd_long, section6 = report.findings
+    law, gain, rmsprop_along, adam_along, sgd_along, rmsprop_long, adam_long, sgd_long, section6 = report.verdicts
     for shown in (law, gain, rmsprop_along, adam_along, sgd_along, adam_long, sgd_long):
         assert shown.holds is True
     assert rmsprop_long.holds is False
@@ -122,7 +122,7 @@ def made(gain, along, length):
     held = {"law": {"exponent": -1.0}, "gain": {"measured": [1.0, gain], "predicted": [1.0, 2.0], "most": [1.0, 4.0]}}
     updates = {name: np.array([[1.0] * 6, [length] * 6]) for name in ("SGD", "RMSprop", "Adam")}
     moved = {name: np.array([1.0, length]) for name in updates}
-    return [one.holds for one in findings((16, 256), {"here": {**held, "steps": steps}}, updates, moved)]
+    return [one.holds for one in verdicts((16, 256), {"here": {**held, "steps": steps}}, updates, moved)]
 
 
 def test_verdicts_follow_the_numbers():

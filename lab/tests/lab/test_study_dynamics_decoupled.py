@@ -58,7 +58,7 @@ def test_trajectories_are_those_of_torchs_optimizers(lab, rule):
 
 
 def test_decay_is_l2_for_sgd_and_for_no_other(report):
-    same, *others, _ = report.findings
+    same, *others, _ = report.verdicts
     assert same.holds is True
     assert [one.holds for one in others] == [True] * (len(RULES) - 1)
     rows = {row[0]: row[1:] for row in report.tables[0].rows}
@@ -80,7 +80,7 @@ def test_accuracies_are_those_of_the_archive_and_one_seed_tells_nothing(lab, rep
         assert (row[3], row[5]) == pytest.approx(percent(raw(lab, trial)))
         assert row[2] == (trial.recipe.weight_decay or None)
         assert row[1] == ("neither" if not row[2] else {"adam": "L2", "adamw": "decay"}[trial.recipe.optimizer])
-    assert report.findings[-1].holds is None
+    assert report.verdicts[-1].holds is None
     for row in report.tables[2].rows:
         [trial] = [one for one in trials(lab) if (one.recipe.weight_decay or None, one.recipe.rate) == (row[2], row[0])]
         assert row[3] == pytest.approx(percent(raw(lab, replace(trial, seed=1)))[0])
@@ -103,19 +103,19 @@ def pretend(tmp_path, l2, decay):
 
 
 @pytest.mark.parametrize(
-    ("l2", "decay", "verdict"),
+    ("l2", "decay", "holds"),
     [(0.9, 0.95, True), (0.95, 0.9, False), (0.9, 0.903, None)],
     ids=["better", "worse", "near"],
 )
-def test_better_is_what_is_beyond_two_standard_errors_in_seeds_that_were_not_chosen_by(tmp_path, l2, decay, verdict):
+def test_better_is_what_is_beyond_two_standard_errors_in_seeds_that_were_not_chosen_by(tmp_path, l2, decay, holds):
     lab = pretend(tmp_path, l2, decay)
     found = cells(lab, trials(lab))
     first, second = (again(lab, best(found, kind)) for kind in ("adam", "adamw"))
     assert (first.recipe.weight_decay, second.recipe.weight_decay) == (1e-2, 1.0)
-    finding = _better(first, second, first)
-    assert finding.holds is verdict
+    verdict = _better(first, second, first)
+    assert verdict.holds is holds
     # Ten differences of ± 0.5 points around their mean: a variance of 10 · 0.25/9.
-    assert f"{100 * (decay - l2):+.2f} points, two standard errors are {2 * np.sqrt(2.5 / 9 / 10):.2f}" in finding.here
+    assert f"{100 * (decay - l2):+.2f} points, two standard errors are {2 * np.sqrt(2.5 / 9 / 10):.2f}" in verdict.here
 
 
 @pytest.mark.parametrize("scale", PLANS)

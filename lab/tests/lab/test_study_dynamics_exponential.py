@@ -57,13 +57,13 @@ def test_a_training_is_that_of_a_loop_by_hand(way):
 
 
 def test_at_smoke_scale_all_is_shown_but_a_constant_effective_rate_which_is_still_under_way(found):
-    assert [one.holds for one in found.findings] == [True, True, False, None, True, True]
+    assert [one.holds for one in found.verdicts] == [True, True, False, None, True, True]
 
 
 def test_outputs_that_are_never_a_hundredth_apart_are_said_to_be_so_at_no_step(found):
-    [said] = [one.here for one in found.findings if "rounding" in one.says]
+    [said] = [one.here for one in found.verdicts if "rounding" in one.says]
     assert said.endswith("a hundredth at no step and at no step")
-    assert "none" not in "".join(one.here for one in found.findings)
+    assert "none" not in "".join(one.here for one in found.verdicts)
 
 
 def test_float64_agrees_to_rounding_float32_to_its_own_and_neither_differs(found):
@@ -95,7 +95,7 @@ def test_twins_that_differ_are_said_to():
     twins = compare(setting, one, other)
     assert twins.apart == [0.5] * 3
     told = report(pairs(setting), [twins] * 7)
-    assert [one.holds for one in told.findings] == [False, False, False, None, True, True]
+    assert [one.holds for one in told.verdicts] == [False, False, False, None, True, True]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_an_effective_rate_is_constant_that_stays_and_comes_to_rest_where_it_sta
     setting = Setting("digits", 64, 8, 0.3, 0.03, steps=70)
     one = course(np.ones((8, 2, 2)), [[1.0]] * 8)
     twins = compare(setting, one, replace(one, rates=np.array(rates)))
-    assert [said.holds for said in report(pairs(setting), [twins] * 7).findings[2:4]] == verdicts
+    assert [said.holds for said in report(pairs(setting), [twins] * 7).verdicts[2:4]] == verdicts
 
 
 def test_outputs_that_are_no_numbers_are_refused():

@@ -11,7 +11,7 @@ from gyroscope.control import Graft
 from gyroscope_lab import models
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.papers.dynamics.grafting import STUDIES, _findings
+from gyroscope_lab.papers.dynamics.grafting import STUDIES, _verdicts
 from gyroscope_lab.papers.dynamics.grafting_courses import METHODS, PLANS, Curves, closed, course, make, settings
 from gyroscope_lab.training.archive import Archive
 
@@ -106,7 +106,7 @@ def test_the_table_of_distances_is_the_mean_difference_of_logarithms(lab, report
 
 
 def test_on_a_deep_network_layer_lengths_make_sgd_train_like_adam_and_adam_like_sgd(report):
-    like, reverse, gap, layerwise = report.findings
+    like, reverse, gap, layerwise = report.verdicts
     assert (like.holds, reverse.holds, gap.holds) == (True, True, True)
     assert layerwise.holds is None  # one seed
 
@@ -132,11 +132,11 @@ def test_a_distance_and_a_gap_are_those_of_curves_whose_ends_are_known():
     ids=["like the chapter", "unlike it", "the other way round", "no gap"],
 )
 def test_verdicts_follow_the_curves(given, verdicts):
-    assert [one.holds for one in _findings("made", made(given))] == verdicts
+    assert [one.holds for one in _verdicts("made", made(given))] == verdicts
 
 
 def test_a_graft_far_from_both_is_like_neither():
-    like = _findings("made", made(ends(0.2, 0.02, 1e-6, 0.2, 0.2)))[0]
+    like = _verdicts("made", made(ends(0.2, 0.02, 1e-6, 0.2, 0.2)))[0]
     assert like.holds is False
 
 

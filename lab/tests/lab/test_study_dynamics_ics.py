@@ -26,7 +26,7 @@ def found(lab):
 
 
 def verdicts(report):
-    return {finding.says: finding.holds for finding in report.findings}
+    return {verdict.says: verdict.holds for verdict in report.verdicts}
 
 
 def setting(method="SGD", rate=0.1, moved=0.0):
@@ -169,7 +169,7 @@ def test_outliers_are_gone_that_are_no_larger_than_those_of_centred_inputs(found
     spectra = dict(found.numbers["spectra"])
     spectra |= {FIXED: largest(10.0), CENTRED: largest(centred), THROUGH: largest(through)}
     curves = [curve(method, moved, 1.0) for method in PLAN.rates for moved in (0.0, 2.0)]
-    [said] = [one for one in report(2.0, 0.5, curves, spectra).findings if "removes what the means add" in one.says]
+    [said] = [one for one in report(2.0, 0.5, curves, spectra).verdicts if "removes what the means add" in one.says]
     assert said.holds is holds
     assert f"It is then {through:.0f} and {through:.0f} times" in said.here
 

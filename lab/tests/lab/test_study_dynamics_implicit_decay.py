@@ -64,7 +64,7 @@ def test_the_table_has_the_numbers_of_the_archive(lab, found):
 
 
 def test_on_digits_equation_19_holds_and_rates_a_hundredfold_apart_come_together(found):
-    holds = [one.holds for one in found.findings]
+    holds = [one.holds for one in found.verdicts]
     assert holds[:2] == [True, True]
     assert holds[2] is not False
     assert holds[-1] is True  # the classifier, which nothing normalizes, brings large gradients where rates are large
@@ -93,22 +93,22 @@ def test_a_layer_of_constant_gradients_shows_all_that_the_chapter_says(lab):
     [law] = drawn[0].laws()
     assert law.k0 == pytest.approx(50 + 1, rel=0.03)  # 1/(2α²), from the first step on
     told = report({"made": (drawn, [course(0.1, lab), course(3.0, lab, gradient=9.0)])})
-    assert [one.holds for one in told.findings] == [True] * 6
+    assert [one.holds for one in told.verdicts] == [True] * 6
 
 
 def test_trainings_that_are_unlike_it_are_said_to_be_so(lab):
     frozen, other = course(0.1, lab, gradient=1e-6), course(3.0, lab, gradient=1e-6, test=0.5)
     other = replace(other, norms=other.norms * np.linspace(1, 0.5, len(other.steps))[:, None])
     told = report({"made": ([frozen, other], [frozen, other])})
-    assert [one.holds for one in told.findings] == [False, False, False, False, None, False]
+    assert [one.holds for one in told.verdicts] == [False, False, False, False, None, False]
 
 
 def test_of_some_steps_equation_19_takes_gradients_to_hold_in_between(lab):
     whole = course(0.3, lab, steps=100)
     some = Course(0.3, whole.layers, whole.steps[::10], whole.norms[::10], whole.gradients[::10], whole.result)
     assert some.off() < 1e-12
-    assert report({"made": ([some, replace(some, rate=0.4)], [])}).findings[0].holds is None
-    assert report({"made": ([some], [])}).findings == ()
+    assert report({"made": ([some, replace(some, rate=0.4)], [])}).verdicts[0].holds is None
+    assert report({"made": ([some], [])}).verdicts == ()
 
 
 def test_without_trainings_the_study_says_that_it_needs_them(lab, tmp_path):

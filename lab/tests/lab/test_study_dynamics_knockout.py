@@ -6,7 +6,7 @@ import torch
 
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.dynamics.knockout import KINDS, PLANS, STUDIES, Drift, Setting, network, trained
-from gyroscope_lab.papers.dynamics.knockout_report import Arm, findings
+from gyroscope_lab.papers.dynamics.knockout_report import Arm, verdicts
 from gyroscope_lab.training.archive import Archive
 
 [STUDY] = STUDIES
@@ -29,7 +29,7 @@ def arm(kind, loss, drift):
 def held(plain, normal, noisy, spared, drifts=(0.4, 0.0, 0.4, 0.3)):
     losses = (plain, normal, noisy, spared)
     arms = [arm(kind, loss, drift) for kind, loss, drift in zip(KINDS, losses, drifts, strict=True)]
-    return [finding.holds for finding in findings(arms)]
+    return [verdict.holds for verdict in verdicts(arms)]
 
 
 def test_all_kinds_start_from_the_same_weights(lab):
@@ -81,7 +81,7 @@ def test_the_table_has_what_the_trainings_told(lab, found):
 
 
 def test_noise_puts_the_shift_back_and_training_stays_better_than_without_normalization(found):
-    back, faster, _, _, better = (finding.holds for finding in found.findings)
+    back, faster, _, _, better = (verdict.holds for verdict in found.verdicts)
     assert back
     assert faster
     assert better

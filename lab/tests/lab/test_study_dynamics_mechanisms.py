@@ -38,7 +38,7 @@ def setting1(method=0, decayed="none", seed=0):
 
 
 def holds(report):
-    return [finding.holds for finding in report.findings]
+    return [verdict.holds for verdict in report.verdicts]
 
 
 # Effective learning rates
@@ -91,11 +91,11 @@ def test_effective_rates_are_those_of_the_norms_that_were_recorded(lab):
 
 def test_the_first_mechanism_shows_in_effective_rates_and_one_seed_tells_nothing_of_accuracy(reports):
     report = reports["dynamics/wd-mechanism-1"]
-    assert [finding.holds for finding in report.findings if "effective learning rate" in finding.says][::2] == [
+    assert [verdict.holds for verdict in report.verdicts if "effective learning rate" in verdict.says][::2] == [
         True,
         True,
     ]
-    assert [finding.holds for finding in report.findings if "raises test" in finding.says] == [None, None]
+    assert [verdict.holds for verdict in report.verdicts if "raises test" in verdict.says] == [None, None]
 
 
 def test_a_copy_that_gives_back_most_of_a_sure_gain_reproduces_it():
@@ -118,13 +118,13 @@ def test_effective_rates_before_the_first_cut_are_those_of_the_last_epoch_at_the
     assert [row[5] for row in told.tables[0].rows if row[1] == "no decay"] == ["1"]
     [row] = [row for row in told.tables[0].rows if row[1] == "decay of normalized layers"]
     assert row[6] == pytest.approx(1.1**at)
-    assert f"after {at} epochs" in told.findings[0].here
+    assert f"after {at} epochs" in told.verdicts[0].here
 
 
 def test_an_effective_rate_that_is_higher_by_a_hundredth_is_not_raised():
     rates = {kind: np.full(3, 1.01 if kind == "normalized" else 1.0) for kind in m1.ARMS}
     arms = [r1.Arm("SGD", kind, [90.0], np.ones(2), rates[kind]) for kind in m1.ARMS]
-    assert r1.report(arms, replace(m1.PLANS["smoke"].schedule, epochs=2)).findings[0].holds is False
+    assert r1.report(arms, replace(m1.PLANS["smoke"].schedule, epochs=2)).verdicts[0].holds is False
 
 
 def test_a_gain_is_the_mean_of_paired_differences_with_its_standard_error():
@@ -197,7 +197,7 @@ def told2(none, decay, held):
         return r2.Arm(kind, [90.0, 91.0], np.array([loss]), np.array([1.0, grown]), np.array(damping), np.array(cosine))
 
     arms = [arm(kind, *of) for kind, of in zip(m2.KINDS, (none, decay, held), strict=True)]
-    return [one.holds for one in r2.findings("steps", arms)]
+    return [one.holds for one in r2.verdicts("steps", arms)]
 
 
 def test_a_damping_that_grows_with_decay_too_is_not_what_the_chapter_says():
@@ -261,20 +261,20 @@ def level(decay, jacobian, test, seeds=2):
 def told3(tests, depth=3):
     """The verdicts on Jacobians that fall as decay grows, with these test accuracies."""
     made = [level(0.1 * i, 2.0**-i, test) for i, test in enumerate(tests)]
-    return [one.holds for one in r3.findings(depth, made)]
+    return [one.holds for one in r3.verdicts(depth, made)]
 
 
 def test_jacobians_that_grow_with_decay_and_generalise_worse_are_told_so():
     assert told3([90.0, 91.0, 92.0, 93.0, 94.0, 95.0]) == [True] * 5
     unlike = [level(0.1 * i, 2.0**i, 95.0 - i) for i in range(6)]
-    assert [one.holds for one in r3.findings(2, unlike)] == [False, True, False, False, True]
+    assert [one.holds for one in r3.verdicts(2, unlike)] == [False, True, False, False, True]
     worse = [level(0.1 * i, 2.0**-i, 95.0 - i) for i in range(6)]
-    assert r3.findings(3, worse)[-1].holds is False
+    assert r3.verdicts(3, worse)[-1].holds is False
 
 
 def test_accuracies_that_rise_and_fall_again_do_not_go_with_the_jacobian():
     # As published: they rise up to the fourth, and over all six λ there is nothing.
-    found = r3.findings(
+    found = r3.verdicts(
         3, [level(0.1 * i, 2.0**-i, t) for i, t in enumerate((92.77, 92.86, 93.22, 93.9, 93.66, 91.86))]
     )
     assert found[-1].holds is None
@@ -298,7 +298,7 @@ def test_the_best_decay_is_chosen_on_other_seeds_than_its_gain_is_measured_on():
     made = [level(0.1 * i, 2.0**-i, 0.0, seeds=3) for i in range(4)]
     for one, tests in zip(made, runs, strict=True):
         one.runs[:] = [run | {"test": test} for run, test in zip(one.runs, tests, strict=True)]
-    assert r3.findings(3, made)[3].holds is False
+    assert r3.verdicts(3, made)[3].holds is False
 
 
 def test_a_report_is_saved_whole(lab, reports, tmp_path):

@@ -37,7 +37,7 @@ def test_simulations_train_nothing_and_are_in_the_catalogue(tmp_path, scale):
 
 
 def test_every_claim_of_the_three_figures_is_shown(reports):
-    assert {name: [one.holds for one in its.findings] for name, its in reports.items()} == {
+    assert {name: [one.holds for one in its.verdicts] for name, its in reports.items()} == {
         "dynamics/fig2": [True] * 3,
         "dynamics/fig6": [True] * 4,
         "dynamics/fig7": [True] * 3,

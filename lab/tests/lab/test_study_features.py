@@ -94,13 +94,13 @@ def test_the_table_is_what_the_archive_holds(lab, report):
 
 
 def test_rotation_decides_to_what_extent_features_are_learned_and_not_which(report):
-    held = {finding.says: finding.holds for finding in report.findings}
+    held = {verdict.says: verdict.holds for verdict in report.verdicts}
     assert held["all four rates learn the training set"]
     assert held["the higher the rate, the further the first layer rotates"]
     assert held["the further it rotates, the less retrievable is the initialization"]
     assert held["rotation does not decide which features are learned, but to what extent"]
     # 1,597 digits cannot tell apart what MNIST's 10,000 can.
-    assert held["the further it rotates, the better the network generalises"] is None
+    assert held["the further it rotates, the better the network generalizes"] is None
 
 
 def test_five_neurons_are_drawn_as_they_started_and_at_each_rate(report):

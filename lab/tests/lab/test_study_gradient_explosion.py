@@ -7,7 +7,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from gyroscope.layers.layer import layers
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.conditioning.gradient_explosion import ITERATIONS, STUDIES, Course, _findings, trials
+from gyroscope_lab.papers.conditioning.gradient_explosion import ITERATIONS, STUDIES, Course, _verdicts, trials
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.feed import Feed
 
@@ -94,8 +94,8 @@ def test_iteration_0_is_what_hooks_on_the_layers_see(lab, report, which):
 
 
 def test_everything_the_paper_says_of_the_first_iterations_shows(report):
-    assert len(report.findings) == 8
-    assert [finding.says for finding in report.findings if finding.holds is not True] == []
+    assert len(report.verdicts) == 8
+    assert [verdict.says for verdict in report.verdicts if verdict.holds is not True] == []
 
 
 def test_gradients_grow_by_about_what_a_rectifier_and_its_normalization_make_of_them(report):
@@ -145,7 +145,7 @@ def course(*, explodes, rate=1.0, grows=True, shrinks=True):
 
 
 def verdicts(one):
-    return [finding.holds for finding in _findings(one, many=False)]
+    return [verdict.holds for verdict in _verdicts(one, many=False)]
 
 
 def test_what_does_not_explode_grow_or_shrink_is_told_of():

@@ -93,7 +93,7 @@ def test_on_photographs_the_report_has_the_errors_of_the_archive(small):
             None,
             None,
         )
-    assert [finding.holds for finding in report.findings] == [None]
+    assert [verdict.holds for verdict in report.verdicts] == [None]
     table = TABLE.run(small)
     assert [row[:2] for row in table.tables[0].rows[::2]] == [("ResNet", "here"), ("ResNet_LastBN", "here")]
     assert table.tables[0].rows[0][2] == pytest.approx(report.tables[0].rows[0][2])
@@ -144,11 +144,11 @@ def as_told(trial):
 
 def test_results_like_the_papers_show_what_it_says_and_others_do_not(tmp_path):
     lab = MadeLab(Archive(tmp_path), "full", make=as_told)
-    assert [finding.holds for finding in FIGURE.run(lab).findings] == [True, True]
+    assert [verdict.holds for verdict in FIGURE.run(lab).verdicts] == [True, True]
     report = TABLE.run(lab)
     # Of 50 layers, by the paper's own table, the gains are 0.21, 0.88 and 0.34.
-    assert [finding.holds for finding in report.findings] == [True, True]
-    assert report.findings[1].paper == "standard: by 0.21, WD=0.0002: by 0.88, DR=0.3: by 0.34"
+    assert [verdict.holds for verdict in report.verdicts] == [True, True]
+    assert report.verdicts[1].paper == "standard: by 0.21, WD=0.0002: by 0.88, DR=0.3: by 0.34"
     for here, told in zip(report.tables[0].rows[::2], report.tables[0].rows[1::2], strict=True):
         assert here[2:] == pytest.approx(told[2:])
 
@@ -157,7 +157,7 @@ def test_results_like_the_papers_show_what_it_says_and_others_do_not(tmp_path):
         return replace(found, test_accuracy=1 - found.test_accuracy, accuracy=[1 - value for value in found.accuracy])
 
     lab = MadeLab(Archive(tmp_path), "full", make=upside_down)
-    assert [finding.holds for study in STUDIES for finding in study.run(lab).findings] == [False] * 4
+    assert [verdict.holds for study in STUDIES for verdict in study.run(lab).verdicts] == [False] * 4
 
 
 def test_saving_writes_the_figure_the_page_and_all_numbers(small, tmp_path):

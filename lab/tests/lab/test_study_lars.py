@@ -50,10 +50,10 @@ def test_the_tables_have_the_numbers_of_the_archive(lab):
     assert [line[3] for line in by_layer.rows] == pytest.approx(layca["rotation"][-1])
 
 
-def test_on_digits_lars_generalises_about_as_layca_does(lab):
+def test_on_digits_lars_generalizes_about_as_layca_does(lab):
     lars, layca = (raw(lab, trial)["test_accuracy"] for trial in FIG12.trials(lab))
     assert abs(lars - layca) < 0.02
-    assert FIG12.run(lab).findings[0].holds == (abs(lars - layca) <= 0.01)
+    assert FIG12.run(lab).verdicts[0].holds == (abs(lars - layca) <= 0.01)
 
 
 def full_scale(folder, *, test, rotation):
@@ -72,9 +72,9 @@ def full_scale(folder, *, test, rotation):
 def test_results_like_the_papers_show_what_it_says_and_others_do_not(tmp_path, test, rotation, expected):
     lab = full_scale(tmp_path, test=test, rotation=rotation)
     report = FIG12.run(lab)
-    assert [finding.holds for finding in report.findings] == [expected] * 9
+    assert [verdict.holds for verdict in report.verdicts] == [expected] * 9
     apart = sum(abs(value - rotation) for value in ROTATION["tiny-cnn"]) / 11
-    assert f"{apart:.3f} apart" in report.findings[-1].here
+    assert f"{apart:.3f} apart" in report.verdicts[-1].here
 
 
 def test_the_papers_numbers_stand_beside_ours(tmp_path):

@@ -54,7 +54,7 @@ def test_the_figure_has_the_negative_half_on_the_left_and_the_positive_on_the_ri
 
 
 def test_all_that_the_papers_say_is_shown(report):
-    assert [finding.verdict for finding in report.findings] == ["shown"] * 4
+    assert [verdict.word for verdict in report.verdicts] == ["shown"] * 4
 
 
 def test_both_papers_figures_train_nothing_at_any_scale(tmp_path):

@@ -8,14 +8,16 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.rotation.feedback import feedback, follow, silhouette
 from gyroscope_lab.papers.rotation.one_layer import (
     FIGURE1,
     PLANS,
     STUDIES,
     Outcome,
     _all_above,
+    feedback,
     figure1,
+    follow,
+    silhouette,
     task_of,
     trained,
     trials,
@@ -33,7 +35,7 @@ def reports(lab):
 
 
 def verdicts(report):
-    return {finding.says: finding.holds for finding in report.findings}
+    return {verdict.says: verdict.holds for verdict in report.verdicts}
 
 
 # What is trained at full scale
@@ -161,7 +163,7 @@ def test_the_orthogonal_column_is_of_orthogonal_networks(lab, reports):
         assert row[3] == pytest.approx(100 * np.mean([raw(lab, trial)["test_accuracy"] for trial in its]))
 
 
-def test_any_layer_learns_the_digits_and_the_first_generalises_best(reports):
+def test_any_layer_learns_the_digits_and_the_first_generalizes_best(reports):
     assert all(verdicts(reports["speed/fig1"]).values())
 
 

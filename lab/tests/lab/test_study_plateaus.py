@@ -58,15 +58,15 @@ def test_on_digits_plateaus_are_higher_the_faster_and_the_more_uniformly_layers_
     heights = {trial.recipe.name: raw(lab, trial)["loss"][11] for trial in FIG11.trials(lab)}
     assert heights["Layca 3^-2"] > heights["Layca 3^-3"] > heights["Layca 3^-4"]
     assert heights["Layca 3^-2"] > max(heights["Layca 3^-2, alpha -0.6"], heights["Layca 3^-2, alpha +0.6"])
-    assert [finding.verdict for finding in report.findings[:3]] == ["shown"] * 3
+    assert [verdict.word for verdict in report.verdicts[:3]] == ["shown"] * 3
 
 
 def test_high_plateaus_and_good_generalisation_are_compared_pair_by_pair(lab, report):
     pairs = [(one["loss"][11], one["test_accuracy"]) for one in (raw(lab, trial) for trial in FIG11.trials(lab))]
     signs = [np.sign((a - c) * (b - d)) for i, (a, b) in enumerate(pairs) for c, d in pairs[:i]]
     tau = sum(signs) / len(signs)
-    assert f"Kendall's τ = {tau:+.2f} over 5 of 5" in report.findings[-1].here
-    assert report.findings[-1].holds == (tau > 0)
+    assert f"Kendall's τ = {tau:+.2f} over 5 of 5" in report.verdicts[-1].here
+    assert report.verdicts[-1].holds == (tau > 0)
 
 
 def test_the_figure_draws_the_archives_losses_with_one_legend_a_column(lab, report):
@@ -144,8 +144,8 @@ def test_results_like_the_papers_are_reported_as_such(full):
         result = Result(1.0, 0.5, loss=loss, layers=["a"], rotation=[[0.0], [0.5]])
         result.write(folder / "result.json", trial.description)
     report = SPEED_3.conclude(full)
-    assert [finding.verdict for finding in report.findings] == ["shown", "shown"]
-    assert all(finding.paper == finding.here for finding in report.findings)
+    assert [verdict.word for verdict in report.verdicts] == ["shown", "shown"]
+    assert all(verdict.paper == verdict.here for verdict in report.verdicts)
     [table] = report.tables
     assert all(row[1] == row[2] for row in table.rows)
     assert dict(zip(("3^-3", "3^-4"), (table.rows[0][4], table.rows[-1][4]), strict=True)) == {

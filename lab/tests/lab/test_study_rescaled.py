@@ -7,7 +7,8 @@ from gyroscope.layers.layer import layers
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.cells import Cell
-from gyroscope_lab.papers.rotation.rescaled import BLOCK, LAYCA, SGD, STUDIES, best, recipe, regret
+from gyroscope_lab.papers.rotation.rescaled import BLOCK, LAYCA, SGD, STUDIES, recipe, regret
+from gyroscope_lab.papers.rotation.tuned_rates import best_by_validation
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.result import Result
@@ -48,9 +49,9 @@ def made(tests, validations=None):
 
 
 def test_the_best_rate_is_chosen_by_validation_and_of_equals_the_lowest():
-    assert best(made({-3: 0.8, -2: 0.9, -1: 0.7})) == -2
-    assert best(made({-3: 0.8, -2: 0.9, -1: 0.7}, {-3: 0.1, -2: 0.2, -1: 0.3})) == -1
-    assert best(made({-1: 0.5, -3: 0.5})) == -3
+    assert best_by_validation(made({-3: 0.8, -2: 0.9, -1: 0.7})) == -2
+    assert best_by_validation(made({-3: 0.8, -2: 0.9, -1: 0.7}, {-3: 0.1, -2: 0.2, -1: 0.3})) == -1
+    assert best_by_validation(made({-1: 0.5, -3: 0.5})) == -3
 
 
 def test_the_regret_is_the_most_that_another_factors_best_rate_costs():
@@ -107,8 +108,8 @@ def test_on_digits_the_best_rate_of_layca_stays_and_that_of_block_normalised_sgd
     assert tests[BLOCK, 0, -1] > tests[BLOCK, 0, 1]
     assert tests[BLOCK, 2, 1] > tests[BLOCK, 2, -1]
     cost = 100 * max(tests[BLOCK, 2, 1] - tests[BLOCK, 2, -1], tests[BLOCK, 0, -1] - tests[BLOCK, 0, 1])
-    assert f"up to 0.0 and {cost:.1f} points" in report.findings[-1].here
-    assert [finding.verdict for finding in report.findings] == ["shown"] * 3
+    assert f"up to 0.0 and {cost:.1f} points" in report.verdicts[-1].here
+    assert [verdict.word for verdict in report.verdicts] == ["shown"] * 3
 
 
 def test_the_figure_has_a_panel_a_method_tests_full_and_trainings_dotted(raw, report):

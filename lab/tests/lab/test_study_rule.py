@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.rotation.configurations import configurations
-from gyroscope_lab.papers.rotation.rule import FITS, STUDIES, correlation
+from gyroscope_lab.papers.rotation.rule import FITS, STUDIES, configurations, correlation
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.tasks import task
@@ -104,11 +103,11 @@ def test_the_correlations_are_those_of_the_archives_results(raw, report, words, 
 def test_the_slowest_configuration_does_not_fit_the_digits_and_does_not_count(raw, report):
     assert raw["Layca 3^-7"]["train_accuracy"] < 0.9
     assert report.tables[0].rows[0][3] == 13
-    assert "13 of 14 count" in report.findings[0].here
+    assert "13 of 14 count" in report.verdicts[0].here
 
 
 def test_on_digits_larger_rotations_go_with_better_generalisation(report):
-    assert [finding.verdict for finding in report.findings] == ["shown", "shown", "undecided at this scale"]
+    assert [verdict.word for verdict in report.verdicts] == ["shown", "shown", "undecided at this scale"]
 
 
 def test_the_figure_has_a_point_a_configuration_open_where_it_does_not_count(raw, report):
@@ -182,7 +181,7 @@ def test_thresholds_and_divergence_decide_what_counts_and_the_verdict_needs_sign
     }
     assert all(row[4] == pytest.approx(1.0) for row in report.tables[0].rows)
     assert [len(table.rows) for table in report.tables[1:]] == [13, 13]
-    verdicts = [finding.verdict for finding in report.findings]
+    verdicts = [verdict.word for verdict in report.verdicts]
     undecided = "undecided at this scale"
     assert verdicts == ["shown", "shown", "not shown", undecided, undecided, "not shown", undecided]
 

@@ -103,8 +103,8 @@ def test_the_recorded_percentiles_are_those_of_adams_own_state(lab, report):
 
 
 def test_second_moments_vary_more_between_layers_than_inside_them(lab, report):
-    assert len(report.findings) == len(report.numbers["moments"]) > 1
-    assert all(finding.holds for finding in report.findings)
+    assert len(report.verdicts) == len(report.numbers["moments"]) > 1
+    assert all(verdict.holds for verdict in report.verdicts)
     for row, kept in zip(report.tables[0].rows, report.numbers["moments"], strict=True):
         logs = np.log(np.array(kept["percentiles"]))
         between, within = logs[:, 1].var(), (((logs[:, 2] - logs[:, 0]) / 2.5631) ** 2).mean()

@@ -9,8 +9,7 @@ from torch import nn
 import gyroscope
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.papers.rotation.first_steps import ABRUPT, view
-from gyroscope_lab.papers.rotation.sgd_rates import STUDIES
+from gyroscope_lab.papers.rotation.sgd_rates import ABRUPT, STUDIES, view
 from gyroscope_lab.training.archive import Archive
 from lab.made_lab import MadeLab, knowing, made, percent, raw
 
@@ -84,7 +83,7 @@ def test_on_digits_a_higher_rate_rotates_layers_further_and_is_better_but_not_as
     assert turned == sorted(turned)
     assert max(tests[1:]) > tests[0]
     assert max(tests) < best["test_accuracy"]
-    verdicts = {finding.says.split(": ")[1][:25]: finding.holds for finding in report.findings}
+    verdicts = {verdict.says.split(": ")[1][:25]: verdict.holds for verdict in report.verdicts}
     assert verdicts["the higher the rate, the "] is True
     assert verdicts["at its best rate SGD stay"] is True
     # Layca's layers have not turned far in so short a training, so there is nothing to fall short of.
@@ -106,7 +105,7 @@ def full_scale(tests, rotations, folder, *, uneven=0.3):
 def test_results_like_the_papers_show_what_it_says(tmp_path):
     lab = full_scale([0.68, 0.73, 0.78, 0.80, 0.60, 0.88], [0.1, 0.2, 0.3, 0.4, 0.6, 0.97], tmp_path)
     report = FIG2.run(lab)
-    found = [finding.holds for finding in report.findings]
+    found = [verdict.holds for verdict in report.verdicts]
     assert found == [True] * 25
     rows = {table.title: table.rows for table in report.tables}
     assert rows["c10-cnn1"][3][1:5] == pytest.approx((80.0, 79.68, -8.0, -8.77))
@@ -116,12 +115,12 @@ def test_results_like_the_papers_show_what_it_says(tmp_path):
 
 def test_results_unlike_the_papers_are_said_to_be_so(tmp_path):
     lab = full_scale([0.80, 0.70, 0.75, 0.78, 0.90, 0.85], [0.2, 0.2, 0.3, 0.4, 0.99, 0.97], tmp_path, uneven=0.05)
-    assert [finding.holds for finding in FIG2.run(lab).findings] == [False] * 25
+    assert [verdict.holds for verdict in FIG2.run(lab).verdicts] == [False] * 25
 
 
 def test_a_rate_that_is_better_without_further_rotation_does_not_show_what_the_paper_says(tmp_path):
     lab = full_scale([0.68, 0.73, 0.78, 0.80, 0.60, 0.88], [0.4, 0.3, 0.3, 0.3, 0.3, 0.97], tmp_path)
-    assert [finding.holds for finding in FIG2.run(lab).findings[:3]] == [False, True, True]
+    assert [verdict.holds for verdict in FIG2.run(lab).verdicts[:3]] == [False, True, True]
 
 
 def test_the_figure_of_all_tasks_cuts_no_curve_off(tmp_path):
@@ -142,7 +141,7 @@ def test_the_table_of_training_accuracies_has_those_of_the_last_epoch_and_of_the
     [table] = report.tables
     for row, result in zip(table.rows, results, strict=True):
         assert row[1:] == (pytest.approx(100 * result["accuracy"][-1]), None, percent(result)[1])
-    assert report.findings[0].here == f"{sum(one['train_accuracy'] >= 0.9 for one in results)} of 3"
+    assert report.verdicts[0].here == f"{sum(one['train_accuracy'] >= 0.9 for one in results)} of 3"
 
 
 def test_the_papers_training_accuracies_stand_beside_ours_and_all_but_three_learn(tmp_path):
@@ -151,13 +150,13 @@ def test_the_papers_training_accuracies_stand_beside_ours_and_all_but_three_lear
     assert told["c100-resnet"] == [87.8, 100.0, 100.0, 100.0, 99.7]
     assert told["c10-cnn2"][-1] == 83.7
     assert told["c100-wrn"][-1] == 57.4
-    [finding] = report.findings
-    assert (finding.paper, finding.here, finding.holds) == ("22 of 25", "25 of 25", True)
+    [verdict] = report.verdicts
+    assert (verdict.paper, verdict.here, verdict.holds) == ("22 of 25", "25 of 25", True)
 
     def never(trial):
         return made(trial, train=1.0 if trial.task.name == "c10-cnn1" else 0.5)
 
-    assert TABLE3.run(MadeLab(Archive(tmp_path), "full", make=never)).findings[0].holds is False
+    assert TABLE3.run(MadeLab(Archive(tmp_path), "full", make=never)).verdicts[0].holds is False
 
 
 def test_the_view_of_single_steps_agrees_with_the_result_at_the_end_of_every_epoch(lab):
@@ -172,7 +171,7 @@ def test_the_view_of_single_steps_agrees_with_the_result_at_the_end_of_every_epo
         turned = run.series("rate")[1:].max(axis=1)
     assert seen["largest"] == pytest.approx(turned.max())
     assert seen["abrupt"] == [step for step, angle in enumerate(turned, 1) if angle > 0.2]
-    assert report.findings[0].holds is True
+    assert report.verdicts[0].holds is True
 
 
 def recorded(folder, angles, scalars):
@@ -233,17 +232,17 @@ def test_saving_writes_the_figure_the_page_and_all_numbers(lab, tmp_path, study)
         f"{name}.{form}" for name in report.figures for form in ("png", "svg")
     }
     kept = json.loads((tmp_path / study.name / "result.json").read_text())
-    assert kept["findings"][0]["here"] == report.findings[0].here
+    assert kept["findings"][0]["here"] == report.verdicts[0].here
     assert report.tables[0].title in (tmp_path / study.name / "README.md").read_text()
 
 
-def test_of_what_is_known_in_part_there_are_figures_and_tables_but_no_findings(lab, tmp_path):
+def test_of_what_is_known_in_part_there_are_figures_and_tables_but_no_verdicts(lab, tmp_path):
     _, fast, _, best = FIG2.trials(lab)
     known = knowing(lab, tmp_path / "some", [fast, best])
     assert [row[0] for row in FIG2.run(known).tables[0].rows] == ["SGD 3^-1", "Layca 3^-3"]
-    assert FIG2.run(known).findings == ()
+    assert FIG2.run(known).verdicts == ()
     assert [row[0] for row in TABLE3.run(known).tables[0].rows] == ["SGD 3^-1"]
-    assert TABLE3.run(known).findings[0].holds is None
+    assert TABLE3.run(known).verdicts[0].holds is None
     for study in STUDIES:
         with pytest.raises(LabError, match="known"):
             study.run(knowing(lab, tmp_path / "none", []))

@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812
 from gyroscope.layers.layer import layers
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.papers.conditioning.trained_convolutions import PLANS, STUDIES, Network, _findings, _lower
+from gyroscope_lab.papers.conditioning.trained_convolutions import PLANS, STUDIES, Network, _lower, _verdicts
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.feed import Feed
 from gyroscope_lab.training.result import Result
@@ -25,7 +25,7 @@ def reports(lab):
 
 
 def verdicts(report):
-    return {finding.says: finding.holds for finding in report.findings}
+    return {verdict.says: verdict.holds for verdict in report.verdicts}
 
 
 # What is trained
@@ -128,7 +128,7 @@ def test_a_report_is_saved_whole(lab, reports, tmp_path):
 
 
 def test_a_network_alone_is_no_comparison(lab, reports, tmp_path):
-    with pytest.raises(LabError, match="it cannot be shown in part: 3 trainings are not in"):
+    with pytest.raises(LabError, match="The study cannot be shown in part: 3 trainings are not in"):
         A8.run(knowing(lab, tmp_path, []))
 
 
@@ -154,13 +154,13 @@ def test_infinite_and_undefined_condition_numbers_are_higher_than_any_and_not_th
 )
 def test_at_full_scale_it_is_told_whether_a_plain_network_converges_at_the_full_rate(loss, ended, holds):
     slow, fast = network("Plain", [2.0], rate=0.01), network("Plain", [2.0], loss=loss, ended=ended)
-    found = _findings(FULL, [network("BN", [1.0]), slow], [slow, fast])
+    found = _verdicts(FULL, [network("BN", [1.0]), slow], [slow, fast])
     assert found[-1].holds is holds
-    assert _findings(replace(FULL, scale="small"), [network("BN", [1.0]), slow], [slow, fast])[-1].holds is None
+    assert _verdicts(replace(FULL, scale="small"), [network("BN", [1.0]), slow], [slow, fast])[-1].holds is None
 
 
 def test_a_plain_network_that_only_guesses_is_no_comparison_for_conditioning_but_one_for_the_loss():
     for loss, holds in ((2.3, None), (0.5, True)):
         plain = network("Plain", [2.0], loss=loss)
-        found = _findings(FULL, [network("BN", [1.0], loss=0.1), plain], [plain])
-        assert [finding.holds for finding in found[:5]] == [holds] * 4 + [True]
+        found = _verdicts(FULL, [network("BN", [1.0], loss=0.1), plain], [plain])
+        assert [verdict.holds for verdict in found[:5]] == [holds] * 4 + [True]

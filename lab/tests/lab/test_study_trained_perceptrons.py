@@ -9,9 +9,18 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.conditioning import perceptron_findings as findings
 from gyroscope_lab.papers.conditioning.perceptron_courses import FACTORS, Course, Kind, a_layer, courses
-from gyroscope_lab.papers.conditioning.trained_perceptrons import PLANS, STUDIES, trials
+from gyroscope_lab.papers.conditioning.trained_perceptrons import (
+    PLANS,
+    STUDIES,
+    adam_verdicts,
+    apart,
+    condition_verdicts,
+    ends,
+    magnitude_verdicts,
+    trials,
+    unit_verdicts,
+)
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.result import Result
 from lab.pretended import raw
@@ -152,7 +161,7 @@ def test_a_factor_a_layer_is_the_slope_of_a_fitted_line():
 
 
 def held(report):
-    return {finding.says: finding.holds for finding in report.findings}
+    return {verdict.says: verdict.holds for verdict in report.verdicts}
 
 
 @pytest.mark.parametrize("name", ["fig3", "a5"])
@@ -167,20 +176,20 @@ def test_magnitudes_decay_in_the_plain_network_from_a_random_start_alone(reports
 
 def test_gradients_of_a_normalized_network_grow_backwards_by_nearly_as_much_as_those_of_a_wide_one(found):
     for kind in (BN, HE_BN):
-        assert findings.ends(found[kind], "g")[0] == pytest.approx(pi / (pi - 1), rel=0.15)
+        assert ends(found[kind], "g")[0] == pytest.approx(pi / (pi - 1), rel=0.15)
 
 
 def test_the_factor_between_layers_is_that_of_the_largest_to_the_smallest_but_for_images_and_outputs(found):
     for one in found.values():
         x, g = one.lambdas["x"][[0, -1], 1:], one.lambdas["g"][[0, -1], :-1]
         for name, values in (("x", x), ("g", g)):
-            assert findings.apart(one, name) == pytest.approx([max(row) / min(row) for row in values.tolist()])
+            assert apart(one, name) == pytest.approx([max(row) / min(row) for row in values.tolist()])
 
 
 def test_a_random_start_loses_a_factor_of_six_a_layer(found):
-    assert findings.ends(found[PLAIN], "x")[0] == pytest.approx(1 / 6, rel=0.15)
-    assert findings.ends(found[PLAIN], "g")[0] == pytest.approx(1 / 6, rel=0.15)
-    assert findings.ends(found[BN], "x")[0] == pytest.approx(1, rel=0.03)
+    assert ends(found[PLAIN], "x")[0] == pytest.approx(1 / 6, rel=0.15)
+    assert ends(found[PLAIN], "g")[0] == pytest.approx(1 / 6, rel=0.15)
+    assert ends(found[BN], "x")[0] == pytest.approx(1, rel=0.03)
 
 
 @pytest.mark.parametrize("name", ["fig5", "a6", "a7"])
@@ -200,7 +209,7 @@ def test_adam_makes_up_for_a_random_start_and_sgd_does_not(reports):
 
 
 def test_dying_and_full_neurons_are_those_of_deep_plain_layers(reports):
-    assert len(reports["a12"].findings) == 5
+    assert len(reports["a12"].verdicts) == 5
     assert all(held(reports["a12"]).values())
 
 
@@ -230,7 +239,7 @@ def test_a_report_is_saved_whole(lab, reports, tmp_path):
 @pytest.mark.parametrize("name", BY_NAME)
 def test_every_number_can_be_kept_as_strict_json(lab, reports, name):
     kept = json.loads(json.dumps(BY_NAME[name].as_json(lab, reports[name]), allow_nan=False))
-    assert [one["holds"] for one in kept["findings"]] == [one.holds for one in reports[name].findings]
+    assert [one["holds"] for one in kept["findings"]] == [one.holds for one in reports[name].verdicts]
     assert len(kept["numbers"]["networks"]) == (2 if name in ("a7", "a12") else 4)
 
 
@@ -263,8 +272,8 @@ def made(kind, *, loss, factor=1.0, kappa=10.0, dying=0):
     )  # fmt: skip
 
 
-def verdicts(*its, of=findings.magnitudes):
-    return [finding.holds for finding in of({one.kind: one for one in its})]
+def verdicts(*its, of=magnitude_verdicts):
+    return [verdict.holds for verdict in of({one.kind: one for one in its})]
 
 
 def test_a_plain_network_that_keeps_magnitudes_or_trains_is_told_apart():
@@ -286,18 +295,18 @@ def test_a_factor_that_looks_small_a_layer_is_not_stable_over_all_of_them():
 
 def test_conditioning_is_better_where_it_is_lower_in_nearly_all_layers():
     plain = made(PLAIN, loss=2.3, kappa=20.0)
-    assert verdicts(plain, made(BN, loss=0.1), of=findings.conditions) == [True] * 4
-    assert verdicts(plain, made(BN, loss=0.1, kappa=inf), of=findings.conditions) == [False] * 4
+    assert verdicts(plain, made(BN, loss=0.1), of=condition_verdicts) == [True] * 4
+    assert verdicts(plain, made(BN, loss=0.1, kappa=inf), of=condition_verdicts) == [False] * 4
     one_layer = made(BN, loss=0.1)
     one_layer.kappas["x"][0.5][:, 3] = nan  # undefined is as bad as infinite
-    assert verdicts(plain, one_layer, of=findings.conditions) == [False, False, True, True]
+    assert verdicts(plain, one_layer, of=condition_verdicts) == [False, False, True, True]
 
 
 def test_conditioning_that_turns_over_in_training_is_told_of():
     plain, normalized = made(PLAIN, loss=2.3, kappa=20.0), made(BN, loss=0.1)
     normalized.kappas["g"][0.5][-1] = 90.0
     its = {one.kind: one for one in (plain, normalized)}
-    at_first, throughout = findings.conditions(its)[2:]
+    at_first, throughout = condition_verdicts(its)[2:]
     assert (at_first.holds, throughout.holds) == (True, False)
     assert throughout.here.startswith("κ_50%(Σ∇h) lower in 5 of 10 layers and analyses; 10 and 20 in the middle")
     assert throughout.here.endswith("in the last analysis in 0 of 5, 90 and 20")
@@ -305,14 +314,14 @@ def test_conditioning_that_turns_over_in_training_is_told_of():
 
 def test_dying_neurons_of_a_normalized_network_are_not_passed_over():
     grows = made(HE_PLAIN, loss=1.0, dying=2)
-    assert verdicts(grows, of=findings.units) == [True, False, True, False]
-    assert verdicts(made(HE_BN, loss=1.0, dying=1), of=findings.units) == [False]
-    assert verdicts(made(HE_BN, loss=1.0), of=findings.units) == [True]
+    assert verdicts(grows, of=unit_verdicts) == [True, False, True, False]
+    assert verdicts(made(HE_BN, loss=1.0, dying=1), of=unit_verdicts) == [False]
+    assert verdicts(made(HE_BN, loss=1.0), of=unit_verdicts) == [True]
 
 
 def test_adam_is_steadier_with_normalization_only_if_no_rate_is_worse():
     plain, normalized = made(PLAIN, loss=1.0), made(BN, loss=0.1)
     its = {PLAIN: plain, BN: normalized}
-    assert next(one for one in findings.adam(its, None) if "stabilizes" in one.says).holds
+    assert next(one for one in adam_verdicts(its, None) if "stabilizes" in one.says).holds
     worse = {PLAIN: plain, BN: replace(normalized, tried={0.1: 0.1, 0.2: nan})}
-    assert not next(one for one in findings.adam(worse, None) if "stabilizes" in one.says).holds
+    assert not next(one for one in adam_verdicts(worse, None) if "stabilizes" in one.says).holds

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.rotation.rate_search import best, between, extended, search
 from gyroscope_lab.papers.rotation.recipes import layca
-from gyroscope_lab.papers.rotation.tuned_rates import STUDIES, TRAIN, TUNED
+from gyroscope_lab.papers.rotation.tuned_rates import STUDIES, TRAIN, TUNED, best, between, extended, search
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.trial import Trial
@@ -111,8 +110,8 @@ def test_the_second_table_has_the_rates_at_alpha_zero(lab, report):
 
 
 def test_on_digits_first_layers_matter_more_high_rates_are_best_and_zero_is_even(report):
-    uniform, *others = report.findings
-    assert [finding.verdict for finding in others] == ["shown"] * 3
+    uniform, *others = report.verdicts
+    assert [verdict.word for verdict in others] == ["shown"] * 3
     first, middle, last = [row[3] for row in report.tables[0].rows]
     assert first > last
     assert uniform.holds == (max(first, last) < middle)
@@ -132,7 +131,7 @@ def test_layers_turn_most_evenly_at_alpha_zero(lab, report, columns):
     finals = [raw(lab, *place)["rotation"][-1] for place in columns]
     first, last, _, _, even = [np.std(final) / np.mean(final) for final in finals]
     assert even < min(first, last)
-    assert f"{even:.0%} of their mean" in report.findings[-1].here
+    assert f"{even:.0%} of their mean" in report.verdicts[-1].here
 
 
 def test_the_figures_show_the_chosen_rates_and_the_five_columns(lab, report, columns):
@@ -153,7 +152,7 @@ def test_the_training_accuracies_are_those_of_the_last_epoch(lab, columns):
     results = [raw(lab, *place) for place in columns]
     assert [row[1] for row in table.rows] == pytest.approx([100 * result["accuracy"][-1] for result in results])
     assert [row[2] for row in table.rows] == [None] * 5
-    assert found.findings[0].holds == (min(result["accuracy"][-1] for result in results) >= 0.97)
+    assert found.verdicts[0].holds == (min(result["accuracy"][-1] for result in results) >= 0.97)
 
 
 def test_at_full_scale_the_search_starts_with_three_rates_at_thirteen_alphas(tmp_path):
@@ -204,7 +203,7 @@ def test_results_like_the_papers_are_reported_as_such_and_validation_chooses(tmp
         assert row[1:3] == ("3^-3", 3)
         assert row[4] == told.get(alpha)
         assert row[5] == (pytest.approx(0.0) if alpha in told else None)
-    assert [finding.verdict for finding in report.findings[:2]] == ["shown", "shown"]
+    assert [verdict.word for verdict in report.verdicts[:2]] == ["shown", "shown"]
     assert report.numbers["tiny-cnn"]["chosen by"] == "validation accuracy"
     [table] = TABLE2.conclude(lab).tables
     assert [row[1:3] for row in table.rows] == [(pytest.approx(99.0), number) for number in TRAIN["tiny-cnn"]]

@@ -14,10 +14,15 @@ from gyroscope.diagnose.standing_out import in_words
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.conditioning.by_depth import Network
-from gyroscope_lab.papers.conditioning.very_deep import STUDIES
-from gyroscope_lab.papers.conditioning.very_deep_course import Course, smoothed
-from gyroscope_lab.papers.conditioning.very_deep_figure import draw
-from gyroscope_lab.papers.conditioning.very_deep_findings import of_depths, of_last_norm, of_preactivation
+from gyroscope_lab.papers.conditioning.very_deep import (
+    STUDIES,
+    Course,
+    draw,
+    of_depths,
+    of_last_norm,
+    of_preactivation,
+    smoothed,
+)
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.last_layer import FILE, Followed, followed
 from gyroscope_lab.training.recipe import Recipe
@@ -88,7 +93,7 @@ def test_the_table_has_the_numbers_that_were_followed(lab, study):
 
 def test_on_digits_deeper_networks_have_larger_inputs_and_the_deepest_alone_is_stuck(lab):
     report = FIG6.run(lab)
-    assert [finding.holds for finding in report.findings] == [True] * 3 + [None] * 3 + [True, None]
+    assert [verdict.holds for verdict in report.verdicts] == [True] * 3 + [None] * 3 + [True, None]
     *shallow, deepest = report.tables[0].rows
     assert [row[2] for row in shallow] == [0, 0]
     its = np.load(lab.archive.folder(lab.trial(FIG6.trials(lab)[-1])) / FILE)
@@ -102,8 +107,8 @@ def test_on_digits_deeper_networks_have_larger_inputs_and_the_deepest_alone_is_s
 
 
 def test_on_digits_the_same_network_is_not_stuck_with_batch_normalization_before_its_last_layer(lab):
-    assert [finding.holds for finding in FIG7.run(lab).findings] == [True, True, True, True, None]
-    steady, smaller = FIG9.run(lab).findings[1:3]
+    assert [verdict.holds for verdict in FIG7.run(lab).verdicts] == [True, True, True, True, None]
+    steady, smaller = FIG9.run(lab).verdicts[1:3]
     assert (steady.holds, smaller.holds) == (True, True)
     for study in (FIG7, FIG9):
         assert [row[2] > 0 for row in study.run(lab).tables[0].rows[:2]] == [True, False]
@@ -181,13 +186,13 @@ def test_courses_like_the_papers_show_what_it_says():
         replace(one, followed=replace(one.followed, loss=one.followed.loss + bump(n), weight_norm=grown(n)))
         for n, one in enumerate(depths)
     ]
-    assert [finding.holds for finding in of_depths(rising, full=True)] == [True] * 10
+    assert [verdict.holds for verdict in of_depths(rising, full=True)] == [True] * 10
     steady = course("ResNet_LastBN", stuck=0, large=5.0)
     steady = replace(steady, followed=replace(steady.followed, loss=np.linspace(3.0, 0.5, STEPS)))
-    assert [finding.holds for finding in of_last_norm([course(), steady], full=True)] == [True] * 5
+    assert [verdict.holds for verdict in of_last_norm([course(), steady], full=True)] == [True] * 5
     normal = replace(steady, network=Network("PreResNet", 1202))
     without = course("PreResNet_v1", stuck=100)
-    assert [finding.holds for finding in of_preactivation([course(), normal, without], full=True)] == [True] * 5
+    assert [verdict.holds for verdict in of_preactivation([course(), normal, without], full=True)] == [True] * 5
 
 
 def bump(height):
@@ -201,16 +206,16 @@ def grown(by):
 
 def test_courses_unlike_the_papers_are_said_to_be_so_at_full_scale_and_undecided_below():
     same = [course(depth=depth, stuck=0) for depth in (56, 110)]
-    assert [finding.holds for finding in of_depths(same, full=True)] == [False] * 6
-    assert [finding.holds for finding in of_depths(same, full=False)] == [False] * 3 + [None] * 3
-    assert [finding.holds for finding in of_depths(same[:1], full=True)] == [None] * 4 + [False]
+    assert [verdict.holds for verdict in of_depths(same, full=True)] == [False] * 6
+    assert [verdict.holds for verdict in of_depths(same, full=False)] == [False] * 3 + [None] * 3
+    assert [verdict.holds for verdict in of_depths(same[:1], full=True)] == [None] * 4 + [False]
     plain, stuck = course(stuck=0), course("ResNet_LastBN", large=1000.0)
-    assert [finding.holds for finding in of_last_norm([plain, stuck], full=True)] == [False] * 4
+    assert [verdict.holds for verdict in of_last_norm([plain, stuck], full=True)] == [False] * 4
     assert of_last_norm([plain], full=True) == of_preactivation([plain, stuck], full=True) == []
 
 
 def test_the_report_tells_when_and_how_a_network_was_stuck():
-    told, escaped = (finding.here for finding in of_depths([course()], full=True)[-2:])
+    told, escaped = (verdict.here for verdict in of_depths([course()], full=True)[-2:])
     assert escaped == "at step 401; loss 1 in the end"
     assert "for 300 of 600 steps, from step 101, at a loss of 2.3" in told
     assert "λmax(Σx) fell from 900 to 0.09" in told
@@ -249,7 +254,7 @@ def test_of_what_is_known_the_networks_whose_course_was_kept_are_shown(lab, tmp_
     shutil.copy(lab.archive.folder(first) / FILE, known.archive.folder(first))
     report = FIG6.run(known)
     assert [row[0] for row in report.tables[0].rows] == ["ResNet, 8 layers"]
-    assert report.findings[0].holds is None
+    assert report.verdicts[0].holds is None
 
 
 @pytest.mark.parametrize(("model", "stalls"), [("resnet-56", True), ("resnet-lastbn-56", False)])

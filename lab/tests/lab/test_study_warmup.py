@@ -70,9 +70,9 @@ def test_on_digits_a_warm_up_starts_slower_and_a_shallow_network_does_not_tell_w
     assert np.mean(warmed["rotation"][1]) < np.mean(plain["rotation"][1])
     assert np.mean(layca["rotation"][1]) < np.mean(plain["rotation"][1])
     report = FIG4.run(lab)
-    assert [finding.holds for finding in report.findings[:2]] == [None, None]
-    assert report.findings[3].holds is True
-    assert TABLE5.run(lab).findings[0].holds is None
+    assert [verdict.holds for verdict in report.verdicts[:2]] == [None, None]
+    assert report.verdicts[3].holds is True
+    assert TABLE5.run(lab).verdicts[0].holds is None
 
 
 def test_turns_are_told_apart_by_whether_training_accuracy_fell():
@@ -114,10 +114,10 @@ def test_results_like_the_papers_show_what_it_says(tmp_path):
     accuracies = {0: lambda epoch: 0.1 if epoch < 30 else 0.96, 5: stumbles, 10: learns, 15: learns, None: learns}
     lab = full_scale(tmp_path, accuracies, {0: 0, 5: 12}, TESTS)
     report = FIG4.run(lab)
-    assert [finding.holds for finding in report.findings] == [True] * 5
+    assert [verdict.holds for verdict in report.verdicts] == [True] * 5
     found = [turn for trial in FIG4.trials(lab)[:4] for turn in turns(lab.make(trial))[0]]
-    assert f"by {median(found):.4f} where it falls (1 epochs)" in report.findings[2].here
-    assert TABLE5.run(lab).findings[0].holds is True
+    assert f"by {median(found):.4f} where it falls (1 epochs)" in report.verdicts[2].here
+    assert TABLE5.run(lab).verdicts[0].holds is True
     assert [row[2] for row in report.tables[0].rows] == [83.58, 92.43, 92.09, 92.30, 92.09]
     assert [row[2] for row in TABLE5.run(lab).tables[0].rows] == [96.67, 99.76, 99.85, 99.68, 99.85]
 
@@ -128,8 +128,8 @@ def test_results_unlike_the_papers_are_said_to_be_so(tmp_path):
 
     accuracies = dict.fromkeys((0, 5, 10, 15, None), learns)
     lab = full_scale(tmp_path, accuracies, {None: 3}, {**TESTS, 0: 0.95, None: 0.8})
-    assert [finding.holds for finding in FIG4.run(lab).findings] == [False] * 5
-    assert TABLE5.run(lab).findings[0].holds is False
+    assert [verdict.holds for verdict in FIG4.run(lab).verdicts] == [False] * 5
+    assert TABLE5.run(lab).verdicts[0].holds is False
 
 
 def test_the_figure_shows_rotation_above_training_accuracy_over_the_first_25_epochs(tmp_path):
@@ -155,12 +155,12 @@ def test_saving_writes_the_figure_the_page_and_all_numbers(lab, tmp_path, study)
     assert [cell["warmup"] for cell in kept["numbers"]["cells"]] == [0, 5, None]
 
 
-def test_of_what_is_known_in_part_there_are_figures_and_tables_but_no_findings(lab, tmp_path):
+def test_of_what_is_known_in_part_there_are_figures_and_tables_but_no_verdicts(lab, tmp_path):
     known = knowing(lab, tmp_path / "some", FIG4.trials(lab)[1:])
     for study in (FIG4, TABLE5):
         report = study.run(known)
         assert [row[0] for row in report.tables[0].rows] == ["SGD + L2, 5 epochs", "Layca 3^-3, none"]
-        assert report.findings == ()
+        assert report.verdicts == ()
     with pytest.raises(LabError, match="known"):
         FIG4.run(knowing(lab, tmp_path / "none", []))
 
@@ -191,7 +191,7 @@ def of_lastbn(folder, *, early, test):
 @pytest.mark.parametrize(("early", "test", "holds"), [(0.75, 0.925, True), (0.12, 0.90, False)], ids=["cure", "none"])
 def test_lastbn_is_a_cure_if_the_network_learns_and_generalizes_with_it(tmp_path, early, test, holds):
     report = LASTBN.run(of_lastbn(tmp_path, early=early, test=test))
-    assert [finding.holds for finding in report.findings] == [holds] * 2
+    assert [verdict.holds for verdict in report.verdicts] == [holds] * 2
     assert [row[0] for row in report.tables[0].rows][2:] == [
         "resnet-110 (Keras)", "resnet-110", "resnet-110 with LastBN",
     ]  # fmt: skip
@@ -201,7 +201,7 @@ def test_on_digits_lastbn_does_not_decide_and_is_saved(lab, tmp_path):
     report = LASTBN.run(lab)
     results = [raw(lab, trial) for trial in LASTBN.trials(lab)]
     assert [row[2] for row in report.tables[0].rows] == pytest.approx([percent(one)[0] for one in results])
-    assert [finding.holds for finding in report.findings] == [None] * 2
+    assert [verdict.holds for verdict in report.verdicts] == [None] * 2
     assert (tmp_path / "rotation/lastbn/figure.png") in LASTBN.save(lab, report, tmp_path)
     known = knowing(lab, tmp_path / "known", LASTBN.trials(lab)[1:])
-    assert LASTBN.run(known).findings == ()
+    assert LASTBN.run(known).verdicts == ()

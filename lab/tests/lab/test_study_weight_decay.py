@@ -75,7 +75,7 @@ def test_figure_3_has_the_numbers_of_the_archive(lab):
     assert (row[1], row[5]) == pytest.approx(percent(decayed))
     assert row[3] == pytest.approx(100 * (decayed["test_accuracy"] - best["test_accuracy"]))
     assert row[6:] == pytest.approx((np.mean(decayed["rotation"][-1]), np.mean(best["rotation"][-1])))
-    far, on_par = report.findings
+    far, on_par = report.verdicts
     # In so short a training Layca does not turn layers far either.
     assert far.holds is None
     assert on_par.holds == (100 * decayed["test_accuracy"] >= 100 * best["test_accuracy"] - 1)
@@ -85,7 +85,7 @@ def test_the_speed_figure_has_the_numbers_of_the_archive_and_on_digits_sgd_alone
     plain, decayed, best = (raw(lab, trial) for trial in SPEED4.trials(lab))
     assert best["test_accuracy"] > plain["test_accuracy"]
     report = SPEED4.run(lab)
-    worse, further, _, _ = report.findings
+    worse, further, _, _ = report.verdicts
     assert worse.holds is True
     turned = [np.mean(one["rotation"][-1]) for one in (plain, decayed)]
     assert further.holds == (turned[1] > turned[0] and decayed["test_accuracy"] > plain["test_accuracy"])
@@ -112,16 +112,16 @@ LIKE, UNLIKE = (0.80, 0.4, 1.0), (0.885, 0.96, 1.0)
 
 def test_results_like_the_papers_show_what_they_say(tmp_path):
     lab = made_lab(tmp_path, LIKE, (0.88, 0.95, 1.0), (0.885, 0.97, 1.0))
-    assert [finding.holds for finding in FIG3.run(lab).findings] == [True] * 10
-    assert [finding.holds for finding in SPEED4.run(lab).findings] == [True] * 20
-    assert [study.run(lab).findings[0].holds for study in (TABLE4, SPEED3)] == [True, True]
+    assert [verdict.holds for verdict in FIG3.run(lab).verdicts] == [True] * 10
+    assert [verdict.holds for verdict in SPEED4.run(lab).verdicts] == [True] * 20
+    assert [study.run(lab).verdicts[0].holds for study in (TABLE4, SPEED3)] == [True, True]
 
 
 def test_results_unlike_the_papers_are_said_to_be_so(tmp_path):
     lab = made_lab(tmp_path, UNLIKE, (0.86, 0.5, 0.8), (0.88, 0.97, 1.0))
-    assert [finding.holds for finding in FIG3.run(lab).findings] == [False] * 10
-    assert [finding.holds for finding in SPEED4.run(lab).findings] == [False] * 20
-    assert [study.run(lab).findings[0].holds for study in (TABLE4, SPEED3)] == [False, False]
+    assert [verdict.holds for verdict in FIG3.run(lab).verdicts] == [False] * 10
+    assert [verdict.holds for verdict in SPEED4.run(lab).verdicts] == [False] * 20
+    assert [study.run(lab).verdicts[0].holds for study in (TABLE4, SPEED3)] == [False, False]
 
 
 def test_each_papers_own_numbers_stand_beside_ours(tmp_path):

@@ -139,7 +139,7 @@ def test_a_second_table_has_every_rate_where_there_are_several(lab, reports):
 
 
 def test_all_blocked_perceptrons_learn_and_end_worse_at_any_rate_and_on_the_test_set(reports):
-    told = {finding.says: finding.holds for finding in reports["conditioning/fig4"].findings}
+    told = {verdict.says: verdict.holds for verdict in reports["conditioning/fig4"].verdicts}
     assert told == {
         "with weight domination in certain layers the loss can still decrease": True,
         "but performance is degenerated": True,
@@ -151,7 +151,7 @@ def test_all_blocked_perceptrons_learn_and_end_worse_at_any_rate_and_on_the_test
 
 
 def test_all_blocked_convolutions_learn_and_cost_more_the_more_of_the_first_there_are(reports):
-    falls, _, tested, from_the_first = reports["conditioning/a11"].findings
+    falls, _, tested, from_the_first = reports["conditioning/a11"].verdicts
     assert (falls.holds, tested.holds, from_the_first.holds) == (True, True, True)
     assert reports["conditioning/a11"].tables[0].rows[-1][5] > 1.2  # where most is blocked
 
@@ -159,7 +159,7 @@ def test_all_blocked_convolutions_learn_and_cost_more_the_more_of_the_first_ther
 @pytest.mark.parametrize("name", [study.name for study in STUDIES])
 def test_what_is_lost_on_the_test_set_is_told_from_the_table(reports, name):
     whole, *blocked = [row[7] for row in reports[name].tables[0].rows]
-    *_, tested, from_the_first = reports[name].findings
+    *_, tested, from_the_first = reports[name].verdicts
     lost = [whole - test for test in blocked]
     assert tested.here == f"of {len(lost)} of {len(lost)}, by {min(lost):.1f} to {max(lost):.1f} points"
     chosen = ("11111", "01111", "00001", "111", "011", "001")
@@ -198,25 +198,25 @@ def test_a_rate_that_diverges_is_not_the_best_and_a_blocked_network_that_ends_lo
     report = conclude(MadeLab(Archive("nowhere"), make=made(losses)), two_codes(SMOKE), heading="", of_steps=True)
     assert [row[2:4] for row in report.tables[0].rows] == [("0.1", "0.5"), ("0.1", "0.4")]
     # At 0.5 there is nothing to compare with; and the made-up results test alike, which is no loss.
-    assert [finding.holds for finding in report.findings] == [True, False, False, None, False, False]
-    assert report.findings[1].here == "of 0 of 1, 0.80 to 0.8 times that without"
+    assert [verdict.holds for verdict in report.verdicts] == [True, False, False, None, False, False]
+    assert report.verdicts[1].here == "of 0 of 1, 0.80 to 0.8 times that without"
 
 
 def test_a_blocked_network_that_learns_nothing_is_told_of():
     losses = {"11111, SGD 0.1": [2.0, 0.5], "11111, SGD 0.5": [2.0, 0.5],
               "01111, SGD 0.1": [2.0, 2.5], "01111, SGD 0.5": [2.0, 2.4]}  # fmt: skip
     report = conclude(MadeLab(Archive("nowhere"), make=made(losses)), two_codes(SMOKE), heading="", of_steps=True)
-    assert [finding.holds for finding in report.findings] == [False, True, True, True, False, False]
+    assert [verdict.holds for verdict in report.verdicts] == [False, True, True, True, False, False]
 
 
 def test_a_network_that_is_better_at_the_best_rate_may_be_worse_at_equal_ones():
     losses = {"11111, SGD 0.1": [2.0, 0.5], "11111, SGD 0.5": [2.0, 0.2],
               "01111, SGD 0.1": [2.0, 0.6], "01111, SGD 0.5": [2.0, 0.1]}  # fmt: skip
     report = conclude(MadeLab(Archive("nowhere"), make=made(losses)), two_codes(SMOKE), heading="", of_steps=True)
-    assert [finding.holds for finding in report.findings[1:4]] == [False, True, False]
+    assert [verdict.holds for verdict in report.verdicts[1:4]] == [False, True, False]
 
 
 def test_without_the_network_that_nothing_is_blocked_in_there_is_no_comparison(lab, reports, tmp_path):
     some = knowing(lab, tmp_path, [one for one in FIG4.trials(lab) if one.recipe.frozen])
-    with pytest.raises(LabError, match="it cannot be shown in part: 2 trainings are not in"):
+    with pytest.raises(LabError, match="The study cannot be shown in part: 2 trainings are not in"):
         FIG4.run(some)

@@ -96,19 +96,13 @@ def _train(runs: Path, seeds: int, quick: bool, jobs: int, again: bool) -> tuple
 
 
 def _write(measured: Demo, out: Path, command: str) -> list[Path]:
-    import numpy as np
-
     from gyroscope.figures import Panel, rotation_panels, save
-    from gyroscope_lab.papers.cells import title
-    from gyroscope_lab.papers.page import page
+    from gyroscope_lab.papers.demo import accuracy_text, page
+    from gyroscope_lab.papers.rotation.panels import title
 
     panels = [
-        Panel(
-            title=title(summary.recipe),
-            curves=np.mean([result.rotation for result in results], axis=0),
-            note=f"test {summary.test} %",
-        )
-        for summary, results in zip(measured.summaries, measured.results, strict=True)
+        Panel(title=title(cell.recipe), curves=cell.rotation, note=f"test {accuracy_text(cell)} %")
+        for cell in measured.cells
     ]
     runs = "1 seed" if len(measured.seeds) == 1 else f"mean of {len(measured.seeds)} seeds"
     heading = f"How far each layer rotates from its initialization ({runs})"
@@ -120,7 +114,7 @@ def _write(measured: Demo, out: Path, command: str) -> list[Path]:
 
 
 def _report(measured: Demo, written: list[Path], out: Path, command: str, trials: list[Trial]) -> None:
-    from gyroscope_lab.papers.summary import in_words
+    from gyroscope_lab.papers.demo import accuracy_text, in_words
     from gyroscope_lab.training.archive import Archive
 
     table = Table(title="Seven layers, 200 training digits, 1,597 test digits")
@@ -129,18 +123,18 @@ def _report(measured: Demo, written: list[Path], out: Path, command: str, trials
     table.add_column("test %", justify="right")
     for column in ("rotation\nmin", "\nmean", "\nmax"):
         table.add_column(column, justify="right")
-    for summary in measured.summaries:
-        final = summary.final_rotation
-        cells = (
-            summary.recipe.name,
-            f"{100 * summary.train_accuracy:.1f}",
-            summary.test,
-            *(f"{rotation:.3f}" for rotation in (min(final), summary.mean_rotation, max(final))),
+    for cell in measured.cells:
+        final = cell.final_rotation
+        texts = (
+            cell.recipe.name,
+            f"{cell.train:.1f}",
+            accuracy_text(cell),
+            *(f"{rotation:.3f}" for rotation in (min(final), cell.mean_rotation, max(final))),
         )
-        table.add_row(*map(Text, cells))
+        table.add_row(*map(Text, texts))
     console = Console()
     console.print(table)
-    console.print(in_words(measured.summaries), highlight=False)
+    console.print(in_words(measured.cells), highlight=False)
     kept = len(trials) - measured.trained
     if kept:
         known = "All" if kept == len(trials) else f"{kept} of"

@@ -211,8 +211,7 @@ def _load() -> None:
 def _list(lab: Lab, out: Path) -> None:
     """List what the studies take of the tasks that were asked for."""
     from gyroscope_lab.cli.study_tables import print_list
-    from gyroscope_lab.papers.catalogue import studies
-    from gyroscope_lab.papers.costs import costs
+    from gyroscope_lab.papers.catalogue import costs, studies
 
     each, all_of_them = costs(list(studies().values()), lab)
     print_list(out, each | {"all": all_of_them})

@@ -82,7 +82,7 @@ def results_in(out: Path, name: str) -> str:
 
 
 def print_report(study: Study, report: Report, lab: Lab) -> None:
-    """Print what came of a study: its findings, then its tables.
+    """Print what came of a study: its verdicts, then its tables.
 
     >>> from gyroscope_lab.engine.laboratory import Lab
     >>> from gyroscope_lab.papers.study import Report, Study
@@ -94,12 +94,12 @@ def print_report(study: Study, report: Report, lab: Lab) -> None:
 
     out = console()
     out.print(Text(f"{study.name}: {study.title} (scale {lab.scale})", style="bold"))
-    if report.findings:
-        table = Table(title="Findings", title_justify="left")
+    if report.verdicts:
+        table = Table(title="Verdicts", title_justify="left")
         for column in ("the paper says", "paper", "here", ""):
             table.add_column(column, overflow="fold")
-        for one in report.findings:
-            verdict = Text(one.verdict, style=_STYLES.get(one.verdict, "yellow"))
+        for one in report.verdicts:
+            verdict = Text(one.word, style=_STYLES.get(one.word, "yellow"))
             table.add_row(Text(one.says), Text(one.paper), Text(one.here), verdict)
         out.print(table)
     for given in report.tables:

@@ -1,1 +1,1 @@
-"""Studies: the papers' figures made again, one module a paper."""
+"""Studies that reproduce the papers' figures and tables, one folder per paper."""

@@ -1,4 +1,4 @@
-"""The images of the conditioning paper where they are at hand, and scikit-learn's digits otherwise."""
+"""The images of the conditioning paper where they are available, and scikit-learn's digits otherwise."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gyroscope_lab.engine.laboratory import Lab
 
 DIGITS = Source("digits")
 _CLASSES = 10
-# Examples that are published to train on, and pixels and channels of each.
+# Published training examples, and the pixels and channels of each.
 _EXAMPLES = {"digits": _CLASSES * PER_CLASS, "mnist": 60_000, "cifar-10": 50_000}
 _PIXELS = {"digits": 64, "mnist": 784, "cifar-10": 3072}
 _CHANNELS = {"digits": 1, "mnist": 1, "cifar-10": 3}
 
 
 def at_hand(lab: Lab, wanted: Source) -> Source:
-    """`wanted` at full scale, and at the small one if its files are in the laboratory's folder; else the digits.
+    """Return `wanted` at full scale, and at the small one if its files are in the laboratory's folder; else the digits.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [at_hand(Lab(Archive("runs"), scale), Source("mnist")).name for scale in ("smoke", "small", "full")]
@@ -31,7 +31,7 @@ def at_hand(lab: Lab, wanted: Source) -> Source:
 
 
 def examples(source: Source) -> int:
-    """How many examples there are to train on.
+    """Return the number of training examples.
 
     >>> examples(Source("mnist")), examples(Source("mnist", per_class=100)), examples(Source("digits"))
     (60000, 1000, 200)
@@ -40,7 +40,7 @@ def examples(source: Source) -> int:
 
 
 def pixels(source: Source) -> tuple[tuple[str, Any], ...]:
-    """What a perceptron is told about the images.
+    """Return the options that tell a perceptron the size of the images.
 
     >>> pixels(Source("mnist"))
     (('inputs', 784),)
@@ -49,7 +49,7 @@ def pixels(source: Source) -> tuple[tuple[str, Any], ...]:
 
 
 def channels(source: Source) -> tuple[tuple[str, Any], ...]:
-    """What a convolutional network is told about the images.
+    """Return the options that tell a convolutional network the channels of the images.
 
     >>> channels(Source("cifar-10"))
     (('channels', 3),)

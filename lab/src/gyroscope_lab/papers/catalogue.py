@@ -1,25 +1,30 @@
 """All studies, by name.
 
-`index.json` says in which module each is, what the paper shows and what it takes: one is loaded without the others,
-and all are listed without loading any. `python -m gyroscope_lab.papers.catalogue` writes it again.
+`index.json` holds the module, the title and the cost of each, so that one study is loaded without the others, and all
+are listed without loading any. `python -m gyroscope_lab.papers.catalogue` writes it.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from gyroscope.errors import GyroscopeError
 from gyroscope_lab.errors import LabError
 
 if TYPE_CHECKING:
+    from gyroscope_lab.engine.laboratory import Lab
     from gyroscope_lab.papers.study import Study
+    from gyroscope_lab.training.trial import Trial
 
 INDEX = Path(__file__).with_name("index.json")
 
-# One module an idea; what two figures show with the same trials is in one module.
+# One module per idea; figures that share their trials share a module.
 _MODULES = (
     "rotation.alpha_and_rate",
     "rotation.sgd_rates",
@@ -36,7 +41,7 @@ _MODULES = (
     "rotation.one_layer",
     "rotation.tuned_rates",
     "rotation.rescaled",
-    "conditioning.exact_studies",
+    "conditioning.exact",
     "conditioning.trained_perceptrons",
     "conditioning.weight_domination",
     "conditioning.gradient_explosion",
@@ -61,7 +66,7 @@ _MODULES = (
 
 @cache
 def studies() -> dict[str, Study]:
-    """All studies, by name: paper by paper, in the order of their figures and tables.
+    """Return all studies by name: paper by paper, in the order of their figures and tables.
 
     >>> "rotation/fig1" in studies()
     True
@@ -73,7 +78,7 @@ def studies() -> dict[str, Study]:
 
 
 class Listed(NamedTuple):
-    """A study as it is listed: its module, its title, and by scale the trainings it takes and how long they last."""
+    """The entry of a study in the index: its module, its title, and by scale its trainings and how long they take."""
 
     module: str
     title: str
@@ -82,8 +87,9 @@ class Listed(NamedTuple):
 
 @cache
 def index() -> dict[str, Listed]:
-    """All studies as they are listed, by name, in the order of `studies`; the sum over all of them is called "all",
-    and titled by the tasks whose times are estimates.
+    """Return the entries of all studies by name, in the order of `studies`.
+
+    The entry "all" is the sum over all studies; its title names the tasks whose times are estimates.
 
     >>> index()["rotation/fig1"].title[:8]
     'Figure 1'
@@ -99,7 +105,8 @@ def study(name: str) -> Study:
     """
     known = index()
     if name not in known or name == "all":
-        raise LabError(f"no study is called {name!r}; there are: {', '.join(one for one in known if one != 'all')}")
+        accepted = ", ".join(one for one in known if one != "all")
+        raise LabError(f"`name` must be the name of a study, got {name!r}. The studies are: {accepted}.")
     found: list[Study] = import_module(f"gyroscope_lab.papers.{known[name].module}").STUDIES
     return next(one for one in found if one.name == name)
 
@@ -112,10 +119,9 @@ def _place(study: Study) -> tuple[str, int, int, str]:
 
 
 def made_index() -> dict[str, Listed]:
-    """The index, worked out from the studies themselves."""
+    """Return the index, computed from the studies themselves."""
     from gyroscope_lab.engine.cost import PACES
     from gyroscope_lab.engine.laboratory import Lab
-    from gyroscope_lab.papers.costs import costs
     from gyroscope_lab.training.archive import Archive
 
     where = {one.name: module for module in _MODULES for one in import_module(f"gyroscope_lab.papers.{module}").STUDIES}
@@ -123,6 +129,36 @@ def made_index() -> dict[str, Listed]:
     found = {one.name: Listed(where[one.name], one.title, each[one.name]) for one in studies().values()}
     guessed = ", ".join(name for name, pace in PACES.items() if not pace.measured)
     return found | {"all": Listed("", guessed, all_of_them)}
+
+
+def costs(studies: Sequence[Study], lab: Lab) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """Return the cost of each study by scale, in words, and of all of them together; – where no task is left."""
+    from gyroscope_lab.engine.laboratory import SCALES
+
+    labs: dict[str, Lab] = {scale: replace(lab, scale=scale, known=False) for scale in SCALES}
+    needed = {study.name: {scale: _needs(study, one) for scale, one in labs.items()} for study in studies}
+    each = {
+        name: {scale: "–" if one is None else _cost([one]) for scale, one in needs.items()}
+        for name, needs in needed.items()
+    }
+    sums = {scale: _cost([one for needs in needed.values() if (one := needs[scale]) is not None]) for scale in labs}
+    return each, sums
+
+
+def _needs(study: Study, lab: Lab) -> tuple[Sequence[Trial], float] | None:
+    """The trainings of a study and its other seconds; None if it has none of the requested tasks."""
+    try:
+        return study.trials(lab), study.beside.get(lab.scale, 0.0)
+    except GyroscopeError:
+        return None
+
+
+def _cost(needs: Sequence[tuple[Sequence[Trial], float]]) -> str:
+    from gyroscope_lab.engine.cost import cost
+
+    beside = sum(seconds for _, seconds in needs)
+    whole = cost([trial for trials, _ in needs for trial in trials], beside=beside)
+    return f"{whole.trials or 'none'}: {whole.words}" if whole.trials or beside else "none"
 
 
 if __name__ == "__main__":

@@ -1,26 +1,26 @@
-"""The results of one recipe on one task, over its seeds: what a panel of a figure or a row of a table shows."""
+"""Results of trials: those of one recipe on one task over its seeds, and the run that the monitor recorded of one."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from gyroscope.errors import StoreError
+from gyroscope.store import Run, load
 from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.errors import LabError
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-#: A network has learned its training set from here; the paper drops the others from its figure 9 at 90 %.
+T = TypeVar("T")
+#: A network has learned its training set from this training accuracy on, as in the rotation paper: its figure 9 leaves
+#: out networks below 90 %. A stricter threshold of a study has a name of its own (`FITS` of the rule of thumb, 99 %).
 LEARNED = 0.90
 
 
@@ -46,18 +46,18 @@ class Cell:
 
     @property
     def spread(self) -> float | None:
-        """The standard deviation of the test accuracy over seeds, in percent; None of one seed."""
+        """The standard deviation of the test accuracy over seeds, in percent; None for a single seed."""
         tests = [100 * result.test_accuracy for result in self.results]
         return float(np.std(tests, ddof=1)) if len(tests) > 1 else None
 
     @property
     def train(self) -> float:
-        """Mean training accuracy in the end, in percent: that of the last epoch where earlier weights were tested."""
+        """Mean training accuracy at the end, in percent: that of the last epoch where earlier weights were tested."""
         return float(np.mean([100 * result.learned for result in self.results]))
 
     @property
     def learned(self) -> bool:
-        """Whether the training set was learned."""
+        """True if the training set was learned."""
         return self.train >= 100 * LEARNED
 
     @property
@@ -73,12 +73,12 @@ class Cell:
 
     @property
     def mean_rotation(self) -> float:
-        """The mean of that over layers."""
+        """The mean of `final_rotation` over layers."""
         return float(np.mean(self.final_rotation))
 
     @property
     def unevenness(self) -> float:
-        """How much rotation differs between layers: its standard deviation as a share of its mean."""
+        """The standard deviation of final rotation over layers, as a share of its mean."""
         return float(self.final_rotation.std() / self.mean_rotation) if self.mean_rotation else 0.0
 
     @property
@@ -88,7 +88,7 @@ class Cell:
         return np.asarray(np.mean([result.loss[:epochs] for result in self.results], axis=0))
 
     def numbers(self) -> dict[str, Any]:
-        """What is kept of it as JSON."""
+        """Return the numbers as JSON holds them."""
         return {
             "task": self.task.name,
             "recipe": self.recipe.name,
@@ -115,7 +115,7 @@ class Cell:
 
 
 def cells(lab: Lab, trials: Sequence[Trial]) -> list[Cell]:
-    """Run the trials that are not known yet, and put those that differ in their seed alone together, in order."""
+    """Run the trials that have no result yet, and group those that differ in their seed alone, in order."""
     found: dict[tuple[Task, Recipe], list[Result]] = {}
     held = lab.held(trials)
     for trial, result in zip(held, lab.run(held), strict=True):
@@ -123,31 +123,37 @@ def cells(lab: Lab, trials: Sequence[Trial]) -> list[Cell]:
     return [Cell(task, recipe, tuple(results)) for (task, recipe), results in found.items()]
 
 
-def title(recipe: Recipe) -> str:
-    """A recipe's name as figures print it.
+def some(rows: Sequence[T]) -> Sequence[T]:
+    """Return the rows; raise if there are none, since a study of which nothing is known has nothing to show.
 
-    >>> title(Recipe("Layca 3^-3, alpha -0.6", 3**-3, control="layca", alpha=-0.6))
-    'Layca $3^{-3}$, $\\\\alpha = -0.6$'
+    >>> some([])
+    Traceback (most recent call last):
+    gyroscope_lab.errors.LabError: None of the trainings has a result. Train them first (leave --known out).
     """
-    name = re.sub(r"(\d)\^(-?[\d.]+)", r"$\1^{\2}$", recipe.name)
-    return re.sub(r"alpha (\S+)", r"$\\alpha = \1$", name)
+    if not rows:
+        raise LabError("None of the trainings has a result. Train them first (leave --known out).")
+    return rows
 
 
-def grid(
-    rows: Sequence[Sequence[Cell]], *, heading: str, note: Callable[[Cell], str] = lambda cell: f"{cell.test:.1f} %"
-) -> Figure:
-    """Rotation curves in the layout of the paper's figure 1: one row a task, one panel a recipe."""
-    from gyroscope.figures import Panel, rotation_panels
+def recorded(lab: Lab, trial: Trial) -> Run:
+    """Return the recorded run of a trial, which is trained if it has no result yet.
 
-    panels = [
-        Panel(title=_panel_title(cell, many=len(rows) > 1), curves=cell.rotation, note=note(cell))
-        for row in rows
-        for cell in row
-    ]
-    widest = max(len(row) for row in rows)
-    columns = widest if len(rows) > 1 else ceil(widest / ceil(widest / 7))
-    return rotation_panels(panels, columns=columns, title=heading)
-
-
-def _panel_title(cell: Cell, *, many: bool) -> str:
-    return f"{cell.task.name}\n{title(cell.recipe)}" if many else title(cell.recipe)
+    >>> import tempfile
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> from gyroscope_lab.training.recipe import Recipe
+    >>> from gyroscope_lab.data.source import Source
+    >>> from gyroscope_lab.training.task import Task
+    >>> task = Task("digits", Source("digits"), "mlp-2x8", options=(("inputs", 64),)).lasting(1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     len(recorded(Lab(Archive(folder), engine="serial"), Trial(task, Recipe("SGD", 0.1))).layers)
+    2
+    """
+    lab.run([trial])
+    folder = lab.archive.folder(lab.trial(trial))
+    try:
+        return load(folder)
+    except StoreError as error:
+        raise LabError(
+            f"{folder} holds the result of {trial.recipe.name} on {trial.task.name}, but not its recorded run. "
+            "Train it in another folder."
+        ) from error

@@ -28,7 +28,7 @@ from gyroscope_lab.training.trial import Trial
 _DIGITS = 12
 _ROW = re.compile(rf"\|\s*`([0-9a-f]{{{_DIGITS}}})`\s*\|")
 _COLUMNS = ("key", "task", "recipe", "seed", "minutes", "studies")
-# Data sets that are not at hand on most machines: one is licensed, the other has a single publisher.
+# Data sets that most machines lack: one is licensed, the other has a single publisher.
 _REMOTE = ("tiny-imagenet", "imagenet")
 # Seconds from which a training waits for all shorter ones: C100-WRN, and networks of 230 layers and more.
 _LONG = 600.0
@@ -45,7 +45,7 @@ class Entry:
     Attributes:
         trial: the trial, with its precision.
         seconds: its price on the GPU, its share where several trials run side by side; None if unknown.
-        studies: the names of the studies that it serves; of an additional seed, those of seed 0.
+        studies: the names of the studies that it serves; for an additional seed, those of seed 0.
         group: the heading under which it stands in the file.
     """
 
@@ -68,7 +68,7 @@ class _Group:
 
 
 _SWEPT = ("c10-cnn1", "c100-resnet")
-#: The order of value. What no group holds comes after them, study by study, the cheapest study first.
+#: The order of value. Trials in none of these groups come after them, study by study, the cheapest study first.
 GROUPS = (
     _Group("Adam under Layca on C100-resnet, by rate", ("rotation/adam-layca-rates",)),
     _Group(
@@ -122,7 +122,7 @@ def missing_trials(lab: Lab) -> list[Entry]:
 def wanted(entries: Sequence[Entry], runs: Archive, kept: Archive) -> list[Entry]:
     """Return the entries of a queue that neither archive has a result of.
 
-    What one of them copies comes along where its recorded rates are not in `runs`: it is trained again.
+    A trial whose rates one of them copies is trained again where its recorded rates are not in `runs`.
     """
     missing = [one.trial for one in entries if runs.result(one.trial) is None and kept.result(one.trial) is None]
     sources = {one.key for trial in missing for one in trial.lineage[:-1] if not (runs.folder(one) / RATES).exists()}

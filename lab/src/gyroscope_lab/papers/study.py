@@ -1,4 +1,4 @@
-"""What a study is: trials, and what comes of them beside the paper's numbers."""
+"""Studies: trials, and the report that compares their results with the paper's numbers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Characters of a heading to an inch.
-_TO_AN_INCH = 11
+# Characters of a heading per inch.
+_PER_INCH = 11
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table: its columns, and rows of numbers, words or None for what there is not.
+    """A table: its columns, and rows of numbers, words or None for missing values.
 
     >>> print(Table("Accuracy", ("rate", "here", "paper"), (("3^-3", 88.35, 88.45), ("3^-2", 81.0, None))).markdown())
     | rate | here | paper |
@@ -44,23 +44,23 @@ class Table:
     rows: tuple[tuple[Any, ...], ...]
 
     def markdown(self) -> str:
-        """The table as Markdown."""
+        """Return the table as Markdown."""
         lines = [self.columns, tuple("---" for _ in self.columns), *self.rows]
         cells = [" | ".join(map(as_text, line)) for line in lines]
         return "\n".join(f"|{line.replace(' | ', '|')}|" if i == 1 else f"| {line} |" for i, line in enumerate(cells))
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing the paper says, and what came out here.
+class Verdict:
+    """The conclusion of a study about one claim of the paper.
 
     Attributes:
-        says: what the paper says, in words.
-        paper: its number, or what it shows.
+        says: the claim, in words.
+        paper: the paper's number, or its observation.
         here: ours.
-        holds: whether it came out as it says; None where this scale cannot tell.
+        holds: True if the claim is shown, False if not, None if this scale cannot tell.
 
-    >>> Finding("the best rate is 3^-3", paper="88.45 %", here="88.35 %", holds=True).verdict
+    >>> Verdict("the best rate is 3^-3", paper="88.45 %", here="88.35 %", holds=True).word
     'shown'
     """
 
@@ -70,39 +70,39 @@ class Finding:
     holds: bool | None
 
     @property
-    def verdict(self) -> str:
-        """In a word or two."""
+    def word(self) -> str:
+        """The conclusion in a word or two."""
         return "undecided at this scale" if self.holds is None else "shown" if self.holds else "not shown"
 
 
 @dataclass(frozen=True)
 class Report:
-    """What came of a study.
+    """The report of a study.
 
     Attributes:
         figures: by name; the main one is called "figure".
-        tables: with the paper's numbers beside ours.
-        findings: what the paper says, and whether it came out.
-        numbers: whatever else is worth keeping, as what JSON can hold.
+        tables: our numbers and the paper's.
+        verdicts: the paper's claims, and whether they are shown.
+        numbers: all other numbers worth keeping, as JSON can hold them.
     """
 
     figures: dict[str, Figure] = field(default_factory=dict)
     tables: tuple[Table, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
     numbers: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Study:
-    """A figure or table of a paper, made again.
+    """A figure or table of a paper, reproduced.
 
     Attributes:
         name: the paper and the figure, as in "rotation/fig1".
         title: what the paper shows there.
-        trials: what has to be trained, at the laboratory's scale; more may follow from the results.
+        trials: lists the trials at the laboratory's scale; more may follow from their results.
         conclude: makes the report, once these trials are done.
-        beside: the seconds that it takes beside its trials, by scale, where they are many and were measured: on one
-            core of a CPU, or at full scale on an H200.
+        beside: the seconds that it takes in addition to its trials, by scale, where they are many and were measured: on
+            one core of a CPU, or at full scale on an H200.
     """
 
     name: str
@@ -112,7 +112,7 @@ class Study:
     beside: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     def run(self, lab: Lab) -> Report:
-        """Train what is not known yet, and conclude."""
+        """Run the trials that have no result yet, and return the report."""
         lab.run(lab.held(self.trials(lab)))
         try:
             return self.conclude(lab)
@@ -120,13 +120,14 @@ class Study:
             missing = self.not_trained(lab)
             if not missing:
                 raise
-            said = f"{len(missing)} trainings are not in {lab.archive.root}, such as {missing[0]}"
+            precision = lab.trial(self.trials(lab)[0]).precision
             raise LabError(
-                f"it cannot be shown in part: {said} in {lab.trial(self.trials(lab)[0]).precision}"
+                f"The study cannot be shown in part: {len(missing)} trainings are not in {lab.archive.root}, such as "
+                f"{missing[0]} in {precision}. Train them first (leave --known out)."
             ) from error
 
     def refuse_to_replace(self, lab: Lab, out: Path | str) -> None:
-        """Refuse a folder that has this study at a larger scale, which may have taken a GPU hours."""
+        """Reject a folder that holds this study at a larger scale, which may have taken hours on a GPU."""
         path = Path(out, self.name, "result.json")
         try:
             there = json.loads(path.read_text(encoding="utf-8"))["scale"]
@@ -135,8 +136,8 @@ class Study:
             return
         if larger:
             raise LabError(
-                f"{path.parent} has {self.name} at scale {there}, which the one at scale {lab.scale} would replace; "
-                "write elsewhere (--out FOLDER), or delete that first"
+                f"{path.parent} holds {self.name} at scale {there}; scale {lab.scale} would replace it. "
+                "Write to another folder (--out FOLDER), or delete it first."
             )
 
     def save(self, lab: Lab, report: Report, out: Path | str) -> list[Path]:
@@ -158,7 +159,7 @@ class Study:
         return [*written, page, numbers]
 
     def as_json(self, lab: Lab, report: Report) -> dict[str, Any]:
-        """Every number, to 7 significant digits, and what it was made with."""
+        """Return every number, to 7 significant digits, with the versions of the software that made it."""
         return {
             "study": self.name,
             "title": self.title,
@@ -168,40 +169,40 @@ class Study:
             "python": platform.python_version(),
             "concluded_on": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
             "not_trained": self.not_trained(lab),
-            "findings": [{**asdict(finding), "verdict": finding.verdict} for finding in report.findings],
+            "findings": [{**asdict(verdict), "verdict": verdict.word} for verdict in report.verdicts],
             "tables": [clean(asdict(table), digits=7) for table in report.tables],
             "numbers": clean(report.numbers, digits=7),
         }
 
     def not_trained(self, lab: Lab) -> list[str]:
-        """The trainings that the study needs and that a laboratory with `known` lacks: names of tasks and recipes."""
+        """Return the trainings that the study needs and a laboratory with `known` lacks: names of tasks and recipes."""
         held = lab.held(trials := self.trials(replace(lab, known=False)))
         return [f"{one.task.name}: {one.recipe.name}" for one in trials if one not in held]
 
     def page(self, lab: Lab, report: Report) -> str:
-        """The report as a Markdown page."""
+        """Return the report as a Markdown page."""
         parts = [f"# {self.name}\n\n{self.title}\n\nScale: {lab.scale}. Every number is in `result.json`."]
         if missing := self.not_trained(lab):
             said = "; ".join(name + f" ({n} times)" * (n > 1) for name, n in Counter(missing).items())
             parts.append(f"Shown in part: {len(missing)} trainings are not there yet ({said}).")
-        if report.findings:
+        if report.verdicts:
             columns = ("the paper says", "paper", "here", "")
-            rows = tuple((one.says, one.paper, one.here, one.verdict) for one in report.findings)
-            parts.append("## Findings\n\n" + Table("Findings", columns, rows).markdown())
+            rows = tuple((one.says, one.paper, one.here, one.word) for one in report.verdicts)
+            parts.append("## Verdicts\n\n" + Table("Verdicts", columns, rows).markdown())
         parts += [f"## {table.title}\n\n{table.markdown()}" for table in report.tables]
         parts += [f"![{name}]({name}.png)" for name in report.figures]
         return "\n\n".join(parts) + "\n"
 
 
 def _fit_heading(figure: Figure) -> None:
-    """Break a heading that is wider than its figure, as that of a single task may be."""
+    """Break a heading that is wider than its figure, as for a single task."""
     heading = figure.get_suptitle()
     if heading:
-        figure.suptitle(fill(heading, round(_TO_AN_INCH * figure.get_figwidth())), fontsize=11)
+        figure.suptitle(fill(heading, round(_PER_INCH * figure.get_figwidth())), fontsize=11)
 
 
 def as_text(value: Any) -> str:
-    """A cell of a table.
+    """Return the text of a cell of a table.
 
     >>> as_text(None), as_text(0.5), as_text(3), as_text("a|b"), as_text(float("nan"))
     ('–', '0.50', '3', 'a/b', '–')

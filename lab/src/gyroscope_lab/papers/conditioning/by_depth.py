@@ -1,4 +1,4 @@
-"""The residual networks of section 5 of the conditioning paper, by architecture and depth, and how they are trained."""
+"""The residual networks of section 5 of the conditioning paper, by architecture and depth, and their training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.task import Task
 
-#: The architectures in the order of tables 1 and 2, and what their models are called.
+#: The architectures in the order of tables 1 and 2, and the names of their models.
 ARCHITECTURES: dict[str, str] = {
     "ResNet": "resnet",
     "PreResNet": "preresnet",
@@ -18,7 +18,7 @@ ARCHITECTURES: dict[str, str] = {
 }
 #: The paper's depths, and those that a CPU has time for.
 DEPTHS: dict[str, tuple[int, ...]] = {"smoke": (8, 14), "small": (20, 56), "full": (56, 110, 230, 1202)}
-#: What trains them all: SGD at 0.1 with Nesterov's momentum, and a decay of all parameters.
+#: The recipe of all of them: SGD at 0.1 with Nesterov's momentum, and a decay of all parameters.
 SGD = Recipe("SGD", rate=0.1, momentum=0.9, nesterov=True, weight_decay=1e-4)
 
 
@@ -43,7 +43,7 @@ class Network:
 
 
 def networks(architectures: Sequence[str], depths: Sequence[int]) -> list[Network]:
-    """All of them, the shallow ones, which take the least time, first.
+    """Return all of them, the shallow ones, which take the least time, first.
 
     >>> [one.model for one in networks(["ResNet", "PreResNet"], [56, 110])]
     ['resnet-56', 'preresnet-56', 'resnet-110', 'preresnet-110']
@@ -52,7 +52,7 @@ def networks(architectures: Sequence[str], depths: Sequence[int]) -> list[Networ
 
 
 def network_of(task: Task) -> Network:
-    """The network that a task of `of_network` trains.
+    """Return the network that a task of `of_network` trains.
 
     >>> from gyroscope_lab.training.tasks import task
     >>> network_of(replace(task("c10-deep"), model="preresnet-v1-110"))
@@ -63,7 +63,7 @@ def network_of(task: Task) -> Network:
 
 
 def of_network(lab: Lab, name: str, network: Network) -> Task:
-    """The task called `name`, or what stands in for it, with another network.
+    """Return the task called `name`, or its stand-in, with another network.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> task = of_network(Lab(Archive("runs"), "full"), "c10-deep", Network("ResNet", 1202))

@@ -1,20 +1,22 @@
 """Training loss and test error of residual networks by depth (figure 8, tables 1 and 2 of the conditioning paper).
 
-Where a last linear layer cannot be trained (`very_deep`), depth does harm: the 1202 layers of a
-ResNet learn less than 110. With batch normalization before that layer (ResNet_LastBN) more layers are better again, and
-better than pre-activation makes them.
+Where the last linear layer cannot be trained (`very_deep`), depth does harm: a ResNet of 1202 layers learns less than
+one of 110. With batch normalization before that layer (ResNet_LastBN), more layers are better again, and better than
+with pre-activation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from math import sqrt
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.cells import Cell, cells
-from gyroscope_lab.papers.conditioning import depth_paper as paper
+from gyroscope_lab.papers.cells import Cell, cells, some
 from gyroscope_lab.papers.conditioning.by_depth import (
     ARCHITECTURES,
     DEPTHS,
@@ -24,11 +26,11 @@ from gyroscope_lab.papers.conditioning.by_depth import (
     networks,
     of_network,
 )
-from gyroscope_lab.papers.conditioning.depth_figure import draw_losses
-from gyroscope_lab.papers.conditioning.depth_findings import of_errors, of_losses, of_twice_the_layers
-from gyroscope_lab.papers.rotation.beside_layca import some
-from gyroscope_lab.papers.study import Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.trial import Trial
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: The architectures of figure 8.
 FIGURE8 = ("ResNet", "ResNet_LastBN")
@@ -36,12 +38,52 @@ FIGURE8 = ("ResNet", "ResNet_LastBN")
 SEEDS: dict[str, tuple[int, ...]] = {"smoke": (1,), "small": (1, 2), "full": (1, 2, 3, 4, 5)}
 #: Means and standard deviations by network.
 Told = dict[Network, tuple[float, float]]
-# A smoke test is to end, not to learn.
+# A smoke test has to end, not to learn.
 _SMOKE_EPOCHS = 2
+Value = Callable[[Cell], float]
+# The deepest of the paper's networks.
+_DEEPEST = DEPTHS["full"][-1]
+# The paper's "nearly the same" is taken to mean: losses by depth lie within this share of their mean.
+_NEARLY = 0.1
+# The number of test images, and of standard errors beyond which two test errors do not differ by chance.
+_IMAGES, _APART = 10_000, 2.0
+# The colors of the depths, dark to light.
+_COLOURS = ("#440154", "#2c728e", "#28ae80", "#e8a500")
+
+
+def _rows_of_paper(**rows: tuple[tuple[float, float], ...]) -> dict[Network, tuple[float, float]]:
+    return {
+        Network(architecture, depth): error
+        for architecture, errors in rows.items()
+        for depth, error in zip(DEPTHS["full"], errors, strict=True)
+    }
+
+
+#: Table 1: test errors on CIFAR-10 in percent, mean and standard deviation of five seeds.
+CIFAR_10 = _rows_of_paper(
+    ResNet=((7.52, 0.30), (6.89, 0.52), (7.35, 0.64), (9.42, 3.10)),
+    PreResNet=((6.89, 0.09), (6.25, 0.08), (6.12, 0.21), (6.07, 0.10)),
+    PreResNet_v1=((6.75, 0.26), (6.37, 0.24), (6.32, 0.21), (7.89, 0.58)),
+    ResNet_LastBN=((6.50, 0.22), (6.10, 0.09), (5.94, 0.18), (5.68, 0.14)),
+)
+#: Table 2: the same on CIFAR-100.
+CIFAR_100 = _rows_of_paper(
+    ResNet=((29.60, 0.41), (28.3, 1.09), (29.25, 0.44), (30.49, 4.44)),
+    PreResNet=((29.29, 0.44), (27.58, 0.12), (26.72, 0.33), (26.23, 0.26)),
+    PreResNet_v1=((29.60, 0.21), (28.54, 0.26), (27.92, 0.34), (30.07, 2.04)),
+    ResNet_LastBN=((28.82, 0.38), (27.05, 0.23), (25.80, 0.10), (25.51, 0.27)),
+)
+#: Section 5.1: on CIFAR-10, by weight decay, where that of 2·10⁻⁴ goes with twice the iterations.
+FURTHER: dict[tuple[Network, float], tuple[float, float]] = {
+    (Network("ResNet_LastBN", 1202), 2e-4): (4.79, 0.12),
+    (Network("ResNet_LastBN", 2402), 1e-4): (5.04, 0.30),
+}
+#: Section 5.1: training losses at the end of figure 8.
+LAST_LOSS = {Network("ResNet", 56): 0.081, Network("ResNet_LastBN", 56): 0.043}
 
 
 def curves(lab: Lab) -> list[Trial]:
-    """What figure 8 trains: the first seed.
+    """Return the trials of figure 8: the first seed.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [one.task.model for one in curves(Lab(Archive("runs"), "full"))][-2:]
@@ -52,7 +94,7 @@ def curves(lab: Lab) -> list[Trial]:
 
 
 def table1_trials(lab: Lab) -> list[Trial]:
-    """What table 1 trains, on CIFAR-10.
+    """Return the trials of table 1, on CIFAR-10.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> len(table1_trials(Lab(Archive("runs"), "full")))
@@ -62,7 +104,7 @@ def table1_trials(lab: Lab) -> list[Trial]:
 
 
 def table2_trials(lab: Lab) -> list[Trial]:
-    """What table 2 trains, on CIFAR-100; where digits stand in for both, the same.
+    """Return the trials of table 2, on CIFAR-100; those of table 1 where digits stand in for both.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> dict(table2_trials(Lab(Archive("runs"), "full"))[0].task.options)
@@ -72,7 +114,7 @@ def table2_trials(lab: Lab) -> list[Trial]:
 
 
 def further(lab: Lab) -> list[Trial]:
-    """What section 5.1 trains besides: twice the decay and the epochs, and twice the layers; at full scale alone.
+    """Return the other trials of section 5.1: twice the decay and epochs, and twice the layers; at full scale only.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [(one.task.model, one.seed) for one in further(Lab(Archive("runs"), "full"))][4:6]
@@ -89,7 +131,7 @@ def further(lab: Lab) -> list[Trial]:
 
 
 def trial(lab: Lab, task: str, network: Network, seed: int) -> Trial:
-    """One training of the tables.
+    """Return one trial of the tables.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> one = trial(Lab(Archive("runs"), "full"), "c10-deep", Network("ResNet", 110), 1)
@@ -101,7 +143,7 @@ def trial(lab: Lab, task: str, network: Network, seed: int) -> Trial:
 
 
 def _every(lab: Lab, task: str) -> list[Trial]:
-    """Depth by depth and seed by seed, so that what is done after a while can be compared."""
+    """Depth by depth and seed by seed, so that results can be compared before all are done."""
     return [
         trial(lab, task, network, seed)
         for depth in DEPTHS[lab.scale]
@@ -111,49 +153,50 @@ def _every(lab: Lab, task: str) -> list[Trial]:
 
 
 def figure8(lab: Lab) -> Report:
-    """Training loss by epoch: ResNets, and ResNets with batch normalization before the last layer."""
+    """Report training loss by epoch: ResNets, and ResNets with batch normalization before the last layer."""
     found = _by_network(lab, curves(lab))
     columns = ("network", "last training loss here", "paper", "mean until the first cut of the rate")
     rows = []
     for network, cell in found.items():
-        told = paper.LAST_LOSS.get(network) if lab.scale == "full" else None
-        early = np.mean(cell.loss[: uncut(cell)])
-        # As text, for two digits would not tell them apart.
-        rows.append((str(network), f"{cell.loss[-1]:.3g}", told and f"{told:.3f}", f"{early:.3g}"))
+        told = LAST_LOSS.get(network) if lab.scale == "full" else None
+        # As text, since two digits would not tell them apart.
+        rows.append((str(network), f"{cell.loss[-1]:.3g}", told and f"{told:.3f}", f"{_early(cell):.3g}"))
     return Report(
-        {"figure": draw_losses(found, FIGURE8)},
+        {"figure": _draw_losses(found, FIGURE8)},
         (Table("Training loss", columns, tuple(rows)),),
-        tuple(of_losses(found, uncut, full=lab.scale == "full")),
+        tuple(_of_losses(found, full=lab.scale == "full")),
         {"cells": [_numbers(network, cell) for network, cell in found.items()]},
     )
 
 
 def table1(lab: Lab) -> Report:
-    """Test errors on CIFAR-10, and those of section 5.1."""
-    report = _table(lab, table1_trials(lab), "CIFAR-10", paper.CIFAR_10)
+    """Report test errors on CIFAR-10, and those of section 5.1."""
+    report = _table(lab, table1_trials(lab), "CIFAR-10", CIFAR_10)
     held = lab.held(further(lab))
     if not held:
         return report
     found = {(network_of(cell.task), cell.recipe.weight_decay): cell for cell in cells(lab, held)}
     rows = []
     for (network, decay), cell in found.items():
-        mean, spread = paper.FURTHER.get((network, decay), (None, None))
-        rows.append((str(network), decay, cell.task.schedule.epochs, *_error(cell), mean, spread, len(cell.results)))
+        mean, spread = FURTHER.get((network, decay), (None, None))
+        rows.append(
+            (str(network), decay, cell.task.schedule.epochs, _error(cell), cell.spread, mean, spread, len(cell.results))
+        )
     columns = ("network", "weight decay", "epochs", "test error % here", "±", "paper", "±", "seeds")
     return replace(
         report,
         tables=(*report.tables, Table("Beyond the table", columns, tuple(rows))),
-        findings=(*report.findings, *of_twice_the_layers(found)),
+        verdicts=(*report.verdicts, *_of_twice_the_layers(found)),
     )
 
 
 def table2(lab: Lab) -> Report:
-    """Test errors on CIFAR-100."""
-    return _table(lab, table2_trials(lab), "CIFAR-100", paper.CIFAR_100)
+    """Report test errors on CIFAR-100."""
+    return _table(lab, table2_trials(lab), "CIFAR-100", CIFAR_100)
 
 
 def uncut(cell: Cell) -> int:
-    """How many epochs a training had before its rate was cut, as far as all seeds went.
+    """Return the number of epochs before the rate was first cut, as far as all seeds went.
 
     >>> from gyroscope_lab.training.result import Result
     >>> from gyroscope_lab.training.tasks import task
@@ -162,6 +205,11 @@ def uncut(cell: Cell) -> int:
     79
     """
     return min([len(cell.loss), *cell.task.schedule.milestones])
+
+
+def _early(cell: Cell) -> float:
+    """The mean training loss of these epochs."""
+    return float(np.mean(cell.loss[: uncut(cell)]))
 
 
 def _by_network(lab: Lab, trials: Sequence[Trial]) -> dict[Network, Cell]:
@@ -175,7 +223,7 @@ def _table(lab: Lab, trials: Sequence[Trial], data: str, told: Told) -> Report:
     return Report(
         {},
         (_layout(found, told, here), _seeds(lab, trials, found, told)),
-        tuple(of_errors(found, full=lab.scale == "full", data=data)),
+        tuple(_of_errors(found, full=lab.scale == "full", data=data)),
         {"cells": [_numbers(network, cell) for network, cell in found.items()]},
     )
 
@@ -187,7 +235,11 @@ def _layout(found: dict[Network, Cell], told: Told, data: str) -> Table:
     for architecture in ARCHITECTURES:
         its = [Network(architecture, depth) for depth in depths]
         rows.append(
-            (architecture, "here", *(_with_spread(*_error(found[one])) if one in found else None for one in its))
+            (
+                architecture,
+                "here",
+                *(_with_spread(_error(found[one]), found[one].spread) if one in found else None for one in its),
+            )
         )
         rows.append((architecture, "paper", *(_with_spread(*told[one]) if one in told else None for one in its)))
     columns = ("method", "", *(f"depth {depth}" for depth in depths))
@@ -202,7 +254,7 @@ def _seeds(lab: Lab, trials: Sequence[Trial], found: dict[Network, Cell], told: 
     }
     rows = []
     for network, cell in found.items():
-        mean, spread = _error(cell)
+        mean, spread = _error(cell), cell.spread
         paper_mean, paper_spread = told.get(network, (None, None))
         difference = None if paper_mean is None else mean - paper_mean
         each = (errors.get((network, seed)) for seed in SEEDS[lab.scale])
@@ -212,18 +264,208 @@ def _seeds(lab: Lab, trials: Sequence[Trial], found: dict[Network, Cell], told: 
     return Table("Test error (%) by seed, as far as there are any", columns, tuple(rows))
 
 
-def _error(cell: Cell) -> tuple[float, float | None]:
-    return 100 - cell.test, cell.spread
-
-
 def _with_spread(mean: float, spread: float | None) -> str:
     return f"{mean:.2f}" if spread is None else f"{mean:.2f} ± {spread:.2f}"
 
 
 def _numbers(network: Network, cell: Cell) -> dict[str, object]:
-    """What is kept as JSON; rotation, of a thousand layers, is not what these are about."""
+    """The numbers as JSON holds them, without the rotation of a thousand layers."""
     kept = {key: value for key, value in cell.numbers().items() if key != "rotation"}
     return {"architecture": network.architecture, "depth": network.depth, **kept}
+
+
+def _of_losses(found: Mapping[Network, Cell], *, full: bool) -> list[Verdict]:
+    """Return the verdicts of figure 8 on the networks that are there: columns of depths, or pairs of one depth.
+
+    Args:
+        found: by network.
+        full: True for the paper's networks; others are too shallow, or trained too briefly, to tell.
+    """
+
+    def last(cell: Cell) -> float:
+        return float(cell.loss[-1])
+
+    plain, normal = _column(found, "ResNet"), _column(found, "ResNet_LastBN")
+    return [
+        _climbs(plain, _early, "the deeper a ResNet, the larger its training loss until the rate is cut", full=full),
+        _alike(normal, _early, full=full),
+        _falls(normal, last, "the deeper a ResNet_LastBN, the lower its training loss in the end", full=full),
+        _below(found, last, "ResNet_LastBN has a lower training loss than ResNet at every depth",
+               ("0.043 against 0.081 at 56 layers", "{:.3g} against {:.3g}"), ("ResNet_LastBN", "ResNet"), full=full),
+    ]  # fmt: skip
+
+
+def _of_errors(found: Mapping[Network, Cell], *, full: bool, data: str) -> list[Verdict]:
+    """Return the verdicts of tables 1 and 2 on the networks that are there.
+
+    Args:
+        found: by network.
+        full: as in `_of_losses`.
+        data: "CIFAR-10" or "CIFAR-100".
+    """
+    told = CIFAR_10 if data == "CIFAR-10" else CIFAR_100
+
+    def compared(better: str, worse: str) -> str:
+        depths = [network.depth for network in told if network.architecture == better]
+        gains = [told[Network(worse, depth)][0] - told[Network(better, depth)][0] for depth in depths]
+        return "by " + ", ".join(f"{gain:.2f}" for gain in gains)
+
+    form = "{:.2f} against {:.2f}"
+    last = {network: cell for network, cell in found.items() if network.depth == _DEEPEST}
+    return [
+        _below(found, _error, "ResNet_LastBN has a lower test error than ResNet at every depth",
+               (compared("ResNet_LastBN", "ResNet"), form), ("ResNet_LastBN", "ResNet"), full=full, noise=_noise),
+        _falls(_column(found, "ResNet_LastBN"), _error, "the deeper a ResNet_LastBN, the lower its test error",
+               full=full, noise=_noise),
+        _degenerates(_column(found, "ResNet")),
+        _below(last, _error, f"of {_DEEPEST} layers PreResNet has a lower test error than PreResNet_v1",
+               (form.format(*(told[Network(name, _DEEPEST)][0] for name in ("PreResNet", "PreResNet_v1"))), form),
+               ("PreResNet", "PreResNet_v1"), full=full, noise=_noise),
+        _below(found, _error, "ResNet_LastBN has a lower test error than PreResNet at every depth",
+               (compared("ResNet_LastBN", "PreResNet"), form), ("ResNet_LastBN", "PreResNet"), full=full,
+               noise=_noise),
+    ]  # fmt: skip
+
+
+def _of_twice_the_layers(found: Mapping[tuple[Network, float], Cell]) -> list[Verdict]:
+    """Return the verdict of section 5.1 on networks of 2402 layers, if they are there.
+
+    Args:
+        found: by network and weight decay.
+    """
+    plain, normal = (found.get((Network(name, 2402), 1e-4)) for name in ("ResNet", "ResNet_LastBN"))
+    if plain is None or normal is None:
+        return []
+    here = f"train {plain.train:.1f} % against {normal.train:.1f} %"
+    holds = not plain.learned and normal.learned
+    return [Verdict("of 2402 layers ResNet cannot converge and ResNet_LastBN can", "test error 5.04 %", here, holds)]
+
+
+def _error(cell: Cell) -> float:
+    return 100 - cell.test
+
+
+def _column(found: Mapping[Network, Cell], architecture: str) -> list[tuple[int, Cell]]:
+    return sorted(
+        ((network.depth, cell) for network, cell in found.items() if network.architecture == architecture),
+        key=lambda pair: pair[0],
+    )
+
+
+def _listed(column: Sequence[tuple[int, Cell]], value: Value) -> str:
+    return ", ".join(f"{depth}: {value(cell):.3g}" for depth, cell in column) or "–"
+
+
+def _climbs(column: Sequence[tuple[int, Cell]], value: Value, says: str, *, full: bool) -> Verdict:
+    holds = all(value(a) < value(b) for (_, a), (_, b) in pairwise(column))
+    return Verdict(says, "so", _listed(column, value), holds if full and len(column) > 1 else None)
+
+
+def _falls(
+    column: Sequence[tuple[int, Cell]], value: Value, says: str, *, full: bool, noise: Value = lambda cell: 0.0
+) -> Verdict:
+    pairs = [(deeper, shallower) for (_, shallower), (_, deeper) in pairwise(column)]
+    return Verdict(says, "so", _listed(column, value), _all_below(pairs, value, noise) if full else None)
+
+
+def _noise(cell: Cell) -> float:
+    """The standard error of a mean test error: over its seeds, or for a single seed over the test images."""
+    if cell.spread is not None:
+        return cell.spread / sqrt(len(cell.results))
+    return sqrt(_error(cell) * cell.test / _IMAGES)
+
+
+def _all_below(pairs: Sequence[tuple[Cell, Cell]], value: Value, noise: Value) -> bool | None:
+    """Return whether the first is below the second in all pairs; None where that may be chance.
+
+    False if any pair is reversed by more than its noise. True if none is reversed and all differences together exceed
+    their noise.
+    """
+    gains = [value(second) - value(first) for first, second in pairs]
+    squares = [noise(first) ** 2 + noise(second) ** 2 for first, second in pairs]
+    if any(gain <= -_APART * sqrt(square) for gain, square in zip(gains, squares, strict=True)):
+        return False
+    sure = bool(pairs) and min(gains) > 0 and sum(gains) > _APART * sqrt(sum(squares))
+    return True if sure else None
+
+
+def _alike(column: Sequence[tuple[int, Cell]], value: Value, *, full: bool) -> Verdict:
+    values = [value(cell) for _, cell in column]
+    says = "ResNet_LastBN has nearly the same training loss at every depth until the rate is cut"
+    if len(values) < 2:
+        return Verdict(says, "so", _listed(column, value), None)
+    middle = sum(values) / len(values)
+    spread = max(abs(value - middle) for value in values) / middle
+    here = f"{_listed(column, value)}: within {100 * spread:.0f} % of their mean"
+    return Verdict(says, "so", here, spread <= _NEARLY if full else None)
+
+
+def _below(
+    found: Mapping[Network, Cell],
+    value: Value,
+    says: str,
+    words: tuple[str, str],
+    names: tuple[str, str],
+    *,
+    full: bool,
+    noise: Value = lambda cell: 0.0,
+) -> Verdict:
+    """The verdict on whether the first is below the second at every depth that has both."""
+    told, form = words
+    first, second = (dict(_column(found, name)) for name in names)
+    both = {depth: (first[depth], second[depth]) for depth in first if depth in second}
+    here = "; ".join(f"{depth}: {form.format(value(a), value(b))}" for depth, (a, b) in both.items()) or "–"
+    return Verdict(says, told, here, _all_below(list(both.values()), value, noise) if full else None)
+
+
+def _degenerates(column: Sequence[tuple[int, Cell]]) -> Verdict:
+    says = f"a ResNet of {_DEEPEST} layers has a larger test error than shallower ones"
+    by_depth = dict(column)
+    deepest = by_depth.pop(_DEEPEST, None)
+    pairs = [] if deepest is None else [(other, deepest) for other in by_depth.values()]
+    return Verdict(says, "so", _listed(column, _error), _all_below(pairs, _error, _noise))
+
+
+def _draw_losses(found: Mapping[Network, Cell], architectures: Sequence[str]) -> Figure:
+    """Draw the losses of up to four depths; on a logarithmic axis, since they are small in the end.
+
+    >>> from gyroscope_lab.training.result import Result
+    >>> from gyroscope_lab.training.tasks import task
+    >>> result = Result(1.0, 0.9, loss=[1.0, 0.5], layers=["a"], rotation=[[0.0]])
+    >>> found = {Network("ResNet", 56): Cell(task("c10-deep"), SGD, (result,))}
+    >>> [ax.get_title() for ax in _draw_losses(found, ["ResNet", "ResNet_LastBN"]).axes]
+    ['(a) ResNet', '(b) ResNet_LastBN']
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    from gyroscope.figures.drawing import log_ticks
+
+    figure = Figure(figsize=(8.6, 3.3), layout="constrained")
+    axes = figure.subplots(1, len(architectures), sharex=True, sharey=True, squeeze=False)[0]
+    colours = dict(zip(sorted({network.depth for network in found}), _COLOURS, strict=False))
+    for letter, architecture, ax in zip("abcd", architectures, axes, strict=False):
+        for depth, colour in colours.items():
+            cell = found.get(Network(architecture, depth))
+            if cell is not None:
+                epochs = np.arange(1, len(cell.loss) + 1)
+                ax.plot(epochs, cell.loss, color=colour, linewidth=1.1, label=str(depth))
+        ax.set_title(f"({letter}) {architecture}", fontsize=10)
+        ax.set_xlabel("epoch", fontsize=9)
+        ax.grid(color="0.9", linewidth=0.6)
+        ax.set_axisbelow(True)
+        ax.tick_params(labelsize=8)
+        for side in ("top", "right"):
+            ax.spines[side].set_visible(False)
+    axes[0].set_yscale("log")
+    log_ticks(axes[0].yaxis, *axes[0].get_ylim())
+    axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[0].set_ylabel("training loss", fontsize=9)
+    lines = {line.get_label(): line for ax in axes for line in ax.lines}
+    shown = {str(depth): lines[str(depth)] for depth in colours}
+    figure.legend(shown.values(), shown, title="layers", loc="outside right center", fontsize=8, title_fontsize=8)
+    figure.suptitle("Training loss of residual networks, by depth", fontsize=11)
+    return figure
 
 
 STUDIES = (

@@ -1,8 +1,8 @@
 """The gradients of deep normalized networks explode, once (figure A10 of the conditioning paper).
 
-Batch normalization in front of a ReLU lets gradients grow by a constant factor a layer on their way down, so that at
+Batch normalization in front of a ReLU lets gradients grow by a constant factor per layer on their way down, so that at
 initialization λmax(F_k) is exponential in the depth above layer k. The first step then takes over the weights of lower
-layers, W_k ≈ −η ∂L/∂W_k; what follows is normalized, so the gradient of a weight that is α times as large is 1/α of
+layers, W_k ≈ −η ∂L/∂W_k; what follows is normalized, so the gradient of a weight that is a times as large is 1/a of
 what it was (theorem 2); and there the layers stay, in a state of weight domination (definition 1).
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,31 +18,38 @@ import numpy.typing as npt
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.at_hand import at_hand, channels, examples, pixels
-from gyroscope_lab.papers.conditioning.gradient_explosion_figure import draw
-from gyroscope_lab.papers.recorded import recorded
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.cells import recorded
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
-Values = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
+
+Values = npt.NDArray[np.float64]
 #: Iterations 0 to 7, as in the paper.
 ITERATIONS = 8
 # The paper names neither rates nor batches; these are those of its other networks, and appendix C.1's batch on MNIST.
-# A network of fewer layers needs larger steps for its first one to matter.
+# In a network of fewer layers only a larger first step matters.
 RATES = {"smoke": 1.0, "small": 0.1, "full": 0.1}
 _MODELS = {"smoke": ("mlp-50x32", "vgg-38"), "small": ("mlp-100x256", "vgg-110"), "full": ("mlp-100x256", "vgg-110")}
 _BATCHES = {"mnist": 1024, "cifar-10": 128, "digits": 50}
-# The least share of the variance of log λmax(F_k) that a straight line has to explain to be called exponential.
+# λmax(F_k) is called exponential in k if a straight line explains this share of the variance of its logarithm.
 _STRAIGHT = 0.8
 # "≪" of definition 1, in a number.
 DOMINATED = 0.1
+_ROWS = (
+    ("curvature", r"$\lambda_{\max}(F_k)$"),
+    ("weight", r"$\sigma_{\max}(W_k)$"),
+    ("domination", r"$\sigma_{\max}(\partial L/\partial W_k)\,/\,\sigma_{\max}(W_k)$"),
+)
 
 
 def tasks_of(lab: Lab) -> tuple[Task, Task]:
-    """The perceptron (a) and the convolutional network (b), each with data for eight steps.
+    """Return the perceptron (a) and the convolutional network (b), each with data for eight steps.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [(task.model, task.schedule.batch) for task in tasks_of(Lab(Archive("runs"), "full"))]
@@ -64,14 +71,14 @@ def _source(name: str) -> Source:
 
 def _task(source: Source, model: str, shape: tuple[tuple[str, Any], ...]) -> Task:
     schedule = Schedule(epochs=1, batch=_BATCHES[source.name], cuts=(), drop_last=True)
-    if source.name == "digits":  # which are few: again and again
+    if source.name == "digits":  # which are few: passed several times
         schedule = replace(schedule, passes=ITERATIONS * schedule.batch // examples(source))
     options = (("batch_norm", True), *shape)
     return Task(f"{source.name}-{model}", source, model, options=options, schedule=schedule, precision="float32")
 
 
 def trials(lab: Lab) -> list[Trial]:
-    """One training of each network, analysed at every step.
+    """Return one trial of each network, analyzed at every step.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [trial.recipe.name for trial in trials(Lab(Archive("runs"), "full"))]
@@ -83,10 +90,10 @@ def trials(lab: Lab) -> list[Trial]:
 
 @dataclass(frozen=True)
 class Course:
-    """The first iterations of a network, [iterations, layers]: before the step that each of them takes.
+    """The first iterations of a network, [iterations, layers], each before its step.
 
     Attributes:
-        name: of the task.
+        name: the task.
         rate: η, the learning rate.
         curvature: λmax(F_k).
         weight: σmax(W_k).
@@ -111,9 +118,9 @@ class Course:
         return float(np.median(values[-max(1, len(values) // 4) :]))
 
     def slope(self) -> tuple[float, float]:
-        """Of log₁₀ λmax(F_k) over k at initialization: how it rises towards the first layer, and R² of that line.
+        """Return the slope of log₁₀ λmax(F_k) at initialization, per layer towards the first, and R² of that line.
 
-        Neither the first layer, whose inputs are images, nor the last, which is not normalized, is one of many alike.
+        The first layer, whose inputs are images, and the last, which is not normalized, are left out.
 
         >>> deep = 10.0 ** -np.arange(8.0)[None]
         >>> Course("made up", 0.1, deep, deep, deep).slope()
@@ -127,7 +134,7 @@ class Course:
         return round(-rise, 12), round(float(np.corrcoef(depth, values)[0, 1] ** 2), 12)
 
     def numbers(self) -> dict[str, Any]:
-        """What is kept of it as JSON."""
+        """Return the numbers as JSON holds them."""
         slope, straight = self.slope()
         return {
             "task": self.name,
@@ -141,7 +148,7 @@ class Course:
 
 
 def course(lab: Lab, trial: Trial) -> Course:
-    """What was recorded of a training's first iterations."""
+    """Return the recorded first iterations of a training."""
     run = recorded(lab, trial)
     steps = run.where("lambda_f")[:ITERATIONS]
     names = ("lambda_f", "weight_spectral", "domination")
@@ -151,12 +158,12 @@ def course(lab: Lab, trial: Trial) -> Course:
 
 
 def figure_a10(lab: Lab) -> Report:
-    """λmax(F_k) by layer over the first iterations; below it how weights grow, and how they come to dominate."""
+    """Report λmax(F_k) by layer over the first iterations, the growth of the weights, and weight domination."""
     found = [course(lab, trial) for trial in lab.held(trials(lab))]
     return Report(
-        {"figure": draw(found)},
+        {"figure": _draw(found)},
         tuple(_table(one) for one in found),
-        tuple(finding for one in found for finding in _findings(one, many=len(found) > 1)),
+        tuple(verdict for one in found for verdict in _verdicts(one, many=len(found) > 1)),
         {"networks": [one.numbers() for one in found]},
     )
 
@@ -181,11 +188,11 @@ def _both(one: Course, values: Values) -> tuple[str, str]:
     return f"{one.lower(values):.3g}", f"{one.upper(values):.3g}"
 
 
-def _findings(one: Course, *, many: bool) -> Sequence[Finding]:
-    """What the paper says of a network.
+def _verdicts(one: Course, *, many: bool) -> Sequence[Verdict]:
+    """The verdicts on one network.
 
     Where even in lower layers the first step is smaller than the weights, η σmax(∂L/∂W) < σmax(W), the network is not
-    deep enough to tell what follows from a larger one.
+    deep enough to tell what a larger step does.
     """
     of = f", {one.name}" if many else ""
     slope, straight = one.slope()
@@ -194,32 +201,64 @@ def _findings(one: Course, *, many: bool) -> Sequence[Finding]:
     deep = one.rate * one.lower(one.domination[0]) > 1
     before, after = one.lower(one.domination[0]), [one.lower(values) for values in one.domination[1:]]
     return (
-        Finding(
+        Verdict(
             f"weight-gradients explode exponentially at initialization{of}",
             "towards lower layers",
-            f"λmax(F) rises by {10**slope:.2f} a layer (R² {straight:.2f}), from the last quarter to the first by "
+            f"λmax(F) rises by {10**slope:.2f} per layer (R² {straight:.2f}), from the last quarter to the first by "
             f"{one.lower(one.curvature[0]) / one.upper(one.curvature[0]):.1e}",
             slope > 0 and straight >= _STRAIGHT,
         ),
-        Finding(
+        Verdict(
             f"after one step the weights of lower layers have grown{of}",
             "exponentially",
             f"σmax(W) to {one.lower(grown):.3g} times in the first quarter, {one.upper(grown):.3g} in the last",
             one.lower(grown) > 2 * one.upper(grown) if deep else None,
         ),
-        Finding(
+        Verdict(
             f"which leads to small weight-gradients there{of}",
             "in iterations 1 to 7",
             f"λmax(F) to {min(shrunk):.1e} … {max(shrunk):.1e} of what it was",
             max(shrunk) < DOMINATED if deep else None,
         ),
-        Finding(
+        Verdict(
             f"lower layers enter weight domination{of}",
             "σmax(∂L/∂W) ≪ σmax(W)",
             f"a ratio of {before:.2g} at first, then {min(after):.1e} … {max(after):.1e}; {after[-1]:.1e} in the end",
             after[-1] < DOMINATED < before if deep else None,
         ),
     )
+
+
+def _draw(networks: Sequence[Course]) -> Figure:
+    """Draw λmax(F_k), one column per network as in the paper; below it σmax of weights, and of gradients over these.
+
+    Iteration 0 is black; those after it go from dark to light.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    from gyroscope.figures.drawing import depth_colours, finish
+
+    columns = len(networks)
+    figure = Figure(figsize=(4.4 * columns + 1.0, 7.2), layout="constrained")
+    axes = figure.subplots(len(_ROWS), columns, sharex="col", squeeze=False)
+    for column, one in enumerate(networks):
+        for row, (quantity, label) in enumerate(_ROWS):
+            ax, values = axes[row, column], getattr(one, quantity)
+            colours = ["black", *depth_colours(max(1, len(values) - 1))]
+            for iteration, line in enumerate(values):
+                at = np.arange(1, len(line) + 1)
+                width = 2.0 if iteration == 0 else 1.1
+                ax.plot(at, line, color=colours[iteration], linewidth=width, label=f"Iter{iteration}")
+            ax.set_yscale("log")
+            last = row == len(_ROWS) - 1
+            title = f"({'abcdefgh'[column]}) {one.name}" if row == 0 else None
+            finish(ax, xlabel="layer" if last else "", ylabel=label if column == 0 else "", title=title)
+            ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        axes[-1, column].axhline(1.0, color="0.6", linewidth=0.8, linestyle=":")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
+    return figure
 
 
 STUDIES = (

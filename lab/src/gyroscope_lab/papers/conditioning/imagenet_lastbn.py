@@ -9,27 +9,70 @@ scale, and moved by up to 16 pixels, as far as there would be room in 256 × 256
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
 
 from gyroscope_lab.data.augment import Augmentation
+from gyroscope_lab.data.image_cache import Progress
+from gyroscope_lab.data.source import Source
+from gyroscope_lab.data.split import Split
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.papers.conditioning.imagenet_figure import draw_errors
-from gyroscope_lab.papers.conditioning.tested_by_epoch import ByEpoch
-from gyroscope_lab.papers.rotation.beside_layca import some
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.cells import some
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
-#: The architectures, and what their models are called.
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class ByEpoch(Source):
+    """A source whose test set takes the place of held-out data, so that a result has a test accuracy for each epoch.
+
+    All examples are trained on, as in the paper. These accuracies choose neither weights nor rates. The last weights
+    are tested, so that the last accuracy is the test accuracy.
+
+    Attributes:
+        tested: "epoch". It has no default, so that the key of a trial differs from that of one that is tested once.
+
+    >>> split = ByEpoch("digits", tested="epoch").load()
+    >>> split.x_val is split.x_test, len(split.x_train)
+    (True, 200)
+    >>> ByEpoch("digits", validation=0.1, tested="epoch")
+    Traceback (most recent call last):
+    gyroscope_lab.errors.LabError: `validation` must be 0.0 in a ByEpoch, got 0.1: the test set takes its place...
+    """
+
+    tested: Literal["epoch"] = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.validation:
+            raise LabError(
+                f"`validation` must be 0.0 in a ByEpoch, got {self.validation}: the test set takes its place. "
+                "Use a Source to hold examples out."
+            )
+
+    def load(self, folder: Path | str | None = None, *, on_progress: Progress | None = None) -> Split:
+        """Return the examples of the source, with the test set as the validation set too."""
+        split = super().load(folder, on_progress=on_progress)
+        return replace(split, x_val=split.x_test, y_val=split.y_test)
+
+
+#: The architectures, and the names of their models.
 MODELS = {"ResNet": "imagenet-resnet", "ResNet_LastBN": "imagenet-resnet-lastbn"}
 #: The depths of each scale.
 DEPTHS: dict[str, tuple[int, ...]] = {"smoke": (18,), "small": (18, 50), "full": (18, 50)}
-#: What table A1 calls the three ways of regularization: weight decay, and the share that dropout leaves out.
+#: The three regularizations of table A1 by name: weight decay, and the share that dropout leaves out.
 VARIANTS = {"standard": (1e-4, 0.0), "WD=0.0002": (2e-4, 0.0), "DR=0.3": (1e-4, 0.3)}
 #: Table A1: top-1 validation errors in percent, by architecture and depth, in the order of `VARIANTS`.
 PAPER = {
@@ -47,16 +90,17 @@ _FULL = Task(
     schedule=Schedule(epochs=100, batch=256, cuts=(0.3, 0.6, 0.9), factor=10.0),
     augmentation=Augmentation(shift=16, fill="reflect", rounding="uniform"),
 )
-# The stand-in: so many epochs, and of photographs so many pixels.
+# The stand-in: its epochs, and the side of its photographs in pixels.
 _EPOCHS = {"smoke": 2, "small": 20}
 _SIDE = 32
-# A folder with more classes than this is not decoded for a test.
+# A folder with more classes than this is too large for a test.
 _FEW = 20
+_COLOURS = {"ResNet": "#2c728e", "ResNet_LastBN": "#e8a500"}
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A network of table A1, and what came of it."""
+    """A network of table A1, and its result."""
 
     architecture: str
     depth: int
@@ -80,7 +124,7 @@ class Trained:
 
 
 def standard(lab: Lab) -> list[Trial]:
-    """What figure A13 trains.
+    """Return the trials of figure A13.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [one.task.model for one in standard(Lab(Archive("runs"), "full"))][:2]
@@ -90,7 +134,7 @@ def standard(lab: Lab) -> list[Trial]:
 
 
 def every(lab: Lab) -> list[Trial]:
-    """What table A1 trains.
+    """Return the trials of table A1.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> len(every(Lab(Archive("runs"), "full")))
@@ -100,7 +144,7 @@ def every(lab: Lab) -> list[Trial]:
 
 
 def cells(lab: Lab) -> list[tuple[int, str]]:
-    """The columns of table A1: depths and ways of regularization; a smoke test has the first of each.
+    """Return the columns of table A1: depths and regularizations; a smoke test has the first of each.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> cells(Lab(Archive("runs"))), len(cells(Lab(Archive("runs"), "small")))
@@ -111,14 +155,14 @@ def cells(lab: Lab) -> list[tuple[int, str]]:
 
 
 def images(lab: Lab) -> Task:
-    """ImageNet; at other scales photographs of few classes, if the laboratory's folder has such, else digits.
+    """Return ImageNet; at other scales photographs of few classes, if the laboratory's folder has some, else digits.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> images(Lab(Archive("runs"))).source.name, images(Lab(Archive("runs"), "full")).source.name
     ('digits', 'imagenet')
     """
     if lab.only:
-        raise LabError(f"of the tasks {', '.join(lab.only)} this study has none; it has ImageNet alone")
+        raise LabError(f"`--task` must be left out for this study, got {', '.join(lab.only)}: it has ImageNet alone.")
     if lab.scale == "full":
         return _FULL
     schedule = Schedule(epochs=_EPOCHS[lab.scale], batch=32, cuts=(0.3, 0.6, 0.9), factor=10.0)
@@ -136,7 +180,7 @@ def images(lab: Lab) -> Task:
 
 
 def figure(lab: Lab) -> Report:
-    """Training and test errors by epoch."""
+    """Report training and test errors by epoch."""
     found = _trained(lab, standard(lab))
     columns = ("network", "training error % here", "test error % here", "paper", "difference")
     rows = []
@@ -145,7 +189,7 @@ def figure(lab: Lab) -> Report:
         difference = None if told is None else one.error - told
         rows.append((f"{one.architecture}, {one.depth} layers", one.training_errors[-1], one.error, told, difference))
     return Report(
-        {"figure": draw_errors(found)},
+        {"figure": _draw(found)},
         (Table("Top-1 errors", columns, tuple(rows)),),
         tuple(_faster(lab, found, depth) for depth in DEPTHS[lab.scale]),
         {"networks": [_numbers(one) for one in found]},
@@ -153,7 +197,7 @@ def figure(lab: Lab) -> Report:
 
 
 def table(lab: Lab) -> Report:
-    """Test errors of three ways of regularization."""
+    """Report test errors of three regularizations."""
     found = {(one.architecture, one.depth, one.variant): one for one in _trained(lab, every(lab))}
     rows: list[tuple[object, ...]] = []
     for name in MODELS:
@@ -184,7 +228,7 @@ def _trial(lab: Lab, architecture: str, depth: int, variant: str) -> Trial:
 
 
 def _classes(folder: Path | str | None) -> int:
-    """How many classes the photographs of a folder have; 0 if there are none, or not in both parts."""
+    """The number of classes of photographs in a folder; 0 if there are none, or not in both parts."""
     for within in ("", "imagenet", "ImageNet", "ILSVRC2012"):
         parts = [Path(folder, within, part) for part in ("train", "val")] if folder is not None else []
         if parts and all(part.is_dir() for part in parts):
@@ -204,18 +248,18 @@ def _trained(lab: Lab, trials: list[Trial]) -> list[Trained]:
     return list(some(found))
 
 
-def _faster(lab: Lab, found: list[Trained], depth: int) -> Finding:
-    """Whether the network with the normalization is ahead in training, on average over epochs."""
+def _faster(lab: Lab, found: list[Trained], depth: int) -> Verdict:
+    """The verdict on which network has the lower training error, on average over epochs."""
     says = f"of {depth} layers ResNet_LastBN is optimized more efficiently than ResNet"
     its = {one.architecture: one.training_errors for one in found if one.depth == depth}
     if len(its) < len(MODELS):
-        return Finding(says, "so", "–", None)
+        return Verdict(says, "so", "–", None)
     plain, normal = (sum(its[name]) / len(its[name]) for name in MODELS)
     here = f"training error {normal:.2f} against {plain:.2f} %, the mean over epochs"
-    return Finding(says, "lower training errors", here, normal < plain if lab.scale == "full" else None)
+    return Verdict(says, "lower training errors", here, normal < plain if lab.scale == "full" else None)
 
 
-def _better(lab: Lab, found: dict[tuple[str, int, str], Trained], depth: int) -> Finding:
+def _better(lab: Lab, found: dict[tuple[str, int, str], Trained], depth: int) -> Verdict:
     says = f"of {depth} layers ResNet_LastBN has a lower test error than ResNet, more so with more regularization"
 
     names = tuple(MODELS)
@@ -227,7 +271,7 @@ def _better(lab: Lab, found: dict[tuple[str, int, str], Trained], depth: int) ->
             here[variant] = plain.error - normal.error
     whole = len(here) == len(VARIANTS) and lab.scale == "full"
     holds = whole and all(gain > (here["standard"] if variant != "standard" else 0) for variant, gain in here.items())
-    return Finding(says, _listed(told), _listed(here), holds if whole else None)
+    return Verdict(says, _listed(told), _listed(here), holds if whole else None)
 
 
 def _listed(gains: dict[str, float]) -> str:
@@ -245,6 +289,36 @@ def _numbers(one: Trained) -> dict[str, object]:
         "loss": [round(loss, 4) for loss in one.result.loss],
         "seconds": round(one.result.seconds, 1),
     }
+
+
+def _draw(found: Sequence[Trained]) -> Figure:
+    """Draw training errors as solid lines, and test errors as dashed ones."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    depths = sorted({one.depth for one in found})
+    figure = Figure(figsize=(4.2 * len(depths) + 1.6, 3.4), layout="constrained")
+    axes = figure.subplots(1, len(depths), squeeze=False)[0]
+    for letter, depth, ax in zip("abcd", depths, axes, strict=False):
+        for one in found:
+            if one.depth != depth:
+                continue
+            for errors, dash, name in ((one.training_errors, "-", "training"), (one.test_errors, "--", "test")):
+                epochs, label = np.arange(1, len(errors) + 1), f"{one.architecture}, {name}"
+                ax.plot(epochs, errors, dash, color=_COLOURS[one.architecture], linewidth=1.2, label=label)
+        ax.set_title(f"({letter}) {depth} layers", fontsize=10)
+        ax.set_xlabel("epoch", fontsize=9)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.grid(color="0.9", linewidth=0.6)
+        ax.set_axisbelow(True)
+        ax.tick_params(labelsize=8)
+        for side in ("top", "right"):
+            ax.spines[side].set_visible(False)
+    axes[0].set_ylabel("top-1 error (%)", fontsize=9)
+    lines = {line.get_label(): line for ax in axes for line in ax.lines}
+    figure.legend(lines.values(), lines, loc="outside right center", fontsize=8)
+    figure.suptitle("Batch normalization before the last layer", fontsize=11)
+    return figure
 
 
 STUDIES = (

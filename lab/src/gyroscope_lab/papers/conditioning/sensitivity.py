@@ -1,4 +1,4 @@
-"""How much figure 1 of the conditioning paper hangs on what the paper does not say."""
+"""The sensitivity of figure 1 of the conditioning paper to what the paper does not state."""
 
 from __future__ import annotations
 
@@ -14,14 +14,10 @@ from torch.nn import functional as F  # noqa: N812  (the name torch's own docume
 
 import gyroscope
 from gyroscope.conditioning.curvature import top_eigenvalue
-from gyroscope_lab.papers.conditioning.choices import Choices
-from gyroscope_lab.papers.conditioning.exact import PLANS
-from gyroscope_lab.papers.conditioning.exact_measure import network
-from gyroscope_lab.papers.conditioning.exact_result import in_json
-from gyroscope_lab.papers.conditioning.exact_spectra import exact_spectra
-from gyroscope_lab.papers.conditioning.small_images import small_images
+from gyroscope_lab.papers.conditioning.exact import PLANS, in_json
+from gyroscope_lab.papers.conditioning.exact_spectra import Choices, exact_spectra, network, small_images
 
-#: What is chosen otherwise than by default, one thing or two at a time; by the networks it makes a difference to.
+#: Choices other than the default ones, one or two at a time, for the networks that they matter to.
 CHANGES: dict[str, list[dict[str, Any]]] = {
     "plain": [{}, {"normalization": "unit"}, {"normalization": "standard"}, {"crop": 24}],
     "bn": [
@@ -40,7 +36,7 @@ Values = dict[str, list[float | None]]
 
 @dataclass(frozen=True)
 class Row:
-    """One network under one choice, a number a seed: λmax of F, and λmax and κ_50% of the blocks of layers 3 and 6.
+    """One network under one choice, one number per seed: λmax of F, and λmax and κ_50% of blocks 3 and 6.
 
     >>> Row("bn", {}, {"largest F": [1.0, 2.0, 100.0]}).middle("largest F")
     2.0
@@ -51,11 +47,11 @@ class Row:
     values: Values
 
     def middle(self, quantity: str) -> float:
-        """The median over the seeds where it is defined."""
+        """Return the median over the seeds where it is defined."""
         return median(value for value in self.values[quantity] if value is not None)
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything, as what strict JSON can hold."""
+        """Return everything as strict JSON can hold it."""
         values = {quantity: [in_json(value) for value in values] for quantity, values in self.values.items()}
         return {"network": self.network, "change": self.change, "values": values}
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import gyroscope
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.dynamics.batch_size_held import Setting, held
-from gyroscope_lab.papers.dynamics.batch_size_report import figure, findings, tables
+from gyroscope_lab.papers.dynamics.batch_size_report import figure, tables, verdicts
 from gyroscope_lab.papers.study import Report, Study
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
@@ -165,7 +165,7 @@ def conclude(lab: Lab) -> Report:
     return Report(
         {"figure": figure(plan.sizes, at, updates)},
         tables(plan.sizes, at, updates, moved, losses),
-        findings(plan.sizes, at, updates, moved),
+        verdicts(plan.sizes, at, updates, moved),
         {"sizes": list(plan.sizes), "held": at, "training": told},
     )
 

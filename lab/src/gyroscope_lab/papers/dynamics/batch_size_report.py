@@ -1,4 +1,4 @@
-"""What came of batch sizes, as a figure, tables and findings."""
+"""What came of batch sizes, as a figure, tables and verdicts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope_lab.papers.study import Finding, Table
+from gyroscope_lab.papers.study import Table, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ def early(updates: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.asarray(updates[:, : max(1, round(_EARLY * updates.shape[1]))].mean(axis=1))
 
 
-def findings(sizes: Sequence[int], at: Held, updates: ByRecipe, moved: ByRecipe) -> tuple[Finding, ...]:
+def verdicts(sizes: Sequence[int], at: Held, updates: ByRecipe, moved: ByRecipe) -> tuple[Verdict, ...]:
     """What the chapter says of batch sizes, and what came out."""
     exponents = [one["law"]["exponent"] for one in at.values()]
     gains = [(one["gain"]["measured"][-1], one["gain"]["predicted"][-1]) for one in at.values()]
@@ -50,13 +50,13 @@ def findings(sizes: Sequence[int], at: Held, updates: ByRecipe, moved: ByRecipe)
     between = f"from |B| = {sizes[0]} to {sizes[-1]}"
     ways = {name: [growth(one["steps"][name]["along"]) for one in at.values()] for name in _NAMES}
     found = [
-        Finding(
+        Verdict(
             "the noise in the second moment of batch gradients falls as 1/|B|",
             "exponent −1 (equation 4)",
             "exponent " + _each(exponents, at, ".3f"),
             all(abs(one + 1) < _CLOSE for one in exponents),
         ),
-        Finding(
+        Verdict(
             f"larger batches imply larger effective learning rates: 1/√s grows {between}",
             f"by up to √(|B'|/|B|) = {most:.2f}",
             "median factor "
@@ -64,7 +64,7 @@ def findings(sizes: Sequence[int], at: Held, updates: ByRecipe, moved: ByRecipe)
             all(a > 1 + _CLOSE and abs(a / b - 1) < _CLOSE for a, b in gains),
         ),
         *(
-            Finding(
+            Verdict(
                 f"at held weights {_NAMES[name]} goes further down the loss in a step",
                 f"larger steps {between}",
                 "by a factor of " + _each(ways[name], at, ".2f"),
@@ -72,7 +72,7 @@ def findings(sizes: Sequence[int], at: Held, updates: ByRecipe, moved: ByRecipe)
             )
             for name in ("rmsprop", "adam")
         ),
-        Finding(
+        Verdict(
             "SGD does not share this",
             "the same step in the mean",
             "by a factor of " + _each(ways["sgd"], at, ".2f"),
@@ -82,7 +82,7 @@ def findings(sizes: Sequence[int], at: Held, updates: ByRecipe, moved: ByRecipe)
     for name, grows in (("RMSprop", True), ("Adam", True), ("SGD", False)):
         first, whole = growth(early(updates[name])), growth(updates[name].mean(axis=1))
         found.append(
-            Finding(
+            Verdict(
                 f"in training, updates of {name} {'are longer' if grows else 'are not longer'} with larger batches",
                 f"{'larger' if grows else 'no larger'} steps {between}",
                 f"by a factor of {first:.2f} in the first third, {whole:.2f} over all steps; "
@@ -92,7 +92,7 @@ def findings(sizes: Sequence[int], at: Held, updates: ByRecipe, moved: ByRecipe)
         )
     shorter = {name: growth(early(updates[name])) for name in ("RMSprop", "Adam")}
     found.append(
-        Finding(
+        Verdict(
             "(section 6) for Adam and RMSprop, larger batches result in smaller steps",
             "smaller, which contradicts section 2.1",
             "updates in training by a factor of " + ", ".join(f"{one:.2f} ({name})" for name, one in shorter.items()),

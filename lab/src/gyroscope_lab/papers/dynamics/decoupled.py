@@ -18,7 +18,7 @@ import numpy as np
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import Cell, cells
 from gyroscope_lab.papers.dynamics.decoupled_paths import RULES, Apart, Setting, apart
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
@@ -105,7 +105,7 @@ def conclude(lab: Lab) -> Report:
             _accuracies(f"Adam: accuracy over the grid ({found[0].task.model} on {source.name})", found),
             _accuracies("The best of each grid from other seeds", chosen),
         ),
-        (*_paths_findings(paths), _better(*chosen)),
+        (*_paths_verdicts(paths), _better(*chosen)),
         {
             "trajectories": {
                 name: {"multiples": its.multiples.tolist(), "end": its.shares[:, -1].tolist(),
@@ -140,10 +140,10 @@ def _accuracies(title: str, found: list[Cell]) -> Table:
     return Table(title, ("rate", "with", "λ", "test %", "± over seeds", "train %"), tuple(rows))
 
 
-def _paths_findings(paths: dict[str, Apart]) -> list[Finding]:
+def _paths_verdicts(paths: dict[str, Apart]) -> list[Verdict]:
     same = float(paths["SGD"].shares[int(np.argmin(np.abs(np.log(paths["SGD"].multiples))))].max())
     found = [
-        Finding(
+        Verdict(
             "for gradient descent weight decay is an L2 penalty",
             "equal (equation 22)",
             f"apart by {same:.1g} of what L2 does, at most over {paths['SGD'].shares.shape[1]} steps",
@@ -154,7 +154,7 @@ def _paths_findings(paths: dict[str, Apart]) -> list[Finding]:
         if rule != "SGD":
             least, where = float(its.shares[:, -1].min()), its.multiples[its.closest]
             found.append(
-                Finding(
+                Verdict(
                     f"for {rule} it is none, whatever the strength",
                     "only in the context of gradient descent",
                     f"apart by {100 * least:.0f} % of what L2 does at the closest λ' ({where:.3g} λ)",
@@ -176,13 +176,13 @@ def again(lab: Lab, chosen: Cell) -> Cell:
     return Cell(chosen.task, chosen.recipe, tuple(lab.run([Trial(chosen.task, chosen.recipe, seed) for seed in seeds])))
 
 
-def _better(l2: Cell, decay: Cell, without: Cell) -> Finding:
+def _better(l2: Cell, decay: Cell, without: Cell) -> Verdict:
     pairs = zip(decay.results, l2.results, strict=True)
     gains = np.array([100 * (one.test_accuracy - other.test_accuracy) for one, other in pairs])
     noise = 2 * float(gains.std(ddof=1)) / len(gains) ** 0.5 if len(gains) > 1 else inf
     gain = float(gains.mean())
     sure = f"two standard errors are {noise:.2f}, {len(gains)} seeds" if noise < inf else "one seed"
-    return Finding(
+    return Verdict(
         "with Adam, decay can work significantly better than L2",
         "significantly better",
         f"{decay.test:.2f} % ({decay.recipe.name}) against {l2.test:.2f} % ({l2.recipe.name}): {gain:+.2f} points, "

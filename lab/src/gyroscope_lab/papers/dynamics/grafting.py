@@ -17,7 +17,7 @@ import numpy as np
 
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.dynamics.grafting_courses import METHODS, PLANS, Curves, closed, curves
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.trial import Trial
 
 if TYPE_CHECKING:
@@ -48,14 +48,14 @@ def conclude(lab: Lab) -> Report:
     """Loss curves, their distances, and the share of the gap that grafting closes."""
     plan = PLANS[lab.scale]
     found = {network: curves(lab, network) for network in plan.networks}
-    tables, findings = [], []
+    tables, verdicts = [], []
     for network, its in found.items():
         tables += [_distances(network, its), _ends(network, its)]
-        findings += _findings(network, its)
+        verdicts += _verdicts(network, its)
     return Report(
         {"figure": _figure(found, plan.source.name)},
         tuple(tables),
-        tuple(findings),
+        tuple(verdicts),
         {n: _numbers(c) for n, c in found.items()},
     )
 
@@ -82,7 +82,7 @@ def _ends(network: str, its: Curves) -> Table:
     )
 
 
-def _findings(network: str, its: Curves) -> list[Finding]:
+def _verdicts(network: str, its: Curves) -> list[Verdict]:
     better = "Adam" if its.end("Adam").min() <= its.end("SGD").min() else "SGD"
     graft = _LAYERWISE if better == "Adam" else _REVERSED
     gap, error, share = closed(its, graft)
@@ -94,13 +94,13 @@ def _findings(network: str, its: Curves) -> list[Finding]:
     return [
         _like(network, its, _LAYERWISE, of="Adam", other="SGD"),
         _like(network, its, _REVERSED, of="SGD", other="Adam"),
-        Finding(
+        Verdict(
             f"{network}: the layer lengths of {better}, which trains better, close the gap between the two",
             told,
             f"no clear gap: {apart}" if no_gap else f"{100 * share:.0f} % of {apart}",
             None if no_gap else share >= _CLOSED,
         ),
-        Finding(
+        Verdict(
             f"{network}: it takes the lengths of layers, one length for all of them does less",
             "layerwise rescaling is what is important",
             f"{'' if no_gap else both + ': '}{more:+.2f} nats{_sure(noise)} layer by layer",
@@ -113,9 +113,9 @@ def _sure(error: float) -> str:
     return f" ± {error:.2f}" if np.isfinite(error) else ", one seed"
 
 
-def _like(network: str, its: Curves, graft: str, *, of: str, other: str) -> Finding:
+def _like(network: str, its: Curves, graft: str, *, of: str, other: str) -> Verdict:
     near, far, apart = its.distance(graft, of), its.distance(graft, other), its.distance(of, other)
-    return Finding(
+    return Verdict(
         f"{network}: {graft} train like {of}",
         f"as {of}",
         f"{near:.2f} nats from {of}'s curve, {far:.2f} from {other}'s (these two: {apart:.2f})",

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gyroscope_lab.papers.dynamics.loop import LossCurve
-from gyroscope_lab.papers.study import Finding, Report, Table
+from gyroscope_lab.papers.study import Report, Table, Verdict
 
 # Predicted eigenvalues are right within this factor, either way; losses and eigenvalues are alike within this share.
 _FACTOR, _SHARE = 2.0, 0.1
@@ -54,7 +54,7 @@ class Curve(LossCurve):
 
 
 def report(moved: float, bound: float, curves: list[Curve], spectra: dict[str, dict[str, Any]]) -> Report:
-    """The figure, the tables and the findings."""
+    """The figure, the tables and the verdicts."""
     rows = tuple(_row(name, when, one[when]) for name, one in spectra.items() for when in ("start", "end"))
     columns = ("network", "when", "ν", "largest predicted", "largest measured", "measured / predicted, median",
                "predicted in the measured vectors, %", "largest / mean of the others")  # fmt: skip
@@ -82,7 +82,7 @@ def _row(name: str, when: str, one: dict[str, Any]) -> tuple[Any, ...]:
             float(measured[0] / one["rest"]))  # fmt: skip
 
 
-def _of_outliers(spectra: dict[str, dict[str, Any]]) -> list[Finding]:
+def _of_outliers(spectra: dict[str, dict[str, Any]]) -> list[Verdict]:
     plain = [spectra[PLAIN][when] for when in ("start", "end")]
     ratios = [np.array(one["measured"]) / np.array(one["predicted"]) for one in plain]
     within = [100 * one["share"] for one in plain]
@@ -91,14 +91,14 @@ def _of_outliers(spectra: dict[str, dict[str, Any]]) -> list[Finding]:
     falls = [_times(one, other) for one, other in zip(there, through, strict=True)]
     by_centring = [_times(one, other) for one, other in zip(there, left, strict=True)]
     return [
-        Finding(
+        Verdict(
             "without normalization the curvature of a layer has the outliers ν λ_i(S), in directions m ⊗ v_i",
             "expected, if m is far from zero",
             f"the nine largest are {_span(ratios[0])} times what is predicted at the start and {_span(ratios[1])} at "
             f"the end; {within[0]:.0f} and {within[1]:.0f} % of the predicted lies in their vectors",
             all(bool(1 / _FACTOR <= np.median(one) <= _FACTOR) for one in ratios) and min(within) > _WITHIN,
         ),
-        Finding(
+        Verdict(
             "batch normalization of the next pre-activations removes what the means add to them",
             "expected to disappear",
             f"the largest eigenvalue is {falls[0]:.1f} and {falls[1]:.1f} times smaller through the statistics than "
@@ -113,13 +113,13 @@ def _of_outliers(spectra: dict[str, dict[str, Any]]) -> list[Finding]:
     ]
 
 
-def _of_cost(curves: Sequence[Curve]) -> list[Finding]:
+def _of_cost(curves: Sequence[Curve]) -> list[Verdict]:
     by = {(curve.method, curve.moved > 0): curve for curve in curves}
     plain = by["SGD", False]
     costs = {method: _times(by[method, True].area, by[method, False].area) for method in _METHODS}
     rest = {method: cost for method, cost in costs.items() if method != "SGD"}
     return [
-        Finding(
+        Verdict(
             "means far from zero slow gradient descent down",
             "the convergence rate depends on the condition number",
             f"moving the inputs takes the mean loss from {plain.area:.3g} to {by['SGD', True].area:.3g} "
@@ -127,7 +127,7 @@ def _of_cost(curves: Sequence[Curve]) -> list[Finding]:
             costs["SGD"] > 1 + _SHARE,
         ),
         *(
-            Finding(
+            Verdict(
                 f"{method}: the cost of the means is gone",
                 "undamped, invariant" if method == "K-FAC" else "expected",
                 f"the mean loss changes by {100 * (cost - 1):+.1f} %, under SGD by {100 * (costs['SGD'] - 1):+.0f} %"
@@ -137,7 +137,7 @@ def _of_cost(curves: Sequence[Curve]) -> list[Finding]:
             for method, cost in rest.items()
         ),
         *(
-            Finding(
+            Verdict(
                 f"{method} learns faster than SGD without normalization",
                 "expected",
                 f"mean loss {by[method, False].area:.3g} against {plain.area:.3g}, {_epochs(by[method, False])} "

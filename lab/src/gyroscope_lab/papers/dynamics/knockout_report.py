@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gyroscope_lab.papers.dynamics.loop import LossCurve
-from gyroscope_lab.papers.study import Finding, Report, Table
+from gyroscope_lab.papers.study import Report, Table, Verdict
 
 # Noise "hardly matters" where it takes less than this share of what batch normalization gains.
 _SHARE = 0.25
@@ -59,31 +59,31 @@ class Arm(LossCurve):
 
 
 def report(arms: list[Arm]) -> Report:
-    """The figure, the table and the findings."""
+    """The figure, the table and the verdicts."""
     columns = ("network", "best rate", f"epochs to a loss of {arms[0].bound:g}", "mean loss", "last loss", "test %",
                "means move by")  # fmt: skip
     rows = tuple((one.kind, one.rate, one.epochs, one.area, float(one.loss[-1]), one.test, one.drift) for one in arms)
     return Report(
         {"figure": _figure(arms)},
         (Table("Training; means of pre-activations in standard deviations a step", columns, rows),),
-        findings(arms),
+        verdicts(arms),
         {"arms": [arm.numbers() for arm in arms]},
     )
 
 
-def findings(arms: Sequence[Arm]) -> tuple[Finding, ...]:
+def verdicts(arms: Sequence[Arm]) -> tuple[Verdict, ...]:
     """What the chapter says, held to these numbers."""
     plain, normal, noisy, spared = (next(arm for arm in arms if arm.kind == kind) for kind in _COLOURS)
     gain = plain.area - normal.area
     return (
-        Finding(
+        Verdict(
             "noise behind batch normalization puts covariate shift back",
             "as in training without it",
             f"means move by {noisy.drift:.2f} standard deviations from batch to batch, {normal.drift:.2f} without "
             f"noise and {plain.drift:.2f} without batch normalization",
             noisy.drift > max(plain.drift / _FACTOR, normal.drift),
         ),
-        Finding(
+        Verdict(
             "batch normalization speeds training up",
             "works amazingly well",
             f"mean loss {normal.area:.3g} against {plain.area:.3g}, at the best rate for each",
@@ -93,7 +93,7 @@ def findings(arms: Sequence[Arm]) -> tuple[Finding, ...]:
                 normal, gain),
         _unhurt("nor is it with noise where another normalization follows", "shifts are undone by the next one",
                 spared, normal, gain),
-        Finding(
+        Verdict(
             "networks with noise still train better than those without batch normalization",
             "not degraded to that level",
             f"mean loss {noisy.area:.3g} against {plain.area:.3g}",
@@ -102,14 +102,14 @@ def findings(arms: Sequence[Arm]) -> tuple[Finding, ...]:
     )  # fmt: skip
 
 
-def _unhurt(says: str, told: str, noisy: Arm, normal: Arm, gain: float) -> Finding:
+def _unhurt(says: str, told: str, noisy: Arm, normal: Arm, gain: float) -> Verdict:
     loss = noisy.area - normal.area
     share = "" if gain <= 0 else f", {100 * loss / gain:.0f} % of what batch normalization gains"
     here = (
         f"mean loss {noisy.area:.3g} against {normal.area:.3g}{share}; {_epochs(noisy)} epochs to a loss of "
         f"{noisy.bound:g} against {_epochs(normal)}; test {noisy.test - normal.test:+.1f} points"
     )
-    return Finding(says, told, here, None if gain <= 0 else loss <= _SHARE * gain)
+    return Verdict(says, told, here, None if gain <= 0 else loss <= _SHARE * gain)
 
 
 def _epochs(arm: Arm) -> str:

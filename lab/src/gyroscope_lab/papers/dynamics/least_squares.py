@@ -27,7 +27,7 @@ from gyroscope.theory.least_squares import (
 )
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.dynamics.schedules import nothing_trained, spaced
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -115,19 +115,19 @@ def conclude(lab: Lab) -> Report:
     return Report(
         {"figure": draw(found[0])},
         (Table(title, columns, rows),),
-        _findings(detours, far, steps),
+        _verdicts(detours, far, steps),
         _numbers(found[0], detours),
     )
 
 
-def _findings(
+def _verdicts(
     detours: dict[Method, list[float]], far: dict[Method, Floats], steps: dict[Method, Floats]
-) -> tuple[Finding, ...]:
+) -> tuple[Verdict, ...]:
     odd, gradient = detours["empirical"], detours["gradient"]
     away = {method: _led_away(far[method]) for method in METHODS}
     lengths = steps["empirical"][:, -1]
     return (
-        Finding(
+        Verdict(
             "preconditioning with the inverse of the empirical Fisher matrix results in a rather bizarre path",
             "a picture",
             f"up to {max(odd):.2f} times the straight way, beside {max(gradient):.2f} of gradient descent and "
@@ -135,14 +135,14 @@ def _findings(
             f"lead away from the optimum, beside {away['gradient']} and {away['natural']}",
             max(odd) > max(gradient) and away["empirical"] > max(away["gradient"], away["natural"]),
         ),
-        Finding(
+        Verdict(
             "it takes smaller steps where there is a larger gradient",
             "in words",
             f"{DISTANCES[-1]:g} times as far from the optimum its step is {lengths.min():.2f} to {lengths.max():.2f} "
             f"times as long; that of the natural gradient {steps['natural'][:, -1].mean():.2f} times",
             bool((lengths < 1).all()),
         ),
-        Finding(
+        Verdict(
             "the natural gradient goes straight to the optimum",
             "a picture",
             f"its detours are at most {max(detours['natural']):.6f}; "

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gyroscope_lab.papers.dynamics.gain import gain, reproduced
 from gyroscope_lab.papers.dynamics.loop import mean_curve
-from gyroscope_lab.papers.study import Finding, Report, Table
+from gyroscope_lab.papers.study import Report, Table, Verdict
 from gyroscope_lab.training.schedule import Schedule
 
 _NAMES = {
@@ -69,11 +69,11 @@ class Arm:
 
 
 def report(arms: list[Arm], schedule: Schedule) -> Report:
-    """The figure, the table and the findings, of arms that were all trained with a schedule."""
+    """The figure, the table and the verdicts, of arms that were all trained with a schedule."""
     cut = first_cut(schedule)
     columns = ("optimizer", "", "test %", "gain over no decay", "last loss", "effective rate before the first cut",
                "relative to no decay")  # fmt: skip
-    rows, findings = [], []
+    rows, verdicts = [], []
     for rule in dict.fromkeys(arm.rule for arm in arms):
         by = {arm.decayed: arm for arm in arms if arm.rule == rule}
         none = by["none"]
@@ -81,10 +81,10 @@ def report(arms: list[Arm], schedule: Schedule) -> Report:
             at = float(arm.effective[cut])
             rows.append((rule, _NAMES[arm.decayed], arm.test, gain(arm.tests, none.tests).told, float(arm.loss[-1]),
                          f"{at:.3g}", at / float(none.effective[cut])))  # fmt: skip
-        findings += _findings(rule, by, cut)
+        verdicts += _verdicts(rule, by, cut)
     table = Table("Test accuracy by what is decayed", columns, tuple(rows))
     numbers = {"arms": [arm.numbers() for arm in arms]}
-    return Report({"figure": _figure(arms)}, (table,), tuple(findings), numbers)
+    return Report({"figure": _figure(arms)}, (table,), tuple(verdicts), numbers)
 
 
 def first_cut(schedule: Schedule) -> int:
@@ -96,39 +96,39 @@ def first_cut(schedule: Schedule) -> int:
     return min([*schedule.milestones, schedule.epochs])
 
 
-def _findings(rule: str, by: dict[str, Arm], cut: int) -> list[Finding]:
+def _verdicts(rule: str, by: dict[str, Arm], cut: int) -> list[Verdict]:
     none, normalized, copied = by["none"], by["normalized"], by["copied"]
     decay, last, whole = (gain(by[kind].tests, none.tests) for kind in ("normalized", "last", "all"))
     times = float(normalized.effective[cut] / none.effective[cut])
     apart = [float(np.abs(np.log(arm.loss / normalized.loss)).mean()) for arm in (copied, none)]
     off = float(np.abs(np.log(copied.effective[1:] / normalized.effective[1:])).max())
     return [
-        Finding(
+        Verdict(
             f"{rule}: decay of normalized layers raises their effective learning rate",
             "a larger λ leads to a higher one",
             f"{times:.1f} times that without decay before the first cut, after {cut} epochs",
             times > _RAISED,
         ),
-        Finding(
+        Verdict(
             f"{rule}: weight decay raises test accuracy",
             "improves generalization",
             f"{whole.told} points with decay of all layers",
             whole.above,
         ),
-        Finding(
+        Verdict(
             f"{rule}: it does so through normalized layers, whose size does not matter",
             "most of the gain is theirs",
             f"{decay.told} points with decay of these alone, {last.told} of the last, {whole.told} of all",
             None if decay.above is None else decay.mean > max(last.mean, _MOST * whole.mean),
         ),
-        Finding(
+        Verdict(
             f"{rule}: its effective learning rates, copied onto a run without decay, make it train alike",
             "nothing to do with capacity",
             f"losses are off by a factor of {np.exp(apart[0]):.2f} on average, without the copy by "
             f"{np.exp(apart[1]):.2f}; effective rates agree within {np.exp(off):.2f}",
             apart[0] < _MOST * apart[1],
         ),
-        Finding(
+        Verdict(
             f"{rule}: and give it the same gain",
             "all that it does",
             f"{gain(copied.tests, none.tests).told} of {decay.told} points",

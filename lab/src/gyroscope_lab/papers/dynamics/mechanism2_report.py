@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gyroscope_lab.papers.dynamics.gain import gain, reproduced
 from gyroscope_lab.papers.dynamics.loop import mean_curve
-from gyroscope_lab.papers.study import Finding, Report, Table
+from gyroscope_lab.papers.study import Report, Table, Verdict
 
 _COLOURS = {"no decay": "C0", "decay": "C3", "norms held": "C2"}
 # A cause accounts for an effect where most of it goes with it.
@@ -77,7 +77,7 @@ class Arm:
 
 
 def report(regimes: dict[str, list[Arm]]) -> Report:
-    """The figure, the table and the findings, of arms by the name of their regime."""
+    """The figure, the table and the verdicts, of arms by the name of their regime."""
     columns = ("steps", "run", "test %", "last loss", "‖w‖² has grown by", "damping / mean curvature, first epoch",
                "last epoch", "cosine of steps and gradients, first epoch", "last epoch")  # fmt: skip
     rows = tuple(
@@ -88,12 +88,12 @@ def report(regimes: dict[str, list[Arm]]) -> Report:
     return Report(
         {"figure": _figure(regimes)},
         (Table("K-FAC with batch normalization", columns, rows),),
-        tuple(finding for name, arms in regimes.items() for finding in findings(name, arms)),
+        tuple(verdict for name, arms in regimes.items() for verdict in verdicts(name, arms)),
         {name: [arm.numbers() for arm in arms] for name, arms in regimes.items()},
     )
 
 
-def findings(name: str, arms: Sequence[Arm]) -> tuple[Finding, ...]:
+def verdicts(name: str, arms: Sequence[Arm]) -> tuple[Verdict, ...]:
     """What the chapter says, held to the numbers of one regime."""
     none, decay, held = (next(arm for arm in arms if arm.kind == kind) for kind in _COLOURS)
     gains = gain(decay.tests, none.tests)
@@ -101,13 +101,13 @@ def findings(name: str, arms: Sequence[Arm]) -> tuple[Finding, ...]:
     # Whether steps have come nearer to the gradient.
     turned = bool(_angle(none.cosine[0]) > _MORE * _angle(none.cosine[-1]))
     return (
-        Finding(
+        Verdict(
             f"{name}: without decay weights grow, and with them the effective damping η‖w‖²; with decay it stays lower",
             "the norm increases over training",
             f"it grows {none.grown[-1]:.2f}-fold without decay, {decay.grown[-1]:.2f}-fold with it",
             bool(none.grown[-1] > _MORE and none.grown[-1] > _MORE * decay.grown[-1]),
         ),
-        Finding(
+        Verdict(
             f"{name}: the damping comes to outweigh the curvature without decay",
             "comes to dominate the preconditioner",
             f"damping over mean curvature {none.damping[-1]:.3g} in the end ({none.damping[0]:.3g} after one epoch), "
@@ -115,7 +115,7 @@ def findings(name: str, arms: Sequence[Arm]) -> tuple[Finding, ...]:
             # Above the curvature in the end, by more than at first and by more than with decay.
             bool(none.damping[-1] > max(1.0, _MORE * none.damping[0], _MORE * decay.damping[-1])),
         ),
-        Finding(
+        Verdict(
             f"{name}: K-FAC behaves increasingly like a first-order method without decay, and less so with it",
             "retains its second-order behaviour",
             f"the cosine of steps and gradients goes from {none.cosine[0]:.3f} to {none.cosine[-1]:.3f} without decay, "
@@ -123,7 +123,7 @@ def findings(name: str, arms: Sequence[Arm]) -> tuple[Finding, ...]:
             f"{_angle(none.cosine[-1]):.0f}°, {_angle(decay.cosine[-1]):.0f}° and {_angle(held.cosine[-1]):.0f}°",
             turned and bool(_angle(decay.cosine[-1]) > _MORE * _angle(none.cosine[-1])),
         ),
-        Finding(
+        Verdict(
             f"{name}: it is the norm that does it: with norms held K-FAC stays of second order without decay",
             "due to the growing weight norm",
             f"the cosine changes by {_rise(held):+.3f} with norms held, by {_rise(none):+.3f} without decay; mean "
@@ -131,13 +131,13 @@ def findings(name: str, arms: Sequence[Arm]) -> tuple[Finding, ...]:
             # A curvature that has not fallen because the loss has not tells nothing of norms.
             _rise(held) < _HALF * _rise(none) if turned and _as_low(held, none) else None,
         ),
-        Finding(
+        Verdict(
             f"{name}: weight decay raises test accuracy under K-FAC",
             "improves generalization",
             f"{gains.told} points",
             gains.above,
         ),
-        Finding(
+        Verdict(
             f"{name}: by way of the damping: norms held without decay gain as much",
             "the explanation of mechanism 2",
             f"{alone.told} of {gains.told} points",

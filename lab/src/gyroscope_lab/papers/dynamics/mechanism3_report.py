@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gyroscope_lab.papers.dynamics.gain import gain
-from gyroscope_lab.papers.study import Finding, Report, Table
+from gyroscope_lab.papers.study import Report, Table, Verdict
 
 # Two quantities go together from this correlation of logarithms; norms are said equal within this.
 _TOGETHER, _EQUAL = 0.9, 1e-4
@@ -56,7 +56,7 @@ class Level:
 
 
 def report(depth: int, levels: list[Level]) -> Report:
-    """The figure, the table and the findings."""
+    """The figure, the table and the verdicts."""
     columns = ("λ", "test %", "gain over no decay", "last training loss", "test loss", "E‖J‖²", "E‖z‖²",
                "E‖J‖² / E‖z‖²", "wᵀGw / L² E‖z‖²", "‖w‖²")  # fmt: skip
     rows = tuple(
@@ -68,12 +68,12 @@ def report(depth: int, levels: list[Level]) -> Report:
     return Report(
         {"figure": _figure(levels)},
         (Table("K-FAC without normalization, by weight decay", columns, rows),),
-        findings(depth, levels),
+        verdicts(depth, levels),
         {"depth": depth, "levels": [{"decay": one.decay, "runs": one.runs} for one in levels]},
     )
 
 
-def findings(depth: int, levels: Sequence[Level]) -> tuple[Finding, ...]:
+def verdicts(depth: int, levels: Sequence[Level]) -> tuple[Verdict, ...]:
     """What the chapter says, held to these numbers."""
     names = ("jacobian", "outputs", "gauss_newton")
     jacobian, outputs, newton = (np.array([one.all(name) for one in levels]).ravel() for name in names)
@@ -89,33 +89,33 @@ def findings(depth: int, levels: Sequence[Level]) -> tuple[Finding, ...]:
     )
     lower, higher = (_by_chance(sign * over_all, len(levels)) for sign in (1, -1))
     return (
-        Finding(
+        Verdict(
             "for L layers with ReLUs and without biases wᵀGw = L² E‖z‖², G the Gauss-Newton matrix of squared errors",
             "exactly",
             f"within {100 * off:.1e} % in all {len(newton)} networks",
             off < _EQUAL,
         ),
-        Finding(
+        Verdict(
             "and the norm that weight decay penalizes is proportional to that of the input-output Jacobian",
             "proportional, in a restricted case",
             f"correlation of logarithms {together:.3f}; their ratio is {_ratio(newton / jacobian)}",
             together > _TOGETHER,
         ),
-        Finding(
+        Verdict(
             "more decay, smaller Jacobians",
             "smaller input-output Jacobian norms",
             f"E‖J‖² from {levels[0].mean('jacobian'):.3g} without decay to {levels[-1].mean('jacobian'):.3g} at "
             f"λ = {levels[-1].decay:g}, smaller at {int((steps < 0).sum())} of {len(steps)} steps",
             bool((steps < 0).all()),
         ),
-        Finding(
+        Verdict(
             "weight decay raises test accuracy",
             "improves generalization",
             f"{better.told} points at the λ, of {len(levels) - 1}, that is best for the other seeds; for all of them "
             f"that is {best.decay:g}",
             better.above,
         ),
-        Finding(
+        Verdict(
             "networks with smaller Jacobians generalise better",
             "a smoother function, less capacity",
             f"rank correlation of E‖J‖² and test accuracy {over_all:+.2f} over all {len(levels)} λ, as low in "

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from gyroscope.theory import Law, effective_lr, fit_norms, norm_growth
 from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.cells import recorded
 from gyroscope_lab.papers.dynamics.schedules import spaced
-from gyroscope_lab.papers.recorded import recorded
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.trial import Trial
 

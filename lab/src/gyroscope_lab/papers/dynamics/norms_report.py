@@ -1,4 +1,4 @@
-"""The figure, the table and the findings on implicit decay in networks that are trained at several rates."""
+"""The figure, the table and the verdicts on implicit decay in networks that are trained at several rates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from gyroscope.theory import decay_time
 from gyroscope_lab.papers.dynamics.norms import Course, Values, spread
 from gyroscope_lab.papers.dynamics.schedules import over_steps, spaced
-from gyroscope_lab.papers.study import Finding, Report, Table
+from gyroscope_lab.papers.study import Report, Table, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,11 +33,11 @@ _NEAR = 2.0
 def report(tasks: Mapping[str, Both]) -> Report:
     """What came of all tasks; the figure is of the first, its middle layer."""
     several = {name: both for name, both in tasks.items() if len(both[0]) > 1}  # of one rate there is nothing to say
-    findings = [one for name, both in several.items() for one in _findings(name if len(tasks) > 1 else "", *both)]
+    verdicts = [one for name, both in several.items() for one in _verdicts(name if len(tasks) > 1 else "", *both)]
     return Report(
         {("figure" if i == 0 else name): draw(name, both) for i, (name, both) in enumerate(tasks.items())},
         tuple(_table(name, its, says) for name, both in tasks.items() for its, says in _named(both)),
-        tuple(findings),
+        tuple(verdicts),
         {name: {says: [one.numbers() for one in its] for its, says in _named(both)} for name, both in tasks.items()},
     )
 
@@ -70,20 +70,20 @@ def _mean(values: Values) -> float:
     return float(np.exp(np.log(values).mean()))
 
 
-def _findings(name: str, drawn: Sequence[Course], trained: Sequence[Course]) -> list[Finding]:
+def _verdicts(name: str, drawn: Sequence[Course], trained: Sequence[Course]) -> list[Verdict]:
     where = f"{name}: " if name else ""
     grown = [_mean(one.norms[-1] / one.norms[0]) for one in drawn]
     off = max(one.off() for one in (*drawn, *trained))
     exact = (np.diff(drawn[0].steps) == 1).all()
     found = [
-        Finding(
+        Verdict(
             f"{where}norms grow as equation 19 says",
             "exactly, for scale-invariant layers",
             f"within {off:.1g} of it at every step of {len(drawn) + len(trained)} trainings"
             + ("" if exact else ", from the gradients of some steps"),
             off < _EXACT if exact else None,
         ),
-        Finding(
+        Verdict(
             f"{where}for larger α norms grow more rapidly",
             "figure 6",
             f"{', '.join(f'{one:.2f}' for one in grown)} times as long in the end for α = {_rates(drawn)}",
@@ -96,11 +96,11 @@ def _findings(name: str, drawn: Sequence[Course], trained: Sequence[Course]) -> 
     return [*found, _last_layer(where, trained)] if trained else found
 
 
-def _alike(where: str, drawn: Sequence[Course]) -> Finding:
+def _alike(where: str, drawn: Sequence[Course]) -> Verdict:
     first, second, last = (_mean(spread(drawn, at)) for at in (0, 1, -1))
     left = log(last) / log(first)
     passed = sum(_mean(_k0(one)) < one.steps[-1] for one in drawn)
-    return Finding(
+    return Verdict(
         f"{where}regardless of α, effective learning rates come to the same trend",
         "figure 6, asymptotically",
         f"the largest is {first:.0f} times the smallest at first, {second:.1f} times after {drawn[0].steps[1]:,} and "
@@ -110,10 +110,10 @@ def _alike(where: str, drawn: Sequence[Course]) -> Finding:
     )
 
 
-def _law(where: str, drawn: Sequence[Course]) -> Finding:
+def _law(where: str, drawn: Sequence[Course]) -> Verdict:
     r2 = np.array([law.r2 for one in drawn for law in one.laws()])
     falls = [_mean(one.gradients[-max(1, len(one.steps) // 10) :].mean(axis=0) / one.gradients[1]) for one in drawn]
-    return Finding(
+    return Verdict(
         f"{where}effective learning rates fall about as 1/√(1 + k/k₀)",
         "where ‖∇J(ŵ)‖ is constant",
         f"R² is {r2.min():.2f} to {r2.max():.2f}, a median of {np.median(r2):.2f}; ‖∇J(ŵ)‖ is not constant: in the "
@@ -122,9 +122,9 @@ def _law(where: str, drawn: Sequence[Course]) -> Finding:
     )
 
 
-def _matters_little(where: str, drawn: Sequence[Course]) -> Finding:
+def _matters_little(where: str, drawn: Sequence[Course]) -> Verdict:
     tests = [100 * one.result.test_accuracy for one in drawn]
-    return Finding(
+    return Verdict(
         f"{where}the explicit learning rate matters for a transient phase at the start alone",
         "in words",
         f"test accuracies are {', '.join(f'{one:.1f}' for one in tests)} % for α = {_rates(drawn)}",
@@ -132,11 +132,11 @@ def _matters_little(where: str, drawn: Sequence[Course]) -> Finding:
     )
 
 
-def _last_layer(where: str, trained: Sequence[Course]) -> Finding:
+def _last_layer(where: str, trained: Sequence[Course]) -> Verdict:
     first, last = (_mean(spread(trained, at)) for at in (0, -1))
     ends = [_mean(one.rates[-1]) for one in trained]
     typical = [_mean(one.typical()) for one in trained]
-    return Finding(
+    return Verdict(
         f"{where}implicit decay does not apply to the output layer: α goes on to matter where that is trained too",
         "in words",
         f"the gradients that reach the other layers grow with α, to {typical[-1]:.3g} from {typical[0]:.3g}, and "

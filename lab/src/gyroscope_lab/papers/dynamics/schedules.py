@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gyroscope.theory import Growth, Schedules, decay_time, figure6, figure7, fit_norms, implicit_decay
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.trial import Trial
 
 if TYPE_CHECKING:
@@ -80,32 +80,32 @@ def conclude_growth(lab: Lab) -> Report:
     )
 
 
-def _of_growth(found: Growth) -> tuple[Finding, ...]:
+def _of_growth(found: Growth) -> tuple[Verdict, ...]:
     grown = found.norms[:, -1]
     first, last = (np.ptp(np.log(found.rates[:, at])) for at in (0, -1))
     slopes = [_slope(found.steps, rates) for rates in found.rates]
     small = [i for i, alpha in enumerate(found.lr) if alpha <= 0.1]  # where a step changes the norm by little
     off = max(_off(found, i) for i in small)
     return (
-        Finding(
+        Verdict(
             "for larger α norms grow more rapidly",
             "a picture",
             f"to {', '.join(f'{norm:.3g}' for norm in grown)} for α = {_listed(found.lr)}",
             bool((np.diff(grown) > 0).all()),
         ),
-        Finding(
+        Verdict(
             "regardless of α, all effective learning rates asymptote to the same trend",
             "a picture",
             f"the largest is {np.exp(first):.0f} times the smallest at first and {np.exp(last):.3f} times in the end",
             bool(last < np.log1p(_SAME)),
         ),
-        Finding(
+        Verdict(
             "which falls as 1/√k",
             "O(1/√k)",
             f"as k^{min(slopes):.3f} to k^{max(slopes):.3f} over the last half of the steps",
             max(abs(slope + 0.5) for slope in slopes) < _SAME,
         ),
-        Finding(
+        Verdict(
             "the effective learning rate is about α̂₀/√(1 + k/k₀)",
             "approximately",
             f"within {100 * off:.2g} % at every step with k₀ = 1/(2α²), for α up to 0.1",
@@ -163,27 +163,27 @@ def _arrival(found: Schedules, i: int) -> int:
     return int(away[-1]) + 1 if len(away) else 0
 
 
-def _of_decay(one_decay: Schedules, one_product: Schedules) -> tuple[Finding, ...]:
+def _of_decay(one_decay: Schedules, one_product: Schedules) -> tuple[Verdict, ...]:
     ends = one_decay.rate[:, -1], one_product.rate[:, -1]
     off = [np.abs(end / found.limit - 1) for end, found in zip(ends, (one_decay, one_product), strict=True)]
     exact = max(float(np.abs(end / f.exact - 1).max()) for end, f in zip(ends, (one_decay, one_product), strict=True))
     worst = one_decay.lr[int(off[0].argmax())] * DECAY
     return (
-        Finding(
+        Verdict(
             "with weight decay the effective learning rate levels off at about √(2αλ), for every α",
             "equation 25",
             f"within {100 * max(o.max() for o in off):.2g} % of it, the most for αλ = {worst:g}; that is the first "
             f"order of the fixed point √(αλ(2 − αλ)), which it comes within {100 * exact:.1g} % of",
             bool(max(o.max() for o in off) < _SAME),
         ),
-        Finding(
+        Verdict(
             "it converges to α̂_∞ regardless of α",
             "a picture",
             f"with one αλ to {ends[1].min():.5f} to {ends[1].max():.5f}, whatever α; with one λ, α̂_∞ itself goes with "
             f"√α: from {ends[0].min():.4f} to {ends[0].max():.4f}",
             bool(np.ptp(np.log(ends[1])) < np.log1p(_SAME)),
         ),
-        Finding(
+        Verdict(
             "a larger λ leads to a higher effective learning rate",
             "in words",
             f"for α = 0.1, {_end(0.1, DECAY):.4f} with λ = {DECAY:g} and {_end(0.1, 10 * DECAY):.4f} with ten times it",

@@ -1,4 +1,4 @@
-"""The figure, the table and the findings on weight decay and the exponential schedule in its place."""
+"""The figure, the table and the verdicts on weight decay and the exponential schedule in its place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from gyroscope.theory import effective_lr, shrinkage
 from gyroscope_lab.papers.dynamics.twins import Setting, Twins, Way
-from gyroscope_lab.papers.study import Finding, Report, Table
+from gyroscope_lab.papers.study import Report, Table, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +54,7 @@ def report(pairs: Sequence[Pair], found: Sequence[Twins]) -> Report:
     return Report(
         {"figure": draw(by_name)},
         (Table(title, columns, rows),),
-        _findings(by_name),
+        _verdicts(by_name),
         {name: _numbers(twins) for name, (_, twins) in by_name.items()},
     )
 
@@ -64,7 +64,7 @@ def _step_apart(twins: Twins) -> int | None:
     return next((step for step, apart in zip(twins.steps, twins.apart, strict=True) if apart > 0.01), None)
 
 
-def _findings(by_name: dict[str, tuple[Pair, Twins]]) -> tuple[Finding, ...]:
+def _verdicts(by_name: dict[str, tuple[Pair, Twins]]) -> tuple[Verdict, ...]:
     pair, plain = by_name["float64"]
     heavy, neither = by_name["float64, momentum 0.9"][1], by_name["float64, neither"][1]
     usual, single = by_name["float64, ε = 1e-5"][1], by_name["float32"][1]
@@ -75,7 +75,7 @@ def _findings(by_name: dict[str, tuple[Pair, Twins]]) -> tuple[Finding, ...]:
     levels = [rates[0], *_quarters(rates)]
     rests = levels[-1] / levels[-2]
     return (
-        Finding(
+        Verdict(
             "weight decay and the exponential schedule without it train the same function",
             "exactly",
             f"in float64 outputs are at most {max(plain.apart):.1g} apart over {pair.setting.steps:,} steps, in which "
@@ -83,26 +83,26 @@ def _findings(by_name: dict[str, tuple[Pair, Twins]]) -> tuple[Finding, ...]:
             f"{max(heavy.apart):.1g}; without weight decay at a constant rate {max(neither.apart):.2g}",
             bool(worst < _SAME < max(neither.apart)),
         ),
-        Finding(
+        Verdict(
             "weights are a^t as long with weight decay as with the schedule",
             "exactly",
             f"within {scale:.1g} of it",
             scale < _SAME,
         ),
-        Finding(
+        Verdict(
             "an exponentially increasing learning rate makes up for the implicit decay: the effective one is constant",
             "in words",
             f"with it, α̂ goes from {levels[0]:.3g} to {levels[-1]:.3g}, the mean of the last quarter of the steps; "
             f"without it and without weight decay from {falling[0]:.3g} to {_quarters(falling)[-1]:.3g}",
             max(levels) < _STAYS * min(levels),
         ),
-        Finding(
+        Verdict(
             "the effective one comes to rest, as with weight decay",
             "–",
             f"α̂ of the last quarter of the steps is {rests:.2f} times that of the quarter before",
             True if 1 / _STAYS < rests < _STAYS else None,
         ),
-        Finding(
+        Verdict(
             "what is left apart is rounding, magnified by training",
             "–",
             f"{max(plain.apart):.1g} beside {max(jogged.apart):.1g} from another last digit of the first weights; in "
@@ -110,7 +110,7 @@ def _findings(by_name: dict[str, tuple[Pair, Twins]]) -> tuple[Finding, ...]:
             f"{_said(jogged32)}",
             max(plain.apart) < _ALIKE * max(jogged.apart) and max(single.apart) < _ALIKE * max(jogged32.apart),
         ),
-        Finding(
+        Verdict(
             "an ε in batch normalization breaks the scale invariance",
             "–",
             f"with ε = 1e-5 outputs are {max(usual.apart):.1g} apart in float64, a hundredth "

@@ -24,12 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.cells import Cell, cells
+from gyroscope_lab.papers.cells import Cell, cells, some
 from gyroscope_lab.papers.rotation import paper
-from gyroscope_lab.papers.rotation.beside_layca import BEST_LAYCA, some
+from gyroscope_lab.papers.rotation.best_layca import BEST_LAYCA
 from gyroscope_lab.papers.rotation.recipes import over_seeds
-from gyroscope_lab.papers.rotation.tuned_rates import validation
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.rotation.tuned_rates import best_by_validation, validation
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.trial import Trial
 
@@ -46,11 +46,11 @@ BETA = 0.9
 EQUIVALENT = -3.0 + log(sqrt((1 - BETA) / (1 + BETA)), 3)
 # A smoke test has two rates: the authors' and the one that theory gives.
 _SMOKE_POWERS = (-5.0, -4.3)
-# Test accuracies agree within so many points, and rotations within such a share: neighboring rates differ by more.
+# Test accuracies agree within this many points, and rotations within this share: neighboring rates differ by more.
 _SAME_TEST, _SAME_ROTATION = 2.0, 0.2
 # Rotation curves rise until this share of the final rotation; from there they saturate.
 _RISING = 2 / 3
-# The figure shows so many epochs of rotation.
+# The epochs of rotation that the figure shows.
 _SHOWN = 30
 
 
@@ -79,20 +79,20 @@ def _powers(lab: Lab) -> tuple[float, ...]:
 
 
 def conclude(lab: Lab) -> Report:
-    """Rotation and accuracy by rate, compared with the authors' panel."""
+    """Report rotation and accuracy by rate, compared with the authors' panel."""
     found = {cell.recipe: cell for cell in cells(lab, trials(lab))}
     by_rate = {power: found[adam_layca(power)] for power in _powers(lab) if adam_layca(power) in found}
     some(list(by_rate))
     at_full_scale = lab.scale == "full"
     told = paper.absolute(TASK, paper.ADAPTIVE_LAYCA[TASK]) if at_full_scale else None
     is_whole = len(by_rate) == len(_powers(lab))
-    findings = _of_paper(by_rate, told, is_whole=is_whole) if told is not None else []
+    verdicts = _of_paper(by_rate, told, is_whole=is_whole) if told is not None else []
     if BEST_LAYCA in found and -4.3 in by_rate:
-        findings.append(_equivalent(by_rate[-4.3], found[BEST_LAYCA]))
+        verdicts.append(_equivalent(by_rate[-4.3], found[BEST_LAYCA]))
     return Report(
         {"figure": _draw(by_rate, found.get(BEST_LAYCA), told)},
         (_table(by_rate, told),),
-        tuple(findings),
+        tuple(verdicts),
         {
             "cells": [cell.numbers() for cell in found.values()],
             "mean_rotation": {cell.recipe.name: np.round(_mean(cell), 4).tolist() for cell in found.values()},
@@ -116,36 +116,31 @@ def apart(cell: Cell) -> float:
     return float(np.mean([abs(curve[min(epoch, len(curve) - 1)] - value) for epoch, value in ROTATION.items()]))
 
 
-def best(by_rate: Mapping[float, Cell]) -> float:
-    """The power of the best rate by accuracy on validation data; of equals, the lowest."""
-    return max(sorted(by_rate), key=lambda power: validation(by_rate[power]))
-
-
 def _mean(cell: Cell) -> npt.NDArray[np.float64]:
     """Rotation by epoch, the mean over layers."""
     return np.asarray(cell.rotation.mean(axis=1))
 
 
-def _of_paper(by_rate: Mapping[float, Cell], told: float, *, is_whole: bool) -> list[Finding]:
-    """Findings about the authors' panel; undecided while a rate is missing."""
+def _of_paper(by_rate: Mapping[float, Cell], told: float, *, is_whole: bool) -> list[Verdict]:
+    """Verdicts about the authors' panel; undecided while a rate is missing."""
     closest = min(by_rate, key=lambda power: apart(by_rate[power]))
-    chosen = best(by_rate)
+    chosen = best_by_validation(by_rate)
     named, cell = by_rate.get(POWERS[0]), by_rate[closest]
     by_name = "" if named is None else f", 3^{POWERS[0]:g} {apart(named):.3f} apart"
     return [
-        Finding(
+        Verdict(
             "the panel of figure 6 has a higher rate than the 3^-5 of the authors' code",
             ", ".join(f"{value:.2f}" for value in ROTATION.values()) + " at epochs " + ", ".join(map(str, ROTATION)),
             f"closest is 3^{closest:g}, {apart(cell):.3f} apart{by_name}",
             closest > POWERS[0] if is_whole else None,
         ),
-        Finding(
+        Verdict(
             "the rate that rotates as in figure 6 reaches its test accuracy",
             f"{told:.2f} %",
             f"3^{closest:g}: {cell.test:.2f} %",
             abs(cell.test - told) <= _SAME_TEST if is_whole else None,
         ),
-        Finding(
+        Verdict(
             "the rate of figure 6 is the best by validation accuracy",
             "the best of a grid search",
             f"3^{chosen:g} with {validation(by_rate[chosen]):.2f} %; rotating as in figure 6 {validation(cell):.2f} %",
@@ -154,12 +149,12 @@ def _of_paper(by_rate: Mapping[float, Cell], told: float, *, is_whole: bool) -> 
     ]
 
 
-def _equivalent(adam: Cell, sgd: Cell) -> Finding:
+def _equivalent(adam: Cell, sgd: Cell) -> Verdict:
     """Compare the first part of both curves: later they saturate, whatever the rate."""
     a, b = _mean(adam), _mean(sgd)
     epochs = min(len(a), int(np.argmax(b > _RISING * b[-1])) + 1)
     share = float(np.sum(np.abs(a[:epochs] - b[:epochs])) / np.sum(b[:epochs]))
-    return Finding(
+    return Verdict(
         f"with a momentum of {BETA:g}, a rate of 3^{EQUIVALENT:.2f} rotates layers as 3^-3 does without",
         "theory: ρ √((1 − β) / (1 + β))",
         f"3^-4.3 and Layca around SGD are {100 * share:.0f} % apart over {epochs - 1} epochs",

@@ -1,7 +1,7 @@
 """Layer rotation under control: which layers turn, and how fast (figures 1 and 9 and table 2 of the rotation paper).
 
 Section 4 of the paper trains each task with Layca at one global rate ρ(0) and multipliers over the layers that α sets,
-and finds that the further all layers rotate, the better the network generalises: best is α = 0 and ρ(0) = 3⁻³, where
+and finds that the further all layers rotate, the better the network generalizes: best is α = 0 and ρ(0) = 3⁻³, where
 nearly all of them reach a cosine distance of 1.
 """
 
@@ -11,11 +11,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.cells import LEARNED, Cell, cells, grid
+from gyroscope_lab.papers.cells import LEARNED, Cell, cells
 from gyroscope_lab.papers.rotation import paper
-from gyroscope_lab.papers.rotation.beside_layca import in_training
+from gyroscope_lab.papers.rotation.best_layca import in_training
+from gyroscope_lab.papers.rotation.panels import grid
 from gyroscope_lab.papers.rotation.recipes import layca, over_seeds
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
@@ -29,12 +30,12 @@ COLUMNS = (layca(-3, alpha=-0.6), layca(-3, alpha=0.6), layca(-5), layca(-4), la
 SWEPT = ("c10-cnn1", "c100-resnet", "tiny-cnn")
 ALPHAS = (-0.8, -0.6, -0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
 POWERS = (-7, -6, -5, -4, -3, -2, -1, 0)
-# In points: what two trainings of one recipe may differ by.
+# In points: the difference between two trainings of one recipe.
 _NOISE = 0.5
 
 
 def columns(lab: Lab) -> list[Trial]:
-    """What figure 1 and table 2 train.
+    """Return the trials of figure 1 and table 2.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> len(columns(Lab(Archive("runs"), "full")))
@@ -44,7 +45,7 @@ def columns(lab: Lab) -> list[Trial]:
 
 
 def sweep(lab: Lab) -> list[Trial]:
-    """What figure 9 trains.
+    """Return the trials of figure 9.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> len(sweep(Lab(Archive("runs"), "full", only=("c10-cnn1",))))
@@ -54,7 +55,7 @@ def sweep(lab: Lab) -> list[Trial]:
 
 
 def recipes_of_sweep(lab: Lab) -> list[Recipe]:
-    """The α and ρ(0) of figure 9, each configuration once; a smoke test takes a few of them."""
+    """Return the α and ρ(0) of figure 9, each configuration once; a smoke test takes a few of them."""
     if lab.scale == "smoke":
         return [layca(power) for power in (-7, -5, -3, -2)] + [layca(-3, alpha=alpha) for alpha in (-0.6, 0.6)]
     rates = [layca(power) for power in POWERS]
@@ -62,7 +63,7 @@ def recipes_of_sweep(lab: Lab) -> list[Recipe]:
 
 
 def figure1(lab: Lab) -> Report:
-    """Rotation curves and test accuracies of the five columns."""
+    """Report rotation curves and test accuracies of the five columns."""
     rows = _rows(lab, columns(lab))
     best = {row[0].task.name: row[-1] for row in rows}
 
@@ -74,24 +75,24 @@ def figure1(lab: Lab) -> Report:
     return Report(
         {"figure": figure},
         tuple(_accuracies(row) for row in rows),
-        tuple(finding for row in rows for finding in _findings(row)),
+        tuple(verdict for row in rows for verdict in _verdicts(row)),
         {"cells": [cell.numbers() for row in rows for cell in row]},
     )
 
 
 def figure9(lab: Lab) -> Report:
-    """Test accuracy by α and by ρ(0)."""
+    """Report test accuracy by α and by ρ(0)."""
     rows = _rows(lab, sweep(lab))
     return Report(
         {"figure": _draw_sweep(rows)},
         tuple(_accuracies(row) for row in rows),
-        tuple(finding for row in rows for finding in _sweep_findings(lab, row)),
+        tuple(verdict for row in rows for verdict in _sweep_verdicts(lab, row)),
         {"cells": [cell.numbers() for row in rows for cell in row]},
     )
 
 
 def table2(lab: Lab) -> Report:
-    """Training accuracies of the five columns, of the last epoch as it was trained, as the paper's."""
+    """Report training accuracies of the five columns, measured during the last epoch as in the paper."""
     rows = _rows(lab, columns(lab))
     found = []
     for row in rows:
@@ -102,7 +103,7 @@ def table2(lab: Lab) -> Report:
     every = [in_training(cell) for row in rows for cell in row]
     learned = sum(train >= 100 * LEARNED for train in every)
     whole = len(every) == len(rows) * len(COLUMNS)
-    says = Finding(
+    says = Verdict(
         f"(nearly) every configuration learns its training set, to {100 * LEARNED:g} % or more",
         "24 of 25",
         f"{learned} of {len(every)}",
@@ -119,7 +120,7 @@ def _rows(lab: Lab, trials: list[Trial]) -> list[list[Cell]]:
 
 
 def paper_accuracy(task: Task, recipe: Recipe) -> float | None:
-    """What the paper has for a recipe of `layca`, in percent.
+    """Return the paper's test accuracy for a recipe of `layca`, in percent.
 
     >>> from gyroscope_lab.training.tasks import task
     >>> paper_accuracy(task("c10-cnn1"), layca(-4)), paper_accuracy(task("c10-cnn1"), layca(-3, alpha=0.6))
@@ -140,7 +141,7 @@ def _accuracies(row: list[Cell]) -> Table:
     return Table(row[0].task.name, columns, tuple(lines))
 
 
-def _findings(row: list[Cell]) -> list[Finding]:
+def _verdicts(row: list[Cell]) -> list[Verdict]:
     name = row[0].task.name
     if len(row) < len(COLUMNS):
         return []
@@ -149,25 +150,25 @@ def _findings(row: list[Cell]) -> list[Finding]:
     furthest = max(row, key=lambda cell: cell.mean_rotation)
     worst = min(learned, key=lambda cell: cell.test, default=best)
     return [
-        Finding(
-            f"{name}: what rotates most generalises best",
+        Verdict(
+            f"{name}: the configuration that rotates most generalizes best",
             "Layca 3^-3 in all five tasks",
             f"{furthest.recipe.name}; {max(row, key=lambda cell: cell.test).recipe.name}",
             furthest.test >= max(cell.test for cell in row),
         ),
-        Finding(
-            f"{name}: slow rotation is enough to learn the training set, and generalises worse",
+        Verdict(
+            f"{name}: slow rotation is enough to learn the training set, and generalizes worse",
             "by up to 24 points",
             f"{slow.train:.1f} % train, {slow.test - best.test:+.1f} points test",
             slow.learned and slow.test < best.test,
         ),
-        Finding(
-            f"{name}: prioritising the last layers costs more than prioritising the first",
+        Verdict(
+            f"{name}: prioritizing the last layers costs more than prioritizing the first",
             "in all five tasks",
             f"{last.test - best.test:+.1f} against {first.test - best.test:+.1f} points",
             last.test < first.test,
         ),
-        Finding(
+        Verdict(
             f"{name}: configurations that learn the training set differ widely on the test set",
             "by up to 30 points",
             f"{best.test - worst.test:.1f} points among {len(learned)}",
@@ -176,7 +177,7 @@ def _findings(row: list[Cell]) -> list[Finding]:
     ]
 
 
-def _sweep_findings(lab: Lab, row: list[Cell]) -> list[Finding]:
+def _sweep_verdicts(lab: Lab, row: list[Cell]) -> list[Verdict]:
     wanted = [recipe for recipe in recipes_of_sweep(lab) if not recipe.alpha]
     ordered = sorted((cell for cell in row if not cell.recipe.alpha), key=_rate)
     if len(ordered) < len(wanted):
@@ -185,7 +186,7 @@ def _sweep_findings(lab: Lab, row: list[Cell]) -> list[Finding]:
     climbs = ordered[: ordered.index(best) + 1]
     grows = all(a.test <= b.test + _NOISE for a, b in pairwise(climbs))
     return [
-        Finding(
+        Verdict(
             f"{row[0].task.name}: the faster all layers rotate, the better, as long as training can follow",
             "accuracy climbs up to 3^-3",
             ", ".join(f"{cell.recipe.name.split()[-1]}: {cell.test:.1f}" for cell in ordered),

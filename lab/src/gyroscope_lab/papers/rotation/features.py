@@ -1,4 +1,4 @@
-"""What layer rotation does to features (figure 8 of the rotation paper).
+"""The effect of layer rotation on features (figure 8 of the rotation paper).
 
 A perceptron with one hidden layer, whose neurons' weights can be looked at as images, is trained from one
 initialization with Layca at four rates. The paper sees that rotation decides "to what extent" features are learned, not
@@ -24,9 +24,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.cells import Cell, cells, title
+from gyroscope_lab.papers.cells import Cell, cells
+from gyroscope_lab.papers.rotation.panels import title
 from gyroscope_lab.papers.rotation.recipes import layca
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.trial import Trial
 
 if TYPE_CHECKING:
@@ -36,12 +37,12 @@ if TYPE_CHECKING:
 #: log₃ of the four rates, and when each is divided by 5, as shares of all epochs.
 POWERS = (-2.0, -2.5, -3.0, -4.0)
 CUTS: dict[float, tuple[float, ...]] = {-2.0: (0.9,), -2.5: (0.95,), -3.0: (0.95,), -4.0: ()}
-#: What the paper prints: test accuracies in percent, and the final rotation of the first layer, read off its curves.
+#: The paper's test accuracies in percent, and the final rotation of the first layer, read off its curves.
 TESTS = dict(zip(POWERS, (96.75, 96.60, 96.54, 95.81), strict=True))
 ROTATIONS = dict(zip(POWERS, (0.90, 0.60, 0.30, 0.11), strict=True))
-# The digits are a fiftieth of the paper's 10,000 examples; this gives them its five steps an epoch.
+# The digits are a fiftieth of the paper's 10,000 examples; this gives them its five steps per epoch.
 _BATCH = 40
-# How many examples there are to test on.
+# The number of test examples.
 _TESTED = {"mnist": 10_000, "digits": 1_597}
 _SHOWN = 5
 _FIRST = "linear1.weight"
@@ -62,7 +63,7 @@ class Features:
 
     @property
     def retrievable(self) -> float:
-        """The share of neurons that can be told from where they started.
+        """Return the share of neurons that can be identified from their initialization.
 
         >>> w = torch.eye(3)
         >>> Features(-2.0, w, w).retrievable, round(Features(-2.0, w, w[[1, 0, 2]]).retrievable, 2)
@@ -72,13 +73,13 @@ class Features:
 
     @property
     def learned(self) -> Tensor:
-        """u_i: of each neuron's weights the part that is orthogonal to where it started."""
+        """Return u_i: the part of each neuron's weights that is orthogonal to its initialization."""
         start = normalize(self.initial, dim=1)
         return self.final - (self.final * start).sum(1, keepdim=True) * start
 
 
 def likeness(first: Features, second: Features) -> tuple[float, float]:
-    """How alike the learned parts of two trials are: the mean of cos(u_i, u_i'), and the share told from the other.
+    """Return the likeness of the learned parts of two trials: the mean of cos(u_i, u_i'), and the share identified.
 
     >>> start = torch.eye(3)
     >>> a, b = Features(-2.0, start, start + 0.1), Features(-4.0, start, start + 0.01)
@@ -113,7 +114,7 @@ def trials(lab: Lab) -> list[Trial]:
 
 
 def figure8(lab: Lab) -> Report:
-    """Features at four rates, and how much of the initialization they still show."""
+    """Report features at four rates, and how much of the initialization they still show."""
     its = trials(lab)
     found = dict(zip(POWERS, cells(lab, its), strict=True))
     features = [_features(lab, power, trial) for power in POWERS for trial in its if trial.recipe == layca(power)]
@@ -122,7 +123,7 @@ def figure8(lab: Lab) -> Report:
     return Report(
         {"figure": _draw([(found[power], by_rate[power][0]) for power in POWERS])},
         (_table(found, by_rate),),
-        tuple(_findings(found, by_rate, examples)),
+        tuple(_verdicts(found, by_rate, examples)),
         {
             "cells": [cell.numbers() for cell in found.values()],
             "features": [
@@ -157,7 +158,7 @@ def _table(found: dict[float, Cell], by_rate: dict[float, list[Features]]) -> Ta
     return Table(next(iter(found.values())).task.name, columns, tuple(rows))
 
 
-def _findings(found: dict[float, Cell], by_rate: dict[float, list[Features]], examples: int) -> list[Finding]:
+def _verdicts(found: dict[float, Cell], by_rate: dict[float, list[Features]], examples: int) -> list[Verdict]:
     rotations = [float(cell.final_rotation[0]) for cell in found.values()]
     retrievable = [_mean([one.retrievable for one in by_rate[power]]) for power in POWERS]
     alike = [
@@ -166,31 +167,31 @@ def _findings(found: dict[float, Cell], by_rate: dict[float, list[Features]], ex
     fastest, slowest = found[POWERS[0]], found[POWERS[-1]]
     ahead, noise = fastest.test - slowest.test, _noise(fastest, slowest, examples)
     return [
-        Finding(
+        Verdict(
             "all four rates learn the training set",
             "100 %",
             ", ".join(f"{cell.train:.1f} %" for cell in found.values()),
             all(cell.train > 99.5 for cell in found.values()),
         ),
-        Finding(
+        Verdict(
             "the higher the rate, the further the first layer rotates",
             ", ".join(f"{ROTATIONS[power]:.2f}" for power in POWERS),
             ", ".join(f"{rotation:.2f}" for rotation in rotations),
             all(a > b for a, b in pairwise(rotations)),
         ),
-        Finding(
-            "the further it rotates, the better the network generalises",
+        Verdict(
+            "the further it rotates, the better the network generalizes",
             f"{TESTS[POWERS[0]] - TESTS[POWERS[-1]]:+.2f} points from the slowest to the fastest",
             f"{ahead:+.2f} points; two draws of as many test examples differ by {noise:.2f}",
             ahead > 0 if abs(ahead) > 2 * noise else None,
         ),
-        Finding(
+        Verdict(
             "the further it rotates, the less retrievable is the initialization",
             "close to 1 no remnants of it are left",
             ", ".join(f"{100 * share:.0f} %" for share in retrievable) + " of neurons are told from their start",
             all(a <= b for a, b in pairwise(retrievable)) and retrievable[0] < retrievable[-1],
         ),
-        Finding(
+        Verdict(
             "rotation does not decide which features are learned, but to what extent",
             "seen in five neurons",
             f"at the others it has a cosine of {min(same for same, _ in alike):.2f} or more with what is learned at "
@@ -207,7 +208,7 @@ def _noise(first: Cell, second: Cell, examples: int) -> float:
 
 
 def _draw(its: Sequence[tuple[Cell, Features]]) -> Figure:
-    """A column for the initialization and one for each rate: the curves of both layers above, the features below."""
+    """One column for the initialization and one per rate: the curves of both layers above, the features below."""
     from matplotlib.figure import Figure
 
     from gyroscope.figures.drawing import DEPTH

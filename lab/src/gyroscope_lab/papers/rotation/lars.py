@@ -1,6 +1,6 @@
-"""LARS beside Layca (appendix A.4 of the rotation paper: figure 12; A.2 of the speed paper: figure 9).
+"""LARS compared with Layca (appendix A.4 of the rotation paper: figure 12; A.2 of the speed paper: figure 9).
 
-Of Layca's four operations LARS has two: it scales a step to the length of the weights, and takes it. It does not
+LARS has two of Layca's four operations: it scales a step to the length of the weights, and takes it. It does not
 project the step before that, nor the weights after it. In many dimensions a step is nearly at a right angle to the
 weights anyway, so layers rotate as they do under Layca, and test accuracies are nearly the same. The authors let the
 norm of a layer grow by no more than 10⁻⁴ of its initial value in a step, and started from weights a quarter of the
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.cells import Cell, cells
-from gyroscope_lab.papers.panels import by_task
+from gyroscope_lab.papers.cells import Cell, cells, some
 from gyroscope_lab.papers.rotation import paper
-from gyroscope_lab.papers.rotation.beside_layca import BEST_LAYCA, beside_layca, in_training, noted, some
+from gyroscope_lab.papers.rotation.best_layca import BEST_LAYCA, compared_with_layca, in_training, noted
+from gyroscope_lab.papers.rotation.panels import by_task
 from gyroscope_lab.papers.rotation.recipes import lars, over_seeds
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.trial import Trial
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ ROTATION: dict[str, tuple[float, ...]] = {
         0.7801, 0.9428, 0.9566, 0.9784, 0.9853, 0.9893, 0.9910, 0.9954, 0.9958, 0.9981, 0.9233,
     ),
 }  # fmt: skip
-# Test accuracies are nearly the same within so many points, rotations within such a share of their mean over layers.
+# Test accuracies are nearly the same within this many points, rotations within this share of their mean over layers.
 _SAME_TEST, _SAME_ROTATION = 1.0, 0.2
 
 
 def both(lab: Lab) -> list[Trial]:
-    """What the figure trains: LARS and Layca at ρ(0) = 3⁻³.
+    """Return the trials of the figure: LARS and Layca at ρ(0) = 3⁻³.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [trial.recipe.name for trial in both(Lab(Archive("runs"), "full", only=("tiny-cnn",)))]
@@ -59,8 +59,8 @@ def both(lab: Lab) -> list[Trial]:
 
 
 def figure(lab: Lab) -> Report:
-    """Rotation curves and test accuracies of LARS, above those of Layca."""
-    rows = [(row[0], reference) for row, reference in some(beside_layca(cells(lab, both(lab))))]
+    """Report rotation curves and test accuracies of LARS, above those of Layca."""
+    rows = [(row[0], reference) for row, reference in some(compared_with_layca(cells(lab, both(lab))))]
     lines = []
     for cell, reference in rows:
         name = cell.task.name
@@ -75,7 +75,7 @@ def figure(lab: Lab) -> Report:
     return Report(
         {"figure": _draw(rows)},
         (Table("LARS", columns, tuple(lines)), *(_by_layer(*row) for row in rows)),
-        tuple(finding for row in rows for finding in _findings(*row)),
+        tuple(verdict for row in rows for verdict in _verdicts(*row)),
         {"cells": [cell.numbers() for row in rows for cell in row]},
     )
 
@@ -92,18 +92,18 @@ def _by_layer(cell: Cell, reference: Cell) -> Table:
     return Table(f"{cell.task.name}: rotation by layer", columns, lines)
 
 
-def _findings(cell: Cell, reference: Cell) -> list[Finding]:
+def _verdicts(cell: Cell, reference: Cell) -> list[Verdict]:
     name = cell.task.name
     told = ROTATION.get(name)
     apart = _apart(cell.final_rotation, reference.final_rotation)
     found = [
-        Finding(
-            f"{name}: LARS generalises as Layca does",
+        Verdict(
+            f"{name}: LARS generalizes as Layca does",
             "by +0.06 to +0.11 points",
             f"{cell.test - reference.test:+.2f} points",
             abs(cell.test - reference.test) <= _SAME_TEST,
         ),
-        Finding(
+        Verdict(
             f"{name}: under LARS layers rotate as under Layca",
             "indistinguishable",
             f"{apart:.3f} apart on average, of {reference.mean_rotation:.3f}",
@@ -113,7 +113,7 @@ def _findings(cell: Cell, reference: Cell) -> list[Finding]:
     if told is not None:
         from_paper = _apart(cell.final_rotation, told)
         found.append(
-            Finding(
+            Verdict(
                 f"{name}: each layer's final rotation is that of the authors' run",
                 f"{np.mean(told):.3f} on average",
                 f"{cell.mean_rotation:.3f} on average, {from_paper:.3f} apart",

@@ -1,10 +1,12 @@
-"""What α does to each layer's rate (figure 13 of the rotation paper, figure 12 of the speed paper). Nothing is trained.
+"""The effect of α on each layer's rate (figure 13 of the rotation paper, figure 12 of the speed paper).
+
+Nothing is trained.
 
 Equation 1 of both papers gives layer l of L, counted from 0, the rate
 
     ρ_l(t) = (1 − α)^(5 (L−1−l)/(L−1)) ρ(t)   where α > 0,      ρ_l(t) = (1 + α)^(5 l/(L−1)) ρ(t)   where α ≤ 0.
 
-Beside the formula stands what a step does: ρ_l/ρ = tan θ_l/ρ, with θ_l the angle that layer l turned by in one step.
+The formula is compared with a step: ρ_l/ρ = tan θ_l/ρ, with θ_l the angle by which layer l turned in one step.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from gyroscope.layers import layers
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.recipes import layca
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
@@ -35,7 +37,7 @@ Lines = dict[float, list[float]]
 
 
 def nothing(lab: Lab) -> list[Trial]:
-    """What the figure trains."""
+    """Return the trials of the figure: none."""
     return []
 
 
@@ -60,7 +62,7 @@ def turned(task: Task, alpha: float) -> list[float]:
 
 
 def conclude(lab: Lab) -> Report:
-    """Multipliers over depth, by the formula and by a step."""
+    """Report multipliers over depth, by the formula and by a step."""
     task = lab.tasks(paper.TASKS)[0]
     alphas = sorted([*SIZES, *(-size for size in SIZES if size)])
     stepped = {alpha: turned(task, alpha) for alpha in alphas}
@@ -70,7 +72,7 @@ def conclude(lab: Lab) -> Report:
     return Report(
         {"figure": _draw(formula, stepped)},
         (Table(f"Slowest layer of {task.model}, in percent of ρ", ("α", "one step here", "equation 1"), rows),),
-        _findings(formula, stepped),
+        _verdicts(formula, stepped),
         {"layers": depth, "equation": formula, "one step": stepped},
     )
 
@@ -81,22 +83,22 @@ def _tangent(old: torch.Tensor, new: torch.Tensor) -> float:
     return float((new - along * axis).norm() / along)
 
 
-def _findings(formula: Lines, stepped: Lines) -> tuple[Finding, ...]:
+def _verdicts(formula: Lines, stepped: Lines) -> tuple[Verdict, ...]:
     pairs = [(a, b) for alpha in formula for a, b in zip(formula[alpha], stepped[alpha], strict=True)]
     worst = max(abs(a - b) / a for a, b in pairs)
     spread = max(stepped[0.0]) / min(stepped[0.0]) - 1
     falls = all(_sorted(line, falling=alpha <= 0) for alpha, line in stepped.items())
     slowest = {alpha: min(line) for alpha, line in stepped.items()}
     return (
-        Finding("every layer turns by what equation 1 says", "ρ_l = tan θ_l", f"to {worst:.1e}", worst < _CLOSE),
-        Finding("α = 0: uniform rotation rates", "all equal", f"equal to {spread:.1e}", spread < _CLOSE),
-        Finding(
+        Verdict("every layer turns by what equation 1 says", "ρ_l = tan θ_l", f"to {worst:.1e}", worst < _CLOSE),
+        Verdict("α = 0: uniform rotation rates", "all equal", f"equal to {spread:.1e}", spread < _CLOSE),
+        Verdict(
             "α < 0: the first layers turn faster; α > 0: the last",
             "exponentially with depth",
             "in order of depth for every α" if falls else "not in order of depth",
             falls,
         ),
-        Finding(
+        Verdict(
             "at α = ±0.6 the slowest layer turns at a hundredth of the rate",
             "0.01024",
             f"{slowest[-0.6]:.5f} and {slowest[0.6]:.5f}",

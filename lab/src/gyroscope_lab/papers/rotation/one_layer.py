@@ -1,13 +1,14 @@
 """One layer trained, all others left as they started (figures 1 and 8 of the paper on speed, appendix A.1).
 
-Any layer of a deep perceptron is enough to learn a hundred digits, and yet the networks do not generalise alike: the
-later the layer, the worse. So the signals a layer receives matter, of inputs from below and of errors from above, and
-those depend on the other layers. Orthogonal initialization keeps signals better (figure 8, left); and training the
+Any layer of a deep perceptron is enough to learn a hundred digits, yet the networks do not generalize alike: the later
+the layer, the worse. So the signals that a layer receives matter, inputs from below and errors from above, and they
+depend on the other layers. Orthogonal initialization keeps signals better (figure 8, left); and training the
 first layer makes the feedback it receives tell classes apart better (right).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,19 +17,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 
+from gyroscope.base import write_whole
+from gyroscope_lab.data.split import Split
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.engine.run_one import loaded
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.papers.rotation.feedback import Course, follow
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
+from gyroscope_lab.training.training import Training
 from gyroscope_lab.training.trial import Trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
 
 #: Figure 1 (ICLR): test accuracy in percent by the layer that was trained, the mean of ten repetitions.
 FIGURE1 = (74.47, 75.98, 74.93, 73.12, 70.61, 68.27, 65.65, 63.08, 60.46, 57.52)
@@ -36,13 +43,13 @@ FIGURE1 = (74.47, 75.98, 74.93, 73.12, 70.61, 68.27, 65.65, 63.08, 60.46, 57.52)
 FEEDBACK_TEST = 71.88
 # Layers that are frozen do not change: a run needs no measurement of every step.
 _EVERY = 100
-# Of the silhouettes a table shows so many; all are among the report's numbers.
+# The silhouettes that a table shows; the report's numbers hold all of them.
 _ROWS = 6
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a scale trains: which layers, how often, at what rate, for how many passes; and the same of the feedback."""
+    """The trainings of a scale: layers, repetitions, learning rate and passes; and those of the feedback."""
 
     layers: tuple[int, ...]
     repetitions: int
@@ -55,8 +62,12 @@ class Plan:
 
 # The digits' perceptron has five hidden layers of 128 units: one layer of 64 units could not learn even its examples.
 _STAND_IN = "mlp-6x128"
-# Ten of each class, all of them in every step; and how many steps are taken between two looks.
+
+
+# Ten examples of each class, all of them in every step; and the steps between two evaluations.
 _EXAMPLES, _PASSES = 100, 50
+
+
 PLANS = {
     "smoke": Plan((0, 4), 2, rate=3.0, epochs=300, feedback_epochs=50, feedback_every=10, samples=400),
     "small": Plan((0, 1, 2, 3, 4), 5, rate=3.0, epochs=600, feedback_epochs=200, feedback_every=10, samples=1000),
@@ -65,7 +76,7 @@ PLANS = {
 
 
 def task_of(lab: Lab, *, init: str = "glorot_uniform", repetition: int = 0) -> Task:
-    """The task, its examples drawn anew for each repetition.
+    """Return the task, with other examples for each repetition.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> task = task_of(Lab(Archive("runs"), "full"), repetition=3)
@@ -73,7 +84,7 @@ def task_of(lab: Lab, *, init: str = "glorot_uniform", repetition: int = 0) -> T
     ('mlp-11x784', 3, 4000)
     """
     task = lab.task("mnist-one-layer")
-    # A step is a pass: looking at the training after each would take longer than the training.
+    # A step is a pass: an evaluation after each would take longer than the training.
     schedule = Schedule(PLANS[lab.scale].epochs // _PASSES, batch=_EXAMPLES, cuts=(), passes=_PASSES)
     task = replace(task, schedule=schedule)
     if lab.scale != "full":
@@ -83,7 +94,7 @@ def task_of(lab: Lab, *, init: str = "glorot_uniform", repetition: int = 0) -> T
 
 
 def trials(lab: Lab, init: str = "glorot_uniform") -> list[Trial]:
-    """Every repetition of every layer, repetition by repetition: new examples and a new network for each.
+    """Return the trials of every layer, repetition by repetition: new examples and a new network for each.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> its = trials(Lab(Archive("runs"), "full"))
@@ -99,7 +110,7 @@ def trials(lab: Lab, init: str = "glorot_uniform") -> list[Trial]:
 
 
 def trained(rate: float, layer: int) -> Recipe:
-    """SGD that trains one layer.
+    """Return SGD that trains one layer.
 
     >>> trained(10.0, 3).name
     'SGD 10, layer 3 alone'
@@ -125,16 +136,16 @@ class Outcome:
 
     @property
     def gap(self) -> float:
-        """From the first of the layers to the last, in points."""
+        """The difference from the first of the layers to the last, in points."""
         return float(self.means[0] - self.means[-1])
 
     def numbers(self, layers: Sequence[int]) -> dict[str, Any]:
-        """What is kept of it as JSON."""
+        """Return the numbers as JSON holds them."""
         return {"layers": list(layers), "test": self.test.tolist(), "train": self.train.tolist()}
 
 
 def outcome(lab: Lab, init: str = "glorot_uniform") -> Outcome:
-    """What came of every repetition of every layer."""
+    """Return the accuracies of every repetition of every layer."""
     plan = PLANS[lab.scale]
     found = lab.run(trials(lab, init))
     shape = plan.repetitions, len(plan.layers)
@@ -143,7 +154,7 @@ def outcome(lab: Lab, init: str = "glorot_uniform") -> Outcome:
 
 
 def figure1(lab: Lab) -> Report:
-    """Test accuracy by the layer that was trained."""
+    """Report test accuracy by the layer that was trained."""
     from matplotlib.figure import Figure
 
     plan, found = PLANS[lab.scale], outcome(lab)
@@ -174,7 +185,7 @@ def figure1(lab: Lab) -> Report:
 
 
 def figure8(lab: Lab) -> Report:
-    """The same with orthogonal initialization, and the silhouette of the first layer's feedback over training."""
+    """Report the same with orthogonal initialization, and the silhouette of the first layer's feedback."""
     from matplotlib.figure import Figure
 
     plan, glorot, orthogonal = PLANS[lab.scale], outcome(lab), outcome(lab, "orthogonal")
@@ -193,7 +204,7 @@ def figure8(lab: Lab) -> Report:
     return Report(
         {"figure": figure},
         (_initializations(lab, glorot, orthogonal), _silhouettes(lab, course)),
-        tuple(_findings(glorot, orthogonal, course)),
+        tuple(_verdicts(glorot, orthogonal, course)),
         {
             "glorot": glorot.numbers(plan.layers),
             "orthogonal": orthogonal.numbers(plan.layers),
@@ -213,7 +224,7 @@ def _course(lab: Lab) -> Course:
     if kept.exists():
         return Course.read(kept)
     if lab.known:
-        raise LabError(f"the feedback of the first layer is not in {kept}; let it be measured (leave --known out)")
+        raise LabError(f"The feedback of the first layer is not in {kept}. Measure it first (leave --known out).")
     split = loaded(trial.task.source, None if lab.data is None else Path(lab.data))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     course = follow(trial, split, every=plan.feedback_every, samples=plan.samples, device=device)
@@ -221,9 +232,9 @@ def _course(lab: Lab) -> Course:
     return course
 
 
-def _learns(found: Outcome) -> Finding:
+def _learns(found: Outcome) -> Verdict:
     reached = int((found.train >= 100).sum())
-    return Finding(
+    return Verdict(
         "any layer alone is enough to learn the training set",
         "100 %",
         f"100 % in {reached} of {found.train.size} trainings",
@@ -231,9 +242,9 @@ def _learns(found: Outcome) -> Finding:
     )
 
 
-def _degrades(found: Outcome) -> Finding:
+def _degrades(found: Outcome) -> Verdict:
     half = len(found.means) // 2
-    return Finding(
+    return Verdict(
         "test accuracy mostly degrades with the depth of the layer",
         f"{FIGURE1[0] - FIGURE1[-1]:.1f} points from the first to the last",
         f"{found.gap:.1f} points from the first to the last",
@@ -241,24 +252,24 @@ def _degrades(found: Outcome) -> Finding:
     )
 
 
-def _findings(glorot: Outcome, orthogonal: Outcome, course: Course) -> list[Finding]:
+def _verdicts(glorot: Outcome, orthogonal: Outcome, course: Course) -> list[Verdict]:
     better = orthogonal.means - glorot.means
     first, last, most = course.silhouettes[0], course.silhouettes[-1], max(course.silhouettes)
     return [
         _learns(orthogonal),
-        Finding(
+        Verdict(
             "orthogonal initialization raises the test accuracy of every layer",
             "of all ten",
             f"of {int((better > 0).sum())} of {len(better)}, by {better.min():+.1f} to {better.max():+.1f} points",
             _all_above(better, _noise(glorot, orthogonal)),
         ),
-        Finding(
+        Verdict(
             "and slightly reduces the gap between first and last layers",
             "slightly",
-            f"{orthogonal.gap:.1f} points in place of {glorot.gap:.1f}",
+            f"{orthogonal.gap:.1f} points against {glorot.gap:.1f}",
             orthogonal.gap < glorot.gap,
         ),
-        Finding(
+        Verdict(
             "the feedback of the first layer tells classes apart better as this layer is trained",
             "its silhouette increases",
             f"from {first:.3f} to {last:.3f}, at most {most:.3f}",
@@ -274,7 +285,7 @@ def _noise(first: Outcome, second: Outcome) -> npt.NDArray[np.float64]:
 
 
 def _all_above(differences: npt.NDArray[np.float64], noise: npt.NDArray[np.float64]) -> bool | None:
-    """Whether all are above zero; None if those that are not may be by chance."""
+    """True if all are above zero; None if those that are not may be chance."""
     if (differences > 0).all():
         return True
     return None if (differences > -2 * noise).all() else False
@@ -313,6 +324,116 @@ def _by_layer(ax: Axes, layers: Sequence[int], found: Outcome, *, colour: str, l
     ax.set_xlabel("index of the trained layer", fontsize=9)
     ax.set_ylabel("test accuracy (%)", fontsize=9)
     ax.spines[["top", "right"]].set_visible(False)
+
+
+@dataclass(frozen=True)
+class Course:
+    """The silhouette over a training, and its result.
+
+    Attributes:
+        epochs: the epochs at which it was measured, 0 for before training.
+        silhouettes: the silhouettes.
+        result: the result of the training.
+    """
+
+    epochs: list[int]
+    silhouettes: list[float]
+    result: Result
+
+    def write(self, path: Path) -> None:
+        """Write it to a file that is there whole or not at all."""
+        content = {"epochs": self.epochs, "silhouettes": self.silhouettes, "result": self.result.as_json()}
+        write_whole(path, json.dumps(content, allow_nan=False) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Course:
+        """Read a file of `write`."""
+        try:
+            content = json.loads(path.read_text())
+            return cls(content["epochs"], content["silhouettes"], Result.from_json(content["result"], path))
+        except LabError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LabError(f"{path} cannot be read: {error}. Delete it to measure again.") from error
+
+
+def feedback(model: nn.Sequential, place: int, x: Tensor, y: Tensor) -> Tensor:
+    """Return the feedback of each example, g_i = ∂L_i/∂h_i, with h_i the output of the module at `place`.
+
+    L_i is the cross-entropy of example i. The result is [examples, units].
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> feedback(model, 1, torch.ones(5, 2), torch.zeros(5, dtype=torch.int64)).shape
+    torch.Size([5, 3])
+    """
+    with torch.no_grad():
+        output = model[: place + 1](x)
+    output.requires_grad_(True)
+    # The sum, not the mean, so that an example's feedback does not depend on their number.
+    loss = F.cross_entropy(model[place + 1 :](output), y, reduction="sum")
+    [gradient] = torch.autograd.grad(loss, [output])
+    return gradient
+
+
+def silhouette(vectors: Tensor, y: Tensor) -> float:
+    """Return the silhouette of vectors [N, units] in classes y.
+
+    With a_i the mean cosine distance of vector i to the others of its class, and b_i the least of its mean distances to
+    those of another class, it is s = (1/N) Σ_i (b_i − a_i) / max(a_i, b_i): 1 where classes have nothing in common, 0
+    where they lie on each other.
+
+    >>> vectors = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
+    >>> silhouette(vectors, torch.tensor([0, 0, 1, 1])), silhouette(vectors, torch.tensor([0, 1, 0, 1]))
+    (1.0, -0.5)
+    """
+    from sklearn.metrics import silhouette_score
+
+    return float(silhouette_score(vectors.double().cpu().numpy(), y.cpu().numpy(), metric="cosine"))
+
+
+def follow(trial: Trial, split: Split, *, every: int, samples: int, device: str = "cpu") -> Course:
+    """Train, and measure the silhouette of the first layer's feedback every `every` epochs, over test examples.
+
+    A layer's output is that of its ReLU, where its feedback arrives. On a CPU
+    all is done on one thread, as with every training of a laboratory.
+
+    Args:
+        trial: the trial; its network is a perceptron with ReLUs and without batch normalization.
+        split: its data.
+        every: epochs from one measurement to the next.
+        samples: the number of test examples, the first ones.
+        device: the device to train on.
+
+    >>> from gyroscope_lab.training.recipe import Recipe
+    >>> from gyroscope_lab.training.tasks import task
+    >>> digits = task("digits-one-layer").lasting(2)
+    >>> follow(Trial(digits, Recipe("SGD", 1.0, only=0)), digits.source.load(), every=1, samples=50).epochs
+    [0, 1, 2]
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _follow(Training(trial, split, device=device), every, samples)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _follow(training: Training, every: int, samples: int) -> Course:
+    model = training.model
+    assert isinstance(model, nn.Sequential)
+    place = next(i for i, module in enumerate(model) if isinstance(module, nn.ReLU))
+    x = training.split.inputs(training.split.x_test[:samples])
+    y = training.split.y_test[:samples]
+    epochs, found = [0], [silhouette(feedback(model, place, x, y), y)]
+
+    def look(training: Training) -> None:
+        if training.epoch % every == 0:
+            epochs.append(training.epoch)
+            found.append(silhouette(feedback(model, place, x, y), y))
+
+    for _ in training.proceed(look):
+        pass
+    return Course(epochs, found, training.finish())
 
 
 STUDIES = (

@@ -1,7 +1,7 @@
-"""The papers' numbers for the layer-rotation studies: test accuracies in percent, unless said otherwise.
+"""The papers' numbers for the layer-rotation studies: test accuracies in percent, unless stated otherwise.
 
-Decoded from the figures where these hold them exactly, read off them where not; the tables are as printed, but for the
-two columns of training accuracies for α = ±0.6, which the paper has swapped (its own loss curves say so).
+They are decoded from the figures where these hold them exactly, and read off them elsewhere. The tables are as printed,
+except for the two columns of training accuracies for α = ±0.6, which the paper has swapped (its loss curves show so).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ TRAIN_LAYCA: dict[str, tuple[float, float, float, float, float]] = {
 
 
 def by_alpha(task: str, alpha: float) -> float | None:
-    """The test accuracy of Layca at ρ(0) = 3⁻³, None where the paper has none.
+    """Return the test accuracy of Layca at ρ(0) = 3⁻³, None where the paper has none.
 
     >>> by_alpha("c10-cnn1", 0.6), by_alpha("digits", 0.6)
     (68.67, None)
@@ -74,7 +74,7 @@ def by_alpha(task: str, alpha: float) -> float | None:
 
 
 def by_rate(task: str, power: int) -> float | None:
-    """The test accuracy of Layca at α = 0 and ρ(0) = 3^power, None where the paper has none.
+    """Return the test accuracy of Layca at α = 0 and ρ(0) = 3^power, None where the paper has none.
 
     >>> by_rate("c10-cnn1", -3)
     88.45
@@ -83,7 +83,7 @@ def by_rate(task: str, power: int) -> float | None:
 
 
 def absolute(task: str, difference: float | None) -> float | None:
-    """A difference Δη as a test accuracy.
+    """Return a difference Δη as a test accuracy.
 
     >>> round(absolute("c10-cnn1", WEIGHT_DECAY["c10-cnn1"]), 2)
     88.15
@@ -92,7 +92,7 @@ def absolute(task: str, difference: float | None) -> float | None:
 
 
 def told(task: str, recipe: str) -> float | None:
-    """The paper's test accuracy for a recipe by its name, None where it has none.
+    """Return the paper's test accuracy for a recipe by its name, None where it has none.
 
     >>> told("c10-cnn1", "Layca 3^-4"), told("c10-cnn1", "Layca 3^-3, alpha +0.6"), told("c10-cnn1", "LARS 3^-3")
     (86.04, 68.67, 88.51)

@@ -2,9 +2,9 @@
 
 While the rate is not cut, the training loss settles on a plateau: the higher, the faster and the more uniformly the
 layers turn. Its height here is the mean loss over the last tenth of the epochs before the first cut. The papers'
-curves, decoded from their figures, stand beside ours.
+curves, decoded from their figures, are drawn with ours.
 
-The digits learn at rates that are three times as high as what the papers' tasks bear, and have no plateau at 3⁻³; what
+The digits learn at rates three times as high as the papers' tasks can take, and have no plateau at 3⁻³; what
 stands in for these tasks is therefore trained around 3⁻².
 """
 
@@ -25,7 +25,7 @@ from gyroscope_lab.engine.laboratory import Lab, Scale
 from gyroscope_lab.papers.cells import Cell, cells
 from gyroscope_lab.papers.rotation.alpha_and_rate import SWEPT, paper_accuracy
 from gyroscope_lab.papers.rotation.recipes import layca, over_seeds
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
@@ -40,7 +40,7 @@ FIRST, LAST, RATE = "α ≤ 0: first layers faster", "α ≥ 0: last layers fast
 FIG11 = dict.fromkeys(SWEPT, (FIRST, LAST, RATE))
 FIG3 = {"tiny-cnn": (LAST, RATE)}
 FIG10 = {"c10-cnn1": (FIRST, RATE), "c100-resnet": (LAST, RATE)}
-#: |α| along a column of α, and what is taken from log₃ ρ(0) along the other; a smoke test takes the ends.
+#: |α| along a column of α, and what is subtracted from log₃ ρ(0) along the other; a smoke test takes the ends.
 SIZES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.6)
 STEPS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
@@ -60,7 +60,7 @@ Row = tuple[str, Sequence[Column], Mapping[str, npt.ArrayLike]]
 
 
 def height(loss: npt.ArrayLike, schedule: Schedule) -> float:
-    """The height of a loss curve's plateau: its mean over the last tenth of the epochs before the rate is cut.
+    """Return the height of a loss curve's plateau: its mean over the last tenth of the epochs before the rate is cut.
 
     >>> height([2.0] * 70 + [0.5, 0.3] * 5 + [0.01] * 20, Schedule(epochs=100, cuts=(0.8, 0.9)))
     0.4
@@ -83,7 +83,7 @@ def paper_curves() -> dict[str, dict[str, list[float]]]:
 
 
 def columns(scale: Scale, titles: Sequence[str]) -> list[Column]:
-    """What the panels of a row show.
+    """Return the panels of a row.
 
     >>> [recipe.name for recipe in columns("full", [RATE])[0].recipes][:2]
     ['Layca 3^-3', 'Layca 3^-3.2']
@@ -99,7 +99,7 @@ def columns(scale: Scale, titles: Sequence[str]) -> list[Column]:
 
 
 def trials(lab: Lab, layout: Layout) -> list[Trial]:
-    """What a figure trains.
+    """Return the trials of a figure.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> len(trials(Lab(Archive("runs"), "full"), FIG3))
@@ -109,27 +109,27 @@ def trials(lab: Lab, layout: Layout) -> list[Trial]:
 
 
 def conclude(lab: Lab, layout: Layout, *, indicates: bool = False) -> Report:
-    """Loss curves; with `indicates`, also whether high plateaus come with good generalisation."""
+    """Report loss curves; with `indicates`, also whether high plateaus come with good generalization."""
     by_task: dict[str, dict[str, Cell]] = {}
     for cell in cells(lab, trials(lab, layout)):
         by_task.setdefault(cell.task.name, {})[cell.recipe.name] = cell
     rows = [(task, row, by_task[task.name]) for task, row in _rows(lab, layout)]
-    findings = [_finding(task, column, its) for task, row, its in rows for column in row]
+    verdicts = [_verdict(task, column, its) for task, row, its in rows for column in row]
     if indicates:
-        findings += [_indicates(task, its) for task, _, its in rows]
+        verdicts += [_indicates(task, its) for task, _, its in rows]
     here = [(task.name, row, {name: cell.loss for name, cell in its.items()}) for task, row, its in rows]
     there = [(name, columns("full", titles), paper_curves()[name]) for name, titles in layout.items()]
     numbers = [{**cell.numbers(), "plateau": _height(cell)} for _, _, its in rows for cell in its.values()]
     return Report(
-        {"figure": _draw(here, beside=paper_curves()), "paper": _draw(there, beside={})},
+        {"figure": _draw(here, dotted=paper_curves()), "paper": _draw(there, dotted={})},
         tuple(_table(task, its) for task, _, its in rows),
-        tuple(findings),
+        tuple(verdicts),
         {"cells": numbers},
     )
 
 
 def _rows(lab: Lab, layout: Layout) -> list[tuple[Task, list[Column]]]:
-    # What stands in for several tasks has the row of the first of them.
+    # A stand-in for several tasks has the row of the first of them.
     first = next(iter(layout.values()))
     return [(task, columns(lab.scale, layout.get(task.name, first))) for task in lab.tasks(list(layout))]
 
@@ -156,12 +156,12 @@ def _table(task: Task, its: Mapping[str, Cell]) -> Table:
     return Table(task.name, heads, tuple(lines))
 
 
-def _finding(task: Task, column: Column, its: Mapping[str, Cell]) -> Finding:
+def _verdict(task: Task, column: Column, its: Mapping[str, Cell]) -> Verdict:
     here = [_height(its[recipe.name]) for recipe in column.recipes]
     told = [_paper_height(task.name, recipe.name) for recipe in column.recipes]
     why = "the faster all layers turn" if column.title == RATE else "the more uniformly layers turn"
     known = [value for value in told if value is not None]
-    return Finding(
+    return Verdict(
         f"{task.name}, {column.title}: {why}, the higher the plateau",
         _listed(known) if known else "in all three tasks",
         _listed(here),
@@ -173,15 +173,15 @@ def _listed(heights: Sequence[float]) -> str:
     return ", ".join(f"{value:.3g}" for value in heights)
 
 
-def _indicates(task: Task, its: Mapping[str, Cell]) -> Finding:
-    """Rank correlation of plateaus and test accuracies, of what learned its training set."""
+def _indicates(task: Task, its: Mapping[str, Cell]) -> Verdict:
+    """The verdict on the rank correlation of plateaus and test accuracies, of networks that learned."""
     learned = [cell for cell in its.values() if cell.learned]
     here = _kendall([_height(cell) for cell in learned], [cell.test for cell in learned])
     told = [(_paper_height(task.name, cell.recipe.name), paper_accuracy(task, cell.recipe)) for cell in learned]
     known = [(plateau, test) for plateau, test in told if plateau is not None and test is not None]
     theirs = _kendall([plateau for plateau, _ in known], [test for _, test in known])
-    return Finding(
-        f"{task.name}: high plateaus indicate good generalisation",
+    return Verdict(
+        f"{task.name}: high plateaus indicate good generalization",
         f"Kendall's τ = {theirs:+.2f} over {len(known)}" if len(known) > 2 else "suggested by figures 9 and 11",
         f"Kendall's τ = {here:+.2f} over {len(learned)} of {len(its)} configurations, which learned",
         here > 0 if len(learned) > 2 else None,
@@ -196,8 +196,8 @@ def _kendall(x: Sequence[float], y: Sequence[float]) -> float:
     return float(kendalltau(x, y).statistic)
 
 
-def _draw(rows: Sequence[Row], *, beside: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
-    """Panels in rows of tasks; the curves `beside` are dotted."""
+def _draw(rows: Sequence[Row], *, dotted: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
+    """Panels in rows of tasks; the curves `dotted` are the paper's."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -209,18 +209,18 @@ def _draw(rows: Sequence[Row], *, beside: Mapping[str, Mapping[str, Sequence[flo
         for ax, column in zip(line, row, strict=True):
             for place, recipe in enumerate(column.recipes):
                 colour = matplotlib.colormaps["viridis"](0.9 * place / max(1, len(column.recipes) - 1))
-                its, told = np.asarray(curves[recipe.name]), beside.get(name, {}).get(recipe.name, ())
+                its, told = np.asarray(curves[recipe.name]), dotted.get(name, {}).get(recipe.name, ())
                 ax.plot(range(1, len(its) + 1), its, color=colour, linewidth=1.3, label=_label(column, recipe))
                 ax.plot(range(1, len(told) + 1), told, color=colour, linewidth=1, linestyle=":")
             ax.set_title(column.title, fontsize=9)
             ax.legend(fontsize=7, loc="upper right")
             ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-            if name not in paper_curves():  # what stands in for a task has lower plateaus, further apart
+            if name not in paper_curves():  # a stand-in has lower plateaus, further apart
                 ax.set_yscale("log")
         line[0].set_ylabel(f"{name}\ntraining loss", fontsize=9)
     for ax in axes[-1]:
         ax.set_xlabel("epoch", fontsize=9)
-    if any(name in beside for name, _, _ in rows):
+    if any(name in dotted for name, _, _ in rows):
         figure.suptitle("dotted: the paper's", fontsize=9)
     return figure
 

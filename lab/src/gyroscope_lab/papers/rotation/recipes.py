@@ -37,7 +37,7 @@ _WRN = Schedule(epochs=200, batch=128, cuts=(0.3, 0.6, 0.8), drop_last=True)
 
 
 def layca(power: float, *, alpha: float = 0.0) -> Recipe:
-    """Layca around SGD at ρ(0) = 3^power.
+    """Return Layca around SGD at ρ(0) = 3^power.
 
     >>> layca(-3, alpha=0.6).name
     'Layca 3^-3, alpha +0.6'
@@ -47,7 +47,7 @@ def layca(power: float, *, alpha: float = 0.0) -> Recipe:
 
 
 def sgd(task: Task, power: float) -> Recipe:
-    """SGD at a rate of 3^power; on the wide residual network with Nesterov's momentum, which the text does not say.
+    """Return SGD at η = 3^power; on the wide residual network with Nesterov's momentum, which the text does not state.
 
     >>> from gyroscope_lab.training.tasks import task
     >>> sgd(task("c10-cnn1"), -1).name, sgd(task("c100-wrn"), -2).momentum
@@ -58,7 +58,7 @@ def sgd(task: Task, power: float) -> Recipe:
 
 
 def sgd_decayed(task: Task) -> tuple[Task, Recipe]:
-    """SGD with weight decay, and the task with the schedule that goes with it.
+    """Return the task with the schedule of SGD with weight decay, and that recipe.
 
     >>> from gyroscope_lab.training.tasks import task
     >>> sgd_decayed(task("c10-cnn1"))[1].weight_decay
@@ -76,7 +76,7 @@ def sgd_decayed(task: Task) -> tuple[Task, Recipe]:
 
 
 def adaptive(task: Task) -> tuple[Task, Recipe]:
-    """The adaptive method that the papers train a task with; it records its rates, to be copied.
+    """Return the adaptive method that the papers train a task with; it records its rates, to be copied.
 
     >>> from gyroscope_lab.training.tasks import task
     >>> adaptive(task("c100-resnet"))[1].name
@@ -94,7 +94,7 @@ def adaptive(task: Task) -> tuple[Task, Recipe]:
 
 
 def adaptive_layca(task: Task) -> Recipe:
-    """The same method under Layca; decay drops out, and Adam, whose momentum turns slowly, has a lower rate.
+    """Return the same method under Layca, without decay; Adam, whose momentum turns slowly, has a lower rate.
 
     >>> from gyroscope_lab.training.tasks import task
     >>> adaptive_layca(task("c100-resnet")).name, adaptive_layca(task("c10-cnn1")).name
@@ -106,7 +106,7 @@ def adaptive_layca(task: Task) -> Recipe:
 
 
 def adapt_copy(task: Task) -> tuple[Task, Recipe]:
-    """SGD under Layca with the adaptive method's recorded rates; with Adam's momentum where that is copied.
+    """Return SGD under Layca with the adaptive method's recorded rates, and with Adam's momentum where Adam is copied.
 
     >>> from gyroscope_lab.training.tasks import task
     >>> adapt_copy(task("c100-resnet"))[1].optimizer
@@ -118,7 +118,7 @@ def adapt_copy(task: Task) -> tuple[Task, Recipe]:
 
 
 def lars(power: float = -3) -> Recipe:
-    """LARS as the papers ran it: weights start at a quarter of their size, which their text does not say.
+    """Return LARS as the papers ran it: weights start at a quarter of their size, which their text does not state.
 
     >>> lars().scale
     0.25
@@ -127,7 +127,7 @@ def lars(power: float = -3) -> Recipe:
 
 
 def over_seeds(task: Task, recipes: Sequence[Recipe], seeds: Sequence[int]) -> list[Trial]:
-    """Every recipe from every seed.
+    """Return the trials of every recipe from every seed.
 
     >>> from gyroscope_lab.training.tasks import task
     >>> [trial.seed for trial in over_seeds(task("digits"), [layca(-3)], [0, 1])]

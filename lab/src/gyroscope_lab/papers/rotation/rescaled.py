@@ -1,8 +1,8 @@
-"""Initial weights of another size (figure 7 of the speed paper): a rate of rotation means the same, a step does not.
+"""Initial weights of another size (figure 7 of the speed paper): a rotation rate means the same, a step does not.
 
 The initial weights of every layer are multiplied by f. Layca turns a layer by arctan ρ, whatever its weights' norm, so
-the same rates are good for every f. Block-normalised SGD moves a layer by ρ, which turns it by about ρ/(f‖w‖): its
-good rates move along with f. Those of SGD move along with f², since gradients of layers before a batch normalisation
+the same rates are good for every f. Block-normalized SGD moves a layer by ρ, which turns it by about ρ/(f‖w‖): its
+good rates move along with f. Those of SGD move along with f², since gradients of layers before a batch normalization
 shrink by f while the weights grow by it.
 
 The paper does not give its factors, and its authors' code for this figure is not published. Here they are powers of 3,
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import Cell, cells
 from gyroscope_lab.papers.rotation.recipes import layca, over_seeds, sgd
-from gyroscope_lab.papers.rotation.tuned_rates import validation
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.rotation.tuned_rates import best_by_validation
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
@@ -37,7 +37,7 @@ PAPER = {LAYCA: -3}
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained: log₃ f, and log₃ of the rates of each method."""
+    """The trainings of a scale: log₃ f, and log₃ of the rates of each method."""
 
     factors: tuple[int, ...]
     rates: Mapping[str, tuple[int, ...]]
@@ -52,7 +52,7 @@ PLANS = {
 
 
 def recipe(task: Task, method: str, power: int, factor: int) -> Recipe:
-    """A method at the rate 3^power, its initial weights multiplied by 3^factor.
+    """Return a method at the rate 3^power, its initial weights multiplied by 3^factor.
 
     >>> from gyroscope_lab.training.tasks import task
     >>> recipe(task("digits"), BLOCK, -1, 2).name, recipe(task("digits"), LAYCA, -3, 0) == layca(-3)
@@ -67,7 +67,7 @@ def recipe(task: Task, method: str, power: int, factor: int) -> Recipe:
 
 
 def trials(lab: Lab) -> list[Trial]:
-    """What the figure trains.
+    """Return the trials of the figure.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> len(trials(Lab(Archive("runs"), "full")))
@@ -87,7 +87,7 @@ Lines = dict[str, dict[int, dict[int, Cell]]]
 
 
 def figure7(lab: Lab) -> Report:
-    """Accuracies over rates, method by method and factor by factor."""
+    """Report accuracies over rates, method by method and factor by factor."""
     [task], plan = lab.tasks([TASK]), PLANS[lab.scale]
     known = {cell.recipe: cell for cell in cells(lab, trials(lab))}
     lines: Lines = {
@@ -97,31 +97,20 @@ def figure7(lab: Lab) -> Report:
     return Report(
         {"figure": _draw(lines)},
         (_table(task, lines),),
-        _findings(lines),
+        _verdicts(lines),
         {
             "cells": [cell.numbers() for cell in known.values()],
-            "best": {method: {f"3^{f}": best(line) for f, line in its.items()} for method, its in lines.items()},
+            "best": {
+                method: {f"3^{f}": best_by_validation(line) for f, line in its.items()} for method, its in lines.items()
+            },
             "regret": {method: regret(its) for method, its in lines.items()},
         },
     )
 
 
-def best(line: Mapping[int, Cell]) -> int:
-    """The power of the best rate, by accuracy on validation data; of equals, the lowest.
-
-    >>> from gyroscope_lab.training.result import Result
-    >>> from gyroscope_lab.training.tasks import task
-    >>> tests = {-3: 0.90, -2: 0.95}
-    >>> made = {power: Result(1.0, test, loss=[], layers=[], rotation=[[]]) for power, test in tests.items()}
-    >>> best({power: Cell(task("digits"), layca(power), (result,)) for power, result in made.items()})
-    -2
-    """
-    return max(sorted(line), key=lambda power: validation(line[power]))
-
-
 def regret(lines: Mapping[int, Mapping[int, Cell]]) -> float:
-    """What it costs at most, in points of test accuracy, to take the best rate of one f for another."""
-    bests = {factor: best(line) for factor, line in lines.items()}
+    """Return the highest cost, in points of test accuracy, of taking the best rate of one f for another."""
+    bests = {factor: best_by_validation(line) for factor, line in lines.items()}
     return max(line[bests[f]].test - line[power].test for f, line in lines.items() for power in bests.values())
 
 
@@ -129,32 +118,32 @@ def _table(task: Task, lines: Lines) -> Table:
     rows = []
     for method, its in lines.items():
         for factor, line in its.items():
-            power = best(line)
+            power = best_by_validation(line)
             told = f"3^{PAPER[method]}" if method in PAPER else None
             rows.append((method, f"3^{factor}", f"3^{power}", told, line[power].test, line[power].train))
     heads = ("method", "f", "best rate here", "paper", "test % there", "train %")
     return Table(f"{task.name}: the best rates", heads, tuple(rows))
 
 
-def _findings(lines: Lines) -> tuple[Finding, ...]:
-    bests = {method: [best(its[factor]) for factor in sorted(its)] for method, its in lines.items()}
+def _verdicts(lines: Lines) -> tuple[Verdict, ...]:
+    bests = {method: [best_by_validation(its[factor]) for factor in sorted(its)] for method, its in lines.items()}
     costs = {method: regret(its) for method, its in lines.items()}
     moves = all(a <= b for a, b in pairwise(bests[BLOCK])) and bests[BLOCK][0] < bests[BLOCK][-1]
     return (
-        Finding(
+        Verdict(
             "Layca: the optimal rate is the same for every f",
             "3^-3 in all cases",
             _listed(bests[LAYCA]),
             len(set(bests[LAYCA])) == 1,
         ),
-        Finding(
-            "block-normalised SGD: the optimal rate grows with f",
+        Verdict(
+            "block-normalized SGD: the optimal rate grows with f",
             "shifts every time f is increased",
             _listed(bests[BLOCK]),
             moves,
         ),
-        Finding(
-            "the rate that is best at one f serves Layca at every other, and not block-normalised SGD",
+        Verdict(
+            "the rate that is best at one f serves Layca at every other, and not block-normalized SGD",
             "the difference is striking",
             f"it costs up to {costs[LAYCA]:.1f} and {costs[BLOCK]:.1f} points ({costs[SGD]:.1f} with SGD)",
             costs[LAYCA] < costs[BLOCK],

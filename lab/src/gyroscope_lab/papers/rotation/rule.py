@@ -1,13 +1,13 @@
-"""The rule of thumb as a number: the larger the layer rotations, the better the generalisation (rotation paper, 4.2).
+"""The rule of thumb as a number: the larger the layer rotations, the better the generalization (rotation paper, 4.2).
 
-The paper states its rule in words, over figures of a few configurations each. Here all configurations that it trains
-on a task are put in one order by how far their layers rotated in the end, and in another by test accuracy; Kendall's τ
-and Spearman's ρ say how well the two agree. The rule speaks of networks that learned their training set, so only those
-count: with a training accuracy of 99 % or more, and, to see what this threshold does, of 90 % or more, and of any.
-Rotation is the mean over layers, and that of the least rotated layer.
+The paper states its rule in words, over figures of a few configurations each. Here all configurations that it trains on
+a task are ordered by the final rotation of their layers, and by test accuracy; Kendall's τ and Spearman's ρ measure how
+well the two orders agree. The rule is about networks that learned their training set, so only those count: with a
+training accuracy of 99 % or more, and, to see the effect of this threshold, of 90 % or more, and of any. Rotation is
+the mean over layers, and that of the least rotated layer.
 
-A p-value is how seldom two unrelated orders would agree as well. Configurations were chosen, not drawn, so it tells
-chance apart from order and no more than that.
+A p-value is the probability that two unrelated orders agree as well. Configurations were chosen, not drawn, so it tells
+order from chance and no more than that.
 """
 
 from __future__ import annotations
@@ -22,35 +22,79 @@ import numpy as np
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import LEARNED, Cell, cells
 from gyroscope_lab.papers.rotation import paper
-from gyroscope_lab.papers.rotation.configurations import KINDS, Configuration, configurations
-from gyroscope_lab.papers.rotation.recipes import over_seeds
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.rotation.alpha_and_rate import COLUMNS, SWEPT, paper_accuracy, recipes_of_sweep
+from gyroscope_lab.papers.rotation.recipes import adaptive, adaptive_layca, lars, over_seeds, sgd, sgd_decayed
+from gyroscope_lab.papers.rotation.sgd_rates import POWERS as SGD_POWERS
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: From here a network has fit its training set, in percent.
+
+#: The kinds of configurations.
+KINDS = ("Layca, ρ(0)", "Layca, α", "LARS", "SGD", "SGD + L2", "adaptive", "adaptive + Layca")
+#: A network has fit its training set from this training accuracy on, in percent.
 FITS = 99.0
-#: The thresholds under which correlations are computed, by name, the one that findings are about first.
+#: The thresholds under which correlations are computed, by name; verdicts are about the first.
 THRESHOLDS = {
     f"train ≥ {FITS:g} %": FITS,
     f"train ≥ {100 * LEARNED:g} %": 100 * LEARNED,
     "all that did not diverge": 0.0,
 }
-#: An order is told apart from chance below this p-value, and with no fewer configurations than that.
+#: An order is told from chance below this p-value, and with this many configurations or more.
 P, FEWEST = 0.05, 5
-#: What marks the kinds of configurations in the figure.
+#: The markers of the kinds of configurations in the figure.
 MARKS = dict(zip(KINDS, "oDPsX^v", strict=True))
-# A layer that rotated so far is as good as at a cosine distance of 1; nearly all layers are this share.
+# A layer counts as at a cosine distance of 1 from here; "nearly all" layers are this share.
 _ONE, _NEARLY_ALL = 0.9, 0.75
 # The least rotation that is drawn.
 _NONE = 1e-7
 
 
 @dataclass(frozen=True)
+class Configuration:
+    """A recipe on a task, its kind, and the paper's test accuracy."""
+
+    kind: str
+    task: Task
+    recipe: Recipe
+    told: float | None
+
+
+def configurations(lab: Lab, task: Task) -> list[Configuration]:
+    """Return all configurations of a task; a smoke test takes some of them.
+
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> from gyroscope_lab.training.tasks import task
+    >>> len(configurations(Lab(Archive("runs"), "full"), task("c10-cnn1")))
+    29
+    """
+    name, known = task.name, task.name in paper.TASKS
+    swept = [*recipes_of_sweep(lab), *COLUMNS] if name in SWEPT or not known else list(COLUMNS)
+    found = [
+        Configuration("Layca, α" if recipe.alpha else "Layca, ρ(0)", task, recipe, paper_accuracy(task, recipe))
+        for recipe in dict.fromkeys(swept)
+    ]
+    for power in (-4, -1, 0) if lab.scale == "smoke" else SGD_POWERS:
+        told = paper.absolute(name, paper.SGD_RATES.get(name, {}).get(power))
+        found.append(Configuration("SGD", task, sgd(task, power), told))
+    told = paper.absolute(name, paper.WEIGHT_DECAY.get(name))
+    found.append(Configuration("SGD + L2", *sgd_decayed(task), told))
+    told = paper.absolute(name, paper.ADAPTIVE.get(name))
+    found.append(Configuration("adaptive", *adaptive(task), told))
+    told = paper.absolute(name, paper.ADAPTIVE_LAYCA.get(name))
+    found.append(Configuration("adaptive + Layca", task, adaptive_layca(task), told))
+    if name in paper.LARS or not known:
+        found.append(Configuration("LARS", task, lars(), paper.LARS.get(name)))
+    return found
+
+
+@dataclass(frozen=True)
 class Correlation:
-    """How well two orders of `count` things agree, and how seldom unrelated ones would.
+    """The agreement of two orders of `count` things, and the p-values of unrelated ones.
 
     >>> round(correlation([1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 4.0, 3.0]).kendall, 3)
     0.667
@@ -64,7 +108,7 @@ class Correlation:
 
 
 def correlation(x: Sequence[float], y: Sequence[float]) -> Correlation:
-    """Kendall's τ (b, which allows for ties) and Spearman's ρ; nan of fewer than three, or if one side is constant."""
+    """Return Kendall's τ (b, which allows for ties) and Spearman's ρ; nan for fewer than three, or a constant side."""
     from scipy.stats import kendalltau, spearmanr  # takes a while to load
 
     if len(x) < 3 or min(len(set(x)), len(set(y))) < 2:
@@ -74,7 +118,7 @@ def correlation(x: Sequence[float], y: Sequence[float]) -> Correlation:
 
 
 def trials(lab: Lab) -> list[Trial]:
-    """Every configuration of every task.
+    """Return the trials of every configuration of every task.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> len(trials(Lab(Archive("runs"), "full")))
@@ -92,7 +136,7 @@ Row = list[tuple[Configuration, Cell]]
 
 
 def conclude(lab: Lab) -> Report:
-    """Rank correlations task by task, with every configuration and whether it counted."""
+    """Report rank correlations task by task, with every configuration and whether it counted."""
     known = {(cell.task, cell.recipe): cell for cell in cells(lab, trials(lab))}
     rows: dict[str, Row] = {
         task.name: [
@@ -103,13 +147,13 @@ def conclude(lab: Lab) -> Report:
         for task in lab.tasks(paper.TASKS)
     }
     found = {name: correlations(row) for name, row in rows.items()}
-    findings = [finding for name, row in rows.items() for finding in _findings(lab, name, row, found[name])]
+    verdicts = [verdict for name, row in rows.items() for verdict in _verdicts(lab, name, row, found[name])]
     if len(found) > 1:
-        findings.append(_everywhere(lab, found))
+        verdicts.append(_everywhere(lab, found))
     return Report(
         {"figure": _draw(rows, found)},
         (_summary(found), *(_table(name, row) for name, row in rows.items())),
-        tuple(findings),
+        tuple(verdicts),
         {
             "fits from": FITS,
             "learned from": 100 * LEARNED,
@@ -124,7 +168,7 @@ def conclude(lab: Lab) -> Report:
 
 
 def counts(cell: Cell, threshold: float) -> bool:
-    """Whether a configuration counts: it reached the training accuracy, and its rotations are numbers.
+    """Return whether a configuration counts: it reached the training accuracy, and its rotations are finite.
 
     >>> from gyroscope_lab.training.recipe import Recipe
     >>> from gyroscope_lab.training.result import Result
@@ -137,12 +181,12 @@ def counts(cell: Cell, threshold: float) -> bool:
     return cell.train >= threshold and isfinite(cell.mean_rotation)
 
 
-#: By threshold, and by the rotation that is meant: the "mean" over layers or that of the "least" rotated.
+#: By threshold, and by rotation: the "mean" over layers or that of the "least" rotated.
 Correlations = dict[tuple[str, str], Correlation]
 
 
 def correlations(row: Row) -> Correlations:
-    """Of rotation and test accuracy, under every threshold."""
+    """Return the correlations of rotation and test accuracy under every threshold."""
     found = {}
     for words, threshold in THRESHOLDS.items():
         counted = [cell for _, cell in row if counts(cell, threshold)]
@@ -153,7 +197,7 @@ def correlations(row: Row) -> Correlations:
 
 
 def least(cell: Cell) -> float:
-    """The final rotation of the least rotated layer.
+    """Return the final rotation of the least rotated layer.
 
     >>> from gyroscope_lab.training.recipe import Recipe
     >>> from gyroscope_lab.training.result import Result
@@ -207,12 +251,12 @@ def _table(name: str, row: Row) -> Table:
     return Table(f"{name}: every configuration, the best first", heads, tuple(lines))
 
 
-def _findings(lab: Lab, name: str, row: Row, found: Correlations) -> list[Finding]:
+def _verdicts(lab: Lab, name: str, row: Row, found: Correlations) -> list[Verdict]:
     main = next(iter(THRESHOLDS))
     words = {"mean": "the mean over layers", "least": "the least rotated layer"}
-    findings = [
-        Finding(
-            f"{name}: the larger the layer rotations, the better the generalisation ({words[which]}, {main})",
+    verdicts = [
+        Verdict(
+            f"{name}: the larger the layer rotations, the better the generalization ({words[which]}, {main})",
             "in words",
             _said(found[main, which], len(row)),
             _holds(found[main, which], whole=_is_whole(lab)),
@@ -224,22 +268,22 @@ def _findings(lab: Lab, name: str, row: Row, found: Correlations) -> list[Findin
         best = max(counted, key=lambda cell: cell.test)
         far = int(np.sum(best.final_rotation >= _ONE))
         many = len(best.final_rotation)
-        findings.append(
-            Finding(
+        verdicts.append(
+            Verdict(
                 f"{name}: with the best configuration nearly all layers reach a cosine distance of 1",
                 "in all five tasks",
                 f"{best.recipe.name}: {far} of {many} layers at {_ONE:g} or more, {best.mean_rotation:.2f} on average",
                 far >= _NEARLY_ALL * many if lab.scale == "full" else None,
             )
         )
-    return findings
+    return verdicts
 
 
-def _everywhere(lab: Lab, found: Mapping[str, Correlations]) -> Finding:
+def _everywhere(lab: Lab, found: Mapping[str, Correlations]) -> Verdict:
     main = next(iter(THRESHOLDS))
     values = {name: its[main, "mean"] for name, its in found.items()}
     held = [_holds(one, whole=_is_whole(lab)) for one in values.values()]
-    return Finding(
+    return Verdict(
         "the rule applies across the tasks",
         "all five",
         ", ".join(f"{name}: {_tau(one)}" for name, one in values.items()),
@@ -263,9 +307,9 @@ def _is_whole(lab: Lab) -> bool:
 
 
 def _holds(one: Correlation, *, whole: bool) -> bool | None:
-    """Whether larger goes with better: not where the orders agree no better than chance might.
+    """True if larger goes with better, False if the orders agree no better than by chance.
 
-    That is undecided where there are few, or not the `whole` of what the paper trains.
+    None where there are few configurations, or not all of the paper's (`whole`).
     """
     if one.count < FEWEST or (not whole and not one.kendall_p < P):
         return None
@@ -293,7 +337,7 @@ def _draw(rows: Mapping[str, Row], found: Mapping[str, Correlations]) -> Figure:
             ax.set_title(f"{name}, {its.count} of {len(row)} count\n{numbers}", fontsize=9)
             if name in paper.TASKS:
                 ax.set_xlim(-0.03, max(1.06, ax.get_xlim()[1]))
-            else:  # what stands in for a task is trained shortly, and its layers rotate little
+            else:  # a stand-in is trained briefly, and its layers rotate little
                 ax.set_xscale("log")
             ax.set_xlabel(label, fontsize=9)
     for ax in axes[:, 0]:

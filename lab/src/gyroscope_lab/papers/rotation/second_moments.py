@@ -19,7 +19,7 @@ import numpy as np
 from gyroscope.store import load
 from gyroscope.theory import Percentiles, share_between, spans
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.trial import Trial
 
@@ -72,7 +72,7 @@ def of_paper() -> dict[int, Percentiles]:
 
 
 def recorded(lab: Lab, trial: Trial) -> list[Moments]:
-    """What a trial's run holds nearest to each of `EPOCHS`: a monitor looks at second moments now and then only."""
+    """Return the moments in a trial's run nearest to each of `EPOCHS`: a monitor measures them only now and then."""
     [result] = lab.run([trial])
     with load(lab.archive.folder(lab.trial(trial))) as run:
         steps = run.where(_NAMES[1])
@@ -83,20 +83,20 @@ def recorded(lab: Lab, trial: Trial) -> list[Moments]:
 
 
 def figure5(lab: Lab) -> Report:
-    """The percentiles of each layer, and how much of their spread lies between layers."""
+    """Report the percentiles of each layer, and the share of their spread that lies between layers."""
     [trial] = trials(lab)
     found = recorded(lab, trial)
     known = of_paper() if trial.task.name in _POWERS else {}
     paired = [(one, known.get(_nearest(one.epoch))) for one in found]
-    lines, findings = [], []
+    lines, verdicts = [], []
     for one, told in paired:
         here, there = share_between(one.percentiles), None if told is None else share_between(told)
         far, near = spans(one.percentiles)
         far_told, near_told = (None, None) if told is None else spans(told)
         lines.append((_number(one.epoch), 100 * here, None if there is None else 100 * there, far, far_told, near,
                       near_told))  # fmt: skip
-        findings.append(
-            Finding(
+        verdicts.append(
+            Verdict(
                 f"after epoch {_number(one.epoch)} the second moments vary more between layers than inside them",
                 _in_percent(share_between(of_paper()[_nearest(one.epoch)])),
                 f"{_in_percent(here)}; medians differ by a factor of {far:.3g}, p90 and p10 of a layer by {near:.3g}",
@@ -109,7 +109,7 @@ def figure5(lab: Lab) -> Report:
         tables.append(_by_layer(paired))
     numbers = [{"epoch": one.epoch, "percentiles": one.percentiles.tolist()} for one in found]
     figure = draw(trial.task.name, paired)
-    return Report({"figure": figure}, tuple(tables), tuple(findings), {"task": trial.task.name, "moments": numbers})
+    return Report({"figure": figure}, tuple(tables), tuple(verdicts), {"task": trial.task.name, "moments": numbers})
 
 
 def _nearest(epoch: float) -> int:
@@ -125,7 +125,7 @@ def _in_percent(share: float) -> str:
 
 
 def _by_layer(paired: list[tuple[Moments, Percentiles | None]]) -> Table:
-    """Medians layer by layer, beside the paper's."""
+    """Medians layer by layer, ours and the paper's."""
     names: list[str] = ["layer"]
     rows: list[list[object]] = [[str(number)] for number in range(1, len(paired[0][0].percentiles) + 1)]
     for one, told in paired:
@@ -136,7 +136,7 @@ def _by_layer(paired: list[tuple[Moments, Percentiles | None]]) -> Table:
 
 
 def draw(task: str, paired: list[tuple[Moments, Percentiles | None]]) -> Figure:
-    """One panel an epoch: the percentiles here, beside the paper's where there are any.
+    """Draw one panel per epoch: our percentiles, and the paper's where there are any.
 
     >>> figure = draw("c10-cnn1", [(Moments(1.0, of_paper()[1]), of_paper()[1])])
     >>> figure.axes[0].get_title()

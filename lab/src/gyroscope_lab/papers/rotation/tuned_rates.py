@@ -7,29 +7,30 @@ as training allows. Where a task holds no validation data out, as the digits do,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from math import isnan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.cells import Cell, cells, grid
+from gyroscope_lab.papers.cells import Cell, cells
 from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.alpha_and_rate import ALPHAS, POWERS, SWEPT
-from gyroscope_lab.papers.rotation.beside_layca import in_training
-from gyroscope_lab.papers.rotation.rate_search import START, Place, best, search
+from gyroscope_lab.papers.rotation.best_layca import in_training
+from gyroscope_lab.papers.rotation.panels import grid
 from gyroscope_lab.papers.rotation.recipes import layca, over_seeds
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Figure 2a: test accuracies in percent by α, at the ρ(0) that the search found; of the last two tasks but for α = ±0.8.
+# Figure 2a: test accuracies in percent by α, at the ρ(0) that the search found; the last two tasks lack α = ±0.8.
 _CNN1 = (82.67, 82.97, 83.92, 84.82, 85.78, 87.09, 88.26, 88.39, 88.64, 88.60, 87.53, 82.65, 62.74)
 _RESNET = (50.82, 54.63, 56.55, 56.78, 59.31, 59.81, 57.37, 56.06, 54.77, 48.12, 37.32)
 _TINY = (41.27, 42.03, 43.93, 46.94, 49.93, 50.89, 49.75, 49.81, 48.59, 46.67, 33.91)
@@ -48,6 +49,15 @@ TRAIN: dict[str, tuple[float, ...]] = {
 }
 #: The lowest of these: a network that gets there is close to perfect.
 CLOSE = 97.0
+#: The powers of 3 that are tried first.
+START = (-3.0, -4.0, -2.0)
+#: The search ends here: these are the ends of the papers' other searches.
+LOWEST, HIGHEST = -7.0, 2.0
+#: Scores by the power of 3 of the rate, in the order of trying.
+Tried = Mapping[float, float]
+Power = TypeVar("Power", bound=float)
+#: An α and a power of 3.
+Place = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ class Tuned:
         return best({power: validation(cell) for power, cell in self.by_alpha[alpha].items()})
 
     def chosen(self, alpha: float) -> Cell:
-        """The cell of that."""
+        """Return the cell of the best log₃ ρ(0) at this α."""
         return self.by_alpha[alpha][self.power(alpha)]
 
     @property
@@ -74,7 +84,7 @@ class Tuned:
 
 
 def alphas(lab: Lab) -> tuple[float, ...]:
-    """The α of figure 2a; below full scale fewer of them.
+    """Return the α of figure 2a; fewer of them below full scale.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> len(alphas(Lab(Archive("runs"), "full"))), alphas(Lab(Archive("runs")))
@@ -84,7 +94,7 @@ def alphas(lab: Lab) -> tuple[float, ...]:
 
 
 def powers(lab: Lab) -> tuple[int, ...]:
-    """The log₃ ρ(0) of figure 2a at α = 0.
+    """Return the log₃ ρ(0) of figure 2a at α = 0.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> powers(Lab(Archive("runs"), "full"))
@@ -94,7 +104,7 @@ def powers(lab: Lab) -> tuple[int, ...]:
 
 
 def trials(lab: Lab) -> list[Trial]:
-    """What figure 2 trains before it is known where the searches lead.
+    """Return the trials of figure 2 that come before its searches.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> len(trials(Lab(Archive("runs"), "full", only=("c10-cnn1",))))
@@ -120,7 +130,7 @@ def tuned(lab: Lab) -> list[Tuned]:
 
 
 def validation(cell: Cell) -> float:
-    """What chooses: the best validation accuracy, in percent, the mean over seeds; 0 where that is no number.
+    """Return the best validation accuracy, by which rates are chosen: the mean over seeds in percent, 0 for nan.
 
     >>> from gyroscope_lab.training.result import Result
     >>> from gyroscope_lab.training.tasks import task
@@ -132,8 +142,21 @@ def validation(cell: Cell) -> float:
     return 0.0 if isnan(value) else value
 
 
+def best_by_validation(by_power: Mapping[Power, Cell]) -> Power:
+    """Return the power of the best rate by validation accuracy; the lowest of equals.
+
+    >>> from gyroscope_lab.training.result import Result
+    >>> from gyroscope_lab.training.tasks import task
+    >>> tests = {-3: 0.90, -2: 0.95}
+    >>> made = {power: Result(1.0, test, loss=[], layers=[], rotation=[[]]) for power, test in tests.items()}
+    >>> best_by_validation({power: Cell(task("digits"), layca(power), (result,)) for power, result in made.items()})
+    -2
+    """
+    return max(sorted(by_power), key=lambda power: validation(by_power[power]))
+
+
 def figure2(lab: Lab) -> Report:
-    """(a) accuracies by α and by ρ(0), (b) rotation curves of five configurations."""
+    """Report (a) accuracies by α and by ρ(0), (b) rotation curves of five configurations."""
     found = tuned(lab)
 
     def note(cell: Cell) -> str:
@@ -145,13 +168,13 @@ def figure2(lab: Lab) -> Report:
     return Report(
         {"figure": _draw(found), "curves": curves},
         tuple(table for one in found for table in (_by_alpha(one), _by_rate(one))),
-        tuple(finding for one in found for finding in _findings(one)),
+        tuple(verdict for one in found for verdict in _verdicts(one)),
         _numbers(found),
     )
 
 
 def table2(lab: Lab) -> Report:
-    """Training accuracies of the five configurations."""
+    """Report training accuracies of the five configurations."""
     found = tuned(lab)
     tables = []
     for one in found:
@@ -160,7 +183,7 @@ def table2(lab: Lab) -> Report:
         lines = tuple((cell.recipe.name, in_training(cell), number, cell.train) for cell, number in pairs)
         tables.append(Table(one.task.name, ("configuration", "train % here", "paper", "of the tested weights"), lines))
     every = [in_training(cell) for one in found for cell in one.columns]
-    says = Finding(
+    says = Verdict(
         "low and uneven rates lead to close to perfect training performance too",
         f"{min(min(row) for row in TRAIN.values()):g} % or more",
         f"{min(every):.2f} % or more",
@@ -218,26 +241,26 @@ def _by_rate(one: Tuned) -> Table:
     return Table(f"{one.task.name}: ρ(0) at α = 0", heads, tuple(lines))
 
 
-def _findings(one: Tuned) -> list[Finding]:
+def _verdicts(one: Tuned) -> list[Verdict]:
     name = one.task.name
     uniform, first, last = one.chosen(0.0), one.chosen(-0.6), one.chosen(0.6)
     rates = [cell for cell in one.by_rate.values() if cell.learned] or list(one.by_rate.values())
     fastest, slowest = max(rates, key=lambda cell: cell.test), rates[0]
     even, uneven = one.columns[-1].unevenness, min(cell.unevenness for cell in one.columns[:2])
     return [
-        Finding(
-            f"{name}: rates should be uniform, also when ρ(0) is tuned: prioritising either end costs accuracy",
+        Verdict(
+            f"{name}: rates should be uniform, also when ρ(0) is tuned: prioritizing either end costs accuracy",
             "up to 20 points",
             f"{first.test - uniform.test:+.1f} at α = -0.6, {last.test - uniform.test:+.1f} at α = +0.6",
             max(first.test, last.test) < uniform.test,
         ),
-        Finding(
-            f"{name}: in extreme prioritisation the first layers generalise better than the last",
+        Verdict(
+            f"{name}: prioritizing the first layers to an extreme generalizes better than the last",
             "in all three tasks",
             f"{first.test:.1f} % at α = -0.6, {last.test:.1f} % at α = +0.6",
             first.test > last.test,
         ),
-        Finding(
+        Verdict(
             f"{name}: rates should be as high as training allows",
             "up to 30 points",
             f"best at {fastest.recipe.name}, {fastest.test - slowest.test:+.1f} points over {slowest.recipe.name}; "
@@ -245,7 +268,7 @@ def _findings(one: Tuned) -> list[Finding]:
             # The highest that learns may be just too high: grids are coarse.
             fastest.test > slowest.test and fastest in rates[-2:],
         ),
-        Finding(
+        Verdict(
             f"{name}: at α = 0 layers rotate synchronously",
             "nearly all layers, in all three tasks",
             f"they differ by {even:.0%} of their mean, at α = ±0.6 by {uneven:.0%} or more",
@@ -274,6 +297,73 @@ def _draw(found: Sequence[Tuned]) -> Figure:
         left.set_xlabel("α, at its best ρ(0)", fontsize=9)
         right.set_xlabel("ρ(0) at α = 0", fontsize=9)
     return figure
+
+
+def search(alphas: Sequence[float], score: Callable[[list[Place]], Sequence[float]]) -> dict[float, dict[float, float]]:
+    """Search for the best rate at each α (appendix B.2 of the speed paper): return what was tried, and its scores.
+
+    The search starts from 3⁻⁴, 3⁻³ and 3⁻². As long as the best rate is the lowest or the highest of those tried, the
+    next lower or higher one, by a factor of 3, is tried too. After that, where the best rates of two neighboring α
+    differ by a factor of 3, the rate between them, √3 from either, is tried for both.
+
+    Args:
+        alphas: any.
+        score: gives the scores of (α, log₃ ρ), of several at a time; the higher the better.
+
+    >>> tried = search([-0.2, 0.0], lambda places: [-abs(power + 1 + 5 * alpha) for alpha, power in places])
+    >>> {alpha: sorted(its) for alpha, its in tried.items()}
+    {-0.2: [-4.0, -3.0, -2.0, -1.0, -0.5, 0.0, 1.0], 0.0: [-4.0, -3.0, -2.0, -1.0, -0.5, 0.0]}
+    """
+    tried: dict[float, dict[float, float]] = {alpha: {} for alpha in alphas}
+    while places := [(alpha, power) for alpha, its in tried.items() for power in extended(its)]:
+        _score(tried, places, score)
+    _score(tried, between(tried), score)
+    return tried
+
+
+def best(tried: Tried) -> float:
+    """Return the power with the highest score; of equals, the one that was tried first.
+
+    >>> best({-3: 0.9, -4: 0.8, -2: 0.9})
+    -3
+    """
+    return max(tried, key=lambda power: tried[power])
+
+
+def extended(tried: Tried) -> list[float]:
+    """Return the powers to try next at one α.
+
+    >>> extended({}), extended({-3: 0.8, -4: 0.9, -2: 0.7}), extended({-3: 0.9, -4: 0.8, -2: 0.7})
+    ([-3.0, -4.0, -2.0], [-5], [])
+    """
+    if not tried:
+        return list(START)
+    top = best(tried)
+    further = [top - 1] if top == min(tried) else [top + 1] if top == max(tried) else []
+    return [power for power in further if LOWEST <= power <= HIGHEST]
+
+
+def between(tried: Mapping[float, Tried]) -> list[Place]:
+    """Return the rates between the best ones of neighboring α that differ by a factor of 3, for both.
+
+    >>> between({0.1: {-2: 0.8, -3: 0.7}, 0.0: {-2: 0.7, -3: 0.8}, 0.4: {-4: 0.5}})
+    [(0.0, -2.5), (0.1, -2.5)]
+    """
+    bests = {alpha: best(tried[alpha]) for alpha in sorted(tried)}
+    found = [
+        (alpha, (bests[low] + bests[high]) / 2)
+        for low, high in pairwise(bests)
+        if abs(bests[low] - bests[high]) == 1
+        for alpha in (low, high)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _score(
+    tried: dict[float, dict[float, float]], places: list[Place], score: Callable[[list[Place]], Sequence[float]]
+) -> None:
+    for (alpha, power), value in zip(places, score(places), strict=True):
+        tried[alpha][power] = value
 
 
 STUDIES = (

@@ -19,11 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.cells import Cell, cells, title
-from gyroscope_lab.papers.panels import Storeys, draw_storeys
-from gyroscope_lab.papers.rotation.beside_layca import some
+from gyroscope_lab.papers.cells import Cell, cells, some
+from gyroscope_lab.papers.rotation.panels import Storeys, draw_storeys, title
 from gyroscope_lab.papers.rotation.recipes import layca, over_seeds, sgd_decayed
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.trial import Trial
 
@@ -46,7 +45,7 @@ _SMOKE_MODEL, _SMOKE_WARMUPS = "resnet-8", (0, 5)
 
 
 def warmups(lab: Lab) -> list[Trial]:
-    """What figure 4 and table 5 train.
+    """Return the trials of figure 4 and table 5.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [(trial.recipe.name, trial.schedule.warmup) for trial in warmups(Lab(Archive("runs"), "full"))][2:]
@@ -81,7 +80,7 @@ def cures(lab: Lab) -> list[Trial]:
 
 
 def figure4(lab: Lab) -> Report:
-    """Rotation and training accuracy over the first epochs, and the test accuracy in the end."""
+    """Report rotation and training accuracy over the first epochs, and the test accuracy in the end."""
     found = some(cells(lab, warmups(lab)))
     storeys = [_storeys(cell) for cell in found]
     heading = f"Warm-ups of {found[0].task.model}: the first {len(storeys[0].rotation[0]) - 1} epochs"
@@ -94,11 +93,11 @@ def figure4(lab: Lab) -> Report:
         lines.append((_name(cell), cell.test, told and told[0], difference, early, _largest(cell)))
     columns = ("warm-up", "test % here", "paper", "difference", f"train % by epoch {SHOWN}", "largest turn in an epoch")
     table = Table(found[0].task.name, columns, tuple(lines))
-    return Report({"figure": figure}, (table,), tuple(_findings(lab, found)), _numbers(found))
+    return Report({"figure": figure}, (table,), tuple(_verdicts(lab, found)), _numbers(found))
 
 
 def table5(lab: Lab) -> Report:
-    """Training accuracies in the end."""
+    """Report training accuracies in the end."""
     found = some(cells(lab, warmups(lab)))
     lines = []
     for cell in found:
@@ -109,7 +108,7 @@ def table5(lab: Lab) -> Report:
         return Report({}, (table,), (), _numbers(found))
     plain, *others = found
     worst = min(cell.train for cell in others)
-    says = Finding(
+    says = Verdict(
         "without a warm-up SGD does not learn its training set as well as with one, or as under Layca",
         "96.67 % against 99.68 % and more",
         f"{plain.train:.2f} % against {worst:.2f} % and more",
@@ -131,7 +130,7 @@ def _storeys(cell: Cell) -> Storeys:
 
 
 def training_accuracy(cell: Cell) -> npt.NDArray[np.float64]:
-    """The training accuracy of each epoch as it was while training, in percent: the mean over seeds."""
+    """Return the training accuracy measured during each epoch, in percent: the mean over seeds."""
     epochs = min(len(result.accuracy) for result in cell.results)
     curves = np.array([result.accuracy[:epochs] for result in cell.results], dtype=np.float64)
     mean: npt.NDArray[np.float64] = 100 * curves.mean(axis=0)
@@ -167,7 +166,7 @@ def _largest(cell: Cell) -> float:
 
 
 def turns(result: Result) -> tuple[list[float], list[float]]:
-    """How far the layers turned on average where the training accuracy fell, and everywhere else in the first epochs.
+    """Return the mean turn of the layers where the training accuracy fell, and elsewhere in the first epochs.
 
     It fell in an epoch whose accuracy is below that of the epoch before by more than `FALL`. A turn may show at once or
     in the next epoch, so of both the larger counts.
@@ -188,17 +187,17 @@ def turns(result: Result) -> tuple[list[float], list[float]]:
 
 
 def _only_deep(lab: Lab, holds: bool) -> bool | None:
-    """Shallow networks, which stand in for the paper's, start to learn without a warm-up too: they do not tell."""
+    """Leave verdicts undecided below full scale: shallow stand-ins start to learn without a warm-up too."""
     return holds if lab.scale == "full" else None
 
 
 def _wanted(lab: Lab) -> int:
-    """How many cells there are where all trainings are known: findings are about them all."""
+    """The number of cells where all trainings are known: verdicts are about all of them."""
     return len({(trial.task, trial.recipe) for trial in warmups(lab)})
 
 
 def lastbn(lab: Lab) -> Report:
-    """The three cures: rotation and training accuracy over the first epochs, and the test accuracy in the end."""
+    """Report the three cures: rotation and training accuracy over the first epochs, and the final test accuracy."""
     wanted = dict.fromkeys((trial.task, trial.recipe) for trial in cures(lab))
     found = some(cells(lab, cures(lab)))
     storeys = [replace(_storeys(cell), title=f"{_network(cell)}\n{_title(cell)}") for cell in found]
@@ -218,23 +217,23 @@ def lastbn(lab: Lab) -> Report:
 
 
 def _network(cell: Cell) -> str:
-    """The network in words; the rotation paper's is called by the library that it was written for."""
+    """The network in words; the rotation paper's is named after the library that it was written for."""
     if dict(cell.task.options).get("keras"):
         return f"{cell.task.model} (Keras)"
     return f"{cell.task.model.replace('-lastbn', '')}" + (" with LastBN" if _has_lastbn(cell) else "")
 
 
-def _of_lastbn(lab: Lab, found: Sequence[Cell]) -> list[Finding]:
+def _of_lastbn(lab: Lab, found: Sequence[Cell]) -> list[Verdict]:
     _, warmed, controlled, without, cured = found
     early = {id(cell): float(training_accuracy(cell)[:SHOWN][-1]) for cell in found}
     return [
-        Finding(
+        Verdict(
             "with LastBN the network starts to learn without a warm-up",
             "the conditioning paper: LastBN stabilizes very deep networks",
             f"{early[id(cured)]:.1f} % by epoch {SHOWN}, {early[id(without)]:.1f} % without LastBN",
             _only_deep(lab, early[id(cured)] > early[id(without)] + 5.0),
         ),
-        Finding(
+        Verdict(
             "with LastBN the network generalizes as it does with a warm-up or under Layca",
             "no comparison in the papers",
             f"{cured.test:.2f} %, {warmed.test:.2f} % with a warm-up, {controlled.test:.2f} % under Layca",
@@ -243,34 +242,34 @@ def _of_lastbn(lab: Lab, found: Sequence[Cell]) -> list[Finding]:
     ]
 
 
-def _findings(lab: Lab, found: Sequence[Cell]) -> list[Finding]:
+def _verdicts(lab: Lab, found: Sequence[Cell]) -> list[Verdict]:
     if len(found) < _wanted(lab):
         return []
     plain, *warmed, controlled = found
     early = [float(training_accuracy(cell)[:SHOWN][-1]) for cell in found]
     tests = [cell.test for cell in warmed]
     return [
-        Finding(
+        Verdict(
             f"without a warm-up SGD learns nothing in the first {SHOWN} epochs, with one it learns",
             "75 % with one, no improvement without",
             f"{early[0]:.1f} % without, {min(early[1:-1]):.1f} % and more with one",
             _only_deep(lab, early[0] < min(early[1:-1]) - 5.0),
         ),
-        Finding(
-            "without a warm-up SGD generalises worse",
+        Verdict(
+            "without a warm-up SGD generalizes worse",
             "83.58 % against 92.09 % and more",
             f"{plain.test:.2f} % against {min(tests):.2f} % and more",
             _only_deep(lab, plain.test < min(tests)),
         ),
         _synchronized([plain, *warmed]),
-        Finding(
+        Verdict(
             "Layca generates no abrupt turns, without a warm-up",
             "it does not",
             f"by up to {_largest(controlled):.3f} in an epoch, SGD by up to {_largest(plain):.3f}",
             _largest(controlled) < _largest(plain),
         ),
-        Finding(
-            "Layca generalises without a warm-up as SGD does with one",
+        Verdict(
+            "Layca generalizes without a warm-up as SGD does with one",
             "92.09 %, SGD 92.43 % at best",
             f"{controlled.test:.2f} %, SGD {max(tests):.2f} % at best",
             controlled.test > max(tests) - 1.0,
@@ -278,16 +277,16 @@ def _findings(lab: Lab, found: Sequence[Cell]) -> list[Finding]:
     ]
 
 
-def _synchronized(found: list[Cell]) -> Finding:
+def _synchronized(found: list[Cell]) -> Verdict:
     pairs = [turns(result) for cell in found for result in cell.results]
     fell, others = ([turn for pair in pairs for turn in pair[place]] for place in (0, 1))
     says = "where the training accuracy falls under SGD, layers turn abruptly"
     if not fell or not others:
-        return Finding(says, "synchronized", "it does not fall", None)
+        return Verdict(says, "synchronized", "it does not fall", None)
     here = (
         f"by {np.median(fell):.4f} where it falls ({len(fell)} epochs), by {np.median(others):.4f} elsewhere (medians)"
     )
-    return Finding(says, "synchronized", here, bool(np.median(fell) > 2 * np.median(others)))
+    return Verdict(says, "synchronized", here, bool(np.median(fell) > 2 * np.median(others)))
 
 
 def _numbers(found: Sequence[Cell]) -> dict[str, list[dict[str, object]]]:

@@ -14,21 +14,20 @@ from dataclasses import replace
 from typing import Any
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.cells import Cell, cells
-from gyroscope_lab.papers.panels import by_task
+from gyroscope_lab.papers.cells import Cell, cells, some
 from gyroscope_lab.papers.rotation import paper
-from gyroscope_lab.papers.rotation.beside_layca import (
+from gyroscope_lab.papers.rotation.best_layca import (
     BEST_LAYCA,
     FAR,
     Row,
-    beside_layca,
+    compared_with_layca,
     in_training,
     noted,
     numbers,
-    some,
 )
+from gyroscope_lab.papers.rotation.panels import by_task
 from gyroscope_lab.papers.rotation.recipes import over_seeds, sgd, sgd_decayed
-from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
@@ -44,14 +43,14 @@ SPEED_DECAYED: dict[str, float] = dict(zip(paper.TASKS, (-0.30, 0.30, -1.11, 0.2
 SPEED_TRAIN: dict[str, tuple[float, float]] = dict(
     zip(paper.TASKS, ((100.0, 100.0), (100.0, 100.0), (100.0, 89.8), (91.0, 99.5), (100.0, 100.0)), strict=True)
 )
-# The share of what layers reach under Layca (of 1, where that is more), on average, that counts as reaching it.
+# The share of the mean rotation under Layca (at most 1) that counts as reaching it.
 _REACHED = 0.9
-# Test accuracies are on par within so many points: the paper's largest gap, rounded up.
+# Test accuracies are on par within this many points: the paper's largest gap, rounded up.
 _ON_PAR = 1.0
 
 
 def decayed(lab: Lab) -> list[Trial]:
-    """What figure 3 and table 4 train.
+    """Return the trials of figure 3 and table 4.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [trial.schedule.epochs for trial in decayed(Lab(Archive("runs"), "full")) if trial.recipe.weight_decay]
@@ -65,7 +64,7 @@ def decayed(lab: Lab) -> list[Trial]:
 
 
 def with_and_without(lab: Lab) -> list[Trial]:
-    """What figure 4 and table 3 of the speed paper train.
+    """Return the trials of figure 4 and table 3 of the speed paper.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [trial.recipe.name for trial in with_and_without(Lab(Archive("runs"), "full", only=("c10-cnn2",)))]
@@ -97,25 +96,25 @@ def speed_recipes(task: Task) -> tuple[Task, tuple[Recipe, Recipe]]:
 
 
 def figure3(lab: Lab) -> Report:
-    """Rotation curves and test accuracies with decay."""
-    rows = some(beside_layca(cells(lab, decayed(lab))))
+    """Report rotation curves and test accuracies with decay."""
+    rows = some(compared_with_layca(cells(lab, decayed(lab))))
     figure = by_task(
         [[cell for row, _ in rows for cell in row]],
         heading="Layer rotation under SGD with weight decay",
         note=noted(rows),
     )
-    lines, findings = [], []
+    lines, verdicts = [], []
     for [cell], reference in rows:
         name = cell.task.name
         lines.append(_line(name, cell, reference, paper.WEIGHT_DECAY.get(name), paper.REFERENCE.get(name)))
-        findings += [_far(name, cell, reference), _on_par(name, cell, reference, "by −0.85 to +0.30 points")]
+        verdicts += [_far(name, cell, reference), _on_par(name, cell, reference, "by −0.85 to +0.30 points")]
     table = Table("SGD + L2", _COLUMNS, tuple(lines))
-    return Report({"figure": figure}, (table,), tuple(findings), numbers(rows))
+    return Report({"figure": figure}, (table,), tuple(verdicts), numbers(rows))
 
 
 def table4(lab: Lab) -> Report:
-    """Training accuracies with decay."""
-    rows = some(beside_layca(cells(lab, decayed(lab))))
+    """Report training accuracies with decay."""
+    rows = some(compared_with_layca(cells(lab, decayed(lab))))
     found = [row[0] for row, _ in rows]
     lines = tuple((cell.task.name, in_training(cell), TRAIN.get(cell.task.name), cell.train) for cell in found)
     table = Table("SGD + L2", ("task", "train % here", "paper", "of the tested weights"), lines)
@@ -124,14 +123,14 @@ def table4(lab: Lab) -> Report:
 
 
 def speed_figure4(lab: Lab) -> Report:
-    """Rotation curves and test accuracies without decay (first line) and with it (second line)."""
+    """Report rotation curves and test accuracies without decay (first line) and with it (second line)."""
     rows = _pairs(lab)
     figure = by_task(
         [[row[0] for row, _ in rows], [row[1] for row, _ in rows]],
         heading="Layer rotation under SGD, without and with weight decay",
         note=noted(rows),
     )
-    tables, findings = [], []
+    tables, verdicts = [], []
     for place, told in enumerate((SPEED_SGD, SPEED_DECAYED)):
         lines = tuple(
             _line(of.task.name, row[place], of, told.get(of.task.name), SPEED_REFERENCE.get(of.task.name))
@@ -140,14 +139,14 @@ def speed_figure4(lab: Lab) -> Report:
         tables.append(Table("SGD + L2" if place else "SGD", _COLUMNS, lines))
     for (plain, regular), reference in rows:
         name = reference.task.name
-        findings += [
-            Finding(
-                f"{name}: without decay SGD generalises worse than Layca",
+        verdicts += [
+            Verdict(
+                f"{name}: without decay SGD generalizes worse than Layca",
                 "by 3.1 to 14.3 points",
                 f"{plain.test - reference.test:+.1f} points",
                 plain.test < reference.test,
             ),
-            Finding(
+            Verdict(
                 f"{name}: with decay layers rotate further, and test accuracy is higher",
                 "in all five tasks",
                 f"{regular.mean_rotation:.3f} against {plain.mean_rotation:.3f}, "
@@ -157,11 +156,11 @@ def speed_figure4(lab: Lab) -> Report:
             _far(name, regular, reference),
             _on_par(name, regular, reference, "by −1.11 to +0.30 points"),
         ]
-    return Report({"figure": figure}, tuple(tables), tuple(findings), numbers(rows))
+    return Report({"figure": figure}, tuple(tables), tuple(verdicts), numbers(rows))
 
 
 def speed_table3(lab: Lab) -> Report:
-    """Training accuracies without and with decay."""
+    """Report training accuracies without and with decay."""
     rows = _pairs(lab)
     lines = []
     for row, reference in rows:
@@ -177,7 +176,7 @@ def speed_table3(lab: Lab) -> Report:
 
 def _pairs(lab: Lab) -> Sequence[Row]:
     """The tasks of which both, without decay and with it, are known."""
-    return some([row for row in beside_layca(cells(lab, with_and_without(lab))) if len(row[0]) == 2])
+    return some([row for row in compared_with_layca(cells(lab, with_and_without(lab))) if len(row[0]) == 2])
 
 
 _COLUMNS = ("task", "test % here", "paper", "Δη here", "Δη paper", "train %", "mean rotation", "under Layca")
@@ -189,8 +188,8 @@ def _line(name: str, cell: Cell, reference: Cell, told: float | None, paper_best
     return (name, *tests, cell.train, cell.mean_rotation, reference.mean_rotation)
 
 
-def _far(name: str, cell: Cell, reference: Cell) -> Finding:
-    return Finding(
+def _far(name: str, cell: Cell, reference: Cell) -> Verdict:
+    return Verdict(
         f"{name}: with decay layers reach a cosine distance of 1",
         "in all five tasks",
         f"{cell.mean_rotation:.2f} on average, {reference.mean_rotation:.2f} under Layca",
@@ -198,8 +197,8 @@ def _far(name: str, cell: Cell, reference: Cell) -> Finding:
     )
 
 
-def _on_par(name: str, cell: Cell, reference: Cell, told: str) -> Finding:
-    return Finding(
+def _on_par(name: str, cell: Cell, reference: Cell, told: str) -> Verdict:
+    return Verdict(
         f"{name}: with decay SGD is on par with Layca",
         told,
         f"{cell.test - reference.test:+.2f} points",
@@ -207,9 +206,9 @@ def _on_par(name: str, cell: Cell, reference: Cell, told: str) -> Finding:
     )
 
 
-def _all_learn(says: str, told: str, found: list[Cell], least: float = 99.0) -> Finding:
+def _all_learn(says: str, told: str, found: list[Cell], least: float = 99.0) -> Verdict:
     lowest = min(cell.train for cell in found)
-    return Finding(says, told, f"{lowest:.1f} % and more", lowest >= least)
+    return Verdict(says, told, f"{lowest:.1f} % and more", lowest >= least)
 
 
 STUDIES = (

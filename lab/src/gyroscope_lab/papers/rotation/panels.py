@@ -1,26 +1,26 @@
-"""Two layouts that several figures of the papers have: tasks side by side, and rotation above training."""
+"""Layouts that several figures of the rotation papers have."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from textwrap import fill
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope_lab.papers.cells import Cell, title
+from gyroscope_lab.papers.cells import Cell
+from gyroscope_lab.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Times, and what was measured then.
+#: Times, and the values measured then.
 Curve = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 
-# Characters of a heading to an inch.
-_TO_AN_INCH = 11
-# Behind a note, so that it can be read on curves.
+# The background of a note, so that it can be read on curves.
 _PAPER: dict[str, Any] = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1.0}
 
 
@@ -38,8 +38,38 @@ class Storeys:
     note: str = ""
 
 
+def title(recipe: Recipe) -> str:
+    """Return a recipe's name as figures print it.
+
+    >>> title(Recipe("Layca 3^-3, alpha -0.6", 3**-3, control="layca", alpha=-0.6))
+    'Layca $3^{-3}$, $\\\\alpha = -0.6$'
+    """
+    name = re.sub(r"(\d)\^(-?[\d.]+)", r"$\1^{\2}$", recipe.name)
+    return re.sub(r"alpha (\S+)", r"$\\alpha = \1$", name)
+
+
+def grid(
+    rows: Sequence[Sequence[Cell]], *, heading: str, note: Callable[[Cell], str] = lambda cell: f"{cell.test:.1f} %"
+) -> Figure:
+    """Draw rotation curves in the layout of the paper's figure 1: one row per task, one panel per recipe."""
+    from gyroscope.figures import Panel, rotation_panels
+
+    panels = [
+        Panel(title=_panel_title(cell, many=len(rows) > 1), curves=cell.rotation, note=note(cell))
+        for row in rows
+        for cell in row
+    ]
+    widest = max(len(row) for row in rows)
+    columns = widest if len(rows) > 1 else ceil(widest / ceil(widest / 7))
+    return rotation_panels(panels, columns=columns, title=heading)
+
+
+def _panel_title(cell: Cell, *, many: bool) -> str:
+    return f"{cell.task.name}\n{title(cell.recipe)}" if many else title(cell.recipe)
+
+
 def by_task(rows: Sequence[Sequence[Cell]], *, heading: str, note: Callable[[Cell], str]) -> Figure:
-    """Draw rotation curves with one column a task and one row a recipe; panels of a single task are side by side."""
+    """Draw rotation curves with one column per task, one row per recipe; panels of a single task are side by side."""
     from gyroscope.figures import Panel, rotation_panels
 
     panels = [
@@ -77,7 +107,7 @@ def draw_storeys(storeys: Sequence[Storeys], *, heading: str, xlabel: str) -> Fi
     axes[1, 0].set_ylim(0, 103)
     axes[0, 0].set_ylabel("rotation (cosine distance)", fontsize=9)
     axes[1, 0].set_ylabel("training accuracy (%)", fontsize=9)
-    figure.suptitle(fill(heading, round(_TO_AN_INCH * figure.get_figwidth())), fontsize=11)
+    figure.suptitle(heading, fontsize=11)
     mappable = ScalarMappable(cmap=DEPTH)
     bar = figure.colorbar(mappable, ax=list(axes[0]), aspect=20, pad=0.01, label="layer: first → last")
     bar.set_ticks([])

@@ -1,13 +1,12 @@
-"""Recipes beside the best of Layca, which the papers' differences Δη refer to."""
+"""Comparison of recipes with the best of Layca, to which the papers' differences Δη refer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.cells import Cell
 from gyroscope_lab.papers.rotation.recipes import layca
 
@@ -18,18 +17,17 @@ FAR = 0.5
 
 #: The cells of a task, and that of the best of Layca.
 Row = tuple[list[Cell], Cell]
-T = TypeVar("T")
 
 
-def beside_layca(found: Sequence[Cell]) -> list[Row]:
-    """Task by task: the cells of other recipes, in order, and that of the best of Layca.
+def compared_with_layca(found: Sequence[Cell]) -> list[Row]:
+    """Return task by task the cells of other recipes, in order, and that of the best of Layca.
 
-    Of a laboratory that shows what is known, tasks that lack either are left out.
+    Tasks that lack either are left out; they do so where only known results are shown.
 
     >>> from gyroscope_lab.training.recipe import Recipe
     >>> from gyroscope_lab.training.tasks import task
     >>> digits = task("digits")
-    >>> [([other], best)] = beside_layca([Cell(digits, BEST_LAYCA, ()), Cell(digits, Recipe("SGD", 0.1), ())])
+    >>> [([other], best)] = compared_with_layca([Cell(digits, BEST_LAYCA, ()), Cell(digits, Recipe("SGD", 0.1), ())])
     >>> other.recipe.name, best.recipe.name
     ('SGD', 'Layca 3^-3')
     """
@@ -41,20 +39,8 @@ def beside_layca(found: Sequence[Cell]) -> list[Row]:
     return [(its, best[name]) for name, its in others.items() if its]
 
 
-def some(rows: Sequence[T]) -> Sequence[T]:
-    """The rows, if there are any: where nothing of a study is known there is nothing to show.
-
-    >>> some([])
-    Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: none of the trainings that are shown together are known; let them be trained
-    """
-    if not rows:
-        raise LabError("none of the trainings that are shown together are known; let them be trained")
-    return rows
-
-
 def in_training(cell: Cell) -> float:
-    """The training accuracy of the last epoch as it was while training, in percent: what the papers' tables print.
+    """Return the training accuracy measured during the last epoch, in percent, as in the papers' tables.
 
     >>> from gyroscope_lab.training.recipe import Recipe
     >>> from gyroscope_lab.training.result import Result
@@ -67,7 +53,7 @@ def in_training(cell: Cell) -> float:
 
 
 def noted(rows: Sequence[Row]) -> Callable[[Cell], str]:
-    """What stands in the panel of a cell: its test accuracy, and Δη under it."""
+    """Return a function that gives the note in the panel of a cell: its test accuracy, and Δη under it."""
     best = {of.task.name: of for _, of in rows}
 
     def note(cell: Cell) -> str:
@@ -78,5 +64,5 @@ def noted(rows: Sequence[Row]) -> Callable[[Cell], str]:
 
 
 def numbers(rows: Sequence[Row]) -> dict[str, Any]:
-    """What is kept of them as JSON."""
+    """Return the numbers as JSON holds them."""
     return {"cells": [cell.numbers() for row, best in rows for cell in (*row, best)]}

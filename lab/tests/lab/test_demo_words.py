@@ -2,17 +2,23 @@ from math import isnan
 
 import pytest
 
-from gyroscope_lab.papers.summary import Summary, in_words, rank_correlation, summarise
+from gyroscope_lab.papers import demo
+from gyroscope_lab.papers.cells import Cell
+from gyroscope_lab.papers.demo import in_words, rank_correlation
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.result import Result
 
 
+def cell(name, *results):
+    return Cell(demo.TASK, Recipe(name, rate=0.1), results)
+
+
+def result(test, final, train=1.0):
+    return Result(train, test, loss=[0.1], layers=["a", "b"], rotation=[[0.0, 0.0], final])
+
+
 def summary(name, test, rotation, train=1.0):
-    return Summary(Recipe(name, rate=0.1), train, test, None, [rotation, rotation])
-
-
-def result(test, final):
-    return Result(1.0, test, loss=[0.1], layers=["a", "b"], rotation=[[0.0, 0.0], final])
+    return cell(name, result(test, [rotation, rotation], train))
 
 
 def test_the_rank_correlation_of_a_table_worked_by_hand():
@@ -25,18 +31,23 @@ def test_the_rank_correlation_of_a_constant_is_not_a_number():
     assert isnan(rank_correlation([summary("a", t, 0.5) for t in (0.1, 0.2, 0.3)]))
 
 
-def test_a_summary_averages_over_seeds_and_keeps_layers_apart():
-    got = summarise(Recipe("SGD", rate=0.1), [result(0.8, [0.1, 0.5]), result(0.9, [0.3, 0.7])])
-    assert got.test_accuracy == pytest.approx(0.85)
-    assert got.test_std == pytest.approx(0.05 * 2**0.5)
+def test_a_cell_averages_over_seeds_and_keeps_layers_apart():
+    got = cell("SGD", result(0.8, [0.1, 0.5]), result(0.9, [0.3, 0.7]))
+    assert got.test == pytest.approx(85)
+    assert got.spread == pytest.approx(5 * 2**0.5)
     assert got.final_rotation == pytest.approx([0.2, 0.6])
     assert got.mean_rotation == pytest.approx(0.4)
-    assert got.test == "85.0 ± 7.1"
+    assert demo.accuracy_text(got) == "85.0 ± 7.1"
 
 
 def test_one_seed_has_no_spread():
-    got = summarise(Recipe("SGD", rate=0.1), [result(0.8, [0.1, 0.5])])
-    assert (got.test_std, got.test) == (None, "80.0")
+    got = cell("SGD", result(0.8, [0.1, 0.5]))
+    assert (got.spread, demo.accuracy_text(got)) == (None, "80.0")
+
+
+@pytest.mark.parametrize(("train", "learned"), [(0.9, True), (0.899, False)])
+def test_a_network_has_learned_from_a_training_accuracy_of_90_percent_on(train, learned):
+    assert summary("SGD", 0.8, 0.1, train).learned is learned
 
 
 RISING, FALLING, MIXED = [0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1], [0.2, 0.4, 0.1, 0.3]
@@ -45,8 +56,8 @@ RISING, FALLING, MIXED = [0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1], [0.2, 0.4, 
 @pytest.mark.parametrize(
     ("rotations", "says"),
     [
-        (RISING, "of +1.00: the further the layers rotated, the better the network generalised."),
-        (FALLING, "of -1.00: the further the layers rotated, the worse the network generalised."),
+        (RISING, "of +1.00: the further the layers rotated, the better the network generalized."),
+        (FALLING, "of -1.00: the further the layers rotated, the worse the network generalized."),
         (MIXED, "of +0.00: no clear relation between"),
         ([0.2] * 4, "cannot be ranked"),
     ],

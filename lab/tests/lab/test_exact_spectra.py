@@ -8,26 +8,17 @@ import torch
 
 from gyroscope_lab.data.resize import centre_crop, resize
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.papers.conditioning.exact import (
-    PLANS,
+from gyroscope_lab.papers.conditioning.exact import PLANS, Spectra, draw, spectra, verdicts
+from gyroscope_lab.papers.conditioning.exact_spectra import (
     Choices,
+    Line,
     Plan,
-    a1,
-    a2,
-    a3,
-    a4,
-    fig1,
-    fig2,
-    reproduce,
-    reproduce_all,
+    exact_spectra,
+    measure,
+    network,
+    small_images,
 )
-from gyroscope_lab.papers.conditioning.exact_figure import draw
-from gyroscope_lab.papers.conditioning.exact_findings import findings
-from gyroscope_lab.papers.conditioning.exact_measure import measure, network
-from gyroscope_lab.papers.conditioning.exact_result import Line, Study
-from gyroscope_lab.papers.conditioning.exact_spectra import exact_spectra
 from gyroscope_lab.papers.conditioning.sensitivity import sensitivity
-from gyroscope_lab.papers.conditioning.small_images import small_images
 from lab.made import NAMES, idx, images, labels, write
 
 FEW = Choices(samples=30)
@@ -36,9 +27,7 @@ FEW = Choices(samples=30)
 @pytest.fixture(scope="module")
 def studies():
     """All six figures of 30 digits: gradients are fewer than weights, so that whole matrices cost nothing."""
-    made = {f.__name__: f(choices=FEW) for f in (fig1, fig2, a1, a2, a3, a4)}
-    assert list(made) == list(PLANS)
-    return made
+    return {figure: spectra(figure, choices=FEW) for figure in PLANS}
 
 
 def literal(model, x, y, weights, *, matrix):
@@ -114,7 +103,7 @@ def test_measuring_leaves_the_network_as_it_was():
 
 
 def test_what_statistics_are_matters_with_batch_normalization_only():
-    frozen, batch = (fig1(choices=replace(FEW, statistics=statistics)) for statistics in ("frozen", "batch"))
+    frozen, batch = (spectra("fig1", choices=replace(FEW, statistics=statistics)) for statistics in ("frozen", "batch"))
     assert frozen.find("plain") == batch.find("plain")
     assert frozen.find("bn").largest != pytest.approx(batch.find("bn").largest, rel=0.1)
 
@@ -185,7 +174,7 @@ def test_the_approximation_is_exact_where_all_images_are_the_same():
 
 
 def test_batch_normalization_lifts_the_gradients_and_the_conditioning_on_digits(studies):
-    """The paper's two findings, in miniature."""
+    """The paper's two verdicts, in miniature."""
     study = studies["a1"]
     assert 1e-6 < study.find("plain").largest < 1e-4
     assert study.find("bn").largest > 1e4 * study.find("plain").largest
@@ -195,23 +184,10 @@ def test_batch_normalization_lifts_the_gradients_and_the_conditioning_on_digits(
         assert bn.kappa[0] < plain.kappa[0]
 
 
-def test_figures_made_together_are_those_made_alone(studies):
-    together = reproduce_all(choices=FEW)
-    assert list(together) == list(studies)
-    for name, study in together.items():
-        alone = studies[name]
-        assert (study.model, study.settings, study.p) == (alone.model, alone.settings, alone.p)
-        assert len(study.lines) == len(alone.lines)
-        for line, other in zip(study.lines, alone.lines, strict=True):
-            assert replace(line, largest=0.0, kappa=()) == replace(other, largest=0.0, kappa=())
-            assert line.largest == pytest.approx(other.largest, rel=1e-9)
-            assert line.kappa == pytest.approx(other.kappa, rel=1e-6)
-
-
 def test_a_seed_decides_and_nothing_else(studies):
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    again, other = fig1(choices=FEW), fig1(choices=FEW, seed=1)
+    again, other = spectra("fig1", choices=FEW), spectra("fig1", choices=FEW, seed=1)
     assert again.lines == studies["fig1"].lines
     assert other.find("bn").largest != again.find("bn").largest
     assert torch.equal(torch.get_rng_state(), before)
@@ -220,10 +196,10 @@ def test_a_seed_decides_and_nothing_else(studies):
 def test_digits_stand_in_and_the_study_says_so(studies, tmp_path):
     assert {study.data for study in studies.values()} == {"digits"}
     content = {NAMES[0]: idx(images(40)), NAMES[1]: idx(labels(40))}
-    study = fig2(data=write(tmp_path, **content), choices=FEW)
+    study = spectra("fig2", data=write(tmp_path, **content), choices=FEW)
     assert (study.data, study.samples) == ("MNIST", 30)
     assert "30 images of MNIST" in draw(study).get_suptitle()
-    assert study.as_json()["data"] == "MNIST"
+    assert study.numbers()["data"] == "MNIST"
 
 
 def test_images_of_mnist_are_cropped_then_resized(tmp_path):
@@ -257,16 +233,9 @@ def test_pixels_are_normalized_as_said():
     torch.testing.assert_close(standard, centred / unit.std(correction=0))
 
 
-def test_what_is_written_is_strict_json_with_every_number(tmp_path):
-    study = fig1(choices=FEW, out=tmp_path / "new")
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["fig1.json", "fig1.png", "fig1.svg"]
-    assert (tmp_path / "new" / "fig1.png").read_bytes()[:4] == b"\x89PNG"
-
-    def refuse(constant):
-        raise AssertionError(f"{constant} is not JSON")
-
-    held = json.loads((tmp_path / "new" / "fig1.json").read_text(), parse_constant=refuse)
-    assert held["study"] == "conditioning/fig1"
+def test_the_numbers_are_strict_json(studies):
+    study = studies["fig1"]
+    held = json.loads(json.dumps(study.numbers(), allow_nan=False))
     assert held["settings"]["normalization"] == "centred"
     assert len(held["lines"]) == len(study.lines) == 6
     for line, row in zip(study.lines, held["lines"], strict=True):
@@ -307,10 +276,10 @@ def test_approximations_are_dashed_and_the_papers_numbers_dotted(studies):
 def test_a_matrix_that_is_zero_is_drawn_as_a_gap():
     dead = Line("plain", "F", None, False, 0.0, (None, None), 0, 4)
     alive = Line("bn", "F", None, False, 1.0, (2.0, inf), 2, 4)
-    study = Study("fig1", "mlp-8x24", "digits", 9, {}, (0.5, 1.0), (dead, alive), 0.0)
+    study = Spectra("fig1", "mlp-8x24", "digits", 9, {}, (0.5, 1.0), (dead, alive), 0.0)
     draw(study).draw_without_rendering()
-    assert study.as_json()["lines"][0]["kappa"] == [None, None]
-    assert "at 1 of 1 shares p" in [finding.here for finding in findings(study)]
+    assert study.numbers()["lines"][0]["kappa"] == [None, None]
+    assert "at 1 of 1 shares p" in [verdict.here for verdict in verdicts(study)]
 
 
 def made(*, plain=1e-5, bn=1.0, plain_kappa=(2.0, 9.0), bn_kappa=(1.5, 5.0)):
@@ -318,7 +287,7 @@ def made(*, plain=1e-5, bn=1.0, plain_kappa=(2.0, 9.0), bn_kappa=(1.5, 5.0)):
         Line("plain", "F", None, False, plain, plain_kappa, 2, 2),
         Line("bn", "F", None, False, bn, bn_kappa, 2, 2),
     )
-    return Study("fig1", "mlp-8x24", "digits", 9, {}, (0.5, 1.0), lines, 0.0)
+    return Spectra("fig1", "mlp-8x24", "digits", 9, {}, (0.5, 1.0), lines, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -334,18 +303,18 @@ def made(*, plain=1e-5, bn=1.0, plain_kappa=(2.0, 9.0), bn_kappa=(1.5, 5.0)):
     ],
     ids=["all", "steep", "flat", "bn", "worse", "both infinite", "bn infinite"],
 )
-def test_a_finding_holds_when_it_does(study, holds):
-    assert [finding.holds for finding in findings(study)] == holds
+def test_a_verdict_holds_when_it_does(study, holds):
+    assert [verdict.holds for verdict in verdicts(study)] == holds
 
 
 def test_approximations_are_compared_by_their_ratios():
     def line(approximate, largest, kappa):
         return Line("bn", "F", 3, approximate, largest, kappa, 2, 2)
 
-    near = Study(
+    near = Spectra(
         "fig2", "mlp-8x24", "digits", 9, {}, (0.5, 1.0), (line(False, 2.0, (2.0, inf)), line(True, 3.0, (9.0, 8.0))), 0
     )
-    largest, kappa = findings(near)[-2:]
+    largest, kappa = verdicts(near)[-2:]
     assert largest.here.startswith("1.5 times the exact one")
     assert largest.holds
     assert kappa.here == "4.5 times the exact one in the middle, 4.5 to 4.5"
@@ -360,24 +329,27 @@ def test_a_line_that_is_not_there_is_refused_with_those_that_are(studies):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"figure": "fig3"}, "no figure is called 'fig3'; there are: fig1, fig2, a1, a2, a3, a4"),
-        ({"scale": "large"}, "scale is 'large'; it can be 'smoke', 'small', 'full'"),
-        ({"choices": Choices(samples=1)}, "1 images were asked for; batch normalization needs 2 or more"),
-        ({"choices": Choices(samples=9, normalization="none")}, "normalization is 'none'; it can be 'unit', 'centred'"),
+        ({"choices": Choices(samples=1)}, "`samples` must be 2 or more, got 1: batch normalization needs two images"),
         ({"data": "nowhere"}, "there is no folder nowhere to look for MNIST in"),
     ],
-    ids=["figure", "scale", "samples", "normalization", "data"],
+    ids=["samples", "data"],
 )
-def test_what_cannot_be_made_is_refused_with_what_can(options, says):
+def test_images_that_do_not_exist_are_rejected(options, says):
     with pytest.raises(LabError, match=says):
-        reproduce(**({"figure": "fig1"} | options))
+        spectra("fig1", **options)
 
 
-def test_choices_that_do_not_exist_are_refused():
-    with pytest.raises(LabError, match="statistics is 'running'; it can be 'frozen' or 'batch'"):
-        Choices(statistics="running")
-    with pytest.raises(LabError, match="approximate_labels is 'model'; it can be 'true' or 'sampled'"):
-        Choices(approximate_labels="model")
+@pytest.mark.parametrize(
+    ("name", "given", "accepted"),
+    [
+        ("statistics", "running", "'frozen' or 'batch'"),
+        ("approximate_labels", "model", "'true' or 'sampled'"),
+        ("normalization", "none", "'unit' or 'centred' or 'standard'"),
+    ],
+)
+def test_choices_that_do_not_exist_are_rejected(name, given, accepted):
+    with pytest.raises(LabError, match=f"`{name}` must be {accepted}, got '{given}'."):
+        Choices(**{name: given})
 
 
 def test_sensitivity_gives_what_the_study_does_and_writes_it(tmp_path, studies):

@@ -1,13 +1,12 @@
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.conditioning import exact as conditioning
-from gyroscope_lab.papers.conditioning.exact_findings import findings
-from gyroscope_lab.papers.conditioning.exact_studies import STUDIES
+from gyroscope_lab.papers.conditioning.exact import STUDIES, verdicts
 from gyroscope_lab.training.archive import Archive
 from lab.made import NAMES, idx, images, labels, write
 
@@ -31,10 +30,10 @@ def test_every_figure_of_the_conditioning_paper_is_a_study_that_trains_nothing()
 @pytest.mark.parametrize("name", conditioning.PLANS)
 def test_a_report_holds_what_was_measured(lab, name):
     report = BY_NAME[f"conditioning/{name}"].run(lab)
-    measured = conditioning.reproduce(name, scale="smoke")
-    assert [asdict(finding) for finding in report.findings] == [asdict(finding) for finding in findings(measured)]
+    measured = conditioning.spectra(name, scale="smoke")
+    assert list(report.verdicts) == verdicts(measured)
     told = {key: value for key, value in report.numbers.items() if key != "seconds"}
-    assert told == {key: value for key, value in measured.as_json().items() if key != "seconds"}
+    assert told == {key: value for key, value in measured.numbers().items() if key != "seconds"}
     assert (told["samples"], told["settings"]["scale"]) == (SAMPLES, "smoke")
     [table] = report.tables
     at_half = table.columns.index("κ at 50 %")
