@@ -1,23 +1,34 @@
-"""`condition`: the layer-wise conditioning of any network, from one forward and one backward pass a batch."""
+"""`condition`: the layer-wise conditioning of any network, from one forward and one backward pass per batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, nullcontext
+from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from gyroscope.base import accepted
+from gyroscope.base.alone import alone
 from gyroscope.conditioning import ranks
-from gyroscope.conditioning.passes import Labels, Passes
-from gyroscope.conditioning.result import Conditioning
-from gyroscope.conditioning.solve import Spectrometer
+from gyroscope.conditioning.capture import Capture
+from gyroscope.conditioning.result import Conditioning, LayerConditioning
+from gyroscope.conditioning.solve import Spectrometer, solve
 from gyroscope.conditioning.spectra import P, check_p
-from gyroscope.errors import ConditioningError
+from gyroscope.conditioning.units import Units
+from gyroscope.conditioning.uses import Use, in_order
+from gyroscope.errors import ConditioningError, GyroscopeError
 from gyroscope.layers.layer import Layer
 from gyroscope.layers.layer import layers as find_layers
-from gyroscope.passes.batches import is_pair
-from gyroscope.passes.losses import Loss, Reduction, check_reduction
+from gyroscope.layers.untouched import bare, requiring_gradients, tensors, untouched, without_gradients
+from gyroscope.passes.activations import unavailable
+from gyroscope.passes.batches import Batch, batches, is_pair
+from gyroscope.passes.labels import known, labelled, sample_targets
+from gyroscope.passes.losses import Loss, Reduction, check_reduction, counts_equally, mean_loss
+from gyroscope.vectors.sharded import any_sharded
+
+Labels = Literal["true", "sampled"] | Callable[[Any, torch.Generator], Any]
 
 
 def condition(
@@ -96,7 +107,7 @@ def condition(
     if not groups and is_pair(batch):
         # No further samples will come: factors can be decomposed as soon as they are read.
         spectrometer = Spectrometer(full=bool(shares) or spectra)
-    passes = Passes(
+    passes = _Passes(
         model,
         chosen,
         loss,
@@ -138,3 +149,298 @@ def _layers(model: Any, chosen: Sequence[Layer] | str | Iterable[str] | None) ->
         if layer.parameter.is_meta:
             raise ConditioningError(f"{layer.name!r} is on the meta device and has no values yet.")
     return found
+
+
+class _Passes:
+    """The passes over the batches, and what they leave."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: list[Layer],
+        loss: Loss,
+        labels: Labels,
+        groups: list[Any],
+        *,
+        reduction: Reduction,
+        patches: bool,
+        units: bool,
+        seed: int,
+        spectrometer: Spectrometer | None,
+    ) -> None:
+        self.model, self.layers, self.loss, self.labels, self.reduction = bare(model), layers, loss, labels, reduction
+        self.groups = groups
+        # As they are now: FSDP2 puts others in their place within a pass, and gradients on these.
+        self.weights = [layer.parameter for layer in layers]
+        self.device = self.weights[0].device
+        self.generator = torch.Generator(self.device).manual_seed((seed + ranks.place(groups)) % 2**64)
+        self.sharded = any_sharded(self.model.parameters())
+        self.spectrometer = spectrometer
+        self.capture = Capture(
+            self.model, layers, patches=patches, complete=None if spectrometer is None else self._complete
+        )
+        self.capture.waits = True
+        self.reentrant = False
+        self.hidden = unavailable(self.model) is not None
+        self.probe = Units(self.model, layers) if units and not self.hidden else None
+        self.gradients: dict[int, Tensor] = {}
+        self.notes: dict[str, None] = {}
+        self.times = 1.0  # what the gradients are still to be multiplied by
+        self.samples = self.batches = 0
+        self.labelled = self.counted = self.total = 0.0
+        self.equal = True  # do all samples count the same, as far as was asked?
+
+    def run(self, given: Any) -> None:
+        """All batches, one after the other."""
+        with ExitStack() as stack:
+            # Not within a surrounding inference mode, whose tensors have no gradients.
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(untouched(self.model))
+            if isinstance(self.loss, nn.Module):
+                stack.enter_context(untouched(self.loss))
+            if isinstance(self.loss, nn.Module):
+                stack.enter_context(without_gradients(self.loss))
+            if self.sharded:
+                stack.enter_context(without_gradients(self.model))
+            else:
+                stack.enter_context(requiring_gradients(layer.parameter for layer in self.layers))
+            if self.hidden:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            _show_recurrences(self.model, self.device, stack)
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(alone(self.capture, self.probe))
+            self.capture.attach()
+            stack.callback(self.capture.detach)
+            stack.callback(setattr, self.capture, "complete", None)  # which is a part of this, and would keep it alive
+            if self.probe is not None:
+                self.probe.attach()
+                stack.callback(self.probe.detach)
+            # The passes of a sharded model wait for all ranks: one that stops must not leave the others waiting.
+            together = self.groups if self.sharded else []
+            for batch in ranks.in_step(batches(given, self.device), together):
+                self._batch(batch, together)
+
+    def _complete(self, use: Use) -> None:
+        assert self.spectrometer is not None
+        self.spectrometer.take(use.x)
+        self.spectrometer.take(use.g)
+
+    def _batch(self, batch: Batch, together: list[Any]) -> None:
+        try:
+            output = self.model(*batch.args, **batch.kwargs)
+        except Exception as error:
+            raise ConditioningError(
+                f"The forward pass failed with {type(error).__name__}: {error}. The model is as it was; the batch is "
+                "(inputs, targets), inputs a tensor, a tuple of positional or a dict of keyword arguments."
+            ) from error
+        try:
+            target = self._target(output, batch.target)
+            n = _samples(output, target)
+            if n == 0:
+                raise ConditioningError("A batch is empty: the model's output has no rows, or there are no labels.")
+            value, note = self._loss(output, target)
+            weight = labelled(self.loss, target, n)
+            self._weigh(output, target)
+        except Exception as error:
+            ranks.agree(error, together)
+            raise
+        counts = ranks.agree(None, together, weight)
+        if note is not None:
+            self.notes[note] = None
+        self.reentrant = self.capture.find_functional([value])
+        # Gradients of the mean over many samples may be too small for half precision: that of their sum is not.
+        part = 1.0 if value.dtype is not torch.float16 else min(1.0, 2**15 / max(counts))
+        self.capture.scale = scale = weight * part
+        found = self._backward(value, scale)
+        # FSDP2 has averaged over the ranks.
+        self._add(found, sum(counts), part * sum(counts) / len(counts))
+        if self.capture.broken is not None:
+            broken = self.capture.broken
+            raise ConditioningError(f"A layer could not be read: {type(broken).__name__}: {broken}") from broken
+        # The mean over all batches takes each by its labels; `result` divides by their share of all samples.
+        self.capture.close(scale, share=1.0 if self.spectrometer is not None else weight / n)
+        self.total += float(value.detach()) * weight
+        self.samples += n
+        self.labelled += weight
+        self.batches += 1
+
+    def _add(self, found: dict[int, Tensor], n: float, scale: float) -> None:
+        """The mean over all batches, as it goes; a layer that a batch does not use has a gradient of zero there."""
+        dense = {i: g if g.layout is torch.strided else g.to_dense() for i, g in found.items()}
+        self.counted += n
+        if self.counted == n:
+            self.gradients, self.times = dense, 1 / scale
+            return
+        share = n / self.counted
+        held = {i: _wide(g) * (self.times * (1 - share)) for i, g in self.gradients.items()}
+        for i, gradient in dense.items():
+            part = _wide(gradient) * (share / scale)
+            held[i] = held[i] + part if i in held else part
+        self.gradients, self.times = held, 1.0
+
+    def _target(self, output: Any, target: Any) -> Any:
+        if self.labels == "true":
+            return target
+        detached = output.detach() if isinstance(output, Tensor) else output
+        try:
+            if callable(self.labels):
+                return self.labels(detached, self.generator)
+            return sample_targets(self.loss, detached, generator=self.generator, like=target)
+        except GyroscopeError:
+            raise
+        except Exception as error:
+            asked = "The labels' function" if callable(self.labels) else "Drawing labels from the model"
+            raise ConditioningError(
+                f"{asked} failed with {type(error).__name__}: {error}. The output is a {type(output).__name__}; a "
+                "function is called as labels(output, generator), and labels are drawn for a tensor."
+            ) from error
+
+    def _loss(self, output: Any, target: Any) -> tuple[Tensor, str | None]:
+        try:
+            value, note = mean_loss(self.loss, output, target, reduction=self.reduction)
+        except GyroscopeError:
+            raise
+        except Exception as error:
+            raise ConditioningError(
+                f"The loss failed with {type(error).__name__}: {error}. It is called as loss(output, target)."
+            ) from error
+        if not value.requires_grad:
+            raise ConditioningError(
+                "The loss does not depend on the weights of any layer: its output has no gradient. Was it detached, or "
+                "computed under no_grad?"
+            )
+        if not torch.isfinite(value):
+            raise ConditioningError(f"The loss is {float(value.detach())}: its gradients say nothing about the layers.")
+        return value, note
+
+    def _weigh(self, output: Any, target: Any) -> None:
+        """Refuse to average over batches or ranks where their weights are hidden in a loss that is not torch's own."""
+        if self.spectrometer is None and self.reduction == "auto" and known(self.loss) is None:
+            self.equal = self.equal and counts_equally(self.loss, output, target)
+        if not self.equal and (self.batches or self.groups):
+            raise ConditioningError(
+                "The samples do not all count the same in the loss, such as where labels are ignored or classes have "
+                "weights, and the loss does not say how much: batches and ranks cannot be averaged as one batch is. "
+                "Give torch's loss itself or a functools.partial of it, a loss of one value per sample, or all samples "
+                'in one batch; reduction="mean" lets every label count the same.'
+            )
+
+    def _backward(self, value: Tensor, scale: float) -> dict[int, Tensor]:
+        """The gradient of `scale` times the loss at each layer's weight."""
+        parameters = self.weights
+        seed = torch.full_like(value, scale)
+        self.capture.waits = False
+        try:
+            if not self.sharded and not self.reentrant:
+                # Not `backward`, which reentrant checkpoints and FSDP2 need: it would add to `.grad`, and run what
+                # optimizers hang on to the accumulation.
+                found = torch.autograd.grad(value, parameters, seed, allow_unused=True)
+                return {i: gradient for i, gradient in enumerate(found) if gradient is not None}
+            with nullcontext() if self.sharded else without_gradients(self.model):
+                torch.autograd.backward(value, seed)
+                gradients = {i: p.grad.detach() for i, p in enumerate(parameters) if p.grad is not None}
+            for p in self.model.parameters() if self.sharded else ():
+                p.grad = None
+            return gradients
+        except Exception as error:
+            raise ConditioningError(
+                f"The backward pass failed with {type(error).__name__}: {error}. All layers' weights require gradients "
+                "here, also those that are frozen."
+            ) from error
+        finally:
+            self.capture.waits = True
+
+    def result(self, *, p: tuple[float, ...], spectra: bool) -> Conditioning:
+        """The numbers; all ranks ask for them together."""
+        groups = self.groups
+        uses = {key: use for key, use in self.capture.uses.items() if use.x.samples and use.g.samples}
+        units = self._units(groups)
+        with torch.no_grad():
+            times = ranks.mean(float(self.samples), self.labelled, groups, self.device)
+            for use in uses.values() if self.spectrometer is None else ():
+                use.g.rescale(times)
+            if groups:
+                uses = ranks.gather(uses, groups, self.device)
+                if not self.sharded:
+                    weights = [layer.parameter for layer in self.layers]
+                    own = {i: _wide(gradient) * self.times for i, gradient in self.gradients.items()}
+                    self.gradients = ranks.mean_gradients(own, self.labelled, len(self.layers), groups, weights)
+                    self.times = 1.0
+            mean = ranks.mean(self.total, self.labelled, groups, self.device)
+            ordered = in_order(uses)
+            entries, untreated = ranks.together(groups, lambda: self._solved(ordered, units, p=p, spectra=spectra))
+        seen = {use.position for use in ordered}
+        missing = {
+            layer.name: self.capture.reasons.get(i, "it was not used, or not where it could be seen")
+            for i, layer in enumerate(self.layers)
+            if i not in seen
+        }
+        if partly := self._partly(seen):
+            more = f"; and {len(partly) - 4} more" if len(partly) > 4 else ""
+            self.notes[f"some uses of weights are not in their rows: {'; '.join(partly[:4])}{more}"] = None
+        untreated = missing | untreated
+        if not entries:
+            reasons = "; ".join(f"{name}: {why}" for name, why in list(untreated.items())[:4])
+            raise ConditioningError(f"None of the {len(self.layers)} layers could be treated: {reasons}.")
+        return Conditioning(tuple(entries), p, untreated, tuple(self.notes), mean, self.batches)
+
+    def _partly(self, seen: set[int]) -> list[str]:
+        """The layers that have a row, but not of all uses of their weight, and why."""
+        reasons = ((i, self.layers[i], why) for i, why in sorted(self.capture.reasons.items()) if i in seen)
+        # A parameter that the weight is computed from is used there, and not in another way than the weight.
+        own = ((layer, why) for i, layer, why in reasons if _is_own(layer, self.weights[i]))
+        return [f"{layer.name}: {why}" for layer, why in own]
+
+    def _solved(
+        self, uses: list[Use], units: dict[int, tuple[float, float]], *, p: tuple[float, ...], spectra: bool
+    ) -> tuple[list[LayerConditioning], dict[str, str]]:
+        return solve(
+            uses,
+            self.layers,
+            self.gradients,
+            units,
+            p=p,
+            spectra=spectra,
+            spectrometer=self.spectrometer,
+            times=self.times,
+        )
+
+    def _units(self, groups: list[Any]) -> dict[int, tuple[float, float]]:
+        if self.probe is None:
+            return {}
+        if groups:
+            self.probe.gather(groups)
+        return self.probe.shares()
+
+
+def _show_recurrences(model: nn.Module, device: torch.device, stack: ExitStack) -> None:
+    """Have recurrent networks computed product by product: the fused kernels of mkldnn and cuDNN show none of them."""
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        if device.type == "cuda":
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        else:
+            stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
+            torch._C._set_mkldnn_enabled(False)
+
+
+def _is_own(layer: Layer, weight: Tensor) -> bool:
+    """Whether a module multiplies by the parameter itself, and not by what is computed from it.
+
+    What torch's pruning, weight and spectral normalization by hooks compute a weight from is called `weight_orig` and
+    `weight_v`.
+    """
+    hooked = layer.attribute.endswith(("_orig", "_v"))
+    return layer.module._parameters.get(layer.attribute) is weight and not hooked
+
+
+def _wide(gradient: Tensor) -> Tensor:
+    """In a dtype that sums of many are taken in."""
+    return gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient
+
+
+def _samples(output: Any, target: Any) -> int:
+    """How many samples a batch has: as many as there are labels, or as the output's first dimension says."""
+    if isinstance(target, Tensor) and target.dim() > 0 and not target.is_floating_point():
+        return target.numel()
+    first = next((one for one in tensors(output) if one.dim() > 0), None)
+    return 1 if first is None else int(first.shape[0])

@@ -6,6 +6,7 @@ gradients into one row per layer.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,15 +17,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gyroscope.conditioning.domination import shorter_grams
-from gyroscope.conditioning.eigen import eigenvalues, largest
+from gyroscope.conditioning.eigen import eigenvalues, largest, magnitudes
 from gyroscope.conditioning.factors import Factor
-from gyroscope.conditioning.products import product_at
 from gyroscope.conditioning.result import Kappas, LayerConditioning, Spectra
-from gyroscope.conditioning.spectra import Spectrum, spectra_of
+from gyroscope.conditioning.spectra import Spectrum, product_at, spectra_of
 from gyroscope.conditioning.uses import Use
 from gyroscope.layers.layer import Layer
 from gyroscope.vectors import dots
+from gyroscope.vectors.eager import power_of_two
 from gyroscope.vectors.sharded import any_sharded, is_sharded
 
 Array = npt.NDArray[np.float64]
@@ -34,6 +34,8 @@ Array = npt.NDArray[np.float64]
 _WAITING = 2**25
 # On other devices, so many in all.
 _WAITING_ELSE = 2**25
+# Elements that are copied to float64 at a time; a CPU loses nothing by fewer.
+_PART, _PART_ON_CPU = 2**22, 2**20
 
 
 def solve(
@@ -167,6 +169,72 @@ class _Weights:
 def _whole(weight: Any) -> Tensor:
     found: Tensor = weight.full_tensor() if is_sharded(weight) else weight
     return found
+
+
+def shorter_grams(matrices: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+    """The smaller of WWᵀ/s² and WᵀW/s² of tensors taken as matrices, in float64, and s, [n]: powers of two.
+
+    >>> grams, scales = shorter_grams([torch.tensor([[3.0, 4.0]])])
+    >>> grams, scales
+    ([tensor([[25.]], dtype=torch.float64)], tensor([1.], dtype=torch.float64))
+    """
+    given = [_matrix(m) for m in matrices]
+    shapes: dict[tuple[torch.Size, torch.device], list[int]] = defaultdict(list)
+    for i, matrix in enumerate(given):
+        shapes[matrix.shape, matrix.device].append(i)
+    grams: dict[int, Tensor] = {}
+    scales: dict[int, Tensor] = {}
+    for same in shapes.values():
+        gram, scale = _grams([given[i] for i in same])
+        grams |= zip(same, gram, strict=True)
+        scales |= zip(same, scale, strict=True)
+    if not given:
+        return [], torch.zeros(0, dtype=torch.float64)
+    order = range(len(given))
+    return [grams[i] for i in order], torch.stack([scales[i].to(scales[0].device) for i in order])
+
+
+def _matrix(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.device.type == "mps":
+        tensor = tensor.cpu()
+    out, *rest = tensor.shape or (1,)
+    return tensor.reshape(out, math.prod(rest))
+
+
+def _grams(same: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The smaller of WWᵀ/s² and WᵀW/s² of matrices of one shape, stacked, and s: powers of two, W/s being near 1."""
+    out, rest = same[0].shape
+    axis, (short, long) = int(out <= rest), sorted((out, rest))
+    most = _PART_ON_CPU if same[0].device.type == "cpu" else _PART
+    width = max(1, most // max(1, len(same) * short))
+    scale = _scales(same, axis, long, width)
+    gram: Tensor | None = None
+    for at in range(0, long, width):
+        part = _part(same, axis, at, width)
+        if scale is not None:
+            part = part.div_(scale[:, None, None])
+        wide = part if axis else part.mT
+        gram = torch.bmm(wide, wide.mT) if gram is None else gram.baddbmm_(wide, wide.mT)
+    ones = same[0].new_ones(len(same), dtype=torch.float64)
+    zeros = ones.new_zeros(len(same), short, short)
+    return zeros if gram is None else gram, ones if scale is None else scale
+
+
+def _scales(same: Sequence[Tensor], axis: int, long: int, width: int) -> Tensor | None:
+    """What to divide by; None for dtypes whose squares are within the range of float64 anyway."""
+    if same[0].dtype is not torch.float64:
+        return None
+    most = same[0].new_zeros(len(same))
+    for at in range(0, long, width):
+        most = torch.maximum(most, magnitudes(_part(same, axis, at, width)))
+    return power_of_two(most)
+
+
+def _part(same: Sequence[Tensor], axis: int, at: int, width: int) -> Tensor:
+    return torch.stack([m.narrow(axis, at, min(width, m.shape[axis] - at)) for m in same]).to(torch.float64)
 
 
 class Spectrometer:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gyroscope.base.accepted import real
-from gyroscope.conditioning.products import index_at
 from gyroscope.errors import ConditioningError
 
 if TYPE_CHECKING:
@@ -20,6 +23,29 @@ if TYPE_CHECKING:
 
 #: Shares p of the dimension at which condition numbers κ_p are taken by default.
 P = (0.1, 0.25, 0.5, 0.75, 1.0)
+# What p may have lost when it was rounded to a float, and a little more.
+_EXACT = 1 - Fraction(1, 2**50)
+# Rows of tables searched at once: few enough to stay in a processor's cache.
+_ROWS = 2**16
+
+
+@lru_cache(maxsize=4096)
+def index_at(p: float, dimension: int) -> int:
+    """The place ⌈p·d⌉ of λ_p among d eigenvalues in descending order, counted from 1.
+
+    p stands for the decimal it is printed as, or the fraction it was rounded from: a tenth of 30 is 3, though the
+    float 0.1 is above a tenth, and 5/6 of 6 is 5.
+
+    >>> index_at(0.1, 30), index_at(0.1, 31), index_at(5 / 6, 6), index_at(1.0, 7)
+    (3, 4, 5, 7)
+    """
+    try:
+        share = Fraction(str(p))
+    except ValueError:
+        share = Fraction(0)
+    if not 0 < share <= 1:
+        raise ConditioningError(f"p is {p}; λ_p is the eigenvalue at a share p of all: give numbers above 0, at most 1")
+    return math.ceil(share * dimension * _EXACT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,3 +184,98 @@ def check_p(p: Any) -> tuple[float, ...]:
         if not 0 < real(one) <= 1:
             raise ConditioningError(f"p holds {one!r}; accepted are shares of the dimension in (0, 1], such as 0.5.")
     return tuple(real(one) for one in given)
+
+
+def product_at(x: Sequence[Spectrum], g: Sequence[Spectrum], p: Sequence[float]) -> npt.NDArray[np.float64]:
+    """λ_p of F = Σx ⊗ Σ∇h for each layer and each p, [layers, len(p)].
+
+    The eigenvalues of F are the products λ_i(Σx)·λ_j(Σ∇h), so that (Proposition 1)
+
+        λmax(F) = λmax(Σx)·λmax(Σ∇h),    κ_{100%}(F) = κ_{100%}(Σx)·κ_{100%}(Σ∇h),
+
+    but λ_p(F) is not a product of λ_p's for other p. It is the ⌈p·d_x·d_g⌉-th largest of the products, found by
+    bisection without forming them all. What is found is one of the products as float64 multiplies: also where it
+    rounds to 0 or overflows. NaN where one of the spectra is.
+
+    >>> x, g = Spectrum(np.array([3.0, 2.0]), 2), Spectrum(np.array([5.0, 1.0]), 2)
+    >>> product_at([x], [g], [0.25, 0.5, 0.75, 1.0])
+    array([[15., 10., 3., 2.]])
+    """
+    if len(x) != len(g):
+        raise ConditioningError(f"{len(x)} spectra of Σx and {len(g)} of Σ∇h were given: give one of each a layer")
+    found = np.zeros((len(x), len(p)))
+    tasks = []
+    for layer, (a, b) in enumerate(zip(x, g, strict=True)):
+        places = [index_at(share, a.dimension * b.dimension) for share in p]
+        if np.isnan(a.largest) or np.isnan(b.largest):
+            found[layer] = np.nan
+            continue
+        rows, columns = sorted((a.values[: a.rank], b.values[: b.rank]), key=len)
+        many = len(rows) * len(columns)
+        tasks += [_Task((layer, k), rows, columns, place) for k, place in enumerate(places) if 0 < place <= many]
+    before = accumulate((len(t.rows) for t in tasks), initial=0)
+    for _, batch in groupby(zip(tasks, before, strict=False), lambda pair: pair[1] // _ROWS):
+        some = [t for t, _ in batch]
+        with np.errstate(over="ignore", under="ignore"):
+            found[tuple(np.transpose([t.at for t in some]))] = _search(some)
+    return found
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Find the `place`-th largest of rows ⊗ columns, both positive and in descending order, for the result `at`."""
+
+    at: tuple[int, int]
+    rows: npt.NDArray[np.float64]
+    columns: npt.NDArray[np.float64]
+    place: int
+
+
+def _search(tasks: Sequence[_Task]) -> npt.NDArray[np.float64]:
+    """The products the tasks ask for, all found at once.
+
+    Rounded or not, products fall along a row of the table a_i·b_j. So those of row i above some t are its first, and
+    those that may still be the one wanted are an interval first_i ≤ j < last_i. A value halfway between the smallest
+    and the largest of these products, halfway in the order of floats, splits all the intervals of a task; how many
+    products are on each side says which part to keep. Rows whose interval is empty are dropped.
+    """
+    found = np.zeros(len(tasks))
+    task = np.arange(len(tasks))
+    place = np.array([t.place for t in tasks])
+    lengths = np.array([len(t.rows) for t in tasks])
+    a, b = np.concatenate([t.rows for t in tasks]), np.concatenate([t.columns for t in tasks])
+    ends = np.cumsum([len(t.columns) for t in tasks])
+    first, last = np.repeat(np.append(0, ends[:-1]), lengths), np.repeat(ends, lengths)
+    while len(task):
+        begins = np.cumsum(lengths) - lengths
+        low, high = np.minimum.reduceat(a * b[last - 1], begins), np.maximum.reduceat(a * b[first], begins)
+        found[task] = low
+        # Floats that are not negative have the order of the integers with the same bits.
+        bits = low.view(np.int64)
+        split = (bits + (high.view(np.int64) - bits + 1) // 2).view(np.float64)
+        middle = _above(a, b, first, last, np.repeat(split, lengths))
+        above = np.add.reduceat(middle - first, begins)
+        enough, open_ = above >= place, low < high
+        among = np.repeat(enough, lengths)
+        first, last = np.where(among, first, middle), np.where(among, middle, last)
+        place = np.where(enough, place, place - above)[open_]
+        rows = (first < last) & np.repeat(open_, lengths)
+        lengths = np.add.reduceat(rows, begins, dtype=np.int64)[open_]
+        a, first, last, task = a[rows], first[rows], last[rows], task[open_]
+    return found
+
+
+def _above(
+    a: npt.NDArray[np.float64],
+    b: npt.NDArray[np.float64],
+    first: npt.NDArray[np.int64],
+    last: npt.NDArray[np.int64],
+    split: npt.NDArray[np.float64],
+) -> npt.NDArray[np.int64]:
+    """Where in each row, from `first` to `last`, the products fall below `split`."""
+    found = first
+    step = 1 << int((last - first).max()).bit_length()
+    while step := step >> 1:
+        further = np.minimum(found + step, last)
+        found = np.where(a * b[further - 1] >= split, further, found)
+    return found

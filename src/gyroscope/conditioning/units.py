@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gyroscope.layers.layer import Layer
-from gyroscope.passes.activations import ActivationProbe
-from gyroscope.passes.modules import Layout
+from gyroscope.passes.activations import ActivationProbe, Layout
 
 # Above this number units are counted on their device.
 _COUNTED_THERE = 2**21

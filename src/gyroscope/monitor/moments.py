@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gyroscope.errors import MonitorError
-from gyroscope.passes.sample import spread
+from gyroscope.passes.activations import spread
 from gyroscope.store.record import QuantityInfo
 from gyroscope.theory.moment_variance import KEYS
 from gyroscope.vectors.layout import is_dense, memory_view

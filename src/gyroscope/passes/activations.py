@@ -7,10 +7,12 @@ from zero give the curvature an outlying eigenvalue ν = ‖m‖² + 1, m being 
 from __future__ import annotations
 
 import logging
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +21,10 @@ from torch.utils.hooks import RemovableHandle
 from gyroscope.base.alone import listens
 from gyroscope.errors import MonitorError
 from gyroscope.layers.layer import Layer
-from gyroscope.passes.modules import Layout, Role, activity_threshold, first_tensor, roles
-from gyroscope.passes.units import Look, Tally, look
 from gyroscope.store.record import QuantityInfo
 from gyroscope.vectors.chunks import is_capturing
+from gyroscope.vectors.eager import accumulator
+from gyroscope.vectors.sharded import is_sharded
 
 _MEANING = {
     "dying": "share of the units that were active for no sample of the batch (a unit: a channel at a position)",
@@ -37,6 +39,16 @@ COLUMNS = tuple(_MEANING)
 INFO = {name: QuantityInfo(name, "1", meaning) for name, meaning in _MEANING.items()}
 
 Source = Literal["own", "norm", "rectifier"]  # whose output was taken for a layer's activation
+
+# Singular values below this share of their root mean square are taken for rounding.
+_ROUNDING = {torch.bfloat16: 2.0**-4, torch.float16: 2.0**-7}
+_ROUNDING_ELSE = 2.0**-16
+_GOLDEN = 40503  # 2¹⁶ divided by the golden ratio: its multiples fill 0..2¹⁶ evenly
+
+Role = int | Literal["norm", "rectifier"]
+
+_RECTIFIER = re.compile(r"relu|elu|silu|swish|mish|^threshold$", re.IGNORECASE)
+_NORM = re.compile(r"Norm([123]d)?$")
 
 _LOG = logging.getLogger("gyroscope")
 
@@ -113,7 +125,7 @@ class ActivationProbe:
         """Put forward hooks on the modules; again does nothing."""
         if self._handles:
             return
-        self._roles = roles(self.model, self.layers)
+        self._roles = _roles(self.model, self.layers)
         hook = _Hook(self)
         self._handles = [m.register_forward_hook(hook) for m in self.model.modules() if id(m) in self._roles]
 
@@ -131,7 +143,7 @@ class ActivationProbe:
             if found:
                 self._expected[i] = next(iter(found)) if len(found) == 1 else "own"
         self._sources = [set() for _ in self.layers]
-        self._tallies: list[Tally | None] = [None] * len(self.layers)
+        self._tallies: list[_Tally | None] = [None] * len(self.layers)
         self._pending: _Pending | None = None
         self._seen: set[int] = set()
         self._node: int | None = None
@@ -156,10 +168,10 @@ class ActivationProbe:
         self._sources[found.layer].add(found.source)
         before = self._tallies[found.layer]
         if found.seen is not None:
-            self._tallies[found.layer] = Tally(found.seen) if before is None else before.add(found.seen)
+            self._tallies[found.layer] = _Tally(found.seen) if before is None else before.add(found.seen)
 
     def _ran(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        role, x, node = self._roles.get(id(module)), first_tensor(output), _backward_node()
+        role, x, node = self._roles.get(id(module)), _first_tensor(output), _backward_node()
         if node != self._node:
             self._settle()
             self._node = node
@@ -173,12 +185,12 @@ class ActivationProbe:
         elif x is not None and (last := self._pending) is not None:
             if role == "rectifier":
                 self._pending = None
-                self._count(replace(last, source=role, seen=self._look(x, last.layout, activity_threshold(module))))
+                self._count(replace(last, source=role, seen=self._look(x, last.layout, _activity_threshold(module))))
             elif args and last.output() is args[0]:
                 seen = self._look(x, last.layout, self.threshold) if self._expected[last.layer] != "rectifier" else None
                 self._pending = replace(last, source="norm", seen=seen, output=weakref.ref(x))
 
-    def _look(self, x: Tensor, layout: Layout, threshold: float) -> Look:
+    def _look(self, x: Tensor, layout: Layout, threshold: float) -> _Look:
         x, axis, positions = layout.place(x.detach())
         return look(x, axis, positions=positions, threshold=threshold, rank=self.rank)
 
@@ -190,7 +202,7 @@ class _Pending:
     layer: int
     layout: Layout
     source: Source
-    seen: Look | None
+    seen: _Look | None
     output: Callable[[], Any]  # a weak reference
 
 
@@ -224,3 +236,252 @@ class _Hook:
 
     def __reduce__(self) -> tuple[type[_Hook], tuple[None]]:
         return _Hook, (None,)
+
+
+def _roles(model: nn.Module, layers: Sequence[Layer]) -> dict[int, Role]:
+    """By the module's id: the position of the layer whose output it puts out, "norm" or "rectifier"; else nothing.
+
+    >>> from gyroscope.layers.layer import layers
+    >>> net = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.LeakyReLU(), nn.Tanh())
+    >>> list(_roles(net, layers(net)).values())
+    [0, 'norm', 'rectifier']
+    """
+    found: dict[int, Role] = {}
+    own = {id(layer.module): position for position, layer in enumerate(layers)}  # the last of several on one module
+    for module in model.modules():
+        if isinstance(module, nn.MultiheadAttention):
+            # It applies its `out_proj` without calling it: what it puts out is that layer's output.
+            last = own.get(id(module.out_proj))
+            if last is not None:
+                found[id(module)] = last
+        elif id(module) in own:
+            # What holds other layers puts out theirs, and not that of a weight of its own.
+            leaf = not module._modules
+            if leaf or not any(id(child) in own for child in module.modules() if child is not module):
+                found[id(module)] = own[id(module)]
+        elif not any(True for _ in module.children()) and (role := _role_of(cast(Any, type(module)))) is not None:
+            found[id(module)] = role
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _role_of(kind: Any) -> Literal["norm", "rectifier"] | None:
+    names = [cls.__name__ for cls in kind.__mro__]
+    if any(_NORM.search(name) for name in names):
+        return "norm"
+    return "rectifier" if any(_RECTIFIER.search(name) for name in names) else None
+
+
+def _activity_threshold(module: nn.Module) -> float:
+    """Above which output a unit of a ReLU-like module is active: 0, but for `nn.Threshold`.
+
+    ReLU, ReLU6, LeakyReLU, RReLU, PReLU with positive slopes, ELU, CELU, SELU, GELU, SiLU, Mish and Hardswish all put
+    out something positive where what goes in is positive, and nowhere else. So the output tells, also of one that
+    overwrites its input.
+
+    >>> _activity_threshold(nn.Threshold(0.1, 0.0)), _activity_threshold(nn.GELU())
+    (0.1, 0.0)
+    """
+    return float(module.threshold) if isinstance(module, nn.Threshold) else 0.0
+
+
+def _first_tensor(output: Any) -> Tensor | None:
+    """The activations in what a module put out: the tensor, or the first of a tuple; None where none can be seen."""
+    while isinstance(output, tuple | list):  # tuples of tuples: a packed sequence beside its last state
+        output = next((item for item in output if isinstance(item, Tensor | tuple | list)), None)
+    if not isinstance(output, Tensor) or not output.is_floating_point() or output.numel() == 0 or output.dim() == 0:
+        return None
+    # Inside `torch.func` transforms, and of tensors that lie on several ranks, parts are all one would see.
+    strange = is_sharded(output) or output.is_nested or output.layout is not torch.strided
+    return None if strange or torch._C._functorch.is_functorch_wrapped_tensor(output) else output
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the channels of a layer lie in what it puts out.
+
+    Attributes:
+        width: how many there are.
+        spatial: the dimensions of an image's positions, 1 to 3 for a convolution and else 0.
+    """
+
+    width: int
+    spatial: int
+
+    @classmethod
+    def of(cls, layer: Layer, x: Tensor) -> Layout:
+        """That of a layer which put out `x`."""
+        if isinstance(layer.module, nn.modules.conv._ConvNd):
+            spatial = len(layer.module.kernel_size)
+            return cls(x.shape[x.dim() - spatial - 1], spatial)
+        return cls(x.shape[-1], 0)
+
+    def place(self, x: Tensor) -> tuple[Tensor, int, bool]:
+        """Activations with a batch dimension, the axis of their channels, and whether positions follow it.
+
+        As the layer puts them out, unless the shape says otherwise: pooled, flattened, or with channels moved.
+
+        >>> Layout(8, 2).place(torch.zeros(4, 8, 5, 5))[1:], Layout(8, 2).place(torch.zeros(4, 5, 5, 8))[1:]
+        ((1, True), (3, False))
+        """
+        if x.dim() == 1 or (self.spatial and x.dim() == self.spatial + 1 and x.shape[0] == self.width):
+            x = x[None]
+        last = x.shape[-1] == self.width
+        if self.spatial and x.dim() == self.spatial + 2 and (x.shape[1] == self.width or not last):
+            return x, 1, True
+        moved = not last and x.dim() > 2 and x.shape[1] == self.width
+        return x, 1 if moved else x.dim() - 1, False
+
+
+@dataclass(frozen=True)
+class _Look:
+    """One look at the activations of a layer.
+
+    Attributes:
+        alive: whether each unit was active for some sample, [channels, positions].
+        full: whether it was for all.
+        total: the sum over samples and positions, [channels].
+        samples: how many numbers each of these sums has.
+        rows: some of the samples, [rows, channels], to find the rank from; None where it is not wanted.
+    """
+
+    alive: Tensor
+    full: Tensor
+    total: Tensor
+    samples: int
+    rows: Tensor | None
+
+
+def look(x: Tensor, axis: int, *, positions: bool, threshold: float, rank: int) -> _Look:
+    """Reduce the activations `x`, whose channels lie along `axis`.
+
+    Args:
+        x: the activations, not empty.
+        axis: the dimension of the channels.
+        positions: whether the dimensions after `axis` are positions of an image, so that a unit is a channel at a
+            position and dimensions before `axis` are samples; else all dimensions but `axis` are samples.
+        threshold: a unit is active where its activation is above.
+        rank: channels looked at for the rank, at most, and twice as many samples; 0 for none.
+
+    >>> x = torch.tensor([[1.0, -1.0, 2.0], [1.0, -2.0, -2.0]])
+    >>> seen = look(x, 1, positions=False, threshold=0.0, rank=8)
+    >>> seen.alive[:, 0].tolist(), seen.full[:, 0].tolist(), seen.total.tolist()
+    ([True, False, True], [True, False, False], [2.0, -3.0, 0.0])
+    """
+    others = [d for d in range(x.dim()) if d != axis]
+    over = others[:axis] if positions else others
+    alive, full = x.amax(over) > threshold, x.amin(over) > threshold
+    channels = x.shape[axis]
+    total = x.sum(others, dtype=accumulator(x.device))
+    rows = _rows(x, axis, rank) if rank else None
+    return _Look(alive.reshape(channels, -1), full.reshape(channels, -1), total, x.numel() // channels, rows)
+
+
+def _rows(x: Tensor, axis: int, most: int) -> Tensor:
+    """Some of the samples, and of each some of the channels: a copy of [at most 2·most, at most most]."""
+    x = x.movedim(axis, -1)
+    *leading, channels = x.shape
+    at = spread(x.numel() // channels, 2 * most, x.device)
+    index: list[Tensor] = []
+    for size in reversed(leading):
+        index.insert(0, at % size)
+        at = at // size
+    picked = x[tuple(index)] if index else x[None]
+    return picked if channels <= most else picked.index_select(1, spread(channels, most, x.device))
+
+
+class _Tally:
+    """What several looks at one layer add up to."""
+
+    def __init__(self, first: _Look) -> None:
+        self.maps = {first.alive.shape[1]: (first.alive, first.full)}
+        self.total, self.samples = first.total, first.samples
+        self.rank = numerical_rank(first.rows) if first.rows is not None else None
+
+    def add(self, seen: _Look) -> _Tally:
+        """This and one more look; with another number of channels, that look alone."""
+        if seen.total.shape != self.total.shape:
+            return _Tally(seen)
+        size = seen.alive.shape[1]
+        alive, full = self.maps.get(size, (seen.alive, seen.full))
+        self.maps[size] = alive | seen.alive, full & seen.full
+        self.total, self.samples = self.total + seen.total, self.samples + seen.samples
+        if seen.rows is not None and self.rank is not None:
+            self.rank = torch.maximum(self.rank, numerical_rank(seen.rows))
+        return self
+
+    def values(self) -> Tensor:
+        """The numbers of `activations.COLUMNS`, in that order; NaN throughout where an activation is not finite."""
+        alive = torch.cat([a for a, _ in self.maps.values()], dim=1)
+        full = torch.cat([f for _, f in self.maps.values()], dim=1)
+        kind = self.total.dtype
+        mean = self.total / self.samples
+        nan = torch.full((), torch.nan, dtype=kind, device=mean.device)
+        found = torch.stack([
+            1 - alive.to(kind).mean(),
+            full.to(kind).mean(),
+            1 - alive.any(1).to(kind).mean(),
+            full.all(1).to(kind).mean(),
+            mean.mean(),
+            mean.square().sum() + 1,
+            nan if self.rank is None else self.rank.to(kind),
+        ])  # fmt: skip
+        return torch.where(mean.sum().isfinite(), found, nan)
+
+
+def numerical_rank(rows: Tensor) -> Tensor:
+    """The rank of a matrix: how many singular values are above what rounding of its dtype may leave.
+
+    That is σ > tol‖A‖_F/√k, k the smaller side of A, with tol = 2⁻¹⁶, or 2⁻⁷ for float16 and 2⁻⁴ for bfloat16. Their
+    squares are eigenvalues of AᵀA; as many of these are above τ as AᵀA − τI has positive ones, and that many its factor
+    D in LDLᵀ has by Sylvester's law of inertia. Unlike eigenvalues, this can be had without waiting for the device.
+
+    >>> numerical_rank(torch.ones(5, 3) + torch.tensor([0.0, 0.0, 1.0]))
+    tensor(1., dtype=torch.float64)
+    >>> numerical_rank(torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 1.0, 2.0]]))
+    tensor(2., dtype=torch.float64)
+    """
+    tol = _ROUNDING.get(rows.dtype, _ROUNDING_ELSE)
+    if accumulator(rows.device) is not torch.float64:
+        return torch.full((), torch.nan, device=rows.device)
+    a = rows.to(torch.float64)
+    gram = a.T @ a if a.shape[0] > a.shape[1] else a @ a.T
+    square = gram.diagonal().mean()
+    gram = gram.nan_to_num(0.0, 0.0, 0.0)
+    gram.diagonal().sub_(tol**2 * square.nan_to_num(0.0, 0.0, 0.0))
+    return torch.where(square.isfinite(), positive_eigenvalues(gram), torch.nan)
+
+
+def positive_eigenvalues(symmetric: Tensor) -> Tensor:
+    """How many eigenvalues of a symmetric matrix are positive: as many as pivots of an elimination that keeps symmetry.
+
+    >>> positive_eigenvalues(torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64))
+    tensor(1., dtype=torch.float64)
+    """
+    if symmetric.device.type == "cuda":
+        # LDLᵀ would choose its pivots on the host. Without any choice U = DLᵀ, and a pivot that comes out tiny makes
+        # the next one large and of the other sign, so that the count stays right; only one of exactly zero does not.
+        upper: Tensor = torch.linalg.lu_factor_ex(symmetric, pivot=False)[0]
+        return (upper.diagonal() > 0).sum().to(symmetric.dtype)
+    factor, pivots, _ = torch.linalg.ldl_factor_ex(symmetric)
+    # A negative pivot marks a row of a 2×2 block of D, which has one positive and one negative eigenvalue.
+    return torch.where(pivots < 0, 0.5, (factor.diagonal() > 0).to(symmetric.dtype)).sum()
+
+
+def spread(n: int, most: int, device: torch.device) -> Tensor:
+    """At most `most` of the positions 0..n−1 in ascending order: all of them, or one of each of `most` equal stretches.
+
+    Where in its stretch a position lies goes around by the golden ratio, so that the choice does not fall in step with
+    rows, image sizes or anything else that repeats. No random numbers are drawn, and nothing waits for the device.
+
+    >>> spread(4, 10, torch.device("cpu")).tolist()
+    [0, 1, 2, 3]
+    >>> spread(1000, 5, torch.device("cpu")).tolist()
+    [0, 323, 447, 770, 894]
+    """
+    if n <= most:
+        return torch.arange(n, device=device)
+    i = torch.arange(most + 1, device=device)
+    edge = i * n // most
+    start, length = edge[:-1], edge[1:] - edge[:-1]
+    return start + ((i[:-1] * _GOLDEN % 65536) * length) // 65536

@@ -1,4 +1,4 @@
-"""Eigenvalues of Kronecker products, beside the products formed and sorted, and the matrix formed and decomposed."""
+"""Eigenvalues of Kronecker products, compared with all products sorted and with the matrix itself decomposed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gyroscope.conditioning import products
-from gyroscope.conditioning.products import index_at, product_at
-from gyroscope.conditioning.spectra import Spectrum, spectra_of
+from gyroscope.conditioning import spectra as module
+from gyroscope.conditioning.spectra import Spectrum, index_at, product_at, spectra_of
 from gyroscope.errors import ConditioningError
 
 P = (0.1, 0.25, 0.5, 0.75, 1.0)
@@ -80,7 +79,7 @@ def test_layers_of_all_sizes_searched_at_once_are_each_exact(one: str, other: st
 def test_searches_in_batches_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     x, g = ([drawn(20, kind, seed + more) for seed, kind in enumerate(KINDS)] for more in (0, 9))
     whole = product_at(x, g, P)
-    monkeypatch.setattr(products, "_ROWS", 50)
+    monkeypatch.setattr(module, "_ROWS", 50)
     assert np.array_equal(product_at(x, g, P), whole)
 
 
