@@ -24,7 +24,7 @@ from gyroscope.layers.layer import layers as find_layers
 from gyroscope.layers.untouched import bare, requiring_gradients, tensors, untouched, without_gradients
 from gyroscope.passes.activations import unavailable
 from gyroscope.passes.batches import Batch, batches, is_pair
-from gyroscope.passes.labels import known, labelled, sample_targets
+from gyroscope.passes.likelihood import known, labelled, sample_targets
 from gyroscope.passes.losses import Loss, Reduction, check_reduction, counts_equally, mean_loss
 from gyroscope.vectors.sharded import any_sharded
 

@@ -27,7 +27,7 @@ from gyroscope.base.accepted import real
 from gyroscope.conditioning.fisher import Labels, Scores, mean_of, parameters, scores_of
 from gyroscope.errors import ConditioningError, MissingExtraError
 from gyroscope.passes.batches import batches
-from gyroscope.passes.labels import Loss
+from gyroscope.passes.likelihood import Loss
 from gyroscope.passes.network import (
     Network,
     borrowed,

@@ -44,7 +44,7 @@ from gyroscope.errors import ConditioningError, GyroscopeError, LayerError
 from gyroscope.layers.class_names import ancestry, wrapped_in
 from gyroscope.layers.layer import layers
 from gyroscope.passes.batches import batches
-from gyroscope.passes.labels import (
+from gyroscope.passes.likelihood import (
     Likelihood,
     Loss,
     class_dimension,
@@ -167,7 +167,7 @@ def fisher(
         batch: (inputs, targets), or an iterable of these; inputs are a tensor, a tuple of positional arguments or a
             dict of keyword arguments. Tensors whose leading dimension is N are split into samples.
         labels: "model" for F; "sampled" for F with one label per sample drawn from the model; "true" for M; or a
-            function (output, generator) → targets that draws them. `gyroscope.passes.labels` says from which losses
+            function (output, generator) → targets that draws them. `gyroscope.passes.likelihood` says from which losses
             the model's distribution is known.
         blocks: form the blocks of the layers' weights alone, never the whole.
         layers: glob patterns on the names of layers: the matrix is over the weights of these alone.

@@ -20,7 +20,7 @@ from gyroscope.conditioning.fisher import Labels, fisher
 from gyroscope.errors import DynamicsError
 from gyroscope.layers.class_names import wrapped_in
 from gyroscope.passes.batches import batches
-from gyroscope.passes.labels import Loss
+from gyroscope.passes.likelihood import Loss
 from gyroscope.theory.one_by_one import refuse_valueless
 
 

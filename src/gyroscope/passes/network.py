@@ -21,7 +21,7 @@ from gyroscope.base import accepted
 from gyroscope.errors import ConditioningError, GyroscopeError
 from gyroscope.layers.untouched import untouched
 from gyroscope.passes.batches import Batch
-from gyroscope.passes.labels import Loss
+from gyroscope.passes.likelihood import Loss
 
 
 @dataclass(frozen=True)

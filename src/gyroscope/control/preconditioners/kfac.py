@@ -15,7 +15,7 @@ from gyroscope.control.preconditioners.observer import Labels
 from gyroscope.control.preconditioners.places import Parts, Place, joined, split
 from gyroscope.control.preconditioners.preconditioner import Preconditioner, check_number
 from gyroscope.errors import DynamicsError
-from gyroscope.passes.labels import Loss
+from gyroscope.passes.likelihood import Loss
 from gyroscope.theory.given import count
 
 

@@ -23,7 +23,7 @@ from gyroscope.control.preconditioners.observer import Labels, Observer, Statist
 from gyroscope.control.preconditioners.places import Parts, Place, places
 from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
 from gyroscope.errors import DynamicsError
-from gyroscope.passes.labels import Loss
+from gyroscope.passes.likelihood import Loss
 from gyroscope.theory.given import count
 from gyroscope.vectors.chunks import is_capturing
 

@@ -15,7 +15,7 @@ from gyroscope.control.preconditioners.places import Parts
 from gyroscope.control.preconditioners.preconditioner import Exchange, Preconditioner, check_number
 from gyroscope.control.preconditioners.running import Averages, noise
 from gyroscope.errors import DynamicsError
-from gyroscope.passes.labels import Loss
+from gyroscope.passes.likelihood import Loss
 from gyroscope.vectors.chunks import is_capturing
 
 if TYPE_CHECKING:

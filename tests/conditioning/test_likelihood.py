@@ -9,7 +9,7 @@ from torch.distributions import Bernoulli, Categorical, Distribution, Normal
 from torch.nn import functional as F  # noqa: N812
 
 from gyroscope.errors import ConditioningError
-from gyroscope.passes.labels import distribution, known, sample_targets
+from gyroscope.passes.likelihood import distribution, known, sample_targets
 
 X = torch.linspace(-2, 2, 24, dtype=torch.float64)
 
@@ -134,7 +134,7 @@ def test_half_precision_logits_are_drawn_from_as_they_are_exactly(monkeypatch: p
     logits = torch.randn(300, 7, generator=generator()).to(torch.bfloat16)
     expected = sample_targets(F.cross_entropy, logits.double(), generator=generator())
     assert torch.equal(sample_targets(F.cross_entropy, logits, generator=generator()), expected)
-    monkeypatch.setattr("gyroscope.passes.labels._PIECE", 20)
+    monkeypatch.setattr("gyroscope.passes.likelihood._PIECE", 20)
     assert torch.equal(sample_targets(F.cross_entropy, logits, generator=generator()), expected)
 
 
