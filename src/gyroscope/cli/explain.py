@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _UNBOUNDED = 150
 _WORDS = 110
 # Which columns a narrow terminal goes without, the first first: the words have them all.
-_YIELD = ("norm's part", "α", "k₀", "predicted", "rate", "effective α")
+_YIELD = ("norm factor", "η", "k₀", "predicted", "rate", "effective η")
 _STYLES = {"yes": "green", "no": "yellow", "undecided": "magenta", "does not apply": "dim"}
 
 
@@ -36,8 +36,8 @@ def explain(
 ) -> None:
     """Explain a run: which layers are scale-invariant, and what became of their learning rates.
 
-    Of each layer: whether its norm matters to the loss; **α**, the learning rate it was given, and **effective α**, the
-    one it felt, with **norm's part** in the change; **k₀** of its decay as 1/√(1 + k/k₀); the **rate** at which it
+    Of each layer: whether its norm matters to the loss; **η**, the learning rate it was given, and **effective η**, the
+    one it felt, with the **norm factor** in the change; **k₀** of its decay as 1/√(1 + k/k₀); the **rate** at which it
     turns, in radians a step, beside the one **predicted** where weight decay and steps balance; and how weight decay
     can be acting on it. What a run does not show is not claimed: it says what is missing.
 
