@@ -142,7 +142,7 @@ def test_without_layers_without_p_or_of_dimension_zero_there_is_nothing_to_find(
 
 
 def test_numbers_of_spectra_that_differ_are_refused() -> None:
-    with pytest.raises(ConditioningError, match=r"2 spectra of Σx and 1 of Σ∇h.*one of each"):
+    with pytest.raises(ConditioningError, match="one spectrum per layer each, got 2 and 1"):
         product_at([spectrum([1.0])] * 2, [spectrum([1.0])], P)
 
 
@@ -168,9 +168,9 @@ def test_the_place_of_a_quotient_is_its_numerator(pair: tuple[int, int]) -> None
 
 @pytest.mark.parametrize("p", [0.0, -0.5, 1.0001, 50, math.nan, math.inf, "half"])
 def test_p_that_is_no_share_is_refused(p: float) -> None:
-    with pytest.raises(ConditioningError, match="above 0, at most 1"):
+    with pytest.raises(ConditioningError, match="share of the dimension in"):
         index_at(p, 10)
-    with pytest.raises(ConditioningError, match="above 0, at most 1"):
+    with pytest.raises(ConditioningError, match="share of the dimension in"):
         spectrum([1.0]).at(p)
-    with pytest.raises(ConditioningError, match="above 0, at most 1"):
+    with pytest.raises(ConditioningError, match="share of the dimension in"):
         product_at([spectrum([1.0])], [spectrum([1.0])], [p])

@@ -46,38 +46,38 @@ def condition(
     group: Any = "auto",
     seed: int = 0,
 ) -> Conditioning:
-    """Analyse how well each layer of a network is conditioned: how steep the loss is in its weight, and how uneven.
+    """Analyze how well each layer of a network is conditioned: how steep the loss is in its weight, and how uneven.
 
-    For a layer h = Wx the Fisher information of W is approximated by F ≈ Σx ⊗ Σ∇h, the uncentred covariances of its
+    For a layer h = Wx the Fisher information of W is approximated by F ≈ Σx ⊗ Σ∇h, the uncentered covariances of its
     input and of the loss's gradient at its output (equation 4 of Huang et al., 2020). λmax(F) = λmax(Σx) λmax(Σ∇h) says
     how steep the loss is, κ_p(F) = λmax/λ_p how hard the layer is to train; both come from the spectra of the two
     factors, without forming F (proposition 1). docs/conditioning.md has all conventions.
 
-    One forward and one backward pass a batch, in the mode the model is in. Weights, gradients, buffers, random numbers
-    and modes are left as they were found.
+    Takes one forward and one backward pass per batch, in the model's current mode. Weights, gradients, buffers, random
+    numbers and modes are left as they were.
 
     Args:
-        model: any module; also compiled (it is run uncompiled), data-parallel or sharded with FSDP2: then all ranks
-            call together, each with its part of the batch.
-        loss: `loss(output, target)`: a mean over the batch, a sum, or one value a sample.
+        model: any module. A compiled model is run uncompiled. For a model that is data-parallel or sharded with FSDP2,
+            all ranks call together, each with its part of the batch.
+        loss: `loss(output, target)`: a mean over the batch, a sum, or one value per sample.
         batch: (inputs, targets), or an iterable of these; inputs are a tensor, a tuple of positional arguments or a
             dict of keyword arguments.
-        p: which κ_p, shares in (0, 1] of the dimension; none at all for λmax alone, which is cheaper.
-        labels: "true" for the targets as given; "sampled" to draw them from the model's own distribution, which is
-            known for the usual losses; or a function (output, generator) → targets.
-        patches: read convolutions by the patches they see, as K-FAC does, and not by their channels alone.
-        layers: which layers, from `gyroscope.layers`; or glob patterns on their names.
+        p: which κ_p, as shares in (0, 1] of the dimension; empty for λmax alone, which is cheaper.
+        labels: "true" for the given targets; "sampled" to draw them from the model's own distribution, which is known
+            for the usual losses; or a function (output, generator) → targets.
+        patches: read convolutions by the patches they see, as K-FAC does, instead of by their channels.
+        layers: a list from `gyroscope.layers`, or glob patterns on the names of layers; all layers if None.
         spectra: keep the full spectra of both factors.
-        units: also look for dying and full units.
+        units: also count dying and full units.
         reduction: "mean" or "sum" for a loss that gives one number; "auto" finds out.
-        group: the process group whose ranks share the batch; "auto" is that of DDP or FSDP2, None is this rank alone.
-        seed: of the generator that labels are drawn with.
+        group: the process group whose ranks share the batch; "auto" for that of DDP or FSDP2, None for this rank alone.
+        seed: the seed of the generator that draws labels.
 
     Returns:
-        The analysis: print it, or ask for `rows()`, `to_pandas()`, `spectra`.
+        The analysis. Print it, or use `rows()`, `to_pandas()` and `spectra`.
 
     Raises:
-        ConditioningError: nothing could be treated, or an argument cannot be; the model is as it was.
+        ConditioningError: an argument is invalid, or no layer could be analyzed; the model is left as it was.
 
     Example:
         >>> import gyroscope, torch, torch.nn.functional as F
@@ -94,10 +94,10 @@ def condition(
     shares = check_p(p)
     check_reduction(reduction)
     if not callable(loss):
-        raise ConditioningError(f"The loss is a {type(loss).__name__}; accepted is a function of (output, target).")
+        raise ConditioningError(f"`loss` must be a function of (output, target), got {type(loss).__name__}.")
     if not callable(labels) and not (isinstance(labels, str) and labels in ("true", "sampled")):
         raise ConditioningError(
-            f"labels is {labels!r}; accepted are 'true', 'sampled' or a function (output, generator) → targets."
+            f"`labels` must be 'true', 'sampled' or a function (output, generator) → targets, got {labels!r}."
         )
     spectra = accepted.flag(spectra, "spectra", ConditioningError)
     units = accepted.flag(units, "units", ConditioningError)
@@ -105,7 +105,7 @@ def condition(
     groups = ranks.groups_given(model, group)
     spectrometer = None
     if not groups and is_pair(batch):
-        # No further samples will come: factors can be decomposed as soon as they are read.
+        # There is one batch: factors can be decomposed as soon as they are read.
         spectrometer = Spectrometer(full=bool(shares) or spectra)
     passes = _Passes(
         model,
@@ -133,7 +133,7 @@ def condition(
 
 def _layers(model: Any, chosen: Sequence[Layer] | str | Iterable[str] | None) -> list[Layer]:
     if not isinstance(model, nn.Module):
-        raise ConditioningError(f"The model is a {type(model).__name__}; accepted is a torch.nn.Module.")
+        raise ConditioningError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
     some = None if chosen is None else accepted.listed(chosen)
     found: list[Layer]
     if some and all(isinstance(one, Layer) for one in some):
@@ -142,17 +142,19 @@ def _layers(model: Any, chosen: Sequence[Layer] | str | Iterable[str] | None) ->
         found = find_layers(model, include=some)
     else:
         raise ConditioningError(
-            "layers must be a list from gyroscope.layers(model), or glob patterns on the layers' names; given "
-            f"{[type(one).__name__ for one in some][:3] or 'an empty list'}."
+            "`layers` must be a list from gyroscope.layers(model), or glob patterns on the layers' names, got "
+            f"{[type(one).__name__ for one in some][:3] or 'an empty list'}. Try '*'."
         )
     for layer in found:
         if layer.parameter.is_meta:
-            raise ConditioningError(f"{layer.name!r} is on the meta device and has no values yet.")
+            raise ConditioningError(
+                f"{layer.name!r} is on the meta device and has no values. Move the model to a device first."
+            )
     return found
 
 
 class _Passes:
-    """The passes over the batches, and what they leave."""
+    """The passes over the batches, and their results."""
 
     def __init__(
         self,
@@ -170,7 +172,7 @@ class _Passes:
     ) -> None:
         self.model, self.layers, self.loss, self.labels, self.reduction = bare(model), layers, loss, labels, reduction
         self.groups = groups
-        # As they are now: FSDP2 puts others in their place within a pass, and gradients on these.
+        # Kept from now on: within a pass FSDP2 replaces them, and leaves gradients on these.
         self.weights = [layer.parameter for layer in layers]
         self.device = self.weights[0].device
         self.generator = torch.Generator(self.device).manual_seed((seed + ranks.place(groups)) % 2**64)
@@ -185,15 +187,15 @@ class _Passes:
         self.probe = Units(self.model, layers) if units and not self.hidden else None
         self.gradients: dict[int, Tensor] = {}
         self.notes: dict[str, None] = {}
-        self.times = 1.0  # what the gradients are still to be multiplied by
+        self.times = 1.0  # the gradients are still to be multiplied by this
         self.samples = self.batches = 0
         self.labelled = self.counted = self.total = 0.0
-        self.equal = True  # do all samples count the same, as far as was asked?
+        self.equal = True  # False once a batch was found whose samples have different weights
 
     def run(self, given: Any) -> None:
-        """All batches, one after the other."""
+        """Pass all batches through the model."""
         with ExitStack() as stack:
-            # Not within a surrounding inference mode, whose tensors have no gradients.
+            # A surrounding inference mode would give tensors without gradients.
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(untouched(self.model))
             if isinstance(self.loss, nn.Module):
@@ -211,11 +213,11 @@ class _Passes:
             stack.enter_context(alone(self.capture, self.probe))
             self.capture.attach()
             stack.callback(self.capture.detach)
-            stack.callback(setattr, self.capture, "complete", None)  # which is a part of this, and would keep it alive
+            stack.callback(setattr, self.capture, "complete", None)  # a bound method, which would keep this alive
             if self.probe is not None:
                 self.probe.attach()
                 stack.callback(self.probe.detach)
-            # The passes of a sharded model wait for all ranks: one that stops must not leave the others waiting.
+            # The passes of a sharded model wait for all ranks: a rank that fails must not leave the others waiting.
             together = self.groups if self.sharded else []
             for batch in ranks.in_step(batches(given, self.device), together):
                 self._batch(batch, together)
@@ -230,8 +232,9 @@ class _Passes:
             output = self.model(*batch.args, **batch.kwargs)
         except Exception as error:
             raise ConditioningError(
-                f"The forward pass failed with {type(error).__name__}: {error}. The model is as it was; the batch is "
-                "(inputs, targets), inputs a tensor, a tuple of positional or a dict of keyword arguments."
+                f"The forward pass failed with {type(error).__name__}: {error}. The model was left as it was. `batch` "
+                "must be (inputs, targets), with inputs a tensor, a tuple of positional arguments or a dict of keyword "
+                "arguments."
             ) from error
         try:
             target = self._target(output, batch.target)
@@ -248,7 +251,7 @@ class _Passes:
         if note is not None:
             self.notes[note] = None
         self.reentrant = self.capture.find_functional([value])
-        # Gradients of the mean over many samples may be too small for half precision: that of their sum is not.
+        # Gradients of the mean over many samples may be too small for half precision; those of the sum are not.
         part = 1.0 if value.dtype is not torch.float16 else min(1.0, 2**15 / max(counts))
         self.capture.scale = scale = weight * part
         found = self._backward(value, scale)
@@ -256,8 +259,8 @@ class _Passes:
         self._add(found, sum(counts), part * sum(counts) / len(counts))
         if self.capture.broken is not None:
             broken = self.capture.broken
-            raise ConditioningError(f"A layer could not be read: {type(broken).__name__}: {broken}") from broken
-        # The mean over all batches takes each by its labels; `result` divides by their share of all samples.
+            raise ConditioningError(f"Reading a layer failed with {type(broken).__name__}: {broken}") from broken
+        # The mean over all batches weights each by its labels; `result` divides by their share of all samples.
         self.capture.close(scale, share=1.0 if self.spectrometer is not None else weight / n)
         self.total += float(value.detach()) * weight
         self.samples += n
@@ -265,7 +268,7 @@ class _Passes:
         self.batches += 1
 
     def _add(self, found: dict[int, Tensor], n: float, scale: float) -> None:
-        """The mean over all batches, as it goes; a layer that a batch does not use has a gradient of zero there."""
+        """Update the mean over all batches; a layer that a batch does not use has a gradient of zero there."""
         dense = {i: g if g.layout is torch.strided else g.to_dense() for i, g in found.items()}
         self.counted += n
         if self.counted == n:
@@ -289,10 +292,10 @@ class _Passes:
         except GyroscopeError:
             raise
         except Exception as error:
-            asked = "The labels' function" if callable(self.labels) else "Drawing labels from the model"
+            asked = "The function `labels`" if callable(self.labels) else "Drawing labels from the model"
             raise ConditioningError(
-                f"{asked} failed with {type(error).__name__}: {error}. The output is a {type(output).__name__}; a "
-                "function is called as labels(output, generator), and labels are drawn for a tensor."
+                f"{asked} failed with {type(error).__name__}: {error}. The output is a {type(output).__name__}. A "
+                "function is called as labels(output, generator); labels='sampled' needs a tensor."
             ) from error
 
     def _loss(self, output: Any, target: Any) -> tuple[Tensor, str | None]:
@@ -306,34 +309,34 @@ class _Passes:
             ) from error
         if not value.requires_grad:
             raise ConditioningError(
-                "The loss does not depend on the weights of any layer: its output has no gradient. Was it detached, or "
-                "computed under no_grad?"
+                "The loss does not depend on the weights of any layer: it has no gradient. Check that the output is "
+                "not detached or computed under no_grad."
             )
         if not torch.isfinite(value):
-            raise ConditioningError(f"The loss is {float(value.detach())}: its gradients say nothing about the layers.")
+            raise ConditioningError(f"The loss is {float(value.detach())}, so its gradients are not finite either.")
         return value, note
 
     def _weigh(self, output: Any, target: Any) -> None:
-        """Refuse to average over batches or ranks where their weights are hidden in a loss that is not torch's own."""
+        """Refuse to average over batches or ranks if an unknown loss hides the weights of its samples."""
         if self.spectrometer is None and self.reduction == "auto" and known(self.loss) is None:
             self.equal = self.equal and counts_equally(self.loss, output, target)
         if not self.equal and (self.batches or self.groups):
             raise ConditioningError(
-                "The samples do not all count the same in the loss, such as where labels are ignored or classes have "
-                "weights, and the loss does not say how much: batches and ranks cannot be averaged as one batch is. "
-                "Give torch's loss itself or a functools.partial of it, a loss of one value per sample, or all samples "
-                'in one batch; reduction="mean" lets every label count the same.'
+                "The samples do not all count the same in the loss, for example because labels are ignored or classes "
+                "have weights, and the weights are not known, so batches or ranks cannot be averaged. Pass torch's own "
+                "loss or a functools.partial of it, a loss with one value per sample, or all samples in one batch; "
+                'reduction="mean" lets every label count the same.'
             )
 
     def _backward(self, value: Tensor, scale: float) -> dict[int, Tensor]:
-        """The gradient of `scale` times the loss at each layer's weight."""
+        """Return the gradient of `scale` times the loss at each layer's weight."""
         parameters = self.weights
         seed = torch.full_like(value, scale)
         self.capture.waits = False
         try:
             if not self.sharded and not self.reentrant:
-                # Not `backward`, which reentrant checkpoints and FSDP2 need: it would add to `.grad`, and run what
-                # optimizers hang on to the accumulation.
+                # `backward`, which reentrant checkpoints and FSDP2 need, would add to `.grad` and run the hooks that
+                # optimizers register on the accumulation.
                 found = torch.autograd.grad(value, parameters, seed, allow_unused=True)
                 return {i: gradient for i, gradient in enumerate(found) if gradient is not None}
             with nullcontext() if self.sharded else without_gradients(self.model):
@@ -344,14 +347,14 @@ class _Passes:
             return gradients
         except Exception as error:
             raise ConditioningError(
-                f"The backward pass failed with {type(error).__name__}: {error}. All layers' weights require gradients "
-                "here, also those that are frozen."
+                f"The backward pass failed with {type(error).__name__}: {error}. The weights of all layers require "
+                "gradients in it, including frozen ones."
             ) from error
         finally:
             self.capture.waits = True
 
     def result(self, *, p: tuple[float, ...], spectra: bool) -> Conditioning:
-        """The numbers; all ranks ask for them together."""
+        """Return the numbers; called by all ranks together."""
         groups = self.groups
         uses = {key: use for key, use in self.capture.uses.items() if use.x.samples and use.g.samples}
         units = self._units(groups)
@@ -371,23 +374,23 @@ class _Passes:
             entries, untreated = ranks.together(groups, lambda: self._solved(ordered, units, p=p, spectra=spectra))
         seen = {use.position for use in ordered}
         missing = {
-            layer.name: self.capture.reasons.get(i, "it was not used, or not where it could be seen")
+            layer.name: self.capture.reasons.get(i, "no use of it was found")
             for i, layer in enumerate(self.layers)
             if i not in seen
         }
         if partly := self._partly(seen):
             more = f"; and {len(partly) - 4} more" if len(partly) > 4 else ""
-            self.notes[f"some uses of weights are not in their rows: {'; '.join(partly[:4])}{more}"] = None
+            self.notes[f"some uses of weights are not included: {'; '.join(partly[:4])}{more}"] = None
         untreated = missing | untreated
         if not entries:
             reasons = "; ".join(f"{name}: {why}" for name, why in list(untreated.items())[:4])
-            raise ConditioningError(f"None of the {len(self.layers)} layers could be treated: {reasons}.")
+            raise ConditioningError(f"None of the {len(self.layers)} layers could be analyzed: {reasons}.")
         return Conditioning(tuple(entries), p, untreated, tuple(self.notes), mean, self.batches)
 
     def _partly(self, seen: set[int]) -> list[str]:
-        """The layers that have a row, but not of all uses of their weight, and why."""
+        """Return the layers whose row leaves out some uses of their weight, and why."""
         reasons = ((i, self.layers[i], why) for i, why in sorted(self.capture.reasons.items()) if i in seen)
-        # A parameter that the weight is computed from is used there, and not in another way than the weight.
+        # A parameter that the weight is computed from has no other use than that.
         own = ((layer, why) for i, layer, why in reasons if _is_own(layer, self.weights[i]))
         return [f"{layer.name}: {why}" for layer, why in own]
 
@@ -414,7 +417,7 @@ class _Passes:
 
 
 def _show_recurrences(model: nn.Module, device: torch.device, stack: ExitStack) -> None:
-    """Have recurrent networks computed product by product: the fused kernels of mkldnn and cuDNN show none of them."""
+    """Compute recurrent networks product by product: the fused kernels of mkldnn and cuDNN hide the products."""
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         if device.type == "cuda":
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
@@ -424,22 +427,21 @@ def _show_recurrences(model: nn.Module, device: torch.device, stack: ExitStack) 
 
 
 def _is_own(layer: Layer, weight: Tensor) -> bool:
-    """Whether a module multiplies by the parameter itself, and not by what is computed from it.
+    """Return True if a module multiplies by the parameter itself, not by a weight computed from it.
 
-    What torch's pruning, weight and spectral normalization by hooks compute a weight from is called `weight_orig` and
-    `weight_v`.
+    Torch's hooks for pruning, weight and spectral normalization compute a weight from `weight_orig` and `weight_v`.
     """
     hooked = layer.attribute.endswith(("_orig", "_v"))
     return layer.module._parameters.get(layer.attribute) is weight and not hooked
 
 
 def _wide(gradient: Tensor) -> Tensor:
-    """In a dtype that sums of many are taken in."""
+    """Return a gradient in a dtype wide enough for sums."""
     return gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient
 
 
 def _samples(output: Any, target: Any) -> int:
-    """How many samples a batch has: as many as there are labels, or as the output's first dimension says."""
+    """Return the number of samples in a batch: the number of labels, or the output's first dimension."""
     if isinstance(target, Tensor) and target.dim() > 0 and not target.is_floating_point():
         return target.numel()
     first = next((one for one in tensors(output) if one.dim() > 0), None)

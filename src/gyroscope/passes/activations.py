@@ -1,7 +1,10 @@
-"""Activations on sampled steps: dying and full units, means, ν and rank, through forward hooks that come and go.
+"""Activations on sampled steps: dying and full units, means, ν and rank, read by temporary forward hooks.
 
 A *dying* unit is active for no sample of a batch, a *full* one for all of them (Huang et al., section 4.2). Means far
 from zero give the curvature an outlying eigenvalue ν = ‖m‖² + 1, m being the mean activation (Grosse, section 3).
+Modules are recognized by the names of their classes, so that those of transformers and of users count like torch's.
+Activations are reduced to small tensors on their device at once: none outlives the call, and nothing waits for the
+device.
 """
 
 from __future__ import annotations
@@ -38,9 +41,9 @@ _MEANING = {
 COLUMNS = tuple(_MEANING)
 INFO = {name: QuantityInfo(name, "1", meaning) for name, meaning in _MEANING.items()}
 
-Source = Literal["own", "norm", "rectifier"]  # whose output was taken for a layer's activation
+Source = Literal["own", "norm", "rectifier"]  # the module whose output was taken for a layer's activation
 
-# Singular values below this share of their root mean square are taken for rounding.
+# Singular values below this share of their root mean square are taken for rounding errors.
 _ROUNDING = {torch.bfloat16: 2.0**-4, torch.float16: 2.0**-7}
 _ROUNDING_ELSE = 2.0**-16
 _GOLDEN = 40503  # 2¹⁶ divided by the golden ratio: its multiples fill 0..2¹⁶ evenly
@@ -54,45 +57,45 @@ _LOG = logging.getLogger("gyroscope")
 
 
 def unavailable(model: nn.Module) -> str | None:
-    """Why the activations of a model cannot be seen through hooks; None where they can.
+    """Return why hooks cannot see the activations of a model; None if they can.
 
     >>> unavailable(nn.Linear(2, 2)) is None
     True
     >>> print(unavailable(torch.compile(nn.Linear(2, 2), backend="eager")))
-    the model is compiled: its activations are not seen by hooks that come and go
+    the model is compiled, so temporary hooks do not see its activations
     """
     for name, module in model.named_modules():
         what = f"the module {name.removeprefix('_orig_mod.')!r}" if name else "the model"
         if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
-            return f"{what} is compiled: its activations are not seen by hooks that come and go"
+            return f"{what} is compiled, so temporary hooks do not see its activations"
         if isinstance(module, torch.jit.ScriptModule):
-            return f"{what} is scripted: its activations are not seen by hooks"
+            return f"{what} is scripted, so hooks do not see its activations"
     return None
 
 
 class ActivationProbe:
-    """Looks at what the layers of a model put out, while it is attached.
+    """Measures the activations of a model's layers while it is attached.
 
     A layer's activation is the output of the first ReLU-like module that runs after it and before the next layer: any
-    module without children whose class is called ...ReLU, ...ELU, GELU, SiLU, Swish, Mish or Threshold. A unit of it is
-    active where the output is above zero, which for all of these is where the input is (for `Threshold`, above its
-    threshold). Layers that no such module follows (functional ReLUs, a last layer) are looked at through their own
-    output, or that of the normalisation module that takes it, and are active above `threshold`.
+    module without children whose class is called ...ReLU, ...ELU, GELU, SiLU, Swish, Mish or Threshold. A unit is
+    active where this output is above zero, which for all of these means that the input is (for `Threshold`, above its
+    threshold). For layers without such a module (functional ReLUs, a last layer) the activation is their own output, or
+    that of the normalizer that takes it, and is active above `threshold`.
 
     Units are counted over all forward passes since `reset` that run with gradients enabled: evaluation under `no_grad`
-    does not count. For convolutions a unit is a channel at a position, and for all else the last dimension; tokens of a
-    sequence are samples. Activations that are recomputed in the backward pass (checkpointing) are not counted twice.
-    Not seen, and NaN: a layer that was not used; a module that puts out no plain floating tensor; all but the last
-    weight of a module that has several (recurrent networks); the input projection of `MultiheadAttention`.
+    does not count. For convolutions a unit is a channel at a position, otherwise an index of the last dimension; tokens
+    of a sequence are samples. Activations that are recomputed in the backward pass (checkpointing) are not counted
+    twice. Not seen, and NaN: a layer that was not used; a module whose output is not a plain floating-point tensor; all
+    but the last weight of a module that has several (recurrent networks); the input projection of `MultiheadAttention`.
 
-    Outputs, gradients, statistics and random numbers stay as they are. Nothing is kept of the activations but small
-    sums, and nothing waits for the device. An error is logged once and ends the looking, never the training.
+    Outputs, gradients, statistics and random numbers are not changed. Only small sums of the activations are kept, and
+    nothing waits for the device. An error is logged once and ends the measurement, never the training.
 
     Args:
         model: the model; see `unavailable`.
-        layers: the layers to look at, from `gyroscope.layers`.
-        threshold: above it a layer's output counts as active where no ReLU-like module follows.
-        rank: channels looked at for `activation_rank`, at most, and samples twice as many; 0 for none (NaN).
+        layers: the layers to measure, from `gyroscope.layers`.
+        threshold: a layer's output above it is active if no ReLU-like module follows.
+        rank: the most channels used for `activation_rank`, with twice as many samples; 0 for no rank (NaN).
 
     >>> import gyroscope
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
@@ -109,9 +112,9 @@ class ActivationProbe:
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer], *, threshold: float = 0.0, rank: int = 512) -> None:
         if not layers:
-            raise MonitorError("No layers were given to look at; `gyroscope.layers(model)` finds a model's.")
+            raise MonitorError("`layers` must have at least one layer, got none. Try gyroscope.layers(model).")
         if rank < 0:
-            raise MonitorError(f"rank is {rank}; accepted are numbers of channels from 0 (no rank).")
+            raise MonitorError(f"`rank` must be a number of channels >= 0, got {rank}. Try 512, or 0 for no rank.")
         self.model, self.layers = model, tuple(layers)
         self.threshold, self.rank = threshold, rank
         self.error: Exception | None = None
@@ -122,7 +125,7 @@ class ActivationProbe:
         self.reset()
 
     def attach(self) -> None:
-        """Put forward hooks on the modules; again does nothing."""
+        """Attach forward hooks to the modules, if they are not attached."""
         if self._handles:
             return
         self._roles = _roles(self.model, self.layers)
@@ -130,15 +133,15 @@ class ActivationProbe:
         self._handles = [m.register_forward_hook(hook) for m in self.model.modules() if id(m) in self._roles]
 
     def detach(self) -> None:
-        """Take all of them off; again does nothing. What was seen stays."""
+        """Remove the hooks, if they are attached. What was measured stays."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def reset(self) -> None:
-        """Forget what was seen."""
-        # A layer whose activation was always that of a module behind it is not looked at before that module runs; if it
-        # does not run this time, the layer is not known, this once.
+        """Discard what was measured."""
+        # A layer whose activation was always that of a following module is not measured before that module runs. If the
+        # module does not run this time, the layer is unknown this once.
         for i, found in enumerate(self._sources):
             if found:
                 self._expected[i] = next(iter(found)) if len(found) == 1 else "own"
@@ -149,7 +152,7 @@ class ActivationProbe:
         self._node: int | None = None
 
     def collect(self) -> Tensor:
-        """What was seen since `reset`: [layers, columns] on the first layer's device, NaN for a layer not seen."""
+        """Return the numbers since `reset`, [layers, columns] on the first layer's device; NaN for unseen layers."""
         self._settle()
         device = self.layers[0].parameter.device
         unseen = torch.full((len(COLUMNS),), torch.nan, device=device)
@@ -159,7 +162,7 @@ class ActivationProbe:
         ])  # fmt: skip
 
     def _settle(self) -> None:
-        """Count the last layer as it was seen so far, since no activation module has followed it."""
+        """Count the last layer as it was seen so far, because no activation module has followed it."""
         pending, self._pending = self._pending, None
         if pending is not None:
             self._count(pending)
@@ -197,7 +200,7 @@ class ActivationProbe:
 
 @dataclass(frozen=True)
 class _Pending:
-    """The layer that ran last: as seen through its own output, until something better follows."""
+    """The layer that ran last, with its own output as activation until a better one follows."""
 
     layer: int
     layout: Layout
@@ -207,13 +210,13 @@ class _Pending:
 
 
 def _backward_node() -> int | None:
-    """Which node of a backward pass recomputes what runs now; None in a forward pass."""
+    """Return the number of the backward node that recomputes the running module; None in a forward pass."""
     node = torch._C._current_autograd_node()
     return None if node is None else node._sequence_nr()
 
 
 class _Hook:
-    """The forward hook. It does not keep the probe alive, and a copy of the model gets one that does nothing."""
+    """The forward hook. It does not keep the probe alive, and its copies in a copied model do nothing."""
 
     def __init__(self, probe: ActivationProbe | None) -> None:
         self.probe: Callable[[], ActivationProbe | None] = (lambda: None) if probe is None else weakref.ref(probe)
@@ -232,14 +235,14 @@ class _Hook:
         except Exception as error:
             probe.error = error
             probe.reset()
-            _LOG.warning("Activations are no longer looked at: %s: %s", type(error).__name__, error)
+            _LOG.warning("Activations are no longer measured: %s: %s", type(error).__name__, error)
 
     def __reduce__(self) -> tuple[type[_Hook], tuple[None]]:
         return _Hook, (None,)
 
 
 def _roles(model: nn.Module, layers: Sequence[Layer]) -> dict[int, Role]:
-    """By the module's id: the position of the layer whose output it puts out, "norm" or "rectifier"; else nothing.
+    """Return the roles of modules by id: the position of the layer that they output, "norm" or "rectifier".
 
     >>> from gyroscope.layers.layer import layers
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.LeakyReLU(), nn.Tanh())
@@ -250,12 +253,12 @@ def _roles(model: nn.Module, layers: Sequence[Layer]) -> dict[int, Role]:
     own = {id(layer.module): position for position, layer in enumerate(layers)}  # the last of several on one module
     for module in model.modules():
         if isinstance(module, nn.MultiheadAttention):
-            # It applies its `out_proj` without calling it: what it puts out is that layer's output.
+            # It applies its `out_proj` without calling it: its output is that of this layer.
             last = own.get(id(module.out_proj))
             if last is not None:
                 found[id(module)] = last
         elif id(module) in own:
-            # What holds other layers puts out theirs, and not that of a weight of its own.
+            # A module that contains other layers outputs theirs, not that of its own weight.
             leaf = not module._modules
             if leaf or not any(id(child) in own for child in module.modules() if child is not module):
                 found[id(module)] = own[id(module)]
@@ -273,11 +276,11 @@ def _role_of(kind: Any) -> Literal["norm", "rectifier"] | None:
 
 
 def _activity_threshold(module: nn.Module) -> float:
-    """Above which output a unit of a ReLU-like module is active: 0, but for `nn.Threshold`.
+    """Return the output above which a unit of a ReLU-like module is active: 0, except for `nn.Threshold`.
 
-    ReLU, ReLU6, LeakyReLU, RReLU, PReLU with positive slopes, ELU, CELU, SELU, GELU, SiLU, Mish and Hardswish all put
-    out something positive where what goes in is positive, and nowhere else. So the output tells, also of one that
-    overwrites its input.
+    The outputs of ReLU, ReLU6, LeakyReLU, RReLU, PReLU with positive slopes, ELU, CELU, SELU, GELU, SiLU, Mish and
+    Hardswish are positive exactly where their inputs are. So the output is enough, also of a module that overwrites its
+    input.
 
     >>> _activity_threshold(nn.Threshold(0.1, 0.0)), _activity_threshold(nn.GELU())
     (0.1, 0.0)
@@ -286,23 +289,23 @@ def _activity_threshold(module: nn.Module) -> float:
 
 
 def _first_tensor(output: Any) -> Tensor | None:
-    """The activations in what a module put out: the tensor, or the first of a tuple; None where none can be seen."""
-    while isinstance(output, tuple | list):  # tuples of tuples: a packed sequence beside its last state
+    """Return the activations in a module's output: the tensor, or the first of a tuple; None if there are none."""
+    while isinstance(output, tuple | list):  # tuples of tuples: a packed sequence and its last state
         output = next((item for item in output if isinstance(item, Tensor | tuple | list)), None)
     if not isinstance(output, Tensor) or not output.is_floating_point() or output.numel() == 0 or output.dim() == 0:
         return None
-    # Inside `torch.func` transforms, and of tensors that lie on several ranks, parts are all one would see.
+    # Inside `torch.func` transforms, and of tensors sharded over ranks, only parts would be visible.
     strange = is_sharded(output) or output.is_nested or output.layout is not torch.strided
     return None if strange or torch._C._functorch.is_functorch_wrapped_tensor(output) else output
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the channels of a layer lie in what it puts out.
+    """The place of the channels in a layer's output.
 
     Attributes:
-        width: how many there are.
-        spatial: the dimensions of an image's positions, 1 to 3 for a convolution and else 0.
+        width: the number of channels.
+        spatial: the number of spatial dimensions, 1 to 3 for a convolution and else 0.
     """
 
     width: int
@@ -310,16 +313,17 @@ class Layout:
 
     @classmethod
     def of(cls, layer: Layer, x: Tensor) -> Layout:
-        """That of a layer which put out `x`."""
+        """Return the layout of a layer whose output is `x`."""
         if isinstance(layer.module, nn.modules.conv._ConvNd):
             spatial = len(layer.module.kernel_size)
             return cls(x.shape[x.dim() - spatial - 1], spatial)
         return cls(x.shape[-1], 0)
 
     def place(self, x: Tensor) -> tuple[Tensor, int, bool]:
-        """Activations with a batch dimension, the axis of their channels, and whether positions follow it.
+        """Return activations with a batch dimension, the axis of their channels, and whether positions follow it.
 
-        As the layer puts them out, unless the shape says otherwise: pooled, flattened, or with channels moved.
+        They are laid out like the layer's output unless the shape says otherwise: pooled, flattened, or with channels
+        moved.
 
         >>> Layout(8, 2).place(torch.zeros(4, 8, 5, 5))[1:], Layout(8, 2).place(torch.zeros(4, 5, 5, 8))[1:]
         ((1, True), (3, False))
@@ -335,14 +339,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class _Look:
-    """One look at the activations of a layer.
+    """The activations of a layer in one call, reduced.
 
     Attributes:
-        alive: whether each unit was active for some sample, [channels, positions].
-        full: whether it was for all.
+        alive: True for units that were active for some sample, [channels, positions].
+        full: True for units that were active for all samples.
         total: the sum over samples and positions, [channels].
-        samples: how many numbers each of these sums has.
-        rows: some of the samples, [rows, channels], to find the rank from; None where it is not wanted.
+        samples: the number of summands.
+        rows: some of the samples, [rows, channels], for the rank; None if it is not wanted.
     """
 
     alive: Tensor
@@ -358,10 +362,10 @@ def look(x: Tensor, axis: int, *, positions: bool, threshold: float, rank: int) 
     Args:
         x: the activations, not empty.
         axis: the dimension of the channels.
-        positions: whether the dimensions after `axis` are positions of an image, so that a unit is a channel at a
-            position and dimensions before `axis` are samples; else all dimensions but `axis` are samples.
-        threshold: a unit is active where its activation is above.
-        rank: channels looked at for the rank, at most, and twice as many samples; 0 for none.
+        positions: True if the dimensions after `axis` are positions of an image, so that a unit is a channel at a
+            position and dimensions before `axis` are samples; otherwise all dimensions but `axis` are samples.
+        threshold: a unit is active where its activation is above this.
+        rank: the most channels used for the rank, with twice as many samples; 0 for no rank.
 
     >>> x = torch.tensor([[1.0, -1.0, 2.0], [1.0, -2.0, -2.0]])
     >>> seen = look(x, 1, positions=False, threshold=0.0, rank=8)
@@ -378,7 +382,7 @@ def look(x: Tensor, axis: int, *, positions: bool, threshold: float, rank: int) 
 
 
 def _rows(x: Tensor, axis: int, most: int) -> Tensor:
-    """Some of the samples, and of each some of the channels: a copy of [at most 2·most, at most most]."""
+    """Return a copy of some of the samples and channels, at most [2·most, most]."""
     x = x.movedim(axis, -1)
     *leading, channels = x.shape
     at = spread(x.numel() // channels, 2 * most, x.device)
@@ -391,7 +395,7 @@ def _rows(x: Tensor, axis: int, most: int) -> Tensor:
 
 
 class _Tally:
-    """What several looks at one layer add up to."""
+    """The sum of several calls of one layer."""
 
     def __init__(self, first: _Look) -> None:
         self.maps = {first.alive.shape[1]: (first.alive, first.full)}
@@ -399,7 +403,7 @@ class _Tally:
         self.rank = numerical_rank(first.rows) if first.rows is not None else None
 
     def add(self, seen: _Look) -> _Tally:
-        """This and one more look; with another number of channels, that look alone."""
+        """Add one more call; if its number of channels differs, start again with it."""
         if seen.total.shape != self.total.shape:
             return _Tally(seen)
         size = seen.alive.shape[1]
@@ -411,7 +415,7 @@ class _Tally:
         return self
 
     def values(self) -> Tensor:
-        """The numbers of `activations.COLUMNS`, in that order; NaN throughout where an activation is not finite."""
+        """Return the numbers of `COLUMNS`, in that order; all NaN if an activation is not finite."""
         alive = torch.cat([a for a, _ in self.maps.values()], dim=1)
         full = torch.cat([f for _, f in self.maps.values()], dim=1)
         kind = self.total.dtype
@@ -430,11 +434,12 @@ class _Tally:
 
 
 def numerical_rank(rows: Tensor) -> Tensor:
-    """The rank of a matrix: how many singular values are above what rounding of its dtype may leave.
+    """Return the rank of a matrix: the number of singular values above the rounding errors of its dtype.
 
-    That is σ > tol‖A‖_F/√k, k the smaller side of A, with tol = 2⁻¹⁶, or 2⁻⁷ for float16 and 2⁻⁴ for bfloat16. Their
-    squares are eigenvalues of AᵀA; as many of these are above τ as AᵀA − τI has positive ones, and that many its factor
-    D in LDLᵀ has by Sylvester's law of inertia. Unlike eigenvalues, this can be had without waiting for the device.
+    These are σ > tol‖A‖_F/√k, k the smaller side of A, with tol = 2⁻¹⁶, or 2⁻⁷ for float16 and 2⁻⁴ for bfloat16. Their
+    squares are eigenvalues of AᵀA. The number of these above τ is the number of positive eigenvalues of AᵀA − τI, which
+    by Sylvester's law of inertia is that of its factor D in LDLᵀ. Unlike eigenvalues, this does not wait for the
+    device.
 
     >>> numerical_rank(torch.ones(5, 3) + torch.tensor([0.0, 0.0, 1.0]))
     tensor(1., dtype=torch.float64)
@@ -453,14 +458,14 @@ def numerical_rank(rows: Tensor) -> Tensor:
 
 
 def positive_eigenvalues(symmetric: Tensor) -> Tensor:
-    """How many eigenvalues of a symmetric matrix are positive: as many as pivots of an elimination that keeps symmetry.
+    """Return the number of positive eigenvalues of a symmetric matrix: that of positive pivots of its elimination.
 
     >>> positive_eigenvalues(torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64))
     tensor(1., dtype=torch.float64)
     """
     if symmetric.device.type == "cuda":
-        # LDLᵀ would choose its pivots on the host. Without any choice U = DLᵀ, and a pivot that comes out tiny makes
-        # the next one large and of the other sign, so that the count stays right; only one of exactly zero does not.
+        # LDLᵀ would choose its pivots on the host. Without pivoting U = DLᵀ, and a tiny pivot makes the next one large
+        # and of the other sign, so the count stays right, except for a pivot of exactly zero.
         upper: Tensor = torch.linalg.lu_factor_ex(symmetric, pivot=False)[0]
         return (upper.diagonal() > 0).sum().to(symmetric.dtype)
     factor, pivots, _ = torch.linalg.ldl_factor_ex(symmetric)
@@ -469,10 +474,10 @@ def positive_eigenvalues(symmetric: Tensor) -> Tensor:
 
 
 def spread(n: int, most: int, device: torch.device) -> Tensor:
-    """At most `most` of the positions 0..n−1 in ascending order: all of them, or one of each of `most` equal stretches.
+    """Return at most `most` of the positions 0..n−1, ascending: all of them, or one of each of `most` equal stretches.
 
-    Where in its stretch a position lies goes around by the golden ratio, so that the choice does not fall in step with
-    rows, image sizes or anything else that repeats. No random numbers are drawn, and nothing waits for the device.
+    The offset within the stretch advances by the golden ratio, so that the choice does not align with rows, image sizes
+    or anything else that repeats. No random numbers are drawn, and nothing waits for the device.
 
     >>> spread(4, 10, torch.device("cpu")).tolist()
     [0, 1, 2, 3]
