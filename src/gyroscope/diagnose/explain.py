@@ -180,7 +180,7 @@ def _units(
         return {}
     if not isinstance(found, Invariance):
         raise DynamicsError(
-            f"`invariance` must be the result of gyroscope.invariance, got a {type(found).__name__}. Pass `model`, "
+            f"`invariance` must be the result of gyroscope.invariance, got {type(found).__name__}. Pass `model`, "
             "`loss` and `batch` instead."
         )
     if not set(found.layers) & set(run.layers):
