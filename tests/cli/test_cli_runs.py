@@ -133,7 +133,7 @@ def test_exported_json_is_read_back(run, tmp_path):
     ("arguments", "code", "says"),
     [
         (["nowhere"], 1, "There is no run at"),
-        (["first", "--quantity", "angle"], 1, "has no 'angle'; it has rotation, rate, loss"),
+        (["first", "--quantity", "angle"], 1, "has no 'angle'. It has rotation, rate, loss"),
         (["first", "--quantity", "rate", "--quantity", "loss"], 1, "'loss' is a number of the whole network"),
         (["first", "--out", "x.txt"], 2, "ends in none of .csv, .json, .parquet"),
         (["first", "--out", "x.csv", "--to", "json"], 2, "disagree"),

@@ -1,4 +1,4 @@
-"""The layout of a run's file: its tables and their version, the check that it holds nothing that acts, rows as bytes.
+"""The layout of a run's file: its tables and their version, the check for foreign code, and rows as bytes.
 
 A run is a folder with `run.sqlite`, an SQLite database in write-ahead mode. A row of `series` holds one quantity of the
 layers of one part at one step, as float32 (see `pack`). A resumed run gets a new attempt; nothing that an earlier
@@ -21,7 +21,7 @@ from gyroscope.store.connect import damaged
 from gyroscope.store.record import LayerInfo, Values
 
 FILE = "run.sqlite"
-#: What tells a run from another SQLite database: "GYRO" as a number.
+#: The application id that identifies a run among SQLite databases: "GYRO" as a number.
 APPLICATION = 0x4759524F
 VERSION = 1
 #: Bytes of a page. A row of 1,202 layers fills an overflow page and a fifth of another.
@@ -46,7 +46,7 @@ TABLES = {
 
 
 def create(connection: sqlite3.Connection) -> None:
-    """Lay out an empty run.
+    """Create the tables of an empty run.
 
     >>> connection = sqlite3.connect(":memory:")
     >>> create(connection)
@@ -60,29 +60,29 @@ def create(connection: sqlite3.Connection) -> None:
 
 
 def check(connection: sqlite3.Connection, file: Path) -> None:
-    """Refuse a database that is no run, or of a newer version, or that would execute something of its own.
+    """Reject a database that is not a run, has a newer version, or would execute code of its own.
 
     Raises:
-        StoreError: says which file, what was found in it and what to do.
+        StoreError: names the file, what was found in it and what to do.
     """
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION:
-        raise StoreError(f"{file} is not a run: it is a database that something else has written. Give another folder.")
+        raise StoreError(f"{file} is not a run: another program has written this database. Use another folder.")
     if version > VERSION:
         raise StoreError(
-            f"{file} was written by a newer Gyroscope (layout {version}; this one knows layouts up to {VERSION}): "
-            "pip install --upgrade gyroscope"
+            f"{file} was written by a newer Gyroscope (layout {version}; this one reads layouts up to {VERSION}). "
+            "Upgrade with pip install --upgrade gyroscope."
         )
     found = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchall()
     for kind, name, table, sql in found:
         added = table in TABLES and sql is not None and sql != TABLES.get(name)
         if kind in ("trigger", "view") or added:
             raise StoreError(
-                f"{file} holds the {kind} {name!r}, which no run has: somebody has added it, and it would act whenever "
-                "the run is read or written. It is not opened; get the run again from where it was written."
+                f"{file} holds the {kind} {name!r}, which no run has: it was added, and would run whenever the file is "
+                "read or written. The file was not opened. Get the run again from its source."
             )
     missing = sorted(TABLES.keys() - {name for _, name, _, _ in found})
     if missing:
@@ -109,10 +109,10 @@ OR_NONE = (int, float, type(None))
 
 
 def of_kinds(row: Row, *kinds: type | tuple[type, ...]) -> Row:
-    """The row as it is: SQLite takes anything in any column, and so a damaged file may hold anything.
+    """Return the row if its values have these types: SQLite allows any type in any column, so a damaged file has any.
 
     Raises:
-        TypeError: a value is of another kind.
+        TypeError: a value has another type.
 
     >>> of_kinds((3, "note"), int, str)
     (3, 'note')
@@ -120,7 +120,7 @@ def of_kinds(row: Row, *kinds: type | tuple[type, ...]) -> Row:
     for value, kind in zip(row, kinds, strict=True):
         if not isinstance(value, kind):
             name = kind.__name__ if isinstance(kind, type) else "number"
-            raise TypeError(f"{value!r:.40} was found where a {name} belongs")
+            raise TypeError(f"expected a {name}, found {value!r:.40}")
     return row
 
 
@@ -128,7 +128,7 @@ LAYERS = "SELECT name, kind, shape, part FROM layers ORDER BY position"
 
 
 def layers_from(rows: Iterable[tuple[str, str, str, int]], file: Path) -> tuple[LayerInfo, ...]:
-    """The layers of a run, in forward order, from the answer to `LAYERS`."""
+    """Return the layers of a run, in forward order, from the answer to `LAYERS`."""
     try:
         checked = [of_kinds(row, str, str, str, int) for row in rows]
         found = tuple(LayerInfo(name, kind, tuple(json.loads(shape)), part) for name, kind, shape, part in checked)
@@ -144,8 +144,8 @@ def layers_from(rows: Iterable[tuple[str, str, str, int]], file: Path) -> tuple[
 def pack(values: Values) -> Iterator[bytes]:
     """Yield the bytes of each row of `values` `[steps, layers]`.
 
-    A row is float32, little-endian, one number per layer. Two common cases are shorter: a row in which nothing is known
-    (all NaN) has no bytes, and a row of equal numbers (a learning rate) has one number.
+    A row is float32, little-endian, one number per layer. Two common cases are shorter: a row of unknown values (all
+    NaN) has no bytes, and a row of equal numbers (a learning rate) has one number.
 
     >>> rows = np.array([[1.0, 2.0], [0.5, 0.5], [np.nan, np.nan]], dtype=np.float32)
     >>> [len(data) for data in pack(rows)]
@@ -161,7 +161,7 @@ def pack(values: Values) -> Iterator[bytes]:
 
 
 def checksum(attempt: int, step: int, quantity: int, part: int, data: bytes) -> int:
-    """Return a number that shows whether a row is the one that was written, at the place where it was written.
+    """Return a checksum of a row and its key, which shows if either has changed.
 
     >>> checksum(1, 5, 1, 0, b"") == checksum(1, 6, 1, 0, b"")
     False
@@ -170,7 +170,7 @@ def checksum(attempt: int, step: int, quantity: int, part: int, data: bytes) -> 
 
 
 def unpack(data: bytes, layers: int) -> Values:
-    """Return the row that `pack` made, as `[layers]` or, where all are equal, `[1]`.
+    """Return the row that `pack` wrote, as `[layers]` or, if all values are equal, `[1]`.
 
     >>> [data] = pack(np.array([[1.0, 2.0]], dtype=np.float32))
     >>> unpack(data, 2)
