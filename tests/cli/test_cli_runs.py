@@ -62,7 +62,7 @@ def test_runs_of_an_empty_folder_says_how_to_make_one(run, tmp_path):
 def test_runs_of_no_folder_is_refused(run):
     result = run("runs", "nowhere")
     assert result.exit_code == 1
-    assert result.stderr.startswith("gyroscope: There is no folder nowhere; give one that runs have been written to")
+    assert result.stderr.startswith("gyroscope: There is no folder nowhere. Pass one that runs have been written to")
 
 
 def test_runs_shows_the_good_ones_and_names_the_broken(run, tmp_path):
