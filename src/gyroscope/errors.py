@@ -1,6 +1,6 @@
-"""The exceptions Gyroscope raises: each says what was given, what is accepted, and what to do.
+"""The exceptions of Gyroscope. Their messages say what is accepted, what was given, and what to do.
 
-Each also derives from a built-in exception. Errors about what was given are a `ValueError`, those about runs on disk a
+Each also derives from a built-in exception. Errors about arguments are a `ValueError`, those about runs on disk a
 `RuntimeError`, and those about packages that are not installed an `ImportError`.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class GyroscopeError(Exception):
-    """Base of every error Gyroscope raises on purpose.
+    """Base class of every error that Gyroscope raises on purpose.
 
     >>> import gyroscope
     >>> issubclass(gyroscope.errors.LayerError, gyroscope.GyroscopeError)
@@ -19,11 +19,11 @@ class GyroscopeError(Exception):
 
 
 class LayerError(GyroscopeError, ValueError):
-    """A model has no layers, a pattern matches none, or a layer cannot be treated."""
+    """A model has no layers, a pattern matches none, or a layer is not suitable."""
 
 
 class VectorError(GyroscopeError, ValueError):
-    """Lists of tensors that do not belong together were given to `dots` or `combine_`."""
+    """`dots` or `combine_` was given lists of tensors that do not fit together."""
 
 
 class ControlError(GyroscopeError, ValueError):
@@ -35,20 +35,20 @@ class MonitorError(GyroscopeError, ValueError):
 
 
 class StoreError(GyroscopeError, RuntimeError):
-    """A run cannot be created, read or written: the message says which file, and what was found there."""
+    """A run cannot be created, read or written; the message names the file and what was found there."""
 
 
 class FigureError(GyroscopeError, ValueError):
-    """A figure was asked of runs or numbers that do not hold what it shows."""
+    """A figure was given runs or numbers that do not hold what it shows."""
 
 
 class MissingExtraError(GyroscopeError, ImportError):
-    """An optional dependency is needed and not installed; the message names the extra."""
+    """An optional dependency is needed and not installed; the message names the extra to install."""
 
 
 class ConditioningError(GyroscopeError, ValueError):
-    """A conditioning analysis was asked of a model, a loss, a batch or a network size it cannot treat."""
+    """A conditioning analysis was given a model, a loss, a batch or a network size it cannot treat."""
 
 
 class DynamicsError(GyroscopeError, ValueError):
-    """A function of the theory was given a model, a batch, a series or a number it has nothing to say about."""
+    """A function of the theory was given a model, a batch, a series or a number that it does not cover."""

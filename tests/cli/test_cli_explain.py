@@ -38,7 +38,7 @@ def test_layers_alike_are_explained_once(tmp_path):
     write_example(tmp_path / "first").close()
     result = run(tmp_path / "first")
     assert result.stdout.count("scale invariance: undecided") == 1
-    assert "conv1.weight, likewise conv2.weight, head.weight" in result.stdout
+    assert "conv1.weight (the same holds for conv2.weight, head.weight)" in result.stdout
 
 
 def test_json_holds_the_rows_and_the_statements(resting):
@@ -65,7 +65,7 @@ def test_a_narrow_terminal_goes_without_columns_that_the_words_have(resting, mon
     monkeypatch.setenv("COLUMNS", "70")
     monkeypatch.setenv("FORCE_COLOR", "1")
     lines = run(resting).stdout.splitlines()
-    assert "norm's part" not in "".join(lines)
+    assert "norm factor" not in "".join(lines)
     assert any("equilibrium" in line and "scale-invariant" in line for line in lines)
 
 

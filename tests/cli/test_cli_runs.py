@@ -62,7 +62,7 @@ def test_runs_of_an_empty_folder_says_how_to_make_one(run, tmp_path):
 def test_runs_of_no_folder_is_refused(run):
     result = run("runs", "nowhere")
     assert result.exit_code == 1
-    assert result.stderr.startswith("gyroscope: There is no folder nowhere; give one that runs have been written to")
+    assert result.stderr.startswith("gyroscope: There is no folder nowhere. Pass one that runs have been written to")
 
 
 def test_runs_shows_the_good_ones_and_names_the_broken(run, tmp_path):
@@ -133,7 +133,7 @@ def test_exported_json_is_read_back(run, tmp_path):
     ("arguments", "code", "says"),
     [
         (["nowhere"], 1, "There is no run at"),
-        (["first", "--quantity", "angle"], 1, "has no 'angle'; it has rotation, rate, loss"),
+        (["first", "--quantity", "angle"], 1, "has no 'angle'. It has rotation, rate, loss"),
         (["first", "--quantity", "rate", "--quantity", "loss"], 1, "'loss' is a number of the whole network"),
         (["first", "--out", "x.txt"], 2, "must end in .csv, .json, .parquet"),
         (["first", "--out", "x.csv", "--to", "json"], 2, "must agree"),

@@ -196,8 +196,8 @@ def say(tmp_path, **quantities):
 @pytest.mark.parametrize(
     ("quantities", "sentence"),
     [
-        ({"rotation": [[0, 0], [0.5, 0.6]]}, "rotate alike: the most rotated layer is at 1.2 times"),
-        ({"rotation": [[0, 0], [0.1, 0.6]]}, "rotate unequally: the most rotated layer is at 6 times"),
+        ({"rotation": [[0, 0], [0.5, 0.6]]}, "rotate similarly: the most rotated layer has 1.2 times"),
+        ({"rotation": [[0, 0], [0.1, 0.6]]}, "rotate unequally: the most rotated layer has 6 times"),
         ({"rotation": [[0, 0], [0, 1e-9]]}, "At step 1 no layer has rotated."),
         (
             {"rotation": [[0, 0], [0.1, 0.1]], "gradient_norm": [[1, 1], [0, 0]]},
@@ -290,7 +290,8 @@ def test_weights_that_are_not_finite_are_said_first_and_what_follows_is_of_the_s
     with written(tmp_path / "nan", diverged(norm, rotation, [1, 2, NAN, NAN])) as made:
         said = in_words(made)
     assert said.startswith(
-        "From step 2 on the weights of all 2 layers are not finite, nor is the loss; what follows is of step 1. "
+        "From step 2 on, the weights of all 2 layers are not finite; the loss is not finite either. The rest is about "
+        "step 1. "
         "At step 1 the layers have rotated by 0.5 (layer0.weight) to 0.6 (layer1.weight), "
     )
     table = rows(run(tmp_path / "nan").stdout)
@@ -302,8 +303,8 @@ def test_layers_that_are_lost_one_after_another_have_a_step_each(tmp_path):
     norm, rotation = [[1, 1], [2, 3], [NAN, 4], [NAN, NAN]], [[0, 0], [0.5, 0.6], [NAN, 0], [NAN, NAN]]
     said = in_words(written(tmp_path / "run", diverged(norm, rotation, [1, 2, 3, NAN])))
     assert said.startswith(
-        "From step 2 on the weights of layer0.weight are not finite, from step 3 on those of all 2 layers; "
-        "the loss is not from step 3 on; what follows is of step 1. At step 1 the layers have rotated by 0.5"
+        "From step 2 on, the weights of layer0.weight are not finite, and from step 3 on those of all 2 layers; the "
+        "loss is not finite from step 3 on. The rest is about step 1. At step 1 the layers have rotated by 0.5"
     )
 
 
@@ -312,14 +313,14 @@ def test_of_a_layer_that_is_lost_alone_nothing_more_is_said(tmp_path):
     gradient = [[0, 1, 1], [NAN, 1, 1]]
     said = in_words(written(tmp_path / "run", diverged(norm, rotation, [1, 1], gradient_norm=gradient)))
     assert said.startswith(
-        "From step 1 on the weights of layer0.weight are not finite. At step 1 the other layers have rotated by 0.4 "
+        "From step 1 on, the weights of layer0.weight are not finite. At step 1 the other layers have rotated by 0.4 "
     )
     assert said.count("layer0") == 1
 
 
 def test_a_loss_that_is_not_finite_is_said_without_its_weights(tmp_path):
     said = in_words(written(tmp_path / "run", diverged([[1], [1]], [[0], [0.1]], [NAN, 1, NAN, NAN])))
-    assert said == "From step 2 on the loss is not finite. At step 1 layer0.weight has rotated by 0.1."
+    assert said == "From step 2 on, the loss is not finite. At step 1 layer0.weight has rotated by 0.1."
 
 
 def test_norms_that_have_blown_up_are_said_to_and_no_rotation_of_theirs(tmp_path):

@@ -311,8 +311,8 @@ def what_goes_wrong_on_one_rank_is_raised_on_both(folder: Path) -> None:
     wrong: dict[str, tuple[Any, Any]] = {
         "forward pass failed": ((words + 1000, labels), F.cross_entropy),
         "loss failed": ((words, labels[:3]), F.cross_entropy),
-        "The batch is a Tensor": (words, F.cross_entropy),
-        "There are no batches": ([], F.cross_entropy),
+        "got Tensor.": (words, F.cross_entropy),
+        "got an iterable without batches": ([], F.cross_entropy),
         "the disk": (broken(), F.cross_entropy),
         "no gradient": ((words, labels), lambda o, t: F.cross_entropy(o.detach(), t)),
     }

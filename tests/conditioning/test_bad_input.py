@@ -55,14 +55,12 @@ def refused(
 
 @pytest.mark.parametrize("model", [3, None, "resnet", [nn.Linear(2, 2)], {}, lambda x: x])
 def test_only_modules_are_models(model: Any) -> None:
-    with pytest.raises(
-        ConditioningError, match=f"The model is a {type(model).__name__}; accepted is a torch.nn.Module"
-    ):
+    with pytest.raises(ConditioningError, match=f"`model` must be a torch.nn.Module, got {type(model).__name__}"):
         gyroscope.condition(model, F.cross_entropy, (X, Y))
 
 
 def test_a_class_is_no_model() -> None:
-    refused("The model is a type", model=nn.Linear)
+    refused("`model` must be a torch.nn.Module, got type", model=nn.Linear)
 
 
 def test_models_without_layers_or_values_are_refused() -> None:
@@ -82,7 +80,7 @@ def test_layers_are_layers_or_patterns(chosen: Any) -> None:
 
 
 def test_layers_of_another_model_are_refused() -> None:
-    refused("None of the 2 layers could be treated", "0.weight", layers=gyroscope.layers(mlp()))
+    refused("None of the 2 layers could be analyzed", "0.weight", layers=gyroscope.layers(mlp()))
 
 
 def test_layers_are_chosen_by_pattern_layer_and_list() -> None:
@@ -103,7 +101,7 @@ def test_layers_are_chosen_by_pattern_layer_and_list() -> None:
     "p", [0, 0.0, 1.5, -0.1, 2, "0.5", "a", True, [True], [None], [0.5, "1"], float("nan"), float("inf"), [[0.5]], [0j]]
 )
 def test_p_are_shares(p: Any) -> None:
-    refused("p holds", "(0, 1]", p=p)
+    refused("`p` must be shares", "(0, 1]", p=p)
 
 
 @pytest.mark.parametrize(
@@ -126,13 +124,13 @@ def test_no_p_at_all_is_the_largest_eigenvalue_alone(empty: Any) -> None:
 
 
 LOSSES: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "nothing": (None, ("The loss is a NoneType", "function of (output, target)")),
-    "a number": (0.5, ("The loss is a float", "function of (output, target)")),
-    "a name": ("cross_entropy", ("The loss is a str",)),
-    "a float": (lambda o, t: 3.0, ("The loss gave a float", "real tensor")),
-    "an array": (lambda o, t: np.zeros(3), ("The loss gave a ndarray", "real tensor")),
-    "none": (lambda o, t: None, ("The loss gave a NoneType", "real tensor")),
-    "a tuple": (lambda o, t: (o.mean(), o), ("The loss gave a tuple", "real tensor")),
+    "nothing": (None, ("got NoneType", "`loss` must be a function of (output, target)")),
+    "a number": (0.5, ("got float", "`loss` must be a function of (output, target)")),
+    "a name": ("cross_entropy", ("got str",)),
+    "a float": (lambda o, t: 3.0, ("got a float", "real tensor")),
+    "an array": (lambda o, t: np.zeros(3), ("got a ndarray", "real tensor")),
+    "none": (lambda o, t: None, ("got a NoneType", "real tensor")),
+    "a tuple": (lambda o, t: (o.mean(), o), ("got a tuple", "real tensor")),
     "integers": (lambda o, t: (o > 0).sum(), ("torch.int64", "real tensor")),
     "complex numbers": (lambda o, t: (o + 1j).mean(), ("torch.complex64", "real tensor")),
     "no values": (lambda o, t: o[:0].sum(1), ("no values",)),
@@ -153,12 +151,12 @@ def test_losses_that_are_none_are_refused(kind: str) -> None:
 
 @pytest.mark.parametrize("reduction", ["none", "Mean", "", None, 3, True, ["mean"], np.array(["mean", "sum"])])
 def test_reductions_are_known_by_name(reduction: Any) -> None:
-    refused("reduction is", "'auto', 'mean', 'sum'", reduction=reduction)
+    refused("`reduction` must be", "'auto', 'mean', 'sum'", reduction=reduction)
 
 
 @pytest.mark.parametrize("labels", ["model", "", "True", None, 3, ["true"], Y])
 def test_labels_are_known_by_name_or_called(labels: Any) -> None:
-    refused("labels is", "'true', 'sampled' or a function", labels=labels)
+    refused("`labels` must be", "'true', 'sampled' or a function", labels=labels)
 
 
 def test_labels_of_a_function_are_those_that_it_gives() -> None:
@@ -182,19 +180,19 @@ def test_labels_cannot_be_sampled_for_a_loss_that_is_no_likelihood() -> None:
 
 PAIRS = "a pair (inputs, targets)"
 BATCHES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
-    "a tensor": (lambda: X, ("The batch is a Tensor", PAIRS)),
-    "nothing": (lambda: None, ("The batch is a NoneType", PAIRS)),
-    "a number": (lambda: 3, ("The batch is a int", PAIRS)),
-    "a name": (lambda: "train", ("The batch is a str", PAIRS)),
-    "a dict": (lambda: {"input": X, "labels": Y}, ("The batch is a dict", PAIRS)),
-    "inputs alone": (lambda: (X,), ("A batch is a Tensor", PAIRS)),
-    "three tensors": (lambda: (X, Y, Y), ("A batch is a Tensor", PAIRS)),
-    "arrays": (lambda: (X.numpy(), Y.numpy()), ("A batch is a ndarray", PAIRS)),
-    "a list of inputs": (lambda: [X, X, X], ("A batch is a Tensor", PAIRS)),
-    "dicts": (lambda: iter([{"input": X}]), ("A batch is a dict", PAIRS)),
-    "an empty list": (list, ("There are no batches", PAIRS)),
-    "an empty stream": (lambda: iter(()), ("There are no batches", PAIRS)),
-    "an empty loader": (lambda: DataLoader([]), ("There are no batches", PAIRS)),
+    "a tensor": (lambda: X, ("got Tensor.", PAIRS)),
+    "nothing": (lambda: None, ("got NoneType.", PAIRS)),
+    "a number": (lambda: 3, ("got int.", PAIRS)),
+    "a name": (lambda: "train", ("got str.", PAIRS)),
+    "a dict": (lambda: {"input": X, "labels": Y}, ("got dict.", PAIRS)),
+    "inputs alone": (lambda: (X,), ("got an iterable with a Tensor in it", PAIRS)),
+    "three tensors": (lambda: (X, Y, Y), ("got an iterable with a Tensor in it", PAIRS)),
+    "arrays": (lambda: (X.numpy(), Y.numpy()), ("got an iterable with a ndarray in it", PAIRS)),
+    "a list of inputs": (lambda: [X, X, X], ("got an iterable with a Tensor in it", PAIRS)),
+    "dicts": (lambda: iter([{"input": X}]), ("got an iterable with a dict in it", PAIRS)),
+    "an empty list": (list, ("got an iterable without batches", PAIRS)),
+    "an empty stream": (lambda: iter(()), ("got an iterable without batches", PAIRS)),
+    "an empty loader": (lambda: DataLoader([]), ("got an iterable without batches", PAIRS)),
     "other shapes": (lambda: (X[:, :3], Y), ("forward pass failed", "RuntimeError", "16x3")),
     "other types": (lambda: (X.double(), Y), ("forward pass failed", "RuntimeError")),
     "other names": (lambda: ({"x": X}, Y), ("forward pass failed", "TypeError", "'x'")),
@@ -203,10 +201,10 @@ BATCHES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "fewer targets": (lambda: (X, Y[:3]), ("loss failed", "ValueError")),
     "targets of another type": (lambda: (X, Y.float()), ("loss failed", "RuntimeError")),
     "targets as an array": (lambda: (X, Y.numpy()), ("loss failed", "ndarray")),
-    "tensors without values": (lambda: (X.to("meta"), Y), ("cannot be brought", "cpu", "meta")),
+    "tensors without values": (lambda: (X.to("meta"), Y), ("cannot be moved", "cpu", "meta")),
     "a stream that breaks": (lambda: broken(), ("iterable of batches", "generator", "OSError: the disk")),
     "a loader that breaks": (lambda: DataLoader(Broken(), batch_size=2), ("iterable of batches", "DataLoader", "disk")),
-    "a second batch of another kind": (lambda: iter([(X, Y), X]), ("A batch is a Tensor", PAIRS)),
+    "a second batch of another kind": (lambda: iter([(X, Y), X]), ("got an iterable with a Tensor in it", PAIRS)),
 }  # fmt: skip
 
 
@@ -340,7 +338,7 @@ def test_flags_are_true_or_false(name: str, given: Any) -> None:
 
 
 def test_a_number_is_no_choice_of_layers() -> None:
-    refused("layers must be a list from gyroscope.layers(model)", layers=torch.tensor(1.0))
+    refused("`layers` must be a list from gyroscope.layers(model)", layers=torch.tensor(1.0))
 
 
 def test_blocks_of_a_fisher_matrix_are_wanted_or_not() -> None:

@@ -295,9 +295,9 @@ def test_blocks_are_those_of_the_whole() -> None:
         at = whole.slices[name]
         assert torch.allclose(parts.block(name), whole.matrix[at, at], rtol=1e-10, atol=1e-18)
         assert torch.allclose(whole.block(name), whole.matrix[at, at], rtol=1e-12, atol=0)
-    with pytest.raises(ConditioningError, match="name a layer"):
+    with pytest.raises(ConditioningError, match="Pass `layer`"):
         parts.spectrum()
-    with pytest.raises(ConditioningError, match=r"no layer '0\.bias'; the layers are 0\.weight, 3\.weight"):
+    with pytest.raises(ConditioningError, match=r"got '0\.bias'. There are 0\.weight, 3\.weight"):
         whole.block("0.bias")
 
 
@@ -337,7 +337,7 @@ def test_too_large_a_matrix_is_refused_before_anything_is_run() -> None:
         with pytest.raises(ConditioningError) as caught:
             fisher(model, F.cross_entropy, (normal(2, 100), Y[:2]), **arguments)
         text = str(caught.value)
-        for word in ("limit of 20,000", "gyroscope.condition", "top_eigenvalue", "layers=", "limit="):
+        for word in ("limit of 20,000", "gyroscope.condition", "top_eigenvalue", "`layers`", "raise `limit`"):
             assert word in text
         assert "25,000" in text if arguments else "26,003 parameters" in text
         assert ("5.0 GB" if arguments else "5.4 GB") in text
@@ -584,17 +584,17 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "labels": ({"labels": "fake"}, "'model', 'sampled', 'true'"),
     "model": ({"model": F.relu}, "torch.nn.Module"),
     "batch": ({"batch": normal(3, 4)}, "pair"),
-    "output": ({"model": nn.LSTM(4, 3)}, "accepted is one floating-point tensor"),
+    "output": ({"model": nn.LSTM(4, 3)}, "must be one floating-point tensor"),
     "log-probabilities": ({"loss": F.nll_loss}, "log_softmax"),
-    "loss": ({"loss": lambda o, y: o @ y, "labels": "true"}, "the loss failed with RuntimeError"),
-    "loss that is not finite": ({"loss": lambda o, y: o.mean() / 0, "labels": "true"}, "the loss is -?inf"),
+    "loss": ({"loss": lambda o, y: o @ y, "labels": "true"}, "The loss failed with RuntimeError"),
+    "loss that is not finite": ({"loss": lambda o, y: o.mean() / 0, "labels": "true"}, "The loss is -?inf"),
     "not finite": ({"batch": (normal(N, 4) * torch.inf, Y)}, "not finite"),
-    "no loss": ({"loss": None}, "the loss is a NoneType"),
+    "no loss": ({"loss": None}, r"`loss` must be a function of \(output, target\), got NoneType"),
     "labels in an array": ({"labels": np.array([1, 2])}, "'model', 'sampled', 'true'"),
-    "dtype in words": ({"dtype": "float64"}, "dtype is 'float64'; accepted are floating-point types"),
-    "dtype of whole numbers": ({"dtype": torch.int32}, "accepted are floating-point types"),
+    "dtype in words": ({"dtype": "float64"}, "`dtype` must be a floating-point torch.dtype.*got 'float64'"),
+    "dtype of whole numbers": ({"dtype": torch.int32}, "`dtype` must be a floating-point torch.dtype"),
     "seed": ({"seed": "a"}, "`seed` must be a whole number"),
-    "limit": ({"limit": None}, "limit is None"),
+    "limit": ({"limit": None}, "`limit` must be a number of parameters > 0, got None"),
     "no values": ({"model": mlp().to("meta")}, "on the meta device"),
     "no samples": ({"batch": (normal(0, 4), Y[:0])}, "the batch is empty"),
     "no samples, true labels": ({"batch": (normal(0, 4), Y[:0]), "labels": "true"}, "the batch is empty"),

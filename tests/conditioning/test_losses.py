@@ -20,7 +20,7 @@ from gyroscope.passes.losses import mean_loss, reduction_of
 
 SUM = "the loss is a sum over the batch; it was divided by the number of samples"
 NEITHER = "the loss is neither a mean nor a sum over the batch; it was taken for a mean"
-UNKNOWN = "the loss could not be asked whether it is a mean; it was taken for one"
+UNKNOWN = "the loss could not be tested for being a mean; it was taken for one"
 
 
 def mlp(out: int = 3) -> nn.Sequential:
@@ -255,7 +255,7 @@ def test_an_output_without_rows_cannot_be_taken_twice() -> None:
 
     found = gyroscope.condition(Total(), lambda o, t: o, (X, None))
     assert found.notes == (UNKNOWN,)
-    with pytest.raises(ConditioningError, match="no tensor whose length"):
+    with pytest.raises(ConditioningError, match="no tensor whose length is the number of samples"):
         gyroscope.condition(Total(), lambda o, t: o, (X, None), reduction="sum")
 
 

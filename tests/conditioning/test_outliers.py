@@ -86,11 +86,11 @@ def test_outliers_of_a_hidden_relu_layer_with_a_large_mean_are_nearly_those_pred
 def test_what_cannot_be_analysed_is_refused_by_name():
     net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     batch = (torch.ones(4, 2), torch.zeros(4, 2))
-    with pytest.raises(DynamicsError, match="no linear layer '1'; the model's are '0'"):
+    with pytest.raises(DynamicsError, match=r"must be the name of a linear layer, got '1'. The model's are '0'"):
         outliers(net, F.mse_loss, batch, "1")
     with pytest.raises(DynamicsError, match="above the limit of 5"):
         outliers(net, F.mse_loss, batch, "0", limit=5)
-    with pytest.raises(DynamicsError, match="count is 3"):
+    with pytest.raises(DynamicsError, match=r"`count` must be a whole number from 1 to 2, .* got 3"):
         outliers(net, F.mse_loss, batch, "0", count=3)
     with pytest.raises(DynamicsError, match="applied once"):
         outliers(net, F.mse_loss, (torch.ones(4, 3, 2), torch.zeros(4, 3, 2)), "0")

@@ -369,19 +369,19 @@ def test_each_product_of_two_positions_is_taken_once():
 @pytest.mark.parametrize(
     ("shape", "conv", "says"),
     [
-        ((4, 5), {"kernel_size": 1}, r"1 to 3 spatial dimensions, and this one is \[4, 5\]"),
+        ((4, 5), {"kernel_size": 1}, r"1 to 3 spatial dimensions, got shape \[4, 5\]"),
         ((1, 1, 2, 2, 2, 2), {"kernel_size": 1}, "1 to 3 spatial dimensions"),
-        ((1, 4, 5), {"kernel_size": 1, "groups": 3}, "4 channels are not 3 groups"),
-        ((1, 4, 5), {"kernel_size": 1, "groups": 0}, "4 channels are not 0 groups"),
+        ((1, 4, 5), {"kernel_size": 1, "groups": 3}, "divide the 4 channels, got 3"),
+        ((1, 4, 5), {"kernel_size": 1, "groups": 0}, "divide the 4 channels, got 0"),
         ((1, 4, 5), {"kernel_size": 6}, r"kernel of \[6\] with dilation \[1\] does not fit into an input of \[5\]"),
         ((1, 4, 5), {"kernel_size": 3, "dilation": 3}, "does not fit"),
-        ((1, 4, 5), {"kernel_size": (1, 1)}, r"kernel_size is \(1, 1\)"),
-        ((1, 4, 5), {"kernel_size": 0}, "kernel_size is 0"),
-        ((1, 4, 5), {"kernel_size": 1, "stride": 0}, "stride is 0"),
-        ((1, 4, 5), {"kernel_size": 1, "padding": -1}, "padding is -1"),
-        ((1, 4, 5), {"kernel_size": 1, "padding": "full"}, "'full', and it can be numbers, 'same' or 'valid'"),
-        ((1, 4, 5), {"kernel_size": 3, "padding": "same", "stride": 2}, "'same', which is of stride 1 alone"),
-        ((1, 4, 5), {"kernel_size": 1, "padding_mode": "mirror"}, "'mirror', and it can be one of zeros, reflect"),
+        ((1, 4, 5), {"kernel_size": (1, 1)}, r"`kernel_size` must be .* got \(1, 1\)"),
+        ((1, 4, 5), {"kernel_size": 0}, "`kernel_size` must be .* got 0"),
+        ((1, 4, 5), {"kernel_size": 1, "stride": 0}, "`stride` must be .* got 0"),
+        ((1, 4, 5), {"kernel_size": 1, "padding": -1}, "`padding` must be .* got -1"),
+        ((1, 4, 5), {"kernel_size": 1, "padding": "full"}, "numbers, 'same' or 'valid', got 'full'"),
+        ((1, 4, 5), {"kernel_size": 3, "padding": "same", "stride": 2}, "got 'same' with stride 2"),
+        ((1, 4, 5), {"kernel_size": 1, "padding_mode": "mirror"}, "one of zeros, reflect.* got 'mirror'"),
     ],
 )
 def test_what_is_no_convolution_is_refused(shape, conv, says):
@@ -392,12 +392,12 @@ def test_what_is_no_convolution_is_refused(shape, conv, says):
 
 
 def test_inputs_and_outs_of_another_kind_are_refused():
-    with pytest.raises(ConditioningError, match=r"torch\.int64: convert it"):
+    with pytest.raises(ConditioningError, match=r"real floating-point tensor, got torch\.int64"):
         patch_gram(torch.zeros(1, 1, 5, dtype=torch.int64), kernel_size=2)
     x = torch.zeros(1, 1, 5)
-    with pytest.raises(ConditioningError, match=r"\[2, 2\] of torch.float64 on cpu, and out is \[3, 3\]"):
+    with pytest.raises(ConditioningError, match=r"\[2, 2\] in torch.float64 on cpu .* got \[3, 3\]"):
         patch_gram(x, kernel_size=2, out=torch.zeros(3, 3, dtype=torch.float64))
-    with pytest.raises(ConditioningError, match=r"out is \[2, 2\] of torch.float32"):
+    with pytest.raises(ConditioningError, match=r"got \[2, 2\] in torch.float32"):
         patch_gram(x, kernel_size=2, out=torch.zeros(2, 2))
 
 

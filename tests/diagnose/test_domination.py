@@ -123,7 +123,7 @@ def test_it_is_an_event_of_the_run_once_and_in_words(tmp_path):
         (event,) = findings(run)
         (found,) = dominated(run)
         assert (event.step, event.text) == (3, str(found))
-        assert event.text.startswith("3.weight is dominated by its weight since step 1: its gradient has ")
+        assert event.text.startswith("3.weight has been dominated by its weight since step 1: its gradient's norm is ")
         assert str(found) in in_words(run)
 
 
@@ -143,7 +143,7 @@ def test_lower_layers_of_a_hundred_normalized_ones_are_named_after_the_first_ste
         assert set(range(30)) <= set(places)
         assert max(places) < 60
         assert len(findings(run)) == len(places)
-        assert "are dominated by their weights, the first since step 2" in in_words(run)
+        assert "are dominated by their weights, the first one since step 2" in in_words(run)
 
 
 def test_where_most_of_two_hundred_layers_are_dominated_they_are_all_named(tmp_path):
@@ -239,7 +239,7 @@ def test_a_layer_that_grows_and_shrinks_is_dominated_meanwhile(tmp_path):
     with train(model, tmp_path, steps=20, each=scale) as run:
         (found,) = dominated(run)
         assert (found.layer, found.since, found.until) == ("3.weight", 6, 13)
-        assert str(found).startswith("3.weight was dominated by its weight from step 6 to 13: its gradient had ")
+        assert str(found).startswith("3.weight was dominated by its weight from step 6 to 13: its gradient's norm was ")
         assert len(findings(run)) == 1
         assert "dominated" not in in_words(run)
 
@@ -433,8 +433,8 @@ def test_bounds_that_mean_nothing_are_refused(tmp_path, given):
 
 
 def test_words_say_which_norm():
-    assert "the weight's spectral norm" in str(Domination("a", 1, None, 1e-5, 0.1, spectral=True))
-    assert "the weight's norm" in str(Domination("a", 1, None, 1e-5, 0.1))
+    assert "its gradient's spectral norm" in str(Domination("a", 1, None, 1e-5, 0.1, spectral=True))
+    assert "its gradient's norm" in str(Domination("a", 1, None, 1e-5, 0.1))
 
 
 class Branch(nn.Module):
@@ -476,4 +476,4 @@ def test_a_layer_whose_gradient_vanishes_is_not_said_to_need_a_smaller_weight(tm
     assert found
     for one in found:
         assert "smaller weight" not in str(one)
-        assert "its weight is too large, or its gradient vanishes" in str(one)
+        assert "Its weight is too large, or its gradient vanishes." in str(one)

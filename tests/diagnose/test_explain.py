@@ -58,8 +58,8 @@ def test_a_normalized_layer_under_decay_is_said_to_rest_at_the_predicted_rate(re
     assert entry.half_life == pytest.approx(np.log(2) / (4 * 0.2 * 0.05), rel=1e-5)
     assert entry.mechanisms == ("effective learning rate",)
     said = entry.about("equilibrium")
-    assert f"{entry.measured_rate:.3g} rad a step" in said.words
-    assert "√(2αλ)" in said.words
+    assert f"{entry.measured_rate:.3g} rad per step" in said.words
+    assert "√(2ηλ)" in said.words
     assert "getting there" not in said.words  # it is there
     assert said.source == "equations 23 to 25"
 
@@ -100,7 +100,7 @@ def test_adamw_is_said_to_rest_at_its_own_rate(tmp_path):
     assert entry.about("equilibrium").verdict == "yes"
     assert entry.predicted_rate == pytest.approx(np.sqrt(2 * 0.01 * 1.0 * 0.1 / 1.9), rel=1e-6)
     assert entry.measured_rate == pytest.approx(entry.predicted_rate, rel=0.2)
-    assert "α/‖w‖ (" in entry.about("effective learning rate").words
+    assert "η/‖w‖ (" in entry.about("effective learning rate").words
 
 
 def test_without_normalization_nothing_applies(tmp_path):
@@ -119,7 +119,7 @@ def test_under_layca_norms_are_held_and_the_angle_is_what_was_asked(tmp_path):
         assert verdicts(entry)[1:] == ["does not apply"] * 4
         assert entry.mechanisms == ()
         words = entry.about("equilibrium").words
-        assert f"turns by {np.arctan(0.1):.3g} rad a step" in words  # ρ = 0.1
+        assert f"turns by {np.arctan(0.1):.3g} rad per step" in words  # ρ = 0.1
         assert "its norm is held at" in words
     assert found["0.weight"].scale_invariant == "yes"
 
@@ -141,9 +141,9 @@ def test_a_model_says_more_than_its_run_each_unit_is_invariant_by_itself(resting
     net = normalized()
     found = explain(resting, model=net, loss=nn.functional.cross_entropy, batch=(x, y))
     assert [entry.scale_invariant for entry in found.entries] == ["unit", "no"]
-    assert cells(found["0.weight"])[1] == "a unit"
-    assert cells(explain(resting)["0.weight"])[1] == "yes (units not known)"
-    assert "Each of its 12 units" in found["0.weight"].about("scale invariance").words
+    assert cells(found["0.weight"])[1] == "per unit"
+    assert cells(explain(resting)["0.weight"])[1] == "yes (units unknown)"
+    assert "each of its 12 units" in found["0.weight"].about("scale invariance").words
     given = gyroscope.invariance(net, nn.functional.cross_entropy, (x, y))
     assert explain(resting, invariance=given).rows() == found.rows()
 
@@ -203,7 +203,7 @@ def test_each_statement_names_the_series_that_it_lacks(tmp_path, absent, topic):
 def test_the_law_of_a_walk_has_the_k0_of_theory(tmp_path):
     entry = explain(written(tmp_path / "a", walk(400, lr=0.05)))["w"]
     assert entry.about("implicit decay").verdict == "yes"
-    assert entry.k0 == pytest.approx(1 / (2 * 0.05**2), rel=0.02)  # ‖w₀‖⁴/(2α²g̃²)
+    assert entry.k0 == pytest.approx(1 / (2 * 0.05**2), rel=0.02)  # ‖w₀‖⁴/(2η²g̃²)
 
 
 def test_a_law_of_which_only_the_beginning_was_seen_is_undecided(tmp_path):
@@ -219,8 +219,8 @@ def test_a_norm_that_grows_otherwise_does_not_follow_the_law(tmp_path):
     series["weight_norm"] = 1 + np.arange(100) / 30
     said = explain(written(tmp_path / "b", series))["w"].about("implicit decay")
     assert said.verdict == "no"
-    assert "is the best, and does not fit 100 measured norms: R² " in said.words
-    assert "‖∇‖‖w‖ did not stay the same" in said.words
+    assert ", does not describe the 100 measured norms: R² " in said.words
+    assert "‖∇‖‖w‖ did not stay constant" in said.words
 
 
 def test_a_layer_on_its_way_is_told_how_far_it_has_to_go(tmp_path):
@@ -268,7 +268,7 @@ def test_after_a_step_of_the_schedule_the_stretch_that_was_measured_long_enough_
     lr = np.repeat([0.1, 0.01], [400, 12])
     entry = explain(written(tmp_path / "a", walk(412, lr=lr, decay=0.05)))["w"]
     assert entry.predicted_rate == pytest.approx(np.sqrt(2 * 0.1 * 0.05), rel=1e-6)
-    assert "to 400, at α = 0.1" in entry.about("equilibrium").words
+    assert "to 400, at η = 0.1" in entry.about("equilibrium").words
     assert (entry.lr_first, entry.lr_last) == pytest.approx((0.1, 0.01))
     lr = np.repeat([0.1, 0.01], [100, 300])
     entry = explain(written(tmp_path / "b", walk(400, lr=lr, decay=0.05)))["w"]
@@ -279,7 +279,7 @@ def test_under_a_rate_that_never_stays_the_equilibrium_is_undecided(tmp_path):
     lr = 0.05 * (1 + np.cos(np.pi * np.arange(200) / 200))
     entry = explain(written(tmp_path / "a", walk(200, lr=lr, decay=0.05)))["w"]
     assert entry.about("equilibrium").verdict == "undecided"
-    assert "a rate that stays for 20 steps or more" in entry.about("equilibrium").words
+    assert "The learning rate must stay constant for 20 steps or more." in entry.about("equilibrium").words
     assert "Record" not in entry.about("equilibrium").words
     assert entry.about("effective learning rate").verdict == "yes"
 
@@ -290,12 +290,12 @@ def test_of_a_long_stretch_measured_seldom_every_step_is_to_be_recorded(tmp_path
     few = {name: values[thin] for name, values in series.items()}
     said = explain(written(tmp_path / "a", few, steps=at[thin]))["w"].about("equilibrium")
     assert said.verdict == "undecided"
-    assert said.words.endswith("the longest lasts 840 steps. Record every step, by watch(budget=None).")
+    assert said.words.endswith("the longest stretch lasts 840 steps. Record every step with watch(budget=None).")
     adamw = {"class": "AdamW", "betas": [0.9, 0.999]}
     said = explain(written(tmp_path / "b", series, optimizer=adamw))["w"].about("equilibrium")
     assert said.verdict == "undecided"
-    assert "after the 1,000 that AdamW takes to settle" in said.words
-    assert said.words.endswith("the longest lasts 899 steps. It takes a rate that stays for 1,010 steps or more.")
+    assert "after the 1,000 steps that AdamW takes to settle" in said.words
+    assert said.words.endswith("lasts 899 steps. The learning rate must stay constant for 1,010 steps or more.")
 
 
 def test_of_a_resumed_run_only_what_came_after_is_judged(tmp_path):
@@ -314,7 +314,7 @@ def test_decay_that_takes_all_of_the_weights_does_not_apply(tmp_path):
     series = walk(60, lr=0.1) | {"weight_decay": np.full(60, 10.0)}
     said = explain(written(tmp_path / "a", series))["w"].about("equilibrium")
     assert said.verdict == "does not apply"
-    assert "αλ is 1:" in said.words
+    assert "ηλ is 1:" in said.words
     assert said.source == "equation 22"
 
 
@@ -363,7 +363,7 @@ def test_a_rate_within_two_standard_errors_of_the_predicted_one_is_undecided(tmp
     entry = explain(written(tmp_path / "a", series))["w"]
     said = entry.about("equilibrium")
     assert said.verdict == verdict
-    assert ("within two of its standard errors" in said.words) == (verdict == "undecided")
+    assert ("within two standard errors" in said.words) == (verdict == "undecided")
     means = [np.square(series["rate"][part == i][-40:]).mean() for i in range(5)]
     error = np.std(means, ddof=1) / np.sqrt(5) / np.mean(means) / 2
     off = abs(entry.measured_rate - entry.predicted_rate) / entry.measured_rate
@@ -376,7 +376,7 @@ def test_a_gradient_that_changed_is_the_reason_where_it_was_measured(tmp_path):
     series["gradient_norm"] = series["gradient_norm"] * np.linspace(1, 2, 400)
     said = explain(written(tmp_path / "a", series))["w"].about("equilibrium")
     assert said.verdict == "no"
-    assert "‖∇‖‖w‖ did not stay the same, which the prediction takes for granted: in quarters it was" in said.words
+    assert "‖∇‖‖w‖ did not stay constant, which the prediction assumes: over quarters of the steps" in said.words
     assert "something other" not in said.words
 
 
@@ -405,8 +405,8 @@ def test_a_layer_that_is_only_nearly_invariant_is_not_said_to_be(tmp_path, most,
     assert orthogonality(cosines / 8, 64).found is found
     said = explain(written(tmp_path / "a", walk(101) | {"invariance": cosines / 8}))["w"].about("scale invariance")
     assert said.verdict == ("yes" if found else "undecided")
-    assert f"below {most} at nine in ten" in said.words
-    assert "give model, loss and batch" in said.words
+    assert f"a 90th percentile of {most} over 101 measured steps" in said.words
+    assert "pass model, loss and batch" in said.words
 
 
 def test_a_layer_before_batch_normalization_is_orthogonal_by_a_wide_margin(resting):
@@ -507,7 +507,7 @@ def test_layers_are_chosen_by_pattern(resting):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"layers": "conv*"}, "none of 0.weight, 3.weight"),
+        ({"layers": "conv*"}, r"got 'conv\*'. It has 0.weight, 3.weight"),
         ({"model": nn.Linear(2, 2)}, "without a loss or a batch"),
         ({"loss": nn.functional.cross_entropy}, "without a model"),
     ],
@@ -533,7 +533,7 @@ def test_a_model_of_other_shapes_is_refused(resting):
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(StoreError, match="There is no run"):
         explain(tmp_path)
-    with pytest.raises(DynamicsError, match=r"accepted is what gyroscope\.load gives"):
+    with pytest.raises(DynamicsError, match=r"`run` must be a run or its folder, got int. Try gyroscope\.load"):
         explain(3)
 
 
@@ -541,7 +541,7 @@ def test_unknown_layers_and_topics_are_named(resting):
     found = explain(resting)
     with pytest.raises(DynamicsError, match=r"the layers are 0\.weight, 3\.weight"):
         found["conv1"]
-    with pytest.raises(DynamicsError, match="there are scale invariance"):
+    with pytest.raises(DynamicsError, match="must be one of scale invariance"):
         found["0.weight"].about("norms")
 
 
@@ -549,7 +549,7 @@ def test_a_run_that_diverged_is_explained_as_far_as_it_was_finite(tmp_path):
     series = walk(60, lr=0.1)
     series["weight_norm"][50:] = np.inf
     said = explain(written(tmp_path / "a", series))["w"].about("effective learning rate")
-    assert said.words.startswith("From step 1 to 50 ")
+    assert said.words.startswith("From step 1 to 50, ")
 
 
 def test_groups_of_other_momentum_leave_the_equilibrium_undecided(tmp_path):

@@ -52,10 +52,10 @@ def test_under_a_schedule_k0_counts_steps_at_the_largest_rate(tmp_path):
     lr = np.repeat([0.1, 0.01], [300, 300])
     said = explain(written(tmp_path / "a", walk(600, lr=lr)))["w"].about("implicit decay")
     assert said.verdict == "yes"
-    assert "at α = 0.1, the largest (a step at α counts (α/0.1)²)" in said.words
+    assert "at the largest η, 0.1 (a step at η counts as (η/0.1)² steps)" in said.words
     assert "halve" not in said.words
     steady = explain(written(tmp_path / "b", walk(600, lr=0.1)))["w"].about("implicit decay")
-    assert "steps halve it" in steady.words
+    assert "so it halves in" in steady.words
     assert "largest" not in steady.words
 
 
@@ -63,7 +63,7 @@ def test_why_the_law_does_not_hold_is_said_where_that_was_measured(tmp_path):
     series = walk(100, lr=0.1)
     series["weight_norm"] = 1 + np.arange(100) / 30
     said = explain(written(tmp_path / "a", series))["w"].about("implicit decay")
-    assert "‖∇‖‖w‖ did not stay the same" in said.words
+    assert "‖∇‖‖w‖ did not stay constant" in said.words
     series["gradient_norm"] = 2 / series["weight_norm"]
     said = explain(written(tmp_path / "b", series))["w"].about("implicit decay")
     assert (said.verdict, "did not stay" in said.words) == ("no", False)
@@ -74,7 +74,7 @@ def test_why_the_law_does_not_hold_is_said_where_that_was_measured(tmp_path):
     assert (said.verdict, "‖∇‖" in said.words, "did not stay" in said.words) == ("no", False, False)
     series["rate"] = np.full(100, 0.1)
     said = explain(written(tmp_path / "d", series, optimizer=adam))["w"].about("implicit decay")
-    assert "Steps across the weights, over α, did not stay as long" in said.words
+    assert "The length of steps across the weights, divided by η, did not stay constant" in said.words
 
 
 # Weight decay.
@@ -87,7 +87,7 @@ def test_decay_of_all_of_the_weights_is_said_to_be_that_whatever_the_layer(tmp_p
     for topic in ("equilibrium", "weight decay"):
         said = entry.about(topic)
         assert (said.verdict, said.source) == ("does not apply", "equation 22")
-        assert "αλ is 1:" in said.words
+        assert "ηλ is 1:" in said.words
     assert entry.mechanisms == ()
 
 
@@ -108,7 +108,7 @@ def test_what_is_said_of_a_resumed_run_is_of_the_optimizer_that_is_known(tmp_pat
         lr, norms = (run.series(name)[:, 0].astype(float) for name in ("lr", "weight_norm"))
         first = int(np.flatnonzero(np.isclose(lr, 0.1))[0])
         assert run.steps[first] == 31
-    assert entry.about("effective learning rate").words.startswith("From step 31 to 70 α stayed at 0.1,")
+    assert entry.about("effective learning rate").words.startswith("From step 31 to 70, η stayed at 0.1 while")
     assert (entry.lr_first, entry.lr_last) == pytest.approx((0.1, 0.1))
     assert entry.implicit_factor == pytest.approx((norms[first] / norms[-1]) ** 2)
 
@@ -133,8 +133,11 @@ def test_a_layer_that_became_nan_is_not_told_when_it_arrives(tmp_path):
 @pytest.mark.parametrize(
     ("lost", "says"),
     [
-        (["weight_norm", "gradient_norm", "invariance"], "Its norm is not finite from step 8 on; before, its gradient"),
-        (["gradient_norm", "invariance"], "It has no finite gradient from step 8 on; before, its gradient"),
+        (
+            ["weight_norm", "gradient_norm", "invariance"],
+            "Its norm is not finite from step 8 on; before that, its gradient",
+        ),
+        (["gradient_norm", "invariance"], "It has no finite gradient from step 8 on; before that, its gradient"),
     ],
     ids=["norm", "gradient"],
 )
@@ -197,6 +200,4 @@ def test_a_layer_whose_gradient_is_zero_is_said_to_be_dead_and_not_measured_too_
     folder = train(tmp_path / "run", net, lambda net: torch.optim.SGD(net.parameters(), lr=0.1), 30)
     said = gyroscope.explain(folder)["0.weight"].about("scale invariance")
     assert said.verdict == "undecided"
-    assert said.words.startswith(
-        "Its gradient was zero at 30 steps, and had a direction at 0 steps, where 10 are needed"
-    )
+    assert said.words.startswith("Its gradient was zero at 30 steps and nonzero at 0 steps; 10 are needed.")

@@ -202,13 +202,13 @@ def test_some_layers_may_be_asked_for():
     assert [p.layer for p in predictions(run, "b")] == ["b"]
     assert [p.layer for p in predictions(run, iter("ab"))] == ["a", "b"]
     for unknown in (["a", "d"], "abc"):
-        with pytest.raises(MonitorError, match="no layer"):
+        with pytest.raises(MonitorError, match="must name layers of the run"):
             predictions(run, unknown)
 
 
 @pytest.mark.parametrize("act", [predictions, dominated, stalled])
 def test_the_path_of_a_run_is_no_run(act):
-    with pytest.raises(MonitorError, match=r"A str was given for a run; accepted is what gyroscope\.load gives"):
+    with pytest.raises(MonitorError, match=r"`run` must be a run, got str. Try gyroscope\.load"):
         act("runs/first")
 
 
@@ -231,13 +231,13 @@ def test_every_kind_of_prediction_has_its_sentence():
     nothing = np.full(3, np.nan)
     known = Prediction("w", True, nothing, math.nan, math.nan, nothing, math.nan, math.nan, math.nan)
     said = {
-        "not known": replace(known, scale_invariant=None),
+        "undecided": replace(known, scale_invariant=None),
         "not scale-invariant": replace(known, scale_invariant=False),
-        "0.02 rad (1.15°) a step, and half of the way there takes 300 steps": replace(
+        "0.02 rad (1.15°) per step; the half-life of the approach is 300 steps": replace(
             known, equilibrium_rate=0.02, half_life=300.0
         ),
         "at a norm of 2.5": replace(known, equilibrium_rate=0.02, half_life=300.0, equilibrium_norm=2.5),
-        "stays as it is": replace(known, law_k0=math.inf),
+        "does not decay": replace(known, law_k0=math.inf),
         "to a half after 60 steps (R² 0.99)": replace(known, law_k0=20.0, law_r2=0.99, kind="sgd"),
         "to a half after 60 steps": replace(known, law_k0=20.0, law_r2=0.99, kind="adamw"),
         "no theory": known,

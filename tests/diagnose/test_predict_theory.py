@@ -224,7 +224,7 @@ def test_a_layer_that_was_hardly_measured_is_not_judged():
 
 
 def test_cosines_of_another_shape_are_refused():
-    with pytest.raises(MonitorError, match=r"accepted is \[steps, layers\]"):
+    with pytest.raises(MonitorError, match=r"the shape \[steps, layers\], got \[2\]"):
         scale_invariant([0.1, 0.2])
-    with pytest.raises(MonitorError, match="give one per layer"):
+    with pytest.raises(MonitorError, match="one size per layer, got 1 for 2 layers"):
         scale_invariant([[0.1, 0.2]], [10])

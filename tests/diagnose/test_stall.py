@@ -33,7 +33,9 @@ def test_a_stall_is_found_with_all_its_numbers():
     assert (found.since, found.until) == (160, None)
     assert (found.loss, found.guessing) == (LN10, LN10)
     assert (found.lambda_x, found.weight_norm) == ((1000.0, 0.01), (2.0, 10.0))
-    assert str(found).startswith("The network guesses since step 160: its loss is 2.3, that of guessing 2.3. ")
+    assert str(found).startswith(
+        "The network has been guessing since step 160: its loss is 2.3, and guessing has 2.3. "
+    )
     assert "fell from 1e+03 to 0.01 while the norm of its weight grew from 2 to 10" in str(found)
     assert "gyroscope.layers.last_norm" in str(found)
 
@@ -109,7 +111,7 @@ def test_a_stall_ends_where_losses_stop_being_finite():
         found = stall(np.concatenate([LOSS[:26], after]), x, w, classes=10)
         assert found is not None
         assert (found.since, found.until, found.diverged, found.loss) == (6, 26, True, LN10)
-        assert str(found).startswith("The network guessed from step 6 to 26, from where on its loss is not finite: ")
+        assert str(found).startswith("The network guessed from step 6 to 26, after which its loss is not finite: ")
 
 
 def test_last_steps_without_a_loss_of_their_own_end_nothing():
@@ -134,13 +136,13 @@ def test_last_steps_without_a_loss_of_their_own_end_nothing():
     ids=str,
 )
 def test_bounds_of_a_stall_that_mean_nothing_are_refused(given):
-    with pytest.raises(MonitorError, match=rf"{next(iter(given))}={next(iter(given.values()))}.*accepted are"):
+    with pytest.raises(MonitorError, match=rf"{next(iter(given))}={next(iter(given.values()))}.*Try the defaults"):
         stall(LOSS, INPUT, NORM, classes=10, **given)
 
 
 @pytest.mark.parametrize("classes", [1, 0, 2.5, None, "10", np.nan, np.inf])
 def test_classes_are_counted(classes):
-    with pytest.raises(MonitorError, match="2 or more"):
+    with pytest.raises(MonitorError, match="must be a whole number >= 2"):
         stall(LOSS, INPUT, NORM, classes=classes)
 
 
@@ -212,7 +214,7 @@ def test_a_stall_is_domination_of_the_last_layer_and_named_while_the_run_is_writ
         found, (one,), (event,) = stalled(run), dominated(run), findings(run)
     assert found is not None
     assert (one.layer, one.since, one.until, one.stall) == ("13.weight", found.since, None, found)
-    said = f"13.weight is dominated by its weight since step {found.since}, and the network guesses: λmax of its input "
+    said = f"13.weight has been dominated by its weight since step {found.since}, and the network guesses: λmax of its "
     assert str(one).startswith(said)
     assert event.text.startswith(said)
     assert event.step == found.since + 4  # it has held for five losses
@@ -311,7 +313,7 @@ def test_what_a_file_beside_the_run_holds_of_every_step_is_read_first(tmp_path):
         with pytest.raises(MonitorError, match="does not hold loss"):
             stalled(run, layer="conv")
         (tmp_path / LAST_LAYER_FILE).write_bytes(b"PK\x03\x04 no archive")
-        with pytest.raises(MonitorError, match=r"last_layer.npz cannot be read .* accepted are loss, lambda_x"):
+        with pytest.raises(MonitorError, match=r"last_layer.npz cannot be read .* must hold loss, lambda_x"):
             stalled(run)
         assert dominated(run) == []
 
@@ -324,15 +326,15 @@ def test_what_is_missing_is_said_with_how_to_record_it(tmp_path):
         with pytest.raises(MonitorError) as caught:
             stalled(run)
         assert "stall" not in in_words(run)
-    for said in ("lambda_x (watch(conditioning=10)", "weight_norm (watch records it", "loss (monitor.log(loss=loss)"):
+    for said in ("lambda_x (use watch(conditioning=10))", "weight_norm (watch records it", "loss (use monitor.log("):
         assert said in str(caught.value)
 
 
 def test_a_layer_or_loss_that_is_not_there_is_named(tmp_path):
     with kicked(residual(blocks=1), tmp_path, steps=2) as run:
-        with pytest.raises(MonitorError, match=r"no layer 'head' in this run; its last ones are 4\.weight"):
+        with pytest.raises(MonitorError, match=r"got 'head'. Its last layers are 4\.weight"):
             stalled(run, layer="head")
-        with pytest.raises(MonitorError, match=r"does not hold error \(monitor\.log"):
+        with pytest.raises(MonitorError, match=r"does not hold error \(use monitor\.log"):
             stalled(run, loss="error")
 
 
@@ -359,8 +361,8 @@ def test_what_is_told_while_a_run_is_written_is_what_the_whole_series_show():
 def test_a_network_without_any_input_to_its_last_layer_is_told_from_one_with_little():
     loss, norm = [2.4, 9.0, 30.0, 8.0] + 12 * [2.3], [2.0, 4.0, 6.0] + 13 * [9.0]
     little, none = ([50.0, 100.0, 900.0, 40.0] + 12 * [x] for x in (0.01, 0.0))
-    assert "say nothing and it hardly moves." in str(stall(loss, little, norm, classes=10))
-    assert "say nothing and its gradient is zero, as those of dead networks are." in str(
+    assert "carry no information and it hardly moves." in str(stall(loss, little, norm, classes=10))
+    assert "carry no information and its gradient is zero, as in a dead network." in str(
         stall(loss, none, norm, classes=10)
     )
 

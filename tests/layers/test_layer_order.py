@@ -362,5 +362,5 @@ def test_a_pass_that_uses_no_layer_is_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x
 
-    with pytest.raises(LayerError, match="none of the 1 layers was used by Detached"):
+    with pytest.raises(LayerError, match="Detached used none of its 1 layers"):
         layers(Detached(2, 2), sample=torch.zeros(2))

@@ -81,11 +81,11 @@ def test_a_view_shares_memory_and_takes_any_tensor_of_that_shape() -> None:
 
 def test_rows_of_a_grouped_transposed_convolution_are_refused_unless_it_is_excluded() -> None:
     model = nn.Sequential(nn.ConvTranspose2d(4, 6, 3, groups=2), nn.Conv2d(6, 2, 1))
-    with pytest.raises(LayerError, match=r"cannot split '0\.weight': a transposed convolution in 2 groups"):
+    with pytest.raises(LayerError, match=r"cannot split '0\.weight': a transposed convolution with 2 groups"):
         layers(model, granularity="row")
     assert [layer.name for layer in layers(model, granularity="row", exclude="0.*")] == ["1.weight"]
 
 
 def test_an_unknown_granularity_is_refused_with_those_known() -> None:
-    with pytest.raises(LayerError, match="'neuron' is not known; use one of 'tensor', 'row', 'block'"):
+    with pytest.raises(LayerError, match="one of 'tensor', 'row', 'block', 'expert', got 'neuron'"):
         layers(nn.Linear(2, 2), granularity="neuron")  # type: ignore[arg-type]

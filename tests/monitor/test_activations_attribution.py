@@ -11,8 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gyroscope
 from gyroscope.passes import activations
-from gyroscope.passes.activations import COLUMNS, ActivationProbe
-from gyroscope.passes.units import look
+from gyroscope.passes.activations import COLUMNS, ActivationProbe, look
 from oracles.activations import statistics
 
 

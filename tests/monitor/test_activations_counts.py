@@ -7,8 +7,7 @@ import torch
 from activation_models import Functional, close, seeded, watched
 from torch import nn
 
-from gyroscope.passes.sample import spread
-from gyroscope.passes.units import numerical_rank, positive_eigenvalues
+from gyroscope.passes.activations import numerical_rank, positive_eigenvalues, spread
 from oracles.activations import rank, statistics
 
 

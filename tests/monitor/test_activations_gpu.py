@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 import gyroscope
 from gyroscope.monitor.detail import moment_percentiles
-from gyroscope.passes.activations import ActivationProbe
-from gyroscope.passes.units import numerical_rank
+from gyroscope.passes.activations import ActivationProbe, numerical_rank
 from oracles.activations import rank
 
 pytestmark = pytest.mark.gpu

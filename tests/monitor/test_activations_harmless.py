@@ -196,7 +196,7 @@ def test_an_error_is_logged_once_and_ends_the_looking_alone(caplog, monkeypatch)
     one.detach()
     assert isinstance(one.error, ZeroDivisionError)
     assert [r.getMessage() for r in caplog.records] == [
-        "Activations are no longer looked at: ZeroDivisionError: division by zero"
+        "Activations are no longer measured: ZeroDivisionError: division by zero"
     ]
     assert one.collect().isnan().all()
 
@@ -228,7 +228,7 @@ def test_every_column_says_what_it_means():
 
 
 def test_a_probe_of_nothing_is_refused():
-    with pytest.raises(MonitorError, match="No layers"):
+    with pytest.raises(MonitorError, match="must have at least one layer, got none"):
         ActivationProbe(net(), [])
-    with pytest.raises(MonitorError, match="rank is -1"):
+    with pytest.raises(MonitorError, match="`rank` must be a number of channels >= 0, got -1"):
         probe(net(), rank=-1)

@@ -69,9 +69,9 @@ def test_a_file_that_is_no_run(tmp_path, content):
 
 def test_another_programs_database(tmp_path):
     change(tmp_path, "CREATE TABLE series (x)")
-    with pytest.raises(StoreError, match="something else has written"):
+    with pytest.raises(StoreError, match="another program has written"):
         load(tmp_path)
-    with pytest.raises(StoreError, match="something else has written"):
+    with pytest.raises(StoreError, match="another program has written"):
         writer(tmp_path)
 
 

@@ -97,14 +97,14 @@ def test_a_failing_resolve_is_told_once_and_stops_nothing(tmp_path, told):
 @pytest.mark.parametrize(
     ("record", "says"),
     [
-        (rows(1, layers=2), r"shape \(1, 2\); 1 steps of the 3 layers of part 0 have shape \(1, 3\)"),
-        (Rows(7, np.array([1]), {"rotation": np.ones((1, 3))}), r"part 7 were given to a run of the parts \[0\]"),
-        (rows(1, angle=np.ones((1, 3))), "'angle' were given, which is not registered"),
-        (rows(2**63), "the step 9223372036854775808 was given"),
-        (rows(0.5), "a step is a whole number"),
+        (rows(1, layers=2), r"shape \(1, 3\) \(1 steps, 3 layers of part 0\), got \(1, 2\)"),
+        (Rows(7, np.array([1]), {"rotation": np.ones((1, 3))}), r"one of the run's parts \[0\], got 7"),
+        (rows(1, angle=np.ones((1, 3))), "The quantity 'angle' is not registered"),
+        (rows(2**63), "A step must be an integer of 64 bits, got 9223372036854775808"),
+        (rows(0.5), "A step must be a whole number, got"),
         (rows(1, rotation=[["a", "b", "c"]]), "could not convert"),
         (Scalars(1, {"loss": "low"}), "could not convert"),
-        ("loss 0.5", "a str was given to a run"),
+        ("loss 0.5", "A record must be Rows, Scalars or an Event, got str"),
     ],
 )
 def test_a_record_that_does_not_belong_is_told_and_the_others_are_written(tmp_path, told, record, says):

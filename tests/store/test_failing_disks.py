@@ -72,7 +72,7 @@ def test_a_disk_that_takes_no_more(tmp_path, caplog):
         acknowledged = fill(w)
         said = failed(w, caplog)
     assert acknowledged > 10
-    assert "run.sqlite cannot be written or read: disk I/O error. Look at the disk (full? removed?)" in said
+    assert "run.sqlite cannot be written or read: disk I/O error. Check the disk (full? removed?)" in said
     resumes(w.path, acknowledged)
 
 

@@ -199,7 +199,7 @@ REFUSED = {
     "nothing decays": (lambda: theory.fixed_point(1e-200, 1e-200), "nothing decays"),
     "a matrix of NaN": (lambda: theory.balanced_factors(EYE * float("nan"), 2), "finite numbers"),
     "an empty batch": (lambda: theory.BatchCenter(3)(X[:0]), "must not be empty"),
-    "a list of layers": (lambda: conditioning.outliers(net(), F.cross_entropy, (X, Y), ["0"]), "no linear layer"),
+    "a list of layers": (lambda: conditioning.outliers(net(), F.cross_entropy, (X, Y), ["0"]), "of a linear layer"),
     "shares of no optimizer": (lambda: theory.optimizer_shares(None), "`optimizer` must be .*, got a NoneType"),
     "shares of layers": (
         lambda: theory.optimizer_shares(sgd(model := net()), gyroscope.layers(model)),
@@ -220,9 +220,9 @@ def test_what_cannot_be_treated_is_refused_in_words(call, says):
 def test_an_explanation_of_no_layers_or_with_no_invariance_is_refused_in_words(tmp_path):
     with write_example(tmp_path / "run") as run:
         for layers in (5, ["conv1*", 5], torch.tensor(1.0)):
-            with pytest.raises(DynamicsError, match="accepted are glob patterns on the names of layers"):
+            with pytest.raises(DynamicsError, match="one or more glob patterns on layer names"):
                 gyroscope.explain(run, layers=layers)
-        with pytest.raises(DynamicsError, match="invariance is a int; accepted is what"):
+        with pytest.raises(DynamicsError, match=r"`invariance` must be the result of gyroscope.invariance, got int"):
             gyroscope.explain(run, invariance=5)
 
 

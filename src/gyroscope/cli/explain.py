@@ -37,10 +37,9 @@ def explain(
     """Explain a run: which layers are scale-invariant, and how their effective learning rates developed.
 
     For each layer: whether its norm affects the loss; **η**, its learning rate, and the **effective η**, with the
-        **norm's part** in the change; **k₀** of its decay as 1/√(1 + k/k₀); the rotation **rate** in radians per step
-        next to the one **predicted** at the balance of weight decay and steps; and how weight decay can act on it.
-        Nothing is claimed
-    that a run does not show: the text says what is missing.
+    **norm factor** in the change; **k₀** of its decay as 1/√(1 + k/k₀); the rotation **rate** in radians per step
+    next to the one **predicted** at the balance of weight decay and steps; and how weight decay can act on it.
+    Nothing is claimed that a run does not show: the text says what is missing.
 
     For example: gyroscope explain runs/first --layer 'conv*'
     """

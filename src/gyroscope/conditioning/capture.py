@@ -1,4 +1,4 @@
-"""Reads Σx and Σ∇h off one forward and one backward pass, through hooks that come and go.
+"""Hooks that read Σx and Σ∇h during one forward and one backward pass.
 
 A module that multiplies its input by a weight shows both: the input in a forward hook, the gradient at its output in a
 hook on that output. A weight that is used without its module being called (the projections of `MultiheadAttention`, a
@@ -28,7 +28,7 @@ from gyroscope.layers.untouched import tensors
 from gyroscope.vectors.launch import is_capturing
 
 _NUMBERS = count()
-# Since torch 2.8. Before, what a checkpoint is to recompute is kept all the same, which takes memory; if it is
+# Since torch 2.8. Before, inputs that a checkpoint will recompute are kept all the same, which takes memory; if one is
 # overwritten in the meantime, its layer is not treated.
 _top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
@@ -36,14 +36,14 @@ _CALLED = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.Embedding, nn.Emb
 
 
 class Capture:
-    """The factors of some layers of a model, read while it is attached.
+    """The factors of some layers of a model, read while the hooks are attached.
 
     Args:
         model: the model.
-        layers: the layers to look at.
-        patches: whether convolutions are read by their patches.
-        complete: told of a use as soon as all its samples have been read, in an only batch; its factors may be let go
-            of there. `scale` is to be right by then.
+        layers: the layers to read.
+        patches: True to read convolutions by their patches.
+        complete: called with a use as soon as all its samples have been read, if there is one batch; it may release the
+            factors. `scale` must be set by then.
     """
 
     def __init__(
@@ -56,21 +56,21 @@ class Capture:
     ) -> None:
         self.model, self.layers, self.patches, self.complete = model, tuple(layers), patches, complete
         self.scale = 1.0
-        self.waits = False  # whether gradients that come by are not those of the loss yet
+        self.waits = False  # True while gradients are not those of the loss
         self._looking = False
         self.broken: Exception | None = None
         self._handles: list[RemovableHandle] = []
         self._refused: dict[int, str] = {}
-        self._mark = f"gyroscope {next(_NUMBERS)}"  # on nodes of a graph that have been seen to
+        self._mark = f"gyroscope {next(_NUMBERS)}"  # marks the nodes of a graph that are accounted for
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was seen."""
+        """Discard what was read."""
         self.uses: dict[tuple[int, str], Use] = {}
         self.reasons: dict[int, str] = dict(self._refused)
 
     def attach(self) -> None:
-        """Put forward hooks on; again does nothing."""
+        """Attach the forward hooks, if they are not attached."""
         if self._handles:
             return
         by_parameter = {id(layer.parameter): i for i, layer in enumerate(self.layers)}
@@ -82,13 +82,13 @@ class Capture:
                 self._put(module, position, name)
 
     def detach(self) -> None:
-        """Take them off; again does nothing. What was seen stays."""
+        """Remove the hooks, if they are attached. What was read stays."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def close(self, scale: float = 1.0, *, share: float = 1.0) -> None:
-        """A batch has been through both passes, with the gradient of `scale` times the mean loss.
+        """Close a batch after both passes, which had the gradient of `scale` times the mean loss.
 
         The samples of Σ∇h are the R gradients of the mean loss at the output, times R, and times the `share` of the
         batch's samples that the mean is over.
@@ -108,10 +108,10 @@ class Capture:
             use.calls = use.arrived = 0
 
     def find_functional(self, roots: Iterable[Tensor]) -> bool:
-        """Hook on to the uses of weights that no module call has shown, in the graph that leads to `roots`.
+        """Attach hooks to the uses of weights that no module call has shown, in the graph that leads to `roots`.
 
         Returns:
-            Whether there is a reentrant checkpoint in it, through which only a whole `backward` goes.
+            True if the graph has a reentrant checkpoint, which supports only a full `backward`.
         """
         wanted = {id(layer.parameter): i for i, layer in enumerate(self.layers) if i not in self._refused}
         uses, reentrant = graph.find(roots, wanted, self._mark)
@@ -127,7 +127,7 @@ class Capture:
             name = f"{layer.name} (as {found.kind})" if kind != layer.kind == "embedding" else layer.name
             use = self._use(found.position, kind, name, rows=found.rows, transposed=found.transposed)
             use.early = False
-            # What a checkpoint recomputes for this shows itself to the modules' hooks as well.
+            # A checkpoint that recomputes this calls the modules' hooks as well.
             self._looking = True
             try:
                 graph.hook(found, use, patches=self.patches, wanted=self._wants, failed=self._failed)
@@ -136,7 +136,7 @@ class Capture:
         return reentrant
 
     def _wants(self, use: Use) -> bool:
-        # Gradients of gradients are taken on the way to a loss, and are not its own.
+        # Gradients of gradients are taken while a loss is computed, and are not gradients of the loss.
         return not self.waits and not use.done and not torch.is_grad_enabled()
 
     def _put(self, module: nn.Module, position: int, name: str) -> None:
@@ -149,7 +149,7 @@ class Capture:
             return
         kind, called = layer.kind, layer.name
         if (kind == "embedding") != isinstance(module, nn.Embedding):
-            # An embedding and a head that share one weight, whichever of them comes first.
+            # An embedding and a head share one weight, in either order.
             kind, called = "linear" if kind == "embedding" else "embedding", f"{name}.weight"
         hook = _Hook(self, position, kind, called, how)
         self._handles.append(module.register_forward_hook(hook, with_kwargs=True, prepend=True))
@@ -158,7 +158,7 @@ class Capture:
         part = "" if rows is None else f"[{rows.start}:{rows.stop}]"
         name, key = name + part, (position, kind + part + " transposed" * transposed)
         if key not in self.uses:
-            # A weight that is used both ways, as in a tied autoencoder, is two uses with other dimensions.
+            # A weight that is used both ways, as in a tied autoencoder, has two uses with different dimensions.
             taken = any(use.name == name for use in self.uses.values())
             self.uses[key] = Use(f"{name} (transposed)" if taken and transposed else name, kind, position, rows)
         return self.uses[key]
@@ -173,10 +173,10 @@ class Capture:
             graph.claim(h.grad_fn, self._mark)
         use.calls += 1
         x = x.detach()
-        # The input is read when the gradient comes by: it is kept for that anyway, and memory is freed by then. So an
-        # input counts if a gradient comes, also where it was recomputed in the backward pass (checkpointing). Where it
-        # is not kept, because the weight is frozen, it was converted (autocast) or it is to be recomputed, it is read
-        # at once.
+        # The input is read when the gradient arrives: the graph keeps it until then, and memory has been freed by then.
+        # So an input counts if its gradient arrives, also if it was recomputed in the backward pass (checkpointing). If
+        # the graph does not keep it, because the weight is frozen, the input was converted (autocast) or will be
+        # recomputed, it is read at once.
         kept = _is_kept(self.layers[position].parameter) and (x.dtype is h.dtype or not x.is_floating_point())
         again = torch._C._current_autograd_node() is not None
         later = kept or again
@@ -191,7 +191,7 @@ class Capture:
             if capture is None or not capture._wants(use) or capture.broken is not None or use.why_not is not None:
                 return
             if keep is not None and keep._version != version:
-                # The graph has a copy of its own, such as a padded or a contiguous one.
+                # The graph has its own copy, such as a padded or a contiguous one.
                 capture.reasons[position] = use.why_not = "its input was overwritten before the backward pass"
                 return
             try:
@@ -218,7 +218,7 @@ class Capture:
 
 
 class _Hook:
-    """The forward hook. It does not keep the capture alive, and a copy of the model gets one that does nothing."""
+    """The forward hook. It does not keep the capture alive, and its copies in a copied model do nothing."""
 
     def __init__(self, capture: Capture | None, position: int, kind: str, name: str, how: Reader | None) -> None:
         self.capture: Callable[[], Capture | None] = (lambda: None) if capture is None else weakref.ref(capture)
@@ -246,12 +246,12 @@ class _Hook:
 
 
 def _on_gradient(h: Tensor, arrived: Callable[[Tensor], None]) -> None:
-    """Have the gradient at a module's output told, also if something is done to it in place afterwards."""
+    """Call `arrived` with the gradient at a module's output, even if the output is modified in place afterwards."""
     base: Any = h._base if h._is_view() else None
     if base is None or base.grad_fn is None:
         h.register_hook(arrived)  # type: ignore[no-untyped-call]
         return
-    # What is done in place to a view (products of [..., d] give one) takes its node out of the graph, not its base's.
+    # Modifying a view in place (products of [..., d] return one) removes its node from the graph, but not its base's.
     output = base.output_nr
 
     def comes(gradients: tuple[Tensor | None, ...]) -> None:
@@ -262,12 +262,12 @@ def _on_gradient(h: Tensor, arrived: Callable[[Tensor], None]) -> None:
 
 
 def _is_kept(weight: Tensor) -> bool:
-    """Whether the graph keeps the input that a weight is multiplied by, and as it is."""
+    """Return True if the graph keeps the input that a weight is multiplied by, unchanged."""
     return weight.requires_grad and (_top_hooks is None or _top_hooks(False) is None)
 
 
 def _own(module: nn.Module, by_parameter: dict[int, int], by_module: dict[int, list[int]]) -> list[int]:
-    """The layers whose weight a module multiplies by: its own, or one that it shares."""
+    """Return the layers whose weight a module multiplies by: its own, or one that it shares."""
     if id(module) in by_module:
         return by_module[id(module)]
     tied = by_parameter.get(id(getattr(module, "weight", None)))

@@ -27,7 +27,7 @@ from gyroscope.base.accepted import real
 from gyroscope.conditioning.fisher import Labels, Scores, mean_of, parameters, scores_of
 from gyroscope.errors import ConditioningError, MissingExtraError
 from gyroscope.passes.batches import batches
-from gyroscope.passes.labels import Loss
+from gyroscope.passes.likelihood import Loss
 from gyroscope.passes.network import (
     Network,
     borrowed,
@@ -64,30 +64,30 @@ def top_eigenvalue(
     seed: int = 0,
     dtype: torch.dtype | None = None,
 ) -> float:
-    """Find the largest eigenvalue of a curvature matrix of the mean loss, for networks of any size.
+    """Return the largest eigenvalue of a curvature matrix of the mean loss, for networks of any size.
 
     The matrix is never formed: a product with a vector takes two or three passes through the network, and 10 to 20
-    vectors as long as the parameters are held on the host. What `fisher` says about modes, batch statistics, random
-    networks and labels holds here too, at no extra cost for batch statistics. The model is left as it was found.
+    vectors as long as the parameters are held on the host. Modes, batch statistics, random networks and labels are
+    treated as in `fisher`, with no extra cost for batch statistics. The model is left as it was.
 
     Args:
         model: any module whose output is one tensor [N, ...].
         loss: `loss(output, target)`: a mean over the batch, a sum, or one value per sample.
         batch: one pair (inputs, targets), as in `fisher`.
         matrix: "fisher" F, in expectation over the model's labels; "second_moment" M, with those of the batch;
-            "gauss_newton" Jᵀ(∂²L/∂f²)J; "hessian" ∂²L/∂θ². For the cross-entropy F and Gauss-Newton are the same, but
-            for the NLL loss of log-probabilities, which is linear in f, Gauss-Newton is zero.
-        layer: name or glob patterns of layers: the block of their weights instead of the whole matrix.
+            "gauss_newton" Jᵀ(∂²L/∂f²)J; "hessian" ∂²L/∂θ². For the cross-entropy, F and Gauss-Newton are the same; for
+            the NLL loss of log-probabilities, which is linear in f, Gauss-Newton is zero.
+        layer: a name or glob patterns of layers, for the block of their weights instead of the whole matrix.
         labels: for "fisher", "model" (the default), "sampled", or a function (output, generator) → targets.
-        which: "largest", or the one of largest "magnitude", which for the Hessian may be negative. All other matrices
-            have none below zero.
-        tolerance: relative accuracy.
-        iterations: the most products with a vector.
-        seed: of the first vector, and of labels that are drawn.
-        dtype: what the network is run in; by default its own, or float32 where that is shorter.
+        which: "largest", or the eigenvalue of largest "magnitude", which may be negative for the Hessian. The other
+            matrices have no negative eigenvalues.
+        tolerance: the relative accuracy.
+        iterations: the largest number of products with a vector.
+        seed: the seed of the first vector and of labels that are drawn.
+        dtype: the dtype that the network is run in; by default its own, or float32 if that is narrower.
 
     Raises:
-        ConditioningError: an argument or the network cannot be treated, or the iteration did not converge.
+        ConditioningError: an argument is invalid, the network cannot be treated, or the iteration did not converge.
         MissingExtraError: scipy, which has the Lanczos iteration, is not installed.
 
     Example:
@@ -102,15 +102,15 @@ def top_eigenvalue(
     accuracy, most = real(tolerance), real(iterations)
     if not (0 < accuracy < 1 and most >= 1 and most.is_integer()):
         raise ConditioningError(
-            f"tolerance={tolerance!r} and iterations={iterations!r}; accepted are a tolerance between 0 and 1, and one "
-            "iteration or more."
+            "`tolerance` must be a number between 0 and 1 and `iterations` a whole number >= 1, got "
+            f"tolerance={tolerance!r} and iterations={iterations!r}. Try 1e-4 and 1000."
         )
     seed = check_run(loss, dtype, seed)
     chosen = parameters(model, only=layer)
     device = dict(chosen.model.named_parameters())[next(iter(chosen.names))].device
     given = list(islice(batches(batch, device), 2))
     if len(given) > 1:
-        raise ConditioningError("several batches were given; top_eigenvalue takes one pair (inputs, targets).")
+        raise ConditioningError("`batch` must be one pair (inputs, targets), got several. Pass one of them.")
     kind = _wide(chosen.model) if dtype is None else dtype
     with borrowed(chosen.model):
         f = network(chosen.model, chosen.names, given[0], kind)
@@ -130,21 +130,21 @@ def _product(f: Network, loss: Loss, matrix: Matrix, labels: Labels, seed: int) 
 
 
 def _extreme(times: Product, size: int, end: str, tolerance: float, iterations: int, seed: int) -> float:
-    """The eigenvalue at one end of the spectrum of a symmetric matrix given by its products."""
-    # float32 is half the memory, where no more digits are asked for than it has.
+    """Return the eigenvalue at one end of the spectrum of a symmetric matrix given by its products."""
+    # float32 takes half the memory, and is enough for this tolerance.
     kind = np.float32 if tolerance >= 1e-5 else np.float64
     start = np.random.default_rng(seed).standard_normal(size, dtype=kind)
     start /= np.linalg.norm(start)
     first = _apply(times, start)
     scale = float(np.linalg.norm(first))
     if not np.isfinite(scale):
-        raise ConditioningError("a product with the matrix is not finite: nor is the loss, or a derivative of it.")
+        raise ConditioningError("A product with the matrix is not finite: the loss or a derivative of it is not.")
     if scale == 0:
         return 0.0
-    # Second derivatives that a custom function does not have are silently zero; what is left is not symmetric.
+    # Second derivatives that a custom function lacks are silently zero; then the matrix is not symmetric.
     if abs(float(start @ _apply(times, first)) / scale**2 - 1) > 0.02:
         raise ConditioningError(
-            "products with the matrix are not symmetric: a function in the network or loss cannot be differentiated "
+            "Products with the matrix are not symmetric: a function in the network or loss cannot be differentiated "
             "twice, such as one marked once_differentiable."
         )
     if size <= _VECTORS:
@@ -155,10 +155,10 @@ def _extreme(times: Product, size: int, end: str, tolerance: float, iterations: 
         from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
     except ImportError:
         raise MissingExtraError(
-            "top_eigenvalue needs scipy, which is not installed: pip install 'gyroscope[curvature]'"
+            "top_eigenvalue needs scipy, which is not installed. Install it with pip install 'gyroscope[curvature]'."
         ) from None
     vectors = min(size, _VECTORS if size < _LARGE else _VECTORS_LARGE)
-    # ARPACK takes tolerances of eigenvalues far below one for absolute ones, so the matrix is brought to that size.
+    # ARPACK's tolerance is absolute for eigenvalues far below one, so the matrix is scaled to size one.
     scaled = LinearOperator((size, size), matvec=lambda v: _apply(times, v.reshape(-1)) / kind(scale), dtype=kind)
     try:
         (found,) = eigsh(
@@ -167,7 +167,7 @@ def _extreme(times: Product, size: int, end: str, tolerance: float, iterations: 
         )  # fmt: skip
     except ArpackNoConvergence:
         raise ConditioningError(
-            f"λmax was not found to {tolerance:g} in {iterations} products; give more iterations or a larger tolerance."
+            f"λmax was not found to {tolerance:g} in {iterations} products. Raise `iterations` or `tolerance`."
         ) from None
     return float(found) * scale
 
@@ -177,26 +177,26 @@ def _apply(times: Product, v: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _wide(model: nn.Module) -> torch.dtype | None:
-    """float32 for a network with something shorter; None for its own."""
+    """Return float32 if a network has a narrower dtype; None otherwise."""
     tensors = [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()]
     return torch.float32 if any(t.dtype.itemsize < 4 for t in tensors) else None
 
 
 def _check(matrix: Any, labels: Any, which: Any) -> None:
     if not isinstance(matrix, str) or matrix not in _MATRICES:
-        raise ConditioningError(f"matrix is {matrix!r}; accepted are {', '.join(map(repr, _MATRICES))}.")
+        raise ConditioningError(f"`matrix` must be one of {', '.join(map(repr, _MATRICES))}, got {matrix!r}.")
     if not isinstance(which, str) or which not in _ENDS:
-        raise ConditioningError(f"which is {which!r}; accepted are {', '.join(map(repr, _ENDS))}.")
+        raise ConditioningError(f"`which` must be one of {', '.join(map(repr, _ENDS))}, got {which!r}.")
     drawn = callable(labels) or (isinstance(labels, str) and labels in ("model", "sampled"))
     if labels is not None and (matrix != "fisher" or not drawn):
         raise ConditioningError(
-            f"labels is {labels!r} with matrix={matrix!r}; accepted are 'model', 'sampled' or a function (output, "
-            "generator) → targets with 'fisher', and none with the other matrices, which have those of the batch."
+            "`labels` must be 'model', 'sampled' or a function (output, generator) → targets with matrix='fisher', and "
+            f"None with the others, which use the labels of the batch, got {labels!r} with matrix={matrix!r}."
         )
 
 
 def hessian_product(f: Network, loss: Loss) -> Product:
-    """v ↦ (∂²L/∂θ²) v for the mean loss L, over the parameters of `f` laid end to end."""
+    """Return v ↦ (∂²L/∂θ²) v for the mean loss L, over the parameters of `f` concatenated."""
     theta = _leaves(f)
     value = mean_of(loss, f(dict(zip(f.theta, theta, strict=True))), f.batch.target)
     first = _derivatives([value], theta, None, twice=True)
@@ -208,12 +208,12 @@ def hessian_product(f: Network, loss: Loss) -> Product:
 
 
 def fisher_product(f: Network, scores: Scores) -> Product:
-    """v ↦ (1/N) Σ_i J_iᵀ E(s sᵀ) J_i v."""
+    """Return v ↦ (1/N) Σ_i J_iᵀ E(s sᵀ) J_i v."""
     return _sandwich(f, lambda output: lambda t: scores.times(t) / scores.samples)
 
 
 def gauss_newton_product(f: Network, loss: Loss) -> Product:
-    """v ↦ Jᵀ (∂²L/∂f²) J v."""
+    """Return v ↦ Jᵀ (∂²L/∂f²) J v."""
 
     def middle(output: Tensor) -> Product:
         leaf = output.detach().requires_grad_()
@@ -244,7 +244,7 @@ def _leaves(f: Network) -> list[Tensor]:
 def _derivatives(
     of: Sequence[Tensor], by: Sequence[Tensor], along: Sequence[Tensor] | None, *, twice: bool = False
 ) -> list[Tensor]:
-    """Backward along some vectors; zero where nothing depends. With `twice`, the result can be differentiated again."""
+    """Return derivatives along vectors, zero if there is no dependence; `twice` makes them differentiable again."""
     kept = [i for i, one in enumerate(of) if one.requires_grad]
     if not kept:
         return [torch.zeros_like(one) for one in by]
@@ -257,7 +257,7 @@ def _derivatives(
         if isinstance(error, torch.OutOfMemoryError):
             raise
         raise ConditioningError(
-            f"the network or the loss cannot be differentiated twice, which products with its curvature need: {error}"
+            f"The network or the loss cannot be differentiated twice, which products with its curvature need: {error}"
         ) from error
     return [torch.zeros_like(one) if g is None else g for one, g in zip(by, found, strict=True)]
 

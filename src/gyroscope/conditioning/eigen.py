@@ -16,18 +16,18 @@ from torch import Tensor
 
 from gyroscope.vectors.eager import power_of_two
 
-# Matrices are stacked up to this many elements at a time: an eighth of a gigabyte in float64. A CPU gains nothing from
-# large stacks.
+# Matrices are stacked up to this many elements: an eighth of a gigabyte in float64. A CPU gains nothing from large
+# stacks.
 _STACK, _STACK_ON_CPU = 2**24, 2**19
 # Up to this size, decomposing a matrix takes no longer than Lanczos iteration for λmax alone.
 _DIRECT = {"cpu": 384, "cuda": 32}
-# Up to this size, squaring again and again takes a GPU less time than starting the many kernels of Lanczos iteration.
+# Up to this size, repeated squaring takes a GPU less time than launching the many kernels of Lanczos iteration.
 _SQUARED = 512
-# And up to this size, where a Krylov space has not reached λmax.
+# Up to this size, squaring is used if a Krylov space has not reached λmax.
 _SQUARED_AFTER_ALL = 2048
-# Before a Krylov space is tried, where products of matrices are cheap beside starting kernels.
+# Squarings before a Krylov space is tried, on devices where products of matrices are cheap compared with launches.
 _SQUARINGS = {"cuda": 3}
-# Of the residual, relative to λmax. Eigenvalues that lie within a few times as much of λmax may be taken for it.
+# The residual, relative to λmax. Eigenvalues within a few times this distance of λmax may be taken for it.
 _RESIDUAL = 1e-8
 
 # Parts of a stack that are decomposed at the same time.
@@ -37,27 +37,26 @@ _LARGEST, _BATCHED = 512, 32
 
 # Products of `krylov` with the squared matrix.
 _DEGREE = 32
-# Further products with the vector that was found: squares in PᵀP leave it half of its digits, powers give them back.
+# Further products with the vector that was found: it loses half of its digits in PᵀP, and powers restore them.
 _POLISH = 4
 
-# Vectors that `lanczos` holds at a time, and of these kept at a restart. GPUs decompose projected matrices of 32 rows
-# fast.
+# Vectors that `lanczos` holds, and those it keeps at a restart. GPUs decompose projected matrices of 32 rows fast.
 _BASIS, _KEPT = 32, 8
-# Restarts after which the decomposition of the whole matrix is the better way.
+# Restarts after which decomposing the whole matrix is faster.
 _RESTARTS = 8
 
 # Squarings of `largest_by_squaring`.
 _TIMES_SQUARED = 22
-# Of these, those after which the trace is divided by, and after the last but one. In between it falls to
+# Squarings between two divisions by the trace, which also follow the last one. In between the trace falls to
 # d^−(2^every − 1) at the least.
 _EVERY = 3
 
 
 def eigenvalues(matrices: Sequence[Tensor], *, owned: bool = False) -> list[Tensor]:
-    """The eigenvalues of symmetric matrices [d, d], each as [d] in descending order, in float64.
+    """Return the eigenvalues of symmetric matrices [d, d], each as [d] in descending order, in float64.
 
-    Matrices of one size are decomposed together, on their device; on the CPU where that has no float64. A matrix that
-    is not finite has NaN for eigenvalues. Matrices that are `owned` may be overwritten, to save memory.
+    Matrices of one size are decomposed together, on their device, or on the CPU if that has no float64. The eigenvalues
+    of a matrix that is not finite are NaN. Matrices that are `owned` may be overwritten, to save memory.
 
     >>> eigenvalues([torch.tensor([[2.0, 1.0], [1.0, 2.0]]), torch.tensor([[5.0]])])
     [tensor([3., 1.], dtype=torch.float64), tensor([5.], dtype=torch.float64)]
@@ -70,11 +69,11 @@ def eigenvalues(matrices: Sequence[Tensor], *, owned: bool = False) -> list[Tens
 
 
 def largest(matrices: Sequence[Tensor], *, owned: bool = False) -> Tensor:
-    """λmax of symmetric positive semidefinite matrices [d, d], as [n] in float64 on the device of the first.
+    """Return λmax of symmetric positive semidefinite matrices [d, d], as [n] in float64 on the device of the first.
 
-    For large matrices it is found in a Krylov space, to a relative 1e-6 or better: a small one at first, then by
-    Lanczos iteration, and by decomposition where that converges slowly too. On a GPU, for those of middling size, it is
-    found by squaring. Matrices that are `owned` may be overwritten, to save memory.
+    For large matrices it is found in a Krylov space, to a relative 1e-6 or better: first in a small one, then by
+    Lanczos iteration, and by decomposition if that converges slowly too. For medium sizes on a GPU it is found by
+    squaring. Matrices that are `owned` may be overwritten, to save memory.
 
     >>> largest([torch.eye(3), torch.tensor([[2.0, 1.0], [1.0, 2.0]])])
     tensor([1., 3.], dtype=torch.float64)
@@ -107,7 +106,7 @@ def largest(matrices: Sequence[Tensor], *, owned: bool = False) -> Tensor:
 
 
 def alike(keys: Sequence[tuple[int, torch.device]]) -> list[list[int]]:
-    """Indices of matrices of the same size on the same device, as many together as should be stacked.
+    """Return the indices of matrices to stack: of one size and device, and not too many at a time.
 
     >>> cpu = torch.device("cpu")
     >>> alike([(3, cpu), (2, cpu), (3, cpu)]), alike([(2**13, cpu)] * 2)
@@ -124,9 +123,9 @@ def alike(keys: Sequence[tuple[int, torch.device]]) -> list[list[int]]:
 
 
 def _scaled(matrices: Sequence[Tensor], *, owned: bool = False) -> tuple[Tensor, Tensor]:
-    """The matrices as a stack in float64, with elements near 1, and what they were divided by, [b, 1].
+    """Return the matrices as a stack in float64, scaled to elements near 1, and the divisors, [b, 1].
 
-    Matrices that are not finite are zeros in the stack, and were divided by NaN. Where the device has no float64, the
+    Matrices that are not finite are zeros in the stack, and their divisor is NaN. If the device has no float64, the
     stack is on the CPU.
     """
     if owned and len(matrices) == 1:
@@ -139,7 +138,7 @@ def _scaled(matrices: Sequence[Tensor], *, owned: bool = False) -> tuple[Tensor,
 
 
 def magnitudes(stack: Tensor) -> Tensor:
-    """The largest absolute value in each matrix of a stack, [b]; 0 where there are no elements.
+    """Return the largest absolute value in each matrix of a stack, [b]; 0 for empty matrices.
 
     >>> magnitudes(torch.tensor([[[1.0, -2.0]], [[0.0, 0.5]]])), magnitudes(torch.zeros(1, 0, 3))
     (tensor([2.0000, 0.5000]), tensor([0.]))
@@ -151,10 +150,10 @@ def magnitudes(stack: Tensor) -> Tensor:
 
 
 def eigvalsh(stack: Tensor) -> Tensor:
-    """`torch.linalg.eigvalsh` of a stack [b, d, d], in parts side by side on one GPU where that is faster.
+    """Return `torch.linalg.eigvalsh` of a stack [b, d, d], computed in parallel parts on one GPU if that is faster.
 
-    A solver takes the matrices of a stack one after the other, and most of its time is spent between kernels too small
-    to fill the device. Parts of a stack on streams of their own, each driven by a thread, fill the gaps.
+    A solver takes the matrices of a stack one after the other, and spends most of its time between kernels too small to
+    fill the device. Parts of a stack on their own streams, each driven by a thread, fill the gaps.
 
     >>> eigvalsh(torch.tensor([[[2.0, 1.0], [1.0, 2.0]]]))
     tensor([[1., 3.]])
@@ -170,7 +169,7 @@ def eigvalsh(stack: Tensor) -> Tensor:
         with torch.no_grad(), torch.cuda.stream(stream):
             found = _eigvalsh(part)
             stream.synchronize()
-        # The memory belongs to the other stream, and may be reused there as soon as it is let go of.
+        # The memory belongs to the other stream, and may be reused there as soon as it is released.
         found.record_stream(current)
         return found
 
@@ -184,12 +183,12 @@ def _eigvalsh(stack: Tensor) -> Tensor:
 
 
 def krylov(stack: Tensor, *, residual: float, squarings: int = 0) -> tuple[Tensor, Tensor]:
-    """λmax of positive semidefinite matrices [b, d, d], and whether it was reached, both [b].
+    """Return λmax of positive semidefinite matrices [b, d, d], and whether it was reached, both [b].
 
-    A few squarings, then a Krylov space in a Chebyshev basis. Squaring is what a GPU does best, and a product with the
-    squared matrix is worth several with the matrix itself. In a basis of Chebyshev polynomials such a product is nearly
-    the whole of a step: no orthogonalization, no norm. So this takes a fraction of the kernels of Lanczos iteration,
-    which continues where the eigenvalue has not been reached.
+    A few squarings are followed by a Krylov space in a Chebyshev basis. GPUs square matrices fast, and a product with
+    the squared matrix is worth several with the matrix itself. In a basis of Chebyshev polynomials such a product is
+    nearly all of a step: no orthogonalization, no norm. So this takes a fraction of the kernels of Lanczos iteration,
+    which continues if the eigenvalue has not been reached.
 
     With B a multiple of A^n, n = 2^squarings, and C = 2B/f − 1, f = ‖B‖_F ≥ λmax(B), the vectors p_0 = q, p_1 = Cq,
     p_{k+1} = 2C p_k − p_{k−1} span the same space as q, Bq, B²q, ... and stay apart. With P their columns, the largest
@@ -203,7 +202,7 @@ def krylov(stack: Tensor, *, residual: float, squarings: int = 0) -> tuple[Tenso
     b, d, _ = stack.shape
     power = stack
     for _ in range(squarings):
-        # Divided by the trace, so that powers neither vanish nor grow.
+        # Dividing by the trace keeps powers from vanishing or growing.
         trace = power.diagonal(dim1=1, dim2=2).sum(1)
         half = power / torch.where(trace > 0, trace, 1.0)[:, None, None]
         power = torch.bmm(half, half)
@@ -224,14 +223,14 @@ def krylov(stack: Tensor, *, residual: float, squarings: int = 0) -> tuple[Tenso
         v = torch.baddbmm(v, twice, v, beta=2)  # 4B/f
     v = torch.nn.functional.normalize(v, dim=1)
     av = torch.bmm(stack, v)
-    # The quotient is right to the square of what the vector is off, also where rounding has its part in that.
+    # The error of the quotient is the square of the vector's, including its rounding errors.
     value = (v * av).sum((1, 2))
     off = torch.linalg.vector_norm(av - value[:, None, None] * v, dim=(1, 2))
     return value, off <= residual * value
 
 
 def _best(gram: Tensor) -> Tensor:
-    """The coefficients y of the largest eigenvalue, [b, degree, 1], from PᵀP with one vector more than is used."""
+    """Return the coefficients y of the largest eigenvalue, [b, degree, 1], from PᵀP with one vector more than used."""
     inner, once = gram[:, :-1, :-1], gram[:, :-1]
     # 4B p_k/f = p_{k+1} + 2 p_k + p_{k−1}, and 4B p_0/f = 2 p_1 + 2 p_0
     image = 2 * inner
@@ -247,14 +246,14 @@ def _best(gram: Tensor) -> Tensor:
 
 
 def lanczos(stack: Tensor, *, residual: float) -> tuple[Tensor, Tensor]:
-    """λmax of positive semidefinite matrices [b, d, d], and whether it was reached, both [b].
+    """Return λmax of positive semidefinite matrices [b, d, d], and whether it was reached, both [b].
 
     Lanczos: with the columns of Q orthonormal and spanning q, Aq, A²q, ..., the largest eigenvalue θ of H = QᵀAQ grows
     towards λmax, and some eigenvalue of A is within ‖Ay − θy‖ of θ, y = Qs, Hs = θs. It is reached when this is at most
     residual·θ. Once Q is full, only the space of its best y is kept, and grows again (thick restart).
 
     The elements should be near 1. A space that A maps to itself cannot grow: the vectors after it are zero, and so are
-    the eigenvalues of H which they add; these are not above λmax as A is positive semidefinite.
+    the eigenvalues of H that they add. These are not above λmax, because A is positive semidefinite.
 
     >>> value, reached = lanczos(torch.diag(torch.linspace(0, 1, 100, dtype=torch.float64))[None], residual=1e-8)
     >>> round(value.item(), 9), reached.item()
@@ -270,7 +269,7 @@ def lanczos(stack: Tensor, *, residual: float) -> tuple[Tensor, Tensor]:
     for _ in range(1 + _RESTARTS):
         for k in range(known, held):
             basis, w = q[:, : k + 1], torch.bmm(stack, q[:, k, :, None])
-            # Once leaves rounding errors of the size of what was taken away; twice is enough.
+            # Orthogonalizing once leaves rounding errors as large as the parts removed; twice is enough.
             first = torch.bmm(basis, w)
             w = torch.baddbmm(w, basis.mT, first, alpha=-1)
             second = torch.bmm(basis, w)
@@ -291,24 +290,24 @@ def lanczos(stack: Tensor, *, residual: float) -> tuple[Tensor, Tensor]:
 
 
 def _start(d: int) -> Tensor:
-    """A direction that no layer's matrix has reason to avoid, and the same at every call: random, of a fixed seed."""
+    """Return a random direction from a fixed seed: no layer's matrix avoids it, and it is the same at every call."""
     drawn = torch.randn(d, dtype=torch.float64, generator=torch.Generator().manual_seed(0x6C7972))
     return torch.nn.functional.normalize(drawn, dim=0)
 
 
 def largest_by_squaring(stack: Tensor) -> Tensor:
-    """λmax of positive semidefinite matrices [b, d, d], as [b]; 0 for matrices of zeros, NaN for ones not finite.
+    """Return λmax of positive semidefinite matrices [b, d, d], as [b]; 0 for matrices of zeros, NaN if not finite.
 
-    Squaring takes more arithmetic than Lanczos iteration and far fewer kernels, and nothing waits for the device: for
-    small matrices on a GPU this is the faster way.
+    Squaring takes more arithmetic than Lanczos iteration but far fewer kernels, and nothing waits for the device. It is
+    faster for small matrices on a GPU.
 
-    With B_0 = A/tr A and B_k = B_{k−1}², divided by its trace t_k now and then, these traces add up to the power
+    With B_0 = A/tr A and B_k = B_{k−1}², divided by its trace t_k at some k, the traces multiply to the power
 
         tr A^n = Π_j t_j^{n/2^j},   n = 2^k,
 
-    and (tr A^{2n}/tr A^n)^{1/n} grows towards λmax: of eigenvalues λ_i = λmax(1 − δ_i) only those with δ_i < 1/n count,
-    and these are λmax but for their number. With n = 2^22 that is a relative 1e-6 at the worst, of a spectrum made for
-    it; rounding in B_k counts 2^−k times.
+    and (tr A^{2n}/tr A^n)^{1/n} grows towards λmax: of eigenvalues λ_i = λmax(1 − δ_i) only those with δ_i < 1/n
+    contribute, and these are equal to λmax. With n = 2^22 the relative error is 1e-6 for the worst spectrum; rounding
+    in B_k counts 2^−k times.
 
     >>> largest_by_squaring(torch.diag(torch.linspace(0, 1, 100, dtype=torch.float64))[None])
     tensor([1.], dtype=torch.float64)
@@ -327,9 +326,9 @@ def largest_by_squaring(stack: Tensor) -> Tensor:
 
 @cache
 def _shares(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """How much each trace counts. Kept: a CUDA graph cannot hold the copy to its device."""
+    """Return the weight of each trace. Cached, because a CUDA graph cannot hold the copy to its device."""
     shares = [2.0**-k for k in range(0, _TIMES_SQUARED, _EVERY)] + [2.0**-_TIMES_SQUARED]
-    # What the last trace adds is ln(tr A^2n)/2n − ln(tr A^n)/n; taken twice, it leaves ln(tr A^2n/tr A^n)/n.
+    # The last trace adds ln(tr A^2n)/2n − ln(tr A^n)/n; counted twice, it leaves ln(tr A^2n/tr A^n)/n.
     shares[-1] *= 2
     return torch.tensor(shares, dtype=dtype, device=device)
 

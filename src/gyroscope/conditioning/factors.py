@@ -1,7 +1,7 @@
-"""The two factors of a layer, Σx and Σ∇h: sums of outer products that are kept in whichever form is smaller.
+"""The two factors of a layer, Σx and Σ∇h: sums of outer products, kept in whichever form is smaller.
 
 For h = Wx with R samples, Σx = (1/R) Σ xxᵀ and Σ∇h = (1/R) Σ ggᵀ are of size d×d. While R < d the samples themselves
-are kept, A ∈ ℝ^{d×R}: AAᵀ and AᵀA have the same eigenvalues apart from zeros. Beyond that AAᵀ is added up.
+are kept, A ∈ ℝ^{d×R}: AAᵀ and AᵀA have the same eigenvalues apart from zeros. From R = d on, AAᵀ is accumulated.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from torch import Tensor
 
 from gyroscope.vectors.eager import accumulator
 
-# Elements of an operand that are converted to float64 at once; a CPU loses nothing by fewer.
+# Elements of an operand that are converted to float64 at once; on a CPU fewer cost nothing.
 _AT_ONCE, _AT_ONCE_ON_CPU = 2**23, 2**20
 
 # Columns from which only the upper triangle of AAᵀ is computed, in blocks.
 _BLOCK = 512
 
-# Compute capabilities with float64 units as fast as half their float32 ones, or faster.
+# Compute capabilities whose float64 throughput is at least half their float32 throughput.
 _FAST_DOUBLE = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
 
 
 @lru_cache(maxsize=64)
 def accumulated_in(device: torch.device) -> torch.dtype:
-    """The dtype that outer products are formed and added up in: float64 wherever the device does it at a fair speed.
+    """Return the dtype that outer products are accumulated in: float64 unless it is slow on the device.
 
     >>> accumulated_in(torch.device("cpu"))
     torch.float64
@@ -37,7 +37,7 @@ def accumulated_in(device: torch.device) -> torch.dtype:
 
 
 def add_gram_(out: Tensor, a: Tensor) -> Tensor:
-    """Add AAᵀ to `out`, upper triangle at least, for A given as [d, ...] with its columns along all further dimensions.
+    """Add at least the upper triangle of AAᵀ to `out`, for A given as [d, ...] with columns along all other dimensions.
 
     Columns are converted to the dtype of `out` before they are multiplied, some at a time.
 
@@ -61,7 +61,7 @@ def add_gram_(out: Tensor, a: Tensor) -> Tensor:
 
 
 def gram(a: Tensor) -> Tensor:
-    """AAᵀ, upper triangle at least, in the accumulators' dtype."""
+    """Return at least the upper triangle of AAᵀ, in the accumulators' dtype."""
     dtype = accumulated_in(a.device)
     if a.shape[0] <= _BLOCK and 0 < a.numel() <= _at_once(a):
         part = _converted(a, dtype).flatten(1)
@@ -70,7 +70,7 @@ def gram(a: Tensor) -> Tensor:
 
 
 def upper(matrix: Tensor) -> Tensor:
-    """The symmetric matrix with this upper triangle.
+    """Return the symmetric matrix with this upper triangle.
 
     >>> upper(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))
     tensor([[1., 2.],
@@ -84,7 +84,7 @@ def _at_once(a: Tensor) -> int:
 
 
 def _mirror_(matrix: Tensor) -> Tensor:
-    """The blocks below the diagonal from those above it, where they were left out."""
+    """Copy the blocks above the diagonal to those below it, which were left out."""
     for top in range(0, len(matrix) - _BLOCK, _BLOCK):
         end = top + _BLOCK
         matrix[end:, top:end] = matrix[top:end, end:].T
@@ -92,7 +92,7 @@ def _mirror_(matrix: Tensor) -> Tensor:
 
 
 def _converted(a: Tensor, dtype: torch.dtype) -> Tensor:
-    """In another dtype, as a copy that is laid out for products; channels that lie last stay last."""
+    """Return a tensor in another dtype, laid out for products; channels that lie last stay last."""
     if a.dim() == 2:
         return a.to(dtype)
     last = a.stride(0) == 1
@@ -101,16 +101,16 @@ def _converted(a: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass
 class Factor:
-    """A sum of outer products Σ aaᵀ over samples, that grows batch by batch.
+    """A sum of outer products Σ aaᵀ over samples, which grows batch by batch.
 
-    What is added belongs to the open batch until `close` gives its samples their common weight.
+    Samples belong to the open batch until `close` gives them their common weight.
 
     Attributes:
         dimension: d; 0 before anything was added.
-        samples: R, in the batches that are closed.
-        pending: in the open batch.
-        eps: the machine epsilon of the coarsest dtype that samples came in.
-        diagonal: whether samples are one-hot (the input of an embedding): what is kept is how often each was hot.
+        samples: R, the number of samples in closed batches.
+        pending: the number of samples in the open batch.
+        eps: the machine epsilon of the samples' coarsest dtype.
+        diagonal: True if samples are one-hot (the input of an embedding). Then their counts are kept.
 
     >>> factor = Factor()
     >>> factor.add(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))      # two samples, the columns
@@ -128,19 +128,19 @@ class Factor:
     _held: list[tuple[Tensor, float]] = field(default_factory=list)
     _held_open: list[Tensor] = field(default_factory=list)
     _total: Tensor | None = None
-    _times: float = 1.0  # what the total is still to be multiplied by
+    _times: float = 1.0  # the total is still to be multiplied by this
     _open: Tensor | None = None
 
     def add(self, a: Tensor) -> None:
         """Add samples, the columns of A given as [d, ...]."""
         if not self._begin(a, a.shape[0], a[0].numel()):
-            # A copy: the tensor may be written to before the pass is over, such as an input buffer that is filled anew.
+            # A copy, because the tensor may be overwritten before the pass is over, such as a reused input buffer.
             self._held_open.append(a.reshape(a.shape[0], -1).clone())
             return
         self._open = gram(a) if self._open is None else add_gram_(self._open, a)
 
     def add_gram(self, matrix: Tensor, *, samples: int, like: Tensor) -> None:
-        """Add AAᵀ that was formed elsewhere, from samples of the dtype of `like`."""
+        """Add an AAᵀ that was formed elsewhere, from samples with the dtype of `like`."""
         self.pending += samples
         self.dimension = matrix.shape[0]
         self._note(like)
@@ -151,7 +151,7 @@ class Factor:
             self._open += matrix
 
     def add_counts(self, indices: Tensor, dimension: int) -> None:
-        """Add one-hot samples, given by where they are hot."""
+        """Add one-hot samples, given by the indices of their ones."""
         flat = indices.reshape(-1)
         self.diagonal, self.dimension = True, dimension
         self.pending += flat.numel()
@@ -160,7 +160,7 @@ class Factor:
         self._open.index_add_(0, flat, torch.ones_like(flat, dtype=self._open.dtype))
 
     def close(self, weight: float = 1.0) -> None:
-        """The open batch has ended: its samples count `weight` times their value."""
+        """Close the open batch: its samples are multiplied by `weight`."""
         self._held += [(a, weight) for a in self._held_open]
         self._held_open = []
         if self._open is not None:
@@ -184,9 +184,9 @@ class Factor:
         self._held_open, self._open, self.pending = [], None, 0
 
     def mean(self) -> Tensor:
-        """(1/R) Σ aaᵀ; while R < d its smaller twin (1/R) AᵀA with the same eigenvalues but for zeros.
+        """Return (1/R) Σ aaᵀ; while R < d the smaller (1/R) AᵀA, with the same eigenvalues apart from zeros.
 
-        A vector with its eigenvalues where samples are one-hot.
+        For one-hot samples, a vector with its eigenvalues.
         """
         if self._total is not None:
             total = self._settled()
@@ -195,9 +195,9 @@ class Factor:
         return upper(gram(a if a.shape[0] <= a.shape[1] else a.T)).div_(self.samples)
 
     def take(self) -> tuple[Tensor, float]:
-        """What `mean` gives, as a matrix and a number to multiply by, at the least cost; it is let go of here."""
+        """Return `mean` as a matrix and a factor, at the least cost, and release the memory."""
         if self._total is None:
-            one = len(self._held) == 1  # converted a part at a time, and not multiplied: it may be large
+            one = len(self._held) == 1  # it may be large, so it is converted in parts and not multiplied
             a, times = (self._held[0][0], self._held[0][1] ** 2) if one else (self.kept(), 1.0)
             found = gram(a if a.shape[0] <= a.shape[1] else a.T)
         else:
@@ -207,12 +207,12 @@ class Factor:
 
     @property
     def bytes(self) -> int:
-        """How much memory it holds on to."""
+        """Bytes of memory in use."""
         return sum(a.numel() * a.element_size() for a in self._tensors())
 
     @property
     def device(self) -> torch.device | None:
-        """Where."""
+        """Device of that memory; None if there is none."""
         return next((a.device for a in self._tensors()), None)
 
     def _tensors(self) -> list[Tensor]:
@@ -221,21 +221,21 @@ class Factor:
 
     @property
     def side(self) -> int:
-        """The size of the matrix that `mean` gives."""
+        """Size of the matrix that `mean` returns."""
         return self.dimension if self._total is not None else min(self.dimension, self.samples)
 
     def kept(self) -> Tensor:
-        """The samples as columns, in the accumulators' dtype; only where `holds_samples`."""
+        """Return the samples as columns, in the accumulators' dtype; only if `holds_samples`."""
         parts = [a.to(accumulated_in(a.device)) * weight for a, weight in self._held]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     @property
     def holds_samples(self) -> bool:
-        """Whether it still consists of samples."""
+        """True while the samples themselves are kept."""
         return self._total is None and bool(self._held)
 
     def matrix(self) -> Tensor:
-        """Σ aaᵀ itself as [d, d], or the counts; whatever was held becomes that."""
+        """Return Σ aaᵀ as [d, d], or the counts, and keep that from now on."""
         self._spill()
         return self._settled()
 
@@ -247,24 +247,24 @@ class Factor:
         return self._total
 
     def replace(self, total: Tensor, samples: int) -> None:
-        """Another sum over so many samples, such as that over all ranks."""
+        """Replace the sum, for example by that over all ranks."""
         self._held, self._total, self._times, self.samples = [], total, 1.0, samples
         self.dimension = total.shape[0]
 
     def replace_samples(self, a: Tensor) -> None:
-        """Other samples, such as those of all ranks."""
+        """Replace the samples, for example by those of all ranks."""
         self._held, self._total, self.samples, self.dimension = [(a, 1.0)], None, a.shape[1], a.shape[0]
 
     def keeps(self, dimension: int, count: int) -> bool:
-        """Whether `count` samples more would be kept as they are, because all are fewer than their dimension."""
+        """Return True if `count` more samples would be kept as they are: fewer samples than dimensions."""
         return self._open is None and self._total is None and self.samples + self.pending + count < dimension
 
     def release(self) -> None:
-        """Let go of what was added up; the counts stay."""
+        """Release the memory; the numbers of samples stay."""
         self._held, self._held_open, self._total, self._open = [], [], None, None
 
     def _begin(self, like: Tensor, dimension: int, count: int) -> bool:
-        """Count samples that come; whether they must be added to a matrix, because there are too many to keep."""
+        """Count new samples; return True if there are too many to keep, so that they must be added to a matrix."""
         self.dimension = dimension
         self._note(like)
         keeps = self.keeps(dimension, count)
@@ -277,7 +277,7 @@ class Factor:
         self.eps = max(self.eps, torch.finfo(like.dtype).eps)
 
     def _spill(self) -> None:
-        """Turn samples into the matrix they make."""
+        """Turn the kept samples into a sum of outer products."""
         for a, weight in self._held:
             a = a.to(accumulated_in(a.device)) * weight
             self._total = gram(a) if self._total is None else add_gram_(self._settled(), a)

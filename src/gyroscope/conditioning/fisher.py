@@ -1,18 +1,18 @@
-"""The Fisher matrix of a small network, exactly: F, the second-moment matrix M, and their blocks, one per layer.
+"""The exact Fisher matrix F of a small network, its second-moment matrix M, and their blocks, one per layer.
 
     F = (1/N) Σ_i E_{y ~ q(y|x_i)} ∇ℓ_i ∇ℓ_iᵀ        M = (1/N) Σ_i ∇ℓ_i ∇ℓ_iᵀ with the labels of the data
 
 (section 2 of Huang et al., 2020), over θ, the weights and biases that require gradients (`parameters`). ℓ_i is the loss
 of sample i, defined so that the mean loss is L = (1/N) Σ_i ℓ_i. `gyroscope.condition` approximates the blocks by
-Σx ⊗ Σ∇h, for networks of any size; these are what it approximates.
+Σx ⊗ Σ∇h, for networks of any size.
 
 With J the Jacobian of the output f of a sample and s = ∂ℓ/∂f its score, ∇ℓ = Jᵀs, so that every matrix of second
 moments is
 
     (1/N) Σ_i J_iᵀ E(s sᵀ) J_i,     E(s sᵀ) = Σ_r b_r b_rᵀ.
 
-`scores_of` gives the rows b_r: one for a label that is known or drawn. The expectation over the model's own labels is
-known in closed form, with c the share of a prediction in ℓ:
+`scores_of` gives the rows b_r: a single one for a known or drawn label. The expectation over the model's own labels has
+a closed form, with c the share of a prediction in ℓ:
 
     categorical   E(s sᵀ) = c² (diag q − q qᵀ) = Σ_k c² q_k (q − e_k)(q − e_k)ᵀ      (c² diag q for log-probabilities)
     Bernoulli     E(s sᵀ) = c² q (1 − q)
@@ -44,7 +44,7 @@ from gyroscope.errors import ConditioningError, GyroscopeError, LayerError
 from gyroscope.layers.class_names import ancestry, wrapped_in
 from gyroscope.layers.layer import layers
 from gyroscope.passes.batches import batches
-from gyroscope.passes.labels import (
+from gyroscope.passes.likelihood import (
     Likelihood,
     Loss,
     class_dimension,
@@ -71,7 +71,7 @@ __all__ = ["Exact", "fisher", "gradient_rows", "parameters", "scores_of"]
 
 Labels = Literal["model", "sampled", "true"] | Callable[[Tensor, torch.Generator], Any]
 
-# Elements held at a time: of gradient rows, and of the activations they go back through.
+# Elements held at a time: of gradient rows, and of the activations that they are propagated through.
 _ROWS = 1 << 23
 _ACTIVATIONS = 1 << 25
 
@@ -83,9 +83,9 @@ class Exact:
     """An exact matrix of second moments of gradients, or its blocks.
 
     Attributes:
-        parameters: names of the parameters; that of a layer's weight is the layer's.
-        sizes: how many elements each has; P is their sum.
-        layers: those of the parameters that are the weight of a layer.
+        parameters: names of the parameters; a layer's weight has the layer's name.
+        sizes: the number of elements of each; P is their sum.
+        layers: the parameters that are the weight of a layer.
         samples: N, without samples that have no label (`ignore_index` everywhere).
         epsilon: machine epsilon of the dtype the network was run in.
         moments: the whole matrix under None, or the blocks under the names of their layers.
@@ -100,7 +100,7 @@ class Exact:
 
     @property
     def matrix(self) -> Tensor | None:
-        """The matrix [P, P] in float64; None where only the blocks were asked for.
+        """The matrix [P, P] in float64; None if only the blocks were asked for.
 
         Rows and columns are in the order of `parameters`, each flattened as it is stored: W of a linear layer row by
         row, so that one sample's block is gᵀg ⊗ xᵀx.
@@ -109,21 +109,21 @@ class Exact:
 
     @property
     def slices(self) -> dict[str, slice]:
-        """Where each parameter lies in the rows and columns of the matrix, by name."""
+        """Slice of the matrix's rows and columns for each parameter, by name."""
         ends = accumulate(self.sizes)
         return {n: slice(end - size, end) for n, size, end in zip(self.parameters, self.sizes, ends, strict=True)}
 
     @property
     def blocks(self) -> dict[str, Tensor]:
-        """The block [size, size] of each layer's weight."""
+        """Block [size, size] of each layer's weight."""
         return {layer: self.block(layer) for layer in self.layers}
 
     def block(self, layer: str) -> Tensor:
-        """The block F_k of one layer's weight."""
+        """Return the block F_k of one layer's weight."""
         return self._moments(layer).matrix
 
     def spectrum(self, layer: str | None = None) -> Spectrum:
-        """The eigenvalues of the whole matrix, or of the block of one layer."""
+        """Return the eigenvalues of the whole matrix, or of the block of one layer."""
         moments = self._moments(layer)
         return moments.spectrum(tolerance=max(moments.dimension * 2.0**-52, (4 * self.epsilon) ** 2))
 
@@ -131,9 +131,11 @@ class Exact:
         if layer in self.moments:
             return self.moments[layer]
         if layer is None:
-            raise ConditioningError("only the blocks were asked for: name a layer, or leave out blocks=True.")
+            raise ConditioningError("Only the blocks were formed. Pass `layer`, or call fisher without blocks=True.")
         if layer not in self.layers:
-            raise ConditioningError(f"there is no layer {layer!r}; the layers are {', '.join(self.layers) or 'none'}.")
+            raise ConditioningError(
+                f"`layer` must be the name of a layer, got {layer!r}. There are {', '.join(self.layers) or 'none'}."
+            )
         return self.moments[None].part(self.slices[layer])
 
 
@@ -149,16 +151,16 @@ def fisher(
     seed: int = 0,
     dtype: torch.dtype | None = torch.float64,
 ) -> Exact:
-    """Form the Fisher matrix F of a network, or its second-moment matrix M, exactly.
+    """Form the exact Fisher matrix F of a network, or its second-moment matrix M.
 
     The expectation over labels is exact: for the cross-entropy F = (1/N) Σ_i J_iᵀ (diag q_i − q_i q_iᵀ) J_i with J_i
-    the Jacobian of the logits. Where ℓ is the negative log-likelihood of q, F is also the Gauss-Newton matrix. That is
-    so for all losses of one prediction per sample, for squared errors, and for sums; but where a mean is taken over D
-    labels of a sample (pixels, tokens, several Bernoulli labels), ℓ is 1/D of it and F is 1/D of Gauss-Newton.
+    the Jacobian of the logits. If ℓ is the negative log-likelihood of q, F is also the Gauss-Newton matrix. This holds
+    for all losses of one prediction per sample, for squared errors, and for sums. If a mean is taken over D labels of a
+    sample (pixels, tokens, several Bernoulli labels), ℓ is 1/D of it and F is 1/D of Gauss-Newton.
 
-    The network is run in the mode it is in. With batch statistics (batch normalisation in training mode) ℓ_i depends on
-    the whole batch, and ∇ℓ_i is row i of the Jacobian of all N losses: right, but N times the work. A network that
-    draws random numbers, such as dropout in training mode, is refused. The model is left as it was found.
+    The network is run in its current mode. With batch statistics (batch normalization in training mode) ℓ_i depends on
+    the whole batch, and ∇ℓ_i is row i of the Jacobian of all N losses, which takes N times the work. A network that
+    draws random numbers, such as dropout in training mode, is rejected. The model is left as it was.
 
     Args:
         model: any module whose output is one tensor [N, ...].
@@ -167,18 +169,18 @@ def fisher(
         batch: (inputs, targets), or an iterable of these; inputs are a tensor, a tuple of positional arguments or a
             dict of keyword arguments. Tensors whose leading dimension is N are split into samples.
         labels: "model" for F; "sampled" for F with one label per sample drawn from the model; "true" for M; or a
-            function (output, generator) → targets that draws them. `gyroscope.passes.labels` says from which losses
-            the model's distribution is known.
-        blocks: form the blocks of the layers' weights alone, never the whole.
-        layers: glob patterns on the names of layers: the matrix is over the weights of these alone.
-        limit: the most parameters of a matrix.
-        seed: of the generator that labels are drawn with.
-        dtype: what the network is run in: float64, so that small eigenvalues are not rounding; None for its own.
-            Second moments are added up in float64 either way.
+            function (output, generator) → targets that draws them. `gyroscope.passes.likelihood` lists the losses whose
+            distribution is known.
+        blocks: form only the blocks of the layers' weights, never the whole matrix.
+        layers: glob patterns on the names of layers; the matrix is over the weights of these alone.
+        limit: the largest number of parameters of a matrix.
+        seed: the seed of the generator that draws labels.
+        dtype: the dtype that the network is run in: float64, so that small eigenvalues are not rounding errors, or None
+            for its own. Second moments are accumulated in float64 either way.
 
     Raises:
-        ConditioningError: there are more parameters than `limit`, the loss has no likelihood, the network is random; no
-            work has been done then.
+        ConditioningError: there are more parameters than `limit`, the loss has no likelihood, or the network is random;
+            raised before any work is done.
 
     Example:
         Softmax regression at W = 0 has F = E(xxᵀ) ⊗ S with S = (I − 11ᵀ/c)/c (equation 2).
@@ -194,17 +196,16 @@ def fisher(
     seed, blocks = check_run(loss, dtype, seed), flag(blocks, "blocks", ConditioningError)
     if not callable(labels) and not (isinstance(labels, str) and labels in ("model", "sampled", "true")):
         raise ConditioningError(
-            f"labels is {labels!r}; accepted are 'model', 'sampled', 'true', or a function (output, generator) → "
-            "targets."
+            f"`labels` must be 'model', 'sampled', 'true' or a function (output, generator) → targets, got {labels!r}."
         )
     most = real(limit)
     if not most > 0:
-        raise ConditioningError(f"limit is {limit!r}; accepted is a number of parameters above 0.")
+        raise ConditioningError(f"`limit` must be a number of parameters > 0, got {limit!r}. Try 20_000.")
     chosen = parameters(model, only=layers, weights=blocks)
     _refuse_large(chosen, blocks, most)
     device = next(p.device for name, p in chosen.model.named_parameters() if name in chosen.names)
     generator = torch.Generator(device).manual_seed(seed)
-    # A device without float64 has its gradients added up on the host.
+    # Gradients from a device without float64 are accumulated on the host.
     held = device if accumulator(device) is torch.float64 else torch.device("cpu")
     sizes = dict(zip(chosen.names, chosen.sizes, strict=True)) if blocks else {None: sum(chosen.sizes)}
     sums = {name: Sum(size, held) for name, size in sizes.items()}
@@ -228,12 +229,12 @@ def _refuse_large(chosen: Parameters, blocks: bool, limit: float) -> None:
     sizes = dict(zip(chosen.names.values(), chosen.sizes, strict=True)) if blocks else {"": sum(chosen.sizes)}
     name, most = max(sizes.items(), key=lambda item: item[1])
     if most > limit:
-        which = f"the block of {name!r}" if blocks else "the matrix"
-        smaller = "" if blocks else "blocks=True for one matrix a layer, "
+        which = f"The block of {name!r}" if blocks else "The matrix"
+        smaller = "" if blocks else "blocks=True for one matrix per layer, "
         raise ConditioningError(
             f"{which} is over {most:,} parameters, above the limit of {limit:,.15g}: it would take "
             f"{8 * most**2 / 1e9:,.1f} GB. Use gyroscope.condition for the spectra of all layers at any size, "
-            f"top_eigenvalue for λmax alone, {smaller}layers= for some of the layers, or raise limit=."
+            f"top_eigenvalue for λmax alone, {smaller}`layers` for some of the layers, or raise `limit`."
         )
 
 
@@ -243,8 +244,8 @@ class Parameters:
 
     Attributes:
         model: the module they are in, without wrappers that would communicate or compile.
-        names: by the name `named_parameters` has for each, the name to show: the layer's where it is one.
-        sizes: how many elements each has.
+        names: the names to show, by their name in `named_parameters`; a layer's weight has the layer's name.
+        sizes: the number of elements of each.
         weights: the names to show of those that are the weight of a layer.
     """
 
@@ -255,27 +256,27 @@ class Parameters:
 
 
 def parameters(model: nn.Module, *, only: str | Iterable[str] | None = None, weights: bool = False) -> Parameters:
-    """The weights and biases of `model` that require gradients, a shared one once.
+    """Return the weights and biases of `model` that require gradients, shared ones once.
 
     Args:
         model: any module.
-        only: glob pattern or patterns: the weights of the layers they match, instead of all parameters.
-        weights: the weights of all layers, instead of all parameters.
+        only: glob patterns; the weights of the layers they match, instead of all parameters.
+        weights: True for the weights of all layers, instead of all parameters.
 
     >>> net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2, bias=False))
     >>> parameters(net).names, parameters(net).weights
     ({'0.weight': '0.weight', '0.bias': '0.bias', '1.weight': '1.weight'}, ('0.weight', '1.weight'))
     """
     if not isinstance(model, nn.Module):
-        raise ConditioningError(f"the model is a {type(model).__name__}; accepted is a torch.nn.Module.")
+        raise ConditioningError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
     while wrapped := wrapped_in(model):
         model = getattr(model, wrapped)
     named = dict(model.named_parameters())
     for name, parameter in named.items():
         if is_lazy(parameter) or parameter.is_meta or "DTensor" in ancestry(parameter) or parameter.is_complex():
             raise ConditioningError(
-                f"{name!r} is lazy, on the meta device, sharded or complex; give a model whose parameters are whole, "
-                "real tensors with values."
+                f"{name!r} is lazy, on the meta device, sharded or complex. Pass a model whose parameters are real, "
+                "unsharded tensors with values."
             )
     try:
         shown = {id(layer.parameter): layer.name for layer in layers(model, include=only)}
@@ -288,8 +289,8 @@ def parameters(model: nn.Module, *, only: str | Iterable[str] | None = None, wei
     if only is not None or weights:
         trained = {name: p for name, p in trained.items() if id(p) in shown}
     if not trained:
-        which = "no parameter" if only is None else f"no weight of the layers {only!r}"
-        raise ConditioningError(f"{which} requires gradients; the matrices are over those that do.")
+        which = "No parameter" if only is None else f"No weight of the layers {only!r}"
+        raise ConditioningError(f"{which} requires gradients. Call requires_grad_() on those to analyze.")
     names = {name: shown.get(id(p), name) for name, p in trained.items()}
     of_layers = tuple(names[name] for name, p in trained.items() if id(p) in shown)
     return Parameters(model, names, tuple(p.numel() for p in trained.values()), of_layers)
@@ -300,9 +301,9 @@ class Scores:
     """E(s sᵀ) of every sample of a batch.
 
     Attributes:
-        samples: how many have a label; the others count for nothing.
-        factor: the rows b_r of some of the samples, [samples, r, ...].
-        times: E(s sᵀ) t of every sample, for t of the form of the output.
+        samples: the number of samples with a label; the others do not count.
+        factor: a function that returns the rows b_r of some samples, [samples, r, ...].
+        times: a function that returns E(s sᵀ) t of every sample, for t with the shape of the output.
     """
 
     samples: int
@@ -311,15 +312,15 @@ class Scores:
 
 
 def scores_of(loss: Loss, output: Tensor, target: Any, labels: Labels, generator: torch.Generator) -> Scores:
-    """Scores over the labels that are meant.
+    """Return the scores for a choice of labels.
 
     Args:
         loss: the loss of (output, target).
         output: f of the whole batch.
         target: the labels of the data.
-        labels: "model" for the expectation over the model's own, "sampled" for one of these drawn per sample, "true"
+        labels: "model" for the expectation over the model's own labels, "sampled" for one of these per sample, "true"
             for `target`; or a function (output, generator) → targets.
-        generator: where draws come from.
+        generator: the generator to draw with.
     """
     if labels == "model":
         return model_scores(loss, output, target)
@@ -332,7 +333,7 @@ def scores_of(loss: Loss, output: Tensor, target: Any, labels: Labels, generator
 
 
 def model_scores(loss: Loss, output: Tensor, target: Any) -> Scores:
-    """Scores in expectation over labels drawn from the model; positions whose true target says so have none.
+    """Return the scores in expectation over labels drawn from the model; ignored positions of `target` have none.
 
     >>> from torch.nn.functional import cross_entropy
     >>> model_scores(cross_entropy, torch.zeros(1, 2), torch.tensor([0])).times(torch.tensor([[1.0, 0.0]]))
@@ -341,13 +342,13 @@ def model_scores(loss: Loss, output: Tensor, target: Any) -> Scores:
     q = distribution(loss, output)
     if q.family == "categorical":
         if output.dim() < 2:
-            raise ConditioningError(f"the output has shape {list(output.shape)}; accepted is [samples, classes, ...].")
+            raise ConditioningError(f"The output must have shape [samples, classes, ...], got {list(output.shape)}.")
         if q.log_probabilities:
             total = probabilities(q, output).sum(1)
             if not torch.allclose(total, torch.ones_like(total), atol=1e-2):
                 raise ConditioningError(
-                    f"the loss takes log-probabilities, but exp(output) adds up to {total.flatten()[0]:.3g}: end the "
-                    "model in log_softmax, or use the cross-entropy on its logits."
+                    f"The loss takes log-probabilities, but exp(output) sums to {total.flatten()[0]:.3g}. End the "
+                    "model with log_softmax, or use the cross-entropy on its logits."
                 )
     labelled = _labelled(q, output, target)
     predictions = labelled[:1].numel()
@@ -358,7 +359,7 @@ def model_scores(loss: Loss, output: Tensor, target: Any) -> Scores:
 
 
 def label_scores(loss: Loss, output: Tensor, target: Any) -> Scores:
-    """Scores for one label per sample, s_i = N ∂L/∂f_i with L the mean loss.
+    """Return the scores for one label per sample, s_i = N ∂L/∂f_i with L the mean loss.
 
     >>> from torch.nn.functional import mse_loss
     >>> label_scores(mse_loss, torch.ones(2, 1), torch.tensor([[0.0], [-1.0]])).factor(slice(0, 2)).flatten()
@@ -382,12 +383,12 @@ def label_scores(loss: Loss, output: Tensor, target: Any) -> Scores:
 
 def _some(samples: int) -> int:
     if not samples:
-        raise ConditioningError("no sample has a label: the batch is empty, or every target is the ignore_index.")
+        raise ConditioningError("No sample has a label: the batch is empty, or every target is the ignore_index.")
     return samples
 
 
 def _labelled(q: Likelihood, output: Tensor, target: Any) -> Tensor:
-    """Which predictions have a label: [N, 1, ...] for a categorical distribution, else of the output's shape."""
+    """Return a mask of predictions with a label: [N, 1, ...] for a categorical distribution, else like the output."""
     if q.family != "categorical":
         return torch.ones_like(output, dtype=torch.bool)
     if isinstance(target, Tensor) and not target.is_floating_point() and target.shape == output[:, 0].shape:
@@ -396,7 +397,7 @@ def _labelled(q: Likelihood, output: Tensor, target: Any) -> Tensor:
 
 
 def mean_of(loss: Loss, output: Tensor, target: Any) -> Tensor:
-    """L, the mean loss of a batch.
+    """Return L, the mean loss of a batch.
 
     >>> from torch.nn.functional import mse_loss
     >>> mean_of(mse_loss, torch.ones(2, 1), torch.zeros(2, 1))
@@ -408,11 +409,11 @@ def mean_of(loss: Loss, output: Tensor, target: Any) -> Tensor:
         raise
     except Exception as error:
         raise ConditioningError(
-            f"the loss failed with {type(error).__name__}: {error}. It is called as loss(output, target), the output "
-            f"being {output.dtype}; dtype=None runs the network in its own dtype."
+            f"The loss failed with {type(error).__name__}: {error}. It is called as loss(output, target), with output "
+            f"in {output.dtype}; dtype=None runs the network in its own dtype."
         ) from error
     if not bool(value.isfinite()):
-        raise ConditioningError(f"the loss is {value.item()}: there is no curvature to speak of.")
+        raise ConditioningError(f"The loss is {value.item()}, so its curvature is not finite either.")
     return value
 
 
@@ -426,7 +427,7 @@ def _scores(loss: Loss, output: Tensor, target: Any) -> Tensor:
 
 
 def _refuse_mixing(loss: Loss, output: Tensor, target: Any, rows: Tensor) -> None:
-    """Refuse a loss in which a sample's score depends on the others, but for a common factor such as Σ weights."""
+    """Reject a loss in which a sample's score depends on the others, except for a common factor such as Σ weights."""
     n = len(output)
     half = n // 2
     if not half or not isinstance(target, Tensor) or not target.dim() or len(target) != n:
@@ -436,14 +437,14 @@ def _refuse_mixing(loss: Loss, output: Tensor, target: Any, rows: Tensor) -> Non
     scale = (alone * among).sum() / alone.square().sum().clamp_min(torch.finfo(alone.dtype).tiny)
     if not bool((alone * scale - among).norm() <= 1e-3 * among.norm()):
         raise ConditioningError(
-            "the loss of a sample depends on the other samples of the batch, so that it has no gradients of samples; "
-            'accepted is a mean, a sum or a list of losses of samples. top_eigenvalue(matrix="hessian" or '
-            '"gauss_newton") takes any loss.'
+            "`loss` must be a mean, a sum or a list of losses of samples; here the loss of a sample depends on the "
+            "other samples of the batch, so there are no gradients of samples. Try top_eigenvalue with "
+            'matrix="hessian" or "gauss_newton", which takes any loss.'
         )
 
 
 def _factor(q: Likelihood, output: Tensor, share: Tensor) -> Tensor:
-    """All b_r of each sample: [n, r, ...]. A prediction has as many as classes, or one."""
+    """Return all b_r of each sample, [n, r, ...]. A prediction has one per class, or one."""
     shape, n = output.shape, len(output)
     if q.family == "categorical":
         p = probabilities(q, output).flatten(2) if output.dim() > 2 else probabilities(q, output)[:, :, None]
@@ -466,7 +467,7 @@ def _times(q: Likelihood, output: Tensor, share: Tensor, t: Tensor) -> Tensor:
 
 
 def _deviation(q: Likelihood, output: Tensor, share: Tensor) -> Tensor:
-    """√E(s²) of each element, for distributions whose elements are independent."""
+    """Return √E(s²) of each element, for distributions with independent elements."""
     if q.family == "gaussian":
         return torch.full_like(output, q.variance**-0.5)
     p = probabilities(q, output)
@@ -474,12 +475,11 @@ def _deviation(q: Likelihood, output: Tensor, share: Tensor) -> Tensor:
 
 
 def gradient_rows(f: Network, output: Tensor, scores: Scores) -> Iterator[Rows]:
-    """Yield by parameter pieces [rows, size] of the gradients Jᵀb of all samples; rows that are zero may be among them.
+    """Yield the gradients Jᵀb of all samples in pieces [rows, size] by parameter; some rows may be zero.
 
-    Where the output of a sample depends on that sample alone, gradients are taken for many samples side by side, each
-    with a forward pass of its own (`vmap`). Under batch statistics it depends on the whole batch through mean and
-    variance: ∇ℓ_i then is row i of the Jacobian of all losses with respect to θ, and each row is a backward pass
-    through the batch.
+    If the output of a sample depends on that sample alone, gradients are taken for many samples in parallel, each with
+    its own forward pass (`vmap`). With batch statistics it depends on the whole batch through mean and variance: then
+    ∇ℓ_i is row i of the Jacobian of all losses with respect to θ, and each row is a backward pass through the batch.
 
     Args:
         f: the network on its batch.
@@ -497,7 +497,7 @@ def gradient_rows(f: Network, output: Tensor, scores: Scores) -> Iterator[Rows]:
     except GyroscopeError:
         raise
     except (RuntimeError, ValueError):
-        # Some operation is unknown to vmap. One sample after another is slower, and always works.
+        # vmap does not support some operation. One sample after another is slower, but always works.
         for i in range(n):
             yield from _together(f.part(n, slice(i, i + 1)), scores, most, start=i)
         return
@@ -506,7 +506,7 @@ def gradient_rows(f: Network, output: Tensor, scores: Scores) -> Iterator[Rows]:
 
 
 def _puller(f: Network, n: int) -> Callable[[slice, Tensor], Rows]:
-    """The function that pulls rows [samples, r, ...] at the outputs of some samples back to the parameters."""
+    """Return a function that pulls rows [samples, r, ...] at the outputs of some samples back to the parameters."""
     leaves, rebuild = batched(f.batch, n)
 
     def one(sample: list[Tensor], rows: Tensor) -> Rows:
@@ -523,7 +523,7 @@ def _puller(f: Network, n: int) -> Callable[[slice, Tensor], Rows]:
 
 
 def _together(f: Network, scores: Scores, most: int, *, start: int = 0) -> Iterator[Rows]:
-    """Gradients of the samples of one forward pass, the first of which is sample `start` of the scores."""
+    """Yield gradients of the samples of one forward pass, the first of which is sample `start` of the scores."""
     theta = {name: p.detach().requires_grad_() for name, p in f.theta.items()}
     output = f(theta)
     for some, rows in _pieces(len(output), scores, most, start=start):
@@ -536,7 +536,7 @@ def _together(f: Network, scores: Scores, most: int, *, start: int = 0) -> Itera
 
 
 def _pull(output: Tensor, theta: list[Tensor], cotangents: Tensor) -> list[Tensor]:
-    """Jᵀ of many cotangents at once, or one after another where that is not known."""
+    """Return Jᵀ of many cotangents, at once if every operation supports it, otherwise one after another."""
     found: Sequence[Tensor | None]
     try:
         found = torch.autograd.grad(
@@ -550,7 +550,7 @@ def _pull(output: Tensor, theta: list[Tensor], cotangents: Tensor) -> list[Tenso
 
 
 def _pieces(n: int, scores: Scores, most: int, *, start: int = 0) -> Iterator[tuple[slice, Tensor]]:
-    """Some samples at a time with some of their rows: `most` rows in all, or one sample's."""
+    """Yield some samples at a time with some of their rows: at most `most` rows, or those of one sample."""
     each = scores.factor(slice(start, start + 1)).shape[1]
     samples = max(1, most // each)
     for first in range(start, start + n, samples):
@@ -560,7 +560,7 @@ def _pieces(n: int, scores: Scores, most: int, *, start: int = 0) -> Iterator[tu
 
 
 def _most(f: Network) -> int:
-    """How many rows to take at a time, so that neither they nor what they go back through fill the memory."""
+    """Return how many rows to take at a time, so that they and the activations they need fit in memory."""
     held = [1]
 
     def count(tensor: Tensor) -> Tensor:
@@ -575,12 +575,12 @@ def _most(f: Network) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """A matrix of second moments GᵀG/N of dimension d, kept by its rows G as long as these are fewer than d.
+    """A matrix of second moments GᵀG/N of dimension d, stored as its rows G as long as these are fewer than d.
 
-    The eigenvalues of GᵀG/N above zero are those of GGᵀ/N, which is the smaller of the two then.
+    The eigenvalues of GᵀG/N above zero are those of GGᵀ/N, which is then the smaller of the two.
 
     Attributes:
-        held: G/√N, [rows, d], where there are fewer rows than d; else GᵀG/N, [d, d].
+        held: G/√N, [rows, d], if there are fewer rows than d; otherwise GᵀG/N, [d, d].
         dimension: d.
 
     >>> one = Moments(torch.tensor([[3.0, 4.0]], dtype=torch.float64), 2)
@@ -597,7 +597,7 @@ class Moments:
         return self.held.T @ self.held if len(self.held) < self.dimension else self.held
 
     def part(self, where: slice) -> Moments:
-        """The block of some of the dimensions."""
+        """Return the block of some of the dimensions."""
         size = where.stop - where.start
         if len(self.held) == self.dimension:
             return Moments(self.held[where, where], size)
@@ -605,13 +605,13 @@ class Moments:
         return Moments(rows if len(rows) < size else rows.T @ rows, size)
 
     def spectrum(self, *, tolerance: float) -> Spectrum:
-        """The eigenvalues, from the smaller side."""
+        """Return the eigenvalues, from the smaller side."""
         smaller = self.held @ self.held.T if len(self.held) < self.dimension else self.held
         return Spectrum.of(eigenvalues([smaller])[0], self.dimension, tolerance=tolerance)
 
 
 class Sum:
-    """Σ g gᵀ over rows g as they come, in float64."""
+    """Running sum Σ g gᵀ over rows g, in float64."""
 
     def __init__(self, dimension: int, device: torch.device) -> None:
         self.dimension, self.device = dimension, device
@@ -633,7 +633,7 @@ class Sum:
         self.rows = []
 
     def mean(self, samples: int) -> Moments:
-        """What has come, divided by a number of samples."""
+        """Return the sum divided by the number of samples."""
         if self.total is None:
             return Moments(torch.cat(self.rows) / samples**0.5, self.dimension)
         return Moments(self.total.div_(samples), self.dimension)

@@ -1,7 +1,7 @@
 """Uses of a weight that no module call shows, found in the autograd graph.
 
-A matrix product with a weight leaves a node that has saved its input, and through which the gradient at its output
-comes: all that a factor needs. So do convolutions and embeddings that are called as functions.
+A matrix product with a weight leaves a node that saves its input and receives the gradient at its output, which is all
+that the factors need. So do convolutions and embeddings that are called as functions.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from torch import Tensor
 
 from gyroscope.conditioning.uses import Convolution, Reader, Use, channels, convolution, features
 
-# What may stand between a weight and the product that uses it, without changing its values.
+# Operations between a weight and the product that uses it which do not change its values.
 _THROUGH = ("TBackward", "TransposeBackward", "PermuteBackward", "ToCopyBackward", "ViewBackward", "AliasBackward",
             "UnsafeViewBackward", "ReshapeAliasBackward", "NumpyTBackward", "CloneBackward")  # fmt: skip
 _SPLIT = ("SplitBackward", "SplitWithSizesBackward")
 _TURN = ("TBackward", "TransposeBackward", "PermuteBackward", "NumpyTBackward")
 
-# By node: which input is the weight, and where the other is saved.
+# By node: the index of the weight among its inputs, and the name under which the other input is saved.
 _PRODUCTS = {"AddmmBackward": (2, "mat1"), "MmBackward": (1, "self"), "LinearBackward": (1, "input")}
 
 
 @dataclass(frozen=True)
 class Found:
-    """A use of a weight.
+    """A use of a weight in the graph.
 
     Attributes:
-        position: of the layer.
-        kind: what it is used as.
-        rows: which of the weight's rows, if not all.
+        position: the layer's position.
+        kind: what the weight is used as.
+        rows: the rows of the weight that are used; None for all.
         node: the node of the graph.
-        how: where the input was saved, or why it cannot be read.
-        transposed: whether h = Wᵀx and not Wx.
+        how: the name under which the input is saved, or why it cannot be read.
+        transposed: True for h = Wᵀx, False for h = Wx.
     """
 
     position: int
@@ -48,16 +48,16 @@ class Found:
 
 
 def claim(top: Any, mark: str) -> None:
-    """Mark the nodes that made what a module put out, from the last one down to the product."""
+    """Mark the nodes that computed a module's output, from the last one down to the product."""
     for node in _maker(top):
         node.metadata[mark] = True
 
 
 def find(roots: Iterable[Tensor], wanted: dict[int, int], mark: str) -> tuple[list[Found], bool]:
-    """The uses of the parameters with these ids, in the graphs that lead to `roots`, but those already marked.
+    """Return the unmarked uses of the parameters with these ids in the graphs that lead to `roots`, and mark them.
 
-    What is found is marked, on the nodes themselves: a set of nodes would keep the graph alive. Also whether there is a
-    reentrant checkpoint on the way.
+    Marks are on the nodes themselves, because a set of nodes would keep the graph alive. The second result is True if
+    there is a reentrant checkpoint on the way.
     """
     reentrant = False
     seen: set[Any] = set()
@@ -79,10 +79,10 @@ def find(roots: Iterable[Tensor], wanted: dict[int, int], mark: str) -> tuple[li
 def hook(
     found: Found, use: Use, *, patches: bool, wanted: Callable[[Use], bool], failed: Callable[[Exception], None]
 ) -> None:
-    """Add the samples of a use when its gradient comes by, if it is that of the loss."""
+    """Add the samples of a use when its gradient arrives, if it is that of the loss."""
     use.calls += 1
     how = _reader(found, patches=patches)
-    # Now: within the backward pass, what a checkpoint recomputes can be had once only, and the node itself wants it.
+    # Read now: in the backward pass, a checkpoint recomputes it only once, and the node itself needs it.
     kept = [getattr(found.node, f"_saved_{found.how[0]}")]
 
     def arrived(gradients: tuple[Tensor | None, ...]) -> None:
@@ -110,7 +110,7 @@ def _name_of(kind: Any) -> str:
 
 
 def _maker(top: Any) -> list[Any]:
-    """The nodes at the top of what a module did: those from its output down to the product in it."""
+    """Return the nodes of a module's computation from its output down to the product in it."""
     nodes = [top]
     while len(nodes) < 5 and _name(nodes[-1]) not in (*_PRODUCTS, "ConvolutionBackward", "EmbeddingBackward"):
         after = nodes[-1].next_functions
@@ -127,7 +127,7 @@ def _use(node: Any, wanted: dict[int, int]) -> list[Found]:
         if (leaf := _leaf(node.next_functions[index])) is not None and id(leaf[0]) in wanted:
             transposed = leaf[2] != (name != "LinearBackward")
             return [Found(wanted[id(leaf[0])], "linear", leaf[1], node, (saved,), transposed)]
-        # x used on the right of a weight, W·x: the samples would be columns.
+        # In W·x, with x on the right, the samples would be columns.
         if (leaf := _leaf(node.next_functions[len(node.next_functions) - 2])) is not None and id(leaf[0]) in wanted:
             return [Found(wanted[id(leaf[0])], "linear", None, node, "it is multiplied from the left")]
     elif name == "ConvolutionBackward":
@@ -149,7 +149,7 @@ def _passes(name: str) -> bool:
 
 
 def _leaf(edge: tuple[Any, int]) -> tuple[Tensor, slice | None, bool] | None:
-    """The parameter at the end of an edge, the rows that are used, and whether transposed; None where there is none."""
+    """Return the parameter at the end of an edge, the rows used, and if it is transposed; None if there is none."""
     node, output = edge
     rows: slice | None = None
     turned = False

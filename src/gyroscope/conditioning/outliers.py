@@ -1,4 +1,4 @@
-"""Uncentred activations and the outliers of the curvature: predicted, and measured (section 3 of Grosse's chapter 5).
+"""Uncentered activations and the outliers of the curvature, predicted and measured (section 3 of Grosse's chapter 5).
 
 If a layer's activations a have the mean m and unit covariance, their second moment A = I + mmᵀ has one outlier,
 ν = ‖m‖² + 1, with eigenvector m. So the Gauss-Newton matrix of its weights, G ≈ A ⊗ S (equation 5), has the outliers
@@ -20,12 +20,12 @@ from gyroscope.conditioning.fisher import Labels, fisher
 from gyroscope.errors import DynamicsError
 from gyroscope.layers.class_names import wrapped_in
 from gyroscope.passes.batches import batches
-from gyroscope.passes.labels import Loss
+from gyroscope.passes.likelihood import Loss
 from gyroscope.theory.per_sample import refuse_valueless
 
 
 def outlier(mean: Tensor) -> Tensor:
-    """ν = ‖m‖² + 1, the outlier of the second moment of activations with mean m and unit covariance.
+    """Return ν = ‖m‖² + 1, the outlier of the second moment of activations with mean m and unit covariance.
 
     >>> outlier(torch.full((100,), 0.1))
     tensor(2.)
@@ -34,7 +34,7 @@ def outlier(mean: Tensor) -> Tensor:
 
 
 def predicted_outliers(mean: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
-    """The outliers ν λ_i(S), largest first, and their eigenvectors m ⊗ v_i / ‖m‖ as matrices v_i mᵀ / ‖m‖.
+    """Return the outliers ν λ_i(S), largest first, and their eigenvectors m ⊗ v_i / ‖m‖ as matrices v_i mᵀ / ‖m‖.
 
     Args:
         mean: m, [inputs].
@@ -57,17 +57,17 @@ def predicted_outliers(mean: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Outliers:
-    """What the means of a layer's activations say of its curvature, and what it is.
+    """Outliers of a layer's curvature, predicted from the means of its activations and measured.
 
     Attributes:
         layer: the name of the module.
         mean: m, the mean activations.
         nu: ν = ‖m‖² + 1.
         predicted: ν λ_i(S) for the k largest, largest first.
-        measured: the k largest eigenvalues of the layer's block of the Fisher matrix, exactly.
-        cosines: |cos| between the i-th predicted and the i-th measured eigenvector. Eigenvalues that are equal have
-            any vectors of their common space; see `within`. NaN where the mean is 0, which has no direction.
-        within: the length of the i-th predicted unit eigenvector that lies in the span of the k measured ones.
+        measured: the k largest eigenvalues of the layer's exact block of the Fisher matrix.
+        cosines: |cos| between the i-th predicted and the i-th measured eigenvector. Equal eigenvalues may have any
+            vectors of their common space; see `within`. NaN if the mean is 0, which has no direction.
+        within: the length of the i-th predicted unit eigenvector's projection on the span of the k measured ones.
         spectrum: all eigenvalues of the block, largest first.
     """
 
@@ -81,7 +81,7 @@ class Outliers:
     spectrum: Tensor = field(repr=False)
 
     def rows(self) -> list[dict[str, float]]:
-        """One dict an outlier: `predicted`, `measured`, `cosine` and `within`."""
+        """Return one dict per outlier: `predicted`, `measured`, `cosine` and `within`."""
         columns = (self.predicted, self.measured, self.cosines, self.within)
         names = ("predicted", "measured", "cosine", "within")
         return [dict(zip(names, one, strict=True)) for one in zip(*(c.tolist() for c in columns), strict=True)]
@@ -100,20 +100,20 @@ def outliers(
 ) -> Outliers:
     """Compare the predicted outliers of a linear layer's curvature with its exact spectrum.
 
-    The block of the layer's weights of F = E[∇ℓ ∇ℓᵀ] is formed and decomposed in float64, on a copy of the model; S is
-    the block of its bias (one of zeros, if it has none), whose gradient is Ds. Where the loss is the negative
-    log-likelihood of a prediction a sample, F is the Gauss-Newton matrix.
+    The block of the layer's weights in F = E[∇ℓ ∇ℓᵀ] is formed and decomposed in float64, on a copy of the model. S is
+    the block of its bias (a bias of zeros if it has none), whose gradient is Ds. If the loss is the negative
+    log-likelihood of one prediction per sample, F is the Gauss-Newton matrix.
 
     Args:
-        model: the model, in the mode it is to be analysed in.
+        model: the model, in the mode to analyze it in.
         loss: `loss(output, target)`.
         batch: (inputs, targets), or an iterable of these.
         layer: the name of an `nn.Linear` in the model that is applied once to each sample.
-        count: k, how many outliers; by default one for each output of the layer.
-        labels: "model" for the Fisher matrix, "sampled" for one label a sample drawn from the model, "true" for the
+        count: k, the number of outliers; by default one for each output of the layer.
+        labels: "model" for the Fisher matrix, "sampled" for one label per sample drawn from the model, "true" for the
             empirical one.
-        limit: the most weights and biases of the layer.
-        seed: of the generator that labels are drawn with.
+        limit: the largest number of weights and biases of the layer.
+        seed: the seed of the generator that draws labels.
 
     Example:
         Activations of mean (2, 0) and unit covariance, and a squared error: ν = 5 and S = I.
@@ -145,15 +145,17 @@ def _outliers(
     size = module.weight.numel() + module.out_features
     most = real(limit)
     if not most >= 0:
-        raise DynamicsError(f"limit is {limit!r}; accepted is a number of weights.")
+        raise DynamicsError(f"`limit` must be a number of weights >= 0, got {limit!r}. Try 5000.")
     if size > most:
         raise DynamicsError(
             f"The layer {layer!r} has {size:,} weights and biases, above the limit of {most:,.15g}: its curvature "
-            f"would take {8 * size**2 / 1e9:,.1f} GB. Choose a smaller layer, or raise limit=."
+            f"would take {8 * size**2 / 1e9:,.1f} GB. Choose a smaller layer, or raise `limit`."
         )
     k = module.out_features if count is None else whole(count, 1)
     if k is None or k > module.out_features:
-        raise DynamicsError(f"count is {count!r}; accepted is a number from 1 to the {module.out_features} outputs.")
+        raise DynamicsError(
+            f"`count` must be a whole number from 1 to {module.out_features}, the outputs of the layer, got {count!r}."
+        )
     own.requires_grad_(False)
     if "bias" not in dict(module.named_parameters()):
         module.bias = nn.Parameter(module.weight.new_zeros(module.out_features))
@@ -183,14 +185,14 @@ def _outliers(
 
 def _unwrapped(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
-        raise DynamicsError(f"The model is a {type(model).__name__}; accepted is a torch.nn.Module.")
+        raise DynamicsError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
     while wrapped := wrapped_in(model):
         model = getattr(model, wrapped)
     return model
 
 
 def _copied(model: nn.Module) -> nn.Module:
-    """A copy in float64."""
+    """Return a copy in float64."""
     refuse_valueless(model)
     try:
         return deepcopy(model).double()
@@ -198,8 +200,8 @@ def _copied(model: nn.Module) -> nn.Module:
         raise
     except Exception as error:
         raise DynamicsError(
-            f"The model cannot be copied: {type(error).__name__}: {error} Weights that hooks compute, as the old "
-            "torch.nn.utils.weight_norm does, are one reason; torch.nn.utils.parametrizations has others."
+            f"The model cannot be copied: {type(error).__name__}: {error}. One cause is weights computed by hooks, as "
+            "in torch.nn.utils.weight_norm; use torch.nn.utils.parametrizations instead."
         ) from error
 
 
@@ -207,27 +209,28 @@ def _linear(model: nn.Module, layer: str) -> nn.Linear:
     linears = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear)}
     if not isinstance(layer, str) or layer not in linears:
         raise DynamicsError(
-            f"There is no linear layer {layer!r}; the model's are {', '.join(map(repr, linears)) or 'none'}."
+            f"`layer` must be the name of a linear layer, got {layer!r}. The model's are "
+            f"{', '.join(map(repr, linears)) or 'none'}."
         )
     found = linears[layer]
     if is_parametrized(found) or "weight" not in found._parameters:
         raise DynamicsError(
-            f"The weights of {layer!r} are computed from other parameters, whose curvature is another; accepted is a "
-            "layer whose weight is a parameter. torch.nn.utils.parametrize.remove_parametrizations makes it one."
+            f"The weights of {layer!r} are computed from other parameters, which have another curvature. Choose a "
+            "layer whose weight is a parameter, or use torch.nn.utils.parametrize.remove_parametrizations."
         )
     own = {id(p) for p in found.parameters(recurse=False)}
     for name, other in model.named_modules(remove_duplicate=False):
         if name != layer and any(id(p) in own for p in other.parameters(recurse=False)):
             raise DynamicsError(
-                f"{layer!r} shares parameters with {name!r}: its curvature is of both uses; accepted is a layer that "
-                "is applied once."
+                f"{layer!r} shares parameters with {name!r}, so its curvature is of both uses. Choose a layer that is "
+                "applied once."
             )
     return found
 
 
 @torch.no_grad()
 def _mean_activations(model: nn.Module, module: nn.Linear, given: list[tuple[Any, Any]]) -> Tensor:
-    """m over the samples of all batches."""
+    """Return m, the mean over the samples of all batches."""
     seen: list[Tensor] = []
 
     def look(_: nn.Module, args: Any, kwargs: Any) -> None:
@@ -241,21 +244,21 @@ def _mean_activations(model: nn.Module, module: nn.Linear, given: list[tuple[Any
         raise
     except Exception as error:
         raise DynamicsError(
-            f"The forward pass in float64 failed with {type(error).__name__}: {error}. The batch is (inputs, targets), "
-            "inputs a tensor, a tuple of positional or a dict of keyword arguments."
+            f"The forward pass in float64 failed with {type(error).__name__}: {error}. `batch` must be (inputs, "
+            "targets), with inputs a tensor, a tuple of positional arguments or a dict of keyword arguments."
         ) from error
     finally:
         handle.remove()
     if len(seen) != len(given) or any(x.dim() != 2 for x in seen):
         raise DynamicsError(
-            f"The layer was applied {len(seen)} times in {len(given)} batches, to inputs of the shapes "
-            f"{[list(x.shape) for x in seen]}; accepted is a layer that is applied once, to [samples, features]."
+            f"The layer was applied {len(seen)} times in {len(given)} batches, to inputs of shapes "
+            f"{[list(x.shape) for x in seen]}. Choose a layer that is applied once, to [samples, features]."
         )
     return torch.cat(seen).mean(0)
 
 
 def _doubled(given: Any) -> Any:
-    """The same with real tensors in float64."""
+    """Return the argument with its real tensors in float64."""
     if isinstance(given, Tensor):
         return given.double() if given.is_floating_point() else given
     if isinstance(given, tuple | list):

@@ -1,4 +1,4 @@
-"""Factors of all ranks of a data-parallel model put together: means over the samples of every rank."""
+"""The factors of a data-parallel model: means over the samples of all ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Found = TypeVar("Found")
 
 
 def groups_of(model: nn.Module) -> list[Any]:
-    """The process groups that a model's batch is spread over: of DDP its own, of FSDP2 those of its mesh.
+    """Return the process groups that a model's batch is spread over: DDP's own, or those of FSDP2's mesh.
 
     >>> groups_of(nn.Linear(2, 2))
     []
@@ -38,18 +38,18 @@ def groups_of(model: nn.Module) -> list[Any]:
 
 
 def groups_given(model: nn.Module, group: Any) -> list[Any]:
-    """The process groups meant by "auto", None or a group."""
+    """Return the process groups meant by "auto", None or a group."""
     if group is None:
         return []
     if isinstance(group, str) and group == "auto":
         return groups_of(model)
     if dist.is_available() and isinstance(group, dist.ProcessGroup):
         return [group]
-    raise ConditioningError(f"group is {group!r}; accepted are 'auto', None and a torch.distributed.ProcessGroup.")
+    raise ConditioningError(f"`group` must be 'auto', None or a torch.distributed.ProcessGroup, got {group!r}.")
 
 
 def place(groups: Sequence[Any]) -> int:
-    """A number of this rank that no other has.
+    """Return a number of this rank that no other rank has.
 
     >>> place([])
     0
@@ -58,7 +58,7 @@ def place(groups: Sequence[Any]) -> int:
 
 
 def agree(problem: Exception | None, groups: Sequence[Any], samples: float = 0) -> list[float]:
-    """Raise what went wrong, on every rank, so that none waits for another; else the weight of each rank's samples.
+    """Raise an error of any rank on every rank, so that none waits; otherwise return the weight of each rank's samples.
 
     >>> agree(None, [], 5)
     [5]
@@ -77,7 +77,7 @@ def agree(problem: Exception | None, groups: Sequence[Any], samples: float = 0) 
 
 
 def together(groups: Sequence[Any], act: Callable[[], Found]) -> Found:
-    """Do what all ranks do, and raise on all of them what went wrong on one.
+    """Call `act` on all ranks, and raise on all of them if it fails on one.
 
     >>> together([], lambda: 3)
     3
@@ -92,7 +92,7 @@ def together(groups: Sequence[Any], act: Callable[[], Found]) -> Found:
 
 
 def in_step(batches: Iterator[Batch], groups: Sequence[Any]) -> Iterator[Batch]:
-    """The batches, as long as all ranks have one.
+    """Yield the batches, as long as all ranks have one.
 
     >>> list(in_step(iter([1, 2]), []))
     [1, 2]
@@ -108,13 +108,14 @@ def in_step(batches: Iterator[Batch], groups: Sequence[Any]) -> Iterator[Batch]:
             return
         if batch is None or not all(having):
             raise ConditioningError(
-                f"Of {len(having)} ranks {sum(having)} have a further batch: give all of them as many batches."
+                f"Only {sum(having)} of {len(having)} ranks have another batch. Pass the same number of batches on all "
+                "ranks."
             )
         yield batch
 
 
 def mean(total: float, samples: float, groups: Sequence[Any], device: torch.device) -> float:
-    """A mean over the samples of all ranks, from the sums of each.
+    """Return the mean over the samples of all ranks, from the sums of each.
 
     >>> mean(6.0, 3, [], torch.device("cpu"))
     2.0
@@ -126,7 +127,7 @@ def mean(total: float, samples: float, groups: Sequence[Any], device: torch.devi
 
 
 def gather(uses: dict[Key, Use], groups: Sequence[Any], device: torch.device) -> dict[Key, Use]:
-    """The uses of a layer on any rank, with the factors over the samples of all ranks; called by all together."""
+    """Return the uses of layers on any rank, with factors over the samples of all ranks; called by all together."""
     for group in groups:
         uses = _gather(uses, group, device)
     return uses
@@ -159,7 +160,7 @@ def _together(factor: Factor, told: Sequence[Any], group: Any, device: torch.dev
     dimension, total = max(one[0] for one in known), sum(one[1] for one in known)
     factor.dimension, factor.eps = dimension, max(one[2] for one in known)
     factor.diagonal = any(one[3] for one in known)
-    # Counts are kept in the widest dtype there is, everywhere.
+    # Counts have the widest dtype on every device.
     dtype = accumulator(device) if factor.diagonal else accumulated_in(device)
     if not factor.diagonal and total < dimension and all(one[4] or one[1] == 0 for one in known):
         most = max(one[1] for one in known)
@@ -183,7 +184,7 @@ def _together(factor: Factor, told: Sequence[Any], group: Any, device: torch.dev
 def mean_gradients(
     gradients: dict[int, Tensor], samples: float, count: int, groups: Sequence[Any], like: Sequence[Tensor]
 ) -> dict[int, Tensor]:
-    """Gradients of the mean loss over all ranks, from those of each rank's own samples."""
+    """Return gradients of the mean loss over all ranks, from those of each rank's own samples."""
     for group in groups:
         device = like[0].device
         total = torch.tensor([float(samples)], dtype=torch.float64, device=device)

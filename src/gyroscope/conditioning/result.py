@@ -1,4 +1,4 @@
-"""What a conditioning analysis finds: a row a layer, as a table, dicts or a data frame."""
+"""The result of a conditioning analysis: one row per layer, as a table, dicts or a data frame."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Kappas = dict[float, float | None]
 
-# Between two columns of a table; and the least that a name is given of it, in characters.
+# The gap between two columns of a table, and the least width of the names, in characters.
 _GAP, _LEAST = 3, 12
 
 
@@ -30,22 +30,22 @@ class Spectra:
 
 @dataclass(frozen=True)
 class LayerConditioning:
-    """One layer.
+    """The conditioning of one layer.
 
     Attributes:
         layer: its name.
         kind: its kind, such as "linear" or "conv".
         lambda_x, lambda_g, lambda_f: λmax of Σx, of Σ∇h, and of F = Σx ⊗ Σ∇h.
-        kappa_x, kappa_g, kappa_f: κ_p of each by p; inf where λ_p = 0, None (undefined) where λmax = 0.
-        rank_x, rank_g: how many eigenvalues are above zero; None where only λmax was asked for.
-        dimension_x, dimension_g: how many there are.
+        kappa_x, kappa_g, kappa_f: κ_p of each by p; inf if λ_p = 0, None (undefined) if λmax = 0.
+        rank_x, rank_g: the number of eigenvalues above zero; None if only λmax was asked for.
+        dimension_x, dimension_g: the number of eigenvalues.
         samples: R, the rows, tokens or positions that Σx is the mean over.
-        weight_norm: ‖W‖, Frobenius.
-        weight_spectral, gradient_spectral: the largest singular values of W and of ∂L/∂W; None where there is none.
-        domination: their ratio, gradient over weight; far below 1 the weight dominates (definition 1).
-        dying, full: the share of its units that were active for no sample, and for all; None where not known.
-        position: of the layer among those that were looked at.
-        spectra: of both factors; None unless asked for.
+        weight_norm: ‖W‖, the Frobenius norm.
+        weight_spectral, gradient_spectral: the largest singular values of W and of ∂L/∂W; None if there is no gradient.
+        domination: their ratio, gradient over weight; if it is far below 1, the weight dominates (definition 1).
+        dying, full: the shares of its units that were active for no sample and for all; None if unknown.
+        position: its index among the analyzed layers.
+        spectra: the spectra of both factors; None unless asked for.
     """
 
     layer: str
@@ -71,7 +71,7 @@ class LayerConditioning:
     spectra: Spectra | None = field(default=None, repr=False)
 
     def row(self) -> dict[str, Any]:
-        """The numbers as a dict."""
+        """Return the numbers as a dict."""
         hidden = ("position", "spectra")
         return {
             name: dict(value) if isinstance(value, dict) else value
@@ -84,15 +84,15 @@ class LayerConditioning:
 class Conditioning(ByLayer[LayerConditioning]):
     """The conditioning of the layers of a network, in forward order.
 
-    Printed, it is a table (with `rich` installed, a coloured one).
+    It prints as a table, in color if `rich` is installed.
 
     Attributes:
-        entries: one a layer that could be treated.
-        p: which κ_p were asked for.
+        entries: one per layer that could be treated.
+        p: the shares p of the κ_p.
         untreated: the layers that could not be treated, and why.
-        notes: what else there is to say about how the numbers were had.
+        notes: remarks on how the numbers were obtained.
         loss: the mean loss.
-        batches: how many batches were looked at.
+        batches: the number of batches.
 
     >>> import torch, gyroscope
     >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
@@ -114,7 +114,7 @@ class Conditioning(ByLayer[LayerConditioning]):
 
     @property
     def spectra(self) -> dict[str, Spectra] | None:
-        """By layer the full spectra of both factors; None unless asked for with `spectra=True`."""
+        """Full spectra of both factors by layer; None unless asked for with `spectra=True`."""
         if any(entry.spectra is None for entry in self.entries):
             return None
         return {entry.layer: entry.spectra for entry in self.entries if entry.spectra is not None}
@@ -125,13 +125,13 @@ class Conditioning(ByLayer[LayerConditioning]):
         return super()._missing(layer)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict a layer."""
+        """Return one dict per layer."""
         return [entry.row() for entry in self.entries]
 
     def to_pandas(self) -> Any:
-        """A data frame, one row a layer, with a column for each κ_p such as `kappa_x_p50`.
+        """Return a data frame with one row per layer and a column for each κ_p such as `kappa_x_p50`.
 
-        An undefined κ is NaN there.
+        An undefined κ is NaN.
         """
         return super().to_pandas()
 
@@ -139,14 +139,15 @@ class Conditioning(ByLayer[LayerConditioning]):
         return [flat(row) for row in self.rows()]
 
     def table(self, *, width: int | None = None) -> Table:
-        """A table for the terminal; one that is wider than `width` goes on below, with the names again."""
+        """Return a table for the terminal; one wider than `width` is split into blocks that repeat the names."""
         try:
             from rich import box
             from rich.table import Table
             from rich.text import Text
         except ImportError as error:
             raise MissingExtraError(
-                "A table needs rich, which is not installed: pip install 'gyroscope[cli]'; rows() needs nothing"
+                "table() needs rich, which is not installed. Install it with pip install 'gyroscope[cli]', or use "
+                "rows()."
             ) from error
         heads, lines = self._cells()
         whole = Table.grid()
@@ -157,7 +158,7 @@ class Conditioning(ByLayer[LayerConditioning]):
             for i in chosen:
                 part.add_column(Text(heads[i]), justify="right", no_wrap=True)
             for line in lines:
-                # Not as strings, in which rich would take brackets for its markup.
+                # In strings, rich would take brackets for its markup.
                 part.add_row(*(Text(line[i]) for i in (0, *chosen)))
             whole.add_row(part)
         for said in [*(f"not treated: {name}: {why}" for name, why in self.untreated.items()), *self.notes]:
@@ -197,7 +198,7 @@ class Conditioning(ByLayer[LayerConditioning]):
 
 
 def _blocks(heads: list[str], lines: list[list[str]], width: int | None) -> tuple[int, list[list[int]]]:
-    """The width of the first column, and the others side by side as far as they fit, in blocks that repeat the first.
+    """Return the width of the first column, and blocks of the others that fit next to it.
 
     >>> _blocks(["a", "bb", "cc"], [["1", "2", "3"]], 8)
     (1, [[1], [2]])
@@ -215,7 +216,7 @@ def _blocks(heads: list[str], lines: list[list[str]], width: int | None) -> tupl
 
 
 def flat(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with one key for each κ_p, such as `kappa_x_p50`; an undefined κ is NaN.
+    """Return a row with one key for each κ_p, such as `kappa_x_p50`; an undefined κ is NaN.
 
     >>> flat({"layer": "a", "kappa_x": {0.5: 2.0, 1.0: None}})
     {'layer': 'a', 'kappa_x_p50': 2.0, 'kappa_x_p100': nan}
@@ -230,7 +231,7 @@ def flat(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def quantity(name: str, p: float) -> str:
-    """What κ_p is called in data frames and runs.
+    """Return the name of κ_p in data frames and runs.
 
     >>> quantity("kappa_f", 0.125)
     'kappa_f_p12.5'
@@ -239,7 +240,7 @@ def quantity(name: str, p: float) -> str:
 
 
 def percent(p: float) -> str:
-    """A share in percent, without what rounding adds.
+    """Return a share in percent, without rounding errors.
 
     >>> percent(0.07), percent(1.0)
     ('7', '100')
@@ -248,7 +249,7 @@ def percent(p: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three digits, or a dash.
+    """Return a number with three digits, or a dash.
 
     >>> number(1234.5), number(None), number(0.0)
     ('1.23e+03', '–', '0')
@@ -257,7 +258,7 @@ def number(value: float | None) -> str:
 
 
 def kappa(value: float | None) -> str:
-    """A condition number, in words where it is none.
+    """Return a condition number, "∞" or "undefined".
 
     >>> kappa(None), kappa(math.inf)
     ('undefined', '∞')
@@ -266,11 +267,11 @@ def kappa(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """A share in percent, or a dash."""
+    """Return a share in percent, or a dash."""
     return "–" if value is None else f"{100 * value:.3g}%"
 
 
 def _shown(p: tuple[float, ...]) -> list[float]:
-    """Which κ_p a table shows: all of few, the middle and the last of many."""
+    """Return the shares p that a table shows: one or two of them all, of more the middle and the last."""
     ordered = sorted(p)
     return ordered if len(ordered) <= 2 else [ordered[len(ordered) // 2], ordered[-1]]

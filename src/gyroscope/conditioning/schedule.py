@@ -1,4 +1,4 @@
-"""How often a watched training is analysed, and how."""
+"""`Schedule`: when and how the conditioning of a watched training is analyzed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gyroscope.errors import ConditioningError
 
 @dataclass(frozen=True)
 class Schedule:
-    """When and how `gyroscope.watch` analyses the conditioning of layers.
+    """When and how `gyroscope.watch` analyzes the conditioning of layers.
 
     Attributes:
-        every: steps between two analyses; "budget" spaces them so that the monitor's budget is kept.
-        p: which κ_p are recorded; none at all for λmax alone, which is cheaper.
+        every: steps between two analyses; "budget" spaces them to keep the monitor's budget.
+        p: which κ_p are recorded; empty for λmax alone, which is cheaper.
         patches: read convolutions by the patches they see, as K-FAC does.
-        scale: what the loss is multiplied by before the backward pass, or a function that says so, such as the
-            `get_scale` of a `GradScaler`.
+        scale: the factor that the loss is multiplied by before the backward pass, or a function that returns it, such
+            as the `get_scale` of a `GradScaler`.
 
     >>> Schedule(every=100, p=(0.5,)).p
     (0.5,)
@@ -39,16 +39,16 @@ class Schedule:
             steps = whole(every, 1)
             if steps is None:
                 raise ConditioningError(
-                    f'conditioning={every!r} was given; accepted is a number of steps from 1, or "budget".'
+                    f'`conditioning` must be a whole number of steps >= 1 or "budget", got {every!r}. Try 100.'
                 )
             object.__setattr__(self, "every", steps)
         if not callable(scale):
-            # A tensor may be written to later, as a GradScaler does: what it is now says nothing about then.
+            # A tensor may change later, as that of a GradScaler does: its value now does not count.
             factor = math.nan if hasattr(scale, "detach") else real(scale)
             if not 0 < factor < math.inf:
                 raise ConditioningError(
-                    f"The scale of the loss is {scale!r}; accepted is a finite number above 0, or a function that "
-                    "gives it."
+                    f"`scale` must be a finite number > 0 or a function that returns one, got {scale!r}. Try "
+                    "scaler.get_scale."
                 )
             object.__setattr__(self, "scale", factor)
         object.__setattr__(self, "p", check_p(self.p))

@@ -1,11 +1,12 @@
-"""From the factors of every layer to its numbers: matrices of one size decomposed at once, few waits for the device.
+"""From the factors of every layer to its numbers, with matrices of one size decomposed together.
 
-`Spectrometer` turns factors into spectra and holds no more of them than needed; `solve` turns the spectra, weights and
+`Spectrometer` turns factors into spectra, and keeps few of them in memory. `solve` turns the spectra, weights and
 gradients into one row per layer.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,24 +17,25 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gyroscope.conditioning.domination import shorter_grams
-from gyroscope.conditioning.eigen import eigenvalues, largest
+from gyroscope.conditioning.eigen import eigenvalues, largest, magnitudes
 from gyroscope.conditioning.factors import Factor
-from gyroscope.conditioning.products import product_at
 from gyroscope.conditioning.result import Kappas, LayerConditioning, Spectra
-from gyroscope.conditioning.spectra import Spectrum, spectra_of
+from gyroscope.conditioning.spectra import Spectrum, product_at, spectra_of
 from gyroscope.conditioning.uses import Use
 from gyroscope.layers.layer import Layer
 from gyroscope.vectors import dots
+from gyroscope.vectors.eager import power_of_two
 from gyroscope.vectors.layout import any_sharded, is_sharded
 
 Array = npt.NDArray[np.float64]
 
-# Factors that wait to be decomposed hold at most so many bytes more than what a GPU had in use when the first one came:
+# Factors waiting to be decomposed may raise the memory in use on a GPU by this many bytes since the first one arrived:
 # small ones wait for each other, and large ones as long as the backward pass frees more than they take.
 _WAITING = 2**25
-# On other devices, so many in all.
+# On other devices, the bytes they may hold in all.
 _WAITING_ELSE = 2**25
+# Elements that are copied to float64 at a time; a CPU loses nothing by fewer.
+_PART, _PART_ON_CPU = 2**22, 2**20
 
 
 def solve(
@@ -47,17 +49,17 @@ def solve(
     spectrometer: Spectrometer | None = None,
     times: float = 1.0,
 ) -> tuple[list[LayerConditioning], dict[str, str]]:
-    """The numbers of each use of a layer, and the uses whose numbers would not be finite.
+    """Return the numbers of each use of a layer, and why the others have none: their numbers would not be finite.
 
     Args:
-        uses: with their factors complete, which are let go of.
-        layers: those that were looked at; a use points at one.
-        gradients: by layer the gradient of the mean loss at its weight.
-        units: by layer the shares of dying and of full units.
-        p: which κ_p; none means that λmax is all that is wanted.
-        spectra: whether the spectra are kept.
-        spectrometer: one that has some of the factors already.
-        times: what the gradients are still to be multiplied by.
+        uses: with complete factors, which are released.
+        layers: the analyzed layers; a use refers to one by its position.
+        gradients: the gradient of the mean loss at each layer's weight, by position.
+        units: the shares of dying and of full units, by position.
+        p: which κ_p; empty for λmax alone.
+        spectra: True to keep the spectra.
+        spectrometer: one that has taken some of the factors already.
+        times: a factor that the gradients are still to be multiplied by.
     """
     if not uses:
         return [], {}
@@ -124,10 +126,10 @@ def _kappas(top: float, at: Array, p: tuple[float, ...]) -> Kappas:
 
 @dataclass(frozen=True)
 class _Weights:
-    """The weights of uses and their gradients, as far as norms need them.
+    """Weights of uses and their gradients, reduced to what norms need.
 
     Attributes:
-        parts: for each use the positions of its weight and of its gradient, None where there is none.
+        parts: the positions of each use's weight and gradient; None if there is no gradient.
         squares: ‖W‖² of all of them.
         grams, scales: see `shorter_grams`.
     """
@@ -150,7 +152,7 @@ class _Weights:
                 whole.append(gradient[rows])
         squares = dots({"ww": (whole, whole)})[:, 0]
         if any_sharded(whole):
-            # One at a time: together they would be the whole model on every rank.
+            # One at a time: together they would put the whole model on every rank.
             pairs = [shorter_grams([_whole(w)]) for w in whole]
             grams, scales = [g for gram, _ in pairs for g in gram], torch.cat([scale for _, scale in pairs])
         else:
@@ -158,7 +160,7 @@ class _Weights:
         return cls(parts, squares, grams, scales)
 
     def norms(self, tops: Tensor, times: float) -> list[tuple[float, float, float | None]]:
-        """For each use ‖W‖ and the spectral norms of W and of its gradient, with λmax of the grams."""
+        """Return ‖W‖ and the spectral norms of W and of its gradient for each use, from λmax of the grams."""
         spectral = tops.abs().sqrt() * self.scales.to(tops.device)
         host = torch.stack([self.squares.to(tops.device).sqrt(), spectral], dim=1).tolist()
         return [(host[w][0], host[w][1], None if g is None else host[g][1] * times) for w, g in self.parts]
@@ -169,8 +171,78 @@ def _whole(weight: Any) -> Tensor:
     return found
 
 
+def shorter_grams(matrices: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+    """Return the smaller of WWᵀ/s² and WᵀW/s² of each tensor, in float64, and the scales s, [n].
+
+    Tensors of any shape and real dtype are taken as matrices W [out, everything else]. √λmax·s of a gram is the largest
+    singular value σmax(W), to a relative 1e-6. The scales are powers of two that bring W/s near 1. Tensors of one shape
+    are treated together on their device, or on the CPU if that has no float64.
+
+    >>> grams, scales = shorter_grams([torch.tensor([[3.0, 4.0]])])
+    >>> grams, scales
+    ([tensor([[25.]], dtype=torch.float64)], tensor([1.], dtype=torch.float64))
+    """
+    given = [_matrix(m) for m in matrices]
+    shapes: dict[tuple[torch.Size, torch.device], list[int]] = defaultdict(list)
+    for i, matrix in enumerate(given):
+        shapes[matrix.shape, matrix.device].append(i)
+    grams: dict[int, Tensor] = {}
+    scales: dict[int, Tensor] = {}
+    for same in shapes.values():
+        gram, scale = _grams([given[i] for i in same])
+        grams |= zip(same, gram, strict=True)
+        scales |= zip(same, scale, strict=True)
+    if not given:
+        return [], torch.zeros(0, dtype=torch.float64)
+    order = range(len(given))
+    return [grams[i] for i in order], torch.stack([scales[i].to(scales[0].device) for i in order])
+
+
+def _matrix(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.device.type == "mps":
+        tensor = tensor.cpu()
+    out, *rest = tensor.shape or (1,)
+    return tensor.reshape(out, math.prod(rest))
+
+
+def _grams(same: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the grams of matrices of one shape, stacked, and their scales."""
+    out, rest = same[0].shape
+    axis, (short, long) = int(out <= rest), sorted((out, rest))
+    most = _PART_ON_CPU if same[0].device.type == "cpu" else _PART
+    width = max(1, most // max(1, len(same) * short))
+    scale = _scales(same, axis, long, width)
+    gram: Tensor | None = None
+    for at in range(0, long, width):
+        part = _part(same, axis, at, width)
+        if scale is not None:
+            part = part.div_(scale[:, None, None])
+        wide = part if axis else part.mT
+        gram = torch.bmm(wide, wide.mT) if gram is None else gram.baddbmm_(wide, wide.mT)
+    ones = same[0].new_ones(len(same), dtype=torch.float64)
+    zeros = ones.new_zeros(len(same), short, short)
+    return zeros if gram is None else gram, ones if scale is None else scale
+
+
+def _scales(same: Sequence[Tensor], axis: int, long: int, width: int) -> Tensor | None:
+    """Return the scales; None for dtypes whose squares are within the range of float64 anyway."""
+    if same[0].dtype is not torch.float64:
+        return None
+    most = same[0].new_zeros(len(same))
+    for at in range(0, long, width):
+        most = torch.maximum(most, magnitudes(_part(same, axis, at, width)))
+    return power_of_two(most)
+
+
+def _part(same: Sequence[Tensor], axis: int, at: int, width: int) -> Tensor:
+    return torch.stack([m.narrow(axis, at, min(width, m.shape[axis] - at)) for m in same]).to(torch.float64)
+
+
 class Spectrometer:
-    """Finds the spectra of factors, or λmax of each alone, some of them before the rest is there.
+    """Spectra of factors, or only λmax of each, found for some of them before the rest is complete.
 
     >>> factor = Factor()
     >>> factor.add(torch.tensor([[3.0, 0.0], [0.0, 1.0]])); factor.close()
@@ -190,7 +262,7 @@ class Spectrometer:
         self._spectra: dict[int, Spectrum] = {}
 
     def take(self, factor: Factor) -> None:
-        """A factor is complete: what it holds may be let go of."""
+        """Accept a complete factor, whose memory may be released."""
         self._waiting.append(factor)
         self._bytes += factor.bytes
         if self._is_too_much(factor.device):
@@ -204,7 +276,7 @@ class Spectrometer:
         return in_use > self._at_first + _WAITING
 
     def finish(self, others: Sequence[Tensor] = ()) -> Tensor:
-        """Bring the spectra of all factors to the host; also λmax of other matrices."""
+        """Bring the spectra of all factors to the host, and return λmax of other matrices."""
         tops = self._decompose(others)
         factors, values, times, zeros = zip(*self._found, strict=True) if self._found else ((), (), (), ())
         roundings = [rounding(factor) for factor in factors]
@@ -216,7 +288,7 @@ class Spectrometer:
         return self._spectra[id(factor)]
 
     def _decompose(self, others: Sequence[Tensor]) -> Tensor:
-        """Decompose what is waiting, size by size, with λmax of other matrices along the way."""
+        """Decompose the waiting factors, size by size, and return λmax of other matrices."""
         sizes: defaultdict[int, tuple[list[Factor], list[int]]] = defaultdict(lambda: ([], []))
         for factor in self._waiting:
             sizes[0 if factor.diagonal else factor.side][0].append(factor)
@@ -245,10 +317,10 @@ class Spectrometer:
 
 
 def zero_below(factor: Factor, dtype: torch.dtype) -> float:
-    """Below which share of λmax an eigenvalue counts as zero, because sums were rounded.
+    """Return the share of λmax below which an eigenvalue counts as zero, because sums were rounded.
 
-    Adding up R outer products of dimension d moves eigenvalues by the accumulators' epsilon, times d or a fraction of
-    R, whichever is more.
+    Adding up R outer products of dimension d moves eigenvalues by the accumulators' epsilon times d or a fraction of R,
+    whichever is larger.
 
     >>> zero_below(Factor(dimension=4, samples=80), torch.float64) == 10 * 2.0**-52
     True
@@ -257,10 +329,10 @@ def zero_below(factor: Factor, dtype: torch.dtype) -> float:
 
 
 def rounding(factor: Factor) -> float:
-    """Below which share of the mean eigenvalue one counts as zero, because samples were rounded.
+    """Return the share of the mean eigenvalue below which one counts as zero, because samples were rounded.
 
-    Rounding to a dtype of epsilon ε is noise of deviation ε/√12 of each element, and adds about ε²/12 of the mean
-    eigenvalue to all of them. What samples were computed from was rounded as well: so 4ε².
+    Rounding to a dtype of epsilon ε is noise of relative deviation ε/√12 in each element, and adds about ε²/12 of the
+    mean eigenvalue to all of them. The inputs of the samples were rounded as well, hence 4ε².
 
     >>> rounding(Factor(eps=0.5))
     1.0

@@ -1,4 +1,4 @@
-"""Dying and full units: active for no sample, and for every sample (Huang et al., section 4.2)."""
+"""Dying and full units, active for no sample and for every sample (Huang et al., section 4.2)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gyroscope.layers.layer import Layer
-from gyroscope.passes.activations import ActivationProbe
-from gyroscope.passes.modules import Layout
+from gyroscope.passes.activations import ActivationProbe, Layout
 
-# Above this number units are counted on their device.
+# More units than this are counted on their device.
 _COUNTED_THERE = 2**21
 
-Extremes = tuple[Tensor, Tensor]  # of each unit, the smallest and the largest activation above the threshold
+Extremes = tuple[Tensor, Tensor]  # the smallest and the largest activation of each unit, minus the threshold
 
 
 def _extremes(x: Tensor, layout: Layout, threshold: float) -> Extremes:
@@ -33,7 +32,7 @@ def _extremes(x: Tensor, layout: Layout, threshold: float) -> Extremes:
 
 
 class Units(ActivationProbe):
-    """What a probe of activations sees, kept as the extremes of each unit: all that dying and full units need.
+    """A probe of activations that keeps only the extremes of each unit.
 
     A unit is dying if its largest activation is not above the threshold, and full if its smallest is.
 
@@ -57,8 +56,8 @@ class Units(ActivationProbe):
         self._extremes = [{} for _ in self.layers]
 
     def _look(self, x: Tensor, layout: Layout, threshold: float) -> Any:
-        # Not yet: what a normalisation or a rectifier makes of it may come next. The graph holds on to it anyway; what
-        # is done to it in place until the next layer counts, such as `relu_`.
+        # Not evaluated yet: a normalizer or a rectifier may follow. The graph keeps the tensor anyway, and in-place
+        # operations before the next layer, such as `relu_`, count.
         return x.detach(), layout, threshold
 
     def _count(self, found: Any) -> None:
@@ -71,14 +70,14 @@ class Units(ActivationProbe):
             maps[len(low)] = low, high
 
     def gather(self, groups: Sequence[Any]) -> None:
-        """The same over all ranks; called by all together."""
+        """Combine the extremes of all ranks; called by all of them together."""
         self._settle()
         for group in groups:
             told: list[Any] = [None] * dist.get_world_size(group)
             mine = [{size: low.dtype for size, (low, _) in maps.items()} for maps in self._extremes]
             dist.all_gather_object(told, mine, group=group)
             for i, maps in enumerate(self._extremes):
-                # Units are told apart by their positions. Those that other ranks alone have seen are taken over.
+                # Units are identified by their positions. Those that only other ranks have seen are included.
                 for size, dtype in sorted({k: v for one in told for k, v in one[i].items()}.items()):
                     unseen = torch.full((size,), torch.inf, dtype=dtype, device=self.layers[0].parameter.device)
                     maps[size] = maps.get(size, (unseen, -unseen))
@@ -86,7 +85,7 @@ class Units(ActivationProbe):
                     dist.all_reduce(maps[size][1], op=dist.ReduceOp.MAX, group=group)
 
     def shares(self) -> dict[int, tuple[float, float]]:
-        """By layer the shares of its units that are dying and full; those of layers that were seen."""
+        """Return the shares of dying and full units by layer, for layers that were seen."""
         self._settle()
         seen = [(i, extremes) for i, maps in enumerate(self._extremes) for extremes in maps.values()]
         found: dict[int, tuple[int, int, int]] = {}
@@ -94,7 +93,7 @@ class Units(ActivationProbe):
         for i, extremes in seen:
             by_device[extremes[0].device].append((i, extremes))
         for some in by_device.values():
-            # Full: the smallest is above the threshold. Alive: the largest is. Many units are counted where they are.
+            # Full: the smallest is above the threshold. Alive: the largest is. Many units are counted on their device.
             here = sum(len(low) for _, (low, _) in some) > _COUNTED_THERE
             counts = _counted(some) if here else _counted_on_the_host(some)
             for (i, (low, _)), (alive, full) in zip(some, counts, strict=True):
@@ -110,7 +109,7 @@ def _counted(some: Sequence[tuple[int, Extremes]]) -> list[list[int]]:
 
 
 def _counted_on_the_host(some: Sequence[tuple[int, Extremes]]) -> list[list[int]]:
-    """The same with few kernels: all units cross to the host together."""
+    """Return the same with few kernels: all units are copied to the host together."""
     low, high = torch.cat([low for _, (low, _) in some]), torch.cat([high for _, (_, high) in some])
     both = torch.stack([high > 0, low > 0]).cpu().numpy()
     ends = np.cumsum([0, *(len(low) for _, (low, _) in some)])

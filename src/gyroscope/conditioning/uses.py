@@ -1,4 +1,4 @@
-"""What a use of a layer's weight adds to its two factors: the samples in its input and in its output gradient.
+"""Uses of a layer's weight, and the samples that each adds to the two factors: its input and its output gradient.
 
 A sample is a row of a batch, a token of a sequence, or a position of an image.
 """
@@ -20,18 +20,19 @@ Reads = Callable[[Factor, Tensor], None]
 
 @dataclass
 class Use:
-    """A layer's weight as it is used in one orientation, with what was seen of it.
+    """A layer's weight used in one orientation, with its factors.
 
     Attributes:
-        name: of the layer; a part of a weight has its rows in brackets.
-        kind: of the layer, or what it is used as.
-        position: of the layer among those that are looked at.
+        name: the layer's name; a part of a weight has its rows in brackets.
+        kind: the layer's kind, or what the weight is used as.
+        position: the layer's index among the analyzed ones.
+        rows: the rows of the weight that are used; None for all.
         x, g: the factors Σx and Σ∇h.
-        calls: how often the weight was applied, in the open batch.
-        arrived: how many gradients have come by, of these.
-        early: whether that tells when all of them have.
-        done: whether its factors are complete, and have been given away.
-        why_not: why it cannot be treated, if so.
+        calls: how often the weight was applied in the open batch.
+        arrived: the number of these calls whose gradient has arrived.
+        early: True if the use is complete as soon as all gradients have arrived.
+        done: True if its factors are complete and were handed over.
+        why_not: why it cannot be treated; None if it can.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Use:
 
 
 def in_order(uses: dict[tuple[int, str], Use]) -> list[Use]:
-    """Layer by layer, and the parts of a weight by their rows."""
+    """Return the uses in the order of layers, and the parts of a weight in the order of rows."""
 
     def place(key: tuple[int, str]) -> tuple[int, int, str]:
         rows = uses[key].rows
@@ -59,14 +60,14 @@ def in_order(uses: dict[tuple[int, str], Use]) -> list[Use]:
 
 @dataclass(frozen=True)
 class Reader:
-    """How the input and the output gradient of a module are read as samples."""
+    """Functions that read the input and the output gradient of a module as samples."""
 
     x: Reads
     g: Reads
 
 
 def reader(module: nn.Module, *, patches: bool) -> Reader | str:
-    """How a module that multiplies its input by one weight is read, or why it cannot be.
+    """Return how to read a module that multiplies its input by one weight, or why it cannot be read.
 
     >>> reader(nn.Bilinear(2, 2, 2), patches=False)
     'a Bilinear has two inputs'
@@ -76,13 +77,13 @@ def reader(module: nn.Module, *, patches: bool) -> Reader | str:
             size = module.num_embeddings
             return Reader(lambda f, x: f.add_counts(x, size), features)
         case nn.EmbeddingBag():
-            return "an EmbeddingBag adds up its tokens before its output can be seen"
+            return "an EmbeddingBag sums its tokens before its output can be seen"
         case nn.Bilinear():
             return "a Bilinear has two inputs"
         case nn.modules.conv._ConvTransposeNd():
             if patches:
                 return "a transposed convolution has no patches"
-            # A weight [in, out/groups, ...]: the groups are pooled in what goes out.
+            # Its weight is [in, out/groups, ...]: the groups of its output are pooled.
             spatial, groups = len(module.kernel_size), module.groups
             return Reader(channels(spatial), channels(spatial, groups))
         case nn.modules.conv._ConvNd():
@@ -96,12 +97,12 @@ def reader(module: nn.Module, *, patches: bool) -> Reader | str:
 
 
 def features(factor: Factor, a: Tensor) -> None:
-    """Every row [..., d] is a sample."""
+    """Read every row of [..., d] as a sample."""
     factor.add(a.reshape(-1, a.shape[-1]).T)
 
 
 def channels(spatial: int, groups: int = 1) -> Reads:
-    """Every position of [batch, d, *spatial] is a sample of its channels; groups of channels are further samples."""
+    """Return a reader of [batch, d, *spatial]: each position is a sample of the channels, or one per group of them."""
 
     def read(factor: Factor, a: Tensor) -> None:
         a = a if a.dim() == spatial + 2 else a.unsqueeze(0)
@@ -127,12 +128,12 @@ class Convolution:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """As keyword arguments."""
+        """The arguments as a dict."""
         return dict(vars(self))
 
 
 def convolution(shape: Convolution, *, patches: bool) -> Reader:
-    """How a convolution is read: by its channels at each position, or by the patches it sees."""
+    """Return how to read a convolution: by its channels at each position, or by the patches it sees."""
     spatial = len(shape.kernel_size)
     if not patches:
         return Reader(channels(spatial, shape.groups), channels(spatial))
@@ -153,7 +154,7 @@ def convolution(shape: Convolution, *, patches: bool) -> Reader:
 
 
 def unreadable(a: Tensor) -> str | None:
-    """Why samples cannot be read from a tensor, if so."""
+    """Return why samples cannot be read from a tensor; None if they can."""
     from gyroscope.vectors.layout import is_sharded
 
     if is_sharded(a):

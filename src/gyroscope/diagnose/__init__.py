@@ -1,4 +1,4 @@
-"""What a run did, in words with the evidence behind them: explanations, dominated layers, stalled networks."""
+"""Findings about a run, in words and with their evidence: explanations, dominated layers, stalled networks."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Recorded runs side by side: what each was trained with, and what came of it."""
+"""A table of recorded runs: the optimizer and options of each, and its results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gyroscope.store import Run
 from gyroscope.store.find import distinct_names
 from gyroscope.theory.recurrence import optimizers_in
 
-#: The logged numbers that tell how good a network is, the most telling first, and by which names they go.
+#: Names of logged accuracies by kind, the most informative kind first.
 ACCURACIES: dict[str, tuple[str, ...]] = {
     "test": ("test_accuracy", "test_acc"),
     "validation": ("validation_accuracy", "val_accuracy", "valid_accuracy", "val_acc"),
@@ -25,18 +25,18 @@ ACCURACIES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Compared:
-    """A run in a row of numbers; None for what it does not hold.
+    """One row of the table; None for numbers that a run does not hold.
 
     Attributes:
-        name: its label, or what tells it from the others.
-        optimizer: what trained it.
-        rate: the learning rate it began with, or ρ.
-        weight_decay: the weight decay it began with, the smallest and the largest over layers.
+        name: its label, or the part of its path that distinguishes it.
+        optimizer: the name of its optimizer.
+        rate: the initial learning rate η, or ρ.
+        weight_decay: the initial weight decay, the smallest and the largest over layers.
         momentum: the momentum, or Adam's β₁.
-        steps: how many there were.
+        steps: the number of steps.
         rotation: of the least rotated layer, on average, and of the most rotated layer, at the end.
-        loss: the last that was logged, nan where training diverged.
-        accuracies: the last that were logged, by the keys of `ACCURACIES`.
+        loss: the last logged loss, NaN if training diverged.
+        accuracies: the last logged accuracies, by the keys of `ACCURACIES`.
         state: "running", "ended" or "interrupted".
     """
 
@@ -57,7 +57,7 @@ def compared(runs: Sequence[Run], *, labels: Sequence[str] | None = None) -> lis
 
     Args:
         runs: the runs.
-        labels: what to call them, one label per run; their names, told apart by their paths, if not given.
+        labels: one label per run; their names, distinguished by their paths, if None.
 
     >>> import tempfile
     >>> from gyroscope.store.example import write_example
@@ -73,7 +73,7 @@ def compared(runs: Sequence[Run], *, labels: Sequence[str] | None = None) -> lis
 
 
 def shared_accuracy(runs: Sequence[Run]) -> str | None:
-    """Return the most telling number that all runs have logged, or None if there is none.
+    """Return the most informative number that all runs have logged, or None if there is none.
 
     >>> import tempfile
     >>> from gyroscope.store.example import write_example
@@ -86,7 +86,7 @@ def shared_accuracy(runs: Sequence[Run]) -> str | None:
 
 
 def in_words(rows: Sequence[Compared]) -> str:
-    """Return how rotation and accuracy go together over the rows; nothing if that cannot be told.
+    """Return the rank correlation of rotation and accuracy over the rows, as a sentence; "" if it is not known.
 
     >>> turned = [Compared(str(i), rotation=(0.0, i / 9, 1.0), accuracies={"test": i / 10}) for i in range(4)]
     >>> in_words(turned)
@@ -125,14 +125,14 @@ def _row(run: Run, name: str) -> Compared:
 
 
 def _recipe(run: Run) -> Mapping[str, Any]:
-    """The laboratory's recipe, by which its trainings go; nothing for other runs."""
+    """Return the laboratory's recipe of a run; {} for other runs."""
     trial = run.meta.get("trial")
-    recipe = trial.get("recipe") if isinstance(trial, dict) else None  # others call other things a trial
+    recipe = trial.get("recipe") if isinstance(trial, dict) else None  # others may use the key for something else
     return recipe if isinstance(recipe, dict) and {"name", "rate"} <= recipe.keys() else {}
 
 
 def _weight_decay(run: Run, given: Mapping[str, Any]) -> tuple[float, float] | None:
-    """The smallest and the largest over layers, which may be in different groups, or what the optimizer was given."""
+    """Return the smallest and the largest over layers, which may be in different groups, or the optimizer's option."""
     if "weight_decay" in run.quantities and len(where := run.where("weight_decay")):
         by_layer = run.series("weight_decay", steps=where[:1])
         if len(known := by_layer[np.isfinite(by_layer)]):
@@ -156,14 +156,14 @@ def _rotation(run: Run) -> tuple[float, float, float] | None:
     if "rotation" not in run.quantities or not len(run.where("rotation")):
         return None
     values = run.series("rotation", steps=run.where("rotation")).astype(float)
-    # A layer that was not measured in the end counts with its last value.
+    # A layer that was not measured at the end counts with its last value.
     final = np.array([column[np.isfinite(column)][-1] if np.isfinite(column).any() else nan for column in values.T])
     known = final[np.isfinite(final)]
     return (float(known.min()), float(known.mean()), float(known.max())) if known.size else None
 
 
 def _last(run: Run, scalar: str) -> float | None:
-    """The last finite value of a logged number, None if there is none."""
+    """Return the last finite value of a logged number, or None."""
     if scalar not in run.scalars:
         return None
     values = [float(value) for value in run.scalars[scalar].values if isfinite(value)]
@@ -183,6 +183,6 @@ def rank_correlation(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
 
 
 def _ranks(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return the place of each value in their order; equal ones share the mean of their places."""
+    """Return the rank of each value; equal ones share the mean of their ranks."""
     _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[which]

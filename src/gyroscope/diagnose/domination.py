@@ -1,35 +1,36 @@
-"""Weight domination: which layers hardly move because their weight is large beside its gradient, and since when.
+"""Weight domination: layers that hardly move because their weight is large compared with its gradient, and since when.
 
-Definition 1 of the conditioning paper says that layer k is dominated by its weight where
+Definition 1 of the conditioning paper: layer k is dominated by its weight if
 
     σmax(∂L/∂W_k) ≪ σmax(W_k).
 
-The ratio falls in every layer as a training converges, so being small is not enough to be harmful. What harms is a
-layer that stands still while others move: under batch normalization a weight that has grown α-fold has a gradient of
-1/α (theorem 2), and moves by 1/α² of itself; a layer whose input has shrunk fares alike. A layer is named where
+The ratio falls in every layer as a training converges, so a small ratio alone is no harm. The harm is a layer that
+stands still while others move: under batch normalization a weight that has grown c-fold has a gradient of 1/c (theorem
+2), and moves by 1/c² of itself; the same happens to a layer whose input has shrunk. A layer is reported if
 
-1. its ratio is below `threshold`: Definition 1, with ≪ made a number;
-2. its ratio is below `share` of what the layers that move have: others are not in the same state;
-3. its update is below `share` of theirs too, each beside its weight. An optimizer whose steps heed the norm of the
-   weight (Layca, LARS) moves a layer however small its gradient: there nothing is wrong.
+1. its ratio is below `threshold`: Definition 1, with a number for ≪;
+2. its ratio is below `share` of that of moving layers: others are not in the same state;
+3. its update, relative to its weight, is below `share` of that of moving layers. An optimizer whose steps scale with
+   the norm of the weight (Layca, LARS) moves a layer however small its gradient, and nothing is wrong.
 
-What layers that move have is what a tenth of the layers exceed, one at least: not the median, for in a network of 200
-layers most are dominated after the first step (figure A10), nor the largest, for a layer that starts at zero has a
-ratio without bound. A layer whose gradient is zero (dead ReLUs, an expert that gets nothing) is not dominated by its
-weight, whatever its size: it is left out, of the comparison too. A layer whose first gradient is zero is left out for
-good: it is behind a gain that starts at zero, as in residual branches, and its gradient grows with that gain.
+The ratio of moving layers is the 90th percentile over layers, with at least one layer above it. The median would not
+do: in a network of 200 layers most are dominated after the first step (figure A10). Nor would the maximum: a layer that
+starts at zero has an unbounded ratio. A layer whose gradient is zero (dead ReLUs, an expert without tokens) is not
+dominated by its weight, whatever its size, and is left out of the comparison too. A layer whose first gradient is zero
+is left out for good: it is behind a gain that starts at zero, as in residual branches, and its gradient grows with that
+gain.
 
-It is named when this has held for `patience` measurements in a row, and is free again when one of the three bounds has
-been exceeded three times over for as many: what hovers about a bound is named once.
+A layer is reported after this has held for `patience` measurements in a row, and is free again after one of the three
+bounds has been exceeded by a factor of three for as many: a layer that hovers around a bound is reported once.
 
 One state is domination without comparison: the stall of section 5, in which the last layer's input has become small,
-its weight large, and the gradients of all layers small at once. There the last layer is named for as long as the stall
-lasts; `gyroscope.diagnose.stall` says how it shows.
+its weight large, and the gradients of all layers small at once. Then the last layer is reported for as long as the
+stall lasts; `gyroscope.diagnose.stall` describes how it shows.
 
-The bounds leave room on both sides. In sound trainings of perceptrons, residual networks and a transformer, with SGD
-and Adam, no layer stayed below 0.06 of the layers that move in both 2. and 3.; a layer scaled by 30 under batch
+The bounds have margins on both sides. In healthy trainings of perceptrons, residual networks and a transformer, with
+SGD and Adam, no layer stayed below 0.06 of the moving layers in both 2. and 3.; a layer scaled by 30 under batch
 normalization is at 0.001, the lower quarter of a 100-layer perceptron after its first step at 10⁻⁴ to 10⁻⁶. With Adam,
-whose updates do not shrink with the gradient, a layer scaled by α is at 1/α in 3., and named from about 40 on.
+whose updates do not shrink with the gradient, a layer scaled by c is at 1/c in 3., and is reported from about c = 40.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from gyroscope.store import Run
 from gyroscope.store.record import LayerInfo
 
 THRESHOLD, SHARE, PATIENCE = 0.01, 0.03, 3
-# By how much a bound must be exceeded for a layer to be free again.
+# The factor by which a bound must be exceeded for a layer to be free again.
 _FREE = 3.0
 
 Array = npt.NDArray[np.float64]
@@ -58,21 +59,21 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Domination:
-    """A time in which a layer is dominated by its weight.
+    """A period in which a layer is dominated by its weight.
 
     Attributes:
         layer: the layer's name.
-        since: the first step at which it was.
-        until: the step at which it was free again; None where it was not.
-        ratio: of the gradient to the weight, when there was no doubt any more.
-        typical: what layers that move have, at the same step: a tenth of the network's layers, one at least, have more.
-        spectral: whether the ratio is σmax(∂L/∂W)/σmax(W), from an analysis of the conditioning, or ‖∂L/∂W‖/‖W‖.
-        stall: that of the network, where this is what shows it; the ratios are then the last known ones of this time.
+        since: the first step of it.
+        until: the step at which the layer was free again; None if it was not.
+        ratio: of the gradient to the weight, at the step at which the layer was reported.
+        typical: the ratio of moving layers at the same step: the 90th percentile, with at least one layer above it.
+        spectral: True for σmax(∂L/∂W)/σmax(W), from an analysis of the conditioning; False for ‖∂L/∂W‖/‖W‖.
+        stall: the stall of the network that shows the domination, if one does; the ratios are then the last known ones.
 
     >>> print(Domination("2.weight", 3, None, 2.3e-7, 0.06))
-    2.weight is dominated by its weight since step 3: its gradient has 2.3e-07 of the weight's norm, 0.06 in layers
-    that move, so it hardly does: its weight is too large, or its gradient vanishes. Try gyroscope.Layca, which turns
-    it as fast as the others.
+    2.weight has been dominated by its weight since step 3: its gradient's norm is 2.3e-07 times its weight's, compared
+    with 0.06 times in layers that move. Its weight is too large, or its gradient vanishes. Try gyroscope.Layca, which
+    rotates it as fast as the others.
     """
 
     layer: str
@@ -84,42 +85,46 @@ class Domination:
     stall: Stall | None = None
 
     def __str__(self) -> str:
-        when, past = f"is dominated by its weight since step {self.since:,}", self.until is not None
+        when, past = f"has been dominated by its weight since step {self.since:,}", self.until is not None
         if past:
             when = f"was dominated by its weight from step {self.since:,} to {self.until:,}"
         if self.stall is not None:
             return f"{self.layer} {when}, and the network guess{'ed' if past else 'es'}: {self.stall.why('its')}"
-        norm, has = "spectral norm" if self.spectral else "norm", "had" if past else "has"
-        ratio = f"its gradient {has} {self.ratio:.2g} of the weight's {norm}, {self.typical:.2g} in layers that move"
+        norm, verb = "spectral norm" if self.spectral else "norm", "was" if past else "is"
+        ratio = (
+            f"its gradient's {norm} {verb} {self.ratio:.2g} times its weight's, compared with {self.typical:.2g} times "
+            "in layers that move"
+        )
         if past:
             return f"{self.layer} {when}: {ratio}."
         return (
-            f"{self.layer} {when}: {ratio}, so it hardly does: its weight is too large, or its gradient "
-            "vanishes. Try gyroscope.Layca, which turns it as fast as the others."
+            f"{self.layer} {when}: {ratio}. Its weight is too large, or its gradient vanishes. Try gyroscope.Layca, "
+            "which rotates it as fast as the others."
         )
 
 
 def dominated(
     run: Run, *, threshold: float = THRESHOLD, share: float = SHARE, patience: int = PATIENCE
 ) -> list[Domination]:
-    """The layers of a run that were dominated by their weights, each as often as it was, in the order of steps.
+    """Return the periods in which layers of a run were dominated by their weights, in the order of steps.
 
-    Among them is the last one in a stall of the network, where the run holds what shows it (see `stalled`).
+    A stall of the network is among them, as a domination of the last layer, if the run holds its evidence (see
+    `stalled`).
 
-    Where the run holds `domination`, from `watch(conditioning=...)`, that is the ratio; else ‖∂L/∂W‖/‖W‖, from
-    `gradient_norm` and `weight_norm`, which every measured step has. Gradients have few large singular values and
-    weights many, so the latter is some times smaller, in all layers alike. Embeddings are left out, since most of their
-    rows have no gradient, and so are layers at steps at which they have none at all; layers of one optimizer are
-    compared with each other.
+    The ratio is the series `domination`, from `watch(conditioning=...)`, if the run holds it; otherwise ‖∂L/∂W‖/‖W‖,
+    from `gradient_norm` and `weight_norm`, which every measured step has. Gradients have few large singular values and
+    weights many, so the latter is a few times smaller, in all layers. Embeddings are left out, since most of their
+    rows have no gradient, and so are layers at steps without a gradient. Layers of one optimizer are compared with each
+    other.
 
     Args:
         run: from `gyroscope.load`.
-        threshold: below which a ratio may be called small.
-        share: of what layers that move have, below which a layer stands still while others move.
-        patience: for how many measurements.
+        threshold: a ratio below it is small.
+        share: a layer below this share of moving layers stands still while others move.
+        patience: the number of measurements in a row for which this must hold.
 
     Raises:
-        MonitorError: the run does not hold what is needed.
+        MonitorError: the run does not hold the quantities needed, or an argument is invalid.
 
     >>> import tempfile, torch, gyroscope
     >>> model = torch.nn.Sequential(
@@ -139,14 +144,14 @@ def dominated(
     least, most, lasts = real(threshold), real(share), real(patience)
     if not (least > 0 and 0 < most < 1 and lasts >= 1 and lasts.is_integer()):
         raise MonitorError(
-            f"threshold={threshold!r}, share={share!r} and patience={patience!r} were given; accepted are a threshold "
-            "above 0, a share between 0 and 1, and a patience of 1 or more."
+            "`threshold` must be a number > 0, `share` one between 0 and 1, and `patience` a whole number >= 1, got "
+            f"threshold={threshold!r}, share={share!r} and patience={patience!r}. Try the defaults."
         )
     parts = seen(run, known_steps(run), threshold=least, share=most, patience=int(lasts))
     found = [one for part in parts for one in part.found]
-    with suppress(MonitorError):  # what shows a stall was not recorded
+    with suppress(MonitorError):  # the evidence of a stall was not recorded
         for stall in stalls(run):
-            # It says more than that the ratio was small meanwhile.
+            # A stall says more than a small ratio in the same period.
             found = [one for one in found if one.layer != stall.layer or not _overlap(one, stall)]
             found.append(_of_stall(run, stall))
     place = {layer.name: i for i, layer in enumerate(run.layer_table)}
@@ -154,10 +159,10 @@ def dominated(
 
 
 class Episodes:
-    """Follows the layers of one optimizer from measurement to measurement.
+    """The dominations of one optimizer's layers, followed from measurement to measurement.
 
     Attributes:
-        found: all that was found so far, each when it began.
+        found: all dominations so far, in the order in which they began.
     """
 
     def __init__(
@@ -173,21 +178,21 @@ class Episodes:
         self.spectral = spectral
         self._names = [layer.name for layer in layers]
         self._left_out = np.array([layer.kind == "embedding" for layer in layers], dtype=bool)
-        self._met = np.zeros(len(layers), dtype=bool)  # whether a ratio of it was known
+        self._met = np.zeros(len(layers), dtype=bool)  # True once a ratio of the layer is known
         self._bounds, self._patience = (threshold, share), patience
-        # For how many measurements a layer has been where it is not reckoned to be, and since which step.
+        # The number of measurements for which a layer has contradicted its reported state, and the first of them.
         self._count = np.zeros(len(layers), dtype=np.int64)
         self._first = np.zeros(len(layers), dtype=np.int64)
-        self._open = np.full(len(layers), -1)  # where in `found` its domination is that goes on
-        self._busy = False  # whether any layer is counted or dominated
+        self._open = np.full(len(layers), -1)  # the index in `found` of the domination that lasts
+        self._busy = False  # True if any layer is counted or dominated
 
     def see(self, steps: Sequence[int], ratio: npt.ArrayLike, update: npt.ArrayLike) -> list[tuple[int, Domination]]:
-        """Look at measurements, and return the dominations that they leave no more doubt of, each with the step.
+        """Take in measurements, and return the dominations that they establish, each with the step.
 
         Args:
-            steps: when they were made [S].
+            steps: the steps of the measurements [S].
             ratio: of gradient to weight [S, L].
-            update: ‖Δw‖/‖w‖ [S, L]; NaN where it is not known, which speaks neither for nor against.
+            update: ‖Δw‖/‖w‖ [S, L]; NaN if unknown, which counts neither way.
         """
         r, u = (np.array(given, dtype=np.float64) for given in (ratio, update))
         self._left_out |= self._starts_at_zero(r)
@@ -199,7 +204,7 @@ class Episodes:
         at_most = np.minimum(threshold, share * moving)[:, None]
         slow = share * pace[:, None]
         low = (r < at_most) & ~(u >= slow)
-        if not low.any() and not self._busy:  # as a rule
+        if not low.any() and not self._busy:  # the usual case
             return []
         free = (r >= _FREE * at_most) | ((u >= _FREE * slow) & ~np.isnan(r))
         begun = []
@@ -209,7 +214,7 @@ class Episodes:
         return begun
 
     def _starts_at_zero(self, ratio: Array) -> npt.NDArray[np.bool_]:
-        """Which layers' first known ratio is zero: they are behind a gain that starts at zero, and wake up slowly."""
+        """Return the layers whose first known ratio is zero: a gain that starts at zero follows them."""
         known = np.isfinite(ratio)
         if not len(ratio) or self._met.all():
             return np.zeros(len(self._met), dtype=bool)
@@ -219,7 +224,7 @@ class Episodes:
         return np.asarray(new & (first == 0))
 
     def go_on(self, earlier: Episodes) -> None:
-        """Take over which layers are dominated."""
+        """Continue from the state of `earlier`."""
         self.found, self._open, self._busy = list(earlier.found), earlier._open.copy(), True
         self._left_out, self._met = earlier._left_out.copy(), earlier._met.copy()
 
@@ -234,7 +239,7 @@ class Episodes:
     ) -> list[tuple[int, Domination]]:
         changing = np.where(self._open >= 0, free, low)
         self._first = np.where(changing & (self._count == 0), step, self._first)
-        # What is not known at this step leaves things as they are.
+        # An unknown ratio leaves the count as it is.
         self._count = np.where(changing, self._count + 1, np.where(known, 0, self._count))
         begun = []
         for i in np.flatnonzero(changing & (self._count >= self._patience)):
@@ -251,7 +256,7 @@ class Episodes:
 
 
 def norms_ratio(gradient: npt.ArrayLike, weight: npt.ArrayLike) -> Array:
-    """‖∂L/∂W‖/‖W‖ from norms as a run holds them, in float32; infinite or NaN for a weight of zero.
+    """Return ‖∂L/∂W‖/‖W‖ from norms as a run holds them, in float32; infinite or NaN for a weight of zero.
 
     >>> norms_ratio([1.0, 1.0], [4.0, 0.0]).tolist()
     [0.25, inf]
@@ -263,20 +268,20 @@ def norms_ratio(gradient: npt.ArrayLike, weight: npt.ArrayLike) -> Array:
 
 
 def known_steps(run: Run) -> npt.NDArray[np.int64]:
-    """The steps at which the ratio is known, or else an error that says what to record."""
+    """Return the steps at which the ratio is known; raise an error that says what to record if it never is."""
     if "domination" in run.quantities:
         return run.where("domination")
     missing = [name for name in ("gradient_norm", "weight_norm") if name not in run.quantities]
     if missing:
         raise MonitorError(
-            f"This run holds no {' and no '.join(missing)}, and no domination: record these quantities, as "
-            "gyroscope.watch does unless told otherwise, or the conditioning of layers, with watch(conditioning=...)."
+            f"This run holds no {' and no '.join(missing)}, and no domination. Record these quantities, as "
+            "gyroscope.watch does by default, or the conditioning of layers with watch(conditioning=...)."
         )
     return run.steps
 
 
 def seen(run: Run, steps: npt.NDArray[np.int64], **bounds: Any) -> Iterator[Episodes]:
-    """What a run says at some steps, for each of its parts."""
+    """Return the dominations in a run at some steps, for each of its optimizers."""
     table, ratio = run.layer_table, _ratio(run, steps)
     update = _held(run, "update_ratio", steps) if "update_ratio" in run.quantities else np.full(ratio.shape, np.nan)
     for part in range(1 + max((layer.part for layer in table), default=0)):
@@ -310,20 +315,20 @@ def _of_stall(run: Run, stall: Stall) -> Domination:
 
 
 def of_stall(stall: Stall, table: Sequence[LayerInfo], ratio: Array, *, spectral: bool) -> Domination:
-    """The domination of the last layer that a stall is.
+    """Return a stall as a domination of the last layer.
 
     Args:
-        stall: the network's.
+        stall: the stall of the network.
         table: the run's layers.
         ratio: of gradient to weight of these layers, at no step or one [S, L].
-        spectral: which ratio it is.
+        spectral: True if it is a ratio of spectral norms.
 
     >>> table = [LayerInfo("conv", "conv", (8, 3, 3, 3)), LayerInfo("fc", "linear", (10, 8))]
     >>> stall = Stall("fc", 15, None, 2.3, 2.303, (1047.0, 0.012), (1.8, 28.0))
     >>> print(of_stall(stall, table, np.array([[1e-4, 2e-4]]), spectral=False))
-    fc is dominated by its weight since step 15, and the network guesses: λmax of its input fell from 1.05e+03 to 0.012
-    while the norm of its weight grew from 1.8 to 28, so its outputs say nothing and it hardly moves. Normalize the
-    input of this layer (gyroscope.layers.last_norm), or start with a smaller learning rate.
+    fc has been dominated by its weight since step 15, and the network guesses: λmax of its input fell from 1.05e+03 to
+    0.012 while the norm of its weight grew from 1.8 to 28, so its outputs carry no information and it hardly moves.
+    Normalize the input of this layer (gyroscope.layers.last_norm), or start with a smaller learning rate.
     """
     column = next(i for i, layer in enumerate(table) if layer.name == stall.layer)
     same = [i for i, layer in enumerate(table) if layer.part == table[column].part and layer.kind != "embedding"]
@@ -332,9 +337,10 @@ def of_stall(stall: Stall, table: Sequence[LayerInfo], ratio: Array, *, spectral
 
 
 def _of_moving(values: Array) -> Array:
-    """What a tenth of each row's known values exceed, one at least, or the median if it is more; NaN without any.
+    """Return the 90th percentile of each row's known values, with one above it, or the median if that is larger.
 
-    The median counts in networks of two layers alone. (NumPy's own quantiles warn of NaN, and take long.)
+    NaN if no value is known. The median is the larger one only in networks of two layers. NumPy's own quantiles are
+    slow, and warn of NaN.
     """
     known = np.sort(values, axis=1)  # NaN come last
     count = (~np.isnan(values)).sum(axis=1)

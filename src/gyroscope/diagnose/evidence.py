@@ -30,9 +30,9 @@ SERIES = (
 _SAME = 1e-6
 _HELD = 1e-4
 _BATCHES = 5
-# Within which share of the predicted norm a layer is there; by what factor the time to it may be off the run's pace.
+# A layer within this share of the predicted norm has arrived; the predicted time may be off the run's pace by _PACE.
 _NEAR, _PACE = 0.05, 3.0
-# How far apart quarters of a run must be in what the law takes for constant, for that to be why it does not hold.
+# A quantity that the law assumes to be constant was not, if its values over quarters of a run differ by this factor.
 _UNSTEADY = 1.2
 
 
@@ -41,25 +41,25 @@ def require_run(run: Any) -> None:
 
     >>> require_run("runs/first")
     Traceback (most recent call last):
-    gyroscope.errors.MonitorError: A str was given for a run; accepted is what gyroscope.load gives.
+    gyroscope.errors.MonitorError: `run` must be a run, got str. Try gyroscope.load('runs/first').
     """
     if not hasattr(run, "series") or not hasattr(run, "quantities"):
-        raise MonitorError(f"A {type(run).__name__} was given for a run; accepted is what gyroscope.load gives.")
+        raise MonitorError(f"`run` must be a run, got {type(run).__name__}. Try gyroscope.load('runs/first').")
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """One layer of a run, at the steps at which its optimizer was measured; NaN where a number is not known.
+    """One layer of a run, at the steps at which its optimizer was measured; unknown numbers are NaN.
 
     Attributes:
         info: its name, kind and shape.
-        optimizer: what steps it.
-        recorded: which of the series the run has.
+        optimizer: the optimizer that steps it.
+        recorded: the series that the run has.
         steps: k, [S].
         cosine: ⟨w,∇⟩/(‖w‖‖∇‖), [S].
-        lr, decay: α and λ, [S].
+        lr, decay: η and λ, [S].
         norm, gradient: ‖w‖ after the step and ‖∇‖, [S].
-        angle: by how much it turned in the one step, in radians, [S].
+        angle: the angle of that single step, in radians, [S].
         resumed: the step at which the run was last resumed, or None. The optimizer before that is not recorded.
     """
 
@@ -82,7 +82,7 @@ class Evidence:
 
     @cached_property
     def stepped(self) -> bool:
-        """True if an optimizer updates the layer, also where the run does not say."""
+        """True if an optimizer updates the layer, or if the run does not say."""
         known = "weight_decay" in self.recorded and len(self.decay[self.since :])
         return not known or bool(np.isfinite(self.decay[self.since :]).any())
 
@@ -111,7 +111,7 @@ class Evidence:
     def ungraded(self) -> int | None:
         """First step of the final stretch in which the gradient is not finite, or None.
 
-        One row without a gradient is no sign of it: the row that closes a run is measured without gradients.
+        A single row does not count: the row that closes a run is measured without gradients.
         """
         since = self._ends(self.gradient)
         return None if since is not None and since == self.steps[-1] else since
@@ -198,11 +198,11 @@ class Fit(NamedTuple):
 
     Attributes:
         k0, r2: of the law.
-        off: the root mean square of its deviation from the effective learning rate, as a share of that.
-        fall: the share of ‖w‖⁴ that decay takes per step at the largest learning rate; steps add 1/k₀ of what it was
-            at the beginning, so the norm comes down to its equilibrium where 1/k₀ is less.
-        grown: the share of ‖w‖⁴ (Adam and its kin: ‖w‖²) at the end that steps have added since the beginning; the rest
-            is what was there then, less what decay took of it.
+        off: the root mean square of its relative deviation from the effective learning rate.
+        fall: the share of ‖w‖⁴ that decay takes per step at the largest learning rate. Steps add 1/k₀ of its initial
+            value, so the norm comes down to its equilibrium if 1/k₀ is smaller.
+        grown: the share of the final ‖w‖⁴ (for Adam-like optimizers ‖w‖²) that steps have added; the rest is what decay
+            has left of the initial value.
     """
 
     k0: float
@@ -235,11 +235,10 @@ def fitted(layer: Evidence) -> Fit:
 
 
 def unsteady(layer: Evidence, *, began: int = 0) -> tuple[float, float] | None:
-    """The least and the most of what the law takes for constant, in quarters of the steps from `began` on, or None.
+    """Return the range, over quarters of the steps from `began` on, of the quantity that the law assumes constant.
 
-    None where it stayed so, or was not measured often enough.
-
-    For SGD that is ‖∇‖‖w‖, for Adam and its kin the length of a step across the weights over the learning rate.
+    For SGD that is ‖∇‖‖w‖, for Adam-like optimizers the length of a step across the weights over the learning rate.
+    None if it stayed constant, or was not measured often enough.
     """
     part = slice(max(layer.since, int(np.searchsorted(layer.steps, began))), None)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -256,20 +255,20 @@ class Balance:
     """A stretch of constant learning rate and weight decay: the predicted behavior of a layer, and the measured one.
 
     Attributes:
-        first, last: the steps that were looked at: the later half of the stretch.
-        began: the step that the stretch began with.
-        lr, decay: α and λ there.
+        first, last: the analyzed steps: the later half of the stretch.
+        began: the first step of the stretch.
+        lr, decay: η and λ there.
         shrinkage: d, the share of the weights that decay takes per step.
-        predicted: where that leads.
+        predicted: the equilibrium that this leads to.
         rate: the root mean square of the angles of single steps.
-        error: the standard error of `rate` as a share of it.
+        error: the relative standard error of `rate`.
         norm: the root mean square of ‖w‖.
         drift: the change of ln‖w‖ per step.
-        until: steps from the beginning of the stretch to within 5 % of the predicted norm.
+        until: predicted steps from the beginning of the stretch to within 5 % of the predicted norm.
         ends: ‖w‖ at its end.
-        left: the same from there.
-        count: how many angles were measured.
-        tolerance: how far `rate` may be from the predicted one, as a share of it.
+        left: predicted steps from its end.
+        count: the number of measured angles.
+        tolerance: how far `rate` may be from the predicted one, as a share of that.
     """
 
     first: int
@@ -291,10 +290,11 @@ class Balance:
 
     @property
     def verdict(self) -> Literal["noisy", "there", "growing", "shrinking", "near", "elsewhere"]:
-        """Whether it rests there: the rate within `tolerance` of the predicted one, and decay balanced to within 20 %.
+        """The state of the layer: "there" if the rate is within `tolerance` and decay is balanced to within 20 %.
 
-        For SGD the two say the same by Pythagoras: growth over decay is (rate/predicted)². An error above 10 % leaves
-        that open, unless the rate is three of them away; and so does a rate, of a norm that rests, within two of them.
+        For SGD the two are equivalent by Pythagoras: growth over decay is (rate/predicted)². The layer is "noisy" if
+        the error is above 10 %, unless the rate is more than three errors off, and "near" if the norm is constant and
+        the rate within two errors of the predicted one.
         """
         off, change = self.rate / self.predicted.rate - 1, self.drift / self.shrinkage
         if self.error > 0.1 and abs(off) <= 3 * self.error * self.rate / self.predicted.rate:
@@ -307,11 +307,11 @@ class Balance:
 
     @property
     def arrives(self) -> bool:
-        """Whether `left` is what the run says too: the norm goes that way, within a factor of three at that pace."""
+        """True if the run agrees with `left`: the norm moves that way, at that pace to within a factor of three."""
         if not (isfinite(self.left) and self.left > 0 and isfinite(self.drift) and self.drift):
             return False
         near = self.predicted.norm * (1 + _NEAR if self.ends > self.predicted.norm else 1 - _NEAR)
-        paced = log(near / self.ends) / self.drift  # below zero where it goes the other way
+        paced = log(near / self.ends) / self.drift  # negative if the norm moves the other way
         return paced / _PACE <= self.left <= paced * _PACE
 
 
@@ -363,7 +363,7 @@ def _balance(layer: Evidence, stretch: slice) -> Balance | None:
 
 
 def _pull(layer: Evidence, later: np.ndarray) -> float | None:
-    """g̃ = ‖∇‖‖w‖ for SGD, √n for AdamW: what the norm at equilibrium is made of."""
+    """Return what the norm at equilibrium depends on: g̃ = ‖∇‖‖w‖ for SGD, √n for AdamW."""
     if layer.optimizer.kind == "adamw":
         return sqrt(prod(layer.info.shape))
     turns = layer.gradient[later] * layer.norm[later]
@@ -372,7 +372,7 @@ def _pull(layer: Evidence, later: np.ndarray) -> float | None:
 
 
 def _error(squares: Floats) -> float:
-    """The standard error of a mean as a share of it, from the means of consecutive batches: steps are not unrelated."""
+    """Return the relative standard error of a mean, from means of consecutive batches because steps are correlated."""
     means = np.array([part.mean() for part in np.array_split(squares, _BATCHES)])
     mean = float(squares.mean())
     return float(means.std(ddof=1)) / sqrt(_BATCHES) / mean if mean > 0 else nan

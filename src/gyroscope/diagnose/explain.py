@@ -40,8 +40,8 @@ if TYPE_CHECKING:  # runs are explained without torch
 
 __all__ = ["TOPICS", "Explanation", "LayerExplanation", "Statement", "explain"]
 
-#: What the columns of the table are called.
-HEADS = ["layer", "scale-invariant", "α", "effective α", "norm's part", "k₀", "rate", "predicted", "equilibrium"]
+#: The columns of the table.
+HEADS = ["layer", "scale-invariant", "η", "effective η", "norm factor", "k₀", "rate", "predicted", "equilibrium"]
 
 _WIDTH = 110
 
@@ -55,29 +55,29 @@ def explain(
     batch: Any = None,
     invariance: Invariance | None = None,
 ) -> Explanation:
-    """Say what the layers of a run did, by sections 4.3 and 5 of Grosse's chapter, where measurements support it.
+    """Explain what the layers of a run did, by sections 4.3 and 5 of Grosse's chapter.
 
-    Of each layer, in this order, since each rests on those before it:
+    Each layer gets one statement per topic. Each statement rests on those before it:
 
     1. scale invariance: ⟨w,∇⟩ = 0 at every step (equation 16 with k = 0);
-    2. effective learning rate: α/‖w‖² beside α, and what the norm's growth did to it;
+    2. effective learning rate: η/‖w‖² compared with η, and the effect of the norm's growth on it;
     3. implicit decay: the law 1/√(1 + k/k₀) fitted to it (equation 19);
-    4. equilibrium: whether decay takes as much norm as steps add, so that the layer turns by √(2αλ) per step (equations
-       23 to 25; with momentum √(2αλ/(1+β)), for AdamW √(2αλ(1−β₁)/(1+β₁)));
+    4. equilibrium: whether decay takes as much norm as steps add, so that the layer turns by √(2ηλ) per step (equations
+       23 to 25; with momentum √(2ηλ/(1+β)), for AdamW √(2ηλ(1−β₁)/(1+β₁)));
     5. weight decay: by which of its three mechanisms it can act (sections 5.1 to 5.3).
 
-    Each is a `Statement` with a verdict: "yes" or "no" where the run says so; "does not apply" because of something
-    that is measured or recorded; "undecided" for want of a measurement, and then which.
+    The chapter writes α for the learning rate η. Each `Statement` has a verdict: "yes" or "no" if the run decides it;
+    "does not apply" with the measured or recorded reason; "undecided" with the measurement that is missing.
 
     Args:
         run: a run, or its folder.
-        layers: glob patterns on names; all unless given.
-        model, loss, batch: the model, to see also whether each unit is scale-invariant by itself, as
-            `gyroscope.theory.invariance` finds out; left as it is.
-        invariance: or what that has found.
+        layers: glob patterns on the names of layers; all layers if None.
+        model, loss, batch: find out with `gyroscope.theory.invariance` whether each unit is scale-invariant on its own.
+            The model is left as it was.
+        invariance: the result of `gyroscope.theory.invariance`, instead of `model`, `loss` and `batch`.
 
     Raises:
-        DynamicsError: an argument cannot be treated, or no layer has such a name.
+        DynamicsError: an argument is invalid, or no layer matches.
         StoreError: there is no run, or it cannot be read.
 
     >>> import tempfile
@@ -91,7 +91,9 @@ def explain(
         with load(run) as opened:
             return explain(opened, layers=layers, model=model, loss=loss, batch=batch, invariance=invariance)
     if not isinstance(run, Run):
-        raise DynamicsError(f"run is {type(run).__name__}; accepted is what gyroscope.load gives, or a run's folder.")
+        raise DynamicsError(
+            f"`run` must be a run or its folder, got {type(run).__name__}. Try gyroscope.load('runs/first')."
+        )
     chosen = _chosen(run, layers)
     units = _units(run, model, loss, batch, invariance)
     entries = [_entry(one, units.get(one.info.name)) for one in evidence(run, chosen)]
@@ -143,10 +145,10 @@ def _known(value: float) -> float | None:
 def _chosen(run: Run, layers: str | Iterable[str] | None) -> list[int]:
     patterns = ["*"] if layers is None else listed(layers)
     if not all(isinstance(pattern, str) for pattern in patterns):
-        raise DynamicsError(f"layers is {layers!r}; accepted are glob patterns on the names of layers, one or more.")
+        raise DynamicsError(f"`layers` must be one or more glob patterns on layer names, got {layers!r}. Try 'conv*'.")
     chosen = [i for i, name in enumerate(run.layers) if any(fnmatchcase(name, pattern) for pattern in patterns)]
     if not chosen:
-        raise DynamicsError(f"layers is {layers!r}; none of {', '.join(run.layers) or 'no layers'} is called so.")
+        raise DynamicsError(f"`layers` must match a layer of the run, got {layers!r}. It has {', '.join(run.layers)}.")
     return chosen
 
 
@@ -154,12 +156,14 @@ def _units(
     run: Run, model: nn.Module | None, loss: Any, batch: Any, found: Invariance | None
 ) -> dict[str, LayerInvariance]:
     if model is None and (loss is not None or batch is not None):
-        raise DynamicsError("A loss or a batch was given without a model; give all three, or none.")
+        raise DynamicsError("A loss or a batch was given without a model. Pass `model`, `loss` and `batch`, or none.")
     if model is not None:
         if found is not None:
-            raise DynamicsError("model and invariance were both given; give the model, or what was found of it.")
+            raise DynamicsError("Both `model` and `invariance` were given. Pass only one of them.")
         if loss is None or batch is None:
-            raise DynamicsError("A model was given without a loss or a batch; give all three, or invariance=.")
+            raise DynamicsError(
+                "A model was given without a loss or a batch. Pass `model`, `loss` and `batch`, or `invariance`."
+            )
         from gyroscope.layers.layer import layers
         from gyroscope.theory.invariance import invariance
 
@@ -169,43 +173,46 @@ def _units(
             shape = tuple(layer.parameter.shape)
             if theirs.get(layer.name, shape) != shape:
                 raise DynamicsError(
-                    f"The layer {layer.name} has shape {shape} in the model and {theirs[layer.name]} in the run: it is "
-                    "of another model. Pass the model that was recorded."
+                    f"The layer {layer.name} has shape {shape} in the model and {theirs[layer.name]} in the run: the "
+                    "run is of another model. Pass the model that was recorded."
                 )
     if found is None:
         return {}
     if not isinstance(found, Invariance):
-        raise DynamicsError(f"invariance is a {type(found).__name__}; accepted is what gyroscope.invariance gives.")
+        raise DynamicsError(
+            f"`invariance` must be the result of gyroscope.invariance, got {type(found).__name__}. Pass `model`, "
+            "`loss` and `batch` instead."
+        )
     if not set(found.layers) & set(run.layers):
         raise DynamicsError(
-            f"The model has the layers {', '.join(found.layers[:3])}, … and the run {', '.join(run.layers[:3])}, …: it "
-            "is of another model."
+            f"The model has the layers {', '.join(found.layers[:3])}, … and the run {', '.join(run.layers[:3])}, …: "
+            "the run is of another model. Pass the model that was recorded."
         )
     return {entry.layer: entry for entry in found.entries}
 
 
 @dataclass(frozen=True)
 class LayerExplanation:
-    """One layer; None where a number does not apply or is undecided, and `statements` say why.
+    """Explanation of one layer; a number that does not apply or is undecided is None, and `statements` say why.
 
     Attributes:
         layer, kind: its name and kind.
-        optimizer: what steps it.
-        scale_invariant: where a model was given, "unit" for each unit by itself and "tensor" for only as a whole; "yes"
-            where the run alone says so, which knows nothing of units; "no", or "undecided" and why.
+        optimizer: the name of its optimizer.
+        scale_invariant: with a model, "unit" if each unit is invariant on its own and "tensor" if only the weights as a
+            whole are; "yes" from a run alone, which cannot tell units apart; "no", or "undecided" and why.
         deviation: the median of √n|⟨w,∇⟩|/(‖w‖‖∇‖): zero for a scale-invariant layer, 0.67 for unrelated directions.
-        lr_first, lr_last: α at the first and the last measured step with one above zero.
-        effective_first, effective_last: α/‖w‖² there (Adam and its kin: α/‖w‖).
-        implicit_factor: the factor on it that is due to the norm.
-        k0, law_r2: of the law 1/√(1 + k/k₀), in steps at the largest learning rate; k₀ only where it holds.
+        lr_first, lr_last: η at the first and the last measured step at which it is above zero.
+        effective_first, effective_last: η/‖w‖² there (for Adam-like optimizers η/‖w‖).
+        implicit_factor: the factor by which the norm alone changed it.
+        k0, law_r2: k₀ and R² of the law 1/√(1 + k/k₀), in steps at the largest learning rate; k₀ only if the law holds.
         weight_decay: λ at the last measured step.
-        half_life: the steps in which half of the way to the equilibrium is gone.
-        steps_to_equilibrium: from the beginning of the stretch that was looked at to within 5 % of the norm there, as
-            theory has it for gradients as long as in its later half.
+        half_life: the half-life of the approach to the equilibrium, in steps.
+        steps_to_equilibrium: predicted steps from the beginning of the analyzed stretch to within 5 % of the norm at
+            equilibrium, for gradients as long as in the stretch's later half.
         predicted_rate, measured_rate: radians per step.
         predicted_norm, measured_norm: ‖w‖.
         at_equilibrium: the verdict.
-        mechanisms: by which weight decay can act: "effective learning rate", "damping" or "regularization".
+        mechanisms: through which weight decay can act: "effective learning rate", "damping" or "regularization".
         statements: one per topic.
     """
 
@@ -237,7 +244,7 @@ class LayerExplanation:
         for one in self.statements:
             if one.topic == topic:
                 return one
-        raise DynamicsError(f"There is no topic {topic!r}; there are {', '.join(TOPICS)}.")
+        raise DynamicsError(f"`topic` must be one of {', '.join(TOPICS)}, got {topic!r}.")
 
     def words(self) -> list[str]:
         """Return the statements as text; those with the same reason are joined."""
@@ -255,12 +262,12 @@ class LayerExplanation:
 
 @dataclass(frozen=True)
 class Explanation(ByLayer[LayerExplanation]):
-    """Explanation of the layers of a run. Its text is a table, and the statements of one layer of each sort.
+    """Explanation of the layers of a run. Its text is a table, and the statements for one layer of each sort.
 
     Attributes:
         run: the run's name.
         entries: one per layer.
-        measured: at how many steps anything was measured.
+        measured: the number of measured steps.
         resumed: the step at which the run was last resumed, or None.
     """
 
@@ -297,7 +304,7 @@ class Explanation(ByLayer[LayerExplanation]):
 
 def cells(entry: LayerExplanation) -> list[str]:
     """Return the row of a layer in the table."""
-    said = {"unit": "a unit", "tensor": "as a whole", "yes": "yes (units not known)"}
+    said = {"unit": "per unit", "tensor": "as a whole", "yes": "yes (units unknown)"}
     short = said.get(entry.scale_invariant, entry.scale_invariant)
     return [
         entry.layer,
@@ -313,19 +320,20 @@ def cells(entry: LayerExplanation) -> list[str]:
 
 
 def headline(found: Explanation) -> str:
-    """Name the run, and the number of its layers and measured steps."""
+    """Return the run's name and the number of its layers and measured steps."""
     layers = "layer" if len(found) == 1 else "layers"
     resumed = "" if found.resumed is None else f", resumed at step {found.resumed:,}"
     return f"{found.run}: {len(found):,} {layers}, measured at {times(found.measured)}{resumed}"
 
 
 def title(alike: tuple[LayerExplanation, ...]) -> str:
-    """Name the layer that the words are about, and those like it."""
+    """Return the name of the layer that the words are about, and of those like it."""
     first, *others = [entry.layer for entry in alike]
     if not others:
         return first
-    named = ", ".join(others) if len(others) <= 3 else f"{others[0]}, {others[1]}, … {others[-1]}"
-    return f"{first}, and likewise {named} ({len(others):,} more)" if len(others) > 3 else f"{first}, likewise {named}"
+    if len(others) <= 3:
+        return f"{first} (the same holds for {', '.join(others)})"
+    return f"{first} (the same holds for {len(others):,} more: {others[0]}, {others[1]}, … {others[-1]})"
 
 
 def _course(first: float | None, last: float | None) -> str:

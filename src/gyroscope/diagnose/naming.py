@@ -1,4 +1,4 @@
-"""Dominated layers named while a run is written: on the writer's thread, each once."""
+"""Findings made while a run is written: dominated layers and stalls, each reported once, on the writer's thread."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from gyroscope.errors import GyroscopeError
 from gyroscope.store import Run
 from gyroscope.store.record import Event, LayerInfo
 
-# How many measurements of a run that is gone on with say what state its layers are in.
+# The number of measurements of a resumed run that determine the state of its layers.
 _LATEST = 64
-# Of how many losses and measurements, together, the latest half at least may show that a stall has begun.
+# The most losses and measurements, together, that are kept to detect the beginning of a stall; half of it at least.
 _ROWS = 512
 
 Values = npt.NDArray[np.float32]
@@ -40,13 +40,13 @@ class Squares(Protocol):
 
 
 class Naming:
-    """Names dominated layers while a run is written, on the writer's thread, each once.
+    """Reports dominated layers while a run is written, on the writer's thread, each once.
 
     Args:
         path: the run's folder.
         layers: its layers.
-        spectral: of each part, whether its conditioning is analysed. Then only these measurements count.
-        resumes: whether the run goes on with an earlier one, so that what was named there is not named again.
+        spectral: for each part, True if its conditioning is analyzed. Then only these measurements count.
+        resumes: True if the run resumes an earlier one, whose findings are not reported again.
     """
 
     def __init__(self, path: Path, layers: Sequence[LayerInfo], spectral: Sequence[bool], *, resumes: bool) -> None:
@@ -58,19 +58,19 @@ class Naming:
         ]
 
     def heard(self, step: int, values: Mapping[str, float]) -> None:
-        """Take note of numbers of the whole network, on any thread."""
+        """Record numbers of the whole network; called on any thread."""
         self._stalling.heard(step, values)
 
     def events(
         self, part: int, steps: Sequence[int], products: Squares, analysed: Mapping[int, Mapping[str, Values]]
     ) -> Iterator[Event]:
-        """What the measurements of a part at some steps say.
+        """Yield the findings that the measurements of a part establish.
 
         Args:
-            part: whose they are.
-            steps: when they were made [S].
+            part: the part that was measured.
+            steps: the steps of the measurements [S].
             products: the inner products [S, L].
-            analysed: by their place among the steps, what is known of the layers' conditioning, [L] by name.
+            analysed: by index into `steps`, the conditioning of the layers as [L] by quantity.
         """
         if self._resumes:
             self._resumes = False
@@ -92,12 +92,12 @@ class Naming:
             yield Event(step, "finding", str(one))
         stall = self._stalling.begun()
         if stall is not None:
-            unsaid = np.empty((0, len(self._layers)))  # what a stall is told by are not the ratios
+            unused = np.empty((0, len(self._layers)))  # the text of a stall does not mention the ratios
             step = self._stalling.held(stall.since)
-            yield Event(step, "finding", str(of_stall(stall, self._layers, unsaid, spectral=False)))
+            yield Event(step, "finding", str(of_stall(stall, self._layers, unused, spectral=False)))
 
     def _recall(self) -> None:
-        """What the last measurements of the earlier run leave the layers in."""
+        """Restore the state of the layers from the last measurements of the earlier run."""
         with suppress(GyroscopeError), Run(self._path) as run:
             for mine, known in zip(self._parts, seen(run, known_steps(run)[-_LATEST:]), strict=True):
                 mine.go_on(known)
@@ -106,13 +106,13 @@ class Naming:
 
 
 class Stalling:
-    """Follows the loss, and λmax(Σx) and ‖W‖ of the last layer, while a run is written, to tell when a stall begins.
+    """Follows the loss, and λmax(Σx) and ‖W‖ of the last layer, while a run is written, to detect a stall.
 
-    What it takes from the past are two numbers, the largest λmax(Σx) and the first ‖W‖; beside these the latest losses
-    are enough, and they are looked at only where the two say that x is small and W large.
+    Two numbers of the past are kept, the largest λmax(Σx) and the first ‖W‖, and the latest losses. The losses are
+    examined only if x is small and W large.
 
     Args:
-        layers: the run's.
+        layers: the run's layers.
     """
 
     def __init__(self, layers: Sequence[LayerInfo]) -> None:
@@ -120,24 +120,24 @@ class Stalling:
         parts = range(1 + max((layer.part for layer in layers), default=0))
         self._members = [[i for i, layer in enumerate(layers) if layer.part == part] for part in parts]
         self._told: deque[tuple[int, float]] = deque()  # losses, from any thread
-        self._batches = False  # whether the loss of every batch is told: the mean of an epoch does not count then
+        self._batches = False  # True once the loss of a batch was recorded: means over epochs no longer count
         self._first: dict[int, float] = {}  # ‖W‖ of each layer
         self._layer = -1  # the last one whose input is known
         self._peak = self._x = self._w = nan
-        # Step, loss, λmax(Σx) and ‖W‖, each NaN where it is not known; of rows that are gone, what counts.
+        # Step, loss, λmax(Σx) and ‖W‖, NaN if unknown; `_gone` summarizes rows that were dropped.
         self._gone: list[tuple[int, float, float, float]] = []
         self._rows: list[tuple[int, float, float, float]] = []
         self._lasts = False
 
     def heard(self, step: int, values: Mapping[str, float]) -> None:
-        """Take note of a loss, on any thread."""
+        """Record a loss; called on any thread."""
         self._batches = self._batches or "batch_loss" in values
         loss = values.get("batch_loss" if self._batches else "loss")
         if loss is not None:
             self._told.append((step, loss if isfinite(loss) else inf))
 
     def measured(self, part: int, step: int, norms: npt.NDArray[np.float64], inputs: Values | None) -> None:
-        """Take note of ‖W‖ of a part's layers, and of λmax(Σx) where their inputs were analysed."""
+        """Record ‖W‖ of a part's layers, and λmax(Σx) if their inputs were analyzed."""
         members = self._members[part]
         if members and members[0] not in self._first:
             self._first |= dict(zip(members, norms.tolist(), strict=True)) | self._first
@@ -155,7 +155,7 @@ class Stalling:
             self._rows.append((step, nan, self._x, self._w))
 
     def begun(self) -> Stall | None:
-        """The stall that has begun since this was last asked, if one has."""
+        """Return the stall that has begun since the last call, or None."""
         while self._told:
             self._rows.append((*self._told.popleft(), nan, nan))
         lasting, before = None, self._lasts
@@ -169,13 +169,13 @@ class Stalling:
         return None if before else lasting
 
     def held(self, since: int) -> int:
-        """The step at which a stall that began at `since` had held for long enough."""
+        """Return the step at which a stall that began at `since` had lasted long enough to be reported."""
         steps = sorted(step for step, loss, _, _ in self._rows if step >= since and not isnan(loss))
         return (steps[:PATIENCE] or [since])[-1]
 
     def _lasting(self) -> Stall | None:
         info = self._layers[self._layer]
-        # The measurement of a step counts for its loss, whichever was here first.
+        # The measurement of a step comes before its loss, whichever arrived first.
         rows = sorted(self._rows, key=lambda row: (row[0], not isnan(row[1])))
         steps, loss, x, w = np.array([*self._gone, *rows]).T
         with suppress(GyroscopeError):  # a layer of one output has no classes
@@ -184,7 +184,7 @@ class Stalling:
         return None
 
     def go_on(self, run: Run) -> None:
-        """Take over what an earlier run has come to."""
+        """Continue from the state of an earlier run."""
         inputs, norms = run.series("lambda_x"), run.series("weight_norm")
         known = np.flatnonzero(np.isfinite(inputs).any(axis=0)).tolist()
         if not known:

@@ -1,4 +1,4 @@
-"""Predictions beside measurements: what theory expects of each layer of a run."""
+"""Predictions of the theory for each layer of a run, to be compared with its measurements."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Measured(Protocol):
-    """What predictions need of a run."""
+    """The part of a run that predictions are made from."""
 
     @property
     def layers(self) -> Sequence[str]: ...
@@ -49,19 +49,19 @@ class Measured(Protocol):
 
 @dataclass(frozen=True)
 class Prediction:
-    """What theory expects of one layer; NaN where it has nothing to say.
+    """Prediction of the theory for one layer; NaN where there is none.
 
     Attributes:
         layer: the layer's name.
         scale_invariant: True if only the direction of its weights matters; None if that is undecided.
         effective_lr: η/‖w‖² at the run's steps [S].
         law_k0: k₀ of the fitted decay law of the effective learning rate, in steps at the largest learning rate.
-        law_r2: how well it fits; 1 is exactly.
-        law: its values at the run's steps [S], to be compared with `effective_lr`.
-        equilibrium_rate: the angle a step, in radians, that weight decay leads to.
+        law_r2: R² of the fit.
+        law: the fitted values at the run's steps [S], to be compared with `effective_lr`.
+        equilibrium_rate: the rotation rate, in radians per step, that weight decay leads to.
         equilibrium_norm: the norm it leads to.
-        half_life: the steps in which half of the way is gone.
-        kind: which theory was used, "sgd" or "adamw"; None where the optimizer has none.
+        half_life: the half-life of the approach, in steps.
+        kind: the theory that was used, "sgd" or "adamw"; None if there is none for the optimizer.
     """
 
     layer: str
@@ -77,15 +77,16 @@ class Prediction:
 
 
 def predictions(run: Measured, layers: Collection[str] | None = None) -> list[Prediction]:
-    """The predictions for every layer of a run, or for those of the given names, in the run's order.
+    """Return the predictions for every layer of a run, or for those with the given names, in the run's order.
 
     They are made from the series `lr`, `weight_decay`, `weight_norm`, `gradient_norm` and `invariance`, and from
-    `run.meta["optimizers"]`, one dict an optimizer: its `class` and its options. Only scale-invariant layers have a law
-    and an equilibrium, under SGD (with any momentum), AdamW, and Adam and RMSprop without weight decay. The equilibrium
-    is that of the last learning rate and weight decay above zero; its norm takes ‖∇‖‖w‖ from the run's later half.
+    `run.meta["optimizers"]`, one dict per optimizer: its `class` and its options. Only scale-invariant layers have a
+    law and an equilibrium, under SGD (with any momentum), AdamW, and Adam and RMSprop without weight decay. The
+    equilibrium is that of the last learning rate and weight decay above zero; its norm takes ‖∇‖‖w‖ from the run's
+    later half.
 
     Raises:
-        MonitorError: the run holds no weight norms, or no layer of a name.
+        MonitorError: the run holds no weight norms, or has no layer of a given name.
 
     >>> from types import SimpleNamespace
     >>> k = np.arange(50)[:, None]
@@ -95,18 +96,18 @@ def predictions(run: Measured, layers: Collection[str] | None = None) -> list[Pr
     ...     quantities=values, series=values.get, meta={"optimizers": [{"class": "SGD"}]},
     ... )
     >>> print(in_words(predictions(run)[0]))
-    conv1 is scale-invariant, so only its direction matters: without weight decay its norm grows, and its effective
-    learning rate falls by itself, to a half after 60 steps (R² 1.00).
+    conv1 is scale-invariant, so only its direction matters. Without weight decay its norm grows, and its effective
+    learning rate decays on its own, to a half after 60 steps (R² 1.00).
     """
     require_run(run)
     wanted = None if layers is None else [layers] if isinstance(layers, str) else list(layers)
     unknown = [name for name in wanted or () if name not in run.layers]
     if unknown:
-        raise MonitorError(f"The run has no layer {unknown[0]!r}; its first is {run.layers[0]!r}.")
+        raise MonitorError(f"`layers` must name layers of the run, got {unknown[0]!r}. Try {run.layers[0]!r}.")
     if "weight_norm" not in run.quantities:
         raise MonitorError(
-            "This run holds no weight norms, and predictions are made from them. Record the quantities weight_norm, "
-            "gradient_norm, invariance, lr and weight_decay (gyroscope.watch records them unless told otherwise)."
+            "This run holds no weight norms, which predictions need. Record the quantities weight_norm, gradient_norm, "
+            "invariance, lr and weight_decay, as gyroscope.watch does by default."
         )
     count, empty = len(run.layers), np.full((len(run.steps), len(run.layers)), nan)
 
@@ -161,35 +162,35 @@ def _optimizer(run: Measured, part: int) -> Mapping[str, Any]:
 
 
 def in_words(prediction: Prediction) -> str:
-    """A prediction in one sentence.
+    """Return a prediction as text.
 
     >>> nothing = np.full(3, np.nan)
     >>> print(in_words(Prediction("conv1", True, nothing, nan, nan, nothing, 0.01, 3.2, 3466.0, "sgd")))
-    conv1 is scale-invariant, so only its direction matters: weight decay leads it to turn by 0.01 rad (0.57°) a step
-    at a norm of 3.2, and half of the way there takes 3466 steps.
+    conv1 is scale-invariant, so only its direction matters. With this weight decay it will turn by 0.01 rad (0.57°) per
+    step at a norm of 3.2; the half-life of the approach is 3466 steps.
     """
     name, at = prediction.layer, prediction.equilibrium_rate
     if prediction.scale_invariant is None:
         return (
-            f"It is not known whether the scale of {name} matters: its gradient was measured at fewer than {ENOUGH} "
-            "steps, or is neither clearly orthogonal to its weights nor clearly not."
+            f"It is undecided whether {name} is scale-invariant: its gradient was measured at fewer than {ENOUGH} "
+            "steps, or is only nearly orthogonal to its weights."
         )
     if not prediction.scale_invariant:
         return f"{name} is not scale-invariant: its norm matters, and the laws of normalized layers do not hold."
-    start = f"{name} is scale-invariant, so only its direction matters:"
+    start = f"{name} is scale-invariant, so only its direction matters."
     if isfinite(at) and at > 0:
         norm = f" at a norm of {prediction.equilibrium_norm:.3g}" if isfinite(prediction.equilibrium_norm) else ""
         return (
-            f"{start} weight decay leads it to turn by {at:.3g} rad ({degrees(at):.2f}°) a step{norm}, "
-            f"and half of the way there takes {prediction.half_life:.0f} steps."
+            f"{start} With this weight decay it will turn by {at:.3g} rad ({degrees(at):.2f}°) per step{norm}; the "
+            f"half-life of the approach is {prediction.half_life:.0f} steps."
         )
     if prediction.law_k0 == inf:
-        return f"{start} its norm does not grow, and its effective learning rate stays as it is."
+        return f"{start} Its norm does not grow, and its effective learning rate does not decay."
     if isfinite(prediction.law_k0):
-        # Adam's steps do not shrink with the norm: what its direction feels is η/‖w‖, which follows the same law.
+        # Adam's steps do not shrink as the norm grows: its effective learning rate is η/‖w‖, which has the same law.
         halved = 3 * prediction.law_k0
         return (
-            f"{start} without weight decay its norm grows, and its effective learning rate falls by itself, "
-            f"to a half after {halved:.0f} steps (R² {prediction.law_r2:.2f})."
+            f"{start} Without weight decay its norm grows, and its effective learning rate decays on its own, to a "
+            f"half after {halved:.0f} steps (R² {prediction.law_r2:.2f})."
         )
-    return f"{start} but there is no theory for how its optimizer and its norm play together."
+    return f"{start} There is no theory for its norm under this optimizer."

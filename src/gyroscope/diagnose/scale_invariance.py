@@ -3,8 +3,8 @@
 A layer that is followed by a normalizer computes the same for w and for γw. Three things follow (Grosse, *Adaptive
 Gradient Methods, Normalization, and Weight Decay*, sections 4.3 and 5.1). By Euler's theorem its gradient is orthogonal
 to its weights, and shrinks as they grow: ⟨w, ∇⟩ = 0 and ‖∇‖ = g̃/‖w‖, with g̃ the gradient's norm at the unit vector
-w/‖w‖. What counts is the effective learning rate η/‖w‖². And steps that go off at a right angle make the norm grow, by
-Pythagoras, until weight decay takes away as much as they add.
+w/‖w‖. Its training depends on the effective learning rate η/‖w‖². And orthogonal steps make the norm grow, by
+Pythagoras, until weight decay takes as much as they add.
 
 The rule tests the first of the three. `gyroscope.diagnose.explain` and `gyroscope.diagnose.predict` both use it.
 """
@@ -105,8 +105,8 @@ def scale_invariant(invariance: npt.ArrayLike, sizes: Sequence[int] | None = Non
     """
     cosines = np.asarray(invariance, dtype=np.float64)
     if cosines.ndim != 2:
-        raise MonitorError(f"invariance has shape {cosines.shape}; accepted is [steps, layers].")
+        raise MonitorError(f"`invariance` must have the shape [steps, layers], got {list(cosines.shape)}.")
     if sizes is not None and len(sizes) != cosines.shape[1]:
-        raise MonitorError(f"{len(sizes)} sizes were given for {cosines.shape[1]} layers; give one per layer.")
+        raise MonitorError(f"`sizes` must have one size per layer, got {len(sizes)} for {cosines.shape[1]} layers.")
     elements = [_UNSIZED] * cosines.shape[1] if sizes is None else sizes
     return [orthogonality(column, n).found for column, n in zip(cosines.T, elements, strict=True)]

@@ -2,8 +2,8 @@
 
 Section 5 of the conditioning paper, and its figure 6: every residual block adds to the input x of the last linear
 layer, so λmax(Σx) is large from the start, and so are the first gradients; W grows, the loss rises, and the network
-escapes by making x small. Small x and large W are weight domination of the last layer: its outputs say nothing, the
-loss stays at ln(classes), that of guessing, and W, whose gradient is proportional to x, hardly moves.
+escapes by making x small. Small x and large W are weight domination of the last layer: its outputs carry no
+information, the loss stays at ln(classes), that of guessing, and W, whose gradient is proportional to x, hardly moves.
 """
 
 from __future__ import annotations
@@ -25,48 +25,48 @@ from gyroscope.store import Run
 
 Array = npt.NDArray[np.float64]
 
-#: How far from ln(classes) the loss of guessing may be, as a share: a bias learns how frequent the classes are.
+#: The largest relative distance of the loss of guessing from ln(classes): a bias learns how frequent the classes are.
 MARGIN = 0.05
 #: λmax(Σx) has fallen if it is below this share of its largest value before.
 FALLEN = 0.1
-#: ‖W‖ is large if it is at least so many times what it was at first.
+#: ‖W‖ is large if it is at least this many times its first value.
 GROWN = 2.0
-#: For how many losses, each the median of five, all this must hold, and for how many it must not to be over.
+#: The number of losses, each the median of five, for which all this must hold; a stall ends when it fails for as many.
 PATIENCE = 5
 
 #: The file next to a run that holds its last layer at every step: NumPy arrays of `COLUMNS`, and others.
 LAST_LAYER_FILE = "last_layer.npz"
 COLUMNS = ("loss", "lambda_x", "weight_norm")
-#: Steps that such a file may hold; it is compressed, so that a small one could be of any size.
+#: The most steps that such a file may hold. It is compressed, so a small file could unpack to any size.
 _MOST_STEPS, _HEADER = 1 << 22, 1024
-#: What a recorded loss is called, unless it is said.
+#: The default names of a recorded loss.
 LOSSES = ("batch_loss", "loss")
 
 _HOW = {
-    "lambda_x": "watch(conditioning=10), every so many steps",
-    "weight_norm": "watch records it unless other quantities are asked for",
-    "loss": "monitor.log(loss=loss) in the training loop, or watch(loss=criterion)",
+    "lambda_x": "use watch(conditioning=10)",
+    "weight_norm": "watch records it by default",
+    "loss": "use monitor.log(loss=loss) in the training loop, or watch(loss=criterion)",
 }
 
 
 @dataclass(frozen=True)
 class Stall:
-    """A time in which a network guesses, because the input of its last layer has become small and its weight large.
+    """A period in which a network guesses, because the input of its last layer has become small and its weight large.
 
     Attributes:
         layer: the last layer's name.
         since: the first step of it.
-        until: the first step after it; None where it lasts to the end.
-        loss: the median loss in this time.
-        guessing: ln(classes).
-        lambda_x: λmax(Σx) of the last layer: its largest value before, and its median in this time.
-        weight_norm: ‖W‖ of the last layer: at first, and at the end of this time.
-        diverged: whether it ended because losses were finite no more.
+        until: the first step after it; None if it lasts to the end.
+        loss: the median loss in this period.
+        guessing: ln(classes), the loss of guessing.
+        lambda_x: λmax(Σx) of the last layer: its largest value before, and its median in this period.
+        weight_norm: ‖W‖ of the last layer: at first, and at the end of this period.
+        diverged: True if it ended because the loss was no longer finite.
 
     >>> print(Stall("fc.weight", 15, None, 2.3, 2.303, (1047.0, 0.012), (1.8, 28.0)))
-    The network guesses since step 15: its loss is 2.3, that of guessing 2.3. λmax of fc.weight's input fell from
-    1.05e+03 to 0.012 while the norm of its weight grew from 1.8 to 28, so its outputs say nothing and it hardly moves.
-    Normalize the input of this layer (gyroscope.layers.last_norm), or start with a smaller learning rate.
+    The network has been guessing since step 15: its loss is 2.3, and guessing has 2.3. λmax of fc.weight's input fell
+    from 1.05e+03 to 0.012 while the norm of its weight grew from 1.8 to 28, so its outputs carry no information and it
+    hardly moves. Normalize the input of this layer (gyroscope.layers.last_norm), or start with a smaller learning rate.
     """
 
     layer: str
@@ -80,22 +80,24 @@ class Stall:
 
     def __str__(self) -> str:
         past = self.until is not None
-        when = f"guessed from step {self.since:,} to {self.until:,}" if past else f"guesses since step {self.since:,}"
-        after, whose = ", from where on its loss is not finite" if self.diverged else "", f"{self.layer}'s"
+        when = f"has been guessing since step {self.since:,}"
+        if past:
+            when = f"guessed from step {self.since:,} to {self.until:,}"
+        after, whose = ", after which its loss is not finite" if self.diverged else "", f"{self.layer}'s"
         return (
-            f"The network {when}{after}: its loss {'was' if past else 'is'} {self.loss:.3g}, that of guessing "
+            f"The network {when}{after}: its loss {'was' if past else 'is'} {self.loss:.3g}, and guessing has "
             f"{self.guessing:.3g}. {self.why(whose)}"
         )
 
     def why(self, whose: str) -> str:
-        """What became of the layer, and what helps; `whose` input it is."""
+        """Return the cause and the remedy, as text about the input of `whose` layer."""
         (x, small), (w, large) = self.lambda_x, self.weight_norm
-        said, moves, was = ("say", "moves", "is") if self.until is None else ("said", "moved", "was")
-        # Where there is a small input there is a small gradient, and none where there is none.
-        moved = f"it hardly {moves}" if small else f"its gradient {was} zero, as those of dead networks are"
+        carry, moves, was = ("carry", "moves", "is") if self.until is None else ("carried", "moved", "was")
+        # A small input gives a small gradient, and an input of zero none.
+        moved = f"it hardly {moves}" if small else f"its gradient {was} zero, as in a dead network"
         return (
             f"λmax of {whose} input fell from {x:.3g} to {small:.3g} while the norm of its weight grew from {w:.3g} to "
-            f"{large:.3g}, so its outputs {said} nothing and {moved}. Normalize the input of this layer "
+            f"{large:.3g}, so its outputs {carry} no information and {moved}. Normalize the input of this layer "
             "(gyroscope.layers.last_norm), or start with a smaller learning rate."
         )
 
@@ -113,31 +115,31 @@ def stall(
     grown: float = GROWN,
     patience: int = PATIENCE,
 ) -> Stall | None:
-    """The stall that these series show, if they do: the one that lasts to the end, or else the longest.
+    """Return the stall in these series, or None: the one that lasts to the end, otherwise the longest.
 
-    It is where, with the loss L as a running median of five, for at least `patience` losses in a row
+    With L the running median of five losses, the network stalls where for at least `patience` losses in a row
 
         |L − ln(classes)| ≤ margin · ln(classes),
-        λmax(Σx) ≤ fallen · max λmax(Σx) so far,   ‖W‖ ≥ grown · ‖W‖ at first,
+        λmax(Σx) ≤ fallen · max λmax(Σx) so far,   ‖W‖ ≥ grown · ‖W‖ at first.
 
-    and it is over when this has not held for as many. A network that has not begun to learn has the first of the three
-    alone; one that learns in the end has the others at most.
+    The stall is over when this has not held for as many. A network that has not begun to learn satisfies only the first
+    of the three; one that learns satisfies at most the other two.
 
     Args:
-        loss: cross-entropy at each step [S]; NaN where it is not known, but where NaN follow to the end for longer than
-            ever before, as well as where it is infinite, it is taken to be finite no more.
-        lambda_x: λmax(Σx) of the last linear layer [S]; where it is NaN, the last known value counts.
-        weight_norm: ‖W‖ of the same layer [S]; where it is NaN, the last known value counts.
-        classes: how many there are.
-        steps: when; 0, 1, 2 ... unless given.
-        layer: what to call the layer.
-        margin: how near to guessing the loss must be, as a share.
+        loss: cross-entropy at each step [S]; NaN if unknown. If it is infinite, or NaN to the end for longer than ever
+            before, it counts as no longer finite.
+        lambda_x: λmax(Σx) of the last linear layer [S]; if it is NaN, the last known value counts.
+        weight_norm: ‖W‖ of the same layer [S]; if it is NaN, the last known value counts.
+        classes: the number of classes.
+        steps: the steps; 0, 1, 2 ... if None.
+        layer: the name of the layer.
+        margin: the largest relative distance of the loss from that of guessing.
         fallen: the share of its largest value that λmax(Σx) must be below.
-        grown: how many times its first value the norm must be.
-        patience: for how many losses.
+        grown: the multiple of its first value that the norm must reach.
+        patience: the number of losses for which this must hold.
 
     Raises:
-        MonitorError: the series are not of one length, there are fewer than two classes, or a bound means nothing.
+        MonitorError: the series differ in length, there are fewer than two classes, or a bound is invalid.
 
     >>> loss = [2.4, 9.0, 30.0, 8.0] + 12 * [2.3]
     >>> stall(loss, [50.0, 100.0, 900.0, 40.0] + 12 * [0.01], [2.0, 4.0, 6.0] + 13 * [9.0], classes=10).since
@@ -149,8 +151,8 @@ def stall(
     at = np.arange(len(y)) if steps is None else np.asarray(steps)
     if not y.shape == x.shape == w.shape == at.shape or y.ndim != 1:
         raise MonitorError(
-            f"loss, lambda_x, weight_norm and steps have the shapes {y.shape}, {x.shape}, {w.shape} and {at.shape}; "
-            "accepted are four of one length."
+            "`loss`, `lambda_x`, `weight_norm` and `steps` must be series of one length, got shapes "
+            f"{y.shape}, {x.shape}, {w.shape} and {at.shape}."
         )
     _check(margin=margin, fallen=fallen, grown=grown, patience=patience)
     known = np.flatnonzero(np.isfinite(y))
@@ -169,7 +171,7 @@ def found_in(
     layer: str,
     bounds: tuple[float, float, float, int] = (MARGIN, FALLEN, GROWN, PATIENCE),
 ) -> list[Stall]:
-    """All stalls in series, as in `stall`; a loss that is not known is NaN, and one that was not finite infinite.
+    """Return all stalls in series, as in `stall`; an unknown loss is NaN, and one that was not finite is infinite.
 
     >>> loss, steps = np.array(2 * (3 * [9.0] + 9 * [2.3])), np.arange(24)
     >>> x, w = np.array([90.0] + 23 * [0.1]), np.array([1.0] + 23 * [4.0])
@@ -199,7 +201,7 @@ def found_in(
 
 
 def picked(found: Sequence[Stall]) -> Stall | None:
-    """The one that lasts to the end, or else the longest."""
+    """Return the stall that lasts to the end, otherwise the longest."""
     return max(found, key=lambda one: inf if one.until is None else one.until - one.since, default=None)
 
 
@@ -208,26 +210,26 @@ def _check(**bounds: Any) -> None:
     if not numbers or bounds["fallen"] > 1 or int(bounds["patience"]) != bounds["patience"]:
         given = ", ".join(f"{name}={value!r}" for name, value in bounds.items())
         raise MonitorError(
-            f"{given} were given; accepted are a margin above 0, a share of 1 or less that λmax(Σx) has fallen to, a "
-            "factor above 0 that ‖W‖ has grown by, and a patience of 1 or more losses."
+            "`margin` and `grown` must be finite numbers > 0, `fallen` one in (0, 1], and `patience` a whole number "
+            f">= 1, got {given}. Try the defaults."
         )
 
 
 def _counted(classes: Any) -> int:
     if not isinstance(classes, int | float | np.number) or not 2 <= classes < inf or int(classes) != classes:
-        raise MonitorError(f"classes is {classes!r}; accepted is their number, 2 or more.")
+        raise MonitorError(f"`classes` must be a whole number >= 2, got {classes!r}. Try 10.")
     return int(classes)
 
 
 def _filled(values: Array) -> Array:
-    """With the last known value wherever there is none."""
+    """Return the series with the last known value in place of each unknown one."""
     known = np.isfinite(values)
     latest = np.maximum.accumulate(np.where(known, np.arange(len(values)), 0))
     return values[latest]
 
 
 def _stretches(holds: npt.NDArray[np.bool_], patience: int, *, end: int) -> list[tuple[int, int]]:
-    """Where it begins to hold, and to hold no more, each time for `patience` in a row or at the `end` of all."""
+    """Return where a condition begins and ceases to hold, each for `patience` in a row or until the `end`."""
     edges = np.flatnonzero(np.diff(holds, prepend=False, append=False)).tolist()
     found: list[tuple[int, int]] = []
     for a, b in zip(edges[::2], edges[1::2], strict=True):
@@ -235,13 +237,13 @@ def _stretches(holds: npt.NDArray[np.bool_], patience: int, *, end: int) -> list
             found[-1] = (found[-1][0], b)
         elif b - a >= patience:
             found.append((a, b))
-    if found and end - found[-1][1] < patience:  # too little has come since
+    if found and end - found[-1][1] < patience:  # too few have followed
         found[-1] = (found[-1][0], end)
     return found
 
 
 def _smooth(values: Array) -> Array:
-    """The median of each value and the two before and after it, as far as there are any: spikes are no escape."""
+    """Return the median of each value and up to two values on either side: a spike does not end a stall."""
     if not len(values):
         return values
     around = np.lib.stride_tricks.sliding_window_view(np.pad(values, 2, constant_values=np.nan), 5)
@@ -250,39 +252,39 @@ def _smooth(values: Array) -> Array:
 
 
 def stalled(run: Run, *, classes: int | None = None, layer: str | None = None, loss: str | None = None) -> Stall | None:
-    """The stall that a recorded run shows, if it does: from its loss, and λmax(Σx) and ‖W‖ of its last layer.
+    """Return the stall of a recorded run, or None: from its loss, and λmax(Σx) and ‖W‖ of its last layer.
 
-    Where all three were kept at every step in a file beside the run, `last_layer.npz`, as the laboratory's trials with
-    `follows=True` do, that is what is read, unless another layer or loss is asked for.
+    If a file next to the run, `last_layer.npz`, holds all three at every step, as for the laboratory's trials with
+    `follows=True`, it is read instead, unless another layer or loss is asked for.
 
     Args:
-        run: from `gyroscope.load`, of a training with `watch(conditioning=...)` and its loss.
-        classes: how many there are; as many as the layer has outputs unless given.
-        layer: the name of the last layer; the last one whose λmax(Σx) is known unless given.
-        loss: the scalar that is the loss; "batch_loss" or "loss" unless given, whichever was recorded more often.
+        run: from `gyroscope.load`, recorded with `watch(conditioning=...)` and the loss.
+        classes: the number of classes; the number of outputs of the layer if None.
+        layer: the name of the last layer; the last one whose λmax(Σx) is known if None.
+        loss: the scalar that is the loss; "batch_loss" or "loss" if None, whichever was recorded more often.
 
     Raises:
-        MonitorError: the run does not hold what is needed; says what, and how it is recorded.
+        MonitorError: the run does not hold the quantities needed; the message says which, and how to record them.
 
     >>> import tempfile
     >>> from gyroscope.store.example import write_example
     >>> with tempfile.TemporaryDirectory() as folder, write_example(folder) as run:
     ...     stalled(run)
     Traceback (most recent call last):
-    gyroscope.errors.MonitorError: A stall shows in lambda_x, weight_norm and the loss, and this run does not hold
-    lambda_x (watch(conditioning=10), every so many steps) and weight_norm (watch records it unless ...).
+    gyroscope.errors.MonitorError: A stall shows in lambda_x, weight_norm and the loss. This run does not hold
+    lambda_x (use watch(conditioning=10)) and weight_norm (watch records it by default).
     """
     return picked(stalls(run, classes=classes, layer=layer, loss=loss))
 
 
 def stalls(run: Run, *, classes: int | None = None, layer: str | None = None, loss: str | None = None) -> list[Stall]:
-    """All stalls of a recorded run, in the order of steps; see `stalled`.
+    """Return all stalls of a recorded run, in the order of steps; see `stalled`.
 
     >>> import tempfile
     >>> from gyroscope.store.example import write_example
     >>> with tempfile.TemporaryDirectory() as folder, write_example(folder) as run:
     ...     np.savez(run.path / LAST_LAYER_FILE, loss=np.ones(9), lambda_x=np.ones(9), weight_norm=np.ones(9))
-    ...     stalls(run)  # its loss is no guess
+    ...     stalls(run)  # its loss is not that of guessing
     []
     """
     require_run(run)
@@ -296,7 +298,7 @@ def stalls(run: Run, *, classes: int | None = None, layer: str | None = None, lo
         missing.append(f"{loss or 'loss'} ({_HOW['loss']})")
     if missing:
         said = " and ".join(missing)
-        raise MonitorError(f"A stall shows in lambda_x, weight_norm and the loss, and this run does not hold {said}.")
+        raise MonitorError(f"A stall shows in lambda_x, weight_norm and the loss. This run does not hold {said}.")
     curve = max((run.scalars[name] for name in names), key=lambda one: len(one.steps))
     inputs, norms = run.series("lambda_x"), run.series("weight_norm")
     column = _column(run, layer, inputs)
@@ -313,12 +315,14 @@ def stalls(run: Run, *, classes: int | None = None, layer: str | None = None, lo
 
 
 def _last_layer(path: Path) -> tuple[Array, Array, Array, npt.NDArray[np.int64]]:
-    """Loss, λmax(Σx) and ‖W‖ of the last layer at every step, and the steps."""
+    """Return loss, λmax(Σx) and ‖W‖ of the last layer at every step, and the steps."""
     try:
         loss, inputs, norms = read_last_layer(path, COLUMNS)
     except Exception as error:  # a damaged file fails in whatever way its bytes happen to lead to
-        said = f"accepted are {', '.join(COLUMNS)} of every step; delete it to have the run read instead"
-        raise MonitorError(f"{path} cannot be read ({error}): {said}.") from error
+        raise MonitorError(
+            f"{path} cannot be read ({error}). It must hold {', '.join(COLUMNS)} of every step; delete it to use the "
+            "run's own series."
+        ) from error
     return _finite_or_not(loss), inputs, norms, np.arange(1, 1 + len(loss))
 
 
@@ -333,9 +337,9 @@ def read_last_layer(path: Path, names: Sequence[str]) -> list[Array]:
         for name in names:
             entry = file.getinfo(f"{name}.npy")
             if entry.file_size > 8 * _MOST_STEPS + _HEADER:
-                raise ValueError(f"{name!r} unpacks to {entry.file_size} bytes, and {_MOST_STEPS} steps are accepted")
+                raise ValueError(f"{name!r} unpacks to {entry.file_size} bytes, over the limit of {_MOST_STEPS} steps")
             with file.open(entry) as packed:
-                content = packed.read(entry.file_size)  # never unpacks more; without a number it would
+                content = packed.read(entry.file_size)  # without a size it could unpack more
             with BytesIO(content) as opened:
                 version = np.lib.format.read_magic(opened)
                 if version != (1, 0):
@@ -351,7 +355,7 @@ def read_last_layer(path: Path, names: Sequence[str]) -> list[Array]:
 
 
 def _finite_or_not(losses: npt.ArrayLike) -> Array:
-    """With infinity for all that is not finite: NaN is kept for what is not known."""
+    """Return the losses with infinity for all that are not finite: NaN stands for an unknown loss."""
     y = np.asarray(losses, dtype=np.float64)
     return np.where(np.isfinite(y), y, inf)
 
@@ -360,10 +364,12 @@ def _column(run: Run, layer: str | None, values: npt.NDArray[np.float32]) -> int
     if layer is None:
         known = np.flatnonzero(np.isfinite(values).any(axis=0))
         if not len(known):
-            raise MonitorError("This run holds lambda_x, but it is finite for no layer; was it in all of its analyses?")
+            raise MonitorError("`lambda_x` of this run is finite for no layer. Check that activations were finite.")
         return int(known[-1])
     if layer not in run.layers:
-        raise MonitorError(f"There is no layer {layer!r} in this run; its last ones are {', '.join(run.layers[-3:])}.")
+        raise MonitorError(
+            f"`layer` must be a layer of this run, got {layer!r}. Its last layers are {', '.join(run.layers[-3:])}."
+        )
     return run.layers.index(layer)
 
 

@@ -1,4 +1,4 @@
-"""What stands out in a run, in words that follow from its numbers alone."""
+"""A summary of a run in a few sentences: how far its layers have rotated, and what stands out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gyroscope.store import Run
 
 #: A layer that has rotated less than this has hardly rotated: 2.6 degrees.
 STILL = 0.001
-#: A layer that turns less than this in a step, in radians, and has hardly rotated is still where it started.
+#: A layer that turns by less than this per step, in radians, and has hardly rotated is still where it started.
 SLOW = 1e-4
 #: Rotation of less than this is rounding.
 NOTHING = 1e-6
@@ -47,14 +47,14 @@ def last_values(values: npt.ArrayLike) -> Values:
 
 
 def in_words(run: Run) -> str:
-    """Return how far the layers have rotated, the most remarkable thing beside that, and whether it had stalled.
+    """Return how far the layers have rotated, the most notable other finding, and a past stall if there was one.
 
     >>> import tempfile
     >>> from gyroscope.store.example import write_example
     >>> with tempfile.TemporaryDirectory() as folder, write_example(folder) as run:
     ...     print(in_words(run))
     At step 40 the layers have rotated by 0.4 (conv1.weight) to 0.8 (head.weight), 0.6 on average. They rotate
-    unequally: the most rotated layer is at twice the rotation of the least rotated one.
+    unequally: the most rotated layer has twice the rotation of the least rotated one.
     """
     if not len(run.steps):
         return "Nothing has been measured yet."
@@ -75,8 +75,8 @@ def in_words(run: Run) -> str:
         step = int(run.steps[np.flatnonzero(np.isfinite(series).any(axis=1))[-1]])
         before.append(_rotated(run, rotation, known, f"At step {step:,}", "other " if apart.any() else ""))
     elif not any(before):
-        return "The rotation of no layer is known: are all weights finite, and none of them zero?"
-    if everything:  # nothing else is known of a step that was not the last
+        return "No layer has a known rotation. Check that all weights are finite and not zero."
+    if everything:  # nothing else is known about a step before the last one
         second = ""
     else:
         second = now or _no_gradient(run, apart) or _unknown(run, np.isnan(rotation) & ~apart)
@@ -99,8 +99,8 @@ def _rotated(run: Run, rotation: Values, known: npt.NDArray[np.int64], at: str, 
 
 
 def _stalled(run: Run) -> tuple[str, str]:
-    """A stall that lasts, and one that is over."""
-    with suppress(MonitorError):  # what shows it was not recorded
+    """Return the text of a stall that lasts, and of one that is over."""
+    with suppress(MonitorError):  # its evidence was not recorded
         found = stalled(run)
         if found is not None:
             return ("", str(found)) if found.until is not None else (str(found), "")
@@ -114,7 +114,7 @@ def _dominated(run: Run, apart: Mask) -> str:
             return str(now[0])
         which = np.isin(run.layers, [one.layer for one in now])
         since = f"since step {min((one.since for one in now), default=0):,}"
-        return _said(run, which, "", f"are dominated by their weights, the first {since}: they hardly move")
+        return _said(run, which, "", f"are dominated by their weights, the first one {since}, and hardly move")
     return ""
 
 
@@ -127,7 +127,7 @@ def _no_gradient(run: Run, apart: Mask) -> str:
 
 def _unknown(run: Run, unknown: Mask) -> str:
     norm = last_values(run.series("weight_norm")) if "weight_norm" in run.quantities else np.zeros(len(unknown))
-    begins = unknown & (norm > 0)  # these have a direction now, so what they are measured against has none
+    begins = unknown & (norm > 0)  # they have a direction now, so it is their initial weights that have none
     zero = "measured against weights that are zero"
     said = (
         _said(run, begins, f"has no rotation: it is {zero}", f"have no rotation: they are {zero}"),
@@ -137,7 +137,7 @@ def _unknown(run: Run, unknown: Mask) -> str:
 
 
 def _still(run: Run, rotation: Values) -> str:
-    if not (rotation >= 10 * STILL).any():  # it is early
+    if not (rotation >= 10 * STILL).any():  # too early to tell
         return ""
     moving = rotation >= NOTHING
     if "rate_per_step" in run.quantities:
@@ -150,7 +150,7 @@ def _still(run: Run, rotation: Values) -> str:
 
 
 def _neurons(run: Run, apart: Mask) -> str:
-    # The last layer puts out logits, for which a sign is no activity.
+    # The last layer outputs logits, whose sign means no activity.
     hidden = np.arange(len(run.layers)) < len(run.layers) - 1
     for name, when in (("dying", "never"), ("full", "always")):
         if name in run.quantities:
@@ -174,19 +174,19 @@ def _spread(rotation: Values) -> str:
     if len(rotation) < 2 or rotation.min() <= 0:
         return ""
     least, most = float(rotation.min()), float(rotation.max())
-    how = "alike" if most / least < UNEQUAL else "unequally"
+    how = "similarly" if most / least < UNEQUAL else "unequally"
     times = "twice" if round(most / least, 1) == 2 else f"{most / least:.2g} times"
-    return f"They rotate {how}: the most rotated layer is at {times} the rotation of the least rotated one."
+    return f"They rotate {how}: the most rotated layer has {times} the rotation of the least rotated one."
 
 
-# Weights and losses that are no longer finite, and weights about to be: reported before anything else.
+# Weights and losses that are not finite, and weights that soon will not be: reported before anything else.
 
 
 def lost_at(run: Run) -> Places:
-    """Return the row from which on each layer's weights are not finite; `len(run.steps)` if they are at the end.
+    """Return the row from which on each layer's weights are not finite; `len(run.steps)` if they are finite at the end.
 
-    Rows in which a layer was not measured say nothing: another optimizer's steps, for one. A learning rate is known
-    whatever the weights are, so that it tells the two apart. A layer that never was finite is not counted.
+    Rows in which a layer was not measured, such as another optimizer's steps, do not count. The learning rate is known
+    whatever the weights are, so it tells the two apart. A layer that was never finite is not counted.
 
     >>> import tempfile
     >>> from gyroscope.store.example import write_example
@@ -210,23 +210,22 @@ def lost_at(run: Run) -> Places:
 
 
 def said_lost(run: Run, lost: Places) -> str:
-    """Return which weights are not finite from which step on, and whether a loss is not; nothing if all are finite."""
+    """Return which weights are not finite from which step on, and which loss is not; "" if all are finite."""
     loss, since = _lost_loss(run)
     ever = lost < len(run.steps)
     if not ever.any():
-        return f"From step {since:,} on {loss} is not finite." if loss else ""
+        return f"From step {since:,} on, {loss} is not finite." if loss else ""
     first, final = int(lost.min()), int(lost[ever].max())
     step = int(run.steps[first])
     what = "not finite" if "weight_norm" in run.quantities else "zero or not finite"
-    sentence = f"From step {step:,} on the weights of {named(run.layers, lost == first)} are {what}"
+    sentence = f"From step {step:,} on, the weights of {named(run.layers, lost == first)} are {what}"
     if final > first:
-        sentence += f", from step {int(run.steps[final]):,} on those of {named(run.layers, ever)}"
+        sentence += f", and from step {int(run.steps[final]):,} on those of {named(run.layers, ever)}"
     if loss:
-        sentence += (
-            f", nor is {loss}" if since == step and final == first else f"; {loss} is not from step {since:,} on"
-        )
+        together = since == step and final == first
+        sentence += f"; {loss} is not finite either" if together else f"; {loss} is not finite from step {since:,} on"
     if ever.all():
-        sentence += f"; what follows is of step {int(run.steps[first - 1]):,}"
+        sentence += f". The rest is about step {int(run.steps[first - 1]):,}"
     return f"{sentence}."
 
 
@@ -252,9 +251,12 @@ def blown_up(run: Run, end: int) -> tuple[Mask, str]:
 
 
 def named(layers: Sequence[str], which: Mask, *, starts: bool = False) -> str:
-    """Return the layers that are meant: one by its name, several with some of their names, or all of them.
+    """Return the layers in words: one by its name, several with some of their names, or all of them.
 
-    `starts` is for the beginning of a sentence.
+    Args:
+        layers: the names of all layers.
+        which: the layers to name.
+        starts: True at the beginning of a sentence.
 
     >>> named(["a", "b", "c"], np.array([True, False, True])), named(["a", "b"], np.array([True, True]))
     ('2 layers (a, c)', 'all 2 layers')
@@ -269,7 +271,7 @@ def named(layers: Sequence[str], which: Mask, *, starts: bool = False) -> str:
 
 
 def _lost_loss(run: Run) -> tuple[str, int]:
-    """The first loss that ends without being finite, and the step from which on it is not."""
+    """Return the first loss that is not finite at the end, and the step from which on it is not."""
     for name, curve in run.scalars.items():
         if "loss" not in name.lower() or not len(curve.values) or np.isfinite(curve.values[-1]):
             continue

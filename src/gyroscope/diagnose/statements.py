@@ -34,13 +34,13 @@ TOPICS: tuple[Topic, ...] = (
 _FITS = 0.9
 # And how far it may be from the effective learning rate, on average: R² is near 1 for anything that grows steadily.
 _OFF = 0.1
-# How much of ‖w‖⁴ steps must have added for the law to be told from a straight line: a third is added after k₀/2 steps.
+# The share of ‖w‖⁴ that steps must have added to tell the law from a straight line: a third is added after k₀/2 steps.
 _GROWN = 1 / 3
-# The share of the weights lost in a step up to which the theory, of small shares, is taken to hold.
+# The largest share of the weights lost per step for which the theory, which assumes small shares, is taken to hold.
 _SMALL = 0.1
-# How far apart the relative lengths of nine in ten steps may be, where they are said not to depend on the norm.
+# The largest relative spread of nine in ten steps' relative lengths for which they are independent of the norm.
 _STEADY = 0.05
-#: Of a layer that is frozen.
+#: Said of a frozen layer.
 UNSTEPPED = "because no optimizer steps it."
 
 
@@ -51,10 +51,10 @@ class Statement:
     Attributes:
         layer: its name.
         topic: one of `TOPICS`.
-        verdict: "yes" and "no" where a measurement says so; "does not apply" where the theory has nothing to say of
-            such a layer or optimizer; "undecided" where something was not measured, or not often enough.
-        words: a sentence or two; where it does not apply, "because ...".
-        source: the equation or section of Grosse's chapter that it rests on.
+        verdict: "yes" or "no" if a measurement decides it; "does not apply" if the theory does not cover such a layer
+            or optimizer; "undecided" if something was not measured, or not often enough.
+        words: a sentence or two; "because ..." if it does not apply.
+        source: the equation or section of Grosse's chapter behind it.
 
     >>> print(Statement("conv1", "equilibrium", "does not apply", "because nothing decays.", "equation 23"))
     equilibrium: does not apply because nothing decays. (equation 23)
@@ -114,12 +114,12 @@ def sentence(words: str) -> str:
 
 
 class Change(NamedTuple):
-    """Learning rates at the first and the last step at which there were any, and what the norm's growth did to them.
+    """Change of the learning rate, explicit and effective, from the first to the last step at which it is above 0.
 
     Attributes:
-        lr: α at both.
-        effective: α/‖w‖² at both; α/‖w‖ for Adam and its kin, whose steps are as long whatever the gradient.
-        implicit: the factor on the effective rate that is due to the norm alone.
+        lr: η at both.
+        effective: η/‖w‖² at both; η/‖w‖ for Adam-like optimizers, whose step length does not depend on the gradient's.
+        implicit: the factor by which the norm alone changed the effective learning rate.
         steps: k at both.
     """
 
@@ -130,7 +130,7 @@ class Change(NamedTuple):
 
 
 def scale_statement(layer: Evidence, found: Orthogonality, model: LayerInvariance | None) -> tuple[Statement, str]:
-    """State if a layer is scale-invariant, in words and as "unit", "tensor", "yes", "no" or "undecided: why"."""
+    """State whether a layer is scale-invariant, in words and as "unit", "tensor", "yes", "no" or "undecided: why"."""
 
     def said(verdict: Verdict, words: str, short: str) -> tuple[Statement, str]:
         return Statement(layer.info.name, "scale invariance", verdict, words, "equation 16"), short
@@ -138,38 +138,40 @@ def scale_statement(layer: Evidence, found: Orthogonality, model: LayerInvarianc
     told = None if model is None or model.scale_invariant.startswith("undecided") else model.scale_invariant
     if found.count:
         seen = (
-            f"√n·|⟨w,∇⟩|/(‖w‖‖∇‖) has a median of {number(found.median)} and is below {number(found.most)} at nine in "
-            f"ten of {found.count:,} measured steps"
+            f"√n·|⟨w,∇⟩|/(‖w‖‖∇‖) has a median of {number(found.median)} and a 90th percentile of "
+            f"{number(found.most)} over {found.count:,} measured steps"
         )
     else:
-        seen = "no gradient of it was recorded"
+        seen = "its gradient was not recorded"
     if found.found is not None and told is not None and found.found != (told != "no"):
         words = (
-            f"In the run, {seen}; the model that was given says the opposite. Give the model in the mode it was "
-            "trained in, and its loss."
+            f"In the run, {seen}; the given model says the opposite. Pass the model in the mode it was trained in, "
+            "and the loss it was trained with."
         )
         return said("undecided", words, "undecided: run and model disagree")
     if told == "unit":
+        units = model.units if model else 0
+        return said("yes", f"The model shows that each of its {units} units is invariant on its own; {seen}.", "unit")
+    if told == "tensor":
+        words = f"The model shows that only its weights as a whole can be rescaled, not single units; {seen}."
+        return said("yes", words, "tensor")
+    if found.found:
         words = (
-            f"Each of its {model.units if model else 0} units can be rescaled by itself, as the model shows; {seen}."
+            f"Its gradients are orthogonal to its weights: {seen}; for unrelated directions the median is 0.67. A run "
+            "cannot tell whether each unit is invariant on its own; pass model, loss and batch to find out."
         )
-        return said("yes", words, "unit")
-    if found.found or told == "tensor":
-        only = "Only its weights as a whole can be rescaled, and not a unit at a time, as the model shows"
-        unit = "Whether each unit is so by itself a run does not say: give model, loss and batch"
-        words = (
-            f"Its gradients are orthogonal to its weights: {seen}, where unrelated directions have a median of 0.67."
-        )
-        return said("yes", f"{words} {only if told else unit}.", told or "yes")
-    if found.found is False or told == "no":
-        return said("no", f"Its norm matters to the loss: {seen}, where a scale-invariant layer has zero.", "no")
+        return said("yes", words, "yes")
+    if found.found is False:
+        return said("no", f"Its norm matters to the loss: {seen}; for a scale-invariant layer both are zero.", "no")
+    if told == "no":
+        return said("no", f"The model shows that its norm matters to the loss; {seen}.", "no")
     if found.count < ENOUGH and (why := ended(layer)):
-        before = f"before, its gradient was measured at {times(found.count)}, and {ENOUGH} are needed"
+        before = f"before that, its gradient was measured at {times(found.count)}, and {ENOUGH} are needed"
         return said("undecided", sentence(f"{why}; {before}"), "undecided: not finite")
     if found.count < ENOUGH and (dead := int((layer.gradient == 0).sum())):
         words = (
-            f"Its gradient was zero at {times(dead)}, and had a direction at {times(found.count)}, where {ENOUGH} are "
-            "needed: its units are dead or saturated, or the loss does not depend on it."
+            f"Its gradient was zero at {times(dead)} and nonzero at {times(found.count)}; {ENOUGH} are needed. Its "
+            "units are dead or saturated, or the loss does not depend on it."
         )
         return said("undecided", words, "undecided: zero gradient")
     if not found.count:
@@ -177,20 +179,20 @@ def scale_statement(layer: Evidence, found: Orthogonality, model: LayerInvarianc
         return said("undecided", sentence(why), f"undecided: {why.split(';')[0]}")
     if found.count < ENOUGH:
         words = (
-            f"Gradients were measured at {times(found.count)}, and {ENOUGH} are needed: record longer, or at every "
-            "step by watch(budget=None)."
+            f"Gradients were measured at {times(found.count)}, and {ENOUGH} are needed. Train for longer, or record "
+            "every step with watch(budget=None)."
         )
         return said("undecided", words, "undecided: too few steps")
     if found.median > RELATED:
         words = (
-            "Its first gradient was orthogonal to its weights, and later ones were not. Gradients that add up over "
-            "steps look like this: call optimizer.zero_grad() before each backward pass."
+            "Its first gradient was orthogonal to its weights, and later ones were not. Gradients that accumulate "
+            "over steps look like this: call optimizer.zero_grad() before each backward pass."
         )
         return said("undecided", words, "undecided: orthogonal at first")
     words = (
-        f"{seen[0].upper()}{seen[1:]}: neither zero (nine in ten below {INVARIANT}) nor that of a layer whose norm "
-        f"matters (a median above {RELATED}). A bias before a normalizer, an ε as large as the activations or a norm "
-        "at its optimum look like this: give model, loss and batch to tell them apart."
+        f"{seen[0].upper()}{seen[1:]}. That is neither zero (a 90th percentile below {INVARIANT}) nor typical of a "
+        f"layer whose norm matters (a median above {RELATED}). A bias before a normalizer, an ε as large as the "
+        "activations or a norm at its optimum can be the cause; pass model, loss and batch to find out."
     )
     return said("undecided", words, "undecided: nearly orthogonal")
 
@@ -220,31 +222,31 @@ def rate_statement(layer: Evidence, invariant: bool | None, moved: Change | None
         return said(*reason)
     if moved is None:
         lacks = layer.missing("lr", "weight_norm")
-        few = f"fewer than two steps were measured{after(layer)} at which it had a learning rate"
+        few = f"fewer than two steps with a learning rate above 0 were measured{after(layer)}"
         why = record(lacks) if lacks else few
         return said("undecided", sentence(why))
     sgd = layer.optimizer.kind == "sgd"
-    symbol = "α/‖w‖²" if sgd else "α/‖w‖ (its steps are as long whatever the gradient)"
+    symbol = "η/‖w‖²" if sgd else "η/‖w‖ (the length of its steps does not depend on the gradient's)"
     (a, b), (k, end) = moved.lr, moved.steps
     explicit = "stayed at" if abs(b / a - 1) < 1e-6 else f"went from {number(a)} to"
     how = "fell" if moved.implicit < 1 else "rose"
     first, last = (number(one) for one in moved.effective)
     went = f"{how if b == a else 'went'} from {first} to {last}"
     if number(moved.implicit) == "1":
-        by = "the norm stayed and changed nothing of it"
+        by = "the norm stayed the same and did not change it"
         went = f"stayed at {last}" if b == a else went
     else:
         grew = "growth" if moved.implicit < 1 else "shrinking"
         by = f"the {grew} of the norm alone multiplied it by {number(moved.implicit)}"
-    words = f"From step {k:,} to {end:,} α {explicit} {number(b)}, while {symbol} {went}: {by}.{broke(layer)}"
+    words = f"From step {k:,} to {end:,}, η {explicit} {number(b)} while {symbol} {went}: {by}.{broke(layer)}"
     return said("yes", words, "section 4.3, equation 18")
 
 
-# Section 4.3: the decay of the effective learning rate by itself.
+# Section 4.3: the implicit decay of the effective learning rate.
 
 
 def law_statement(layer: Evidence, invariant: bool | None) -> tuple[Statement, float, float]:
-    """State if the effective learning rate decays as 1/√(1 + k/k₀); with k₀ and R², NaN where they are not stated."""
+    """State whether the effective learning rate decays as 1/√(1 + k/k₀); with k₀ and R², NaN if they are not stated."""
 
     def said(
         verdict: Verdict, words: str, k0: float = nan, r2: float = nan, source: str = "equation 19"
@@ -266,22 +268,22 @@ def law_statement(layer: Evidence, invariant: bool | None) -> tuple[Statement, f
         return said("undecided", f"The norm was measured at {times(known)}{after(layer)}, and {ENOUGH} are needed.")
     if layer.held:
         words = (
-            f"because its norm stayed at {number(float(layer.norms.mean()))}: the weights are renormalized, or rest."
+            f"because its norm stayed at {number(float(layer.norms.mean()))}: the weights are renormalized, or stuck."
         )
         return said("does not apply", words)
     if law.k0 == inf:
         alone = layer.decayed and law.off <= _OFF
-        words = f"because its norm, {course(layer)}, did not grow by its steps"
-        return said("does not apply", f"{words}: decay alone accounts for it." if alone else f"{words}.")
+        words = f"because steps did not add to its norm, which {course(layer)}"
+        return said("does not apply", f"{words}; decay alone explains that." if alone else f"{words}.")
     if law.grown >= _GROWN and (law.r2 < _FITS or law.off > _OFF):
-        best = f"k₀ = {number(law.k0)} steps{_at(layer)} is the best, and does not fit"
-        off = f"{len(layer.norms):,} measured norms: R² {law.r2:.3f}, off by {100 * law.off:.0f} %"
+        best = f"The best fit, k₀ = {number(law.k0)} steps{_at(layer)}, does not describe the {len(layer.norms):,}"
+        off = f"measured norms: R² {law.r2:.3f}, off by {100 * law.off:.0f} %"
         words = f"{best} {off}. {_why_not(layer)}{broke(layer)}"
         return said("no", words, nan, law.r2)
     if layer.decayed and 1 / law.k0 <= law.fall and layer.norms[-1] < layer.norms[0]:
         return said(*_from_above(layer, law), nan, law.r2 if law.grown >= _GROWN else nan, "equation 23")
     if law.grown < _GROWN:
-        few = f"{_span(layer):,} steps are too few for k₀: so early, any slow growth looks like it"
+        few = f"{_span(layer):,} steps are too few to determine k₀: so early, any slow growth looks the same"
         more = broke(layer) or ("" if _at(layer) else f" Record {number(law.k0)} steps or more.")
         return said("undecided", f"{_fit(layer, law)}, but {few}.{more}")
     return said("yes", f"{_goes(layer, law)}{after(layer)}.{broke(layer)}", law.k0, law.r2)
@@ -293,23 +295,29 @@ def _fit(layer: Evidence, law: Fit) -> str:
 
 
 def _goes(layer: Evidence, law: Fit) -> str:
-    """What the law says of a norm that grows."""
+    """Return what the law says about a norm that grows."""
     if layer.decayed:
-        return f"With weight decay it starts like 1/√(1 + k/k₀) and levels off (equation 23): {_fit(layer, law)}"
+        levels = "The effective learning rate starts like 1/√(1 + k/k₀) and levels off with weight decay (equation 23)"
+        return f"{levels}: {_fit(layer, law)}"
     if _at(layer):
-        return f"The growth of the norm divides it by √(1 + k/k₀): {_fit(layer, law)}"
-    return f"It decays by itself as 1/√(1 + k/k₀): {_fit(layer, law)}, and {3 * law.k0:,.0f} steps halve it"
+        return f"The growth of the norm divides the effective learning rate by √(1 + k/k₀): {_fit(layer, law)}"
+    decays = "The effective learning rate decays on its own as 1/√(1 + k/k₀)"
+    return f"{decays}: {_fit(layer, law)}, so it halves in {3 * law.k0:,.0f} steps"
 
 
 def _from_above(layer: Evidence, law: Fit) -> tuple[Verdict, str]:
-    """What it says of one that is above its equilibrium: k₀ is the time of a growth that there is none of."""
-    down = f"the norm, {course(layer)}, comes down from above: decay took more of it at first than steps added"
+    """Return what it says about a norm above its equilibrium, where k₀, a time of growth, means nothing."""
+    first, last = (number(float(layer.norms[i])) for i in (0, -1))
+    down = (
+        f"the norm comes down from above its equilibrium, from {first} to {last}: decay took more of it at first than "
+        "steps added"
+    )
     if law.grown < _GROWN:
         power = "‖w‖⁴" if layer.optimizer.kind == "sgd" else "‖w‖²"
-        few = f"{number(max(0.0, law.grown))} of {power} is of steps so far, too little to tell by what law they add it"
+        few = f"Steps account for {number(max(0.0, law.grown))} of {power} so far, too little to identify the law"
         return "undecided", f"{sentence(down)} {few}.{broke(layer)}"
-    fits = f"Equation 23 fits {len(layer.norms):,} measured norms with R² {law.r2:.3f}{after(layer)}, and {down}"
-    felt = "" if _at(layer) else ", so that the effective learning rate rises"
+    fits = f"Equation 23 fits {len(layer.norms):,} measured norms with R² {law.r2:.3f}{after(layer)}, but {down}"
+    felt = "" if _at(layer) else ", so the effective learning rate rises"
     return "no", f"{fits}{felt}.{broke(layer)}"
 
 
@@ -319,12 +327,12 @@ def _rates(layer: Evidence) -> np.ndarray:
 
 
 def _at(layer: Evidence) -> str:
-    """At which learning rate k₀ counts steps, where there are several."""
+    """Return at which learning rate k₀ counts steps, if there are several."""
     lr = _rates(layer)
     if np.ptp(lr) <= 1e-6 * lr.max():
         return ""
     top = number(float(lr.max()))
-    return f" at α = {top}, the largest (a step at α counts (α/{top})²),"
+    return f" at the largest η, {top} (a step at η counts as (η/{top})² steps)"
 
 
 def _span(layer: Evidence) -> int:
@@ -335,16 +343,16 @@ def _span(layer: Evidence) -> int:
 def _why_not(layer: Evidence) -> str:
     found = unsteady(layer)
     if found is None:
-        return "Why, the run does not say."
-    what = supposed(layer)
-    return f"{what[0].upper()}{what[1:]}, which the law takes for granted: {quarters(found)}."
+        return "The run does not show why."
+    what = varied(layer)
+    return f"{what[0].upper()}{what[1:]}, which the law assumes: {quarters(found)}."
 
 
 # Section 5: weight decay.
 
 
 def equilibrium_statement(layer: Evidence, invariant: bool | None) -> tuple[Statement, Balance | None]:
-    """State if weight decay takes as much norm as steps add, and if the layer turns at the rate that follows."""
+    """State whether weight decay takes as much norm as steps add, and whether the layer turns at the predicted rate."""
 
     def said(
         verdict: Verdict, words: str, found: Balance | None = None, source: str = "equations 23 to 25"
@@ -370,69 +378,72 @@ def equilibrium_statement(layer: Evidence, invariant: bool | None) -> tuple[Stat
     if found is None:
         return said("undecided", _too_few(layer) + broke(layer))
     if found.shrinkage > _SMALL:
-        words = f"Decay takes {number(found.shrinkage)} of the weights in a step; the theory is of small shares."
+        words = f"Decay takes {number(found.shrinkage)} of the weights per step; the theory assumes small shares."
         return said("undecided", words)
-    carried = "" if layer.optimizer.kind == "sgd" else ", carried over to steps of constant length"
-    return said(*_judged(layer, found), found, f"equations 23 to 25{carried}")
+    adapted = "" if layer.optimizer.kind == "sgd" else ", adapted to steps of constant length"
+    return said(*_judged(layer, found), found, f"equations 23 to 25{adapted}")
 
 
 def _too_few(layer: Evidence) -> str:
-    """Say what was measured too seldom, and how to measure enough."""
+    """Return what was measured too seldom, and how to measure enough."""
     rule, longest = layer.optimizer, 0
     for one in layer.stretches:
         if layer.decay[one.start] > 0:
             longest = max(longest, int(layer.steps[one.stop - 1] - layer.steps[one.start]))
     words = (
-        f"In no stretch of constant learning rate and weight decay{after(layer)} is there enough: its later half has "
-        f"to have {ENOUGH} single steps measured"
+        f"No stretch of constant learning rate and weight decay{after(layer)} was measured often enough: its later "
+        f"half must contain {ENOUGH} measured steps"
     )
     if rule.settles:
-        words += f", after the {rule.settles:,} that {rule.name} takes to settle"
-    words += f"; the longest lasts {times(longest)}."
+        words += f", after the {rule.settles:,} steps that {rule.name} takes to settle"
+    words += f"; the longest stretch lasts {times(longest)}."
     if layer.broken is not None:
         return words
     needed = max(2 * ENOUGH, rule.settles + ENOUGH)
     if longest >= needed:
-        return f"{words} Record every step, by watch(budget=None)."
-    return f"{words} It takes a rate that stays for {needed:,} steps or more."
+        return f"{words} Record every step with watch(budget=None)."
+    return f"{words} The learning rate must stay constant for {needed:,} steps or more."
 
 
 def _judged(layer: Evidence, found: Balance) -> tuple[Verdict, str]:
     at = found.predicted
     formula = _formula(layer)
-    where = f"steps {found.first:,} to {found.last:,}, at α = {number(found.lr)} and λ = {number(found.decay)}"
+    where = f"steps {found.first:,} to {found.last:,}, at η = {number(found.lr)} and λ = {number(found.decay)}"
     rates = (
-        f"it turns by {number(found.rate)} rad a step (±{100 * found.error:.0f} %), predicted {number(at.rate)} = "
-        f"{formula}"
+        f"it turns by {number(found.rate)} rad per step (±{100 * found.error:.0f} %; predicted: {number(at.rate)} = "
+        f"{formula})"
     )
-    norms = f", at a norm of {number(found.norm)}"
-    norms += f", predicted {number(at.norm)}" if isfinite(at.norm) else ""
+    norms = f" at a norm of {number(found.norm)}"
+    norms += f" (predicted: {number(at.norm)})" if isfinite(at.norm) else ""
     if broke(layer):
         return "no", f"{broke(layer).strip()} Over {where}, {rates}{norms}."
     if found.verdict == "noisy":
-        return "undecided", f"Over {where}, {rates}: too noisy to tell. Record more steps."
+        return "undecided", f"Over {where}, {rates}. That is too noisy to decide. Record more steps."
     if found.verdict == "there":
-        half = f" Half of a way to it takes {number(at.half_life)} steps."
+        half = f" The approach to it has a half-life of {number(at.half_life)} steps."
         return "yes", f"Steps and decay balance: over {where}, {rates}{norms}.{half}"
     if found.verdict == "near":
-        within = "the norm rests, and the rate is within two of its standard errors (±) of the predicted one"
-        return "undecided", f"Over {where}, {rates}{norms}: {within}. Record more steps."
+        within = "The norm is constant, and the rate is within two standard errors (±) of the predicted one"
+        return "undecided", f"Over {where}, {rates}{norms}. {within}. Record more steps."
     if found.verdict == "elsewhere":
         why = _why_elsewhere(layer, found)
-        return "no", f"Over {where}, {rates}{norms}: the norm rests, but not at the predicted rate: {why}."
-    moves = f"the norm still {'grows' if found.verdict == 'growing' else 'shrinks'}, by {number(abs(found.drift))} of "
-    moves += f"itself a step where decay alone takes {number(found.shrinkage)}"
+        return (
+            "no",
+            f"Over {where}, {rates}{norms}. The norm is constant, but the rate is not the predicted one: {why}.",
+        )
+    moves = f"the norm still {'grows' if found.verdict == 'growing' else 'shrinks'} by {number(abs(found.drift))} of "
+    moves += f"itself per step (decay alone takes {number(found.shrinkage)})"
     left = f" About {number(found.left)} more steps get it there." if found.arrives else ""
-    return "no", f"Not yet, or not any more: over {where}, {moves}; {rates}{norms}.{left}"
+    return "no", f"Not yet or no longer: over {where}, {moves}; {rates}{norms}.{left}"
 
 
 def _why_elsewhere(layer: Evidence, found: Balance) -> str:
-    """Why a norm rests where the rate is not the predicted one: what the prediction takes for granted comes first."""
+    """Return why the norm is constant at a rate that is not the predicted one: failed assumptions come first."""
     changed = None if layer.held else unsteady(layer, began=found.began)
     if changed is not None:
-        return f"{supposed(layer)}, which the prediction takes for granted: {quarters(changed)}"
+        return f"{varied(layer)}, which the prediction assumes: {quarters(changed)}"
     if layer.optimizer.tolerance > 0.1:
-        return "the prediction takes successive gradients for unrelated, and the step for orthogonal to the weights"
+        return "the prediction assumes unrelated successive gradients, and steps orthogonal to the weights"
     return "something other than decay and steps holds it"
 
 
@@ -440,18 +451,18 @@ def _formula(layer: Evidence) -> str:
     rule = layer.optimizer
     beta = rule.options.get("momentum", 0.0)
     if rule.kind == "adamw":
-        return "√(2αλ(1−β₁)/(1+β₁))" if beta else "√(2αλ)"
+        return "√(2ηλ(1−β₁)/(1+β₁))" if beta else "√(2ηλ)"
     plain = not rule.options.get("nesterov") and not rule.options.get("dampening")
-    return "√(2αλ)" if not beta else "√(2αλ/(1+β))" if plain else "√(2dΣc²)/Σc"
+    return "√(2ηλ)" if not beta else "√(2ηλ/(1+β))" if plain else "√(2dΣc²)/Σc"
 
 
 def _jacobian(rule: Optimizer) -> str:
-    """What C is where it is near the Gauss-Newton matrix; exactly so under what the chapter assumes of the network."""
+    """Return what the penalty is if C is near the Gauss-Newton matrix; exact under the chapter's assumptions."""
     if rule.family != "second order":
         return ""
     return (
-        " With the Gauss-Newton matrix for C that is the norm of the network's Jacobian, for squared errors and "
-        "networks without biases and normalizers, and something like it for others."
+        " If C is the Gauss-Newton matrix, this is the norm of the network's Jacobian for squared errors and networks "
+        "without biases and normalizers, and similar to it otherwise."
     )
 
 
@@ -467,51 +478,52 @@ def decay_statement(layer: Evidence, invariant: bool | None) -> tuple[Statement,
     if not layer.stepped:
         return said("does not apply", UNSTEPPED, "equation 22")
     if rule.family == "controlled" and layer.held:
-        words = f"because {rule.name} takes the direction of the inner optimizer alone: the norm does not decay."
+        words = f"because {rule.name} takes only the direction from the inner optimizer: the norm does not decay."
         return said("does not apply", words, "section 5")
     if not layer.decayed:
         return said("does not apply", "because weight decay is zero.", "equation 22")
     if rule.family == "controlled" or rule.grafted:
-        norm = f"; its norm {course(layer).removeprefix('which ')}" if len(layer.norms) else ""
-        words = (
-            f"There is no theory for weight decay under {rule.name}: it is a part of a length, or of a direction{norm}."
-        )
+        norm = f"; the norm {course(layer)}" if len(layer.norms) else ""
+        words = f"There is no theory for weight decay under {rule.name}: it enters a length or a direction{norm}."
         return said("undecided", words, "section 5")
     if (all_of_it := taken(layer)) is not None:
         return said("does not apply", all_of_it, "equation 22")
     if invariant is None:
-        words = "Which mechanism can act depends on whether the layer is scale-invariant, and that is undecided."
+        words = "The mechanism depends on whether the layer is scale-invariant, which is undecided."
         return said("undecided", words, "section 5")
     if (kept := _kept(layer, invariant)) is not None:
         return said(*kept, "section 5")
     if not invariant:
         norm = f"C = {rule.penalty}" if rule.penalty else "a C that depends on the optimizer"
         words = (
-            f"It can act as a regularizer: it penalizes ‖w‖²_C with {norm}.{_jacobian(rule)} Effective learning rate "
-            "and damping are ruled out: both are of layers whose norm does not matter."
+            f"It can act as a regularizer: it penalizes ‖w‖²_C with {norm}.{_jacobian(rule)} It cannot act through the "
+            "effective learning rate or the damping: both require a layer whose norm does not matter."
         )
         return said("yes", words, "section 5.3, equation 27", "regularization")
-    ruled = "As a regularizer it cannot act: the loss is the same whatever the norm"
+    ruled = "It cannot act as a regularizer: the loss does not depend on the norm"
     if rule.family == "second order" and not rule.damps:
-        words = f"By none of the three: nothing in the steps of {rule.name} depends on the norm. {ruled}."
+        words = f"None of the three mechanisms applies: the steps of {rule.name} do not depend on the norm. {ruled}."
         return said("no", words, "section 5")
     if rule.family == "second order":
         words = (
-            "It can act by way of the damping: curvature goes as 1/‖w‖², and decay keeps the norm from growing until "
-            f"the damping is all that is left of it. The effective learning rate is ruled out. {ruled}."
+            "It can act through the damping: curvature goes as 1/‖w‖², and decay keeps the norm from growing until "
+            f"only the damping is left. It cannot act through the effective learning rate. {ruled}."
         )
         return said("yes", words, "section 5.2, equation 26", "damping")
     if rule.family == "unknown":
         which = untold(layer)
         if not rule.why:
-            which = f"Effective learning rate or damping, by whether {rule.name} preconditions by the curvature."
+            which = (
+                "It acts through the effective learning rate or the damping, depending on whether "
+                f"{rule.name} preconditions by the curvature."
+            )
         return said("undecided", f"{which} {ruled}.", "section 5")
-    grown = f"It can act by way of the effective learning rate, which is the higher the smaller the norm. {ruled}"
-    return said("yes", f"{grown}; nothing is damped.", "section 5.1", "effective learning rate")
+    grown = f"It can act through the effective learning rate, which is higher for a smaller norm. {ruled}"
+    return said("yes", f"{grown}. There is no damping.", "section 5.1", "effective learning rate")
 
 
 def _kept(layer: Evidence, invariant: bool) -> tuple[Verdict, str] | None:
-    """What is said of decay where the norm stayed, though decay takes of it at every step; None where it can act."""
+    """Return the verdict on decay if the norm stayed although decay acts at every step; None if decay can act."""
     if not layer.held:
         return None
     stayed = f"its norm stayed at {number(float(layer.norms.mean()))}"
@@ -519,7 +531,7 @@ def _kept(layer: Evidence, invariant: bool) -> tuple[Verdict, str] | None:
     if found is None:
         return (
             "undecided",
-            f"{stayed[0].upper()}{stayed[1:]}: whether decay holds it or something else, the run does not say.",
+            f"{stayed[0].upper()}{stayed[1:]}. The run does not show whether decay or something else holds it.",
         )
     if found.verdict == "elsewhere":
         return "does not apply", f"because {stayed}, and something other than decay and steps holds it."
@@ -533,7 +545,7 @@ def _kept(layer: Evidence, invariant: bool) -> tuple[Verdict, str] | None:
 
 
 def stopped(layer: Evidence, invariant: bool | None) -> tuple[Verdict, str] | None:
-    """Return why theory says nothing about the norm and its learning rate, or None if it does."""
+    """Return why the theory does not cover the norm and its learning rate, or None if it does."""
     rule = layer.optimizer
     if not layer.stepped:
         return "does not apply", UNSTEPPED
@@ -544,49 +556,46 @@ def stopped(layer: Evidence, invariant: bool | None) -> tuple[Verdict, str] | No
     if not invariant:
         return "does not apply", "because the layer is not scale-invariant: its norm matters to the loss."
     if rule.family == "second order":
-        but = ", but for its damping" if rule.damps else ""
-        return (
-            "does not apply",
-            f"because {rule.name} undoes a rescaling of the weights{but}: its steps grow as they do.",
-        )
+        but = ", except for its damping" if rule.damps else ""
+        words = f"because {rule.name} undoes a rescaling of the weights{but}: its steps grow in proportion to them."
+        return "does not apply", words
     if rule.family == "unknown":
         return "undecided", untold(layer)
     return None
 
 
 def untold(layer: Evidence) -> str:
-    """Say why there is no theory for the optimizer."""
-    why = layer.optimizer.why or "known are SGD, Adam, AdamW and RMSprop"
+    """Return why there is no theory for the optimizer."""
+    why = layer.optimizer.why or "it covers SGD, Adam, AdamW and RMSprop"
     return f"There is no theory for {layer.optimizer.name}: {why}."
 
 
 def controlled(layer: Evidence) -> tuple[Verdict, str]:
-    """What a controller does instead: said where the norm is held, or where the angle does not depend on it."""
+    """Return what a controller does instead, if the norm is held or the angle does not depend on it."""
     rule, turns = layer.optimizer, layer.angle[layer.since :]
     turns = turns[np.isfinite(turns)]
-    rate = f"{number(_mean(turns))} rad a step" if len(turns) else "an angle a step"
-    makes = "makes the learning rate a relative length" if rule.relative else "sets the length of steps"
+    rate = f"{number(_mean(turns))} rad per step" if len(turns) else "a fixed angle per step"
+    makes = "makes the learning rate a relative step length" if rule.relative else "sets the length of steps"
     if layer.held:
         kept = f"and its norm is held at {number(float(layer.norms.mean()))}"
         return "does not apply", f"because {rule.name} {makes}: the layer turns by {rate}, {kept}."
     if rule.relative and _steady(layer):
-        words = f"because {rule.name} {makes}: the layer turns by {rate} whatever its norm, {course(layer)}."
+        words = f"because {rule.name} {makes}: the layer turns by {rate} whatever its norm, which {course(layer)}."
         return "does not apply", words
     if len(turns) < 2 or len(layer.norms) < 2:
-        return "undecided", f"{rule.name} {makes}, and what follows from it was not measured at two steps."
+        return "undecided", f"{rule.name} {makes}, and the effect was measured at fewer than two steps."
     part = max(1, len(turns) // 10)
-    turned = (
-        f"it turned by {number(_mean(turns[:part]))} rad a step at first and {number(_mean(turns[-part:]))} at last"
+    turned = f"{number(_mean(turns[:part]))} rad per step at first and {number(_mean(turns[-part:]))} at the end"
+    words = (
+        f"There is no theory for {rule.name}: it {makes} and leaves the norm free. The norm {course(layer)}, and the "
+        f"layer turned by {turned}."
     )
-    return (
-        "undecided",
-        f"There is no theory for {rule.name}: it {makes} and leaves the norm free, {course(layer)}; {turned}.",
-    )
+    return "undecided", words
 
 
 def course(layer: Evidence) -> str:
-    """Give the first and the last norm, as a clause."""
-    return f"which went from {number(float(layer.norms[0]))} to {number(float(layer.norms[-1]))}"
+    """Return the first and the last norm, as a predicate."""
+    return f"went from {number(float(layer.norms[0]))} to {number(float(layer.norms[-1]))}"
 
 
 def _mean(turns: Floats) -> float:
@@ -594,7 +603,7 @@ def _mean(turns: Floats) -> float:
 
 
 def _steady(layer: Evidence) -> bool:
-    """Return True if tan θ was the same share of the learning rate at all steps."""
+    """Return True if tan θ was the same multiple of the learning rate at all steps."""
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.tan(layer.angle[layer.since :]) / layer.lr[layer.since :]
     share = share[np.isfinite(share)]
@@ -605,9 +614,9 @@ def _steady(layer: Evidence) -> bool:
 
 
 def taken(layer: Evidence) -> str | None:
-    """Return why weight decay has no theory if one step takes all of the weights; None if it does not.
+    """Return why weight decay has no theory if one step removes all of the weights; None if it does not.
 
-    λw goes into steps as it is under SGD, preconditioned or not, and under AdamW; and the last αλ above 0 counts.
+    SGD, preconditioned or not, and AdamW add λw to their steps unscaled. The last ηλ above 0 counts.
     """
     rule, part = layer.optimizer, slice(layer.since, None)
     if not (rule.family == "second order" or (rule.family == "first order" and rule.decays)):
@@ -616,7 +625,7 @@ def taken(layer: Evidence) -> str | None:
     shares = shares[shares > 0]
     if not len(shares) or shares[-1] < 1:
         return None
-    return f"because αλ is {number(float(shares[-1]))}: a step would take all of the weights, and αλ must be below 1."
+    return f"because ηλ is {number(float(shares[-1]))}: one step would remove all of the weights; ηλ must be below 1."
 
 
 def unruled(layer: Evidence) -> str | None:
@@ -625,24 +634,25 @@ def unruled(layer: Evidence) -> str | None:
     if not rule.orthogonal:
         return f"There is no theory for the norm under {rule.name}, whose steps are not orthogonal to the weights."
     if layer.decayed and rule.grafted:
-        return f"There is no theory for weight decay under {rule.name}: it is a part of a length, or of a direction."
+        return f"There is no theory for weight decay under {rule.name}: it enters a length or a direction."
     if layer.decayed and not rule.decays:
         return (
-            f"There is no theory for the weight decay of {rule.name}, which is divided by √v with the gradient "
-            "(AdamW's is not)."
+            f"There is no theory for the weight decay of {rule.name}, which, unlike AdamW's, is divided by √v together "
+            "with the gradient."
         )
     return None
 
 
-def supposed(layer: Evidence) -> str:
-    """Say that the quantity which the recurrence of the norm assumes constant was not."""
+def varied(layer: Evidence) -> str:
+    """Return a clause: the quantity that the recurrence of the norm assumes to be constant was not."""
     sgd = layer.optimizer.kind == "sgd"
-    return "‖∇‖‖w‖ did not stay the same" if sgd else "steps across the weights, over α, did not stay as long"
+    what = "‖∇‖‖w‖" if sgd else "the length of steps across the weights, divided by η,"
+    return f"{what} did not stay constant"
 
 
 def quarters(found: tuple[float, float]) -> str:
-    """Give the range that `unsteady` returns."""
-    return f"in quarters it was {number(found[0])} to {number(found[1])}"
+    """Return the range that `unsteady` gives, as a clause."""
+    return f"over quarters of the steps it ranged from {number(found[0])} to {number(found[1])}"
 
 
 def broke(layer: Evidence) -> str:
@@ -661,4 +671,4 @@ def after(layer: Evidence) -> str:
     """Return the clause that limits a statement to the steps after the run was resumed; "" if it was not."""
     if not layer.since:
         return ""
-    return f" since the run was resumed at step {layer.resumed:,} (the optimizer before is not recorded)"
+    return f" since the run was resumed at step {layer.resumed:,} (the optimizer before that is not recorded)"

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from gyroscope.conditioning import Conditioning, Spectra
-from gyroscope.conditioning.products import product_at
+from gyroscope.conditioning.spectra import product_at
 from gyroscope.errors import FigureError
 from gyroscope.figures.conditioning_by_layer import TITLES, as_conditioning
 from gyroscope.figures.curves import note_layers

@@ -1,4 +1,4 @@
-"""What a layer is: which parameters, their order and names; the output layer, and a normalization before it."""
+"""The layers of a model: which parameters they are, their order and names, the output layer and its normalization."""
 
 from gyroscope.layers.layer import Layer, layers, zero_norm
 from gyroscope.layers.untouched import untouched

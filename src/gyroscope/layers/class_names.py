@@ -1,4 +1,4 @@
-"""What a module is, by the names of its classes: they tell without importing what it comes from."""
+"""Recognizing modules by the names of their classes, without importing the packages they come from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WRAPPED = {
 
 
 def ancestry(thing: object) -> tuple[str, ...]:
-    """The names of a thing's classes, its own first."""
+    """Return the names of an object's classes, its own first."""
     kind: Any = type(thing)
     return _names_of(kind)
 
@@ -30,23 +30,23 @@ def _names_of(kind: Any) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1024)
 def is_norm(module: Any) -> bool:
-    """Whether a class of modules normalizes, as its name or that of an ancestor says."""
+    """Return True if the name of a class of modules, or of an ancestor, says that it normalizes."""
     return any(re.search(r"Norm([123]d)?$", cls) for cls in _names_of(module))
 
 
 def wrapped_in(module: nn.Module) -> str | None:
-    """The attribute behind which a known wrapper keeps the user's module; a user's own `module` is none."""
+    """Return the attribute in which a known wrapper keeps the user's module; None if `module` is not a wrapper."""
     attributes = (_WRAPPED[cls] for cls in ancestry(module) if cls in _WRAPPED)
     return next((attribute for attribute in attributes if attribute in module._modules), None)
 
 
 def is_conv1d(module: nn.Module) -> bool:
-    """Whether this is transformers' `Conv1D`, a linear module with weight [in, out]."""
+    """Return True for transformers' `Conv1D`, a linear module with weight [in, out]."""
     return "Conv1D" in ancestry(module) and hasattr(module, "nf")
 
 
 def snake(name: str) -> str:
-    """A class's name as it is written in a function's.
+    """Return the name of a class in snake case.
 
     >>> snake("_WeightNorm")
     'weight_norm'

@@ -1,8 +1,8 @@
 """The remedy for very deep networks: a normalization before the last linear layer.
 
-The conditioning paper (section 5) finds that what makes very deep residual networks hard to train is their last linear
+The conditioning paper (section 5) finds that very deep residual networks are hard to train because of their last linear
 layer h = Wx: the largest eigenvalue of Σx = E[xxᵀ] grows with depth, W follows it into weight domination, and the
-network guesses. Its ResNet_LastBN normalizes x there, h = W BN(x), and nothing else.
+network guesses. Its ResNet_LastBN normalizes x there, h = W BN(x), and changes nothing else.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from gyroscope.layers.output_layer import around, features, last_linear, owner
 Kind = Literal["batch", "layer"]
 Gain = Literal["uniform", "ones"]
 
-#: What the normalization is called: an attribute of the layer's module, and so a part of the names in `state_dict`.
+#: The name of the normalization: an attribute of the layer's module, and so a part of the names in `state_dict`.
 ATTRIBUTE = "last_norm"
 
 
 @dataclass(frozen=True)
 class LastNorm:
-    """What `last_norm` did; `print` says it in words.
+    """The result of `last_norm`; it prints as text.
 
     Attributes:
-        layer: the layer whose input is normalized now.
-        features: how many inputs it has.
+        layer: the layer whose input is normalized.
+        features: the number of its inputs.
         module: the normalization: `BatchNorm1d` or `LayerNorm`.
-        name: where that is; its entries in `state_dict` begin with this.
-        gain: where γ starts.
-        parameters: how many numbers there are to train now that were not there before.
+        name: the name of that module; its entries in `state_dict` begin with it.
+        gain: the initialization of γ.
+        parameters: the number of parameters that were added.
     """
 
     layer: Layer
@@ -51,9 +51,9 @@ class LastNorm:
         what = "Batch" if isinstance(self.module, nn.BatchNorm1d) else "Layer"
         start = "from U(0, 1)" if self.gain == "uniform" else "1"
         return (
-            f"{what} normalization of {self.features} features now stands before {self.layer.name!r}. It is "
-            f"{self.name!r}: {self.parameters} parameters more (γ {start}, β 0), for an optimizer that is made from "
-            "here on. No other name has changed."
+            f"{what} normalization of {self.features} features now precedes {self.layer.name!r}. It is {self.name!r} "
+            f"and adds {self.parameters} parameters (γ {start}, β 0). Create the optimizer after this. No other name "
+            "has changed."
         )
 
 
@@ -68,56 +68,56 @@ def last_norm(
 ) -> LastNorm:
     """Put a normalization before the last linear layer of `model`, in place: h = Wx + b becomes h = W BN(x) + b.
 
-    The normalization becomes a part of the layer's own module, which applies it to its input first. So the module stays
-    the one it was, every name in `state_dict` stays, and those of the normalization are added ("fc.last_norm.weight"
-    beside "fc.weight"). A checkpoint from before is loaded with `strict=False`.
+    The normalization becomes a part of the layer's own module, which applies it to its input first. So the module and
+    every name in `state_dict` stay the same, and the names of the normalization are added ("fc.last_norm.weight" next
+    to "fc.weight"). Load earlier checkpoints with `strict=False`.
 
-    It brings new parameters: call this before the optimizer is made, and before `torch.compile`, DDP or FSDP2. The
-    random state is left alone. Nothing is changed unless everything can be. Where no `sample` has shown that the layer
-    is called once, the first forward pass warns if the normalization does not run in it, or runs more than once.
+    It adds parameters: call this before the optimizer is created, and before `torch.compile`, DDP or FSDP2. The random
+    state is not changed. If anything is invalid, nothing is changed. Without a `sample` to show that the layer is
+    called once, the first forward pass warns if the normalization does not run in it, or runs more than once.
 
     Args:
         model: any module that ends with one linear layer.
         sample: an input (a tensor, a tuple of positional arguments or a dict of keyword arguments) for one forward
-            pass, which tells which layer is last, and what it is given. Without it, that is the layer registered
-            last; where what is registered does not fit together, the sample is asked for.
-        layer: the name of the layer, where it is to be another ("fc" or "fc.weight").
-        kind: "batch", as in the paper, or "layer", for sequences: it looks at one example or token alone. Batch
+            pass, which shows which layer is last, and its input. Without it, the layer registered last is taken; if the
+            registered layers do not fit together, the error asks for a sample.
+        layer: the name of the layer, if another is meant ("fc" or "fc.weight").
+        kind: "batch", as in the paper, or "layer", for sequences: it normalizes each example or token on its own. Batch
             normalization of inputs [..., features] takes every position for an example.
-        gain: where γ starts: "uniform", from U(0, 1), as the paper's did, or "ones". β starts at 0.
-        seed: of that draw; equal seeds give equal gains, on all ranks and devices.
+        gain: the initialization of γ: "uniform", from U(0, 1), as in the paper, or "ones". β starts at 0.
+        seed: the seed of that draw; equal seeds give equal gains, on all ranks and devices.
 
     Raises:
-        LayerError: there is no linear layer, or not one at the end; several layers could be meant; its input is
-            normalized already; its weight or module is shared or its module not called just once; it is lazy,
-            sharded or without memory, or the model is already compiled or distributed.
+        LayerError: there is no linear layer, or not one at the end; several layers could be meant; its input is already
+            normalized; its weight or module is shared, or its module is not called exactly once; it is lazy,
+            sharded or on the meta device, or the model is already compiled or distributed.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> done = last_norm(net)
     >>> done.layer.name, done.features, done.name
     ('2.weight', 8, '2.last_norm')
     >>> print(done)
-    Batch normalization of 8 features now stands before '2.weight'. It is '2.last_norm': 16 parameters more (γ from
-    U(0, 1), β 0), for an optimizer that is made from here on. No other name has changed.
+    Batch normalization of 8 features now precedes '2.weight'. It is '2.last_norm' and adds 16 parameters (γ from
+    U(0, 1), β 0). Create the optimizer after this. No other name has changed.
     >>> last_norm(net)
     Traceback (most recent call last):
-    gyroscope.errors.LayerError: the input of '2.weight' is normalized already, by '2.last_norm'.
+    gyroscope.errors.LayerError: The input of '2.weight' is already normalized by '2.last_norm'.
     """
     if kind not in ("batch", "layer"):
-        raise LayerError(f"kind={kind!r} is not known; a normalization is 'batch' or 'layer'.")
+        raise LayerError(f"`kind` must be 'batch' or 'layer', got {kind!r}.")
     if gain not in ("uniform", "ones"):
-        raise LayerError(f"gain={gain!r} is not known; γ starts 'uniform', from U(0, 1), or as 'ones'.")
+        raise LayerError(f"`gain` must be 'uniform' or 'ones', got {gain!r}.")
     drawn = whole(seed, 0)
     if drawn is None or drawn >= 2**32:
-        raise LayerError(f"seed={seed!r} draws no gains; it can be a whole number from 0 to 2³² − 1.")
+        raise LayerError(f"`seed` must be a whole number from 0 to 2³² − 1, got {seed!r}. Try 0.")
     chosen = last_linear(model, sample, layer=layer)
     name = ".".join(filter(None, [owner(chosen), ATTRIBUTE]))
     if ATTRIBUTE in chosen.module._modules:
-        raise LayerError(f"the input of {chosen.name!r} is normalized already, by {name!r}.")
+        raise LayerError(f"The input of {chosen.name!r} is already normalized by {name!r}.")
     _refuse_wrapped(model, chosen, kind)
     norm = _made(chosen, kind, gain, drawn)
     chosen.module.add_module(ATTRIBUTE, norm)
-    # Last of the hooks there are, so that it is what the layer multiplies; hooks put on later see it normalized.
+    # After the existing hooks, so that the layer multiplies its result; hooks registered later see it normalized.
     chosen.module.register_forward_pre_hook(_normalize, with_kwargs=True)
     if sample is None:
         _FirstPass(name).watch(model, norm)
@@ -128,7 +128,7 @@ def _made(layer: Layer, kind: Kind, gain: Gain, seed: int) -> nn.Module:
     weight, make = layer.parameter, nn.BatchNorm1d if kind == "batch" else nn.LayerNorm
     norm: nn.Module = make(features(layer), device=weight.device, dtype=weight.dtype)
     if gain == "uniform":
-        # Drawn on the CPU in float32, so that it is the same wherever the layer lies.
+        # Drawn on the CPU in float32, so that it is the same on every device.
         generator = torch.Generator("cpu").manual_seed(int(seed))
         drawn = torch.rand(features(layer), generator=generator, dtype=torch.float32, device="cpu")
         norm.load_state_dict({"weight": drawn}, strict=False)
@@ -139,21 +139,21 @@ def _refuse_wrapped(model: nn.Module, layer: Layer, kind: Kind) -> None:
     for module in around(model, layer):
         names = ancestry(module)
         if "OptimizedModule" in names or module._compiled_call_impl is not None:
-            raise LayerError("the model is compiled, and would go on without the normalization: compile it afterwards.")
+            raise LayerError("The model is compiled, and would run without the normalization. Compile it afterwards.")
         if "DistributedDataParallel" in names or "FullyShardedDataParallel" in names:
-            raise LayerError(f"{names[0]} knows no parameters that come later: wrap the model afterwards.")
+            raise LayerError(f"{names[0]} would ignore parameters that are added later. Wrap the model afterwards.")
         if kind == "batch" and "ActivationWrapper" in names:
             raise LayerError(
                 f"{layer.name!r} is run again in the backward pass (activation checkpointing), which would count every "
-                "batch twice in the running averages: leave the last layer out of it, or use kind='layer'."
+                "batch twice in the running averages. Leave the last layer out of it, or use kind='layer'."
             )
 
 
 class _FirstPass:
-    """Warn after the first forward pass of a model in which the normalization did not run just once; then be gone.
+    """Warns after the first forward pass of a model if the normalization did not run exactly once, and removes itself.
 
-    Its hooks are methods of one object, so that copies and saved models have an object of their own. Nothing is counted
-    in what is compiled, traced or replicated, where hooks run other than once a pass.
+    Its hooks are methods of one object, so that copies and saved models have their own object. Nothing is counted in
+    compiled, traced or replicated modules, where hooks do not run once per pass.
     """
 
     def __init__(self, name: str) -> None:
@@ -184,9 +184,9 @@ class _FirstPass:
         if self.runs != 1:
             how = "did not run" if self.runs == 0 else f"ran {self.runs} times"
             warnings.warn(
-                f"{self.name!r} {how} in the first forward pass of {type(model).__name__}, and is to run once: the "
-                "layer is not called as a module, or called again. Make the model anew and give last_norm a `sample`, "
-                "which tells how it ends.",
+                f"{self.name!r} {how} in the first forward pass of {type(model).__name__}, but must run once: the "
+                "layer is not called as a module, or is called again. Create the model again and pass `sample` to "
+                "last_norm, which shows how the model ends.",
                 stacklevel=2,
             )
 
@@ -196,7 +196,7 @@ class _FirstPass:
 
 
 def _normalize(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The hook: no closure, so that models are copied, pickled and compiled with it."""
+    """Apply the normalization: the hook. It is not a closure, so that models can be copied, pickled and compiled."""
     norm: Any = module.get_submodule(ATTRIBUTE)
     if args:
         return (_normalized(norm, args[0]), *args[1:]), kwargs
@@ -205,7 +205,7 @@ def _normalize(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _normalized(norm: nn.Module, x: Tensor) -> Tensor:
-    # To BatchNorm1d the features of [batch, positions, features] would be positions.
+    # BatchNorm1d would take the features of [batch, positions, features] for positions.
     rows = x if x.dim() == 2 or isinstance(norm, nn.LayerNorm) else x.reshape(-1, x.shape[-1])
     normalized: Tensor = norm(rows)
     return normalized if rows is x else normalized.reshape(x.shape)

@@ -1,7 +1,7 @@
-"""What a layer is: which parameters of a model multiply its activations, and their names, order and parts.
+"""The layers of a model: the parameters that multiply its activations, and their names, order and parts.
 
-A layer is a weight w that multiplies, so that its norm ‖w‖ and its direction w/‖w‖ mean different things.
-Rotation, rate and effective learning rate are measured, and control acts, on one layer at a time.
+A layer is a weight w that multiplies, so its norm ‖w‖ and its direction w/‖w‖ have different effects. Rotation, rate
+and effective learning rate are measured per layer, and control acts per layer.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ Granularity = Literal["tensor", "row", "block", "expert"]
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: where its weight lives, and the equal parts it is measured and steered in.
+    """One layer: the place of its weight, and the equal parts it is measured and steered in.
 
     Attributes:
         name: the parameter's qualified name, without the prefixes of wrappers (`torch.compile`, DDP, ...).
         kind: "linear", "conv", "conv_transpose", "attention", "recurrent", "embedding" or "other".
         index: position among the layers, 0..L-1, in forward order.
         module: the module that owns the parameter.
-        attribute: where the parameter lives on `module`; dotted for a parametrized weight.
+        attribute: the attribute of `module` that holds the parameter; dotted for a parametrized weight.
         segments: number of equal parts along `dim`; 1 is the whole tensor.
         dim: the dimension that is split.
-        parametrization: what stands between the parameter and the weight in use, such as "weight_norm".
+        parametrization: how the weight is computed from the parameter, such as "weight_norm"; None if it is the weight.
 
     >>> from gyroscope.layers.layer import layers
     >>> layers(nn.Linear(3, 2))[0]
@@ -72,7 +72,7 @@ class Layer:
         return parameter
 
     def view(self, tensor: Tensor | None = None) -> Tensor:
-        """`tensor` (the parameter unless given) with `dim` in front, so `segments` divides the leading size.
+        """Return `tensor` (by default the parameter) with `dim` first, so that `segments` divides the leading size.
 
         >>> layer = layers(nn.ConvTranspose2d(3, 8, 5), granularity="row")[0]
         >>> layer.segments, tuple(layer.parameter.shape), tuple(layer.view().shape)
@@ -98,38 +98,38 @@ def layers(
     all of these, and modules built like `Linear` (a `weight` of [`out_features`, `in_features`]) or like
     `Embedding` (a matrix `weight`, and a `padding_idx`).
 
-    A module of another class gives those parameters of its own that have two dimensions larger than one and
-    are named as a matrix: with "weight", "kernel" or "proj" in the name; w alone, with a number or a word
-    (`w1`, `w_gate`), or u or v with a number; `fn`, alone or at the end (`hc_fn`). If it has q, k and v, then these,
-    o and r are of kind "attention" (also `w_q`, `wq`).
+    For a module of another class, layers are its own parameters with two dimensions larger than one and a name
+    of a matrix: with "weight", "kernel" or "proj" in it; w alone, with a number or a word (`w1`, `w_gate`), or u
+    or v with a number; `fn`, alone or at the end (`hc_fn`). If it has q, k and v, then these, o and r are of
+    kind "attention" (also `w_q`, `wq`).
 
-    Tables that are added are not layers: biases, and position tables that are parameters by themselves. Such a table
+    Tables that are added are not layers: biases, and position tables that are parameters themselves. Such a table
     has "bias", "pos" or "position" in its own name or that of its module. Of embedding modules, only those called a
-    bias are left out. Not layers either: the gains of normalization modules, parameters that hold integers or nothing.
-    Frozen parameters are layers: they can be measured. A tied weight appears once, under the first of its names by
-    which it is one.
+    bias are left out. Gains of normalization modules, and parameters with integers or no elements, are not layers
+    either. Frozen parameters are layers, since they can be measured. A tied weight appears once, under the first of its
+    names that makes it a layer.
 
     A parametrized weight is measured where the optimizer moves it. For `weight_norm`, w = g v/‖v‖, the layer
-    is the direction v and not the gain g; for `spectral_norm`, `orthogonal`, pruning and whatever else starts
-    from one tensor, it is that original tensor. The name stays that of the weight. Where several tensors make
-    up a weight (a factorisation), each that has two dimensions larger than one is a layer of kind "other".
+    is the direction v and not the gain g; for `spectral_norm`, `orthogonal`, pruning and everything else that starts
+    from one tensor, it is that original tensor. The name stays that of the weight. If a weight is computed from
+    several tensors (a factorization), each that has two dimensions larger than one is a layer of kind "other".
 
     Args:
         model: any module, also compiled, data-parallel, checkpointed or sharded with FSDP2.
-        include: glob pattern or patterns on the names to keep. A name without wildcards may also bring in a
-            parameter of two or more dimensions that is no layer by itself, as kind "other".
-        exclude: glob pattern or patterns on the names to leave out.
+        include: glob patterns on the names to keep. A name without wildcards may also add a parameter of two or
+            more dimensions that is not a layer by default, as kind "other".
+        exclude: glob patterns on the names to leave out.
         granularity: the parts of a layer. "tensor": one, the papers' layer. "row": one per output unit (per
             token for an embedding). "block": the q, k, v of `in_proj_weight` and `c_attn`, the gates of an LSTM or GRU.
             "expert": along the leading dimension of a three-dimensional weight of kind "other".
         sample: an input (a tensor, a tuple of positional arguments or a dict of keyword arguments) for one
-            forward pass, after which layers are in order of first use; without it they are in registration
+            forward pass, which puts layers in the order of first use; without it they are in registration
             order. The pass leaves modes, buffers and random state as they were. A layer it never uses follows
             the one registered before it.
 
     Raises:
-        LayerError: no layers, a pattern that matches none, an unknown granularity, a failing forward pass, or
-            parameters that are flattened (FSDP1, ZeRO) or not yet materialised.
+        LayerError: there are no layers, a pattern matches none, the granularity is unknown, the forward pass fails, or
+            parameters are flattened (FSDP1, ZeRO) or not yet materialized.
 
     >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 10))
     >>> [layer.name for layer in layers(net)]
@@ -138,10 +138,10 @@ def layers(
     [4]
     """
     if not isinstance(model, nn.Module):
-        raise LayerError(f"layers() was given a {type(model).__name__}; it takes a torch.nn.Module.")
+        raise LayerError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
     if granularity not in get_args(Granularity):
         accepted = ", ".join(map(repr, get_args(Granularity)))
-        raise LayerError(f"granularity={granularity!r} is not known; use one of {accepted}.")
+        raise LayerError(f"`granularity` must be one of {accepted}, got {granularity!r}.")
     included = ["*"] if include is None else patterns("include", include)
     excluded = [] if exclude is None else patterns("exclude", exclude)
     found = _find(model)
@@ -154,12 +154,12 @@ def layers(
     if not chosen:
         raise LayerError(
             f"{type(model).__name__} has no layers. A layer is the weight of a linear, convolutional, "
-            "attention, recurrent or embedding module, or a matrix called weight, kernel, proj, w1 or the like in a "
-            "module of another class; name any other parameter of two or more dimensions in `include`."
+            "attention, recurrent or embedding module, or a matrix called weight, kernel, proj, w1 or similar in a "
+            "module of another class. Name other parameters of two or more dimensions in `include`."
         )
     if sample is not None:
         chosen = _in_order_of_use(model, chosen, sample)
-    names = {layer.name: None for layer in chosen}  # in order, and quick to ask
+    names = {layer.name: None for layer in chosen}  # ordered, with fast lookup
     matched = {pattern: matching(pattern, names) for pattern in (*included, *excluded)}
     for pattern, its in matched.items():
         if not its:
@@ -169,15 +169,15 @@ def layers(
     kept = [layer for layer in chosen if layer.name in left]
     if not kept:
         raise LayerError(
-            f"include={include!r} and exclude={exclude!r} leave none of the {len(chosen)} layers; loosen one."
+            f"include={include!r} and exclude={exclude!r} leave none of the {len(chosen)} layers. Relax one of them."
         )
     return [split(replace(layer, index=i), granularity) for i, layer in enumerate(kept)]
 
 
 def zero_norm(layers: Iterable[Layer]) -> list[Layer]:
-    """The layers whose weight is exactly zero: they have no direction w/‖w‖, so no rotation or rate.
+    """Return the layers whose weight is exactly zero: they have no direction w/‖w‖, so no rotation or rate.
 
-    The norm is ℓ0, the number of non-zero elements, because the square of a tiny weight can underflow to
+    The norm is ℓ0, the number of nonzero elements, because the square of a tiny weight can underflow to
     zero. There is one transfer to the host per device; all ranks of a sharded model call it together. Layers
     on the meta device are skipped.
 
@@ -189,7 +189,7 @@ def zero_norm(layers: Iterable[Layer]) -> list[Layer]:
     listed = list(layers) if isinstance(layers, Iterable) else [None]
     if not all(isinstance(layer, Layer) for layer in listed):
         raise LayerError(
-            f"zero_norm() was given a {type(layers).__name__}; it takes a list of layers: gyroscope.layers(model)."
+            f"`layers` must be a list of layers, got {type(layers).__name__}. Try gyroscope.layers(model)."
         )
     groups: defaultdict[tuple[torch.device, Any], list[tuple[Layer, Tensor]]] = defaultdict(list)
     for layer in listed:
@@ -202,7 +202,7 @@ def zero_norm(layers: Iterable[Layer]) -> list[Layer]:
     for (_, mesh), group in groups.items():
         norms = torch.stack([norm for _, norm in group])
         for process_group in () if mesh is None else mesh.get_all_groups():
-            # Summing over replicas too multiplies a count, and leaves a zero a zero.
+            # Summing over replicas as well multiplies a count, but a zero stays a zero.
             torch.distributed.all_reduce(norms, group=process_group)
         zero |= {id(layer) for (layer, _), norm in zip(group, norms.tolist(), strict=True) if norm == 0}
     return [layer for layer in listed if id(layer) in zero]
@@ -219,7 +219,7 @@ _KNOWN: tuple[tuple[Any, Kind, str], ...] = (
 )
 
 
-#: How modules of other classes name what multiplies, and what is added: biases and positions, not `positionwise`.
+#: Names of parameters that multiply, and of those that are added (biases and positions, but not `positionwise`).
 _MATRIX = re.compile(r"weight|kernel|proj|^w(\d*|[._]\w+)$|^[uv]\d+$|(^|_)fn$")
 
 
@@ -230,9 +230,9 @@ _ADDED = re.compile(r"bias|(?<![a-z])pos(ition(s|al)?)?(?![a-z])")
 
 
 def _find(model: nn.Module) -> dict[str, tuple[Layer, bool]]:
-    """By name in registration order, each parameter as the layer it would be and whether it is by default.
+    """Return each parameter by name, in registration order: the layer it would be, and whether it is one by default.
 
-    The other names of a tied parameter lead to the layer of the first, or of the first under which it is a layer.
+    The other names of a tied parameter map to the layer of the first name, or of the first that makes it a layer.
     """
     found: dict[str, tuple[Layer, bool]] = {}
     tied: dict[int, list[str]] = {}
@@ -253,7 +253,7 @@ def _find(model: nn.Module) -> dict[str, tuple[Layer, bool]]:
 def _walk(
     module: nn.Module, prefix: str = "", parent: nn.Module | None = None, seen: set[int] | None = None
 ) -> Iterator[tuple[str, nn.Module, nn.Module | None]]:
-    """Every module once, depth first, under its name without wrappers, with its parent."""
+    """Yield every module once, depth first, under its name without wrappers, with its parent."""
     seen = set() if seen is None else seen
     if id(module) in seen:
         return
@@ -268,7 +268,7 @@ def _walk(
 
 
 def _own_parameters(module: nn.Module) -> Iterator[tuple[str, str, str | None]]:
-    """For each parameter a module owns: its name as a weight, where it lives, and its parametrization."""
+    """Yield the name as a weight, the attribute and the parametrization of each parameter that a module owns."""
     own = [name for name, parameter in module._parameters.items() if parameter is not None]
     for name in own if not isinstance(module, ParametrizationList) else ():
         stem = name.removesuffix("_v").removesuffix("_orig")
@@ -290,16 +290,16 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, str, str | None]]:
 
 
 def _is_gain(module: nn.Module, gain: str, direction: str) -> bool:
-    """Whether these can be the g and v of `weight_norm`: a value, key and gate of attention end like them too."""
+    """Return True if these can be the g and v of `weight_norm`: attention's gates and values have such names too."""
     g, v = (module._parameters[name] for name in (gain, direction))
     return g.dim() in (0, v.dim()) and sum(size > 1 for size in g.shape) <= 1  # type: ignore[union-attr]
 
 
 def _kind(layer: Layer, name: str, parent: nn.Module | None) -> Kind | None:
-    """The kind of layer that a parameter, called `name` by its owner, is by default, if any."""
+    """Return the kind of layer that a parameter, called `name` by its owner, is by default; None if it is not one."""
     module, parameter = layer.module, layer.parameter
     if is_lazy(parameter):
-        raise LayerError(f"{layer.name!r} is lazy and has no shape yet: run one forward pass first.")
+        raise LayerError(f"{layer.name!r} is lazy and has no shape yet. Run one forward pass first.")
     marked = "FlatParameter" in ancestry(parameter) or getattr(parameter, "_is_flat_param", False)
     _refuse_flat(layer, marked or (hasattr(parameter, "ds_id") and parameter.numel() == 0))
     factor = name.startswith("parametrizations.")
@@ -312,14 +312,14 @@ def _kind(layer: Layer, name: str, parent: nn.Module | None) -> Kind | None:
         kind, pattern = entry
         if not re.fullmatch(pattern, weight) or (kind == "embedding" and path and _BIAS.search(path[-1].lower())):
             return None
-        # What FSDP1 leaves of a weight with use_orig_params=True is not marked, but has one dimension.
+        # With use_orig_params=True, FSDP1's part of a weight is not marked, but has one dimension.
         shard = layer.parametrization is None and parameter.is_floating_point() and parameter.dim() < 2
         _refuse_flat(layer, shard)
         kind = "other" if factor else "attention" if isinstance(parent, nn.MultiheadAttention) else kind
         return kind if _is_weight(parameter, large=2 if factor else 0) else None
     if normalizes or not _is_weight(parameter, large=2):
         return None
-    # The parameters of a list are called 0, 1, ...: what they are is said by the name of the list.
+    # The parameters of a list are called 0, 1, ...: the name of the list says what they are.
     if isinstance(module, (nn.ParameterList, nn.ParameterDict)):
         *path, listed = path or [""]
         name = f"{listed}.{name}"
@@ -332,18 +332,18 @@ def _kind(layer: Layer, name: str, parent: nn.Module | None) -> Kind | None:
 
 
 def _in_formulas(name: str) -> str:
-    """The index of a matrix W_q in a formula: "q" for `q`, `wq` and `W_q`."""
+    """Return the index of a matrix W_q in a formula: "q" for `q`, `wq` and `W_q`."""
     return re.sub(r"^w_?(?=.)", "", name.lower())
 
 
 def _has_attention(module: nn.Module) -> bool:
-    """Whether a module has a query, a key and a value matrix of its own."""
+    """Return True if a module has its own query, key and value matrices."""
     own = {_in_formulas(name) for name, p in module._parameters.items() if p is not None and _is_weight(p, large=2)}
     return own >= {"q", "k", "v"}
 
 
 def _like(module: nn.Module, name: str, parameter: Tensor) -> tuple[Kind, str] | None:
-    """The kind of a module that is built like one of torch's without being one, such as a quantized module."""
+    """Return the kind of a module that is built like one of torch's without being one, such as a quantized one."""
     if name != "weight" or parameter.dim() != 2:
         return None
     if tuple(parameter.shape) == (getattr(module, "out_features", None), getattr(module, "in_features", None)):
@@ -353,14 +353,14 @@ def _like(module: nn.Module, name: str, parameter: Tensor) -> tuple[Kind, str] |
 
 @lru_cache(maxsize=1024)
 def _known(module: Any, conv1d: bool) -> tuple[Kind, str] | None:
-    """The kind of a class of modules, and which of its parameters are weights."""
+    """Return the kind of a class of modules, and a pattern for the parameters that are weights."""
     entries = (e for e in _KNOWN if issubclass(module, e[0]) or (e[0] is nn.Linear and conv1d))
     found = next(entries, None)
     return None if found is None else found[1:]
 
 
 def _is_weight(parameter: Tensor, *, large: int = 0) -> bool:
-    """Whether it has two or more dimensions, `large` of them more than one, and elements that have a norm."""
+    """Return True for two or more dimensions, at least `large` of them above one, of real or complex numbers."""
     if not (parameter.is_floating_point() or parameter.is_complex()) or parameter.numel() == 0:
         return False
     return parameter.dim() >= 2 and sum(size > 1 for size in parameter.shape) >= large
@@ -369,8 +369,8 @@ def _is_weight(parameter: Tensor, *, large: int = 0) -> bool:
 def _refuse_flat(layer: Layer, flat: bool) -> None:
     if flat:
         raise LayerError(
-            f"{layer.name!r} is flattened across layers or processes (FSDP1 or ZeRO), so it has no layers: "
-            "shard with FSDP2 (torch.distributed.fsdp.fully_shard), or use DistributedDataParallel."
+            f"{layer.name!r} is flattened across layers or processes (FSDP1 or ZeRO), so it has no layers. "
+            "Shard with FSDP2 (torch.distributed.fsdp.fully_shard), or use DistributedDataParallel."
         )
 
 
@@ -379,7 +379,7 @@ def _in_order_of_use(model: nn.Module, chosen: list[Layer], sample: object) -> l
     if any("DTensor" in ancestry(parameter) for parameter in parameters):
         raise LayerError(
             "`sample` was given for a sharded model (DTensor parameters), whose forward pass works on other "
-            "tensors: find the order with `sample` before sharding, or leave `sample` out."
+            "tensors. Find the order before sharding, or leave `sample` out."
         )
     # Data-parallel wrappers would communicate during the pass, and hang if only one rank asks.
     while (wrapped := wrapped_in(model)) and wrapped != "_fsdp_wrapped_module":
@@ -400,7 +400,7 @@ def split(layer: Layer, granularity: Granularity) -> Layer:
             transposed = layer.kind == "conv_transpose"
             if transposed and layer.module.groups != 1:
                 raise LayerError(
-                    f"granularity='row' cannot split {layer.name!r}: a transposed convolution in "
+                    f"granularity='row' cannot split {layer.name!r}: a transposed convolution with "
                     f"{layer.module.groups} groups has its output units along two dimensions, "
                     "[in, out/groups, ...]. Exclude it, or use granularity='tensor'."
                 )
@@ -436,36 +436,36 @@ def patterns(option: str, given: Any) -> list[str]:
     for one in listed:
         if not isinstance(one, str):
             raise LayerError(
-                f"{option}={given!r} holds a {type(one).__name__}; accepted are names of layers and glob patterns on "
-                'them, one ("encoder.*") or a list of them.'
+                f"`{option}` must be one or more layer names or glob patterns on them, got {given!r:.80}. Try "
+                '"encoder.*".'
             )
     return listed
 
 
 def matching(pattern: str, names: dict[str, None]) -> set[str]:
-    """Return the names that a pattern matches; a name matches itself, whatever characters it has.
+    """Return the names that a pattern matches; a name always matches itself.
 
     >>> sorted(matching("conv*", {"conv1.weight": None, "fc.weight": None}))
     ['conv1.weight']
     """
     same = {pattern} & names.keys()
-    # Thousands of names are looked up; only what has a wildcard is held against each.
+    # There may be thousands of names; only patterns with wildcards are compared with each.
     return same | {name for name in names if fnmatchcase(name, pattern)} if re.search(r"[*?[]", pattern) else same
 
 
 def unmatched(pattern: str, names: list[str], found: dict[str, tuple[Layer, bool]]) -> str:
-    """Say why a pattern matches no layer, and which names are close to it.
+    """Return why a pattern matches no layer, and names that are close to it.
 
     >>> unmatched("con.weight", ["conv.weight", "fc.weight"], {})
-    "pattern 'con.weight' matches no layer; close names are 'conv.weight', 'fc.weight'."
+    "The pattern 'con.weight' matches no layer. Close names are 'conv.weight', 'fc.weight'."
     """
     if pattern in found:
         layer, _ = found[pattern]
         if layer.name != pattern:
-            return f"{pattern!r} is tied to {layer.name!r} and has no layer of its own; use that name."
+            return f"{pattern!r} is tied to {layer.name!r} and is not a layer of its own. Use that name."
         return (
-            f"{pattern!r} with shape {tuple(layer.parameter.shape)} and {layer.parameter.dtype} is no layer; "
+            f"{pattern!r} with shape {tuple(layer.parameter.shape)} and {layer.parameter.dtype} is not a layer. "
             "`include` also takes the name of a real or complex parameter of two or more dimensions."
         )
     close = get_close_matches(pattern, names, n=3, cutoff=0.4) or names[:3]
-    return f"pattern {pattern!r} matches no layer; close names are {', '.join(map(repr, close))}."
+    return f"The pattern {pattern!r} matches no layer. Close names are {', '.join(map(repr, close))}."

@@ -1,8 +1,8 @@
-"""Forward order: which parameter a model uses first, seen from one forward pass that leaves no trace.
+"""Forward order: the order in which a model first uses its parameters, from one forward pass that leaves no trace.
 
 The pass runs under a torch-function mode, so a parameter counts as used at the first torch call that takes it
-as an argument, whoever makes the call: a module, `torch.nn.functional`, an LSTM's fused kernel or a
-parametrization. Module hooks would miss all but the first.
+as an argument, wherever the call is made: in a module, `torch.nn.functional`, an LSTM's fused kernel or a
+parametrization. Module hooks would see only calls of modules.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def forward_order(model: nn.Module, parameters: Sequence[Tensor], sample: object
     used = _first_calls(model, parameters, sample)
     if not used:
         raise LayerError(
-            f"none of the {len(parameters)} layers was used by {type(model).__name__} on the given `sample`: "
-            "their order of use cannot be found. Check the sample, or leave it out for registration order."
+            f"{type(model).__name__} used none of its {len(parameters)} layers on `sample`, so their order of use is "
+            "unknown. Check the sample, or leave it out for registration order."
         )
     keys = []
     anchor = (-1, -1)
@@ -62,16 +62,16 @@ def _first_calls(model: nn.Module, parameters: Sequence[Tensor], sample: object)
                 model(*args, **kwargs)
         except Exception as error:
             raise LayerError(
-                f"the forward pass of {type(model).__name__} on `sample` failed with "
-                f"{type(error).__name__}: {error}. Give a tensor, a tuple of positional arguments or a dict "
-                "of keyword arguments, on the model's device; or leave `sample` out for registration order."
+                f"The forward pass of {type(model).__name__} on `sample` failed with "
+                f"{type(error).__name__}: {error}. Pass a tensor, a tuple of positional arguments or a dict "
+                "of keyword arguments, on the model's device, or leave `sample` out for registration order."
             ) from error
     return record.first
 
 
 @contextmanager
 def _restored(model: nn.Module) -> Iterator[None]:
-    """Restore buffers that a model also holds elsewhere, such as in a list, where `untouched` cannot exchange them."""
+    """Restore buffers that a model also holds elsewhere, such as in a list, where `untouched` cannot replace them."""
     held = [(b, b._version, b.detach().clone()) for b in model.buffers() if not (b.is_meta or b.is_inference())]
     try:
         yield
@@ -82,7 +82,7 @@ def _restored(model: nn.Module) -> Iterator[None]:
 
 
 class _FirstUse(TorchFunctionMode):
-    """Number the torch calls and note the first to take each parameter."""
+    """Numbers the torch calls and records the first one that takes each parameter."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class _FirstUse(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self.calls += 1
-        # A call that gives no tensor only read metadata: `weight.dtype` is no use of the weight.
+        # A call that returns no tensor only read metadata: `weight.dtype` does not use the weight.
         if func is torch.Tensor.__setitem__ or tensors(result):
             for tensor in tensors((args, kwargs)):
                 position = self.position.get(id(tensor))

@@ -1,11 +1,11 @@
 """The output layer of a model: how the model ends, and its last linear layer, found without guessing.
 
-The end of a model is seen in one forward pass (`ending`): the layers whose outputs reach the model's own through no
-other layer. The pass runs under a torch-function mode. Activations are what the sample leads to, and each carries the
-set of layers it comes from: a call that takes a layer's weight (or something made of weights alone, such as a cast or a
-parametrization of one) and an activation gives one that comes from that layer, any other call passes the sets on.
-Residual branches join their sets, and the next layer ends them all. The pass also notes matrices that are no layers,
-and normalizations. Without a sample, `last_linear` goes by the order of registration.
+One forward pass (`ending`) shows the end of a model: the layers whose outputs reach the model's own through no other
+layer. The pass runs under a torch-function mode. Activations are the tensors computed from the sample, and each carries
+the set of layers it comes from: a call that takes a layer's weight (or a tensor made of weights alone, such as a cast
+or a parametrization of one) and an activation returns one that comes from that layer; any other call passes the sets
+on. Residual branches join their sets, and the next layer replaces them. The pass also records matrices that are not
+layers, and normalizations. Without a sample, `last_linear` uses the order of registration.
 """
 
 from __future__ import annotations
@@ -32,43 +32,45 @@ _CHANGES_NO_NUMBER = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout.
 
 _NORMALIZES = ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "normalize")
 
-# What is as normalized as what it was made of: the same numbers, or each times a constant, or plus one.
+# Calls whose result is as normalized as their input: the same numbers, or each times a constant or plus one.
 _PASSES_ON = re.compile(
     "add|bfloat16|chunk|clone|contiguous|cpu|cuda|detach|div|double|dropout|expand|flatten|float|gather|getitem|half|"
     "index_select|movedim|mul|narrow|neg|permute|reshape|rsub|select|split|squeeze|sub|swapaxes|t|to|transpose|"
     "true_divide|type|type_as|unbind|unflatten|unsqueeze|view|get"  # `__get__` is a property such as .T
 )
 
-# Where outputs may have the shape of an activation that was multiplied by a square matrix.
+# Calls whose output may have the shape of an activation that was multiplied by a square matrix.
 _MULTIPLIES = re.compile(
     "addbmm|addmm|addmv|baddbmm|bilinear|bmm|cdist|conv.*|cosine_similarity|einsum|inner|linear|matmul|mm|mv|"
     "pairwise_distance|rmatmul|scaled_dot_product_attention|tensordot"
 )
 
-# What takes nothing but the shape or the type of its second argument.
+# Calls that use only the shape or the type of their second argument.
 _RESEMBLES = ("expand_as", "reshape_as", "to", "type_as", "view_as")
 
 _Mark = tuple[int, str, Callable[[], bool] | None]
 
+_WHAT_TO_DO = "Pass a `sample` to find out, or the name: layer=..."
+
 
 def last_linear(model: nn.Module, sample: object = None, *, layer: str | None = None) -> Layer:
-    """Return the linear layer that `model` ends with, if its module alone is called once for it, on raw activations.
+    """Return the linear layer that `model` ends with; its module must be called once, on activations not normalized.
 
     Args:
         model: the model.
-        sample: an input for a forward pass that tells how the model ends; else the order of registration does.
-        layer: the name of the layer to take, if it fits.
+        sample: an input for a forward pass that shows how the model ends; without it, the order of registration counts.
+        layer: the name of the layer to take, if it is suitable.
 
     >>> last_linear(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))).name
     '2.weight'
     >>> last_linear(nn.Sequential(nn.Linear(3, 2), nn.Conv1d(2, 1, 1)))
     Traceback (most recent call last):
-    gyroscope.errors.LayerError: the model does not seem to end with a linear layer: the layer registered last,
-    '1.weight', is of kind 'conv'. If it does, give a `sample`, or the name: layer='0.weight'.
+    gyroscope.errors.LayerError: The model does not seem to end with a linear layer: the layer registered last,
+    '1.weight', is of kind 'conv'. If it does, pass a `sample` or the name: layer='0.weight'.
     """
     found = layers(model)
     if any("DTensor" in ancestry(one.parameter) for one in found):
-        raise LayerError("the model is sharded and would not shard what comes later: shard it afterwards.")
+        raise LayerError("The model is sharded, and parameters added later would not be. Shard it afterwards.")
     chosen = None if layer is None else _named(model, found, layer)
     seen = None if sample is None else ending(model, found, sample)
     if chosen is None:
@@ -100,7 +102,7 @@ def features(layer: Layer) -> int:
 
 
 def around(model: nn.Module, layer: Layer) -> list[nn.Module]:
-    """Return the modules that a layer's module lies in, from the outermost; its own comes last.
+    """Return the modules that contain a layer's module, outermost first; its own comes last.
 
     >>> net = nn.Sequential(nn.Sequential(nn.Linear(3, 2)))
     >>> [type(module).__name__ for module in around(net, layers(net)[0])]
@@ -119,7 +121,9 @@ def _named(model: nn.Module, found: Sequence[Layer], name: str) -> Layer:
     for weight in (weights[one] for one in names if one in weights):
         if any(layer.parameter is weight for layer in found):
             raise LayerError(_shared(model, weight))
-    raise LayerError(f"there is no layer called {name!r}; linear layers are: {', '.join(_linear(found)) or 'none'}.")
+    raise LayerError(
+        f"`layer` must be the name of a layer, got {name!r}. Linear layers are: {', '.join(_linear(found)) or 'none'}."
+    )
 
 
 def _is_linear(module: nn.Module) -> bool:
@@ -136,11 +140,11 @@ def _names(model: nn.Module, weight: nn.Parameter) -> list[str]:
 
 def _shared(model: nn.Module, weight: nn.Parameter) -> str:
     *others, name = map(repr, _names(model, weight))
-    return f"{name} is shared with {', '.join(others)}: it is not used at the end alone."
+    return f"{name} is shared with {', '.join(others)}, so it is not used only at the end."
 
 
 def _last_registered(model: nn.Module, found: Sequence[Layer]) -> Layer:
-    # Nothing is embedded at the end: embeddings registered there are used before.
+    # Embeddings are used at the beginning, even if they are registered last.
     ends = [layer for layer in found if layer.kind != "embedding"][-1:]
     # A tied weight is the layer of the first of its modules.
     for module in reversed([*model.modules()]):
@@ -150,7 +154,7 @@ def _last_registered(model: nn.Module, found: Sequence[Layer]) -> Layer:
         tied = [one.parameter for one in found if one.parameter is own]
         if tied:
             raise LayerError(_shared(model, tied[0]))
-    _require_linear(found, ends, "registered last", "give a `sample`, or the name")
+    _require_linear(found, ends, "registered last", "pass a `sample` or the name")
     last, *holders = reversed(around(model, ends[0]))
     if holders and isinstance(holders[0], nn.ModuleList | nn.ModuleDict):
         width = features(ends[0])
@@ -158,8 +162,7 @@ def _last_registered(model: nn.Module, found: Sequence[Layer]) -> Layer:
         if last in heads[1:]:
             raise LayerError(
                 f"{ends[0].name!r} is one of {len(heads)} linear layers of {width} inputs in a "
-                f"{type(holders[0]).__name__}: they may follow each other or be several heads. Give a `sample`, whose "
-                "way through the network tells, or the name: layer=..."
+                f"{type(holders[0]).__name__}: they may follow each other or be several heads. {_WHAT_TO_DO}"
             )
     if _is_linear(last):
         _refuse_doubt(model, found, ends[0])
@@ -167,8 +170,7 @@ def _last_registered(model: nn.Module, found: Sequence[Layer]) -> Layer:
 
 
 def _refuse_doubt(model: nn.Module, found: Sequence[Layer], last: Layer) -> None:
-    """Where what is registered does not fit together, the layer registered last need not be the last."""
-    what_to_do = "Give a `sample`, whose way through the network tells, or the name: layer=..."
+    """Reject a layer registered last if the registered layers do not fit together: it may not be the last one used."""
     out = _outputs(last)
     # The parameters of a module are registered before those of its children, whatever is used first.
     holders = {id(module) for module in around(model, last)[:-1]}
@@ -176,8 +178,8 @@ def _refuse_doubt(model: nn.Module, found: Sequence[Layer], last: Layer) -> None
     for name, matrix in {**matrices(model, found), **held}.items():
         if matrix.dim() == 2 and out in matrix.shape and min(matrix.shape) > 1 and "parametrizations." not in name:
             shape = " × ".join(map(str, matrix.shape))
-            raise LayerError(f"{name!r}, {shape}, may multiply what {last.name!r} gives. {what_to_do}")
-    # What lies in a Sequential follows each other; that which its first layer follows is the question.
+            raise LayerError(f"{name!r}, {shape}, may multiply the output of {last.name!r}. {_WHAT_TO_DO}")
+    # Layers of a Sequential follow each other; the question is which layer its first one follows.
     path = around(model, last)
     while len(path) > 1 and isinstance(path[-2], nn.Sequential):
         path.pop()
@@ -189,8 +191,8 @@ def _refuse_doubt(model: nn.Module, found: Sequence[Layer], last: Layer) -> None
     common = [one for one, other in zip(path, around(model, before), strict=False) if one is other][-1]
     if not isinstance(common, nn.Sequential) and _outputs(before) != features(entry):
         raise LayerError(
-            f"{last.name!r} is registered last, but {before.name!r} before it gives {_outputs(before)} numbers, and "
-            f"{entry.name!r} takes {features(entry)}: they may be heads side by side. {what_to_do}"
+            f"{last.name!r} is registered last, but {before.name!r} before it has {_outputs(before)} outputs and "
+            f"{entry.name!r} has {features(entry)} inputs: they may be parallel heads. {_WHAT_TO_DO}"
         )
 
 
@@ -202,14 +204,14 @@ def _last_used(model: nn.Module, found: Sequence[Layer], seen: Ending) -> Layer:
     ends = [found[position] for position in seen.last]
     if len(ends) > 1:
         names = ", ".join(repr(layer.name) for layer in ends)
-        raise LayerError(f"the outputs come from {len(ends)} layers side by side: {names}. Name the one: layer=...")
+        raise LayerError(f"The outputs come from {len(ends)} parallel layers: {names}. Pass the name of one: layer=...")
     if ends and ends[0].kind == "embedding" and len(_names(model, ends[0].parameter)) > 1:
         raise LayerError(_shared(model, ends[0].parameter))
-    _require_linear(found, ends, "that the outputs come from", "give the name")
+    _require_linear(found, ends, "that the outputs come from", "pass the name")
     if seen.after[0]:
         raise LayerError(
-            f"the model does not end with a linear layer: between {ends[0].name!r} and the outputs lies "
-            f"{seen.after[0]}. If that is the one, name it: layer={ends[0].name!r}."
+            f"The model does not end with a linear layer: between {ends[0].name!r} and the outputs is "
+            f"{seen.after[0]}. If this layer is meant, pass its name: layer={ends[0].name!r}."
         )
     return ends[0]
 
@@ -220,10 +222,10 @@ def _require_linear(found: Sequence[Layer], ends: Sequence[Layer], how: str, wha
     linear = _linear(found)
     if not linear:
         kinds = ", ".join(sorted({layer.kind for layer in found}))
-        raise LayerError(f"the model has no linear layer; its {len(found)} layers are of these kinds: {kinds}.")
-    what = f"the layer {how}, {ends[0].name!r}, is of kind {ends[0].kind!r}" if ends else "none could be followed"
+        raise LayerError(f"The model has no linear layer. Its {len(found)} layers are of these kinds: {kinds}.")
+    what = f"the layer {how}, {ends[0].name!r}, is of kind {ends[0].kind!r}" if ends else "no layer reaches the outputs"
     raise LayerError(
-        f"the model does not seem to end with a linear layer: {what}. If it does, {what_to_do}: layer={linear[-1]!r}."
+        f"The model does not seem to end with a linear layer: {what}. If it does, {what_to_do}: layer={linear[-1]!r}."
     )
 
 
@@ -231,15 +233,17 @@ def _refuse_unfit(model: nn.Module, layer: Layer) -> None:
     module, weight = layer.module, layer.parameter
     if layer.kind != "linear" or not _is_linear(module):
         what = f"the weight of a {type(module).__name__}" + f", of kind {layer.kind!r}" * (layer.kind != "linear")
-        raise LayerError(f"{layer.name!r} is {what}; linear layers are: {', '.join(_linear(layers(model))) or 'none'}.")
+        raise LayerError(f"{layer.name!r} is {what}. Linear layers are: {', '.join(_linear(layers(model))) or 'none'}.")
     if weight.is_meta:
-        raise LayerError(f"{layer.name!r} is on the meta device: give the model its memory and its weights first.")
+        raise LayerError(
+            f"{layer.name!r} is on the meta device. Move the model to a device and load its weights first."
+        )
     if not weight.is_floating_point():
-        raise LayerError(f"{layer.name!r} holds {weight.dtype}; a normalization is of real floating-point numbers.")
+        raise LayerError(f"{layer.name!r} must hold real floating-point numbers to be normalized, got {weight.dtype}.")
     modules = [name for name, one in model.named_modules(remove_duplicate=False) if one is module]
     if len(modules) > 1:
         names = ", ".join(map(repr, modules))
-        raise LayerError(f"{layer.name!r} is shared, under the names {names}: it is not used at the end alone.")
+        raise LayerError(f"{layer.name!r} is shared under the names {names}, so it is not used only at the end.")
     if len(_names(model, weight)) > 1:
         raise LayerError(_shared(model, weight))
 
@@ -248,13 +252,13 @@ def _refuse_seen(layer: Layer, seen: Ending) -> None:
     calls, norm = seen.calls[layer.index], seen.normalized[layer.index]
     if calls != 1:
         how = "never called (a function may use its weight)" if calls == 0 else f"called {calls} times"
-        raise LayerError(f"the module of {layer.name!r} is {how} on `sample`; it is to be called once.")
+        raise LayerError(f"The module of {layer.name!r} is {how} on `sample`; it must be called once.")
     if norm is not None:
-        raise LayerError(f"the input of {layer.name!r} is normalized already, by {norm}.")
+        raise LayerError(f"The input of {layer.name!r} is already normalized by {norm}.")
 
 
 def _refuse_registered_norm(model: nn.Module, layer: Layer) -> None:
-    """Where no pass was made: look at the module registered just before, past those that change no number."""
+    """Reject a layer registered after a normalization, past modules that change no number, if no pass was made."""
     before: list[tuple[str, nn.Module]] = []
     for name, module in model.named_modules():
         if module is layer.module:
@@ -263,20 +267,20 @@ def _refuse_registered_norm(model: nn.Module, layer: Layer) -> None:
             before.append((name, module))
     name, norm = before[-1] if before else ("", layer.module)
     its_class: Any = type(norm)
-    # What normalizes channels of images is followed by a pooling, which need not be a module.
+    # A normalization of image channels is followed by a pooling, which need not be a module.
     if (
         is_norm(its_class)
         and not re.search("2d|3d|Group", its_class.__name__)
         and _width(norm) in (None, features(layer))
     ):
         raise LayerError(
-            f"{name!r}, registered just before {layer.name!r}, may normalize its input already, and then there is "
-            "nothing to do. Give a `sample`, whose way through the network tells."
+            f"{name!r}, registered just before {layer.name!r}, may already normalize its input, and then there is "
+            "nothing to do. Pass a `sample` to find out."
         )
 
 
 def _width(norm: nn.Module) -> int | None:
-    """How many features a normalization is for, if it says so."""
+    """Return the number of features that a normalization is for; None if it does not say."""
     shape = getattr(norm, "normalized_shape", None)
     width = shape[-1] if shape else getattr(norm, "num_features", None)
     return width if isinstance(width, int) else None
@@ -284,15 +288,15 @@ def _width(norm: nn.Module) -> int | None:
 
 @dataclass(frozen=True)
 class Ending:
-    """What a forward pass showed.
+    """The end of a model in a forward pass.
 
     Attributes:
-        last: positions of the layers that the outputs come from, but for those that feed another of them.
+        last: positions of the layers that the outputs come from, without those that feed another of them.
         calls: how often the module of each layer was called.
-        normalized: for each layer, what normalized the input of its module, in words, if anything did: a module by
-            its name in quotes, or a function.
-        after: for each of `last`, what lies between it and the outputs that is more than a function of single numbers:
-            "a product with 'w'", "a normalization", "a sum with earlier layers", or nothing.
+        normalized: for each layer, what normalized the input of its module, in words, or None: a module by its name in
+            quotes, or a function.
+        after: for each of `last`, what is between it and the outputs other than functions of single numbers: "a product
+            with 'w'", "a normalization", "a sum with earlier layers", or "".
     """
 
     last: tuple[int, ...]
@@ -302,7 +306,7 @@ class Ending:
 
 
 def ending(model: nn.Module, layers: Sequence[Layer], sample: object) -> Ending:
-    """Run `model` on `sample` once, in evaluation mode, and see how it ends; model and random state stay as found.
+    """Run `model` on `sample` once, in evaluation mode, and return how it ends; model and random state do not change.
 
     Args:
         model: the model.
@@ -326,8 +330,8 @@ def ending(model: nn.Module, layers: Sequence[Layer], sample: object) -> Ending:
                 outputs = model(*args, **kwargs)
         except Exception as error:
             raise LayerError(
-                f"the forward pass of {type(model).__name__} on `sample` failed with {type(error).__name__}: {error}. "
-                "Give a tensor, a tuple of positional arguments or a dict of keyword arguments, on the model's device."
+                f"The forward pass of {type(model).__name__} on `sample` failed with {type(error).__name__}: {error}. "
+                "Pass a tensor, a tuple of positional arguments or a dict of keyword arguments, on the model's device."
             ) from error
     ends = tensors(outputs)
     last = follow.last(ends)
@@ -336,7 +340,7 @@ def ending(model: nn.Module, layers: Sequence[Layer], sample: object) -> Ending:
 
 
 def matrices(model: nn.Module, layers: Sequence[Layer]) -> dict[str, nn.Parameter]:
-    """Return the parameters of two or more dimensions that are no layers, by name.
+    """Return the parameters of two or more dimensions that are not layers, by name.
 
     >>> net = nn.Linear(3, 2)
     >>> net.prototypes = nn.Parameter(torch.zeros(5, 2))
@@ -348,10 +352,10 @@ def matrices(model: nn.Module, layers: Sequence[Layer]) -> dict[str, nn.Paramete
 
 
 class _Follow(TorchFunctionMode):
-    """Keep, for every activation, the layers it comes from, directly and by way of others.
+    """Records, for every activation, the layers it comes from, directly and through others.
 
-    Sets of layers are bits of whole numbers: thousands of residual layers end up in the same ones. The bits of
-    matrices that are no layers come after those of layers.
+    Sets of layers are bits of whole numbers, because thousands of residual layers end up in the same sets. The bits of
+    matrices that are not layers come after those of layers.
     """
 
     def __init__(self, weights: Sequence[Tensor], matrices: Mapping[str, Tensor], inputs: Iterable[Tensor]) -> None:
@@ -359,12 +363,12 @@ class _Follow(TorchFunctionMode):
         self.weights: Any = WeakTensorKeyDictionary(
             {weight: 1 << i for i, weight in enumerate([*weights, *matrices.values()])}
         )
-        # Of each: the layers it comes from directly, all before it, those it comes from by way of a normalization, and
-        # the matrices on the way from the layers that it comes from directly.
+        # For each: the layers it comes from directly, all before it, those it comes from through a normalization, and
+        # the matrices between it and the layers it comes from directly.
         self.activations: Any = WeakTensorKeyDictionary(dict.fromkeys(inputs, (0, 0, 0, 0)))
         self.before = [0] * len(weights)
         self._layers, self._names = (1 << len(weights)) - 1, ["" for _ in weights] + list(matrices)
-        # Of those that are normalized: at which version, by what, and what is still to be asked about it.
+        # For each normalized tensor: its version, what normalized it, and a test that is still to be made.
         self._marks: Any = WeakTensorKeyDictionary()
 
     def __torch_function__(
@@ -376,7 +380,7 @@ class _Follow(TorchFunctionMode):
     ) -> Any:
         name = getattr(func, "__name__", "")
         given = tensors((args, kwargs or {}))
-        # Before it is called: what works in place changes the version that a mark is of.
+        # Before the call, because an in-place operation changes the version that a mark refers to.
         marks = [self._marked(tensor) for tensor in given if tensor in self.activations]
         result = func(*args, **(kwargs or {}))
         made = given[:1] if func is Tensor.__setitem__ else tensors(result)
@@ -412,33 +416,33 @@ class _Follow(TorchFunctionMode):
                 self.mark(tensor, *mark[1:])
 
     def mark(self, tensor: Tensor, how: str, ask: Callable[[], bool] | None = None) -> None:
-        """Remember what normalized a tensor, or would if `ask` says so."""
+        """Record what normalized a tensor, on the condition that `ask` returns True."""
         self._marks[tensor] = _version(tensor), how, ask
 
     def _marked(self, tensor: Tensor) -> _Mark | None:
         mark: _Mark | None = self._marks.get(tensor)
-        # A ReLU in place leaves the tensor and changes the version.
+        # An in-place ReLU keeps the tensor and changes its version.
         return mark if mark is not None and mark[0] == _version(tensor) else None
 
     def normalized(self, tensor: Tensor, *, asking: bool = True) -> str | None:
-        """What normalized a tensor, if anything did."""
+        """Return what normalized a tensor, or None."""
         mark = self._marked(tensor)
         return mark[1] if mark is not None and (not asking or mark[2] is None or mark[2]()) else None
 
     def note_normalization(self, tensor: Tensor) -> None:
-        """A module of unknown doings has normalized `tensor`."""
+        """Record that an opaque module has normalized `tensor`."""
         if tensor in self.activations:
             direct, all_before, normed, crossed = self.activations[tensor]
             self.activations[tensor] = direct, all_before, normed | direct, crossed
 
     def last(self, outputs: Iterable[Tensor]) -> tuple[int, ...]:
-        """The layers that the outputs come from, without those that feed another of them."""
+        """Return the layers that the outputs come from, without those that feed another of them."""
         found = _positions(reduce(or_, (self._of(tensor)[0] for tensor in outputs), 0))
         # Layers in a loop come before each other, and before themselves.
         return tuple(p for p in found if not any(self._feeds(p, q) and not self._feeds(q, p) for q in found))
 
     def after(self, outputs: Iterable[Tensor], position: int) -> str:
-        """What lies between a layer and the outputs that come from it."""
+        """Return what is between a layer and the outputs that come from it."""
         mine = [known for known in map(self._of, outputs) if known[0] >> position & 1]
         crossed = _positions(reduce(or_, (matrices for _, _, _, matrices in mine), 0))
         if crossed:
@@ -465,7 +469,7 @@ def _positions(bits: int) -> list[int]:
 
 
 class _Inputs:
-    """Count the calls of layers' modules, and see which are given what is normalized; hooks that come and go."""
+    """Temporary hooks that count the calls of layers' modules and record which inputs are normalized."""
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer], follow: _Follow) -> None:
         self.calls = [0] * len(layers)
@@ -498,7 +502,7 @@ class _Inputs:
         return hook
 
     def _may_have_given(self, name: str) -> Callable[..., None]:
-        """Of a class that says nothing and holds no layer; whether it normalizes is asked where a layer takes it."""
+        """Return a hook for a module of unknown class without layers; it is tested when a layer takes its output."""
 
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
             given, gave = tensors(inputs), tensors(output)
@@ -519,12 +523,12 @@ class _Inputs:
 
 
 def _forgets_scale(module: nn.Module, like: Tensor) -> bool:
-    """Whether f(2x) = f(x) for a module's f, without being the same for all x."""
+    """Return True if f(2x) = f(x) for a module's f, and f is not the same for all x."""
     generator = torch.Generator("cpu").manual_seed(0)
     x, other = (torch.randn(like.shape, generator=generator, device="cpu").to(like) for _ in range(2))
     try:
         y, twice, others = (module.forward(one).double() for one in (x, 2 * x, other))
-    except Exception:  # what it takes is its own affair; then nothing is known of it
+    except Exception:  # it takes other inputs, so nothing is known about it
         return False
     near = 0.02 * y.abs().mean()
     return bool((twice - y).abs().max() <= near < (others - y).abs().max())

@@ -1,4 +1,4 @@
-"""A model on borrowed: whatever happens inside, it is given back as it was."""
+"""Contexts that run a model and leave it as it was."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gyroscope.errors import ConditioningError
 
 @contextmanager
 def untouched(model: nn.Module, inputs: object = None) -> Iterator[None]:
-    """Restore buffers, random numbers, attributes and weights that a forward pass rewrites.
+    """Restore buffers, random state, attributes and weights that a forward pass rewrites.
 
-    Inside, modules have copies of their buffers, so that nothing is written to the real ones, not even for a while.
+    Inside, modules have copies of their buffers, so the real ones are never written to.
 
     Args:
         model: any module.
-        inputs: what it is run on, in nested tuples, lists and dicts: the random state of their devices is kept as well.
+        inputs: its inputs, in nested tuples, lists and dicts; the random state of their devices is kept as well.
 
     >>> net = nn.BatchNorm1d(2)
     >>> with untouched(net):
@@ -35,7 +35,7 @@ def untouched(model: nn.Module, inputs: object = None) -> Iterator[None]:
     modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
     _refuse_open_sums(modules)
     registered = [dict(module._buffers) for module in modules]
-    # Such as the weight that `torch.nn.utils.spectral_norm` computes anew in every pass, with the graph it came from.
+    # For example the weight that `torch.nn.utils.spectral_norm` computes in every pass, with its graph.
     attributes = [dict(vars(module)) for module in modules]
     # A buffer that two modules share stays shared.
     copies = _copies({id(b): b for held in registered for b in held.values() if b is not None and not b.is_meta})
@@ -43,12 +43,12 @@ def untouched(model: nn.Module, inputs: object = None) -> Iterator[None]:
     renormalized = [
         m.weight for m in modules if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.max_norm is not None
     ]
-    # Neither these weights nor the buffers of scripted modules can be exchanged for a while.
+    # Neither these weights nor the buffers of scripted modules can be replaced by copies.
     renormalized += scripted
     weights = [weight.detach().clone() for weight in renormalized]
     with ExitStack() as stack:
         _keep_random_state(model, inputs, stack)
-        for weight in renormalized:  # graphs that are alive outside may have saved it, and it will be what it was
+        for weight in renormalized:  # graphs outside may have saved it, and its value will be restored
             stack.enter_context(torch.autograd.grad_mode._unsafe_preserve_version_counter(weight))
         try:
             for module in modules:
@@ -70,11 +70,11 @@ def untouched(model: nn.Module, inputs: object = None) -> Iterator[None]:
 
 
 def _copies(buffers: dict[int, Tensor]) -> dict[int, Tensor]:
-    """Copies by the same keys; of plain small ones those of a kind together, as a network may have hundreds."""
+    """Return copies by the same keys; small plain ones of a kind are copied together, as there may be hundreds."""
     copies: dict[int, Tensor] = {}
     kinds: defaultdict[tuple[torch.dtype, torch.device], list[int]] = defaultdict(list)
     for key, buffer in buffers.items():
-        # Neither truth values nor floating-point numbers of one byte can be multiplied.
+        # Neither booleans nor floating-point numbers of one byte can be multiplied.
         countable = buffer.dtype is not torch.bool and not (buffer.is_floating_point() and buffer.itemsize == 1)
         if type(buffer) is Tensor and buffer.numel() <= 2**16 and countable:
             kinds[buffer.dtype, buffer.device].append(key)
@@ -87,7 +87,7 @@ def _copies(buffers: dict[int, Tensor]) -> dict[int, Tensor]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Run a model in evaluation mode, with nothing compiled and no fused attention that bypasses modules.
+    """Run a model in evaluation mode, uncompiled and without fused attention that bypasses modules.
 
     >>> net = nn.Dropout()
     >>> with evaluating(net):
@@ -114,7 +114,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def requiring_gradients(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Parameters require gradients inside, also those that are frozen."""
+    """Make parameters require gradients inside, including frozen ones."""
     frozen = [parameter for parameter in parameters if not parameter.requires_grad]
     try:
         for parameter in frozen:
@@ -127,10 +127,10 @@ def requiring_gradients(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
 
 @contextmanager
 def without_gradients(model: nn.Module) -> Iterator[None]:
-    """Parameters have no `.grad` inside, and what they had afterwards; hooks on the accumulation do not run."""
+    """Remove `.grad` of the parameters and their hooks on the accumulation inside, and restore both on exit."""
     parameters: list[Any] = list(model.parameters())
     held = [(p, p.grad, p._post_accumulate_grad_hooks) for p in parameters]
-    # Emptied and not replaced: autograd holds on to the dict it was first given.
+    # Emptied and not replaced, because autograd keeps the dict it was first given.
     hung = [(hooks, dict(hooks)) for _, _, hooks in held if hooks]
     try:
         for parameter in parameters:
@@ -146,13 +146,13 @@ def without_gradients(model: nn.Module) -> Iterator[None]:
 
 
 def _refuse_open_sums(modules: list[Any]) -> None:
-    """Gradients that FSDP2 adds up without exchanging them lie where another backward pass would add to them."""
+    """Reject FSDP2 models with unsynchronized gradients, to which another backward pass would add."""
     for state in (module._get_fsdp_state() for module in modules if hasattr(module, "_get_fsdp_state")):
         parts = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
         if not all(part.reduce_grads for part in parts if part is not None):
             raise ConditioningError(
-                "The model is sharded and does not synchronise its gradients: they would be mixed with those of the "
-                "analysis. Analyse it outside of gradient accumulation, after set_requires_gradient_sync(True)."
+                "The model is sharded and does not synchronize its gradients, so they would be mixed with those of the "
+                "analysis. Analyze it outside of gradient accumulation, after set_requires_gradient_sync(True)."
             )
 
 
@@ -183,7 +183,7 @@ def tensors(found: Any) -> list[Tensor]:
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The user's module, without what compiles it or averages its gradients."""
+    """Return the user's module, without wrappers that compile it or average its gradients."""
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             model = model.module

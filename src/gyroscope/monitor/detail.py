@@ -19,7 +19,7 @@ from gyroscope.layers.layer import Layer, split
 from gyroscope.monitor.reference import Reference
 from gyroscope.monitor.track import Track
 from gyroscope.passes import activations as acts
-from gyroscope.passes.sample import spread
+from gyroscope.passes.activations import spread
 from gyroscope.store.record import QuantityInfo
 from gyroscope.theory.moment_variance import KEYS
 from gyroscope.vectors import dots

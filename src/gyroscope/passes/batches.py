@@ -1,4 +1,4 @@
-"""Batches as they are given: one, or a stream of them."""
+"""Batches as users pass them: one, or an iterable of them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from gyroscope.errors import ConditioningError
 
 _ACCEPTED = (
-    "accepted is a pair (inputs, targets), or an iterable of such pairs like a DataLoader; the inputs are a tensor, a "
-    "tuple of positional arguments or a dict of keyword arguments of the model"
+    "`batch` must be a pair (inputs, targets) or an iterable of such pairs like a DataLoader, with inputs a tensor, a "
+    "tuple of positional arguments or a dict of keyword arguments of the model, got"
 )
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a model is called with, and what its output is compared with."""
+    """The arguments of a model, and the target of its output."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -27,7 +27,7 @@ class Batch:
 
 
 def batches(given: Any, device: torch.device) -> Iterator[Batch]:
-    """The batches in what was given, on the model's device.
+    """Yield the batches in the argument, on the model's device.
 
     >>> x, y = torch.ones(4, 2), torch.zeros(4)
     >>> len(list(batches((x, y), x.device))), len(list(batches([(x, y), (x, y)], x.device)))
@@ -37,19 +37,19 @@ def batches(given: Any, device: torch.device) -> Iterator[Batch]:
         yield _batch(given, device)
         return
     if isinstance(given, Tensor | Mapping | str) or not isinstance(given, Iterable):
-        raise ConditioningError(f"The batch is a {type(given).__name__}; {_ACCEPTED}.")
+        raise ConditioningError(f"{_ACCEPTED} {type(given).__name__}.")
     empty = True
     for one in _of(given):
         if not is_pair(one):
-            raise ConditioningError(f"A batch is a {type(one).__name__}; {_ACCEPTED}.")
+            raise ConditioningError(f"{_ACCEPTED} an iterable with a {type(one).__name__} in it.")
         empty = False
         yield _batch(one, device)
     if empty:
-        raise ConditioningError(f"There are no batches; {_ACCEPTED}.")
+        raise ConditioningError(f"{_ACCEPTED} an iterable without batches.")
 
 
 def _of(given: Iterable[Any]) -> Iterator[Any]:
-    """What is in an iterable; what goes wrong in it is said to be its own."""
+    """Yield from an iterable, with an error of its own reported as such."""
     try:
         yield from given
     except Exception as error:
@@ -59,14 +59,13 @@ def _of(given: Iterable[Any]) -> Iterator[Any]:
 
 
 def is_pair(given: Any) -> bool:
-    """Whether this is (inputs, targets) and not a list of two batches."""
+    """Return True for (inputs, targets), False for a list of two batches."""
     if not isinstance(given, tuple | list) or len(given) != 2:
         return False
     inputs, targets = given
     if isinstance(inputs, Tensor | Mapping):
         return True
-    # A pair of pairs is two batches, unless the second is what a model could be compared with. Tuples of inputs come
-    # out of a DataLoader as lists.
+    # A pair of pairs is two batches, unless the second can be a target. A DataLoader turns tuples of inputs into lists.
     return isinstance(inputs, tuple | list) and not isinstance(targets, tuple | list)
 
 
@@ -75,7 +74,7 @@ def _batch(pair: Any, device: torch.device) -> Batch:
         inputs, target = _to(pair[0], device), _to(pair[1], device)
     except Exception as error:
         raise ConditioningError(
-            f"The batch cannot be brought to the model's device, {device}: {type(error).__name__}: {error}."
+            f"The batch cannot be moved to the model's device, {device}: {type(error).__name__}: {error}."
         ) from error
     if isinstance(inputs, Mapping):
         return Batch((), dict(inputs), target)
@@ -83,10 +82,10 @@ def _batch(pair: Any, device: torch.device) -> Batch:
 
 
 def _to(given: Any, device: torch.device) -> Any:
-    """The same on a device; tensors are copied even if they are there, as a model may write to its input."""
+    """Return a copy on a device, even if the tensors are there already, as a model may write to its input."""
     match given:
         case Tensor():
-            # A tensor made in inference mode could not be differentiated, its copy can.
+            # A tensor made in inference mode cannot be differentiated, but its copy can.
             with torch.inference_mode(False):
                 moved = given.detach().to(device, non_blocking=True)
                 copied = moved.clone() if moved.device == given.device else moved

@@ -1,4 +1,4 @@
-"""The mean loss, from a loss that is a mean, a sum, or one value a sample."""
+"""The mean loss, from a loss that is a mean, a sum, or one value per sample."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _MEANS = tuple(
 
 
 def mean_loss(loss: Loss, output: Any, target: Any, *, reduction: Reduction = "auto") -> tuple[Tensor, str | None]:
-    """The mean of a loss over the batch, and what there is to say about how it was had.
+    """Return the mean of a loss over the batch, and a note on how it was obtained, or None.
 
-    One value a sample (or a token, or any other shape) is averaged. Of a single value, `reduction` says whether it is a
-    mean or a sum; "auto" asks the loss: its attribute `reduction` if it has one, else the loss of a few samples and of
-    the same samples twice, which a mean does not tell apart and a sum doubles. A sum is divided by the number of
-    samples in the batch. What is neither is taken for a mean.
+    One value per sample (or token, or any other shape) is averaged. For a single value, `reduction` says whether it is
+    a mean or a sum. "auto" uses the loss's attribute `reduction` if it has one; otherwise it compares the loss of a few
+    samples with that of the same samples twice, which is equal for a mean and doubled for a sum. A sum is divided by
+    the number of samples in the batch. A loss that is neither is taken for a mean.
 
     >>> out, y = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])
     >>> mean = functional.cross_entropy(out, y)
@@ -42,10 +42,11 @@ def mean_loss(loss: Loss, output: Any, target: Any, *, reduction: Reduction = "a
     if not isinstance(value, Tensor) or not value.is_floating_point():
         given = f"a {value.dtype} tensor" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise ConditioningError(
-            f"The loss gave {given}; accepted is a real tensor: the mean over the batch, the sum, or a value a sample."
+            "`loss` must return a real tensor (the mean over the batch, the sum, or one value per sample), got "
+            f"{given}."
         )
     if value.numel() == 0:
-        raise ConditioningError("The loss gave no values: the batch is empty.")
+        raise ConditioningError("The loss returned no values: the batch is empty.")
     if value.numel() > 1 or (value.dim() > 0 and _length(output) == 1):
         return value.mean(), None
     value = value.reshape(())
@@ -53,15 +54,18 @@ def mean_loss(loss: Loss, output: Any, target: Any, *, reduction: Reduction = "a
     if found == "sum":
         n = _length(output)
         if n is None:
-            raise ConditioningError("The loss is a sum, but the output is no tensor whose length says over how many.")
+            raise ConditioningError(
+                "The loss is a sum, but the output has no tensor whose length is the number of samples. Use a loss "
+                "that is a mean."
+            )
         return value / n, note
     return value, note
 
 
 def reduction_of(loss: Loss, output: Any, target: Any) -> Reduction:
-    """Whether a loss of one value is a mean or a sum, as `mean_loss` finds out: for those who ask it again and again.
+    """Return whether a loss of one value is a mean or a sum, as `mean_loss` finds out, for repeated use.
 
-    "auto" where these samples do not tell, since their loss is zero or not finite, or is neither: others may.
+    "auto" if these samples do not tell, because their loss is zero, not finite or neither; other samples may.
 
     >>> out, y = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])
     >>> reduction_of(lambda o, t: functional.cross_entropy(o, t, reduction="sum"), out, y)
@@ -73,11 +77,11 @@ def reduction_of(loss: Loss, output: Any, target: Any) -> Reduction:
 
 
 def counts_equally(loss: Loss, output: Any, target: Any) -> bool:
-    """Whether all samples of a batch count the same in its mean loss, as far as the loss can be asked.
+    """Return True if all samples of a batch count the same in its mean loss, as far as the loss can be evaluated.
 
-    In a weighted mean, the loss of a batch with as many copies of one of its samples is not halfway between the loss of
-    the batch and that of the sample, unless the sample has the mean weight. Each half of the batch is asked with the
-    sample, of the first four, whose loss is farthest from its own.
+    Add as many copies of one sample to a batch as it has samples. In a weighted mean, the loss is then not halfway
+    between the loss of the batch and that of the sample, unless the sample has the mean weight. Each half of the batch
+    is tested with the sample, of the first four, whose loss is farthest from its own.
 
     >>> out, y = torch.randn(6, 3), torch.tensor([0, 1, -100, 0, 1, 2])
     >>> mean = lambda output, target: functional.cross_entropy(output, target)
@@ -106,7 +110,7 @@ def counts_equally(loss: Loss, output: Any, target: Any) -> bool:
                 own = asked(*rows)
                 i = max(alone, key=lambda i: abs(alone[i] - own))
                 both = asked(*rows, *[i] * len(rows))
-                # Not `>`: the loss of half a batch without labels is no number.
+                # Not `>`: the loss of half a batch without labels is NaN.
                 if not abs(both - (own + alone[i]) / 2) <= (0.02 if rough else 1e-4) * max(abs(own), abs(alone[i])):
                     return False
     except Exception:
@@ -115,20 +119,20 @@ def counts_equally(loss: Loss, output: Any, target: Any) -> bool:
 
 
 def check_reduction(reduction: Any) -> None:
-    """Refuse what is no reduction."""
+    """Reject an invalid reduction."""
     if not isinstance(reduction, str) or reduction not in get_args(Reduction):
         raise ConditioningError(
-            f"reduction is {reduction!r}; accepted are {', '.join(map(repr, get_args(Reduction)))}."
+            f"`reduction` must be one of {', '.join(map(repr, get_args(Reduction)))}, got {reduction!r}."
         )
 
 
 def _length(output: Any) -> int | None:
-    """The samples in an output, or in the first tensor of several that has rows."""
+    """Return the number of samples in an output, from its first tensor that has rows; None if there is none."""
     return next((int(one.shape[0]) for one in tensors(output) if one.dim() > 0), None)
 
 
 def _reduction(loss: Loss, output: Any, target: Any) -> tuple[Reduction, str | None]:
-    """What the loss is, "auto" where that cannot be told and a mean is to be assumed; and what there is to say."""
+    """Return the reduction of a loss, "auto" if it is unknown and a mean is assumed, and a note or None."""
     told = getattr(loss, "reduction", None)
     inner = getattr(loss, "func", None)  # functools.partial
     if inner is not None:
@@ -141,7 +145,7 @@ def _reduction(loss: Loss, output: Any, target: Any) -> tuple[Reduction, str | N
         with torch.no_grad():
             once, twice = _asked(loss, output, target)
     except Exception:
-        return "auto", "the loss could not be asked whether it is a mean; it was taken for one"
+        return "auto", "the loss could not be tested for being a mean; it was taken for one"
     close = 0.02 * abs(once)
     if 0 < close < math.inf and abs(twice - once) <= close:
         return "mean", None
@@ -153,28 +157,28 @@ def _reduction(loss: Loss, output: Any, target: Any) -> tuple[Reduction, str | N
 
 
 def _asked(loss: Loss, output: Any, target: Any) -> tuple[float, float]:
-    """The loss of a few samples and of the same samples twice; of all of them where that of a few says nothing."""
+    """Return the loss of a few samples and of the same samples twice; of all samples if the few do not tell."""
     n = _length(output)
     if not n:
-        raise ConditioningError("The output has no rows, so there are no samples to take twice.")
+        raise ConditioningError("The output has no rows, so its samples cannot be repeated.")
 
     def asked(few: int, times: int) -> float:
         def some(rows: Tensor) -> Tensor:
             return torch.cat([rows[:few]] * times)
 
-        # A value a sample is averaged.
+        # One value per sample is averaged.
         return float(loss(_with_rows(output, n, some), _with_rows(target, n, some)).mean())
 
     few = 4
     once = asked(few, 1)
-    if once == 0 or not math.isfinite(once):  # no sample among them has a loss, such as where all labels are ignored
+    if once == 0 or not math.isfinite(once):  # none of them has a loss, for example because all labels are ignored
         few = n
         once = asked(few, 1)
     return once, asked(few, 2)
 
 
 def _with_rows(given: Any, n: int, rows: Callable[[Tensor], Tensor]) -> Any:
-    """The same with other rows in every tensor that has one a sample; all of it copied, as a loss may write to it."""
+    """Return a copy with other rows in every tensor that has one per sample; a loss may write to all of it."""
     match given:
         case Tensor():
             return rows(given.detach()) if given.dim() > 0 and given.shape[0] == n else given.detach().clone()

@@ -1,4 +1,4 @@
-"""A network as a function of its parameters, f(θ, x), beside which the model itself is never written to."""
+"""A network as a function of its parameters, f(θ, x), which never writes to the model itself."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from gyroscope.base import accepted
 from gyroscope.errors import ConditioningError, GyroscopeError
 from gyroscope.layers.untouched import untouched
 from gyroscope.passes.batches import Batch
-from gyroscope.passes.labels import Loss
+from gyroscope.passes.likelihood import Loss
 
 
 @dataclass(frozen=True)
 class Network:
-    """What f(θ, x) is made of.
+    """The function f(θ, x).
 
     Attributes:
         model: the module whose forward pass is run.
         theta: the parameters to differentiate with respect to, detached, by name.
         others: the other parameters.
-        buffers: every call gets copies, so that running statistics move nowhere.
+        buffers: the buffers; every call gets copies, so that running statistics do not change.
         batch: the inputs x and their targets.
     """
 
@@ -43,24 +43,24 @@ class Network:
     batch: Batch
 
     def __call__(self, theta: dict[str, Tensor], batch: Batch | None = None) -> Tensor:
-        """f(θ, x)."""
+        """Return f(θ, x)."""
         batch = self.batch if batch is None else batch
         state = {**self.others, **{name: b.clone() for name, b in self.buffers.items()}, **theta}
         output = functional_call(self.model, state, batch.args, batch.kwargs)
         if not isinstance(output, Tensor) or not output.is_floating_point() or not output.dim():
             raise ConditioningError(
-                f"{type(self.model).__name__} gave {_what(output)}; accepted is one floating-point tensor "
-                "[samples, ...]. Wrap the model in a module that returns it."
+                "The output must be one floating-point tensor [samples, ...], got "
+                f"{_what(output)} from {type(self.model).__name__}. Wrap the model in a module that returns one tensor."
             )
         return output
 
     def part(self, samples: int, which: slice) -> Network:
-        """The same network with `which` of the samples of its batch."""
+        """Return the same network with some of the samples of its batch."""
         return replace(self, batch=part(self.batch, samples, which))
 
 
 def network(model: nn.Module, names: Mapping[str, object], batch: Batch, dtype: torch.dtype | None) -> Network:
-    """f(θ, x) of `model` for the parameters called `names`, in `dtype`, or in its own where that is None."""
+    """Return f(θ, x) of `model` for the parameters called `names`, in `dtype`, or in its own dtype if that is None."""
     parameters = {name: _cast(p.detach(), dtype) for name, p in model.named_parameters()}
     return Network(
         model,
@@ -72,20 +72,23 @@ def network(model: nn.Module, names: Mapping[str, object], batch: Batch, dtype: 
 
 
 def check_run(loss: Any, dtype: Any, seed: Any) -> int:
-    """Refuse what is no loss, no dtype to run a network in, or no seed; the seed as generators take it.
+    """Reject an invalid loss, dtype or seed; return the seed as generators take it.
 
     >>> check_run(print, None, 5)
     5
     """
     if not callable(loss):
-        raise ConditioningError(f"the loss is a {type(loss).__name__}; accepted is a function of (output, target).")
+        raise ConditioningError(f"`loss` must be a function of (output, target), got {type(loss).__name__}.")
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ConditioningError(f"dtype is {dtype!r}; accepted are floating-point types, or None for the model's own.")
+        raise ConditioningError(
+            f"`dtype` must be a floating-point torch.dtype, or None for the model's own, got {dtype!r}. Try "
+            "torch.float64."
+        )
     return accepted.seed(seed, ConditioningError)
 
 
 def cast(tree: Any, dtype: torch.dtype | None) -> Any:
-    """Floating-point tensors of a batch, or of any nest of them, in `dtype` and detached.
+    """Return a batch, or any nest of tensors, with its floating-point tensors detached and in `dtype`.
 
     >>> cast({"x": torch.ones(1), "n": torch.ones(1, dtype=torch.int64)}, torch.float64)
     {'x': tensor([1.], dtype=torch.float64), 'n': tensor([1])}
@@ -96,7 +99,7 @@ def cast(tree: Any, dtype: torch.dtype | None) -> Any:
 
 
 def cast_loss(loss: Loss, dtype: torch.dtype | None) -> Loss:
-    """A copy of a loss whose own tensors, such as class weights, are in `dtype`."""
+    """Return a copy of a loss whose own tensors, such as class weights, are in `dtype`."""
     if isinstance(loss, nn.Module):
         copied = deepcopy(loss)
         return copied if dtype is None else copied.to(dtype)
@@ -106,7 +109,7 @@ def cast_loss(loss: Loss, dtype: torch.dtype | None) -> Loss:
 
 
 def mapped(function: Callable[[Tensor], Any], tree: Any) -> Any:
-    """`function` of every tensor in a nest of tuples, lists and mappings.
+    """Return a nest of tuples, lists and mappings with `function` applied to every tensor.
 
     >>> mapped(lambda t: t.sum().item(), (torch.ones(2), [torch.ones(3), None]))
     (2.0, [3.0, None])
@@ -125,9 +128,9 @@ def mapped(function: Callable[[Tensor], Any], tree: Any) -> Any:
 
 @contextmanager
 def borrowed(model: nn.Module) -> Iterator[None]:
-    """Mode, buffers, gradients, random state and attributes of a model are afterwards as found.
+    """Restore mode, buffers, gradients, random state and attributes of a model on exit.
 
-    Inside, everything runs uncompiled, in the dtype it is given, with attention that can be differentiated twice.
+    Inside, everything runs uncompiled, in its own dtype, with attention that can be differentiated twice.
     """
     with ExitStack() as stack:
         stack.enter_context(untouched(model))
@@ -140,13 +143,13 @@ def borrowed(model: nn.Module) -> Iterator[None]:
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         stack.enter_context(warnings.catch_warnings())
-        # vmap says so where it takes samples one after another: slower, but right.
+        # vmap warns if it takes samples one after another, which is slower but correct.
         warnings.filterwarnings("ignore", message="There is a performance drop")
         yield
 
 
 def first_output(f: Network) -> Tensor:
-    """The output for the whole batch, without a graph; a network that draws random numbers is refused."""
+    """Return the output for the whole batch, without a graph; reject a network that draws random numbers."""
     with torch.no_grad():
         before = _random_state(f)
         try:
@@ -156,9 +159,9 @@ def first_output(f: Network) -> Tensor:
         except Exception as error:
             own = next(iter(f.theta.values())).dtype
             raise ConditioningError(
-                f"the forward pass in {own} failed with {type(error).__name__}: {error}. A batch is (inputs, targets), "
-                "inputs a tensor, a tuple of positional or a dict of keyword arguments; dtype=None runs the network in "
-                "its own dtype."
+                f"The forward pass in {own} failed with {type(error).__name__}: {error}. `batch` must be (inputs, "
+                "targets), with inputs a tensor, a tuple of positional arguments or a dict of keyword arguments; "
+                "dtype=None runs the network in its own dtype."
             ) from error
         drawn = not all(torch.equal(a, b) for a, b in zip(before, _random_state(f), strict=True))
     if drawn:
@@ -168,20 +171,20 @@ def first_output(f: Network) -> Tensor:
             if module.training and (getattr(module, "dropout", 0) or isinstance(module, nn.modules.dropout._DropoutNd))
         ]
         raise ConditioningError(
-            "the forward pass draws random numbers, so its gradients are random too; "
-            + (f"in training mode: {', '.join(named[:5])}. " if named else "")
-            + "Set dropout to evaluation mode: model.eval(), or module.eval() for those modules where batch "
-            "normalisation should stay in training mode."
+            "The forward pass draws random numbers, so its gradients are random too. "
+            + (f"In training mode: {', '.join(named[:5])}. " if named else "")
+            + "Set dropout to evaluation mode with model.eval(), or with module.eval() for these modules if batch "
+            "normalization should stay in training mode."
         )
     if not bool(output.isfinite().all()):
-        raise ConditioningError("the network's output is not finite; its gradients have no matrix of second moments.")
+        raise ConditioningError("The network's output is not finite, so its gradients have no second moments.")
     return output
 
 
 def independent(f: Network, output: Tensor) -> bool:
-    """Whether the output for a sample depends on that sample alone, as it does not under batch statistics.
+    """Return True if the output for a sample depends on that sample alone, which is not so with batch statistics.
 
-    It is asked away from θ as well: behind a gain of zero, only gradients see the batch.
+    It is tested away from θ, because behind a gain of zero only gradients depend on the batch.
     """
     for module in f.model.modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
@@ -202,7 +205,7 @@ def independent(f: Network, output: Tensor) -> bool:
 
 
 def part(batch: Batch, samples: int, which: slice) -> Batch:
-    """Some samples of a batch.
+    """Return some samples of a batch.
 
     >>> part(Batch((torch.arange(4), torch.ones(1)), {}, torch.arange(4)), 4, slice(1, 3))
     Batch(args=(tensor([1, 2]), tensor([1.])), kwargs={}, target=tensor([1, 2]))
@@ -212,7 +215,7 @@ def part(batch: Batch, samples: int, which: slice) -> Batch:
 
 
 def batched(batch: Batch, samples: int) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Batch]]:
-    """The tensors of a batch whose leading dimension is the number of samples, and how to put others in their place."""
+    """Return the tensors of a batch whose leading dimension is the number of samples, and how to replace them."""
     leaves: list[Tensor] = []
     tree = (batch.args, batch.kwargs, batch.target)
 

@@ -1,11 +1,11 @@
-"""The second moments of the patches a convolution sees: XᵀX, its rows the inputs of every output position.
+"""Second moments of the patches that a convolution sees: XᵀX, with one row of X per output position.
 
 With x the patch of C/groups · kernel numbers at an output position, in the order of `torch.nn.functional.unfold`
 (channels, then kernel positions), a convolution is h = Wx at each of them, and Σx = E[x xᵀ] is XᵀX over the number of
 rows. Groups share the kernel's positions and are further rows.
 
-The moments are found from the patches (`add_unfolded`), or without them, as correlations of the image with itself,
-shifted (`add_shifted`). Along an axis, kernel position i of the patch at output q reads the input at
+The moments are computed from the patches (`add_unfolded`), or without them, as correlations of the image with shifted
+copies of itself (`add_shifted`). Along an axis, kernel position i of the patch at output q reads the input at
 stride·q + dilation·i − before, that is at stride·(q + o) + r with 0 ≤ r < stride: index q + o of the image's *phase* r,
 every stride-th of its positions. So the entry of kernel positions i and j, over channels c and c', is
 
@@ -13,8 +13,8 @@ every stride-th of its positions. So the entry of kernel positions i and j, over
 
 and all pairs (i, j) with the same r, r' and σ have the same summands: only the ends of their sums differ, by a few
 positions at the border of the image. Each summand, a product of C × C, is therefore needed once: 13 products per
-position for a kernel of 3×3 and a stride of 1, not 81. Sums are only added, never subtracted, so that nothing cancels,
-and zeros of the padding are never multiplied.
+position for a kernel of 3×3 and a stride of 1, not 81. Sums are added and never subtracted, so nothing cancels, and
+zeros of the padding are never multiplied.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from gyroscope.errors import ConditioningError
 Sizes = int | Sequence[int]
 Padding = Sizes | Literal["same", "valid"]
 
-# Numbers of any one temporary, about: 256 MiB in float64.
+# Approximate size of any temporary: 256 MiB in float64.
 _MOST = 1 << 25
-# The lower triangle is not needed: of n blocks of rows, this takes (n + 1)/2n of the multiplications.
+# The lower triangle is not needed: n blocks of rows take (n + 1)/2n of the multiplications.
 _BLOCKS = 4
 _TILE = 256
-# What moving a number and an operation on tensors cost in multiplications, about. A GPU does more of these meanwhile.
+# The approximate costs of moving a number and of an operation on tensors, in multiplications (a GPU does more of them).
 _MOVE = 12
 _CALL = {"cuda": 1e8}
 _CALL_ELSE = 1e5
@@ -60,16 +60,16 @@ def patch_gram(
     dtype: torch.dtype = torch.float64,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Σ patch·patchᵀ over samples, output positions and groups of a convolution, a symmetric [C/groups · kernel]².
+    """Return Σ patch·patchᵀ over samples, output positions and groups of a convolution, symmetric [C/groups · kernel]².
 
-    It is found from the patches or, where that takes fewer multiplications, from correlations of the image with itself
+    It is computed from the patches or, if that takes fewer multiplications, from correlations of the image with itself
     (`add_shifted`), in parts of bounded size and without waiting for the device.
 
     Args:
         x: the convolution's input, [samples, channels, *spatial] with one to three spatial dimensions.
         kernel_size, stride, padding, dilation, groups, padding_mode: those of `torch.nn.Conv1d` to `Conv3d`.
-        dtype: what products are taken and summed in.
-        out: a matrix of that dtype to add to, in place; a new one of zeros if not given.
+        dtype: the dtype of products and sums.
+        out: a matrix of that dtype to add to, in place; a new matrix if None.
 
     >>> x = torch.tensor([[[1.0, 2.0, 3.0]]])
     >>> patch_gram(x, kernel_size=2)  # (1, 2) and (2, 3)
@@ -77,14 +77,14 @@ def patch_gram(
             [ 8., 13.]], dtype=torch.float64)
     """
     if not x.is_floating_point():
-        raise ConditioningError(f"patches are of real floating-point inputs, and this one is of {x.dtype}: convert it")
+        raise ConditioningError(f"`x` must be a real floating-point tensor, got {x.dtype}. Try x.float().")
     axes = _axes(x.shape, kernel_size, stride, padding, dilation, groups, padding_mode)
     positions, channels = prod(axis.kernel for axis in axes), x.shape[1] // groups
     size = positions * channels
     if out is not None and (out.shape != (size, size) or out.dtype != dtype or out.device != x.device):
         raise ConditioningError(
-            f"patches of {size} numbers add up to [{size}, {size}] of {dtype} on {x.device}, and out is "
-            f"{list(out.shape)} of {out.dtype} on {out.device}: give one of that kind, or none"
+            f"`out` must be [{size}, {size}] in {dtype} on {x.device} for patches of {size} numbers, got "
+            f"{list(out.shape)} in {out.dtype} on {out.device}. Try None."
         )
     gram = torch.zeros(positions, channels, positions, channels, dtype=dtype, device=x.device)
     around = _around(axes)
@@ -113,7 +113,7 @@ def patch_count(
     groups: int = 1,
     padding_mode: str = "zeros",
 ) -> int:
-    """How many patches `patch_gram` sums over for an input of this shape: samples · output positions · groups.
+    """Return the number of patches that `patch_gram` sums over: samples · output positions · groups.
 
     >>> patch_count((128, 64, 32, 32), kernel_size=3, stride=2, padding=1)
     32768
@@ -123,7 +123,7 @@ def patch_count(
 
 
 def add_unfolded(gram: Tensor, x: Tensor, axes: Sequence[Axis], *, most: int) -> None:
-    """What `add_shifted` adds, and takes, but from the patches themselves.
+    """Add what `add_shifted` adds, from the patches themselves; the arguments are the same.
 
     >>> x = torch.tensor([[[[1.0, 2.0, 3.0]]]])
     >>> gram = torch.zeros(2, 1, 2, 1)
@@ -135,7 +135,7 @@ def add_unfolded(gram: Tensor, x: Tensor, axes: Sequence[Axis], *, most: int) ->
     kernel, channels = gram.shape[:2]
     size, spatial = kernel * channels, len(axes)
     matrix = gram.view(size, size)
-    # Contiguous, since every number is read once for each kernel position.
+    # Contiguous, because every number is read once for each kernel position.
     patches = functional.pad(x if kernel == 1 else x.contiguous(), _around(axes))
     for d, axis in enumerate(axes, start=3):
         patches = patches.unfold(d, axis.dilation * (axis.kernel - 1) + 1, axis.stride)[..., :: axis.dilation]
@@ -148,12 +148,12 @@ def add_unfolded(gram: Tensor, x: Tensor, axes: Sequence[Axis], *, most: int) ->
         columns = torch.empty(part.shape, dtype=gram.dtype, device=x.device).copy_(part).view(size, -1)
         for start in range(0, size, block):
             upper = slice(start, start + block)
-            # In place, which autocast leaves in the dtype of the matrix.
+            # In place, so that autocast keeps the dtype of the matrix.
             matrix[upper, start:].addmm_(columns[upper], columns[start:].T)
 
 
 def _shifts_pay(axes: Sequence[Axis], channels: int, samples: int, device: torch.device) -> bool:
-    """Whether shifts take less time than patches, by what both multiply, move and launch."""
+    """Return True if shifts take less time than patches, estimated from multiplications, moves and launches."""
     kernel = prod(axis.kernel for axis in axes)
     size, rows = kernel * channels, samples * prod(axis.outputs for axis in axes)
     patches = rows * size * (size * (_BLOCKS + 1) / (2 * _BLOCKS) + 4 * _MOVE)
@@ -164,12 +164,12 @@ def _shifts_pay(axes: Sequence[Axis], channels: int, samples: int, device: torch
 
 
 def _around(axes: Sequence[Axis]) -> list[int]:
-    """The padding in the order `functional.pad` takes it."""
+    """Return the padding in the order that `functional.pad` takes."""
     return [n for axis in reversed(axes) for n in (axis.before, axis.after)]
 
 
 def _mirror_(matrix: Tensor) -> Tensor:
-    """Make a matrix symmetric, in place, from its upper triangle; by blocks, which stay in the cache."""
+    """Make a matrix symmetric, in place, from its upper triangle, in blocks that stay in the cache."""
     for start in range(0, len(matrix), _TILE):
         rows = slice(start, start + _TILE)
         matrix[rows, :start] = matrix[:start, rows].T
@@ -181,38 +181,34 @@ def _mirror_(matrix: Tensor) -> Tensor:
 def _axes(
     shape: Sequence[int], kernel_size: Sizes, stride: Sizes, padding: Padding, dilation: Sizes, groups: int, mode: str
 ) -> list[Axis]:
-    """The spatial axes of a convolution, refused where it could not be one."""
+    """Return the spatial axes of a convolution; reject invalid arguments."""
     spatial = len(shape) - 2
     if not 1 <= spatial <= 3:
         raise ConditioningError(
-            f"a convolution's input is [samples, channels, *spatial] with 1 to 3 spatial dimensions, and this one is "
-            f"{list(shape)}: add the dimension of samples if that is missing"
+            "The input must be [samples, channels, *spatial] with 1 to 3 spatial dimensions, got shape "
+            f"{list(shape)}. Try unsqueeze(0) if the dimension of samples is missing."
         )
     if not 1 <= groups <= shape[1] or shape[1] % groups:
-        raise ConditioningError(
-            f"{shape[1]} channels are not {groups} groups of equal size: give groups that divide them"
-        )
+        raise ConditioningError(f"`groups` must be >= 1 and divide the {shape[1]} channels, got {groups}. Try 1.")
     if mode not in _MODES:
-        raise ConditioningError(f"padding_mode is {mode!r}, and it can be one of {', '.join(_MODES)}")
+        raise ConditioningError(f"`padding_mode` must be one of {', '.join(_MODES)}, got {mode!r}.")
     kernel = _sizes("kernel_size", kernel_size, spatial, least=1)
     strides = _sizes("stride", stride, spatial, least=1)
     dilations = _sizes("dilation", dilation, spatial, least=1)
     if padding == "same":
         if any(s != 1 for s in strides):
-            raise ConditioningError(
-                f"padding is 'same', which is of stride 1 alone, and stride is {stride}: give numbers"
-            )
+            raise ConditioningError(f"`padding` must be numbers if stride is not 1, got 'same' with stride {stride}.")
         totals = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
         around = [(total // 2, total - total // 2) for total in totals]
     elif isinstance(padding, str) and padding != "valid":
-        raise ConditioningError(f"padding is {padding!r}, and it can be numbers, 'same' or 'valid'")
+        raise ConditioningError(f"`padding` must be numbers, 'same' or 'valid', got {padding!r}.")
     else:
         around = [(n, n) for n in _sizes("padding", 0 if isinstance(padding, str) else padding, spatial, least=0)]
     axes = [Axis(*given[:4], *given[4]) for given in zip(shape[2:], kernel, strides, dilations, around, strict=True)]
     if any(axis.outputs < 1 for axis in axes):
         raise ConditioningError(
-            f"a kernel of {kernel} with dilation {dilations} does not fit into an input of {list(shape[2:])} with "
-            f"padding {padding}: give more padding or a smaller kernel"
+            f"A kernel of {kernel} with dilation {dilations} does not fit into an input of {list(shape[2:])} with "
+            f"padding {padding}. Use more padding or a smaller kernel."
         )
     return axes
 
@@ -221,8 +217,7 @@ def _sizes(name: str, given: Sizes, spatial: int, *, least: int) -> list[int]:
     sizes = [given] * spatial if isinstance(given, int) else list(given)
     if len(sizes) != spatial or any(not isinstance(n, int) or n < least for n in sizes):
         raise ConditioningError(
-            f"{name} is {given}, and it is one whole number of at least {least}, or {spatial} of them, one for each "
-            "spatial dimension"
+            f"`{name}` must be a whole number >= {least}, or {spatial} of them, one per spatial dimension, got {given}."
         )
     return sizes
 
@@ -244,19 +239,19 @@ class Axis:
 
     @property
     def outputs(self) -> int:
-        """How many positions the kernel takes."""
+        """Number of output positions."""
         return (self.size + self.before + self.after - self.dilation * (self.kernel - 1) - 1) // self.stride + 1
 
 
 @dataclass(frozen=True)
 class Shift:
-    """The pairs (i, i + step) of kernel positions along an axis whose sums Σ_t x_r(t)·x_r'(t + σ) differ by ends only.
+    """The pairs (i, i + step) of kernel positions along an axis whose sums Σ_t x_r(t)·x_r'(t + σ) differ only in ends.
 
     Attributes:
-        step: by how much the second kernel position is ahead of the first.
+        step: the distance of the second kernel position from the first.
         phases: r and r'.
         by: σ.
-        spans: i, and the first t of its sum and the one after the last, in the image; none is empty.
+        spans: i, the first t of its sum and the one after the last, in the image; none is empty.
     """
 
     step: int
@@ -266,13 +261,13 @@ class Shift:
 
     @cached_property
     def cuts(self) -> tuple[int, ...]:
-        """Every end of a sum, ascending: between two of them, a position is in all of a sum's summands or in none."""
+        """All ends of sums, ascending: a sum covers the positions between two neighboring ends wholly or not at all."""
         return tuple(sorted({end for _, *ends in self.spans for end in ends}))
 
 
 @lru_cache(1024)
 def shifts(axis: Axis) -> tuple[Shift, ...]:
-    """All pairs of kernel positions of an axis, those with the same summands together.
+    """Return all pairs of kernel positions of an axis, grouped by equal summands.
 
     >>> [(s.step, s.spans) for s in shifts(Axis(size=8, kernel=3, before=1, after=1)) if s.step >= 0]
     [(0, ((0, 0, 7), (1, 0, 8), (2, 1, 8))), (1, ((0, 0, 7), (1, 0, 7))), (2, ((0, 0, 6),))]
@@ -290,7 +285,7 @@ def shifts(axis: Axis) -> tuple[Shift, ...]:
 
 
 def combined(axes: Sequence[Axis]) -> Iterator[tuple[Shift, ...]]:
-    """The shifts of all axes together, without those whose sums are the transposes of another's."""
+    """Yield the combinations of the axes' shifts, without those whose sums are transposes of another's."""
     for several in product(*map(shifts, axes)):
         if tuple(s.step for s in several) >= (0,) * len(axes):
             yield several
@@ -298,11 +293,11 @@ def combined(axes: Sequence[Axis]) -> Iterator[tuple[Shift, ...]]:
 
 @dataclass(frozen=True)
 class Effort:
-    """What the sums of a sample take.
+    """The cost of the sums of a sample.
 
     Attributes:
-        products: of C × C, over a position each.
-        matrices: C × C sums of them that are kept for a moment.
+        products: products of C × C, one position each.
+        matrices: temporary C × C sums of them.
         calls: operations on tensors.
     """
 
@@ -312,7 +307,7 @@ class Effort:
 
 
 def effort(axes: Sequence[Axis]) -> Effort:
-    """Count what `add_shifted` does.
+    """Return the cost of `add_shifted`.
 
     >>> image = Axis(size=32, kernel=3, before=1, after=1)
     >>> effort([image, image])  # the patches would take 81 products at 32² positions: 82944
@@ -328,13 +323,13 @@ def effort(axes: Sequence[Axis]) -> Effort:
 
 
 def add_shifted(gram: Tensor, x: Tensor, axes: Sequence[Axis], *, most: int) -> None:
-    """Add to `gram` the sum of patch·patchᵀ over samples, groups and output positions, in its upper triangle alone.
+    """Add the sum of patch·patchᵀ over samples, groups and output positions to the upper triangle of `gram`.
 
     Args:
         gram: [kernel positions, C, kernel positions, C], contiguous.
         x: [samples, groups, C, *spatial].
-        axes: one for each spatial dimension.
-        most: about how many numbers the products of one shift may take.
+        axes: one per spatial dimension.
+        most: the approximate number of elements that the products of one shift may take.
 
     >>> x = torch.tensor([[[[1.0, 2.0, 3.0]]]])
     >>> gram = torch.zeros(2, 1, 2, 1)
@@ -344,7 +339,7 @@ def add_shifted(gram: Tensor, x: Tensor, axes: Sequence[Axis], *, most: int) -> 
             [ 0., 13.]])
     """
     if len(axes) == 1:
-        # One row, so that there always is an axis of rows before the last.
+        # Add an axis of one row, so that there always is an axis of rows before the last.
         x, axes = x.unsqueeze(3), (Axis(size=1), *axes)
     strides = [axis.stride for axis in axes]
     phase = cache(lambda residues: _phase(x, residues, strides, gram.dtype))
@@ -367,7 +362,7 @@ def _length(axis: Axis, residue: int) -> int:
 
 
 def _flat(index: Sequence[int], sizes: Sequence[int]) -> int:
-    """The place in row-major order; linear, so that it serves for differences of indices as well."""
+    """Return the index in row-major order; it is linear, so it applies to differences of indices as well."""
     place = 0
     for i, size in zip(index, sizes, strict=True):
         place = place * size + i
@@ -375,7 +370,7 @@ def _flat(index: Sequence[int], sizes: Sequence[int]) -> int:
 
 
 def _phase(x: Tensor, residues: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Every stride-th position as [*spatial, samples·groups, C].
+    """Return every stride-th position as [*spatial, samples·groups, C].
 
     With the samples innermost, any stretch of the last axis is one matrix of many rows, without a copy.
     """
@@ -388,9 +383,9 @@ def _phase(x: Tensor, residues: Sequence[int], strides: Sequence[int], dtype: to
 def _products(
     first: Tensor, second: Tensor, several: Sequence[Shift], most: int
 ) -> Iterator[tuple[list[tuple[int, int]], Tensor]]:
-    """Σ x_r(t)·x_r'(t + σ)ᵀ over each part of the last axis between two cuts, and for each row by itself.
+    """Yield Σ x_r(t)·x_r'(t + σ)ᵀ over each part of the last axis between two cuts, separately for each row.
 
-    Rows come in blocks, of about `most` numbers: which they are, and their products as [parts, *rows, C, C].
+    Rows come in blocks of about `most` numbers: their bounds, and their products as [parts, *rows, C, C].
     """
     *rows, last = several
     parts = list(pairwise(last.cuts))
@@ -406,7 +401,7 @@ def _products(
             box = (*bounds, part)
             left = first[tuple(slice(a, b) for a, b in box)]
             right = second[tuple(slice(a + s.by, b + s.by) for (a, b), s in zip(box, several, strict=True))]
-            # With an output given, which autocast leaves in its dtype.
+            # With `out`, so that autocast keeps its dtype.
             torch.matmul(left.flatten(-3, -2).mT, right.flatten(-3, -2), out=into)
         yield bounds, products
 
@@ -414,12 +409,12 @@ def _products(
 def _add_window(
     block: Tensor, summed: Tensor, spans: Sequence[tuple[int, int, int]], bounds: Sequence[tuple[int, int]]
 ) -> None:
-    """Add to `block` those of the rows within `bounds` that lie within `spans`."""
+    """Add the rows within `bounds` that lie within `spans` to `block`."""
     ends = [(max(low, top), min(high, bottom)) for (_, low, high), (top, bottom) in zip(spans, bounds, strict=True)]
     if any(start >= stop for start, stop in ends):
         return
     window = summed[tuple(slice(a - top, b - top) for (a, b), (top, _) in zip(ends, bounds, strict=True))]
-    # One axis at a time: a sum over two that do not lie together in memory is ten times slower.
+    # One axis at a time: a sum over two that are not adjacent in memory is ten times slower.
     while window.dim() > 2:
         window = _total(window)
     block.add_(window)
@@ -439,9 +434,9 @@ def patch_columns(
     groups: int = 1,
     padding_mode: str = "zeros",
 ) -> Tensor:
-    """The patch at every output position of every sample and group: [C/groups · kernel, patches].
+    """Return the patch at every output position of every sample and group, [C/groups · kernel, patches].
 
-    Rows are in the order of `torch.nn.functional.unfold`. For few patches; `patch_gram` does not form them.
+    Rows are in the order of `torch.nn.functional.unfold`. Meant for few patches; `patch_gram` does not form them.
 
     >>> x = torch.tensor([[[1.0, 2.0, 3.0]]])
     >>> patch_columns(x, kernel_size=(2,), stride=(1,), padding=(0,), dilation=(1,))

@@ -1,4 +1,4 @@
-"""Runs on disk: written safely while training goes on, read at any time, exported.
+"""Runs on disk: written safely during training, read at any time, exported.
 
 Write one with `Writer`, open one with `load`, list those of a folder with `runs`.
 """

@@ -1,4 +1,4 @@
-"""Validation of what users pass to the store, before anything is written."""
+"""Validation of arguments to the store, before anything is written."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _MOST = 2**63
 
 
 def path_of(given: Any, what: str = "the folder of a run") -> Path:
-    """Return a path as it was given.
+    """Return a path; `what` names it in errors.
 
     >>> path_of("runs/first").name
     'first'
     """
     if not isinstance(given, str | os.PathLike) or not isinstance(os.fspath(given), str):
-        raise StoreError(f"{given!r} was given for {what}; accepted is a path, such as 'runs/first'.")
+        raise StoreError(f"{what[0].upper()}{what[1:]} must be a path, got {given!r}. Try 'runs/first'.")
     if not can_be_named(os.fspath(given)):
-        raise StoreError(f"{given!r} was given for {what}; no path has such letters in it. Give another.")
+        raise StoreError(f"{what[0].upper()}{what[1:]} must be a valid path, got {given!r}. Try 'runs/first'.")
     return Path(given)
 
 
 def can_be_named(path: str | bytes) -> bool:
-    """Return whether a file can have this name: text without a zero byte or half a letter."""
+    """Return True if a file can have this name: text without a zero byte or half a surrogate pair."""
     try:
         return isinstance(path, str) and b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:
@@ -40,28 +40,28 @@ def can_be_named(path: str | bytes) -> bool:
 
 
 def step_of(given: Any) -> int:
-    """Return a step, which is a whole number of 64 bits.
+    """Return a step, a whole number of 64 bits.
 
     >>> step_of(np.int32(7))
     7
     """
     step = whole(given)
     if step is None:
-        raise StoreError(f"the step {given!r} was given; a step is a whole number.")
+        raise StoreError(f"A step must be a whole number, got {given!r}. Try 0.")
     if not -_MOST <= step < _MOST:
-        raise StoreError(f"the step {step} was given; a step is an integer of 64 bits.")
+        raise StoreError(f"A step must be an integer of 64 bits, got {step}. Try 0.")
     return step
 
 
 def steps_of(given: Any) -> Steps:
-    """Return the steps that are asked for, which are whole numbers and not a mask.
+    """Return the steps that are asked for: whole numbers, not a mask.
 
     >>> steps_of([0, 10]).dtype
     dtype('int64')
     """
     try:
         steps = np.asarray(given)
-    except (TypeError, ValueError, RuntimeError):  # numbers that do not go together, or a tensor without values
+    except (TypeError, ValueError, RuntimeError):  # ragged lists, or a tensor without values
         steps = np.array(given if isinstance(given, list | tuple) else [None], dtype=object)
     match steps.dtype.kind:
         case "f":
@@ -72,8 +72,8 @@ def steps_of(given: Any) -> Steps:
             fine = kind == "i" or (kind == "u" and bool((steps < _MOST).all()))
     if not fine:
         raise StoreError(
-            f"steps is {given!r:.80}; accepted are some of the run's steps, as whole numbers: `steps=[0, 100]`, or "
-            "`steps=run.steps[mask]`."
+            f"`steps` must be some of the run's steps, as whole numbers, got {given!r:.80}. Try steps=[0, 100], or "
+            "steps=run.steps[mask]."
         )
     return steps.astype(np.int64)
 
@@ -86,7 +86,7 @@ def names_of(given: Any) -> list[str]:
     """
     names = listed(given)
     if not all(isinstance(name, str) for name in names):
-        raise StoreError(f"{given!r:.80} was given for a quantity; accepted is a name, such as 'rotation', or several.")
+        raise StoreError(f"`quantity` must be one name or several, got {given!r:.80}. Try 'rotation'.")
     return list(dict.fromkeys(names))
 
 
@@ -95,7 +95,7 @@ def check_run(layers: Any, quantities: Any, meta: Any, queue: Any, tick: Any) ->
     given = listed(layers)
     for layer in given:
         if not isinstance(layer, LayerInfo):
-            raise StoreError(f"{layer!r} was given for a layer of a run; accepted is a gyroscope.store.LayerInfo.")
+            raise StoreError(f"`layers` must be a list of gyroscope.store.LayerInfo, got {layer!r} in it.")
         if not _is_well_formed(layer):
             raise StoreError(
                 f"A layer must have a name and a kind that are text, a shape of whole numbers and a part >= 0, got "
@@ -105,17 +105,17 @@ def check_run(layers: Any, quantities: Any, meta: Any, queue: Any, tick: Any) ->
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if not names or twice:
         said = f"the layer {twice[0]!r} twice" if twice else "no layers"
-        raise StoreError(f"A run was given {said}; it takes at least one layer, each under a name of its own.")
+        raise StoreError(f"`layers` must have at least one layer, and each a name of its own, got {said}.")
     check_quantities(quantities)
     _check_meta(meta)
     if not real(queue) >= 1:
         raise StoreError(f"`queue` must be a number >= 1, got {queue!r}. Try 256.")
-    if not 0 < real(tick) <= TIMEOUT_MAX:  # what threads can wait for
+    if not 0 < real(tick) <= TIMEOUT_MAX:  # the longest that a thread can wait
         raise StoreError(f"`tick` must be a finite number of seconds > 0, got {tick!r}. Try 0.25.")
 
 
 def _is_well_formed(layer: LayerInfo) -> bool:
-    """Return whether a layer reads back as it was written."""
+    """Return True if a layer reads back as it was written."""
     numbers = (*layer.shape, layer.part) if isinstance(layer.shape, list | tuple) else (None,)
     return (
         isinstance(layer.name, str)
@@ -125,13 +125,13 @@ def _is_well_formed(layer: LayerInfo) -> bool:
 
 
 def check_quantities(given: Any) -> None:
-    """Reject quantities that are not described under their names."""
+    """Reject quantities that are not a dict of `QuantityInfo` by name."""
     if not isinstance(given, Mapping):
-        raise StoreError(f"{given!r:.80} was given for quantities; accepted is a dict of QuantityInfo by name.")
+        raise StoreError(f"`quantities` must be a dict of QuantityInfo by name, got {given!r:.80}.")
     for name, about in given.items():
         if not isinstance(name, str) or not isinstance(about, QuantityInfo):
             raise StoreError(
-                f"{about!r:.80} was given for the quantity {name!r}; accepted is a gyroscope.store.QuantityInfo."
+                f"`quantities` must be a dict of gyroscope.store.QuantityInfo by name, got {about!r:.80} for {name!r}."
             )
 
 
@@ -139,4 +139,4 @@ def _check_meta(meta: Any) -> None:
     try:
         json.dumps(dict(meta), allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise StoreError(f"meta={meta!r} cannot be kept with a run, which keeps what JSON holds: {error}.") from error
+        raise StoreError(f"`meta` must be a dict that JSON can hold, got {meta!r:.80}: {error}.") from error

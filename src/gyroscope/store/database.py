@@ -40,7 +40,7 @@ class Database:
     """A run's file, open for one attempt. Used by one thread at a time.
 
     Raises:
-        StoreError: the file is no run, or the run is of other layers; nothing has been changed then.
+        StoreError: the file is not a run, or the run has other layers; nothing was changed.
     """
 
     def __init__(self, file: Path, layers: Sequence[LayerInfo]) -> None:
@@ -52,7 +52,7 @@ class Database:
         try:
             schema.check(self._connection, file)
             _same(schema.layers_from(self._connection.execute(schema.LAYERS), file), layers, file)
-            # Every commit is on the disk when it returns; in write-ahead mode that is one sync a batch.
+            # Every commit is on the disk when it returns; in write-ahead mode that takes one sync per batch.
             self._connection.execute("PRAGMA synchronous = FULL")
             self._connection.execute("PRAGMA wal_autocheckpoint = 4000")
             self._connection.execute("PRAGMA journal_size_limit = 16000000")
@@ -74,7 +74,7 @@ class Database:
         """Add a record to a batch.
 
         Raises:
-            StoreError: it does not belong to this run; the batch is as it was.
+            StoreError: it does not belong to this run; the batch is unchanged.
         """
         match record:
             case Rows():
@@ -86,29 +86,29 @@ class Database:
                 when = (self.attempt, step_of(record.step), float(record.time))
                 to.events.append((*when, _text(record.kind), _text(record.text)))
             case _:
-                raise StoreError(f"a {type(record).__name__} was given to a run; it takes Rows, Scalars and Events.")
+                raise StoreError(f"A record must be Rows, Scalars or an Event, got {type(record).__name__}.")
 
     def commit(self, batch: Batch) -> None:
-        """Write all of it or nothing; on the disk when it returns."""
+        """Write all of a batch or nothing; it is on the disk when this returns."""
         with _Transaction(self._connection) as change:
-            # A quantity's rows beside each other on the disk, because they are read together.
+            # The rows of a quantity are adjacent on the disk, because they are read together.
             change.executemany(_SERIES, sorted(batch.series, key=itemgetter(2)))
             change.executemany(_SCALARS, batch.scalars)
             change.executemany(_EVENTS, batch.events)
 
     def register(self, quantities: Mapping[str, QuantityInfo]) -> None:
-        """Take up quantities, so that their rows can be written."""
+        """Register quantities, so that their rows can be written."""
         with _Transaction(self._connection):
             self._register(quantities)
 
     def close(self, *, ended: bool, failed: bool = False) -> None:
-        """Leave one file, with everything in it, unless writing has `failed`; `ended` if that was the end of it."""
+        """Move everything into one file, unless writing has `failed`; `ended` records that the run came to its end."""
         try:
             if ended and not failed:
                 now = (time.time(), self.attempt)
                 self._connection.execute("UPDATE attempts SET ended = ? WHERE attempt = ?", now)
             if not failed:
-                # Somebody who reads for long keeps the write-ahead file; the next writer moves it in.
+                # A long-running reader keeps the write-ahead file; the next writer merges it.
                 self._connection.execute("PRAGMA busy_timeout = 1000")
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
@@ -126,17 +126,17 @@ class Database:
 
     def _rows(self, record: Rows) -> Iterable[tuple[Any, ...]]:
         if record.part not in self._widths:
-            raise StoreError(f"values of part {record.part} were given to a run of the parts {sorted(self._widths)}.")
+            raise StoreError(f"`part` must be one of the run's parts {sorted(self._widths)}, got {record.part}.")
         steps = _steps(record.steps)
         shape = (len(steps), self._widths[record.part])
         for name, given in record.values.items():
             values = np.asarray(given, dtype=np.float32)
             if name not in self._ids:
-                raise StoreError(f"values of {name!r} were given, which is not registered: use add_quantities first.")
+                raise StoreError(f"The quantity {name!r} is not registered. Call add_quantities first.")
             if values.shape != shape:
                 raise StoreError(
-                    f"values of {name!r} have shape {values.shape}; {shape[0]} steps of the {shape[1]} layers of part "
-                    f"{record.part} have shape {shape}."
+                    f"Values of {name!r} must have shape {shape} ({shape[0]} steps, {shape[1]} layers of part "
+                    f"{record.part}), got {values.shape}."
                 )
             for step, data in zip(steps, pack(values), strict=True):
                 key = (self.attempt, step, self._ids[name], record.part)
@@ -144,7 +144,7 @@ class Database:
 
 
 class _Transaction:
-    """All of the changes made within, or none."""
+    """A transaction: all of the changes made within, or none."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -156,7 +156,7 @@ class _Transaction:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._connection.execute("COMMIT")
-        elif self._connection.in_transaction:  # some failures, a full disk for one, have rolled back already
+        elif self._connection.in_transaction:  # some failures, such as a full disk, have rolled back already
             self._connection.execute("ROLLBACK")
 
 
@@ -164,18 +164,18 @@ def _same(there: Sequence[LayerInfo], given: Sequence[LayerInfo], file: Path) ->
     for i, (old, new) in enumerate(zip(there, given, strict=False)):
         if old != new:
             raise StoreError(
-                f"{file} is a run of other layers: its layer {i} is {_described(old)}, and {_described(new)} was given."
-                " Resume it with the model it was started with, or give another folder."
+                f"{file} is a run of other layers: its layer {i} is {_described(old)}, got {_described(new)}. Resume "
+                "it with the model it was started with, or use another folder."
             )
     if len(there) != len(given):
         raise StoreError(
-            f"{file} is a run of {len(there)} layers, and {len(given)} were given, the first of them the same. Resume "
-            "it with the model it was started with, or give another folder."
+            f"{file} is a run of {len(there)} layers, got {len(given)}, the first of which are the same. Resume it "
+            "with the model it was started with, or use another folder."
         )
 
 
 def _text(given: Any) -> str:
-    return str(given).encode(errors="backslashreplace").decode()  # half a surrogate pair is no text for SQLite
+    return str(given).encode(errors="backslashreplace").decode()  # SQLite rejects half a surrogate pair
 
 
 def _described(layer: LayerInfo) -> str:

@@ -1,4 +1,4 @@
-"""A small run to try things on."""
+"""A small example run."""
 
 from __future__ import annotations
 

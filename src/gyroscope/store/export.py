@@ -1,6 +1,6 @@
 """Export of runs: CSV and JSON need only NumPy, data frames and Parquet need the extra `export`.
 
-A `Table` says which columns are exported, and reads them in pieces that fit into memory.
+A `Table` holds the columns to export, and reads them in pieces that fit into memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from gyroscope.store.reader import Run
 
-#: Numbers of one quantity that are held in memory at a time.
+#: Values of one quantity that are held in memory at a time.
 _PIECE = 1 << 20
 
 #: One name gives a wide table (one column per layer). Several, or None for all, give a long one (one column per
@@ -67,10 +67,10 @@ class Table:
         for name in names:
             if name not in known:
                 raise StoreError(
-                    f"{run.path} has no {name!r}; it has {', '.join(known) or 'no series and no scalars'}."
+                    f"{run.path} has no {name!r}. It has {', '.join(known) or 'no series and no scalars'}."
                 )
             if name not in run.quantities and not isinstance(wanted, str):
-                raise StoreError(f"{name!r} is a number of the whole network, not of its layers; ask for it alone.")
+                raise StoreError(f"{name!r} is a number of the whole network, not of its layers. Export it alone.")
         if not isinstance(wanted, str):
             return cls(run, "long", tuple(names))
         if wanted in run.quantities:
@@ -94,9 +94,9 @@ class Table:
 
 
 def to_csv(run: Run, path: str | os.PathLike[str], wanted: Wanted = None) -> Path:
-    """Write a table with a header; numbers are as short as they can be, what is not known is empty.
+    """Write a table with a header; numbers are as short as possible, and unknown values are empty.
 
-    A name that a spreadsheet would run as a formula is preceded by an apostrophe.
+    A name that a spreadsheet would run as a formula is prefixed with an apostrophe.
 
     >>> import tempfile
     >>> from gyroscope.store.example import write_example
@@ -132,7 +132,8 @@ def to_json(run: Run, path: str | os.PathLike[str], wanted: Wanted = None) -> Pa
     """
     names = None if wanted is None else names_of(wanted)
     if names is not None:
-        names = [name for name in names if name in run.quantities or name not in run.scalars]  # these are there anyway
+        # Scalars are always exported.
+        names = [name for name in names if name in run.quantities or name not in run.scalars]
     table = Table.of(run, names)
     about = {
         "gyroscope": {"layout": schema.VERSION},
@@ -187,7 +188,7 @@ def to_pandas(run: Run, wanted: Wanted = None) -> pandas.DataFrame:
 
 
 def to_parquet(run: Run, path: str | os.PathLike[str], wanted: Wanted = None) -> Path:
-    """Write a table as Parquet; what is not known is null, and the file says what the quantities are.
+    """Write a table as Parquet; unknown values are null, and the file describes the quantities.
 
     >>> import tempfile
     >>> from gyroscope.store.example import write_example
@@ -230,26 +231,26 @@ def _inert(name: str) -> str:
 
 @contextmanager
 def _whole_text(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
-    """A file that is there when all of it has been written, and not before."""
+    """Open a text file that appears only when all of it has been written."""
     with _whole_path(path) as part, open(part, "w", newline="", encoding="utf-8") as file:
         yield file
 
 
 @contextmanager
 def _whole_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path to write to, which becomes `path` at the end; see `whole_file`. /dev/stdout is written to as it is.
+    """Yield a path to write to, which becomes `path` at the end; see `whole_file`. /dev/stdout is written directly.
 
     Raises:
         StoreError: it cannot be written.
     """
-    final = path_of(path, "a file to write")
+    final = path_of(path, "the file to write")
     if not final.name:
-        raise StoreError(f"{str(path)!r} was given for a file to write; it has no name. Give one, such as 'run.csv'.")
+        raise StoreError(f"The file to write must have a name, got {str(path)!r}. Try 'run.csv'.")
     try:
         with whole_file(final) as part:
             yield part
     except OSError as error:
-        raise StoreError(f"{final} cannot be written: {error.strerror or error}. Give another path.") from error
+        raise StoreError(f"{final} cannot be written: {error.strerror or error}. Use another path.") from error
 
 
 def _finite(value: Any) -> Any:
@@ -262,5 +263,6 @@ def _needed(module: str, what: str) -> Any:
     except ImportError:
         library = module.partition(".")[0]
         raise MissingExtraError(
-            f"{what} needs {library}, which is not installed: pip install 'gyroscope[export]'"
+            f"{what[0].upper()}{what[1:]} needs {library}, which is not installed. Install it with pip install "
+            "'gyroscope[export]'."
         ) from None

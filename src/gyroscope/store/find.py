@@ -1,4 +1,4 @@
-"""Runs on disk: one by its path, or all within a folder."""
+"""Finding runs on disk: one by its path, or all within a folder."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gyroscope.store.folder import is_dir, is_file
 from gyroscope.store.reader import Run
 
 _LOG = logging.getLogger("gyroscope")
-#: How many folders deep to look for runs.
+#: The depth of folders to look for runs in.
 _DEPTH = 3
 
 
 def load(path: str | os.PathLike[str] | Run) -> Run:
-    """Open a run: its folder, or the `run.sqlite` in it. A `Run`, such as `monitor.run`, is opened again as it is now.
+    """Open a run from its folder, or the `run.sqlite` in it. A `Run`, such as `monitor.run`, is opened again.
 
     Raises:
-        StoreError: there is no run, or it is damaged or of a newer Gyroscope; says which file and what to do.
+        StoreError: there is no run, it is damaged, or it is from a newer Gyroscope; the message says what to do.
 
     >>> import tempfile
     >>> from gyroscope.store.example import write_example
@@ -34,17 +34,17 @@ def load(path: str | os.PathLike[str] | Run) -> Run:
     given = path.path if isinstance(path, Run) else path_of(path)
     if is_file(given):
         if given.name != schema.FILE:
-            raise StoreError(f"{given} is a file; a run is a folder with a {schema.FILE} in it. Give that folder.")
+            raise StoreError(f"{given} is a file; a run is a folder with a {schema.FILE} in it. Pass that folder.")
         given = given.parent
     return Run(given)
 
 
 def runs(folder: str | os.PathLike[str] = "runs", *, broken: list[StoreError] | None = None) -> list[Run]:
-    """All runs in a folder and, up to three deep, the folders within; those that were started first come first.
+    """Return all runs in a folder and the folders within, up to three deep, in the order in which they were started.
 
     Args:
-        folder: where to look.
-        broken: gets the error of every run that cannot be read; unless given, these are logged as warnings.
+        folder: the folder to look in.
+        broken: a list for the error of every run that cannot be read; if None, these are logged as warnings.
 
     Raises:
         StoreError: there is no such folder.
@@ -59,16 +59,16 @@ def runs(folder: str | os.PathLike[str] = "runs", *, broken: list[StoreError] | 
     """
     top = path_of(folder, "the folder to look for runs in")
     if is_file(top):
-        raise StoreError(f"{top} is a file; give the folder that runs are in, or that of a run.")
+        raise StoreError(f"{top} is a file. Pass the folder of a run, or one that holds runs.")
     if not is_dir(top):
         raise StoreError(
-            f"There is no folder {top}; give one that runs have been written to (`gyroscope.watch(model, optimizer, "
-            f"'{top}/first')` makes one)."
+            f"There is no folder {top}. Pass one that runs have been written to; `gyroscope.watch(model, optimizer, "
+            f"'{top}/first')` creates one."
         )
     found: list[tuple[float, str, Run]] = []
     for path in run_folders(top, _DEPTH):
         try:
-            # Closed at once: there may be more runs than files that can be open.
+            # Closed at once, because there may be more runs than files that can be open.
             with load(path) as run:
                 found.append((run.attempts[0].time if run.attempts else 0.0, str(path), run))
         except StoreError as error:
@@ -80,7 +80,7 @@ def runs(folder: str | os.PathLike[str] = "runs", *, broken: list[StoreError] | 
 
 
 def distinct_names(runs: Sequence[Run]) -> list[str]:
-    """Return the names of runs, or their paths from the folder that all are in where names alone are not distinct.
+    """Return the names of runs, or their paths from a common folder if the names are not distinct.
 
     >>> import tempfile
     >>> from gyroscope.store.example import write_example
@@ -96,7 +96,7 @@ def distinct_names(runs: Sequence[Run]) -> list[str]:
 
 
 def run_folders(folder: Path, depth: int) -> Iterator[Path]:
-    """The folders of runs: `folder` itself, or those within, up to `depth` deep."""
+    """Yield the folders of runs: `folder` itself, or those within, up to `depth` deep."""
     if (folder / schema.FILE).is_file():
         yield folder
     elif depth > 0:

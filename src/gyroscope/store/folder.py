@@ -1,4 +1,4 @@
-"""The folder of a run: what may be in it, and how a new one is made."""
+"""The folder of a run: what it may hold, and how a new one is created."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gyroscope.store.record import LayerInfo
 
 #: The file that asks the job that writes a run to look at its next steps in detail. It may hold the number of steps.
 REQUEST = "sample"
-#: Bytes that a disk must have left for a run to be resumed: SQLite's own files take 32 KB before the first row.
+#: Free bytes on the disk that resuming a run needs: SQLite's own files take 32 KB before the first row.
 _SPACE = 1 << 20
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file; a name that no file can have is one of none.
+    """Return True if the file exists; False also for a name that no file can have.
 
     >>> is_file(Path("x" * 10_000))
     False
@@ -35,7 +35,7 @@ def is_file(path: Path) -> bool:
 
 
 def is_dir(path: Path) -> bool:
-    """The same for folders."""
+    """Return True if the folder exists; False also for a name that no folder can have."""
     try:
         return path.is_dir()
     except OSError:
@@ -43,7 +43,7 @@ def is_dir(path: Path) -> bool:
 
 
 def run_file(folder: Path) -> Path:
-    """Where the run in `folder` is.
+    """Return the file of the run in `folder`.
 
     >>> run_file(Path("runs/first")).name
     'run.sqlite'
@@ -52,10 +52,10 @@ def run_file(folder: Path) -> Path:
 
 
 def reserve(folder: Path) -> Lock:
-    """Lock the run in `folder` for a writer that is opened later, which will be able to write it.
+    """Lock the run in `folder` for a writer that is opened later, and check that it can be written.
 
     Raises:
-        StoreError: another writer has it, it cannot be written, or the disk is full.
+        StoreError: another writer has locked it, it cannot be written, or the disk is full.
     """
     file = run_file(folder)
     try:
@@ -63,7 +63,7 @@ def reserve(folder: Path) -> Lock:
         try:
             _check_space(folder)
             with closing(connect(file, "rw")) as connection:
-                connection.execute("BEGIN IMMEDIATE")  # fails where the file is read-only or locked
+                connection.execute("BEGIN IMMEDIATE")  # fails if the file is read-only or locked
                 connection.execute("ROLLBACK")
             return held
         except BaseException:
@@ -74,7 +74,7 @@ def reserve(folder: Path) -> Lock:
 
 
 def _check_space(folder: Path) -> None:
-    """Fail as the disk does when it is asked for some space, which is given back at once."""
+    """Raise the disk's error if there is not enough space, by taking some and releasing it."""
     with TemporaryFile(dir=folder) as probe:
         probe.write(bytes(_SPACE))
         probe.flush()
@@ -82,10 +82,10 @@ def _check_space(folder: Path) -> None:
 
 
 def open_run(folder: Path, layers: Sequence[LayerInfo], lock: Lock | None = None) -> tuple[Lock, Database]:
-    """The run in `folder`, made if it is not there, and the lock on it: `lock` if it is held, or a new one.
+    """Open the run in `folder`, created if needed, with the lock on it: `lock` if it is held, or a new one.
 
     Raises:
-        StoreError: it cannot be made or written, or is another run; nothing has been changed then.
+        StoreError: it cannot be created or written, or is another run; nothing was changed.
     """
     file = run_file(folder)
     try:
@@ -103,42 +103,42 @@ def open_run(folder: Path, layers: Sequence[LayerInfo], lock: Lock | None = None
 
 
 def _lock_new(folder: Path) -> Lock:
-    """Make a folder, if it is not there, and lock it; a folder that cannot be locked is not left behind."""
+    """Create a folder, if needed, and lock it; a new folder that cannot be locked is removed."""
     new = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         return Lock(folder)
     except BaseException:
-        with suppress(OSError):  # somebody else has put something there
+        with suppress(OSError):  # another process has put something there
             for one in new:
                 one.rmdir()
         raise
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """Refuse a folder that holds other things and no run, so that a run never ends up amid a user's files.
+    """Reject a folder that holds other files and no run, so that a run is never mixed with a user's files.
 
     Raises:
-        StoreError: says what is there.
+        StoreError: the folder holds other files; the message names some.
     """
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise StoreError(f"{folder} is a file; a run is a folder. Give the path of a new or an empty one.")
+        raise StoreError(f"{folder} is a file; a run is a folder. Pass the path of a new or an empty one.")
     if run_file(folder).exists():
         return
-    # What a writer leaves that is killed before it has made its file; hidden files are of the system.
+    # Leftovers of a writer that was killed before it had created its file; hidden files belong to the system.
     ours = (LOCK_FILE, f"{schema.FILE}.new")
     others = sorted(name for name in os.listdir(folder) if not name.startswith((*ours, ".")))
     if others:
         raise StoreError(
-            f"{folder} holds {', '.join(others[:3])}{' ...' if len(others) > 3 else ''} and no run. Give the path of a "
+            f"{folder} holds {', '.join(others[:3])}{' ...' if len(others) > 3 else ''} and no run. Pass the path of a "
             f"new or an empty folder, such as {folder / 'run'}."
         )
 
 
 def _create(file: Path, layers: Sequence[LayerInfo]) -> None:
-    """Make the file of a new run. It is made beside its place and then put there: it is there whole, or not at all."""
+    """Create the file of a new run under another name and rename it, so that it appears whole or not at all."""
     new = file.with_name(f"{file.name}.new")
     for leftover in (new, Path(f"{new}-journal"), Path(f"{new}-wal"), Path(f"{new}-shm")):
         leftover.unlink(missing_ok=True)
@@ -158,7 +158,7 @@ def _create(file: Path, layers: Sequence[LayerInfo]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names of the files in `folder` are on the disk: they are its content."""
+    """Wait until the names of the files in `folder` are on the disk."""
     if os.name == "posix":
         file = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""One writer a run: a lock that the system gives back when its holder ends, however it ends."""
+"""One writer per run: a lock that the system releases when its holder ends, however it ends."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from weakref import WeakSet
 from gyroscope.errors import StoreError
 
 FILE = "run.lock"
-#: Seconds to try: a reader that looks whether a run is being written holds the lock for an instant.
+#: Seconds to try: a reader that checks whether a run is being written holds the lock for an instant.
 _PATIENCE = 0.5
-# A link in a folder that somebody else has made, or that came in an archive, may lead to any file. Windows has no such
-# flag.
+# A link in a folder of unknown origin, for example from an archive, may lead to any file. Windows has no such flag.
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -23,7 +22,7 @@ class HeldError(StoreError):
 
 
 class Lock:
-    """Held from its making until `release`, by this process alone.
+    """A lock on a run, held by this process alone from its creation until `release`.
 
     Raises:
         HeldError: another writer holds it.
@@ -41,7 +40,7 @@ class Lock:
     def __init__(self, folder: Path) -> None:
         self._file: int | None = None
         if (folder / FILE).is_symlink():
-            raise StoreError(f"{folder / FILE} is a link, and would be written through: delete it, and try again.")
+            raise StoreError(f"{folder / FILE} is a link, and writing would follow it. Delete it and try again.")
         self._file = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o644)
         try:
             _wait(self._file, folder)
@@ -54,12 +53,12 @@ class Lock:
 
     @property
     def held(self) -> bool:
-        """Whether this process holds it."""
+        """True if this process holds the lock."""
         return self._file is not None
 
     def release(self) -> None:
-        """Let others write. In a forked child this only lets go of what it inherited; the parent keeps the lock."""
-        # Closing, not unlocking: a lock is shared with forked children, and unlocking would unlock it for all.
+        """Release the lock. A forked child only releases what it inherited; the parent keeps the lock."""
+        # Closing instead of unlocking: forked children share the lock, and unlocking would release it for all.
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -75,7 +74,7 @@ def _wait(file: int, folder: Path) -> None:
             if time.monotonic() > end:
                 holder = os.read(file, 20).decode(errors="replace").strip()
                 raise HeldError(
-                    f"{folder} is being written by another writer (process {holder or 'unknown'}): close that one, or "
+                    f"{folder} is being written by another writer (process {holder or 'unknown'}). Close that one, or "
                     "write to another folder."
                 )
             time.sleep(0.02)
@@ -92,7 +91,7 @@ _held: WeakSet[Lock] = WeakSet()
 
 
 def _disown() -> None:
-    """In a forked child: let go of the parent's locks, which would last as long as the child otherwise."""
+    """Release the parent's locks in a forked child, which would otherwise hold them until it ends."""
     for one in _held:
         one.release()
 
@@ -102,7 +101,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def is_held(folder: Path) -> bool:
-    """Whether some process is writing the run in `folder`; False where there are no file locks, which writing needs."""
+    """Return True if a process is writing the run in `folder`; False on file systems without locks, which it needs."""
     try:
         file = os.open(folder / FILE, os.O_RDONLY | _NO_LINKS)
     except OSError:
@@ -131,7 +130,7 @@ else:
 
     def _take(file: int, *, alone: bool) -> bool:
         # flock, not lockf: locks of lockf belong to the process, so two writers in one process would both get it. Any
-        # other error than of a lock that is held says that the file system has none (Lustre without `-o flock`).
+        # other error than that of a held lock means that the file system has none (Lustre without `-o flock`).
         try:
             fcntl.flock(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -1,7 +1,7 @@
 """Queries to the file of a run, which may be finished, killed, or being written by another process.
 
-`Query` opens the file and asks it. `History` says which of its rows count. `read_series` and `measured_steps` gather
-the rows of a quantity and check them.
+`Query` opens the file and runs queries. `History` decides which of its rows count. `read_series` and `measured_steps`
+read the rows of a quantity and check them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gyroscope.store.database import checksum, unpack
 from gyroscope.store.record import LayerInfo, Steps, Values
 
 _FINISHED = "ro&immutable=1"
-# A copy that nobody else knows of: the folder for temporary files may have no file locks either.
+# A private copy: the folder for temporary files may have no file locks either.
 _OWN = "rw&vfs=unix-none" if os.name == "posix" else "ro"
 # In a folder that cannot be written, or on a file system without file locks.
 _NOT_ALLOWED = (
@@ -32,15 +32,15 @@ _NOT_ALLOWED = (
 )  # fmt: skip
 #: Values of one quantity that are read at a time: 4 GB. A row of equal values is short, so a small file may hold more.
 _MOST = 1 << 30
-#: Steps that are fetched at a time; SQLite takes no more than 999 values with a question.
+#: Steps that are fetched at a time; SQLite takes no more than 999 values with a query.
 _PIECE = 500
 
 
 class Query:
-    """Asks a run's file. The file is opened when it is asked, and again after a fork or after `close`.
+    """Queries to a run's file. The file is opened at the first query, and again after a fork or after `close`.
 
-    A finished run has an empty write-ahead file or none, and is opened as one that does not change: that leaves no
-    files behind, and works in a folder that cannot be written. Any other is opened under SQLite's locks.
+    A finished run has an empty write-ahead file or none, and is opened as immutable: that leaves no files behind, and
+    works in a folder that cannot be written. Any other run is opened under SQLite's locks.
     """
 
     def __init__(self, file: Path) -> None:
@@ -51,17 +51,17 @@ class Query:
         self._lock = threading.RLock()
 
     def __call__(self, question: str, *given: Any) -> list[Any]:
-        """All rows of the answer.
+        """Return all rows of the answer.
 
         Raises:
-            StoreError: there is no run there, or it cannot be read; says which file and what to do.
+            StoreError: there is no run, or it cannot be read; the message names the file and says what to do.
         """
         with self._lock:
             try:
                 try:
                     return self._open().execute(question, given).fetchall()
                 except FAILURES:
-                    # Resumed since it was opened, or while it was read.
+                    # The run was resumed since it was opened, or while it was read.
                     if self._opened == self._seen():
                         raise
                     return self._open().execute(question, given).fetchall()
@@ -69,7 +69,7 @@ class Query:
                 raise in_words(error, self.file) from error
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
@@ -111,7 +111,7 @@ class Query:
         return connection
 
     def _seen(self) -> tuple[Any, ...]:
-        """What must be as it was for the connection to be good: the process, how to open the file, and its state."""
+        """Return what the connection depends on: the process, how to open the file, and the state of the file."""
         try:
             state = os.stat(self.file)
         except OSError:
@@ -149,7 +149,7 @@ class Attempt(NamedTuple):
 class History:
     """The rows of a run that are part of its history.
 
-    A run that is resumed at step s starts an attempt there. Rows that earlier attempts wrote after step s led nowhere:
+    A run that is resumed at step s starts an attempt there. Rows that earlier attempts wrote after step s do not count:
     they stay in the file, and are not shown.
 
     >>> history = History([Attempt(1, 0, 0.0, None), Attempt(2, 500, 9.0, None)])
@@ -165,26 +165,26 @@ class History:
             end = min(end, attempt.start_step)
 
     def shows(self, attempt: int, step: int) -> bool:
-        """Return whether a row of `attempt` at `step` counts: no later attempt has started before that step."""
+        """Return True if a row of `attempt` at `step` counts: no later attempt has started before that step."""
         last = self._last.get(attempt)
         return last is not None and step <= last
 
 
 def read_series(ask: Query, history: History, name: str, steps: Steps, layers: Sequence[LayerInfo]) -> Values:
-    """Return a quantity at `steps`, which are in order, over all layers; NaN where nothing is known.
+    """Return a quantity at `steps`, which are in order, over all layers; NaN for unknown values.
 
     Raises:
         StoreError: a row is not the one that was written.
     """
     if len(steps) * len(layers) > _MOST:
         raise StoreError(
-            f"{len(steps)} steps of {len(layers)} layers were asked of {ask.file}; at most {_MOST} values are read at "
-            "a time. Read fewer steps: run.series(name, steps=run.steps[-1000:])."
+            f"At most {_MOST} values are read from {ask.file} at a time, got {len(steps)} steps of {len(layers)} "
+            "layers. Read fewer steps: run.series(name, steps=run.steps[-1000:])."
         )
     parts = np.array([layer.part for layer in layers])
     columns = {part: np.flatnonzero(parts == part) for part in set(parts.tolist())}
     values = np.full((len(steps), len(layers)), np.nan, dtype=np.float32)
-    # What is longer than a row can be is not even read.
+    # Data that is longer than a row can be is not read.
     what = f"crc, CASE WHEN length(data) <= {4 * len(layers)} THEN data END"
     places = {step: i for i, step in enumerate(steps.tolist())}
     for i in range(0, len(steps), _PIECE):

@@ -1,4 +1,4 @@
-"""A run as it is read: `load` gives one."""
+"""`Run`, a run to read; `load` opens one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ else:
 
 T = TypeVar("T")
 
-# In seconds since 1970: no clock has shown it.
+# In seconds since 1970; later times are invalid.
 _YEAR_10000 = 253_402_300_800
 
 
@@ -42,7 +42,7 @@ class Scalar(NamedTuple):
 
 
 def _understood(read: Callable[[Run], T]) -> Callable[[Run], T]:
-    """Tells of a file that is readable and makes no sense as of one that is damaged."""
+    """Report a readable file with invalid content as damaged."""
 
     @wraps(read)
     def wrapped(run: Run) -> T:
@@ -56,7 +56,7 @@ def _understood(read: Callable[[Run], T]) -> Callable[[Run], T]:
 
 
 def _no_number(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 class LayerSeries:
@@ -76,7 +76,7 @@ class LayerSeries:
         return iter(self._run.quantities)
 
     def keys(self) -> list[str]:
-        """The names of the quantities."""
+        """Return the names of the quantities."""
         return list(self)
 
     def _ipython_key_completions_(self) -> list[str]:
@@ -87,9 +87,9 @@ class LayerSeries:
 
 
 class Run:
-    """A run on disk, as it was when it was first asked; `refresh` sees what has been written since.
+    """A run on disk, as it was when it was first read; `refresh` shows what has been written since.
 
-    It can be read while it is written. Nothing in its file is executed, and nothing of it is changed.
+    It can be read while it is written. Its file is never changed, and nothing in it is executed.
 
     Attributes:
         path: the run's folder.
@@ -105,7 +105,7 @@ class Run:
     array([0. , 0.2, 0.4, 0.6, 0.8], dtype=float32)
     array([2.  , 1.  , 0.5 , 0.25])
 
-    The names of the layers are its keys, so that IPython completes them.
+    The names of the layers are its keys, which IPython completes.
 
     >>> with tempfile.TemporaryDirectory() as folder, write_example(f"{folder}/first") as run:
     ...     list(run), run["conv1.weight"]["rotation"][-1]
@@ -121,24 +121,24 @@ class Run:
     @cached_property
     @_understood
     def meta(self) -> dict[str, Any]:
-        """What was given about the run when it was written."""
+        """Metadata that the run was written with."""
         rows = self._ask("SELECT key, value FROM meta ORDER BY key")
         return {key: json.loads(value, parse_constant=_no_number) for key, value in rows}
 
     @cached_property
     def layer_table(self) -> tuple[LayerInfo, ...]:
-        """The layers with their kinds, shapes and parts, in forward order."""
+        """Layers with their kinds, shapes and parts, in forward order."""
         return schema.layers_from(self._ask(schema.LAYERS), self._ask.file)
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The layers' names, in forward order."""
+        """Names of the layers, in forward order."""
         return tuple(layer.name for layer in self.layer_table)
 
     @cached_property
     @_understood
     def quantities(self) -> dict[str, QuantityInfo]:
-        """What the run has values of, by name."""
+        """Quantities that the run has values of, by name."""
         has_rows = "EXISTS (SELECT 1 FROM series WHERE quantity = id)"
         rows = self._ask(f"SELECT name, unit, meaning FROM quantities WHERE {has_rows} ORDER BY id")
         return {row[0]: QuantityInfo(*schema.of_kinds(row, str, str, str)) for row in rows}
@@ -146,16 +146,16 @@ class Run:
     @cached_property
     @_understood
     def attempts(self) -> list[Attempt]:
-        """The stretches in which it was written: more than one if it was resumed."""
+        """Stretches in which the run was written: more than one if it was resumed."""
         rows = self._ask("SELECT attempt, start_step, time, ended FROM attempts ORDER BY attempt")
         found = [Attempt(*schema.of_kinds(row, int, int, schema.NUMBER, schema.OR_NONE)) for row in rows]
         if any(not 0 <= time < _YEAR_10000 for one in found for time in (one.time, one.ended or 0)):
-            raise ValueError("a time that is none")
+            raise ValueError("an invalid time")
         return found
 
     @property
     def state(self) -> State:
-        """Whether it is being written now, has come to its end, or was killed or ended by an exception before."""
+        """State of the run: "running" while it is written, "ended", or "interrupted" by a kill or an exception."""
         if lock.is_held(self.path):
             return "running"
         (ended,) = self._ask("SELECT ended FROM attempts ORDER BY attempt DESC LIMIT 1") or [(None,)]
@@ -164,19 +164,19 @@ class Run:
     @cached_property
     @_understood
     def steps(self) -> Steps:
-        """The steps at which anything was measured, in order: int64 `[S]`."""
+        """Steps at which anything was measured, in order: int64 `[S]`."""
         rows = self._ask("SELECT step, attempt FROM series GROUP BY step, attempt")
         return np.unique(np.array([s for s, attempt in rows if self._history.shows(attempt, s)], dtype=np.int64))
 
     def series(self, name: str, *, steps: Sequence[int] | Steps | None = None) -> Values:
-        """One quantity over steps and layers.
+        """Return one quantity over steps and layers.
 
         Args:
             name: one of `quantities`.
-            steps: the steps wanted; all of `run.steps` unless given.
+            steps: the steps wanted; all of `run.steps` if None.
 
         Returns:
-            float32 `[S, L]`; NaN where it was not measured or is not known.
+            float32 `[S, L]`; NaN if it was not measured or is unknown.
 
         Raises:
             StoreError: the run has no such quantity, or its file is damaged.
@@ -187,14 +187,14 @@ class Run:
         return values if steps is None else values[place]
 
     def __getitem__(self, layer: str) -> LayerSeries:
-        """The series of one layer, by its name.
+        """Return the series of one layer, by its name.
 
         Raises:
             StoreError: the run has no such layer.
         """
         if layer not in self.layers:
             close = get_close_matches(str(layer), self.layers, n=3, cutoff=0.4) or self.layers[:3]
-            raise StoreError(f"{self.path} has no layer {layer!r}; close names are {', '.join(map(repr, close))}.")
+            raise StoreError(f"{self.path} has no layer {layer!r}. Close names are {', '.join(map(repr, close))}.")
         return LayerSeries(self, self.layers.index(layer))
 
     def __iter__(self) -> Iterator[str]:
@@ -204,14 +204,14 @@ class Run:
         return list(self)
 
     def where(self, name: str) -> Steps:
-        """The steps at which a quantity was measured for any layer; a subset of `steps`."""
+        """Return the steps at which a quantity was measured for any layer; a subset of `steps`."""
         self._known(name)
         return measured_steps(self._ask, self._history, name, self.steps)
 
     @cached_property
     @_understood
     def scalars(self) -> dict[str, Scalar]:
-        """What was logged of the whole network, by name."""
+        """Numbers logged for the whole network, by name."""
         found: dict[str, dict[int, float]] = {}
         for row in self._ask("SELECT name, step, attempt, value FROM scalars ORDER BY name, step, attempt"):
             name, step, attempt, value = schema.of_kinds(row, str, int, int, schema.OR_NONE)
@@ -224,12 +224,12 @@ class Run:
 
     @property
     def events(self) -> list[Event]:
-        """What happened, in the order of steps."""
+        """Events, in the order of steps."""
         return [event for event, attempt in self._events if self._history.shows(attempt, event.step)]
 
     @property
     def all_events(self) -> list[Event]:
-        """What happened in all attempts: also after the step that a later one was resumed at."""
+        """Events of all attempts, including those after the step at which a later attempt was resumed."""
         return [event for event, _ in self._events]
 
     @cached_property
@@ -239,7 +239,7 @@ class Run:
         rows = self._ask("SELECT step, kind, text, time, attempt FROM events ORDER BY step, attempt, rowid")
         checked = [schema.of_kinds(row, int, str, str, schema.NUMBER, int) for row in rows]
         if not all(0 <= row[3] < _YEAR_10000 for row in checked):
-            raise ValueError("a time that is none")
+            raise ValueError("an invalid time")
         return [(Event(*row), attempt) for *row, attempt in checked]
 
     def to_pandas(self, quantity: Wanted = None) -> pandas.DataFrame:
@@ -251,18 +251,18 @@ class Run:
         return to_parquet(self, path, quantity)
 
     def to_csv(self, path: str | os.PathLike[str], quantity: Wanted = None) -> Path:
-        """Write the table of `to_pandas` as CSV; what is not known is empty."""
+        """Write the table of `to_pandas` as CSV; unknown values are empty."""
         return to_csv(self, path, quantity)
 
     def to_json(self, path: str | os.PathLike[str], quantity: Wanted = None) -> Path:
-        """Write all of the run, or all with some of the series only, as JSON; what is not known is null."""
+        """Write the run as JSON, with all series or some of them; unknown values are null."""
         return to_json(self, path, quantity)
 
     def check(self) -> None:
-        """Read all of it, and compare it with its checksums.
+        """Read all of the run, and compare it with its checksums.
 
         Raises:
-            StoreError: the file is damaged; says where.
+            StoreError: the file is damaged; the message says where.
         """
         said = self._ask("PRAGMA integrity_check(1)")
         if said != [("ok",)]:
@@ -271,12 +271,12 @@ class Run:
             pass
 
     def refresh(self) -> None:
-        """Forget what was read, so that it is read again."""
+        """Discard what was read, so that it is read again."""
         for name in ("meta", "quantities", "attempts", "steps", "scalars", "_events", "_history"):
             self.__dict__.pop(name, None)
 
     def close(self) -> None:
-        """Let go of the file; a question after that opens it again."""
+        """Close the file; reading opens it again."""
         self._ask.close()
 
     def __enter__(self) -> Run:
@@ -305,5 +305,5 @@ class Run:
     def _known(self, name: str) -> None:
         if not isinstance(name, str) or name not in self.quantities:
             close = get_close_matches(str(name), self.quantities, n=3, cutoff=0.4) or list(self.quantities)
-            said = f"close names are {', '.join(map(repr, close))}" if close else "it has no series yet"
-            raise StoreError(f"{self.path} has no series {name!r}; {said}.")
+            said = f"Close names are {', '.join(map(repr, close))}" if close else "It has no series yet"
+            raise StoreError(f"{self.path} has no series {name!r}. {said}.")

@@ -1,4 +1,4 @@
-"""What is written to a run: values of the layers at some steps, scalars, and events."""
+"""The records of a run: values of the layers at some steps, scalars, and events."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LayerInfo:
 
 @dataclass(frozen=True)
 class QuantityInfo:
-    """What a series holds: its name, its unit and its meaning in one line.
+    """Description of a series: its name, its unit and its meaning in one line.
 
     >>> QuantityInfo("rotation", "1", "cosine distance of the weights to their reference").unit
     '1'
@@ -49,7 +49,7 @@ class QuantityInfo:
 
 @dataclass(frozen=True)
 class Rows:
-    """Series of the layers of one part: `values[quantity]` is `[steps, layers of the part]`; NaN is "not known"."""
+    """Series of the layers of one part: `values[quantity]` is `[steps, layers of the part]`; NaN means unknown."""
 
     part: int
     steps: Steps
@@ -68,7 +68,7 @@ class Scalars:
 class Event:
     """Something that happened at a step.
 
-    `kind` is "note" for what a user wrote, else "start", "resume", "stop", "interval", "error", "finding", ...
+    `kind` is "note" for a user's text, otherwise "start", "resume", "stop", "interval", "error", "finding", ...
     """
 
     step: int
@@ -82,10 +82,10 @@ Record = Rows | Scalars | Event
 
 @dataclass(frozen=True)
 class Deferred:
-    """A record that the writer's thread still has to work out, for instance because a device is computing it.
+    """A record that the writer's thread still has to compute, for example because a device is working on it.
 
-    Deferred records that share the same `resolve` and wait together are worked out together, in order. `small` ones
-    have room of their own in the queue.
+    Deferred records that share the same `resolve` and wait together are computed together, in order. `small` ones have
+    their own places in the queue.
     """
 
     resolve: Callable[[Sequence[Any]], Iterable[Record]]
@@ -94,15 +94,15 @@ class Deferred:
 
 
 class Sink(Protocol):
-    """A place that a run is mirrored to, beside its folder. All methods are called from the writer's thread."""
+    """A place that a run is mirrored to, in addition to its folder. All methods are called from the writer's thread."""
 
     def open(
         self, layers: Sequence[LayerInfo], quantities: Mapping[str, QuantityInfo], meta: Mapping[str, Any]
     ) -> None:
-        """Begin (or go on with) a run."""
+        """Begin or resume a run."""
 
     def write(self, record: Record) -> None:
         """Mirror one record."""
 
     def close(self, run: Any) -> None:
-        """End; `run` is the `Run` that was written, to draw from."""
+        """End the run; `run` is the `Run` that was written, for example to draw figures from."""

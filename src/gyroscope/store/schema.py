@@ -18,7 +18,7 @@ from gyroscope.store.connect import damaged
 from gyroscope.store.record import LayerInfo
 
 FILE = "run.sqlite"
-#: What tells a run from another SQLite database: "GYRO" as a number.
+#: The application id that identifies a run among SQLite databases: "GYRO" as a number.
 APPLICATION = 0x4759524F
 VERSION = 1
 #: Bytes of a page. A row of 1,202 layers fills an overflow page and a fifth of another.
@@ -42,7 +42,7 @@ TABLES = {
 
 
 def create(connection: sqlite3.Connection) -> None:
-    """Lay out an empty run.
+    """Create the tables of an empty run.
 
     >>> connection = sqlite3.connect(":memory:")
     >>> create(connection)
@@ -56,29 +56,29 @@ def create(connection: sqlite3.Connection) -> None:
 
 
 def check(connection: sqlite3.Connection, file: Path) -> None:
-    """Refuse a database that is no run, or of a newer version, or that would execute something of its own.
+    """Reject a database that is not a run, has a newer version, or would execute code of its own.
 
     Raises:
-        StoreError: says which file, what was found in it and what to do.
+        StoreError: names the file, what was found in it and what to do.
     """
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION:
-        raise StoreError(f"{file} is not a run: it is a database that something else has written. Give another folder.")
+        raise StoreError(f"{file} is not a run: another program has written this database. Use another folder.")
     if version > VERSION:
         raise StoreError(
-            f"{file} was written by a newer Gyroscope (layout {version}; this one knows layouts up to {VERSION}): "
-            "pip install --upgrade gyroscope"
+            f"{file} was written by a newer Gyroscope (layout {version}; this one reads layouts up to {VERSION}). "
+            "Upgrade with pip install --upgrade gyroscope."
         )
     found = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchall()
     for kind, name, table, sql in found:
         added = table in TABLES and sql is not None and sql != TABLES.get(name)
         if kind in ("trigger", "view") or added:
             raise StoreError(
-                f"{file} holds the {kind} {name!r}, which no run has: somebody has added it, and it would act whenever "
-                "the run is read or written. It is not opened; get the run again from where it was written."
+                f"{file} holds the {kind} {name!r}, which no run has: it was added, and would run whenever the file is "
+                "read or written. The file was not opened. Get the run again from its source."
             )
     missing = sorted(TABLES.keys() - {name for _, name, _, _ in found})
     if missing:
@@ -105,10 +105,10 @@ OR_NONE = (int, float, type(None))
 
 
 def of_kinds(row: Row, *kinds: type | tuple[type, ...]) -> Row:
-    """The row as it is: SQLite takes anything in any column, and so a damaged file may hold anything.
+    """Return the row if its values have these types: SQLite allows any type in any column, so a damaged file has any.
 
     Raises:
-        TypeError: a value is of another kind.
+        TypeError: a value has another type.
 
     >>> of_kinds((3, "note"), int, str)
     (3, 'note')
@@ -116,7 +116,7 @@ def of_kinds(row: Row, *kinds: type | tuple[type, ...]) -> Row:
     for value, kind in zip(row, kinds, strict=True):
         if not isinstance(value, kind):
             name = kind.__name__ if isinstance(kind, type) else "number"
-            raise TypeError(f"{value!r:.40} was found where a {name} belongs")
+            raise TypeError(f"expected a {name}, found {value!r:.40}")
     return row
 
 
@@ -124,7 +124,7 @@ LAYERS = "SELECT name, kind, shape, part FROM layers ORDER BY position"
 
 
 def layers_from(rows: Iterable[tuple[str, str, str, int]], file: Path) -> tuple[LayerInfo, ...]:
-    """The layers of a run, in forward order, from the answer to `LAYERS`."""
+    """Return the layers of a run, in forward order, from the answer to `LAYERS`."""
     try:
         checked = [of_kinds(row, str, str, str, int) for row in rows]
         found = tuple(LayerInfo(name, kind, tuple(json.loads(shape)), part) for name, kind, shape, part in checked)

@@ -1,4 +1,4 @@
-"""Writing a run from a thread of its own, so that training never waits for the disk.
+"""Writing a run from its own thread, so that training never waits for the disk.
 
 `Writer` is the public class. `Mailbox` is the bounded queue between the threads that measure and the thread that
 writes. `Scribe` does the work of that thread: it resolves records, commits them and mirrors them to the sinks.
@@ -30,7 +30,7 @@ from gyroscope.store.reader import Run
 from gyroscope.store.record import Deferred, Event, LayerInfo, QuantityInfo, Record, Rows, Scalars, Sink
 
 _LOG = logging.getLogger("gyroscope")
-#: Small items that may wait in addition to the others. A run logs few of them, and nobody could make them again.
+#: Small items that may wait in addition to the others. A run logs few of them, and they cannot be recovered.
 SMALL = 65536
 
 
@@ -40,24 +40,24 @@ class Writer:
     Args:
         path: the run's folder.
         layers: its layers, in forward order; an existing run must have the same.
-        quantities: what the series hold, by name.
-        meta: anything about the run that JSON can hold; on resuming, it is added to what is there.
-        step: the step that this attempt starts from. What earlier attempts wrote after it is no longer shown.
+        quantities: descriptions of the series, by name.
+        meta: anything about the run that JSON can hold; on resuming, it is merged with the existing metadata.
+        step: the step that this attempt starts from. Rows that earlier attempts wrote after it are no longer shown.
         sinks: places that the run is mirrored to.
         queue: number of records, not counting scalars and events, that may wait to be written.
         on_tick: called from the writer's thread each time it wakes.
-        tick: seconds after which the thread wakes at the latest.
-        lock: the lock on the run, where `folder.reserve` has taken it before.
+        tick: the longest time between two wakes of the thread, in seconds.
+        lock: the lock on the run, if `folder.reserve` has taken it before.
 
     Attributes:
         path: the run's folder.
-        attempt: which attempt this is, from 1.
-        error: what made writing fail, if it did. It is logged once, and `put` returns False from then on.
+        attempt: the number of this attempt, from 1.
+        error: the error that made writing fail, or None. It is logged once, and `put` returns False from then on.
         busy_seconds: CPU seconds that the thread has used.
 
     Raises:
-        StoreError: the folder cannot be written, holds other things, or holds a run of other layers, of a newer
-            Gyroscope, or that is being written by another writer. Nothing has been changed then.
+        StoreError: the folder cannot be written, holds other files, or holds a run of other layers, from a newer
+            Gyroscope, or that is being written by another writer. Nothing was changed.
 
     >>> import tempfile, numpy as np, gyroscope.store as store
     >>> layers = [store.LayerInfo("conv", "conv", (8, 3, 3, 3)), store.LayerInfo("head", "linear", (10, 8))]
@@ -116,13 +116,13 @@ class Writer:
         self._thread.start()
 
     def put(self, record: Record | Deferred) -> bool:
-        """Hand over a record; never waits. False if it was not taken: the queue is full, or writing has ended."""
+        """Queue a record without waiting; return False if the queue is full or writing has ended."""
         small = isinstance(record, Scalars | Event) or (isinstance(record, Deferred) and record.small)
         return not self._inherited and self._mail.put(record, small=small)
 
     @property
     def open(self) -> bool:
-        """Whether records are taken where the queue has room for them."""
+        """True if records are accepted as long as the queue is not full."""
         return not self._inherited and self._mail.open
 
     def add_quantities(self, quantities: Mapping[str, QuantityInfo]) -> None:
@@ -132,11 +132,11 @@ class Writer:
             self._mail.put(dict(quantities), small=True)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Return when everything that was put before is on the disk.
+        """Wait until everything that was put before is on the disk.
 
         Raises:
             StoreError: writing has failed or took longer than `timeout` seconds, or records that were put since the
-                last flush could not be worked out or do not belong to this run.
+                last flush could not be computed or do not belong to this run.
         """
         if self._inherited:
             raise StoreError(f"{self.path} is written by the process that opened it, not by its forked children.")
@@ -148,17 +148,17 @@ class Writer:
         if (gone := self._gone()) is not None:
             raise StoreError(gone)
         if not in_time:
-            raise StoreError(f"{self.path} was not written within {timeout} s; the writer goes on trying.")
+            raise StoreError(f"{self.path} was not written within {timeout} s; the writer keeps trying.")
         if (why := self._scribe.missing()) is not None:
             raise StoreError(
                 f"{self.path} lacks records that were put since the last flush: {why}. All others are on disk."
             )
 
     def close(self, *, interrupted: bool = False) -> None:
-        """Write what is left, move it all into one file, and end. Called when the program ends, if not before.
+        """Write the remaining records, move everything into one file, and end. Called at the end of the program.
 
         Args:
-            interrupted: whether what is recorded did not come to its end, which is then the state of the run.
+            interrupted: True if the training did not come to its end; the run is then "interrupted".
         """
         if self._inherited:
             return
@@ -168,7 +168,7 @@ class Writer:
             self._thread.join()
 
     def finish(self) -> None:
-        """Take no more, and let the thread write what is left and end, without waiting for it."""
+        """Accept no more records, and let the thread write the rest and end, without waiting for it."""
         if not self._inherited:
             self._mail.close()
 
@@ -186,12 +186,12 @@ class Writer:
 
     def __reduce__(self) -> NoReturn:
         raise StoreError(
-            "a Writer cannot be copied or pickled: it owns a thread and an open file. Leave it out of what is copied "
+            "A Writer cannot be copied or pickled: it owns a thread and an open file. Exclude it from what is copied "
             "or sent to another process."
         )
 
     def _work(self) -> None:
-        """What the thread does."""
+        """Run the thread: write the queued items until closing."""
         try:
             self._attempted(self._scribe.open)
             closing = False
@@ -207,7 +207,7 @@ class Writer:
             if self.error is None and (gone := self._gone()) is not None:
                 self.error = StoreError(gone)
                 _LOG.error("%s", gone)
-        except BaseException as error:  # of `on_tick`, for one
+        except BaseException as error:  # for example of `on_tick`
             self._failed(error)
             self._attempted(self._scribe.close, True, True)
         finally:
@@ -216,12 +216,12 @@ class Writer:
             self.busy_seconds = time.thread_time()
 
     def _gone(self) -> str | None:
-        """What became of the file, where it is no longer the one that is written; its name may be another's now."""
+        """Return what happened to the file if it is no longer the one being written; None if it is."""
         if self._identity == (now := _identity(self._file)):
             return None
         what = "removed" if now is None else "replaced by another file"
         return (
-            f"{self._file} was {what} while it was written: what was recorded is lost. Close the monitor and "
+            f"{self._file} was {what} while it was written, and the records are lost. Close the monitor and "
             "start a new run."
         )
 
@@ -232,7 +232,7 @@ class Writer:
             self._failed(error)
 
     def _failed(self, error: BaseException) -> None:
-        """Whatever it is, those who wait in flush() must hear of it."""
+        """Record the error, whatever it is, and wake those who wait in flush()."""
         if self.error is None:
             self.error = in_words(error, self._file)
             _LOG.error("Recording has stopped, training goes on: %s", self.error)
@@ -240,7 +240,7 @@ class Writer:
 
 
 def _identity(file: Path) -> tuple[int, int] | None:
-    """Which file has a name now; the number of a file that is open is not given to another."""
+    """Return the identity of the file that has this name now; the number of an open file is not reused."""
     try:
         found = os.stat(file)
     except OSError:
@@ -252,7 +252,7 @@ _writers: WeakSet[Writer] = WeakSet()
 
 
 def _disown() -> None:
-    """In a forked child: the threads are gone, and what they wrote to belongs to the parent, as do their locks."""
+    """Disable writers in a forked child: the threads are gone, and the files and locks belong to the parent."""
     for writer in _writers:
         writer._inherited = True
 
@@ -265,7 +265,7 @@ About = tuple[Sequence[LayerInfo], Mapping[str, QuantityInfo], Mapping[str, Any]
 
 
 class Scribe:
-    """Writes to a database and to sinks. What others provide may fail; only the database's errors are raised."""
+    """Writes to a database and to sinks. Errors of the database are raised; those of sinks and callbacks are logged."""
 
     def __init__(self, database: Database, step: int, sinks: Sequence[Sink], about: About) -> None:
         self._database = database
@@ -273,11 +273,11 @@ class Scribe:
         self._about = about
         self._last_step = step
         self._reported: set[str] = set()
-        self._missing: deque[str] = deque()  # why records are not in the run, until somebody hears of it
+        self._missing: deque[str] = deque()  # why records are not in the run, until it is reported
         self._notes: list[Event] = []
 
     def open(self) -> None:
-        """Open the sinks; one that does not open is left out."""
+        """Open the sinks; drop those that fail."""
         self._sinks = [s for s in self._sinks if self.attempted(lambda s=s: s.open(*self._about), of=s)]
 
     def write(self, items: deque[Any], committed: Callable[[], None]) -> None:
@@ -305,20 +305,20 @@ class Scribe:
             self._database.close(ended=not interrupted, failed=failed)
 
     def missing(self) -> str | None:
-        """Why records that were given since this was last asked are not in the run; None if all are."""
+        """Return why records given since the last call are not in the run; None if all are."""
         why = self._missing.popleft() if self._missing else None
         while self._missing:
             self._missing.popleft()
         return why
 
     def attempted(self, act: Callable[..., Any], *given: Any, of: object, loses: bool = False) -> bool:
-        """Call what others have provided. A failure is reported once, in the log and in the run, and stops nothing.
+        """Call a sink or a callback. A failure is reported once, in the log and in the run, and stops nothing.
 
         Args:
-            act: what to call.
+            act: the function to call.
             *given: its arguments.
-            of: what failed, if it does.
-            loses: whether the run then lacks records, which `missing` reports.
+            of: the object to name if it fails.
+            loses: True if the run then lacks records, which `missing` reports.
         """
         try:
             act(*given)
@@ -330,7 +330,7 @@ class Scribe:
             if name not in self._reported:
                 self._reported.add(name)
                 self._notes.append(Event(self._last_step, "error", text))
-                _LOG.warning("%s: %s (told once; recording goes on)", self._database.file.parent, text)
+                _LOG.warning("%s: %s (reported once; recording continues)", self._database.file.parent, text)
             return False
         return True
 
@@ -376,7 +376,7 @@ def _last_step(record: Record) -> int:
 
 
 class Mail(NamedTuple):
-    """The items that were waiting; `upto` counts all items put since the beginning, these included."""
+    """The items that were waiting; `upto` counts all items put since the beginning, including these."""
 
     items: deque[Any]
     upto: int
@@ -384,7 +384,7 @@ class Mail(NamedTuple):
 
 
 class Mailbox:
-    """A queue of up to `limit` items, and of small ones in addition; one thread empties it.
+    """A queue of up to `limit` items, plus small ones; one thread empties it.
 
     >>> box = Mailbox(1)
     >>> box.put("a"), box.put("b"), box.put("c", small=True)
@@ -405,11 +405,11 @@ class Mailbox:
 
     @property
     def open(self) -> bool:
-        """Whether items are taken where there is room."""
+        """True if items are accepted as long as the queue is not full."""
         return not (self._closing or self._failed)
 
     def put(self, item: Any, *, small: bool = False) -> bool:
-        """Leave an item, or False if there is no room or no more are taken; never waits."""
+        """Add an item without waiting; return False if the queue is full or closed."""
         with self._wake:
             large = len(self._items) - self._small
             if not self.open or (self._small >= SMALL if small else large >= self._limit):
@@ -422,7 +422,7 @@ class Mailbox:
         return True
 
     def take(self, timeout: float) -> Mail:
-        """Everything that waits, after `timeout` seconds or as soon as it is half full, asked for, or closing."""
+        """Return all waiting items, after `timeout` seconds or once the queue is half full, flushed or closing."""
         with self._wake:
             if not self._pressing():
                 self._wake.wait(timeout)
@@ -431,13 +431,13 @@ class Mailbox:
             return Mail(items, self._put, self._closing)
 
     def done(self, upto: int) -> None:
-        """Say that the first `upto` items have been dealt with."""
+        """Record that the first `upto` items have been handled."""
         with self._wake:
             self._done = upto
             self._progress.notify_all()
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until everything that was put before is dealt with, or never will be; False if it took too long."""
+        """Wait until everything put before has been handled, or never will be; return False if it took too long."""
         with self._wake:
             mine = self._put
             self._asked = max(self._asked, mine)
@@ -445,13 +445,13 @@ class Mailbox:
             return self._progress.wait_for(lambda: self._done >= mine or self._failed, timeout)
 
     def close(self) -> None:
-        """Take no more."""
+        """Accept no more items."""
         with self._wake:
             self._closing = True
             self._wake.notify()
 
     def fail(self) -> None:
-        """Take no more, drop what is there, and let those go who wait."""
+        """Accept no more items, drop the waiting ones, and wake those who wait."""
         with self._wake:
             self._failed = True
             self._items.clear()

@@ -22,7 +22,7 @@ from gyroscope.control.preconditioners.observer import Labels
 from gyroscope.control.preconditioners.preconditioner import Preconditioner, check_number
 from gyroscope.control.preconditioners.running import Counts
 from gyroscope.errors import DynamicsError
-from gyroscope.passes.labels import Loss
+from gyroscope.passes.likelihood import Loss
 from gyroscope.theory.domains import count
 
 Tikhonov = Literal["factored", "exact"]

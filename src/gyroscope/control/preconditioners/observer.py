@@ -21,7 +21,7 @@ from gyroscope.base.alone import listens
 from gyroscope.control.preconditioners.affine_layers import Place
 from gyroscope.errors import ConditioningError, DynamicsError
 from gyroscope.layers.untouched import tensors
-from gyroscope.passes.labels import Loss, distribution, known, sample_targets
+from gyroscope.passes.likelihood import Loss, distribution, known, sample_targets
 from gyroscope.passes.losses import Reduction, mean_loss, reduction_of
 from gyroscope.vectors.launch import is_capturing
 

@@ -23,7 +23,7 @@ from gyroscope.control.preconditioners.affine_layers import Parts, Place, places
 from gyroscope.control.preconditioners.observer import Labels, Observer, Statistics
 from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
 from gyroscope.errors import DynamicsError
-from gyroscope.passes.labels import Loss
+from gyroscope.passes.likelihood import Loss
 from gyroscope.theory.domains import count
 from gyroscope.vectors.launch import is_capturing
 

@@ -28,7 +28,7 @@ from gyroscope.control.preconditioners.observer import Labels
 from gyroscope.control.preconditioners.preconditioner import Exchange, Preconditioner, check_number
 from gyroscope.control.preconditioners.running import Averages, Spreads, mixed, noise, refuse_in_a_graph
 from gyroscope.errors import DynamicsError
-from gyroscope.passes.labels import Loss
+from gyroscope.passes.likelihood import Loss
 from gyroscope.vectors import backend
 from gyroscope.vectors.launch import is_capturing
 

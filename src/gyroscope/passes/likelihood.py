@@ -1,10 +1,10 @@
-"""Labels as the model itself would give them: which distribution q(y|x) a loss is the negative log-likelihood of.
+"""The distribution q(y|x) of labels that a loss is the negative log-likelihood of, and labels drawn from it.
 
 The Fisher matrix F = E_{p(x), q(y|x)}(∇ℓ ∇ℓᵀ) (section 2) averages over labels drawn from the model. With f the output,
 
-    cross-entropy, NLL     q = softmax(f), or exp(f)       one categorical label a position
-    BCE with logits        q = sigmoid(f)                  one Bernoulli label an element
-    squared error          y ~ N(f, σ²I), 1/(2σ²) = a      where ℓ = a‖y − f‖²
+    cross-entropy, NLL     q = softmax(f), or exp(f)       one categorical label per position
+    BCE with logits        q = sigmoid(f)                  one Bernoulli label per element
+    squared error          y ~ N(f, σ²I), 1/(2σ²) = a      with ℓ = a‖y − f‖²
 
 a is 1 for reduction="sum" and 1/D for "mean" and "none", D the elements of one sample's output: σ² is 1/2 or D/2.
 """
@@ -31,12 +31,12 @@ _PIECE = 1 << 22
 
 @dataclass(frozen=True)
 class Likelihood:
-    """The distribution of one sample's labels given its output, as far as the loss says it.
+    """The distribution of one sample's labels given its output, as far as the loss determines it.
 
     Attributes:
         family: "categorical", "bernoulli" or "gaussian".
-        reduction: what the loss does with the predictions of a batch: "mean", "sum" or "none".
-        log_probabilities: whether the output holds log q instead of logits.
+        reduction: the reduction over the predictions of a batch: "mean", "sum" or "none".
+        log_probabilities: True if the output holds log q instead of logits.
         ignore_index: the target that marks a position without a label.
         variance: σ² of a Gaussian.
 
@@ -52,15 +52,14 @@ class Likelihood:
 
 
 def distribution(loss: Loss, output: Tensor) -> Likelihood:
-    """The distribution whose negative log-likelihood `loss` is for `output`, up to a constant.
+    """Return the distribution whose negative log-likelihood `loss` is for `output`, up to a constant.
 
-    A loss with class weights or label smoothing has none: Σ_y exp(−ℓ(y)) is not
-    the same for all outputs then.
+    A loss with class weights or label smoothing has none, because Σ_y exp(−ℓ(y)) then depends on the output.
 
     Args:
-        loss: cross-entropy, NLL, BCE with logits or squared error, as function of `torch.nn.functional`, as module of
-            `torch.nn`, or as `functools.partial` of one with keyword arguments.
-        output: what the model gives for a batch: [N, classes, ...] or [classes] for a categorical distribution, else
+        loss: cross-entropy, NLL, BCE with logits or squared error, as a function of `torch.nn.functional`, a module of
+            `torch.nn`, or a `functools.partial` of one with keyword arguments.
+        output: the model's output for a batch: [N, classes, ...] or [classes] for a categorical distribution, else
             [N, ...].
 
     Raises:
@@ -75,18 +74,18 @@ def distribution(loss: Loss, output: Tensor) -> Likelihood:
         _refuse(loss, "is not known as the negative log-likelihood of a distribution over labels")
     for name in ("weight", "pos_weight"):
         if settings.get(name) is not None:
-            _refuse(loss, f"has `{name}`: a log-likelihood times a weight is no log-likelihood")
+            _refuse(loss, f"has `{name}`, and a weighted log-likelihood is not a log-likelihood")
     if settings.get("label_smoothing", 0.0) != 0.0:
-        _refuse(loss, f"has label_smoothing={settings['label_smoothing']}: exp(−ℓ) does not add up to 1 over labels")
+        _refuse(loss, f"has label_smoothing={settings['label_smoothing']}, with which exp(−ℓ) does not sum to 1")
     if q.family == "gaussian":
         return replace(q, variance=(1 if q.reduction == "sum" or not output.dim() else output[:1].numel()) / 2)
     if q.family == "categorical" and not output.dim():
-        raise ConditioningError("the output is a single number: a categorical distribution needs [N, classes, ...].")
+        raise ConditioningError("The output must have shape [N, classes, ...] for this loss, got a single number.")
     return q
 
 
 def known(loss: Loss) -> Likelihood | None:
-    """What is known of a loss whether or not weights or smoothing keep it from being a likelihood; else None.
+    """Return the likelihood of a known loss, even if weights or smoothing keep it from being one; else None.
 
     >>> known(nn.NLLLoss(weight=torch.ones(3)))
     Likelihood(family='categorical', reduction='mean', log_probabilities=True, ignore_index=-100, variance=0.0)
@@ -105,10 +104,10 @@ def known(loss: Loss) -> Likelihood | None:
 
 
 def labelled(loss: Loss, target: Any, n: int) -> float:
-    """The sum of the weights that a batch of `n` samples has in the mean of its loss.
+    """Return the sum of the weights that a batch of `n` samples has in the mean of its loss.
 
-    A sample has weight 1; in torch's cross-entropy and NLL loss, one without a label (`ignore_index`) has weight 0, and
-    any other that of its class, if the loss has a `weight`: the mean is Σ w_y ℓ / Σ w_y.
+    A sample has weight 1. In torch's cross-entropy and NLL loss, a sample without a label (`ignore_index`) has weight
+    0, and any other the weight of its class if the loss has a `weight`: the mean is Σ w_y ℓ / Σ w_y.
 
     >>> labelled(F.cross_entropy, torch.tensor([0, -100, 1]), 3)
     2.0
@@ -127,14 +126,14 @@ def labelled(loss: Loss, target: Any, n: int) -> float:
 
 
 def sample_targets(loss: Loss, output: Tensor, *, generator: torch.Generator, like: Tensor | None = None) -> Tensor:
-    """Targets drawn from the model's own distribution, of the form that `loss(output, targets)` takes.
+    """Return targets drawn from the model's own distribution, in the form that `loss(output, targets)` takes.
 
     Args:
         loss: a loss that `distribution` knows.
-        output: what the model gave.
-        generator: where the random numbers come from; the global state is left alone. It may be on another device.
-        like: the true targets. Dtype and form follow theirs (class numbers, or probabilities of shape [N, classes,
-            ...], which become one-hot); positions they mark with the loss's ignore_index stay so.
+        output: the model's output.
+        generator: the generator to draw with, on any device; the global random state is not used.
+        like: the true targets, whose dtype and form are used (class indices, or probabilities of shape [N, classes,
+            ...], which become one-hot). Positions with the loss's ignore_index stay ignored.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> sample_targets(F.cross_entropy, torch.tensor([[0.0, 50.0], [50.0, 0.0]]), generator=generator)
@@ -146,7 +145,7 @@ def sample_targets(loss: Loss, output: Tensor, *, generator: torch.Generator, li
         return _categorical(q, output, generator, like)
     if like is not None and like.shape != output.shape:
         raise ConditioningError(
-            f"the targets have shape {list(like.shape)} and the output {list(output.shape)}: give both the same shape."
+            f"The targets must have the shape of the output, {list(output.shape)}, got {list(like.shape)}."
         )
     kind = like.dtype if like is not None and like.is_floating_point() else output.dtype
     if q.family == "bernoulli":
@@ -158,7 +157,7 @@ def sample_targets(loss: Loss, output: Tensor, *, generator: torch.Generator, li
 
 
 def probabilities(q: Likelihood, output: Tensor) -> Tensor:
-    """q(y|x) of each class along the class dimension, or of the label 1 at each element; in float64.
+    """Return q(y|x) of each class along the class dimension, or of the label 1 at each element, in float64.
 
     >>> probabilities(Likelihood("bernoulli", "mean"), torch.zeros(2)).tolist()
     [0.5, 0.5]
@@ -170,7 +169,7 @@ def probabilities(q: Likelihood, output: Tensor) -> Tensor:
 
 
 def class_dimension(output: Tensor) -> int:
-    """Where the classes of a categorical output lie: 1 in [N, classes, ...], 0 in [classes].
+    """Return the dimension of the classes in a categorical output: 1 in [N, classes, ...], 0 in [classes].
 
     >>> class_dimension(torch.zeros(8, 10, 5, 5))
     1
@@ -185,8 +184,8 @@ def _categorical(q: Likelihood, output: Tensor, generator: torch.Generator, like
     expected = output.shape if soft else shape
     if like is not None and like.shape != expected:
         raise ConditioningError(
-            f"the targets have shape {list(like.shape)}, where class numbers for an output of shape "
-            f"{list(output.shape)} have {list(shape)}, and class probabilities {list(output.shape)}."
+            f"The targets must have shape {list(shape)} (class indices) or {list(output.shape)} (class probabilities), "
+            f"got {list(like.shape)}."
         )
     rows = output.movedim(dim, -1).reshape(-1, output.shape[dim])
     u = _uniform(torch.Size([len(rows), 1]), generator, output.device)
@@ -202,9 +201,9 @@ def _categorical(q: Likelihood, output: Tensor, generator: torch.Generator, like
 
 
 def _inverse(p: Tensor, u: Tensor) -> Tensor:
-    """In each row, the first class where the distribution function exceeds u."""
+    """Return the first class in each row at which the distribution function exceeds u."""
     below = p.cumsum(1)
-    # The last class also where the row is not finite, so that no device stops on an index out of range.
+    # At most the last class, also for a row that is not finite: an index out of range would stop a GPU.
     return torch.searchsorted(below, u * below[:, -1:], right=True).clamp_(max=p.shape[1] - 1)[:, 0]
 
 
@@ -223,7 +222,7 @@ _SETTINGS = ("reduction", "weight", "pos_weight", "ignore_index", "label_smoothi
 
 
 def _settings(loss: Loss) -> tuple[Loss | None, dict[str, Any]]:
-    """The function of `torch.nn.functional` behind a loss, None if there is none, and its keyword arguments."""
+    """Return the function of `torch.nn.functional` behind a loss, or None, and its keyword arguments."""
     settings: dict[str, Any] = {}
     while isinstance(loss, functools.partial) and not loss.args:
         settings, loss = {**loss.keywords, **settings}, loss.func
@@ -242,7 +241,7 @@ def _refuse(loss: Loss, why: str) -> NoReturn:
     name = getattr(loss, "__name__", type(loss).__name__)
     known = ", ".join(f"{f.__name__} ({m.__name__})" for m, f in _MODULES.items())
     raise ConditioningError(
-        f"the loss {name} {why}, so labels cannot be drawn from the model. Known are {known}, without class weights or "
-        "label smoothing. Give `labels=` a function (output, generator) -> targets that draws them, or use the true "
+        f"The loss {name} {why}, so labels cannot be drawn from the model. Use one of {known} without class weights or "
+        "label smoothing, pass labels= a function (output, generator) -> targets that draws them, or use the true "
         "labels."
     )

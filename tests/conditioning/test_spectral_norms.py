@@ -1,4 +1,4 @@
-"""Spectral norms and weight domination, beside the singular values of each matrix in float64."""
+"""Spectral norms of weights, compared with the singular values of each matrix in float64, and weight domination."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import gyroscope
 from conditioning.devices import DEVICES
-from gyroscope.conditioning import domination as module
-from gyroscope.conditioning.domination import domination, spectral_norms
-from gyroscope.errors import ConditioningError
+from gyroscope.conditioning import solve as module
+from gyroscope.conditioning.eigen import largest
 
 SHAPES = [
     (8, 3, 3, 3),
@@ -31,6 +31,11 @@ SHAPES = [
 
 def drawn(shape: tuple[int, ...], seed: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def spectral_norms(matrices: list[Tensor]) -> Tensor:
+    grams, scales = module.shorter_grams(matrices)
+    return largest(grams).abs().sqrt() * scales
 
 
 def oracle(tensor: Tensor) -> float:
@@ -72,18 +77,10 @@ def test_the_largest_half_precision_numbers_do_no_harm() -> None:
 
 
 @pytest.mark.parametrize("shape", [(5000, 12), (12, 5000), (12, 50, 100)])
-def test_only_the_smaller_gram_matrix_is_formed(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    formed = []
-
-    def seen(matrices: list[Tensor]) -> Tensor:
-        formed.extend(m.shape for m in matrices)
-        return whole(matrices)
-
-    whole = module.largest
-    monkeypatch.setattr(module, "largest", seen)
+def test_only_the_smaller_gram_matrix_is_formed(shape: tuple[int, ...]) -> None:
     matrix = drawn(shape, 0)
+    assert [gram.shape for gram in module.shorter_grams([matrix])[0]] == [(12, 12)]
     assert spectral_norms([matrix]).item() == pytest.approx(oracle(matrix), rel=1e-12)
-    assert formed == [(12, 12)]
 
 
 def test_parts_of_long_matrices_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,29 +109,16 @@ def test_empty_is_zero_and_not_finite_is_nan_for_that_one_alone() -> None:
     assert spectral_norms([]).shape == (0,)
 
 
-def test_domination_is_the_ratio_of_gradient_to_weight() -> None:
-    weights = [drawn(shape, seed) for seed, shape in enumerate(SHAPES)]
-    gradients = [1e-3 * drawn(shape, seed + 100) for seed, shape in enumerate(SHAPES)]
-    expected = [oracle(g) / oracle(w) for w, g in zip(weights, gradients, strict=True)]
-    assert domination(weights, gradients).tolist() == pytest.approx(expected, rel=1e-6)
-
-
-def test_domination_of_known_matrices() -> None:
-    """A gradient u vᵀ of one sample has σmax = ‖u‖‖v‖."""
+def test_domination_is_the_ratio_of_the_spectral_norms_of_gradient_and_weight() -> None:
+    """The loss ⟨u, Wv⟩ of one sample has the gradient u vᵀ, whose σmax is ‖u‖‖v‖."""
     u, v = torch.tensor([3.0, 4.0]), torch.tensor([1.0, 2.0, 2.0])
-    weight = torch.diag(torch.tensor([10.0, 1.0]))
-    assert domination([torch.cat([weight, torch.zeros(2, 1)], dim=1)], [torch.outer(u, v)]).item() == pytest.approx(1.5)
+    net = nn.Linear(3, 2, bias=False)
+    with torch.no_grad():
+        net.weight.copy_(torch.cat([torch.diag(torch.tensor([10.0, 1.0])), torch.zeros(2, 1)], dim=1))
 
+    def loss(h: Tensor, target: Tensor) -> Tensor:
+        return (h * target).sum()
 
-@pytest.mark.parametrize("d", [1, 2, 400])
-def test_a_zero_weight_is_dominated_and_zero_over_zero_is_nan(d: int) -> None:
-    zero, one = torch.zeros(d, d), torch.eye(d)
-    found = domination([zero, zero, one], [one, zero, zero]).tolist()
-    assert found[0] == math.inf
-    assert math.isnan(found[1])
-    assert found[2] == 0
-
-
-def test_numbers_of_weights_and_gradients_that_differ_are_refused() -> None:
-    with pytest.raises(ConditioningError, match=r"2 weights and 1 gradients.*one of each"):
-        domination([torch.eye(2)] * 2, [torch.eye(2)])
+    (found,) = gyroscope.condition(net, loss, (v[None], u[None]), reduction="sum").entries
+    assert (found.weight_spectral, found.gradient_spectral) == pytest.approx((10.0, 15.0))
+    assert found.domination == pytest.approx(1.5)
