@@ -240,7 +240,7 @@ def units_are_dying_or_full_if_they_are_on_both_ranks(folder: Path) -> None:
 
 
 def units(entry: Any) -> tuple[int, int]:
-    """How many are dying, and how many are full."""
+    """Numbers of dying and full units."""
     return round(entry.dying * entry.dimension_g), round(entry.full * entry.dimension_g)
 
 

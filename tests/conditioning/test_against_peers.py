@@ -1,4 +1,4 @@
-"""Conditioning beside curvlinops and nngeometry (optional: needs curvlinops-for-pytorch and nngeometry).
+"""Conditioning compared with curvlinops and nngeometry (optional: needs curvlinops-for-pytorch and nngeometry).
 
 Their factors come the way that benchmarks/conditioning_peers.py gets them, which says how the scales differ.
 """

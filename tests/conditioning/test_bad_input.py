@@ -1,4 +1,4 @@
-"""What cannot be analysed is refused in words, before anything is changed."""
+"""Invalid arguments are rejected with a message, before anything is changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Eigenvalues of many matrices at once, beside those numpy finds one by one in float64."""
+"""Eigenvalues of many matrices at once, compared with numpy's, one by one in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums of outer products in every form they are kept in, beside those of all samples in float64."""
+"""Sums of outer products in every form they are kept in, compared with those of all samples in float64."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_the_fisher_matrix_is_gauss_newton_over_the_labels_a_mean_is_taken_of(na
 
 
 class Table(nn.Module):
-    """Log-probabilities as parameters: they are normalised where they are, and nothing keeps them so."""
+    """Log-probabilities as parameters: they are normalized at first, and nothing keeps them so."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A model that was analysed is the model it was, whatever it is made of and wherever the analysis ended."""
+"""An analyzed model is left as it was, whatever its modules and wherever the analysis ended."""
 
 from __future__ import annotations
 
@@ -469,7 +469,7 @@ def test_checkpointed_models_have_the_same_numbers(reentrant: bool) -> None:
 
 
 def trained(folder: Any, between: bool) -> gyroscope.Run:
-    """A watched training, analysed by hand in the middle of its steps and in the middle of one."""
+    """A watched training, analyzed by hand between its steps and within one."""
     torch.manual_seed(3), np.random.seed(3), random.seed(3)  # noqa: NPY002
     model, its_loss = Everything(), nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), 0.05)

@@ -1,4 +1,4 @@
-"""Σx and Σ∇h of every way to use a weight, beside the rows that a literal forward and backward pass leaves."""
+"""Σx and Σ∇h of every way to use a weight, compared with the rows of a literal forward and backward pass."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NONE = torch.zeros(1)
 
 
 def with_hooks(model: nn.Module, watched: Watched, inputs: Iterable[Any], loss: Any = square, **given: Any) -> None:
-    """All layers of a model, beside what hooks on the modules see."""
+    """All layers of a model, compared with what hooks on the modules see."""
     tape = Tape()
     model.zero_grad()
     handles = [tape.watch(name, *seen) for name, seen in watched.items()]
@@ -58,7 +58,7 @@ def with_hooks(model: nn.Module, watched: Watched, inputs: Iterable[Any], loss: 
 
 
 def with_replay(model: nn.Module, replay: Replay, *inputs: Any, loss: Any = square, **given: Any) -> Conditioning:
-    """All layers of a model, beside the same computation written out, its products on tape."""
+    """All layers of a model, compared with the same computation written out, with its products recorded."""
     tape = Tape()
     output = replay(tape, *inputs)
     straight = model(*inputs)

@@ -1,4 +1,4 @@
-"""Outliers of the curvature that come of uncentred activations: exact where the hypothesis' assumptions hold."""
+"""Outliers of the curvature from uncentered activations are exact where the hypothesis' assumptions hold."""
 
 import pytest
 import torch

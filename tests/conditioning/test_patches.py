@@ -353,7 +353,7 @@ def test_the_layers_of_a_resnet_are_summed_by_shifts(shape):
 
 
 def test_each_product_of_two_positions_is_taken_once():
-    """Of 3×3 positions there are 25 differences, 13 up to sign; only pairs of positions in the image count."""
+    """3×3 positions have 25 differences, 13 up to sign; only pairs of positions in the image count."""
     size = 7
     pairs = {
         frozenset([(a, b), (a + i, b + j)])

@@ -1,4 +1,4 @@
-"""What an analysis gives back: rows, a data frame, and tables that fit and lose nothing."""
+"""The result of an analysis: rows, a data frame, and tables that fit and lose nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a spectrum says of its matrix, beside the literal definition on all its eigenvalues."""
+"""Spectra, compared with the literal definitions on all eigenvalues."""
 
 from __future__ import annotations
 

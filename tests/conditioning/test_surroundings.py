@@ -1,4 +1,4 @@
-"""What an analysis is given and where it is made: arguments of other types, modes, losses with a state, a watch."""
+"""Arguments of other types, modes, losses with a state, and watched trainings around an analysis."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_reentrant_checkpoint_that_begins_at_the_input_is_gone_through() -> No
 
 
 def trained(folder: Path, *, between: bool) -> tuple[gyroscope.Run, list[Tensor]]:
-    """A watched training, analysed by hand before, within and after its passes; also its weights at the end."""
+    """A watched training, analyzed by hand before, within and after its passes; also its weights at the end."""
     model = Checkpointed(1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
 

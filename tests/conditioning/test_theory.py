@@ -1,4 +1,4 @@
-"""What Huang et al. (2020) prove, to the last digits: theorems 1 and 2, proposition 1, equations 1 and 2."""
+"""The theorems of Huang et al. (2020), to the last digits: theorems 1 and 2, proposition 1, equations 1 and 2."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def walk(steps, *, lr=0.1, decay=0.0, start=1.0, size=64, gradient=1.0, cosine=0
 
 
 def written(folder, series, *, optimizer=None, shape=(8, 8), name="w", steps=None, step=0):
-    """A run of one layer with these series, at steps 1, 2, …; one that is there is gone on with, from `step`."""
+    """A run of one layer with these series, at steps 1, 2, …; an existing run is resumed at `step`."""
     infos = {quantity: info for quantity, info in known().items() if quantity in series}
     at = np.arange(1, len(next(iter(series.values()))) + 1) if steps is None else np.asarray(steps)
     meta = {"optimizers": [{"class": "SGD"} if optimizer is None else optimizer]}

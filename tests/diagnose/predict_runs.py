@@ -20,7 +20,7 @@ def clusters(count: int, shape: tuple[int, ...], classes: int = 10, seed: int = 
 
 
 def made(series: dict[str, np.ndarray], optimizers: list[dict], layers: list[LayerInfo]) -> SimpleNamespace:
-    """What `predictions` reads of a run."""
+    """The part of a run that `predictions` reads."""
     return SimpleNamespace(
         layers=tuple(layer.name for layer in layers),
         layer_table=tuple(layers),

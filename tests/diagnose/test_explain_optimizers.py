@@ -1,4 +1,4 @@
-"""What is said of layers under optimizers around optimizers is what their steps do, as measured."""
+"""The statements about layers under optimizers around optimizers agree with the measured steps."""
 
 import numpy as np
 import pytest

@@ -275,11 +275,11 @@ def test_the_sample_leaves_the_model_as_it_was() -> None:
     assert set(hooks) == {0}
 
 
-# What it refuses
+# Rejected models
 
 
 def refused(model: nn.Module, *args: object, **options: object) -> str:
-    """What it says; the model has to be as before."""
+    """Return the error's message; the model must be as before."""
     names = [name for name, _ in model.named_modules()]
     hooks = [len(module._forward_pre_hooks) for module in model.modules()]
     with pytest.raises(LayerError) as error:

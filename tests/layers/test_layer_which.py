@@ -1,4 +1,4 @@
-"""Which parameters are layers, under which names, of which kind."""
+"""The parameters that are layers, their names and their kinds."""
 
 from __future__ import annotations
 

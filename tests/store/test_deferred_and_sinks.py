@@ -13,7 +13,7 @@ from gyroscope.store import Deferred, Event, Rows, Scalars, load
 
 @pytest.fixture
 def told(caplog):
-    """What was logged at warning or above."""
+    """Messages logged at warning or above."""
     caplog.set_level(logging.WARNING, logger="gyroscope")
     return lambda: [record.getMessage() for record in caplog.records]
 

@@ -41,7 +41,7 @@ def fill(w):
 
 
 def failed(w, caplog):
-    """What every failure must look like; the message."""
+    """Check what every failure must look like, and return the message."""
     assert isinstance(w.error, StoreError)
     assert not w.put(rows(0))
     assert not w.put(Scalars(0, {"loss": 1.0}))
