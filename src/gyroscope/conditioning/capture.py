@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gyroscope.base.alone import listens
+from gyroscope.base.transfer import is_capturing
 from gyroscope.conditioning import graph
 from gyroscope.conditioning.factors import Factor
 from gyroscope.conditioning.uses import Reader, Use, reader, unreadable
 from gyroscope.layers.class_names import is_conv1d
 from gyroscope.layers.layer import Layer
 from gyroscope.layers.untouched import tensors
-from gyroscope.vectors.launch import is_capturing
 
 _NUMBERS = count()
 # Since torch 2.8. Before, inputs that a checkpoint will recompute are kept all the same, which takes memory; if one is

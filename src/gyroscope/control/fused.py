@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gyroscope.base.transfer import is_capturing
 from gyroscope.control.steering import TANGENT_FLOOR, Law, Ledger
 from gyroscope.errors import ControlError
 from gyroscope.vectors.launch import (
@@ -27,7 +28,6 @@ from gyroscope.vectors.launch import (
     cut,
     in_two,
     is_aligned,
-    is_capturing,
     on,
     relauncher,
     rows_of,

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from gyroscope.base.accepted import flag, real, whole
+from gyroscope.base.transfer import is_capturing
 from gyroscope.control.rates import checked_multipliers
 from gyroscope.control.roster import Entry, Roster, check_saved, check_weight, few, radii_in
 from gyroscope.control.steering import Law, Others, Steering, Work
 from gyroscope.control.torch_contract import Wrapper, add_group, as_group, check_choice, is_rate, load_uncast
 from gyroscope.errors import ControlError
 from gyroscope.layers.layer import Layer
-from gyroscope.vectors.launch import is_capturing
 
 
 class Layca(Wrapper):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gyroscope.base.alone import listens
+from gyroscope.base.transfer import is_capturing
 from gyroscope.conditioning import ranks
 from gyroscope.conditioning.capture import Capture
 from gyroscope.conditioning.result import LayerConditioning, flat, percent, quantity
@@ -23,7 +24,6 @@ from gyroscope.conditioning.uses import in_order
 from gyroscope.layers.layer import Layer
 from gyroscope.layers.untouched import bare, tensors
 from gyroscope.store.record import QuantityInfo
-from gyroscope.vectors.launch import is_capturing
 
 _LOG = logging.getLogger("gyroscope")
 

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from gyroscope.base.accepted import real, text
 from gyroscope.base.alone import listens
 from gyroscope.base.outermost import register_outermost
+from gyroscope.base.transfer import is_capturing
 from gyroscope.errors import GyroscopeError, MonitorError, StoreError
 from gyroscope.layers.layer import Layer
 from gyroscope.monitor.clock import Cost, Pace, Stopwatch
@@ -31,7 +32,6 @@ from gyroscope.monitor.resume import Saved, check_state
 from gyroscope.monitor.track import Track
 from gyroscope.store import Run, load
 from gyroscope.store.folder import REQUEST
-from gyroscope.vectors.launch import is_capturing
 
 if TYPE_CHECKING:
     from gyroscope.conditioning.schedule import Schedule

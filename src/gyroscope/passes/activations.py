@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gyroscope.base.alone import listens
+from gyroscope.base.transfer import is_capturing
 from gyroscope.errors import MonitorError
 from gyroscope.layers.layer import Layer
 from gyroscope.store.record import QuantityInfo
 from gyroscope.vectors.eager import accumulator
-from gyroscope.vectors.launch import is_capturing
 from gyroscope.vectors.layout import is_sharded
 
 _MEANING = {

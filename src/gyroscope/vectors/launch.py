@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gyroscope.base.transfer import pinned
+from gyroscope.base.transfer import is_capturing, pinned
 
 CHUNK = 8192  # elements that a program works on; a multiple of every block size
 
@@ -73,11 +73,6 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
 def is_aligned(pointers: Ints) -> bool:
     """Return whether every pointer allows 16-byte loads."""
     return not bool((pointers & 15).any())
-
-
-def is_capturing() -> bool:
-    """Return whether a CUDA graph is being captured, so that nothing may wait for the device."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
 def on(device: torch.device) -> Any:

@@ -16,9 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gyroscope.base.transfer import is_capturing
 from gyroscope.errors import VectorError
 from gyroscope.vectors import eager
-from gyroscope.vectors.launch import CHUNK, Ints, cut, is_aligned, is_capturing, on, rows_of, to_device
+from gyroscope.vectors.launch import CHUNK, Ints, cut, is_aligned, on, rows_of, to_device
 from gyroscope.vectors.layout import aligned, is_dense, like, splits_in_memory
 
 _MOST_LISTS = 4  # inner products among more lists take several passes

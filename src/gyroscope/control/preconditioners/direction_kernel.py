@@ -11,10 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gyroscope.base.transfer import is_capturing
 from gyroscope.control.preconditioners import running
 from gyroscope.control.preconditioners.affine_layers import Place
 from gyroscope.control.preconditioners.quasi_diagonal import Held
-from gyroscope.vectors.launch import Addresses, Ints, Launcher, in_two, is_capturing, shared_out, to_device
+from gyroscope.vectors.launch import Addresses, Ints, Launcher, in_two, shared_out, to_device
 from gyroscope.vectors.triton import TYPES, pointer, rounded
 
 

@@ -18,10 +18,11 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from gyroscope.base.transfer import is_capturing
 from gyroscope.control.preconditioners import affine_layers
 from gyroscope.control.preconditioners.affine_layers import Place
 from gyroscope.control.preconditioners.running import Spreads
-from gyroscope.vectors.launch import Addresses, Ints, Launcher, in_two, is_capturing, shared_out, to_device
+from gyroscope.vectors.launch import Addresses, Ints, Launcher, in_two, shared_out, to_device
 from gyroscope.vectors.triton import TYPES, pointer
 
 

@@ -18,12 +18,12 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from gyroscope.base.alone import listens
+from gyroscope.base.transfer import is_capturing
 from gyroscope.control.preconditioners.affine_layers import Place
 from gyroscope.errors import ConditioningError, DynamicsError
 from gyroscope.layers.untouched import tensors
 from gyroscope.passes.likelihood import Loss, distribution, known, sample_targets
 from gyroscope.passes.losses import Reduction, mean_loss, reduction_of
-from gyroscope.vectors.launch import is_capturing
 
 Draw = Callable[[Any, torch.Generator], Any]
 Labels = Literal["sampled", "true"] | Draw

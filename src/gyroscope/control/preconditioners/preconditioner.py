@@ -19,13 +19,13 @@ from torch.optim import LBFGS, Optimizer
 
 from gyroscope.base import accepted
 from gyroscope.base.accepted import real
+from gyroscope.base.transfer import is_capturing
 from gyroscope.control.preconditioners.affine_layers import Parts, Place, places
 from gyroscope.control.preconditioners.observer import Labels, Observer, Statistics
 from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
 from gyroscope.errors import DynamicsError
 from gyroscope.passes.likelihood import Loss
 from gyroscope.theory.domains import count
-from gyroscope.vectors.launch import is_capturing
 
 
 class Running(Statistics, Protocol):

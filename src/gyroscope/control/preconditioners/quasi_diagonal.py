@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gyroscope.base.transfer import is_capturing
 from gyroscope.control.preconditioners.affine_layers import (
     Parts,
     Place,
@@ -30,7 +31,6 @@ from gyroscope.control.preconditioners.running import Averages, Spreads, mixed, 
 from gyroscope.errors import DynamicsError
 from gyroscope.passes.likelihood import Loss
 from gyroscope.vectors import backend
-from gyroscope.vectors.launch import is_capturing
 
 if TYPE_CHECKING:
     from gyroscope.control.preconditioners.direction_kernel import Directions

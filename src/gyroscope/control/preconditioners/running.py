@@ -14,8 +14,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from gyroscope.base.transfer import is_capturing
 from gyroscope.errors import DynamicsError
-from gyroscope.vectors.launch import is_capturing
 
 
 def _weights(counts: Tensor, decay: float) -> Tensor:
