@@ -11,9 +11,18 @@ from torch.nn import functional as F  # noqa: N812
 from gyroscope_lab import models
 from gyroscope_lab.data import Source
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.papers.dynamics.exponential import SETTINGS, STUDIES, pairs
-from gyroscope_lab.papers.dynamics.twins import Course, Setting, Twins, compare, key, train
-from gyroscope_lab.papers.dynamics.twins_report import report
+from gyroscope_lab.papers.dynamics.exponential import (
+    SETTINGS,
+    STUDIES,
+    Course,
+    Setting,
+    Twins,
+    compare,
+    key,
+    pairs,
+    report,
+    train,
+)
 from gyroscope_lab.training.archive import Archive
 
 [STUDY] = STUDIES

@@ -10,8 +10,20 @@ from gyroscope.conditioning.outliers import outliers
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.papers.dynamics.ics import PLANS, STUDIES, Setting, centred_at, network, optimizer_of, trained
-from gyroscope_lab.papers.dynamics.ics_report import CENTRED, FIXED, THROUGH, Curve, report
+from gyroscope_lab.papers.dynamics.ics import (
+    CENTRED,
+    FIXED,
+    PLANS,
+    STUDIES,
+    THROUGH,
+    Curve,
+    Setting,
+    centred_at,
+    network,
+    optimizer_of,
+    report,
+    trained,
+)
 from gyroscope_lab.papers.dynamics.loop import kept, mean_curve, train
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.schedule import Schedule

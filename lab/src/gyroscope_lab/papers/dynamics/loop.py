@@ -1,17 +1,17 @@
-"""A training of a study of its own making: the laboratory's data and schedules with any network, any optimizer.
+"""Trainings with any network and any optimizer, on the laboratory's data and schedules.
 
 Recipes name what the laboratory trains with; K-FAC, copied rates and networks with noise in them have no such names.
-What came of a training is kept beside the laboratory's trials, under a fingerprint of all that it depends on.
+The numbers of a training are kept next to the laboratory's trials, under a fingerprint of all that they depend on.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from math import isfinite
+from dataclasses import asdict, dataclass
+from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +234,58 @@ def norms(weights: list[Tensor]) -> list[float]:
     [5.0]
     """
     return [float(weight.detach().norm()) for weight in weights]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A mean difference, and its standard error over seeds; None of one seed.
+
+    >>> Gain(1.0, 0.25).told, Gain(1.0, 0.25).above, Gain(-1.0, 0.25).above, Gain(0.4, 0.25).above
+    ('+1.00 ± 0.25', True, False, None)
+    """
+
+    mean: float
+    error: float | None
+
+    @property
+    def told(self) -> str:
+        """In words."""
+        return f"{self.mean:+.2f}" + ("" if self.error is None else f" ± {self.error:.2f}")
+
+    @property
+    def above(self) -> bool | None:
+        """Whether it is above zero; None within two standard errors, and of one seed."""
+        if self.error is None or abs(self.mean) <= 2 * self.error:
+            return None
+        return self.mean > 0
+
+    @property
+    def none(self) -> bool | None:
+        """Whether it is zero within two standard errors; None of one seed."""
+        return None if self.error is None else abs(self.mean) <= 2 * self.error
+
+
+def gain(these: Sequence[float], those: Sequence[float]) -> Gain:
+    """By how much these are above those, seed by seed.
+
+    >>> gain([2.0, 4.0], [1.0, 1.0])
+    Gain(mean=2.0, error=1.0)
+    """
+    differences = np.array(these) - np.array(those)
+    error = float(differences.std(ddof=1) / sqrt(len(differences))) if len(differences) > 1 else None
+    return Gain(float(differences.mean()), error)
+
+
+def reproduced(whole: Gain, part: Gain, *, share: float) -> bool | None:
+    """Whether a share of a gain comes by another way too; None where either may be chance.
+
+    >>> reproduced(Gain(1.0, 0.1), Gain(0.9, 0.1), share=0.5), reproduced(Gain(1.0, 0.1), Gain(0.1, 0.1), share=0.5)
+    (True, False)
+    >>> reproduced(Gain(1.0, 0.1), Gain(0.9, 0.5), share=0.5) is None
+    True
+    """
+    if not whole.above or part.error is None:
+        return None
+    if part.above and part.mean >= share * whole.mean:
+        return True
+    return False if part.mean + 2 * part.error < share * whole.mean else None
