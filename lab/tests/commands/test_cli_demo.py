@@ -182,7 +182,7 @@ def test_jobs_are_worker_processes_whose_results_are_shown(tmp_path, monkeypatch
         for trial in trials:
             on_done(trial, run_one(trial, archive, data, on_note))
 
-    monkeypatch.setattr("gyroscope_lab.engine.workers.run_in_workers", one_by_one)
+    monkeypatch.setattr("gyroscope_lab.engine.engine.run_in_workers", one_by_one)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(lab, "QUICK_RECIPES", lab.QUICK_RECIPES[:2])
     result = run(app, ["demo", "--quick", "--jobs", "2", "--out", str(tmp_path)])

@@ -20,9 +20,8 @@ import torch
 import gyroscope
 from gyroscope.errors import MissingExtraError
 from gyroscope_lab.engine import cluster
-from gyroscope_lab.engine.cluster import run_on_ray
+from gyroscope_lab.engine.cluster import connected, run_on_ray
 from gyroscope_lab.engine.engine import run_trials
-from gyroscope_lab.engine.ray_session import connected
 from gyroscope_lab.engine.run_one import run_one
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.training.archive import Archive

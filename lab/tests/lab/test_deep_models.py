@@ -14,8 +14,7 @@ import gyroscope
 from gyroscope_lab import models
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.models.imagenet_resnet import Bottleneck
-from gyroscope_lab.models.recomputed import recomputed
-from gyroscope_lab.models.residual import Block, PreactBlock
+from gyroscope_lab.models.residual import Block, PreactBlock, recomputed
 
 DEEP = {
     "resnet-14": {},

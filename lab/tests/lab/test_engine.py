@@ -10,12 +10,11 @@ import pytest
 import torch
 
 import gyroscope
-from gyroscope_lab.engine import engine, population, workers
+from gyroscope_lab.engine import engine, population
 from gyroscope_lab.engine.captured import Captured
-from gyroscope_lab.engine.engine import run_trials
+from gyroscope_lab.engine.engine import run_in_workers, run_trials
 from gyroscope_lab.engine.population import run_population
 from gyroscope_lab.engine.run_one import Note
-from gyroscope_lab.engine.workers import run_in_workers
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.recipe import Recipe
@@ -291,17 +290,17 @@ def test_without_a_gpu_several_trials_with_several_jobs_run_in_workers(tmp_path,
         chosen.append(jobs)
         engine._run_serially(trials, archive, data, on_note, on_done)
 
-    monkeypatch.setattr("gyroscope_lab.engine.workers.run_in_workers", pretend)
+    monkeypatch.setattr("gyroscope_lab.engine.engine.run_in_workers", pretend)
     assert len(run_trials(TRIALS[:count], Archive(tmp_path), jobs=jobs)) == count
     assert chosen == workers
 
 
 def test_notes_of_several_workers_are_not_mixed_however_long_they_are(monkeypatch):
     receiving, sending = multiprocessing.Pipe(duplex=False)
-    monkeypatch.setattr(workers, "_sending", sending, raising=False)
-    monkeypatch.setattr(workers, "_turns", multiprocessing.Lock(), raising=False)
+    monkeypatch.setattr(engine, "_sending", sending, raising=False)
+    monkeypatch.setattr(engine, "_turns", multiprocessing.Lock(), raising=False)
     sent = [Note(str(place), str(place) * 100_000, 1, 1, 0.0, 0.0, 0.0) for place in range(20)]
-    told = [threading.Thread(target=workers._tell, args=(note,), daemon=True) for note in sent]
+    told = [threading.Thread(target=engine._tell, args=(note,), daemon=True) for note in sent]
     for thread in told:
         thread.start()
     assert sorted((receiving.recv() for _ in sent), key=lambda note: int(note.key)) == sent

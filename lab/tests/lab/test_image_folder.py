@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import forked
 from gyroscope_lab.data import Source, image_cache
-from gyroscope_lab.data.decode import decode
+from gyroscope_lab.data.image_cache import decode
 from gyroscope_lab.data.image_folder import read_imagenet, read_tiny_imagenet
 from gyroscope_lab.errors import LabError
 
@@ -70,7 +70,7 @@ def decoded(monkeypatch):
         found.append(Path(path).name)
         return decode(path, **sizes)
 
-    monkeypatch.setattr("gyroscope_lab.data.decode.decode", note)
+    monkeypatch.setattr("gyroscope_lab.data.image_cache.decode", note)
     return found
 
 

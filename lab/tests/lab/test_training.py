@@ -13,11 +13,10 @@ from gyroscope_lab.data.augment import Augmentation
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.data.split import Split
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.training.ends import why_end
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.tasks import task
-from gyroscope_lab.training.training import WEIGHTS, Training, train
+from gyroscope_lab.training.training import WEIGHTS, Training, train, why_end
 from gyroscope_lab.training.trial import Trial
 from lab.trainings import DROPOUT, HELD, TEXT, WRITES, StoppedError, equal_tensors, recorded, stepped, stopping
 

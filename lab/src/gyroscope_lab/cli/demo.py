@@ -15,8 +15,7 @@ from rich.text import Text
 
 from gyroscope.cli.fail import FAILED, INTERRUPTED, fail
 from gyroscope.errors import GyroscopeError
-from gyroscope_lab.cli.loading import loading
-from gyroscope_lab.cli.writable import at_least_one, make_folder
+from gyroscope_lab.cli.shared import at_least_one, loading, make_folder
 
 if TYPE_CHECKING:
     from gyroscope_lab.papers.demo import Demo
@@ -76,8 +75,7 @@ def _train(runs: Path, seeds: int, quick: bool, jobs: int, again: bool) -> tuple
     from gyroscope_lab.cli.lab_progress import LabProgress
     from gyroscope_lab.engine.laboratory import Lab
     from gyroscope_lab.papers import demo as lab
-    from gyroscope_lab.training.archive import Archive
-    from gyroscope_lab.training.forget import forget
+    from gyroscope_lab.training.archive import Archive, forget
 
     recipes, task = (lab.QUICK_RECIPES, lab.QUICK_TASK) if quick else (lab.RECIPES, lab.TASK)
     with LabProgress() as progress:

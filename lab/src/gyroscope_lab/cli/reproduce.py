@@ -15,9 +15,7 @@ import typer
 
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
 from gyroscope.errors import GyroscopeError
-from gyroscope_lab.cli.choices import Engine, Precision, Scale
-from gyroscope_lab.cli.loading import loading
-from gyroscope_lab.cli.writable import at_least_one, make_folder
+from gyroscope_lab.cli.shared import Engine, Precision, Scale, at_least_one, loading, make_folder
 
 if TYPE_CHECKING:
     from gyroscope_lab.engine.laboratory import Lab

@@ -14,9 +14,7 @@ from typer.core import TyperCommand
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
 from gyroscope.cli.printed import echo
 from gyroscope.errors import GyroscopeError
-from gyroscope_lab.cli.choices import Device, Parallel, Precision
-from gyroscope_lab.cli.loading import loading
-from gyroscope_lab.cli.writable import at_least_one, make_folder
+from gyroscope_lab.cli.shared import Device, Parallel, Precision, at_least_one, loading, make_folder
 
 if TYPE_CHECKING:
     from gyroscope_lab.training.archive import Archive
@@ -177,8 +175,7 @@ def _on_gpu(device: Device) -> bool:
 
 
 def _archive(run: Path | None, trial: Trial) -> Archive:
-    from gyroscope_lab.training.archive import Archive
-    from gyroscope_lab.training.one_folder import OneFolder
+    from gyroscope_lab.training.archive import Archive, OneFolder
 
     make_folder(_RUNS if run is None else run, "--run")
     return Archive(_RUNS) if run is None else OneFolder(run, trial)
@@ -189,7 +186,7 @@ def _on_ranks(trial: Trial, archive: Archive, on_gpu: bool, data: Path, parallel
     from torch import distributed
 
     from gyroscope_lab.engine.ranks import process_group, run_on_ranks
-    from gyroscope_lab.training.forget import forget
+    from gyroscope_lab.training.archive import forget
     from gyroscope_lab.training.spread import from_first
 
     try:
@@ -210,7 +207,7 @@ def _trained(trial: Trial, archive: Archive, on_gpu: bool, data: Path, again: bo
     from gyroscope_lab.cli.lab_progress import LabProgress
     from gyroscope_lab.cli.missing_data import require_data
     from gyroscope_lab.engine.laboratory import Lab
-    from gyroscope_lab.training.forget import forget
+    from gyroscope_lab.training.archive import forget
 
     try:
         if again:

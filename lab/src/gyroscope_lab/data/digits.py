@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gyroscope_lab.data.choice import choose, first_of_each_class
-from gyroscope_lab.data.official import Normalization
+from gyroscope_lab.data.official import Normalization, choose, first_of_each_class
 from gyroscope_lab.data.split import Split
 from gyroscope_lab.errors import LabError
 

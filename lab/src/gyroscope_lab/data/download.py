@@ -20,7 +20,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from gyroscope_lab.data.catalogue import Dataset, File, check_parts, find, missing, wrong
-from gyroscope_lab.data.streams import to_the_end
+from gyroscope_lab.data.official import to_the_end
 from gyroscope_lab.errors import LabError
 
 _BLOCK = 1 << 18

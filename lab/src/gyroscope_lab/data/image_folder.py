@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from gyroscope_lab.data.folders import data_folder
 from gyroscope_lab.data.image_cache import Listing, Progress, cached_images
-from gyroscope_lab.data.official import Official
+from gyroscope_lab.data.official import Official, data_folder
 from gyroscope_lab.errors import LabError
 
 #: The environment variable that names a folder for decoded images.

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gyroscope_lab.data.choice import choose
-from gyroscope_lab.data.folders import data_folder
+from gyroscope_lab.data.official import choose, data_folder
 from gyroscope_lab.data.split import Split
 from gyroscope_lab.errors import LabError
 

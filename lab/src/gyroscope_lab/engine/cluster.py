@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -18,12 +20,13 @@ from typing import Any
 
 import torch
 
-from gyroscope_lab.data.folders import DATA
+from gyroscope.errors import MissingExtraError
+from gyroscope.store import lock, schema
+from gyroscope_lab.data.official import DATA
 from gyroscope_lab.engine.engine import AT_ONCE
-from gyroscope_lab.engine.parcel import Parcel, deliver, pack
-from gyroscope_lab.engine.ray_session import connected, imported
 from gyroscope_lab.engine.run_one import Note, run_one
 from gyroscope_lab.errors import LabError, TrialError
+from gyroscope_lab.training import checkpoint
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.training import RATES
@@ -289,3 +292,110 @@ def _train(job: _Job, rates: bytes | None, queue: Any) -> _Outcome:
     finally:
         with suppress(Exception):  # of the notes, which are no part of the result
             imported().get(told, timeout=_NOTES_WITHIN)
+
+
+# Seconds for a cluster to accept a connection.
+_KNOCK_WITHIN = 10.0
+
+
+def imported() -> Any:
+    """Ray, or an error that says how to install it.
+
+    >>> imported().__name__
+    'ray'
+    """
+    try:
+        return import_module("ray")
+    except ImportError:
+        raise MissingExtraError(
+            "the engine 'ray' needs Ray, which is not installed: pip install 'gyroscope-lab[ray]'"
+        ) from None
+
+
+@contextmanager
+def connected(ray: Any) -> Iterator[None]:
+    """A cluster to work on; one that is started here is stopped at the end."""
+    if ray.is_initialized():
+        yield
+        return
+    address = os.environ.get("RAY_ADDRESS", "")
+    in_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM)
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False}
+    try:
+        try:
+            _knock(address or _noted())
+            ray.init(**quiet)
+        except OSError as error:
+            if address:
+                raise LabError(
+                    f"no Ray cluster answers at RAY_ADDRESS={address} ({error}); start it, set RAY_AUTH_MODE=token if "
+                    "it asks for one, or unset RAY_ADDRESS to use this machine alone"
+                ) from error
+            ray.init(address="local", **quiet)  # one that `ray start` started here is gone without a word
+        yield
+    finally:
+        ray.shutdown()
+        if in_main:  # Ray has set its own
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _noted() -> str:
+    """The address of the cluster that `ray start` last started on this machine; it may be gone."""
+    place = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    try:
+        return Path(place, "ray", "ray_current_cluster").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _knock(address: str) -> None:
+    """Raise an OSError where nobody listens, which Ray would find out after minutes."""
+    host, found, port = address.removeprefix("ray://").rpartition(":")
+    if found and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_WITHIN).close()
+
+
+#: The files by name.
+Parcel = dict[str, bytes]
+
+# What a training that was interrupted may have left; a database must not meet the journal of another.
+_LEFT = (checkpoint.FILE, schema.FILE, f"{schema.FILE}-wal", f"{schema.FILE}-shm")
+
+
+def pack(folder: Path) -> Parcel:
+    """Read the files of a trial's folder: its result, its run, and what else it keeps.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "result.json").write_text("{}")
+    ...     pack(Path(folder))
+    {'result.json': b'{}'}
+    """
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.name != lock.FILE}
+
+
+def deliver(parcel: Parcel, trial: Trial, archive: Archive) -> None:
+    """Write the files into the archive, unless a result has come there meanwhile; the result last, and whole.
+
+    >>> import tempfile
+    >>> from gyroscope_lab.training.recipe import Recipe
+    >>> from gyroscope_lab.engine.run_one import run_one
+    >>> from gyroscope_lab.training.tasks import task
+    >>> trial = Trial(task("digits").lasting(1), Recipe("SGD", 0.1))
+    >>> with tempfile.TemporaryDirectory() as there, tempfile.TemporaryDirectory() as here:
+    ...     result = run_one(trial, Archive(there))
+    ...     deliver(pack(Archive(there).folder(trial)), trial, Archive(here))
+    ...     Archive(here).result(trial) == result
+    True
+    """
+    with archive.claimed(trial) as folder:
+        if archive.result(trial) is not None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in _LEFT:
+            (folder / name).unlink(missing_ok=True)
+        for name in sorted(parcel, key=lambda name: name == "result.json"):
+            new = folder / f"{name}.new"
+            new.write_bytes(parcel[name])
+            new.replace(folder / name)

@@ -17,8 +17,7 @@ from statistics import median
 
 import torch
 
-from gyroscope_lab.data.memory import free_memory
-from gyroscope_lab.data.split import Split
+from gyroscope_lab.data.split import Split, free_memory
 from gyroscope_lab.engine.captured import Captured
 from gyroscope_lab.engine.cost import expected
 from gyroscope_lab.errors import LabError, TrialError

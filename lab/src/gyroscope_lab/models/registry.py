@@ -11,15 +11,11 @@ from typing import Any
 from torch import nn
 
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.models.digits_cnn import digits_cnn
+from gyroscope_lab.models.convolutional import c10_cnn1, c10_cnn1_light, c10_cnn2, digits_cnn, tiny_cnn, vgg
 from gyroscope_lab.models.gpt import gpt
 from gyroscope_lab.models.imagenet_resnet import imagenet_resnet, imagenet_resnet_lastbn
 from gyroscope_lab.models.mlp import mlp
-from gyroscope_lab.models.preresnet import preresnet, preresnet_v1
-from gyroscope_lab.models.resnet import resnet, resnet_lastbn
-from gyroscope_lab.models.rotation_cnns import c10_cnn1, c10_cnn1_light, tiny_cnn
-from gyroscope_lab.models.vgg import c10_cnn2, vgg
-from gyroscope_lab.models.wrn import wrn
+from gyroscope_lab.models.resnet import preresnet, preresnet_v1, resnet, resnet_lastbn, wrn
 
 #: name -> (builder, what it is in one line); {fields} of a name are whole numbers, and arguments of the builder
 MODELS: dict[str, tuple[Callable[..., nn.Module], str]] = {

@@ -1,18 +1,27 @@
-"""Checkpoints of a training: one file, there whole or not at all."""
+"""Checkpoints of a training: one file, complete or absent, with all that the rest of the training depends on.
+
+A training saves at the end of an epoch, but only so often that saving takes little of its time (`Pace`).
+"""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gyroscope.base import read_whole, require_whole
 from gyroscope.monitor import Monitor
 from gyroscope_lab.errors import LabError
+from gyroscope_lab.training.recipe import with_options_of
+
+if TYPE_CHECKING:
+    from gyroscope_lab.training.training import Training
+
 
 FILE = "checkpoint.pt"
 
@@ -100,3 +109,84 @@ def resumed(folder: Path) -> Iterator[None]:
             f"{folder / FILE} cannot be gone on from ({type(error).__name__}: {error}); delete it to train from the "
             "start"
         ) from error
+
+
+def state_of(training: Training) -> dict[str, Any]:
+    """What a checkpoint keeps of a training between two epochs."""
+    best, tangents, last, monitor = training.best, training.tangents, training.last, training.monitor
+    return {
+        "key": training.trial.key,
+        "epoch": training.epoch,
+        "ended": training.ended,
+        "curves": [training.loss, training.accuracy, training.validation, training.rotation, training.norms],
+        "model": training.model.state_dict(),
+        "optimizer": training.optimizer.state_dict(),
+        "initial": training.gauge.initial,
+        "best": None if best is None else list(best),
+        "order": training.feed.generator.get_state(),
+        **training.own.state(),
+        "tangents": None if tangents is None else tangents.state(),
+        "last": None if last is None else last.state(),
+        "monitor": None if monitor is None else monitor.state_dict(),
+        "seconds": training.before + time.perf_counter() - training.began,
+    }
+
+
+def restore(training: Training, state: dict[str, Any]) -> None:
+    """Go on from what `state` gave; the monitor's part is loaded when there is a monitor."""
+    training.epoch, training.ended = state["epoch"], state["ended"]
+    training.loss, training.accuracy, training.validation, training.rotation, training.norms = state["curves"]
+    training.model.load_state_dict(state["model"])
+    training.optimizer.load_state_dict(with_options_of(training.optimizer, state["optimizer"]))
+    for there, saved in zip(training.gauge.initial, state["initial"], strict=True):
+        there.copy_(saved)
+    if state["best"] is not None:
+        score, epoch, weights = state["best"]
+        training.best = (score, epoch, {name: value.to(training.device) for name, value in weights.items()})
+    training.feed.generator.set_state(state["order"])
+    training.own.load(state)
+    if training.tangents is not None:
+        training.tangents.load(state["tangents"])
+    if training.last is not None:
+        training.last.load(state["last"])
+    training.before = state["seconds"]
+
+
+# A checkpoint of a thousand layers takes two seconds; twice a minute they would be a fifteenth of the training.
+_APART = 50
+
+
+class Pace:
+    """Whether something is due again: some seconds after the last time, and fifty times as many as that took.
+
+    Args:
+        every: seconds; 0 for always.
+
+    Attributes:
+        took: seconds that the last time took; 0 before the first.
+
+    >>> pace = Pace(0.0)
+    >>> with pace.taken():
+    ...     pass
+    >>> pace.due, Pace(60.0).due
+    (True, False)
+    """
+
+    def __init__(self, every: float) -> None:
+        self._every = self._apart = every
+        self._last = time.perf_counter()
+        self.took = 0.0
+
+    @property
+    def due(self) -> bool:
+        """Whether the time has come."""
+        return time.perf_counter() - self._last >= self._apart
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Do it within this."""
+        began = time.perf_counter()
+        yield
+        self._last = time.perf_counter()
+        self.took = self._last - began
+        self._apart = max(self._every, _APART * self.took) if self._every else 0.0

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from math import isinf
 
-from gyroscope_lab.data.folders import DATA
+from gyroscope_lab.data.official import DATA
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.at_hand import at_hand

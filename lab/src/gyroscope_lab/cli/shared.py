@@ -1,11 +1,57 @@
-"""Folders that commands write to, tried before there is anything to lose."""
+"""What the commands share: values of options, checks of folders and numbers, and a message while they load."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 
+from rich.console import Console
+
 from gyroscope.cli.fail import BAD_ARGUMENT, fail
+
+
+class Scale(StrEnum):
+    """How large."""
+
+    smoke = "smoke"
+    small = "small"
+    full = "full"
+
+
+class Engine(StrEnum):
+    """Who trains."""
+
+    auto = "auto"
+    serial = "serial"
+    workers = "workers"
+    population = "population"
+    ray = "ray"
+
+
+class Precision(StrEnum):
+    """What products are computed in."""
+
+    float32 = "float32"
+    tf32 = "tf32"
+    bf16 = "bf16"
+
+
+class Parallel(StrEnum):
+    """How processes share a training."""
+
+    ddp = "ddp"
+    fsdp = "fsdp"
+
+
+class Device(StrEnum):
+    """What to train on."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
 
 
 def make_folder(folder: Path, option: str) -> None:
@@ -38,3 +84,18 @@ def at_least_one(value: int | None, option: str) -> None:
     """
     if value is not None and value < 1:
         fail(f"{option} is {value}; it must be 1 or more", code=BAD_ARGUMENT)
+
+
+@contextmanager
+def loading(console: Console | None = None, *, what: str = "Getting ready") -> Iterator[None]:
+    """Say so in a terminal, for as long as it takes; what is not a terminal is left alone.
+
+    >>> with loading():
+    ...     import torch
+    """
+    console = Console(stderr=True) if console is None else console
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what):
+        yield
