@@ -8,7 +8,7 @@ from torch import nn
 from gyroscope.control import Layca
 from gyroscope.control.rates import alpha_multipliers
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.training.recipe import CONTROLS, OPTIMIZERS, Recipe, with_options_of
+from gyroscope_lab.training.recipe import CONTROLS, OPTIMIZERS, Recipe, register, with_options_of
 from gyroscope_lab.training.tasks import task
 from gyroscope_lab.training.trial import Trial
 from lab.trainings import stepped
@@ -216,3 +216,27 @@ def test_every_optimizer_works_under_every_control(optimizer, control):
     training = stepped(Trial(DIGITS, recipe), SPLIT)
     assert isinstance(training.optimizer, Layca) == (control is not None)
     assert all(turned > 0 for turned in training.rotation[-1])
+
+
+@pytest.mark.parametrize("own_rates", [False, True])
+def test_a_registered_optimizer_is_made_by_its_factory_and_follows_the_schedule_unless_it_has_its_own(own_rates):
+    def factory(recipe, model):
+        return torch.optim.Rprop(model.parameters(), lr=recipe.rate, **dict(recipe.options))
+
+    register("made-rprop", factory, own_rates=own_rates)
+    recipe = Recipe("Rprop", 0.5, "made-rprop", options=(("etas", (0.4, 1.3)),))
+    optimizer = recipe.make(nn.Linear(2, 2))
+    assert isinstance(optimizer, torch.optim.Rprop)
+    assert optimizer.param_groups[0]["etas"] == (0.4, 1.3)
+    recipe.set_rate(optimizer, 0.1)
+    assert optimizer.param_groups[0]["lr"] == (0.5 if own_rates else 0.05)
+    assert not recipe.capturable
+    with pytest.raises(LabError, match="takes no control"):
+        replace(recipe, control="layca")
+
+
+def test_known_optimizers_are_not_replaced_and_take_no_options():
+    with pytest.raises(LabError, match="`name` must not be one of sgd,"):
+        register("sgd", lambda recipe, model: None)
+    with pytest.raises(LabError, match="options are for optimizers that a study registers"):
+        Recipe("SGD", 0.1, options=(("damping", 0.1),))

@@ -74,11 +74,12 @@ def test_a_share_of_few_epochs_is_never_cut_off_before_the_first():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"epochs": 0}, "a schedule of 0 epochs in batches of 32"),
+        ({"epochs": 0}, "`epochs` must be a whole number >= 1, got 0"),
         ({"epochs": 2.5}, r"epochs of a Schedule is 2\.5; it can be a whole number"),
-        ({"batch": 0}, "in batches of 0"),
-        ({"batch": -1}, "in batches of -1"),
-        ({"passes": 0}, "0 passes each; these are whole numbers"),
+        ({"batch": 0}, "`batch` must be a whole number >= 1, got 0"),
+        ({"batch": -1}, "`batch` must be a whole number >= 1, got -1"),
+        ({"passes": 0}, "`passes` must be a whole number >= 1, got 0"),
+        ({"drawn": -1}, "`drawn` must be a whole number >= 0, got -1"),
         ({"cuts": (0.5, 80)}, r"the rate is cut at \(0\.5, 80\); cuts are shares"),
         ({"cuts": (nan,)}, "the rate is cut at"),
         ({"factor": 0.0}, r"factor is 0\.0"),

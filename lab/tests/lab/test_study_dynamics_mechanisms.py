@@ -17,7 +17,7 @@ from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.dynamics import mechanism1 as m1
 from gyroscope_lab.papers.dynamics import mechanism2 as m2
 from gyroscope_lab.papers.dynamics import mechanism3 as m3
-from gyroscope_lab.papers.dynamics.loop import gain, reproduced
+from gyroscope_lab.papers.dynamics.measurements import gain, reproduced
 from gyroscope_lab.training.archive import Archive
 
 STUDIES = (*m1.STUDIES, *m2.STUDIES, *m3.STUDIES)
@@ -73,7 +73,7 @@ def test_a_copied_rate_turns_weights_by_what_decay_turned_them_by():
 )
 def test_which_layers_decay(decayed, expected):
     model = models.make("mlp-3x16", seed=0, batch_norm=True)
-    groups = m1.optimizer_of(m1.Method("Adam", 0.1, 1.0), model, decayed).param_groups
+    groups = m1.recipe_of(m1.Method("Adam", 0.1, 1.0), decayed).make(model).param_groups
     assert [group["weight_decay"] for group in groups] == expected
     assert [group["params"][0] is layer.parameter for group, layer in zip(groups, layers(model), strict=True)]
 
@@ -227,14 +227,14 @@ def test_the_norms_are_those_of_the_trained_network(lab):
     plan = replace(m3.PLANS["smoke"], examples=20)
     setting = m3.Setting(plan, 0.1, 0)
     caught = {}
-    kept = m3.train
+    kept = m3.followed
 
-    def watched(model, *args, **others):
-        caught["model"] = model
-        return kept(model, *args, **others)
+    def watched(training):
+        caught["model"] = training.model
+        return kept(training)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(m3, "train", watched)
+        patch.setattr(m3, "followed", watched)
         told = m3._run(lab, setting)
     x = plan.source.load().x_test[:20].double()
     model = caught["model"]

@@ -434,3 +434,16 @@ def test_data_that_cannot_be_learned_from_are_refused_before_anything_is_written
     with pytest.raises(LabError, match="digits has no examples to train on"):
         train(Trial(HELD, SGD), nothing, folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_network_of_ones_own_is_trained_in_its_precision_and_keeps_no_run(tmp_path):
+    digits = task("digits-mlp").lasting(2)
+    trial, split = Trial(digits, Recipe("SGD", 0.1)), digits.source.load()
+    training = Training(trial, split.converted(torch.float64), network=digits.network(0).double())
+    for _ in training.proceed():
+        pass
+    assert {weight.dtype for weight in training.model.parameters()} == {torch.float64}
+    assert training.loss == pytest.approx(train(trial, split).loss, rel=1e-4)
+    assert training.loss != train(trial, split).loss
+    with pytest.raises(LabError, match="has no folder"):
+        Training(trial, split, folder=tmp_path, network=digits.network(0))

@@ -9,7 +9,7 @@ from gyroscope_lab.data.augment import Augmentation
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.training.archive import Archive
-from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.recipe import Recipe, register
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.tasks import task
@@ -20,6 +20,7 @@ COPY = Recipe("copy", 1.0, control="layca", copies=RECORDED)
 SGD = Trial(task("digits"), Recipe("SGD", 0.1))
 
 # Another value for every field of what a trial is made of, and what else has to be given for it to make sense.
+register("made", lambda recipe, model: torch.optim.SGD(model.parameters(), lr=recipe.rate))
 OTHERS = {
     Trial: {
         "task": {"task": task("digits-mlp")},
@@ -57,6 +58,7 @@ OTHERS = {
         "frozen": {"frozen": (1,)},
         "records": {"records": True},
         "copies": {"copies": RECORDED, "control": "layca"},
+        "options": {"options": (("damping", 0.1),), "optimizer": "made"},
     },
     Schedule: {
         "epochs": {"epochs": 61},
@@ -67,6 +69,7 @@ OTHERS = {
         "drop_last": {"drop_last": True},
         "passes": {"passes": 2},
         "restarts": {"restarts": True},
+        "drawn": {"drawn": 3},
     },
     Source: {
         "name": {"name": "mnist"},

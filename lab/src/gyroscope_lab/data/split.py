@@ -72,6 +72,23 @@ class Split:
             std=moved(self.std),
         )
 
+    def converted(self, dtype: torch.dtype, *, moved: float = 0.0) -> Split:
+        """Return the same examples with inputs in `dtype` instead of float32, and `moved` added to each.
+
+        >>> x, y = torch.ones(1, 1, 1, 1), torch.tensor([0])
+        >>> Split(x, y, x, y).converted(torch.float64, moved=2.0).x_test
+        tensor([[[[3.]]]], dtype=torch.float64)
+        """
+        if dtype == torch.float32 and not moved:
+            return self
+
+        def taken(x: torch.Tensor) -> torch.Tensor:
+            return self.inputs(x).to(dtype) + moved
+
+        x_val = None if self.x_val is None else taken(self.x_val)
+        x_train, x_test = taken(self.x_train), taken(self.x_test)
+        return replace(self, x_train=x_train, x_test=x_test, x_val=x_val, mean=None, std=None)
+
     def inputs(self, x: torch.Tensor) -> torch.Tensor:
         """Return (x − mean) / std in float32, what a network takes, for some of the inputs; x itself without a mean.
 

@@ -41,6 +41,8 @@ _CAPTURED: dict[str, dict[str, Any]] = {
     "rmsprop": {"capturable": True},
 }
 _MOMENTUM = ("sgd", "sgd-amom", "rmsprop")
+# Optimizers that studies register, and whether their rates follow schedules of their own.
+_REGISTERED: dict[str, tuple[Callable[[Recipe, nn.Module], Optimizer], bool]] = {}
 
 Decayed = Literal["all", "convolutions"]
 Others = Literal["frozen", "inner"]
@@ -53,7 +55,7 @@ class Recipe:
     Attributes:
         name: what figures and tables call it.
         rate: the learning rate; under a control, ρ.
-        optimizer: one of `OPTIMIZERS`.
+        optimizer: one of `OPTIMIZERS`, or one that a study registered (`register`).
         control: one of `CONTROLS`, or None.
         alpha: α of equation 1: which layers turn faster, the first (negative) or the last (positive).
         weight_decay: λ of the gradient's term λw, or of AdamW's decay; twice the number that Keras calls l2.
@@ -66,6 +68,7 @@ class Recipe:
         frozen: do not train the weights of these layers, counted likewise.
         records: keep the tangent of the angle that every layer turns by in every step, for others to copy.
         copies: turn every layer by what it turned by under this recipe (the papers' AdaptCopy).
+        options: further arguments of a registered optimizer, as pairs.
 
     >>> from gyroscope_lab import models
     >>> model = models.make("digits-cnn", seed=0)
@@ -90,11 +93,20 @@ class Recipe:
     frozen: tuple[int, ...] = ()
     records: bool = False
     copies: Recipe | None = None
+    options: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         require_kinds(self)
-        if self.optimizer not in OPTIMIZERS:
-            raise LabError(f"no optimizer is called {self.optimizer!r}; there are: {', '.join(OPTIMIZERS)}")
+        registered = self.optimizer in _REGISTERED
+        if self.optimizer not in OPTIMIZERS and not registered:
+            known = ", ".join([*OPTIMIZERS, *_REGISTERED])
+            raise LabError(f"no optimizer is called {self.optimizer!r}; there are: {known}")
+        if registered and self.control is not None:
+            raise LabError(f"{self.optimizer} is an optimizer of a study, which takes no control; leave control out")
+        if self.options and not registered:
+            raise LabError(
+                f"options are for optimizers that a study registers, not for {self.optimizer}; leave them out"
+            )
         if self.control is not None and self.control not in CONTROLS:
             raise LabError(f"no control is called {self.control!r}; there are: {', '.join(CONTROLS)}, or none")
         if not 0 <= self.rate < inf or not 0 <= self.weight_decay < inf or not 0 < self.scale < inf:
@@ -105,7 +117,9 @@ class Recipe:
         if self.alpha != 0.0 and self.control is None:
             raise LabError(f"alpha is {self.alpha}, but there is no control that could apply it; give control='layca'")
         self._check_momentum()
-        if self.eps is not None and (not 0 <= self.eps < inf or "eps" not in OPTIMIZERS[self.optimizer][1]):
+        if self.eps is not None and (
+            not 0 <= self.eps < inf or registered or "eps" not in OPTIMIZERS[self.optimizer][1]
+        ):
             those = ", ".join(name for name, (_, constants) in OPTIMIZERS.items() if "eps" in constants)
             raise LabError(f"eps is {self.eps} for {self.optimizer}; it can be 0 or more, for: {those}")
         if self.copies is not None and (self.control != "layca" or not self.copies.records):
@@ -117,7 +131,7 @@ class Recipe:
     def _check_momentum(self) -> None:
         if not 0 <= self.momentum < 1:
             raise LabError(f"momentum is {self.momentum}; it can be 0 to below 1")
-        if self.momentum and self.optimizer not in _MOMENTUM:
+        if self.momentum and self.optimizer not in _MOMENTUM and self.optimizer not in _REGISTERED:
             raise LabError(f"{self.optimizer} takes no momentum; these do: {', '.join(_MOMENTUM)}")
         if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
             raise LabError("nesterov=True says how the momentum of sgd is applied; give that, optimizer='sgd'")
@@ -130,6 +144,8 @@ class Recipe:
             decayed: which layers the weight decay is for: all, or convolutions but not linear layers.
             captured: whether its steps are to be captured as a CUDA graph, so that the rate lies on the device.
         """
+        if self.optimizer in _REGISTERED:
+            return _REGISTERED[self.optimizer][0](self, model)
         kind, constants = OPTIMIZERS[self.optimizer]
         options: dict[str, Any] = dict(constants)
         rate: float | torch.Tensor = 1.0 if self.copies is not None else self.rate
@@ -151,14 +167,15 @@ class Recipe:
     def set_rate(self, optimizer: Optimizer, multiplier: float) -> None:
         """Set the rate of what `make` returned to this recipe's, times `multiplier`.
 
-        Not where it copies: what is copied has the schedule in it.
+        Rates that are copied include the schedule already, and registered optimizers may have one of their own: these
+        are left as they are.
 
         >>> optimizer = Recipe("SGD", rate=0.5).make(nn.Linear(2, 2))
         >>> Recipe("SGD", rate=0.5).set_rate(optimizer, 0.1)
         >>> optimizer.param_groups[0]["lr"]
         0.05
         """
-        if self.copies is not None:
+        if self.copies is not None or _REGISTERED.get(self.optimizer, (None, False))[1]:
             return
         for group in optimizer.param_groups:
             if isinstance(group["lr"], torch.Tensor):
@@ -196,6 +213,27 @@ class Recipe:
         rest = [p for p in trained if id(p) not in convolutions]
         groups = [{"params": chosen, "weight_decay": self.weight_decay}, {"params": rest, "weight_decay": 0.0}]
         return [group for group in groups if group["params"]]
+
+
+def register(name: str, factory: Callable[[Recipe, nn.Module], Optimizer], *, own_rates: bool = False) -> None:
+    """Let recipes name an optimizer of a study, so that it trains in the laboratory's loop.
+
+    Steps of registered optimizers are not captured as CUDA graphs. A trial with one can be read from its description
+    once the module that registers it is loaded.
+
+    Args:
+        name: the value of `Recipe.optimizer`; not one of `OPTIMIZERS`.
+        factory: makes the optimizer of a recipe for a model. It reads `rate`, `weight_decay`, `momentum` and `options`
+            from the recipe.
+        own_rates: whether its learning rates follow a schedule of their own, and not the task's.
+
+    >>> register("rprop", lambda recipe, model: torch.optim.Rprop(model.parameters(), lr=recipe.rate))
+    >>> type(Recipe("Rprop", rate=0.1, optimizer="rprop").make(nn.Linear(2, 2))).__name__
+    'Rprop'
+    """
+    if name in OPTIMIZERS:
+        raise LabError(f"`name` must not be one of {', '.join(OPTIMIZERS)}, got {name!r}. Try another name.")
+    _REGISTERED[name] = factory, own_rates
 
 
 def _inside(optimizer: str) -> dict[str, Any]:

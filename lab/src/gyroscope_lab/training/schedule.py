@@ -23,6 +23,7 @@ class Schedule:
         drop_last: leave the smaller batch at the end of an epoch out.
         passes: how often an epoch takes every example; few examples need not be looked at after every pass.
         restarts: whether the optimizer's momentum is forgotten at every cut.
+        drawn: steps per epoch whose batches are drawn with replacement, instead of passes; 0 for none.
 
     >>> schedule = Schedule(epochs=100, cuts=(0.8, 0.9, 0.97))
     >>> schedule.milestones, [round(schedule.multiplier(epoch), 3) for epoch in (0, 79, 80, 90, 97)]
@@ -37,14 +38,13 @@ class Schedule:
     drop_last: bool = False
     passes: int = 1
     restarts: bool = False
+    drawn: int = 0
 
     def __post_init__(self) -> None:
         require_kinds(self)
-        if min(self.epochs, self.batch, self.passes) < 1:
-            raise LabError(
-                f"a schedule of {self.epochs} epochs in batches of {self.batch}, {self.passes} passes each; these are "
-                "whole numbers, 1 or more"
-            )
+        for name, least in (("epochs", 1), ("batch", 1), ("passes", 1), ("drawn", 0)):
+            if getattr(self, name) < least:
+                raise LabError(f"`{name}` must be a whole number >= {least}, got {getattr(self, name)}.")
         if not all(0 <= cut <= 1 for cut in self.cuts):
             raise LabError(f"the rate is cut at {self.cuts}; cuts are shares of all epochs, from 0 to 1")
         if not 0 < self.factor < inf or not 0 <= self.warmup < inf:
@@ -73,7 +73,12 @@ class Schedule:
 
         >>> list(Schedule(batch=128).batches(300)), list(Schedule(batch=128, passes=2).batches(100))
         ([128, 128, 44], [128, 72])
+        >>> list(Schedule(batch=128, drawn=3).batches(100))
+        [128, 128, 128]
         """
+        if self.drawn:
+            yield from [self.batch] * self.drawn
+            return
         whole, rest = divmod(examples * self.passes, self.batch)
         yield from [self.batch] * whole
         if rest and not (self.drop_last and whole):
@@ -85,6 +90,8 @@ class Schedule:
         >>> Schedule(batch=128).steps(45_000)
         352
         """
+        if self.drawn:
+            return self.drawn
         taken = examples * self.passes
         return max(1, taken // self.batch) if self.drop_last else ceil(taken / self.batch)
 

@@ -109,18 +109,23 @@ class Training:
         rates: Rates | None = None,
         save_every: float = 30.0,
         captured: bool = False,
+        network: nn.Module | None = None,
     ) -> None:
+        if network is not None and folder is not None:
+            raise LabError(
+                "a training with a `network` of its own has no folder, because its trial does not describe it"
+            )
         trial.task.check(split)
         self.trial, self.device = trial, torch.device(device)
         self.folder = None if folder is None else Path(folder)
         self.split = split.to(self.device)
-        self.model = self._placed(trial.network())
+        self.model = self._placed(trial.network() if network is None else network)
         self.forward: Callable[[Tensor], Tensor] = self.model
         self.optimizer = trial.recipe.make(self.model, decayed=trial.task.decayed, captured=captured)
         schedule = trial.schedule
         self.feed = Feed(
             self.split, batch=schedule.batch, augmentation=trial.task.augmentation, seed=trial.seed, device=self.device,
-            passes=schedule.passes, share=(self.rank, self.ranks),
+            passes=schedule.passes, drawn=schedule.drawn, share=(self.rank, self.ranks),
         )  # fmt: skip
         self.take = self.feed.take
         self.steps = schedule.steps(len(split.y_train))
@@ -227,7 +232,8 @@ class Training:
         x, y = self.take(count)
         with self._autocast():
             outputs = self.forward(x)
-        loss = F.cross_entropy(outputs.float().flatten(0, -2), y.flatten())
+        scores = outputs if outputs.dtype == torch.float64 else outputs.float()
+        loss = F.cross_entropy(scores.flatten(0, -2), y.flatten())
         self.optimizer.zero_grad()
         # The gradients of ranks are averaged, which is right as it is for shares of equal size.
         torch.autograd.backward(loss if self.ranks == 1 else loss * (self.ranks * len(y) / count))

@@ -31,14 +31,15 @@ import gyroscope
 from gyroscope.theory import batch_law, per_example_gradients, step_gain
 from gyroscope.theory.adaptive import Moments, adam, rmsprop
 from gyroscope.theory.decay import Rule, sgd
-from gyroscope_lab import models
 from gyroscope_lab.data.source import Source
+from gyroscope_lab.data.split import Split
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.dynamics.loop import kept, split_of
+from gyroscope_lab.papers.dynamics.measurements import kept, split_of
 from gyroscope_lab.papers.study import Finding, Report, Study, Table
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
+from gyroscope_lab.training.training import Training
 from gyroscope_lab.training.trial import Trial
 
 if TYPE_CHECKING:
@@ -155,13 +156,15 @@ def _point(lab: Lab, setting: Setting) -> tuple[nn.Module, Tensor, Tensor]:
     chosen = torch.randperm(len(split.y_train), generator=order)[: setting.examples].to(split.y_train.device)
     x, y = split.inputs(split.x_train[chosen.to(split.x_train.device)]).to(split.y_train.device), split.y_train[chosen]
     x = x.double()
-    model = models.make(setting.model, seed=setting.seed, **dict(setting.options)).to(x)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for _ in range(setting.trained):
-        some = torch.randint(0, len(y), (64,), generator=order).to(y.device)
-        optimizer.zero_grad()
-        F.cross_entropy(model(x[some]), y[some]).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+    schedule = Schedule(epochs=1, batch=64, cuts=(), drawn=setting.trained)
+    task = Task("batch-size", setting.source, setting.model, setting.options, schedule)
+    trial = Trial(task, Recipe("Adam", 1e-3, optimizer="adam", eps=1e-8), setting.seed)
+    model = trial.network().to(x)
+    if setting.trained:
+        training = Training(trial, Split(x, y, x, y, classes=split.classes), device=y.device, network=model)
+        training.feed.generator.set_state(order.get_state())  # the batches follow the choice of examples
+        for _ in training.proceed():
+            pass
     return model, x, y
 
 

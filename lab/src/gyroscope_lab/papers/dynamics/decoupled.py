@@ -39,7 +39,7 @@ from gyroscope_lab import models
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import Cell, cells
-from gyroscope_lab.papers.dynamics.loop import kept, split_of
+from gyroscope_lab.papers.dynamics.measurements import kept, split_of
 from gyroscope_lab.papers.study import Finding, Report, Study, Table
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,19 +20,23 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 
 from gyroscope.base import write_whole
 from gyroscope.theory import effective_lr, shrinkage, undo_decay
-from gyroscope_lab import models
 from gyroscope_lab.data.split import Split
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.engine.run_one import loaded
 from gyroscope_lab.errors import LabError
+from gyroscope_lab.papers.dynamics.measurements import one_thread
 from gyroscope_lab.papers.dynamics.schedules import nothing_trained
 from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.training.recipe import Recipe, register
+from gyroscope_lab.training.schedule import Schedule
+from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.tasks import task
+from gyroscope_lab.training.training import Training
+from gyroscope_lab.training.trial import Trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -145,49 +149,53 @@ def train(setting: Setting, way: Way, split: Split, *, device: str = "cpu") -> C
     >>> train(Setting("digits", 64, 8, 0.3, 0.03, steps=20), "exponential", split).rates.round(3).tolist()
     [0.303, 0.363, 0.435]
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread(torch.device(device)):
         return _train(setting, way, split, device)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _train(setting: Setting, way: Way, split: Split, device: str) -> Course:
     dtype = torch.float64 if setting.double else torch.float32
-    options = {"batch_norm": True, "inputs": setting.pixels, "eps": setting.eps}
-    model = models.make(f"mlp-4x{setting.width}", seed=setting.seed, **options).to(device, dtype)
-    *hidden, classifier = model.parameters()
-    classifier.requires_grad_(False)
+    options = (("batch_norm", True), ("inputs", setting.pixels), ("eps", setting.eps))
+    schedule = Schedule(epochs=1, batch=setting.batch, cuts=(), drawn=setting.steps)
+    source = task(_TASKS[setting.source]).source
+    learned = Task("exp-schedule", source, f"mlp-4x{setting.width}", options, schedule)
+    decay = 0.0 if way == "neither" else setting.decay
+    optimizer = "sgd-undone-decay" if way == "exponential" else "sgd"
+    recipe = Recipe(way, setting.rate, optimizer, weight_decay=decay, momentum=setting.momentum, frozen=(-1,))
+    trial = Trial(learned, recipe, setting.seed)
+    model = trial.network().to(dtype)
+    hidden = [weight for weight in model.parameters() if weight.requires_grad]
     if way == "rounding":
         _jog(hidden, setting.seed)
-    decay = 0.0 if way == "neither" else setting.decay
-    sgd = SGD(hidden, lr=setting.rate, momentum=setting.momentum, weight_decay=decay)
-    schedule = undo_decay(sgd) if way == "exponential" else None
-    probe = split.inputs(split.x_test[:_PROBES]).to(device, dtype)
+    training = Training(trial, split.converted(dtype), device=device, network=model)
+    split = training.split
+    probe = split.inputs(split.x_test[:_PROBES]).to(device)
     outputs, norms, rates = [], [], []
-    for step, x, y in _batches(setting, split):
+
+    def look() -> None:
+        outputs.append(_outputs(model, probe).cpu().double())
+        norms.append([float(weight.detach().double().norm()) for weight in hidden])
+        rates.append(float(training.optimizer.param_groups[0]["lr"]))
+
+    look()
+    for step, _ in zip(range(1, setting.steps + 1), training.proceed(), strict=False):
         if step % setting.every == 0:
-            outputs.append(_outputs(model, probe).cpu().double())
-            norms.append([float(weight.detach().double().norm()) for weight in hidden])
-            rates.append(float(sgd.param_groups[0]["lr"]))
-        if step == setting.steps:
-            break
-        sgd.zero_grad()
-        loss = F.cross_entropy(model(x.to(device, dtype)), y.to(device))
-        loss.backward()  # type: ignore[no-untyped-call]
-        sgd.step()
-        if schedule is not None:
-            schedule.step()
-    return Course(torch.stack(outputs), np.array(norms), np.array(rates), _test(model, split, device, dtype))
+            look()
+    return Course(torch.stack(outputs), np.array(norms), np.array(rates), _test(model, split, device))
 
 
-def _batches(setting: Setting, split: Split) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """The same for every way: drawn from the seed alone."""
-    draw = torch.Generator().manual_seed(setting.seed)
-    for step in range(setting.steps + 1):
-        chosen = torch.randint(0, len(split.y_train), (setting.batch,), generator=draw)
-        yield step, split.inputs(split.x_train[chosen]), split.y_train[chosen]
+def _undone(recipe: Recipe, model: nn.Module) -> Optimizer:
+    """SGD at the exponential rates that take the place of its weight decay; they are set after every step."""
+    sgd = SGD(
+        [weight for weight in model.parameters() if weight.requires_grad], lr=recipe.rate, momentum=recipe.momentum,
+        weight_decay=recipe.weight_decay,
+    )  # fmt: skip
+    schedule = undo_decay(sgd)
+    sgd.register_step_post_hook(lambda *_: schedule.step())
+    return sgd
+
+
+register("sgd-undone-decay", _undone, own_rates=True)
 
 
 @torch.no_grad()
@@ -209,9 +217,9 @@ def _outputs(model: nn.Module, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _test(model: nn.Module, split: Split, device: str, dtype: torch.dtype) -> float:
+def _test(model: nn.Module, split: Split, device: str) -> float:
     """By batch statistics of the test set, for the same reason."""
-    x = split.inputs(split.x_test).to(device, dtype)
+    x = split.inputs(split.x_test).to(device)
     return float((model(x).argmax(1).cpu() == split.y_test.cpu()).double().mean())
 
 

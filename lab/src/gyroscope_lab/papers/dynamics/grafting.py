@@ -25,11 +25,13 @@ from torch.nn import functional as F  # noqa: N812  (the name torch's own docume
 from torch.optim import Optimizer
 
 from gyroscope.control import Graft
-from gyroscope_lab import models
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.dynamics.loop import device_of, dtype_of, kept, split_of
+from gyroscope_lab.papers.dynamics.measurements import kept, training_of
 from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.training.recipe import Recipe, register
+from gyroscope_lab.training.schedule import Schedule
+from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
 if TYPE_CHECKING:
@@ -152,26 +154,29 @@ def make(lengths: str, directions: str, over: str, model: nn.Module, rate: float
     return Graft(one(lengths), one(directions), granularity="global" if over == "global" else "tensor")
 
 
+register("graft", lambda recipe, model: make(model=model, rate=recipe.rate, **dict(recipe.options)))
+
+
 def course(lab: Lab, setting: Setting) -> list[float]:
     """The training loss over steps, of all examples that are trained on; inf from where it is not finite."""
 
     def measured() -> dict[str, Any]:
-        split, dtype = split_of(lab, setting.source), dtype_of(lab)
-        model = models.make(setting.model, seed=setting.seed, **dict(setting.options)).to(device_of(lab), dtype)
-        optimizer = make(setting.lengths, setting.directions, setting.over, model, setting.rate)
-        x, y = split.inputs(split.x_train).to(dtype), split.y_train
-        order = torch.Generator().manual_seed(setting.seed)
-        losses = []
-        for step in range(setting.steps + 1):
+        schedule = Schedule(epochs=1, batch=setting.batch, cuts=(), drawn=setting.steps)
+        task = Task("grafting", setting.source, setting.model, setting.options, schedule)
+        told = (("lengths", setting.lengths), ("directions", setting.directions), ("over", setting.over))
+        its = training_of(lab, task, Recipe("graft", setting.rate, "graft", options=told), seed=setting.seed)
+        x, y = its.split.inputs(its.split.x_train), its.split.y_train
+
+        @torch.no_grad()
+        def loss() -> float:
+            return float(F.cross_entropy(its.model(x), y))
+
+        losses = [loss()]
+        for step, _ in zip(range(1, setting.steps + 1), its.proceed(), strict=False):
             if step % setting.every == 0:
-                with torch.no_grad():
-                    losses.append(float(F.cross_entropy(model(x), y)))
+                losses.append(loss())
                 if not isfinite(losses[-1]):
                     break
-            some = torch.randint(0, len(y), (setting.batch,), generator=order).to(y.device)
-            optimizer.zero_grad()
-            F.cross_entropy(model(x[some]), y[some]).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
         return {"loss": losses}
 
     found = kept(lab, "grafting", setting, measured)["loss"]

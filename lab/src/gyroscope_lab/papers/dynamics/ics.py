@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -25,27 +25,28 @@ import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
-from torch.optim import SGD, Optimizer
 
 from gyroscope.conditioning import Outliers, outliers
-from gyroscope.control import KFAC, QuasiDiagonal
 from gyroscope.theory import Affine
 from gyroscope.theory.reparameterize import between
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.models.mlp import mlp
-from gyroscope_lab.papers.dynamics.loop import (
+from gyroscope_lab.papers.dynamics.measurements import (
     LossCurve,
-    accuracy,
     device_of,
     dtype_of,
+    followed,
     kept,
     mean_curve,
     split_of,
-    train,
+    training_of,
 )
 from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
+from gyroscope_lab.training.task import Task
+from gyroscope_lab.training.training import Training
 from gyroscope_lab.training.trial import Trial
 
 # Predicted eigenvalues are right within this factor, either way; losses and eigenvalues are alike within this share.
@@ -337,27 +338,24 @@ def network(lab: Lab, setting: Setting) -> nn.Sequential:
     return model
 
 
-def optimizer_of(setting: Setting, model: nn.Module) -> Optimizer:
-    """The method's optimizer; K-FAC's steps are damped as in equation 26, and long ones shortened."""
-    inner = SGD(model.parameters(), lr=setting.rate)
+def training(lab: Lab, setting: Setting) -> Training:
+    """Return the training of a setting; K-FAC's steps are damped as in equation 26, and long ones shortened."""
+    recipe = Recipe(setting.method, setting.rate)
     if setting.method == "quasi-diagonal":
-        return QuasiDiagonal(inner, model)
-    if setting.method == "K-FAC":
-        return KFAC(
-            inner, model, F.cross_entropy, damping=setting.damping, tikhonov="exact", clip=setting.clip,
-            seed=setting.seed,
-        )  # fmt: skip
-    return inner
+        recipe = replace(recipe, optimizer="quasi-diagonal")
+    elif setting.method == "K-FAC":
+        told = {"damping": setting.damping, "tikhonov": "exact", "clip": setting.clip, "seed": setting.seed}
+        recipe = replace(recipe, optimizer="kfac", options=tuple(told.items()))
+    task = Task("ics", setting.source, f"mlp-{setting.depth}x{setting.width}", schedule=setting.schedule)
+    return training_of(lab, task, recipe, seed=setting.seed, network=network(lab, setting), moved=setting.moved)
 
 
 def trained(lab: Lab, setting: Setting) -> dict[str, Any]:
     """The loss of every epoch, and the test accuracy in the end."""
 
     def measure() -> dict[str, Any]:
-        split, model = split_of(lab, setting.source), network(lab, setting)
-        optimizer = optimizer_of(setting, model)
-        found = train(model, optimizer, split, setting.schedule, seed=setting.seed, moved=setting.moved)
-        return {**found, "test": accuracy(model, split, moved=setting.moved)}
+        its = training(lab, setting)
+        return {**followed(its), "test": 100 * its.finish().test_accuracy}
 
     return kept(lab, "ics", setting, measure)
 
@@ -417,10 +415,10 @@ def spectra(lab: Lab, found: list[Curve]) -> dict[str, dict[str, Any]]:
 def _measured(lab: Lab, told: _Measurement) -> dict[str, Any]:
     split = split_of(lab, told.trained.source)
     x, y = split.inputs(split.x_train[: told.examples]).to(dtype_of(lab)), split.y_train[: told.examples]
-    model = network(lab, told.trained)
-    start = _outliers(model, x, y, told.layer)
-    train(model, optimizer_of(told.trained, model), split, told.trained.schedule, seed=told.trained.seed)
-    end = _outliers(model, x, y, told.layer)
+    its = training(lab, told.trained)
+    start = _outliers(its.model, x, y, told.layer)
+    followed(its)
+    end = _outliers(its.model, x, y, told.layer)
     return {name: {"start": start[name], "end": end[name]} for name in start}
 
 

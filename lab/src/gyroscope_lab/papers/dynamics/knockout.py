@@ -16,24 +16,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
 
 from gyroscope.theory import knock_out
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.models.mlp import mlp
-from gyroscope_lab.papers.dynamics.loop import (
+from gyroscope_lab.papers.dynamics.measurements import (
     LossCurve,
-    accuracy,
     device_of,
     dtype_of,
+    followed,
     kept,
     mean_curve,
-    split_of,
-    train,
+    training_of,
 )
 from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
+from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
 # Noise "hardly matters" where it takes less than this share of what batch normalization gains.
@@ -288,17 +288,13 @@ def trained(lab: Lab, setting: Setting) -> dict[str, Any]:
     """The loss of every epoch, accuracies in the end, and how far means moved."""
 
     def measure() -> dict[str, Any]:
-        split, model = split_of(lab, setting.source), network(lab, setting)
+        model = network(lab, setting)
         drift = Drift(model)
-        found = train(
-            model, SGD(model.parameters(), lr=setting.rate), split, setting.schedule, seed=setting.seed
-        )  # fmt: skip
-        return {
-            **found,
-            "drift": drift.mean,
-            "test": accuracy(model, split),
-            "train": accuracy(model, split, part="train"),
-        }
+        task = Task("knockout", setting.source, f"mlp-{setting.depth}x{setting.width}", schedule=setting.schedule)
+        its = training_of(lab, task, Recipe(setting.kind, setting.rate), seed=setting.seed, network=model)
+        found, result = followed(its), its.finish()
+        accuracies = {"test": 100 * result.test_accuracy, "train": 100 * result.train_accuracy}
+        return {**found, "drift": drift.mean, **accuracies}
 
     return kept(lab, "knockout", setting, measure)
 

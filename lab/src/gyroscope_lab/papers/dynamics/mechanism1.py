@@ -22,28 +22,25 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from gyroscope.layers import layers
-from gyroscope_lab import models
 from gyroscope_lab.data.augment import Augmentation
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.dynamics.loop import (
-    accuracy,
-    device_of,
-    dtype_of,
+from gyroscope_lab.papers.dynamics.measurements import (
+    followed,
     gain,
     kept,
     mean_curve,
-    norms,
     reproduced,
-    split_of,
-    train,
+    training_of,
 )
 from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.training.recipe import Recipe, register
 from gyroscope_lab.training.schedule import Schedule
+from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
 _NAMES = {
@@ -266,27 +263,43 @@ class Setting:
     seed: int
 
 
-def optimizer_of(method: Method, model: nn.Module, decayed: Decayed) -> Optimizer:
-    """The optimizer, each layer a group of its own; all layers but the last are followed by a normalization.
+def recipe_of(method: Method, decayed: Decayed) -> Recipe:
+    """Return the recipe of a method: each layer is a group of its own, and some of them are decayed.
 
+    All layers but the last are followed by a normalization.
+
+    >>> from gyroscope_lab import models
     >>> model = models.make("mlp-3x16", seed=0, batch_norm=True)
-    >>> groups = optimizer_of(Method("SGD", 0.1, 0.5), model, "normalized").param_groups
+    >>> groups = recipe_of(Method("SGD", 0.1, 0.5), "normalized").make(model).param_groups
     >>> [group["weight_decay"] for group in groups]
     [0.5, 0.5, 0.0]
     """
+    name = f"{method.rule}, {_NAMES[decayed]}"
+    options = (("rule", method.rule), ("decayed", decayed))
+    return Recipe(
+        name, method.rate, "by-layer", weight_decay=method.decay, momentum=method.momentum, options=options
+    )  # fmt: skip
+
+
+def _by_layer(recipe: Recipe, model: nn.Module) -> Optimizer:
+    told = dict(recipe.options)
     its = layers(model)
-    chosen = {"none": (), "copied": (), "all": its, "normalized": its[:-1], "last": its[-1:]}[decayed]
+    chosen = {"none": (), "copied": (), "all": its, "normalized": its[:-1], "last": its[-1:]}[told["decayed"]]
     names = {layer.name for layer in chosen}
     groups = [
-        {"params": [layer.parameter], "weight_decay": method.decay if layer.name in names else 0.0} for layer in its
+        {"params": [layer.parameter], "weight_decay": recipe.weight_decay if layer.name in names else 0.0}
+        for layer in its
     ]
     mine = {id(layer.parameter) for layer in its}
     others = [p for p in model.parameters() if id(p) not in mine]
     if others:
         groups.append({"params": others, "weight_decay": 0.0})
-    if method.rule == "SGD":
-        return SGD(groups, lr=method.rate, momentum=method.momentum)
-    return AdamW(groups, lr=method.rate)
+    if told["rule"] == "SGD":
+        return SGD(groups, lr=recipe.rate, momentum=recipe.momentum)
+    return AdamW(groups, lr=recipe.rate)
+
+
+register("by-layer", _by_layer)
 
 
 def copied_rate(method: Method, rate: float, norm: float, copied: float) -> float:
@@ -312,30 +325,32 @@ def trained(lab: Lab, setting: Setting) -> dict[str, Any]:
 
 
 def _run(lab: Lab, setting: Setting, table: list[list[float]] | None) -> dict[str, Any]:
-    split, method = split_of(lab, setting.source), setting.method
-    model = models.make(setting.model, seed=setting.seed, **dict(setting.options)).to(device_of(lab), dtype_of(lab))
-    weights: list[Tensor] = [layer.parameter.data for layer in layers(model)][:-1]
-    optimizer = optimizer_of(method, model, setting.decayed)
-    recorded: list[list[float]] = []
+    method, schedule = setting.method, setting.schedule
+    task = Task("wd-mechanism-1", setting.source, setting.model, setting.options, schedule, setting.augmentation)
+    its = training_of(lab, task, recipe_of(method, setting.decayed), seed=setting.seed)
+    weights = [layer.parameter for layer in layers(its.model)][:-1]
+    groups = its.optimizer.param_groups[: len(weights)]
+    to_copy, recorded = iter(table or ()), list[list[float]]()
 
-    def before(step: int) -> None:
-        now = torch.stack([weight.detach().norm() for weight in weights]).tolist()
+    def norms() -> list[float]:
+        found: list[float] = torch.stack([weight.detach().norm() for weight in weights]).tolist()
+        return found
+
+    def before(*_: Any) -> None:
         if table is not None:
-            for group, norm, copied in zip(optimizer.param_groups, now, table[step], strict=False):
-                group["lr"] = copied_rate(method, group["lr"], norm, copied)
+            rate = method.rate * schedule.multiplier(its.epoch)
+            for group, norm, copied in zip(groups, norms(), next(to_copy), strict=True):
+                group["lr"] = copied_rate(method, rate, norm, copied)
         elif setting.decayed == "normalized":
-            recorded.append(now)
+            recorded.append(norms())
 
     def look() -> dict[str, Any]:
-        rates = [group["lr"] for group in optimizer.param_groups[: len(weights)]]
         power = 2 if method.rule == "SGD" else 1
-        return {"effective": [rate / norm**power for rate, norm in zip(rates, norms(weights), strict=True)]}
+        return {"effective": [group["lr"] / norm**power for group, norm in zip(groups, norms(), strict=True)]}
 
-    found = train(
-        model, optimizer, split, setting.schedule, seed=setting.seed, augmentation=setting.augmentation, look=look,
-        before=before,
-    )  # fmt: skip
-    return {**found, "norms": recorded, "test": accuracy(model, split)}
+    its.optimizer.register_step_pre_hook(before)
+    found = followed(its, look)
+    return {**found, "norms": recorded, "test": 100 * its.finish().test_accuracy}
 
 
 def arms(lab: Lab) -> list[Arm]:

@@ -22,27 +22,25 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 
 from gyroscope.control import KFAC
 from gyroscope.layers import layers
-from gyroscope_lab import models
 from gyroscope_lab.data.augment import Augmentation
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.dynamics.loop import (
-    accuracy,
-    device_of,
-    dtype_of,
+from gyroscope_lab.papers.dynamics.measurements import (
+    followed,
     gain,
     kept,
     mean_curve,
     reproduced,
-    split_of,
-    train,
+    training_of,
 )
 from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.training.recipe import Recipe, register
 from gyroscope_lab.training.schedule import Schedule
+from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
 _COLOURS = {"no decay": "C0", "decay": "C3", "norms held": "C2"}
@@ -311,28 +309,28 @@ class Steps:
     1 is gradient descent, (G + ηI)⁻¹ ≈ I/η.
 
     Args:
-        optimizer: K-FAC around SGD.
+        optimizer: the optimizer, whose steps are damped.
         weights: of the layers that are looked at.
         holds: whether to bring them back to the norms they start with after every step.
         decay: that of the optimizer, which is no part of the direction.
     """
 
-    def __init__(self, optimizer: KFAC, weights: list[nn.Parameter], *, holds: bool, decay: float) -> None:
+    def __init__(self, optimizer: Optimizer, weights: list[nn.Parameter], *, holds: bool, decay: float) -> None:
         self._optimizer, self._weights, self._holds, self._decay = optimizer, weights, holds, decay
         self.start = [float(weight.detach().norm()) for weight in weights]
         self._before: list[tuple[Tensor, Tensor]] = []
         self._cosines: list[Tensor] = []
 
-    def before(self, step: int) -> None:
-        """The step is about to be taken."""
+    def before(self, *_: Any) -> None:
+        """Note weights and gradients; a hook before the step."""
         grads = [weight.grad for weight in self._weights]
         self._before = [
             (w.detach().clone(), g.clone()) for w, g in zip(self._weights, grads, strict=True) if g is not None
         ]
 
     @torch.no_grad()
-    def after(self, step: int) -> None:
-        """It was taken."""
+    def after(self, *_: Any) -> None:
+        """Note the cosine, and hold norms; a hook after the step."""
         rate, cosines = self._optimizer.param_groups[0]["lr"], []
         for weight, (was, gradient), norm in zip(self._weights, self._before, self.start, strict=True):
             direction = (was - weight) / rate - self._decay * was
@@ -348,35 +346,48 @@ class Steps:
 
 
 def _run(lab: Lab, setting: Setting) -> dict[str, Any]:
-    plan, regime, split = setting.plan, setting.regime, split_of(lab, setting.plan.source)
-    model = models.make(plan.model, seed=setting.seed, **dict(plan.options)).to(device_of(lab), dtype_of(lab))
+    plan, regime = setting.plan, setting.regime
     decay = regime.decay if setting.kind == "decay" else 0.0
-    its = [layer.parameter for layer in layers(model)][:-1]
-    mine = {id(weight) for weight in its}
-    others = [p for p in model.parameters() if id(p) not in mine]
-    # The last layer is not decayed: its size matters, and would be another reason for a difference.
-    groups: list[dict[str, Any]] = [{"params": its, "weight_decay": decay}, {"params": others}]
-    inner = SGD(groups, lr=regime.rate)
-    optimizer = KFAC(
-        inner, model, F.cross_entropy, damping=plan.damping, tikhonov="exact", every=plan.every,
-        decompose_every=plan.decompose_every, clip=regime.clip, seed=setting.seed,
+    told = {"damping": plan.damping, "tikhonov": "exact", "every": plan.every, "decompose_every": plan.decompose_every,
+            "clip": regime.clip, "seed": setting.seed}  # fmt: skip
+    recipe = Recipe(
+        setting.kind, regime.rate, "kfac-normalized", weight_decay=decay, options=tuple(told.items())
     )  # fmt: skip
-    steps = Steps(optimizer, its, holds=setting.kind == "norms held", decay=decay)
+    task = Task("wd-mechanism-2", plan.source, plan.model, plan.options, plan.schedule, plan.augmentation)
+    its = training_of(lab, task, recipe, seed=setting.seed)
+    optimizer, weights = its.optimizer, _normalized(its.model)
+    steps = Steps(optimizer, weights, holds=setting.kind == "norms held", decay=decay)
 
     def look() -> dict[str, Any]:
-        squares = [float(weight.detach().norm()) ** 2 for weight in its]
+        squares = [float(weight.detach().norm()) ** 2 for weight in weights]
         state = optimizer.state_dict()["state"]
         return {
             "squares": squares,
-            "curvature": [_mean_curvature(state[i]) for i in range(len(its))] if state else None,
+            "curvature": [_mean_curvature(state[i]) for i in range(len(weights))] if state else None,
             "cosine": steps.cosine(),
         }
 
-    found = train(
-        model, optimizer, split, plan.schedule, seed=setting.seed, augmentation=plan.augmentation, look=look,
-        before=steps.before, after=steps.after,
-    )  # fmt: skip
-    return {**found, "test": accuracy(model, split)}
+    optimizer.register_step_pre_hook(steps.before)
+    optimizer.register_step_post_hook(steps.after)
+    found = followed(its, look)
+    return {**found, "test": 100 * its.finish().test_accuracy}
+
+
+def _normalized(model: nn.Module) -> list[nn.Parameter]:
+    """Return the weights of all layers but the last, which no normalization follows."""
+    return [layer.parameter for layer in layers(model)][:-1]
+
+
+def _kfac_normalized(recipe: Recipe, model: nn.Module) -> Optimizer:
+    """K-FAC around SGD that decays normalized layers only: the size of the last layer matters to the function."""
+    weights = _normalized(model)
+    mine = {id(weight) for weight in weights}
+    others = [p for p in model.parameters() if id(p) not in mine]
+    groups: list[dict[str, Any]] = [{"params": weights, "weight_decay": recipe.weight_decay}, {"params": others}]
+    return KFAC(SGD(groups, lr=recipe.rate), model, F.cross_entropy, **dict(recipe.options))
+
+
+register("kfac-normalized", _kfac_normalized)
 
 
 def _mean_curvature(state: dict[str, Any]) -> float:

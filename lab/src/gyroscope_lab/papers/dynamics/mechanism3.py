@@ -17,16 +17,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
-from torch.optim import SGD
 
-from gyroscope.control import KFAC
 from gyroscope.theory import estimated_jacobian_norm, gauss_newton_norm
-from gyroscope_lab import models
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.dynamics.loop import accuracy, device_of, dtype_of, gain, kept, split_of, train
+from gyroscope_lab.papers.dynamics.measurements import (
+    device_of,
+    followed,
+    gain,
+    kept,
+    training_of,
+)
 from gyroscope_lab.papers.study import Finding, Report, Study, Table
+from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
+from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
 # Two quantities go together from this correlation of logarithms; norms are said equal within this.
@@ -278,19 +283,19 @@ def trained(lab: Lab, setting: Setting) -> dict[str, Any]:
 
 
 def _run(lab: Lab, setting: Setting) -> dict[str, Any]:
-    plan, split = setting.plan, split_of(lab, setting.plan.source)
-    model = models.make(plan.model, seed=setting.seed, **dict(plan.options)).to(device_of(lab), dtype_of(lab))
-    # Beside the natural gradient, not through it: the inner optimizer's decay is that of equation 22.
-    inner = SGD(model.parameters(), lr=plan.rate, weight_decay=setting.decay)
-    optimizer = KFAC(inner, model, F.cross_entropy, damping=plan.damping, clip=plan.clip, seed=setting.seed)
-    x = split.inputs(split.x_test[: plan.examples]).to(device_of(lab), dtype_of(lab))
-    found = train(model, optimizer, split, plan.schedule, seed=setting.seed)
-    test = accuracy(model, split)
+    plan, seed = setting.plan, setting.seed
+    told = {"damping": plan.damping, "clip": plan.clip, "seed": seed}
+    recipe = Recipe("K-FAC", plan.rate, "kfac", weight_decay=setting.decay, options=tuple(told.items()))
+    task = Task("wd-mechanism-3", plan.source, plan.model, plan.options, plan.schedule)
+    its = training_of(lab, task, recipe, seed=seed)
+    found, test = followed(its), 100 * its.finish().test_accuracy
+    model, split = its.model, its.split
+    x = split.inputs(split.x_test[: plan.examples]).to(device_of(lab))
     z = model(x).detach()
     return {
         **found,
         "test": test,
-        "jacobian": estimated_jacobian_norm(model, x, seed=setting.seed).value,
+        "jacobian": estimated_jacobian_norm(model, x, seed=seed).value,
         "outputs": float(z.square().sum(1).mean()),
         "gauss_newton": float(gauss_newton_norm(model, x)),
         "weights": float(sum(p.detach().square().sum() for p in model.parameters())),

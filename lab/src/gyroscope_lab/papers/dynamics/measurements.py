@@ -1,7 +1,8 @@
-"""Trainings with any network and any optimizer, on the laboratory's data and schedules.
+"""Measurements of a study in trainings of its own, kept next to the laboratory's trials.
 
-Recipes name what the laboratory trains with; K-FAC, copied rates and networks with noise in them have no such names.
-The numbers of a training are kept next to the laboratory's trials, under a fingerprint of all that they depend on.
+The trainings are the laboratory's (`gyroscope_lab.training.training`), with optimizers that the studies register as
+recipes: K-FAC, grafts, rates by layer. What they measure is not in a trial's result, so the numbers are kept in a file
+of their own, under a fingerprint of all that they depend on.
 """
 
 from __future__ import annotations
@@ -11,27 +12,29 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from math import isfinite, sqrt
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from gyroscope.base import write_whole
-from gyroscope_lab.data.augment import Augmentation
+from gyroscope.control import KFAC, QuasiDiagonal
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.data.split import Split
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.engine.run_one import loaded
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.study import clean
-from gyroscope_lab.training.feed import Feed
-from gyroscope_lab.training.schedule import Schedule
+from gyroscope_lab.training.recipe import Recipe, register
+from gyroscope_lab.training.task import Task
+from gyroscope_lab.training.training import Training
+from gyroscope_lab.training.trial import Trial
 
 Numbers = dict[str, list[Any]]
 
@@ -79,7 +82,9 @@ def kept(lab: Lab, study: str, setting: Any, measure: Callable[[], dict[str, Any
     ...     kept(lab, "example", Schedule(), lambda: {"loss": [0.25]})
     {'loss': [0.5]}
     """
-    told = json.loads(json.dumps(asdict(setting)))
+    # A schedule's `drawn` is younger than kept measurements: left out where it is 0, it changes no fingerprint.
+    fields = asdict(setting, dict_factory=lambda pairs: dict(pair for pair in pairs if pair != ("drawn", 0)))
+    told = json.loads(json.dumps(fields))
     text = json.dumps([study, str(dtype_of(lab)), told], sort_keys=True)
     path = lab.archive.root / "dynamics" / study / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     if path.exists():
@@ -90,15 +95,15 @@ def kept(lab: Lab, study: str, setting: Any, measure: Callable[[], dict[str, Any
             raise LabError(f"{path} cannot be read ({error}); delete it to measure again") from error
     if lab.known:
         raise LabError(f"a training of {study} is not in {path}; let it be trained (leave --known out)")
-    with _one_thread(device_of(lab)):
+    with one_thread(device_of(lab)):
         found = clean(measure())
     write_whole(path, json.dumps({"setting": told, "found": found}, allow_nan=False) + "\n")
     return dict(found)
 
 
 @contextmanager
-def _one_thread(device: torch.device) -> Iterator[None]:
-    """As with every training of a laboratory on a CPU."""
+def one_thread(device: torch.device) -> Iterator[None]:
+    """Compute on one thread of a CPU, as every training of the laboratory does."""
     threads = torch.get_num_threads()
     if device.type == "cpu":
         torch.set_num_threads(1)
@@ -108,87 +113,71 @@ def _one_thread(device: torch.device) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def train(
-    model: nn.Module,
-    optimizer: Optimizer,
-    split: Split,
-    schedule: Schedule,
-    *,
-    seed: int,
-    augmentation: Augmentation | None = None,
-    moved: float = 0.0,
-    look: Callable[[], dict[str, Any]] = dict,
-    before: Callable[[int], None] = lambda step: None,
-    after: Callable[[int], None] = lambda step: None,
-) -> Numbers:
-    """Train by cross-entropy, and tell the loss of every epoch and what was seen between epochs.
+def training_of(
+    lab: Lab, task: Task, recipe: Recipe, *, seed: int, network: nn.Module | None = None, moved: float = 0.0
+) -> Training:
+    """Return a training of the laboratory that keeps no run, on the device and in the precision of the scale.
+
+    Hooks of its optimizer (`register_step_pre_hook`, `register_step_post_hook`) see every step.
 
     Args:
-        model: the network, in the precision that it is trained in.
-        optimizer: any; its learning rates are multiplied with the schedule's.
-        split: the data.
-        schedule: how long.
-        seed: of the order of the examples.
-        augmentation: of the images.
-        moved: what is added to every input.
+        lab: the laboratory.
+        task: data, a network and a schedule.
+        recipe: the optimizer.
+        seed: of the weights and of the order of the examples.
+        network: the network to train, in place of the task's own.
+        moved: added to every input.
+    """
+    split = split_of(lab, task.source).converted(dtype_of(lab), moved=moved)
+    model = task.network(seed) if network is None else network
+    return Training(Trial(task, recipe, seed), split, device=device_of(lab), network=model.to(dtype_of(lab)))
+
+
+def followed(training: Training, look: Callable[[], dict[str, Any]] = dict) -> Numbers:
+    """Train to the end, and return the loss of every epoch and what was seen between epochs.
+
+    Args:
+        training: as `training_of` gives it.
         look: called before the first and after every epoch.
-        before: called before the optimizer's step, with its number, when gradients and learning rates are set.
-        after: called after it.
 
     Returns:
-        "loss", the mean of every epoch's batches, up to the first that is not finite; and what `look` told, one more.
+        "loss", the mean over the batches of each epoch, up to the first that is not finite; and what `look` returned,
+        one entry more.
 
-    >>> from gyroscope_lab.models.mlp import mlp
-    >>> model = mlp(0, depth=2, width=8, inputs=64)
-    >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> found = train(model, sgd, Source("digits").load(), Schedule(epochs=3), seed=0, look=lambda: {"one": 1})
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> from gyroscope_lab.training.schedule import Schedule
+    >>> task = Task("digits", Source("digits"), "mlp-2x8", (("inputs", 64),), Schedule(epochs=3))
+    >>> training = training_of(Lab(Archive("runs")), task, Recipe("SGD", 0.1), seed=0)
+    >>> found = followed(training, lambda: {"one": 1})
     >>> len(found["loss"]), found["one"], found["loss"][2] < found["loss"][0]
     (3, [1, 1, 1, 1], True)
     """
-    like = next(model.parameters())
-    feed = Feed(split, batch=schedule.batch, augmentation=augmentation, seed=seed, device=like.device)
-    rates = [group["lr"] for group in optimizer.param_groups]
-    losses: list[float] = []
     seen = [look()]
-    step = 0
-    for epoch in range(schedule.epochs):
-        model.train()
-        feed.shuffle()
-        total, count = torch.zeros((), dtype=torch.float64, device=like.device), 0
-        for size in schedule.batches(len(split.y_train)):
-            x, y = feed.take(size)
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x.to(like.dtype) + moved), y)
-            loss.backward()  # type: ignore[no-untyped-call]
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * schedule.multiplier(epoch)
-            before(step)
-            optimizer.step()
-            after(step)
-            total, count, step = total + size * loss.detach(), count + size, step + 1
-        losses.append(float(total) / count)
-        if not isfinite(losses[-1]):
-            break
-        seen.append(look())
-    return {"loss": losses, **{name: [one[name] for one in seen] for name in seen[0]}}
+
+    def on_epoch(training: Training) -> None:
+        if training.ended is None:
+            seen.append(look())
+
+    for _ in training.proceed(on_epoch):
+        pass
+    return {"loss": training.loss, **{name: [one[name] for one in seen] for name in seen[0]}}
 
 
-@torch.no_grad()
-def accuracy(model: nn.Module, split: Split, *, part: str = "test", moved: float = 0.0) -> float:
-    """The share of examples, in percent, that a network in evaluation mode gets right; it is left in that mode.
+def _kfac(recipe: Recipe, model: nn.Module) -> Optimizer:
+    return KFAC(_sgd(recipe, model), model, F.cross_entropy, **dict(recipe.options))
 
-    >>> from gyroscope_lab.models.mlp import mlp
-    >>> 0 <= accuracy(mlp(0, depth=2, width=8, inputs=64), Source("digits").load()) <= 100
-    True
-    """
-    model.eval()
-    x, y = (split.x_test, split.y_test) if part == "test" else (split.x_train, split.y_train)
-    like = next(model.parameters())
-    right = [
-        int((model(split.inputs(some).to(like) + moved).argmax(1) == labels).sum())
-        for some, labels in zip(torch.split(x, 1000), torch.split(y, 1000), strict=True)
-    ]
-    return 100 * sum(right) / len(y)
+
+def _quasi_diagonal(recipe: Recipe, model: nn.Module) -> Optimizer:
+    return QuasiDiagonal(_sgd(recipe, model), model)
+
+
+def _sgd(recipe: Recipe, model: nn.Module) -> Optimizer:
+    return SGD(model.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay)
+
+
+# SGD on preconditioned gradients. Weight decay is next to them, not preconditioned, as in equation 22.
+register("kfac", _kfac)
+register("quasi-diagonal", _quasi_diagonal)
 
 
 def until(losses: list[float | None], bound: float) -> int | None:
@@ -225,15 +214,6 @@ def mean_curve(curves: list[list[float | None]], length: int) -> npt.NDArray[np.
     """
     rows = [[np.inf if one is None else one for one in curve] + [np.inf] * (length - len(curve)) for curve in curves]
     return np.asarray(np.mean(rows, axis=0))
-
-
-def norms(weights: list[Tensor]) -> list[float]:
-    """‖w‖ of each tensor.
-
-    >>> norms([torch.tensor([3.0, 4.0])])
-    [5.0]
-    """
-    return [float(weight.detach().norm()) for weight in weights]
 
 
 @dataclass(frozen=True)
