@@ -9,11 +9,10 @@ from gyroscope.base.lazy import lazy
 from gyroscope.errors import DynamicsError
 
 if TYPE_CHECKING:
-    from gyroscope.theory import adaptive, batch_norm, damping, decay, deep_linear, homogeneity, least_squares
+    from gyroscope.theory import adaptive, batch_norm, decay, least_squares
     from gyroscope.theory.affine import Affine, standardizing
     from gyroscope.theory.batch_norm import BatchCenter, batch_center_paths, batch_norm_paths
     from gyroscope.theory.decay_schedule import Schedules, figure7, fixed_point, norm_squares, rate_at_rest
-    from gyroscope.theory.deep_linear import balanced_factors, schatten
     from gyroscope.theory.effective_rate import (
         Growth,
         decay_time,
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
         variance_shares,
     )
     from gyroscope.theory.normalizers import comparison, properties
-    from gyroscope.theory.random_walk import random_walk
     from gyroscope.theory.reparameterize import reparameterize
 
 __all__ = [
@@ -63,17 +61,14 @@ __all__ = [
     "Percentiles",
     "Schedules",
     "adaptive",
-    "balanced_factors",
     "batch_center_paths",
     "batch_law",
     "batch_norm",
     "batch_norm_paths",
     "comparison",
-    "damping",
     "decay",
     "decay_law",
     "decay_time",
-    "deep_linear",
     "effective_lr",
     "equilibrium",
     "estimated_jacobian_norm",
@@ -85,7 +80,6 @@ __all__ = [
     "fit_norms",
     "fixed_point",
     "gauss_newton_norm",
-    "homogeneity",
     "implicit_decay",
     "invariance",
     "jacobian_norm",
@@ -96,12 +90,10 @@ __all__ = [
     "optimizer_shares",
     "per_example_gradients",
     "properties",
-    "random_walk",
     "rate_at_rest",
     "recorded_shares",
     "reparameterize",
     "restore",
-    "schatten",
     "second_moment",
     "share_between",
     "shrinkage",
@@ -119,7 +111,6 @@ if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistak
             "affine": "Affine standardizing",
             "batch_norm": "BatchCenter batch_center_paths batch_norm_paths",
             "decay_schedule": "Schedules figure7 fixed_point norm_squares rate_at_rest",
-            "deep_linear": "balanced_factors schatten",
             "effective_rate": "Growth decay_time effective_lr figure6 fit_norms implicit_decay norm_growth",
             "empirical_fisher": "batch_law fisher_diagonal per_example_gradients second_moment step_gain",
             "equilibrium": "Equilibrium equilibrium",
@@ -132,7 +123,6 @@ if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistak
             "least_squares": "figure2",
             "moment_variance": "Percentiles optimizer_shares recorded_shares share_between spans variance_shares",
             "normalizers": "comparison properties",
-            "random_walk": "random_walk",
             "reparameterize": "reparameterize",
         },
     )
