@@ -99,7 +99,7 @@ def test_results_come_in_the_order_of_the_trials_and_known_ones_are_not_run(tmp_
 
 @pytest.mark.usefixtures("forked_workers")
 def test_a_failing_worker_ends_the_run_and_names_its_trial(tmp_path):
-    with pytest.raises(LabError, match=r"^SGD, seed 7: no model is called 'resnet'"):
+    with pytest.raises(LabError, match=r"^SGD, seed 7: The model must be one of .*, got 'resnet'"):
         run_trials([UNKNOWN, ENDLESS, replace(ENDLESS, seed=1)], Archive(tmp_path), engine="workers", jobs=1)
     assert multiprocessing.active_children() == []
 
@@ -133,7 +133,7 @@ def test_an_interrupt_ends_the_workers_and_leaves_a_run_that_can_be_gone_on_with
 
 
 def test_workers_that_wait_for_what_nobody_runs_say_so(tmp_path):
-    with pytest.raises(LabError, match="copy: what is to be copied is neither known nor among the trials to run"):
+    with pytest.raises(LabError, match="copy: the trial to copy has no result, and is not among the trials to run"):
         run_in_workers([COPY], Archive(tmp_path), jobs=1, data=None, on_note=print, on_done=print)
 
 
@@ -143,12 +143,12 @@ def test_workers_that_wait_for_what_nobody_runs_say_so(tmp_path):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"engine": "gpu"}, "no engine is called 'gpu'; there are: auto, serial, workers, population, ray"),
-        ({"jobs": 0}, "0 jobs at a time; a whole number, 1 or more, is accepted"),
-        ({"jobs": -2}, "-2 jobs at a time"),
-        ({"jobs": "2"}, "'2' jobs at a time"),
-        ({"jobs": 1.5}, "1.5 jobs at a time"),
-        ({"jobs": True}, "True jobs at a time"),
+        ({"engine": "gpu"}, "`engine` must be one of auto, serial, workers, population, ray, got 'gpu'"),
+        ({"jobs": 0}, "`jobs` must be a whole number >= 1, got 0"),
+        ({"jobs": -2}, "`jobs` must be a whole number >= 1, got -2"),
+        ({"jobs": "2"}, "`jobs` must be a whole number >= 1, got '2'"),
+        ({"jobs": 1.5}, "`jobs` must be a whole number >= 1, got 1.5"),
+        ({"jobs": True}, "`jobs` must be a whole number >= 1, got True"),
     ],
     ids=["engine", "no jobs", "fewer than no jobs", "text", "half a job", "a truth value"],
 )

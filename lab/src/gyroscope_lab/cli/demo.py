@@ -57,7 +57,7 @@ def demo(
         with loading(what="Drawing"):
             written = _write(measured, out, command)
     except KeyboardInterrupt:
-        fail(f"interrupted; to go on: {command}", code=INTERRUPTED)
+        fail(f"interrupted; to resume: {command}", code=INTERRUPTED)
     except (GyroscopeError, OSError) as error:
         fail(str(error), code=FAILED)
     _report(measured, written, out, command, trials)

@@ -163,7 +163,7 @@ def choose(names: Sequence[str]) -> list[Study]:
         if not matching:
             close = get_close_matches(given, known, n=1)
             hint = f"did you mean {close[0]}? " if close else ""
-            raise LabError(f"no study is called {given!r}; {hint}gyroscope reproduce list shows them all")
+            raise LabError(f"There is no study {given!r}; {hint}gyroscope reproduce list shows them all.")
         found |= set(matching)
     return [study(name) for name in known if name in found]
 
@@ -256,7 +256,7 @@ def _run(lab: Lab, study: Study, out: Path) -> bool:
             report = study.run(replace(lab, **progress.hooks))
             written = study.save(lab, report, out)
     except KeyboardInterrupt:
-        fail("interrupted; the same command goes on where it stopped", code=INTERRUPTED)
+        fail("interrupted; the same command resumes where it stopped", code=INTERRUPTED)
     except (GyroscopeError, OSError) as error:
         lacking = named_in(str(error))
         more = f". {to_get(lacking, Path(lab.data or 'data'))}" if lacking else ""

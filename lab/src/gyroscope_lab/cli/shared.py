@@ -67,7 +67,7 @@ def make_folder(folder: Path, option: str) -> None:
     """
     try:
         if folder.exists() and not folder.is_dir():
-            fail(f"{option} {folder} is a file; give a folder", code=BAD_ARGUMENT)
+            fail(f"`{option}` must be a folder, got the file {folder}.", code=BAD_ARGUMENT)
         folder.mkdir(parents=True, exist_ok=True)
         # Writing a file is the only test that holds for every file system and user.
         with tempfile.TemporaryFile(dir=folder):
@@ -83,7 +83,7 @@ def at_least_one(value: int | None, option: str) -> None:
     >>> at_least_one(3, "--seeds")
     """
     if value is not None and value < 1:
-        fail(f"{option} is {value}; it must be 1 or more", code=BAD_ARGUMENT)
+        fail(f"`{option}` must be a whole number >= 1, got {value}.", code=BAD_ARGUMENT)
 
 
 @contextmanager

@@ -113,7 +113,7 @@ def train(
         _on_ranks(trial, archive, on_gpu, data, Parallel.ddp if parallel is None else parallel, again)
     elif parallel is not None:
         command = f"torchrun --nproc-per-node 2 -m gyroscope_lab train {task} --parallel {parallel.value}"
-        fail(f"--parallel is for several processes, and this is one; start them with {command}", code=BAD_ARGUMENT)
+        fail(f"`--parallel` needs several processes, got one. Start them with {command}", code=BAD_ARGUMENT)
     else:
         _show(trial, *_trained(trial, archive, on_gpu, data, again), archive.folder(trial))
 
@@ -130,7 +130,7 @@ def parse_rate(text: str) -> float:
     except (ValueError, OverflowError, ZeroDivisionError):
         value = float("nan")
     if not isfinite(value) or value <= 0:
-        fail(f"--rate is {text}; a number above 0 is accepted, such as 0.1, 1e-3 or 3^-3", code=BAD_ARGUMENT)
+        fail(f"`--rate` must be a number > 0, such as 0.1, 1e-3 or 3^-3, got {text}.", code=BAD_ARGUMENT)
     return value
 
 
@@ -152,7 +152,7 @@ def named(optimizer: str, control: str, rate: str, *, alpha: float, weight_decay
 
 def _check(alpha: float, weight_decay: float, momentum: float, nesterov: bool) -> None:
     if not isfinite(alpha):
-        fail(f"--alpha is {alpha}; a number is accepted, such as -0.6 or 0.6", code=BAD_ARGUMENT)
+        fail(f"`--alpha` must be a number, such as -0.6 or 0.6, got {alpha}.", code=BAD_ARGUMENT)
     if not 0 <= weight_decay < float("inf"):
         fail(f"--weight-decay is {weight_decay}; it must be 0 or more", code=BAD_ARGUMENT)
     if not 0 <= momentum < 1:

@@ -108,7 +108,7 @@ def contents(root: Path, edition: Edition) -> Iterator[tuple[str, str, bytes]]:
             return _in_archive(root / archive, edition)
     if incomplete:
         found = "; ".join(incomplete)
-        raise LabError(f"{edition.title} is not whole: {found}. Fetch it again, all files from one archive")
+        raise LabError(f"{edition.title} is incomplete: {found}. Fetch it again, all files from one archive")
     raise LabError(
         f"{edition.title} is not in {root}: looked there, and in its {' and '.join(edition.folders)}, for "
         f"{', '.join(edition.files('.bin'))} or the same without .bin; and for {' and '.join(edition.archives)}. "
@@ -143,7 +143,7 @@ def _in_archive(path: Path, edition: Edition) -> Iterator[tuple[str, str, bytes]
                     yield file.removesuffix(".bin"), where, content.read()
             to_the_end(stream)
     except (EOFError, tarfile.TarError) as error:
-        raise LabError(f"{path} is truncated or no archive ({error}); fetch it again") from error
+        raise LabError(f"{path} is truncated, or is not an archive ({error}); fetch it again") from error
     except (gzip.BadGzipFile, zlib.error) as error:
         raise LabError(f"{path} is damaged, or not compressed by gzip ({error}); fetch it again") from error
     except OSError as error:
@@ -213,8 +213,8 @@ def _binary(edition: Edition, path: str, content: bytes) -> _Batch:
     length = len(edition.labels) + PIXELS
     if not content or len(content) % length:
         raise LabError(
-            f"{path} is truncated or no {edition.title}: its {len(content):,} bytes are no whole number of images of "
-            f"{length:,} bytes each; fetch it again"
+            f"{path} is truncated, or is not {edition.title}: its {len(content):,} bytes are not a whole number of "
+            f"images of {length:,} bytes each; fetch it again"
         )
     records = np.frombuffer(content, dtype=np.uint8).reshape(-1, length)
     for (kind, classes), labels in zip(edition.labels.items(), records.T, strict=False):
@@ -233,7 +233,7 @@ def _pickled(edition: Edition, path: str, content: bytes) -> _Batch:
     if not isinstance(data, PlainArray) or not isinstance(labels, list) or not all(type(y) is int for y in labels):
         keys = ", ".join(map(str, batch)) or "nothing"
         raise LabError(
-            f"{path} is no batch of {edition.title}, whose images are an array 'data' and whose labels a list "
+            f"{path} is not a batch of {edition.title}, which has images in an array 'data' and labels in a list "
             f"{kind!r}; it holds {keys}"
         )
     x = data.bytes()
@@ -259,8 +259,8 @@ def _whole(edition: Edition, root: Path, batches: list[_Batch]) -> tuple[torch.T
     counts = np.bincount(y, minlength=edition.classes)
     if counts.min() != counts.max():
         raise LabError(
-            f"{edition.title} in {root} is not whole: it has as many images of each class, and here "
+            f"{edition.title} in {root} is incomplete: classes must have equally many images, and there are "
             f"{counts.max():,} of class {counts.argmax()} and {counts.min():,} of class {counts.argmin()}; "
-            "a file is cut, or has the name of another: fetch them again"
+            "a file is truncated, or has the name of another: fetch them again"
         )
     return torch.from_numpy(x), torch.from_numpy(y)

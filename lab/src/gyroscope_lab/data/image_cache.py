@@ -275,13 +275,13 @@ def decode(path: Path | str, *, side: int, short: int) -> npt.NDArray[np.uint8]:
                 image = file.convert("RGB")
     except Exception as error:
         # A damaged image fails in whatever way the bytes at hand happen to lead to.
-        raise LabError(f"{path} is no image that can be read ({error}); fetch it again") from error
+        raise LabError(f"{path} cannot be read as an image ({error}); fetch it again") from error
     width, height = image.size
     if min(width, height) != short:
         scale = short / min(width, height)
         if width * height * scale**2 > (Image.MAX_IMAGE_PIXELS or inf):
             said = f"{path} has {width} × {height} pixels, too many once the shorter side has {short}"
-            raise LabError(f"{said}; it is damaged, or no photograph: fetch it again")
+            raise LabError(f"{said}; it is damaged, or not a photograph: fetch it again")
         image = image.resize((round(width * scale), round(height * scale)), Image.Resampling.BILINEAR)
     left, top = (image.width - side) // 2, (image.height - side) // 2
     kept = image.crop((left, top, left + side, top + side))

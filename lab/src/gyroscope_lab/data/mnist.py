@@ -61,7 +61,9 @@ def _part(root: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
     if len(x) != len(y) or not len(x):
         raise LabError(f"{images} holds {len(x):,} images and {labels} {len(y):,} labels; they do not belong together")
     if int(y.max()) >= CLASSES:
-        raise LabError(f"{labels} has a label {int(y.max())}; MNIST's are 0 to {CLASSES - 1}. Is it another dataset's?")
+        raise LabError(
+            f"{labels} has a label {int(y.max())}; MNIST's are 0 to {CLASSES - 1}. Is it from another dataset?"
+        )
     return x[:, None], y
 
 
@@ -128,7 +130,7 @@ def _sizes(path: Path, header: bytes, shape: Sequence[int | None]) -> list[int]:
     if header[3] != len(shape):
         raise LabError(
             f"{path} has {header[3]} dimensions; {len(shape)} are expected: "
-            f"three for images (idx3), one for labels (idx1). Has it the name of another file?"
+            "three for images (idx3), one for labels (idx1). Does it have the name of another file?"
         )
     if len(header) < 4 + 4 * len(shape):
         raise LabError(f"{path} is truncated: it ends within its header; fetch it again")

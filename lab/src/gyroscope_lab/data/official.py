@@ -30,7 +30,7 @@ def data_folder(folder: Path | str | None, name: str) -> Path:
     """
     given = os.environ.get(DATA) if folder is None else folder
     if not given:
-        raise LabError(f"where {name} is was not said; give its folder, or set {DATA} to the folder of your datasets")
+        raise LabError(f"No folder was given for {name}. Give its folder, or set {DATA} to the folder of your datasets")
     root = Path(given).expanduser()
     if not root.is_dir():
         named = f" ({DATA} names it)" if folder is None else ""
@@ -78,8 +78,8 @@ def choose(
     count = round(validation * len(labels))
     if validation and not 0 < count < len(labels):
         raise LabError(
-            f"a share of {validation} of the {len(labels):,} training examples of {name} is {count:,}: "
-            "hold out one or more, and leave one or more to train on"
+            f"`validation` must hold out at least one of the {len(labels):,} training examples of {name} and leave at "
+            f"least one, got {validation}, which holds out {count:,}."
         )
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     held_out, rest = order[:count], order[count:]
@@ -100,7 +100,9 @@ def first_of_each_class(
     """
     fewest = int(torch.bincount(labels[order], minlength=classes).min())
     if not 1 <= per_class <= fewest:
-        raise LabError(f"per_class is {per_class}; {name} allows 1 to {fewest:,} once others are held out")
+        raise LabError(
+            f"`per_class` must be from 1 to {fewest:,} for {name} without its held-out examples, got {per_class}."
+        )
     return torch.cat([order[labels[order] == c][:per_class] for c in range(classes)])
 
 

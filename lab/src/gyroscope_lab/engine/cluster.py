@@ -130,7 +130,9 @@ def _seen(archive: Archive, trial: Trial) -> Result:
     end = time.monotonic() + _SEEN_WITHIN
     while (result := archive.result(trial)) is None:
         if time.monotonic() > end:
-            raise TrialError(f"its result was written, but {archive.folder(trial)} has none; do the machines share it?")
+            raise TrialError(
+                f"the result was written, but {archive.folder(trial)} has none; do the machines share that folder?"
+            )
         time.sleep(0.2)
     return result
 
@@ -209,7 +211,9 @@ class _Crew:
         self._ray, self._archive, self._mark, self._data, self._retries = ray, archive, mark, data, retries
         has = ray.cluster_resources().get("GPU", 0.0)
         if gpus is not None and (gpus < 0 or gpus > has):
-            raise LabError(f"a trial is to have {gpus:g} GPUs, and the cluster has {has:g}; give gpus=0 for CPUs alone")
+            raise LabError(
+                f"`gpus` must be at most the {has:g} GPUs of the cluster, got {gpus:g}. Try gpus=0 for CPUs only."
+            )
         share = gpus if gpus is not None else (1 / AT_ONCE if has else 0.0)
         options: dict[str, Any] = {"num_cpus": 1, "max_retries": retries} | ({"num_gpus": share} if share else {})
         self._device = "cuda" if share else "cpu"

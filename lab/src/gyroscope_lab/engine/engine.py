@@ -66,11 +66,11 @@ def run_trials(
     2
     """
     if engine not in get_args(Engine):
-        raise LabError(f"no engine is called {engine!r}; there are: {', '.join(get_args(Engine))}")
+        raise LabError(f"`engine` must be one of {', '.join(get_args(Engine))}, got {engine!r}.")
     if jobs is not None:
         given, jobs = jobs, whole(jobs, 1)
         if jobs is None:
-            raise LabError(f"{given!r} jobs at a time; a whole number, 1 or more, is accepted")
+            raise LabError(f"`jobs` must be a whole number >= 1, got {given!r}.")
     trials = list(trials)
     missing = archive.missing(trials)
     folder = None if data is None else Path(data)
@@ -101,7 +101,7 @@ def run_trials(
     lost = [trial.slug for trial, result in zip(trials, results, strict=True) if result is None]
     if lost:
         raise TrialError(
-            f"the results of {', '.join(lost)} are not in {archive.root}; was something deleted meanwhile?"
+            f"the results of {', '.join(lost)} are not in {archive.root}; were they deleted during the run?"
         )
     return [result for result in results if result is not None]
 
@@ -157,7 +157,7 @@ def run_in_workers(
                     waiting = [t for t in waiting if t not in ready]
                 elif not futures:
                     said = ", ".join(trial.recipe.name for trial in waiting)
-                    raise LabError(f"{said}: what is to be copied is neither known nor among the trials to run")
+                    raise LabError(f"{said}: the trial to copy has no result, and is not among the trials to run")
                 done, _ = wait(futures, timeout=0.2, return_when=FIRST_COMPLETED)
                 while receiving.poll():
                     on_note(receiving.recv())

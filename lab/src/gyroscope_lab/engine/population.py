@@ -131,7 +131,7 @@ def run_population(
             before this is raised.
     """
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise LabError("a population shares a GPU, and there is none; use the engine 'workers' on a CPU")
+        raise LabError("the engine 'population' needs a GPU, and there is none; use the engine 'workers'")
     deadline = until if isinstance(until, Deadline) else Deadline(inf if until is None else until)
     told = on_failed or (lambda trial, why: None)
     population = _Population(trials, load, archive, at_once, device, compiled, deadline, on_epoch, on_done, told)

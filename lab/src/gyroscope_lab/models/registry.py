@@ -88,9 +88,9 @@ def _require_kinds(name: str, builder: Callable[..., nn.Module], given: dict[str
         kind = str(signature(builder).parameters[argument].annotation)
         accepted, described = _KINDS.get(kind, (object, ""))
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind != "bool" and kind in _KINDS):
-            raise LabError(f"{argument} of model {name!r} is {value!r}; it can be {described}")
+            raise LabError(f"`{argument}` of {name} must be {described}, got {value!r}.")
     if not 0 <= given["seed"] < 2**32:  # torch would leave the other bits out
-        raise LabError(f"seed of model {name!r} is {given['seed']}; it can be a whole number from 0 to 2³² − 1")
+        raise LabError(f"`seed` of {name} must be a whole number from 0 to 2³² − 1, got {given['seed']}.")
 
 
 def _find(name: str) -> tuple[Callable[..., nn.Module], dict[str, int]]:
@@ -98,4 +98,4 @@ def _find(name: str) -> tuple[Callable[..., nn.Module], dict[str, int]]:
         match = re.fullmatch(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[1-9][0-9]*)", re.escape(known)), name)
         if match is not None:
             return builder, {field: int(value) for field, value in match.groupdict().items()}
-    raise LabError(f"no model is called {name!r}; there are: {', '.join(MODELS)}")
+    raise LabError(f"The model must be one of {', '.join(MODELS)}, got {name!r}.")

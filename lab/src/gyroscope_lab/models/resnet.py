@@ -68,7 +68,7 @@ def resnet(
     blocks = blocks_per_stage(depth)
     require_images(channels, classes)
     if keras and (last_norm or not batch_norm):
-        raise LabError("keras=True is one network as it is; batch_norm=False and last_norm=True go without it")
+        raise LabError("`keras` must be False with batch_norm=False or last_norm=True: it is one network as it is.")
     generator = torch.Generator().manual_seed(seed)
     convolutions, linear = (he_normal_truncated_, None) if keras else (he_normal_fan_out_, uniform_)
     norm: Norm = keras_norm if keras else nn.BatchNorm2d if batch_norm else _unnormalized
@@ -111,12 +111,12 @@ def blocks_per_stage(depth: int) -> int:
     18
     >>> blocks_per_stage(18)
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: a residual network has 6n + 2 layers: 8, 14, 20, …; not 18, but 20
+    gyroscope_lab.errors.LabError: `depth` must be 6n + 2: 8, 14, 20, …, got 18. Try 20.
     """
     blocks, left = divmod(depth - 2, 6)
     if blocks < 1 or left:
         near = 6 * max(1, round((depth - 2) / 6)) + 2
-        raise LabError(f"a residual network has 6n + 2 layers: 8, 14, 20, …; not {depth}, but {near}")
+        raise LabError(f"`depth` must be 6n + 2: 8, 14, 20, …, got {depth}. Try {near}.")
     return blocks
 
 
@@ -257,7 +257,7 @@ def wrn(
     blocks, left = divmod(depth - 4, 6)
     if blocks < 1 or left:
         near = 6 * max(1, round((depth - 4) / 6)) + 4
-        raise LabError(f"a wide residual network has 6n + 4 convolutions: 10, 16, 22, …; not {depth}, but {near}")
+        raise LabError(f"`depth` must be 6n + 4: 10, 16, 22, …, got {depth}. Try {near}.")
     require_images(channels, classes)
     require_share(dropout)
     return initialized(

@@ -102,7 +102,7 @@ class Archive:
         try:
             return checkpoint.read(path)
         except FileNotFoundError:
-            raise LabError(f"{path} is not there; run the trial with keeps=True") from None
+            raise LabError(f"{path} does not exist; run the trial with keeps=True") from None
         except Exception as error:
             said = f"{path} cannot be read ({type(error).__name__}: {error})"
             raise LabError(f"{said}; delete its folder to run the trial again") from error
@@ -174,7 +174,7 @@ class OneFolder(Archive):
                 return dict(run.meta["trial"])
         except (OSError, ValueError, KeyError, TypeError, StoreError) as error:
             said = f"it holds no training of the laboratory ({type(error).__name__}: {error})"
-            raise LabError(f"{self.root} cannot be gone on with: {said}; give another folder") from error
+            raise LabError(f"{self.root} cannot be resumed: {said}; give another folder") from error
 
 
 def _described(description: Any) -> str:

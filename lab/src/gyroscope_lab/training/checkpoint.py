@@ -43,7 +43,7 @@ def save(folder: Path, state: dict[str, Any]) -> None:
             os.fsync(file.fileno())
         new.replace(folder / FILE)
     except (OSError, RuntimeError) as error:  # torch says the latter of a disk that is full
-        raise LabError(f"{new} cannot be written ({error}); the checkpoint before it, if any, is kept") from error
+        raise LabError(f"{new} cannot be written ({error}); the previous checkpoint, if any, is kept") from error
 
 
 def load(folder: Path, *, key: str) -> dict[str, Any] | None:
@@ -100,14 +100,13 @@ def resumed(folder: Path) -> Iterator[None]:
     >>> with resumed(Path("runs/a")):
     ...     {}["epoch"]
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: runs/a/checkpoint.pt cannot be gone on from (KeyError: 'epoch'); delete it to ...
+    gyroscope_lab.errors.LabError: runs/a/checkpoint.pt cannot be resumed (KeyError: 'epoch'); delete it to train ...
     """
     try:
         yield
     except Exception as error:
         raise LabError(
-            f"{folder / FILE} cannot be gone on from ({type(error).__name__}: {error}); delete it to train from the "
-            "start"
+            f"{folder / FILE} cannot be resumed ({type(error).__name__}: {error}); delete it to train from the start"
         ) from error
 
 

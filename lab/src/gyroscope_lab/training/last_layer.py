@@ -52,7 +52,7 @@ def followed(folder: Path | str) -> Followed:
     try:
         return Followed(**dict(zip(_COLUMNS, read_last_layer(path, _COLUMNS), strict=True)))
     except FileNotFoundError as error:
-        raise LabError(f"{path} is not there: the last layer is followed in trials with follows=True") from error
+        raise LabError(f"{path} does not exist: only trials with follows=True follow the last layer") from error
     except Exception as error:
         # A damaged file fails in whatever way the bytes at hand happen to lead to.
         raise LabError(f"{path} cannot be read ({error}); delete the trial's folder to train it again") from error
@@ -74,7 +74,9 @@ class LastLayer:
     def __init__(self, model: nn.Module, steps: int, device: torch.device) -> None:
         last = layers(model)[-1].module
         if not isinstance(last, nn.Linear):
-            raise LabError(f"the last layer is a {type(last).__name__}; a linear one can be followed")
+            raise LabError(
+                f"The last layer must be linear to be followed, got a {type(last).__name__}. Leave follows=True out."
+            )
         self._weight = last.weight
         self._x: Tensor | None = None
         self._table = torch.zeros(steps, len(_COLUMNS), dtype=torch.float64, device=device)

@@ -100,28 +100,34 @@ class Recipe:
         registered = self.optimizer in _REGISTERED
         if self.optimizer not in OPTIMIZERS and not registered:
             known = ", ".join([*OPTIMIZERS, *_REGISTERED])
-            raise LabError(f"no optimizer is called {self.optimizer!r}; there are: {known}")
+            raise LabError(f"`optimizer` must be one of {known}, got {self.optimizer!r}.")
         if registered and self.control is not None:
-            raise LabError(f"{self.optimizer} is an optimizer of a study, which takes no control; leave control out")
+            raise LabError(
+                f"`control` must be None for the optimizer of a study, {self.optimizer}, got {self.control!r}."
+            )
         if self.options and not registered:
             raise LabError(
-                f"options are for optimizers that a study registers, not for {self.optimizer}; leave them out"
+                f"`options` must be empty for {self.optimizer}: they are for optimizers that a study registers."
             )
         if self.control is not None and self.control not in CONTROLS:
-            raise LabError(f"no control is called {self.control!r}; there are: {', '.join(CONTROLS)}, or none")
-        if not 0 <= self.rate < inf or not 0 <= self.weight_decay < inf or not 0 < self.scale < inf:
-            given = f"rate is {self.rate}, weight_decay {self.weight_decay} and scale {self.scale}"
-            raise LabError(f"{given}; finite numbers are accepted, 0 or more, but for a scale above 0")
+            raise LabError(f"`control` must be None or one of {', '.join(CONTROLS)}, got {self.control!r}.")
+        for name in ("rate", "weight_decay"):
+            if not 0 <= getattr(self, name) < inf:
+                raise LabError(f"`{name}` must be a finite number >= 0, got {getattr(self, name)}.")
+        if not 0 < self.scale < inf:
+            raise LabError(f"`scale` must be a finite number > 0, got {self.scale}.")
         if not -1 <= self.alpha <= 1:
-            raise LabError(f"alpha is {self.alpha}; it can be -1 (only the first layer turns) to 1 (only the last)")
+            raise LabError(
+                f"`alpha` must be from -1 (only the first layer turns) to 1 (only the last), got {self.alpha}."
+            )
         if self.alpha != 0.0 and self.control is None:
-            raise LabError(f"alpha is {self.alpha}, but there is no control that could apply it; give control='layca'")
+            raise LabError(f"`alpha` must be 0 without a control, got {self.alpha}. Try control='layca'.")
         self._check_momentum()
         if self.eps is not None and (
             not 0 <= self.eps < inf or registered or "eps" not in OPTIMIZERS[self.optimizer][1]
         ):
             those = ", ".join(name for name, (_, constants) in OPTIMIZERS.items() if "eps" in constants)
-            raise LabError(f"eps is {self.eps} for {self.optimizer}; it can be 0 or more, for: {those}")
+            raise LabError(f"`eps` must be a number >= 0, for {those}, got {self.eps} for {self.optimizer}.")
         if self.copies is not None and (self.control != "layca" or not self.copies.records):
             raise LabError("a recipe that copies needs control='layca', and records=True in the recipe that it copies")
         if self.copies is not None and (self.alpha != 0.0 or self.others != "frozen"):
@@ -130,11 +136,13 @@ class Recipe:
 
     def _check_momentum(self) -> None:
         if not 0 <= self.momentum < 1:
-            raise LabError(f"momentum is {self.momentum}; it can be 0 to below 1")
+            raise LabError(f"`momentum` must be a number >= 0 and < 1, got {self.momentum}.")
         if self.momentum and self.optimizer not in _MOMENTUM and self.optimizer not in _REGISTERED:
-            raise LabError(f"{self.optimizer} takes no momentum; these do: {', '.join(_MOMENTUM)}")
+            raise LabError(
+                f"`momentum` must be 0 for {self.optimizer}, got {self.momentum}: only {', '.join(_MOMENTUM)} take one."
+            )
         if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
-            raise LabError("nesterov=True says how the momentum of sgd is applied; give that, optimizer='sgd'")
+            raise LabError("`nesterov` must be False without the momentum of sgd. Try optimizer='sgd', momentum=0.9.")
 
     def make(self, model: nn.Module, *, decayed: Decayed = "all", captured: bool = False) -> Optimizer:
         """Return the optimizer for `model`.

@@ -46,9 +46,11 @@ class Schedule:
             if getattr(self, name) < least:
                 raise LabError(f"`{name}` must be a whole number >= {least}, got {getattr(self, name)}.")
         if not all(0 <= cut <= 1 for cut in self.cuts):
-            raise LabError(f"the rate is cut at {self.cuts}; cuts are shares of all epochs, from 0 to 1")
-        if not 0 < self.factor < inf or not 0 <= self.warmup < inf:
-            raise LabError(f"factor is {self.factor} and warmup {self.warmup}; above 0, and 0 or more, are accepted")
+            raise LabError(f"`cuts` must be shares of all epochs, from 0 to 1, got {self.cuts}. Try (0.8, 0.9).")
+        if not 0 < self.factor < inf:
+            raise LabError(f"`factor` must be a finite number > 0, got {self.factor}.")
+        if not 0 <= self.warmup < inf:
+            raise LabError(f"`warmup` must be a finite number of epochs >= 0, got {self.warmup}.")
 
     @property
     def milestones(self) -> list[int]:

@@ -75,9 +75,9 @@ class Spread(Training):
 
     def __init__(self, trial: Trial, split: Split, *, parallel: Parallel = "ddp", **options: Any) -> None:
         if parallel not in get_args(Parallel):
-            raise LabError(f"parallel is {parallel!r}; it can be {' or '.join(map(repr, get_args(Parallel)))}")
+            raise LabError(f"`parallel` must be {' or '.join(map(repr, get_args(Parallel)))}, got {parallel!r}.")
         if trial.follows:
-            raise LabError("the last layer is followed by one process; train this trial without torchrun")
+            raise LabError("`follows` must be False on several processes. Train this trial without torchrun.")
         self.rank, self.ranks, self.parallel = dist.get_rank(), dist.get_world_size(), parallel
         examples = len(split.y_train)
         smallest = min(trial.schedule.batches(examples))

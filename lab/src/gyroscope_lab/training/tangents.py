@@ -40,11 +40,11 @@ class Tangents:
     def replay(cls, optimizer: Layca, rates: Rates, device: torch.device, *, steps: int = 1) -> Tangents:
         """A table to be followed by `optimizer`, whose rates are 1, in epochs of so many steps."""
         if not len(rates.tangents) or len(rates.tangents) % steps:
-            raise LabError(f"the rates to copy are of {len(rates.tangents)} steps; epochs have {steps} here")
+            raise LabError(f"`rates` must be those of whole epochs of {steps} steps, got {len(rates.tangents)} steps.")
         if tuple(rates.layers) != optimizer.layers:
-            raise LabError(f"the rates are of the layers {list(rates.layers)}, the model has {list(optimizer.layers)}")
+            raise LabError(f"`rates` must be those of the layers {list(optimizer.layers)}, got {list(rates.layers)}.")
         if not bool(torch.isfinite(rates.tangents).all()):
-            raise LabError("the rates to copy are not finite: the training that they were recorded in diverged")
+            raise LabError("`rates` must be finite: the training in which they were recorded diverged.")
         return cls(tuple(rates.layers), rates.tangents.to(device), [], replays=True)
 
     def step(self, optimizer: Optimizer) -> None:

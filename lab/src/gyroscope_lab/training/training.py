@@ -113,7 +113,7 @@ class Training:
     ) -> None:
         if network is not None and folder is not None:
             raise LabError(
-                "a training with a `network` of its own has no folder, because its trial does not describe it"
+                "`folder` must be None with a `network`: the trial, which the folder would keep, does not describe it."
             )
         trial.task.check(split)
         self.trial, self.device = trial, torch.device(device)
@@ -163,7 +163,7 @@ class Training:
         recipe = self.trial.recipe
         if recipe.copies is not None:
             if rates is None or not isinstance(self.optimizer, Layca):
-                raise LabError(f"{recipe.name} copies the rates of {recipe.copies.name}; give them: rates=...")
+                raise LabError(f"`rates` must be those of {recipe.copies.name}, which {recipe.name} copies, got None.")
             self._copied = len(rates.tangents) // self.steps
             return Tangents.replay(self.optimizer, rates, self.device, steps=self.steps)
         return Tangents.blank(self.model, steps, self.device) if recipe.records else None

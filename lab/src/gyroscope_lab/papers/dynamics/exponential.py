@@ -235,7 +235,7 @@ def compare(setting: Setting, first: Course, second: Course) -> Twins:
     largest = first.outputs.abs().flatten(1).max(dim=1).values
     apart = (first.outputs - second.outputs).abs().flatten(1).max(dim=1).values / largest
     if not bool(apart.isfinite().all()):
-        raise LabError(f"a training with {setting} left the numbers of its type; take fewer steps or less decay")
+        raise LabError(f"the outputs of a training with {setting} are not finite; take fewer steps, or less decay")
     same = first.outputs[-1].argmax(-1) == second.outputs[-1].argmax(-1)
     return Twins(
         list(range(0, setting.steps + 1, setting.every)),
@@ -470,7 +470,7 @@ def _twins(lab: Lab, pair: Pair, courses: dict[tuple[Setting, Way], Course]) -> 
     if kept.exists():
         return Twins.read(kept)
     if lab.known:
-        raise LabError(f"the pair '{pair.name}' is not in {kept}; let it be trained (leave --known out)")
+        raise LabError(f"the pair '{pair.name}' is not in {kept}; leave --known out to train it")
     split, device = _split(lab, pair.setting), "cuda" if torch.cuda.is_available() else "cpu"
 
     def course(way: Way) -> Course:

@@ -385,7 +385,9 @@ def conclude(lab: Lab) -> Report:
     found = {task.name: (courses(lab, task, frozen=True), courses(lab, task, frozen=False)) for task in tasks(lab)}
     some = {name: both for name, both in found.items() if both[0]}
     if not some:
-        raise LabError(f"no training with the classifier as drawn is in {lab.archive.root}; let them be trained")
+        raise LabError(
+            f"no training with the classifier as drawn is in {lab.archive.root}; leave --known out to train them"
+        )
     return report(some)
 
 

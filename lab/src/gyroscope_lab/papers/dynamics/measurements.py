@@ -94,7 +94,7 @@ def kept(lab: Lab, study: str, setting: Any, measure: Callable[[], dict[str, Any
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LabError(f"{path} cannot be read ({error}); delete it to measure again") from error
     if lab.known:
-        raise LabError(f"a training of {study} is not in {path}; let it be trained (leave --known out)")
+        raise LabError(f"a training of {study} is not in {path}; leave --known out to train it")
     with one_thread(device_of(lab)):
         found = clean(measure())
     write_whole(path, json.dumps({"setting": told, "found": found}, allow_nan=False) + "\n")
