@@ -361,7 +361,7 @@ def test_a_line_that_is_not_there_is_refused_with_those_that_are(studies):
     ("options", "says"),
     [
         ({"figure": "fig3"}, "no figure is called 'fig3'; there are: fig1, fig2, a1, a2, a3, a4"),
-        ({"scale": "large"}, "`scale` must be one of 'smoke', 'small', 'full', got 'large'"),
+        ({"scale": "large"}, "scale is 'large'; it can be 'smoke', 'small', 'full'"),
         ({"choices": Choices(samples=1)}, "1 images were asked for; batch normalization needs 2 or more"),
         ({"choices": Choices(samples=9, normalization="none")}, "normalization is 'none'; it can be 'unit', 'centred'"),
         ({"data": "nowhere"}, "there is no folder nowhere to look for MNIST in"),

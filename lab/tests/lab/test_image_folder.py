@@ -507,7 +507,7 @@ def test_a_side_of_what_has_none_is_refused(source):
 
 @pytest.mark.parametrize("wrong", [{"side": 0}, {"workers": 0}, {"workers": -1}], ids=str)
 def test_no_side_and_no_workers_are_refused(folder, wrong):
-    with pytest.raises(LabError, match="each can be 1 or more"):
+    with pytest.raises(LabError, match="`side` and `workers` must be >= 1"):
         read_tiny_imagenet(folder, **wrong)
 
 
@@ -518,7 +518,7 @@ def test_an_empty_folder_is_told_what_was_looked_for_and_where(tmp_path, reader)
 
 
 def test_imagenet_is_not_tiny_imagenet(folder):
-    with pytest.raises(LabError, match="a folder of images for each class, the same in both; there are 3 and 1"):
+    with pytest.raises(LabError, match="one folder of images per class, the same in both; there are 3 and 1"):
         read_imagenet(folder)
 
 

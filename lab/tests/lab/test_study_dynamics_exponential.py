@@ -127,7 +127,7 @@ def test_an_effective_rate_is_constant_that_stays_and_comes_to_rest_where_it_sta
 
 def test_outputs_that_are_no_numbers_are_refused():
     setting = Setting("digits", 64, 8, 0.3, 0.03, steps=20)
-    with pytest.raises(LabError, match="fewer steps or less decay"):
+    with pytest.raises(LabError, match="fewer steps, or less decay"):
         compare(setting, course(np.ones((3, 2, 2)), [[1.0]] * 3), course(np.full((3, 2, 2), np.nan), [[1.0]] * 3))
 
 

@@ -110,7 +110,7 @@ def test_of_some_steps_equation_19_takes_gradients_to_hold_in_between(lab):
 
 
 def test_without_trainings_the_study_says_that_it_needs_them(lab, tmp_path):
-    with pytest.raises(LabError, match="trainings that the study needs are not in"):
+    with pytest.raises(LabError, match="trainings are not in"):
         STUDY.run(replace(lab, archive=Archive(tmp_path), known=True))
 
 

@@ -192,7 +192,7 @@ class _Lines:
 
 
 def _counted(counts: Counter[str]) -> str:
-    """How many have each status.
+    """Return the number of trainings per status.
 
     >>> _counted(Counter(["resumable", "finished", "finished"]))
     '2 finished, 1 resumable'

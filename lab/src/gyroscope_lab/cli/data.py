@@ -173,7 +173,7 @@ def _row(known: Dataset, folder: Path) -> list[str]:
 
 
 def _is_packed(known: Dataset, folder: Path) -> bool:
-    """Whether all archives are here."""
+    """Return whether all archives are on disk."""
     archives = [piece.archive for piece in known.pieces]
     return all(archive is not None and (folder / archive.name).is_file() for archive in archives)
 

@@ -41,7 +41,7 @@ def demo(
     prints a table, and writes index.html, rotation.png, rotation.svg and demo.json. Every training is recorded as a run
     of its own. Takes about a minute on two cores.
 
-    What is interrupted goes on where it stopped, and what is known is not trained again.
+    An interrupted demo resumes where it stopped, and known trainings are not run again.
     """
     at_least_one(seeds, "--seeds")
     at_least_one(jobs, "--jobs")

@@ -61,7 +61,7 @@ class LabProgress:
 
     @property
     def hooks(self) -> dict[str, Any]:
-        """What `Lab` takes."""
+        """The callbacks of a `Lab`."""
         return {"on_begin": self.on_begin, "on_note": self.on_note, "on_done": self.on_done}
 
     def __enter__(self) -> LabProgress:
@@ -175,7 +175,7 @@ class Running:
 
     Attributes:
         weight: the seconds it is expected to take, which is what it counts for in the whole.
-        first: the epoch before the first note: where a resumed training went on.
+        first: the epoch before the first note: where a resumed training continued.
         since: when that note came.
         epoch: the last one that is over.
         epochs: all of them.
@@ -201,12 +201,12 @@ class Running:
 
     @property
     def here(self) -> float:
-        """What was done of it here, in the seconds it counts for."""
+        """The part done here, in expected seconds."""
         return self.weight * (self.epoch - (self.first or 0)) / self.epochs
 
     @property
     def before(self) -> float:
-        """What had been done of it before."""
+        """The part done before, in expected seconds."""
         return self.weight * (self.first or 0) / self.epochs
 
     def pace(self, now: float) -> float | None:
@@ -282,7 +282,7 @@ class Whole:
         return over / total if total > 0 else 1.0
 
     def left(self, now: float) -> float | None:
-        """The seconds they still take, if they go on as they went; None before anything is known."""
+        """The seconds left at the pace so far; None before anything is known."""
         if self.share <= 0 or (self._start_up is None and self.done < _ENOUGH):
             return None
         return (now - self.began - (self._start_up or 0.0)) * (1.0 - self.share) / self.share

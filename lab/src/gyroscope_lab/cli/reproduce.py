@@ -83,13 +83,13 @@ def reproduce(
     """Make figures and tables of the papers again, and put their numbers beside ours.
 
     Without a name, or with **list**, the studies are listed: what the paper shows, how many trainings that takes and
-    how long, and whether results are in.
+    how long, and whether there are results.
 
     At the scales **smoke** and **small** the embedded digits stand in for the papers' data. At **full**, everything is
     as the authors ran it; see gyroscope data for the datasets.
 
-    Trainings are kept: studies share them, what was interrupted goes on where it stopped, and what is known is not
-    trained again. They run one after the other (**serial**), in processes (**workers**), side by side on a GPU
+    Trainings are kept: studies share them, interrupted ones resume where they stopped, and known ones are not run
+    again. They run one after the other (**serial**), in processes (**workers**), side by side on a GPU
     (**population**) or on a cluster (**ray**); **auto** takes a GPU if there is one.
 
     With **--minutes**, train the missing full-scale trainings in the order of OUT/queue.md for M minutes on a GPU, then

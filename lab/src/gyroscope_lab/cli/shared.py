@@ -1,4 +1,4 @@
-"""What the commands share: values of options, checks of folders and numbers, and a message while they load."""
+"""Parts that the commands share: values of options, checks of folders and numbers, a message while loading."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gyroscope.cli.fail import BAD_ARGUMENT, fail
 
 
 class Scale(StrEnum):
-    """How large."""
+    """Scales of a study."""
 
     smoke = "smoke"
     small = "small"
@@ -22,7 +22,7 @@ class Scale(StrEnum):
 
 
 class Engine(StrEnum):
-    """Who trains."""
+    """Engines."""
 
     auto = "auto"
     serial = "serial"
@@ -32,7 +32,7 @@ class Engine(StrEnum):
 
 
 class Precision(StrEnum):
-    """What products are computed in."""
+    """Precisions of a training."""
 
     float32 = "float32"
     tf32 = "tf32"
@@ -40,14 +40,14 @@ class Precision(StrEnum):
 
 
 class Parallel(StrEnum):
-    """How processes share a training."""
+    """Ways to share a training among processes."""
 
     ddp = "ddp"
     fsdp = "fsdp"
 
 
 class Device(StrEnum):
-    """What to train on."""
+    """Devices."""
 
     auto = "auto"
     cpu = "cpu"
@@ -55,7 +55,7 @@ class Device(StrEnum):
 
 
 def make_folder(folder: Path, option: str) -> None:
-    """Make a folder if it is not there, or give up if nothing can be written to it.
+    """Make a folder if it does not exist, or exit if it cannot be written to.
 
     >>> import typer
     >>> with tempfile.NamedTemporaryFile() as file:
@@ -78,7 +78,7 @@ def make_folder(folder: Path, option: str) -> None:
 
 
 def at_least_one(value: int | None, option: str) -> None:
-    """Give up if a number is below 1.
+    """Exit if a number is below 1.
 
     >>> at_least_one(3, "--seeds")
     """
@@ -88,7 +88,7 @@ def at_least_one(value: int | None, option: str) -> None:
 
 @contextmanager
 def loading(console: Console | None = None, *, what: str = "Getting ready") -> Iterator[None]:
-    """Say so in a terminal, for as long as it takes; what is not a terminal is left alone.
+    """Show a message in a terminal while something loads; print nothing elsewhere.
 
     >>> with loading():
     ...     import torch

@@ -70,8 +70,8 @@ def train(
 ) -> None:
     """Train one of the laboratory's tasks, and record the run.
 
-    The same command goes on where it was interrupted, from its last checkpoint (at most half a minute of training is
-    lost), and shows the result of what has ended. On a CPU it uses one core, and the same command gives the same
+    The same command resumes an interrupted training from its last checkpoint (at most half a minute of training is
+    lost), and shows the result of a finished one. On a CPU it uses one core, and the same command gives the same
     numbers.
 
     For example: gyroscope train digits --control none --rate 3^-1 --weight-decay 5e-3
@@ -135,7 +135,7 @@ def parse_rate(text: str) -> float:
 
 
 def named(optimizer: str, control: str, rate: str, *, alpha: float, weight_decay: float, momentum: float) -> str:
-    """What figures and tables call it.
+    """Return the name of a recipe in figures and tables.
 
     >>> named("adam", "layca", "3^-5", alpha=0.6, weight_decay=0.0, momentum=0.0)
     'Adam-Layca 3^-5, alpha +0.6'
@@ -226,7 +226,7 @@ def _trained(trial: Trial, archive: Archive, on_gpu: bool, data: Path, again: bo
             )
             [result] = lab.run([trial])
     except KeyboardInterrupt:
-        fail("interrupted; the same command goes on from the last checkpoint, if there is one", code=INTERRUPTED)
+        fail("interrupted; the same command resumes from the last checkpoint, if there is one", code=INTERRUPTED)
     except (GyroscopeError, OSError) as error:
         fail(str(error), code=FAILED)
     return result, known

@@ -20,7 +20,7 @@ _FILLS = get_args(Fill)  # here, since older compilers do not look into typing
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How far images are shifted, how they are mirrored, and what fills the edges.
+    """Shifts and mirror images, and what fills the edges.
 
     The defaults are the rotation papers' (every image shifted by U(−4, 4), to the nearest pixel, and mirrored with
     probability ½). The conditioning paper's are `per="batch", fill="reflect", rounding="uniform", half=True`.

@@ -48,7 +48,7 @@ class Edition:
 
     @property
     def classes(self) -> int:
-        """How many classes there are.
+        """The number of classes.
 
         >>> CIFAR_100.classes
         100

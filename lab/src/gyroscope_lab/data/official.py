@@ -42,7 +42,7 @@ _BLOCK = 2**20
 
 
 class Readable(Protocol):
-    """What gives bytes."""
+    """A stream of bytes."""
 
     def read(self, size: int, /) -> bytes:
         """Return up to so many."""

@@ -28,7 +28,7 @@ def read_plain_pickle(content: bytes, *, name: str) -> object:
     {b'labels': [6, 9]}
     >>> read_plain_pickle(pickle.dumps(eval), name="data_batch_1")
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: data_batch_1 is refused: it asks for builtins.eval, which no file of images needs...
+    gyroscope_lab.errors.LabError: data_batch_1 is rejected: it asks for builtins.eval, which no file of images needs...
     """
     try:
         return _Plain(content, name).load()

@@ -89,7 +89,7 @@ class Source:
 
     @property
     def is_text(self) -> bool:
-        """Whether its examples are pieces of a text, in which every character has a label: the next one."""
+        """True if its examples are pieces of a text, where the label of a character is the next one."""
         return self.name == "shakespeare"
 
     def load(self, folder: Path | str | None = None, *, on_progress: Progress | None = None) -> Split:

@@ -54,7 +54,7 @@ def run_on_ray(
     The cluster is the one that this process is connected to (`ray.init`), else the one that RAY_ADDRESS names or that
     `ray start` started on this machine, else one of this machine alone, which is stopped at the end. Its machines need
     Gyroscope installed. Those that see the archive's folder at the same path train there: a trial whose worker is lost
-    goes on from its checkpoint. Others send what they have trained, and begin again when a worker is lost.
+    resumes from its checkpoint. Others send their results, and start again when a worker is lost.
 
     Args:
         trials: what to train; one that copies another's rates begins when that one has ended, and is sent them.
@@ -185,7 +185,7 @@ def _marked(archive: Archive) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class _Job:
-    """What a worker is told."""
+    """The job of a worker."""
 
     trial: Trial
     archive: Archive
@@ -196,7 +196,7 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What it tells: why it failed, or its files where it does not share the archive."""
+    """The outcome of a job: why it failed, or its files if the worker does not share the archive."""
 
     failed: str | None = None
     parcel: Parcel | None = None
@@ -240,7 +240,7 @@ class _Crew:
         return done
 
     def notes(self) -> list[Note]:
-        """What the workers have noted since."""
+        """Return the notes of the workers since the last call."""
         try:
             waiting = self._queue.qsize()
             return [Note(*values) for values in self._queue.get_nowait_batch(waiting)]
@@ -248,7 +248,7 @@ class _Crew:
             return []
 
     def outcome(self, task: Any, trial: Trial) -> _Outcome:
-        """What a worker has told."""
+        """Return the outcome of a worker."""
         try:
             outcome: _Outcome = self._ray.get(task)
             return outcome

@@ -1,4 +1,4 @@
-"""What a study works with: tasks at its scale, and somebody who runs trials and remembers their results."""
+"""The laboratory of a study: tasks at its scale, an engine that runs trials, and the archive of their results."""
 
 from __future__ import annotations
 

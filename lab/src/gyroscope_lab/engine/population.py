@@ -206,7 +206,7 @@ class _Seat:
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def turn(self) -> bool:
-        """Let the training have its turn; return whether it goes on."""
+        """Let the training have its turn; return whether it continues."""
         try:
             next(self.turns)
         except StopIteration:

@@ -21,7 +21,7 @@ from gyroscope_lab.training.trial import Trial
 
 
 def started_by_torchrun() -> bool:
-    """Whether this process is one of several that torchrun started.
+    """Return whether this process is one of several that torchrun started.
 
     >>> started_by_torchrun()
     False

@@ -1,4 +1,4 @@
-"""What the networks for images share: their beginning, their end, and what is checked about both."""
+"""Parts that the networks for images share: their beginning, their end, and checks of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names models go by."""
+"""Models by name."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from gyroscope_lab.models.resnet import preresnet, preresnet_v1, resnet, resnet_
 
 #: name -> (builder, what it is in one line); {fields} of a name are whole numbers, and arguments of the builder
 MODELS: dict[str, tuple[Callable[..., nn.Module], str]] = {
-    "digits-cnn": (digits_cnn, "6 convolutions and a linear classifier for 8×8 grey images, 72,208 weights"),
-    "mlp-{depth}x{width}": (mlp, "linear layers and ReLUs, for 12×12 grey images unless said; batch_norm=True"),
+    "digits-cnn": (digits_cnn, "6 convolutions and a linear classifier for 8×8 gray images, 72,208 weights"),
+    "mlp-{depth}x{width}": (mlp, "linear layers and ReLUs, for 12×12 gray images unless said; batch_norm=True"),
     "c10-cnn1": (c10_cnn1, "24 convolutions in 4 stages and a linear classifier, 4,307,296 weights"),
     "c10-cnn1-light": (c10_cnn1_light, "12 convolutions in 4 stages and a linear classifier, 490,160 weights"),
     "c10-cnn2": (c10_cnn2, "13 convolutions in 5 stages and 2 linear layers, 14,977,728 weights"),

@@ -206,7 +206,7 @@ def recomputed(block: nn.Module, compute: Callable[[Tensor], Tensor], x: Tensor)
 
 
 def _drops(module: nn.Module) -> bool:
-    """Whether a module draws random numbers in training: dropout of any kind, alone or within layers of one's own."""
+    """Return whether a module draws random numbers in training: dropout of any kind, alone or within other layers."""
     return (isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0) or bool(getattr(module, "dropout", 0))
 
 

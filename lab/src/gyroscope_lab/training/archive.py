@@ -68,7 +68,7 @@ class Archive:
         return result
 
     def holds(self, trial: Trial) -> bool:
-        """Whether a trial has its result and, if its recipe records rates for others, these too."""
+        """Return whether a trial has its result and, if its recipe records rates for others, these rates."""
         known = self.result(trial) is not None
         return known and (not trial.recipe.records or (self.folder(trial) / RATES).exists())
 
@@ -81,7 +81,7 @@ class Archive:
         return list(wanted.values())
 
     def rates(self, trial: Trial) -> Rates | None:
-        """What a trial that copies is to copy; None for others."""
+        """Return the rates that a trial copies; None for trials that copy none."""
         if trial.source is None:
             return None
         where = self.folder(trial.source)
@@ -97,7 +97,7 @@ class Archive:
             raise LabError(f"{said}; delete {where} to run {trial.source.recipe.name} again") from error
 
     def weights(self, trial: Trial) -> dict[str, dict[str, Tensor]]:
-        """What a trial with `keeps` kept: the weights of its layers at the start ("initial"), and all as "tested"."""
+        """Return the kept weights of a trial with `keeps`: of its layers at the start ("initial"), all as "tested"."""
         path = self.folder(trial) / WEIGHTS
         try:
             return checkpoint.read(path)
@@ -109,7 +109,7 @@ class Archive:
 
     @contextmanager
     def claimed(self, trial: Trial, *, on_wait: Callable[[], None] = lambda: None) -> Iterator[Path]:
-        """A trial's folder, held alone: whoever else wants to run the trial waits, and then finds its result."""
+        """Hold a trial's folder alone: other processes that want to run the trial wait, and then find its result."""
         while True:
             with self.claimed_if_free(trial) as folder:
                 if folder is not None:
@@ -120,7 +120,7 @@ class Archive:
 
     @contextmanager
     def claimed_if_free(self, trial: Trial) -> Iterator[Path | None]:
-        """The same for those who cannot wait, because they hold others: None if somebody else holds it."""
+        """Hold a trial's folder without waiting, for callers that hold others; None if another process holds it."""
         claim = self.root / ".claims" / trial.key[:16]
         claim.mkdir(parents=True, exist_ok=True)
         try:
@@ -186,7 +186,7 @@ def _described(description: Any) -> str:
 
 
 def forget(archive: Archive, trials: Sequence[Trial]) -> None:
-    """Delete what an archive holds of `trials`: their runs, results and checkpoints. Nothing else is touched.
+    """Delete the runs, results and checkpoints of `trials` in an archive, and nothing else.
 
     >>> import tempfile
     >>> from gyroscope_lab.training.recipe import Recipe

@@ -84,7 +84,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def recorded(monitor: Monitor) -> None:
-    """Return when the run of a monitor is on disk: what it lacks, a training that goes on from here would not add."""
+    """Wait until the run of a monitor is on disk: a resumed training would not add what is missing."""
     try:
         monitor.flush()
         if monitor.error is not None:
@@ -95,7 +95,7 @@ def recorded(monitor: Monitor) -> None:
 
 @contextmanager
 def resumed(folder: Path) -> Iterator[None]:
-    """Say which checkpoint it is that a training cannot go on from, as one that was written by another version.
+    """Name the checkpoint in errors about one that cannot be resumed, such as one of another version.
 
     >>> with resumed(Path("runs/a")):
     ...     {}["epoch"]
@@ -111,7 +111,7 @@ def resumed(folder: Path) -> Iterator[None]:
 
 
 def state_of(training: Training) -> dict[str, Any]:
-    """What a checkpoint keeps of a training between two epochs."""
+    """Return the state of a training between two epochs, for a checkpoint."""
     best, tangents, last, monitor = training.best, training.tangents, training.last, training.monitor
     return {
         "key": training.trial.key,
@@ -132,7 +132,7 @@ def state_of(training: Training) -> dict[str, Any]:
 
 
 def restore(training: Training, state: dict[str, Any]) -> None:
-    """Go on from what `state` gave; the monitor's part is loaded when there is a monitor."""
+    """Resume a training from a state of `state_of`; the monitor loads its own part later."""
     training.epoch, training.ended = state["epoch"], state["ended"]
     training.loss, training.accuracy, training.validation, training.rotation, training.norms = state["curves"]
     training.model.load_state_dict(state["model"])
@@ -156,7 +156,7 @@ _APART = 50
 
 
 class Pace:
-    """Whether something is due again: some seconds after the last time, and fifty times as many as that took.
+    """The time until something is due again: some seconds after the last time, and 50 times as long as that took.
 
     Args:
         every: seconds; 0 for always.
@@ -178,12 +178,12 @@ class Pace:
 
     @property
     def due(self) -> bool:
-        """Whether the time has come."""
+        """True when it is due."""
         return time.perf_counter() - self._last >= self._apart
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Do it within this."""
+        """Measure how long it takes, within this context."""
         began = time.perf_counter()
         yield
         self._last = time.perf_counter()

@@ -11,7 +11,7 @@ from gyroscope_lab.data.split import Split
 
 
 class Feed:
-    """Gives the training examples batch after batch, shuffled anew for each epoch.
+    """The training examples batch by batch, shuffled anew for each epoch.
 
     What is random is drawn on the CPU, for a whole epoch; `take` is work for the device alone, always at the same
     addresses, so that a CUDA graph can hold it. Which examples come next is counted on the device too.
@@ -53,7 +53,7 @@ class Feed:
 
     @property
     def resident(self) -> bool:
-        """Whether the examples lie where they are wanted."""
+        """True if the examples are on the device that takes them."""
         return self._split.x_train.device == self._order.device
 
     def shuffle(self) -> None:

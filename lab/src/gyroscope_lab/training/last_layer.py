@@ -22,7 +22,7 @@ _COLUMNS = ("loss", "accuracy", "lambda_x", "lambda_g", "lambda_m", "weight_norm
 
 @dataclass(frozen=True)
 class Followed:
-    """The course of a last layer h = Wx, one number a step, before that step is taken.
+    """The course of a last layer h = Wx, one number per step, before that step is taken.
 
     Attributes:
         loss: of the batch.
@@ -115,11 +115,11 @@ class LastLayer:
             np.savez_compressed(file, allow_pickle=False, **{name: table[:, i] for i, name in enumerate(_COLUMNS)})
 
     def state(self) -> Tensor:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return self._so_far()
 
     def load(self, state: Tensor) -> None:
-        """Go on from a checkpoint."""
+        """Resume from a checkpoint."""
         self._at.fill_(len(state))
         self._table[: len(state)] = state.to(self._table.device)
 

@@ -1,4 +1,4 @@
-"""What a trial trains with: an optimizer, and what controls it."""
+"""Recipes of trials: an optimizer, and its control."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class Recipe:
 
     @staticmethod
     def forget_momentum(optimizer: Optimizer) -> None:
-        """Let what `make` returned begin anew with its momentum, as if no step had been taken; rates are kept.
+        """Set the momentum of an optimizer of `make` to zero, as if no step had been taken; rates are kept.
 
         >>> weight = nn.Parameter(torch.ones(1))
         >>> recipe = Recipe("SGD", rate=0.1, momentum=0.9)
@@ -209,7 +209,7 @@ class Recipe:
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph can hold its steps."""
+        """True if a CUDA graph can hold its steps."""
         return self.optimizer in _CAPTURED or (self.control is not None and self.optimizer == "sgd-amom")
 
     def _groups(self, model: nn.Module, decayed: Decayed) -> list[dict[str, Any]]:
@@ -245,12 +245,12 @@ def register(name: str, factory: Callable[[Recipe, nn.Module], Optimizer], *, ow
 
 
 def _inside(optimizer: str) -> dict[str, Any]:
-    """What an optimizer inside a control needs: there the kernel of the control reads the rate."""
+    """Return the options of an optimizer inside a control, whose kernel reads the rate."""
     return {"capturable": True} if "capturable" in _CAPTURED.get(optimizer, {}) else {}
 
 
 def with_options_of(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """A state to load into `optimizer` with the options that this one has, not those it was saved with.
+    """Return a saved state with the options of `optimizer` in place of those it was saved with.
 
     The recipe gives both the same, but for where the rate lies: captured steps read it from the device.
 

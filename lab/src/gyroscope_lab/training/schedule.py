@@ -1,4 +1,4 @@
-"""How long a training lasts, and how its rate changes."""
+"""Schedules of a training: its length, its batches, and its rate over time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Schedule:
 
     Attributes:
         epochs: how often every example is seen, `passes` times over.
-        batch: examples a step. The last batch of an epoch is smaller, where they do not divide evenly.
+        batch: examples per step. The last batch of an epoch is smaller if they do not divide evenly.
         cuts: when the rate is divided, as shares of all epochs.
         factor: by how much.
         warmup: over so many epochs the rate climbs linearly, step by step, from a tenth; 0 for none.
@@ -62,7 +62,7 @@ class Schedule:
         return [max(round(cut * self.epochs), int(cut > 0)) for cut in self.cuts]
 
     def multiplier(self, epoch: int, within: float = 0.0) -> float:
-        """What the rate is multiplied with in epoch `epoch`, counted from 0, of which the share `within` is over."""
+        """Return the factor of the rate in epoch `epoch`, counted from 0, of which the share `within` is over."""
         cut: float = self.factor ** -sum(epoch >= milestone for milestone in self.milestones)
         over = epoch + within
         if over >= self.warmup:
@@ -71,7 +71,7 @@ class Schedule:
         return cut * (share + 0.1 * (1.0 - share))
 
     def batches(self, examples: int) -> Iterator[int]:
-        """The sizes of an epoch's batches, of so many examples; passes follow each other without a break.
+        """Yield the sizes of the batches of an epoch of `examples`; passes follow each other without a break.
 
         >>> list(Schedule(batch=128).batches(300)), list(Schedule(batch=128, passes=2).batches(100))
         ([128, 128, 44], [128, 72])
@@ -98,7 +98,7 @@ class Schedule:
         return max(1, taken // self.batch) if self.drop_last else ceil(taken / self.batch)
 
     def lasting(self, epochs: int) -> Schedule:
-        """The same schedule over another number of epochs: cuts keep their shares, and so does a warm-up.
+        """Return the schedule over another number of epochs; cuts and warm-up keep their shares.
 
         >>> Schedule(epochs=100, cuts=(0.8, 0.9)).lasting(10).milestones
         [8, 9]

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def in_a_group() -> bool:
-    """Whether this process is one of a process group.
+    """Return whether this process is one of a process group.
 
     >>> in_a_group()
     False
@@ -36,7 +36,7 @@ def in_a_group() -> bool:
 
 
 def from_first(ask: Callable[[], T]) -> T:
-    """What rank 0 finds, on every rank, and what it raises there; the others do not ask."""
+    """Return the result of rank 0 on every rank, or raise its error; only rank 0 asks."""
     found: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:
@@ -60,7 +60,7 @@ class Spread(Training):
     the mean that the ranks' gradients are reduced to, with shares weighed by their size, as they need not be equal. The
     shares are of the batches that one process takes, augmented alike, so the training is the same but for the order in
     which floating-point numbers are added up. Evaluations are divided too. Rank 0 alone writes, a checkpoint of whole
-    tensors: any number of ranks, or a single process, can go on from it.
+    tensors: any number of ranks, or a single process, can resume it.
 
     Two things are not the same. Batch normalization takes the statistics of a rank's share, not of the batch, and those
     of rank 0 are evaluated and kept. Dropout leaves out other activations on every rank, and others than one process.
@@ -197,7 +197,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def whole(state: Any) -> Any:
-    """The same nest of dicts and lists with every sharded tensor put together; all ranks ask together.
+    """Return a nest of dicts and lists with every sharded tensor put together; all ranks call it together.
 
     >>> whole({"a": [1, torch.ones(2)]})
     {'a': [1, tensor([1., 1.])]}
@@ -212,7 +212,7 @@ def _full(value: Any) -> Any:
 def laid_out(
     state: dict[str, Any], model: nn.Module, optimizer: Optimizer, initial: Sequence[Tensor]
 ) -> dict[str, Any]:
-    """The state of a training, saved in whole tensors, as its model lies on the ranks.
+    """Return a saved state of whole tensors, laid out as the model is on the ranks.
 
     What an optimizer keeps in the shape of a parameter lies as that one does.
     """

@@ -1,4 +1,4 @@
-"""By how much every layer turns in every step: a table on the device, written while training, or followed."""
+"""Rotation rates of every layer at every step: a table on the device, recorded in training or replayed."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ class Tangents:
 
     @property
     def rates(self) -> Rates:
-        """What has been recorded so far (waits for the device)."""
+        """The rates recorded so far (waits for the device)."""
         return Rates(self._names, self._so_far())
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"at": int(self._at), "table": None if self._replays else self._so_far()}
 
     def _so_far(self) -> Tensor:
@@ -85,7 +85,7 @@ class Tangents:
         return self._table[: int(self._at)].clone().cpu()
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Resume from a checkpoint."""
         self._at.fill_(state["at"])
         if state["table"] is not None:
             self._table[: state["at"]] = state["table"].to(self._table.device)

@@ -53,7 +53,7 @@ def train(
     Args:
         trial: what is learned, with what, from which seed.
         split: its data.
-        folder: where to record the run and to save, and to go on from what is there; None to keep nothing.
+        folder: where to record and save the run, and to resume from; None to keep nothing.
         device: what to train on.
         rates: for a recipe that copies: what to copy.
         save_every: seconds from one end of an epoch with a checkpoint to the next; more if it takes long; 0 for all.
@@ -221,7 +221,7 @@ class Training:
         self.advance(count)
 
     def _log_batch(self, count: int, before: Tensor) -> None:
-        """Where every step is measured, record each batch's loss and accuracy too; of several ranks, its share's."""
+        """Record the loss and accuracy of a batch, where every step is measured; of several ranks, of its share."""
         share = (self.rank + 1) * count // self.ranks - self.rank * count // self.ranks
         if self.monitor is not None and share:
             loss, accuracy = (self._sums - before) / share
@@ -358,14 +358,14 @@ class Training:
 
 
 def why_end(task: Task, *, loss: Sequence[float], accuracy: Sequence[float], copied: int | None = None) -> str | None:
-    """Return why a training ends after the epochs it has had, None if it goes on: the rules of the papers' authors.
+    """Return why a training ends after the epochs it has had, None if it continues: the rules of the papers' authors.
 
-    It ends where the loss is no number any more. With `stop_at`, also where the loss is not above that, or was the same
-    in three epochs one after the other; with `fails`, where the accuracy is still that low in that epoch; and where the
-    rates that it copies end.
+    It ends if the loss is not finite. With `stop_at`, also if the loss is not above that, or is the same in three
+    consecutive epochs; with `fails`, if the accuracy is still that low in that epoch; and where the rates that it
+    copies end.
 
     Args:
-        task: what is learned, which says when it has been, and when it never will be.
+        task: the task, whose `stop_at` and `fails` say when to stop.
         loss: the training loss of each epoch so far.
         accuracy: the training accuracy of each.
         copied: how many epochs the training had whose rates are copied.
@@ -391,7 +391,7 @@ def why_end(task: Task, *, loss: Sequence[float], accuracy: Sequence[float], cop
 class Own:
     """The random numbers of one training, such as dropout's, and its precision; both in place during its turns alone.
 
-    torch has one generator of random numbers a device, and one precision, for everything. Between turns they are what
+    torch has one generator of random numbers per device, and one precision for everything. Between turns they are what
     they were: to whoever calls, to other trainings, and to the captured steps of these, which keep the generator that
     they were captured with.
 
@@ -430,7 +430,7 @@ class Own:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Have a turn."""
+        """Put them in place for a turn."""
         before = torch.get_rng_state()
         torch.set_rng_state(self._cpu)
         try:
@@ -459,11 +459,11 @@ class Own:
             shared.graphsafe_set_state(before)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"random": self._cpu, "random_cuda": None if self._gpu is None else self._gpu.get_state()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a training's checkpoint, which is that of its first process."""
+        """Resume from a training's checkpoint, which is that of its first process."""
         if self._rank > 0:
             self._begin(epoch=state["epoch"])
             return

@@ -1,4 +1,4 @@
-"""The unit of an experiment."""
+"""Trials, the unit of an experiment: a task, a recipe and a seed."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Trial:
         recipe: what trains it.
         seed: of the initialization and of the order of the examples.
         precision: what products are computed in: "float32", "tf32" (on GPUs that have it), or "bf16" by autocast.
-        every: measure every so many steps; None for once an epoch.
+        every: steps between measurements; None for once per epoch.
         keeps: keep the weights too, as they were at the start and as they were tested.
-        conditions: every so many steps, measure how well each layer is conditioned too; None for never.
+        conditions: steps between measurements of each layer's conditioning; None for never.
         follows: follow the last layer at every step; see `gyroscope_lab.training.last_layer`.
 
     >>> from gyroscope_lab.training.tasks import task
@@ -136,7 +136,7 @@ class Trial:
 
 
 def require_nothing_kept(trial: Trial) -> None:
-    """Refuse, where there is no folder, a trial that measures what only a folder would keep.
+    """Reject a trial without a folder whose measurements only a folder would keep.
 
     >>> from gyroscope_lab.training.tasks import task
     >>> require_nothing_kept(Trial(task("digits"), Recipe("SGD", 0.1), follows=True))
@@ -152,7 +152,7 @@ def require_nothing_kept(trial: Trial) -> None:
 
 
 def file_name(name: str) -> str:
-    """What something is called, as the name of a file within a folder.
+    """Return a name as that of a file within a folder.
 
     >>> file_name("Layca 3^-3, alpha +0.6"), file_name("../mine: 50 %")
     ('Layca-3^-3-alpha-+0.6', 'mine-50')
@@ -161,7 +161,7 @@ def file_name(name: str) -> str:
 
 
 def describes(description: Any, trial: Trial) -> bool:
-    """Whether a description is one of `trial`, under whatever names; options it does not know were added later.
+    """Return whether a description is that of `trial`, under any name; options it lacks were added later.
 
     >>> from gyroscope_lab.training.tasks import task
     >>> trial = Trial(task("digits"), Recipe("SGD", 0.1))
@@ -215,7 +215,7 @@ def _agrees(there: Any, own: Any, named: str = "") -> bool:
 
 
 def _told(value: Any, kind: str = "") -> Any:
-    """What sets a trial apart: all that is not as it is by default, so that an option added later changes no key."""
+    """Return all that differs from its default, so that an option that is added later changes no key."""
     if isinstance(value, Task | Recipe):  # what a task would be computed in is not what the trial is
         return {key: told for key, told in _fields(value).items() if key not in _UNHEEDED}
     if is_dataclass(value):

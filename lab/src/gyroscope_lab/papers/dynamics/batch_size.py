@@ -176,7 +176,7 @@ _CLOSE = 0.1
 # Updates are compared over this share of the training, while all batch sizes still learn, and over all of it.
 _EARLY = 1 / 3
 _NAMES = {"sgd": "SGD", "rmsprop": "RMSprop", "adam": "Adam"}
-_COLOURS = {"SGD": "C0", "RMSprop": "C1", "Adam": "C3"}
+_COLORS = {"SGD": "C0", "RMSprop": "C1", "Adam": "C3"}
 
 
 def growth(values: Sequence[float] | npt.NDArray[np.float64]) -> float:
@@ -198,7 +198,7 @@ def early(updates: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def findings(sizes: Sequence[int], at: Held, updates: ByRecipe, moved: ByRecipe) -> tuple[Finding, ...]:
-    """What the chapter says of batch sizes, and what came out."""
+    """Return the chapter's statements on batch sizes, with the numbers found here."""
     exponents = [one["law"]["exponent"] for one in at.values()]
     gains = [(one["gain"]["measured"][-1], one["gain"]["predicted"][-1]) for one in at.values()]
     most = next(iter(at.values()))["gain"]["most"][-1]
@@ -295,11 +295,11 @@ def figure(sizes: Sequence[int], at: Held, updates: ByRecipe) -> Figure:
     law, gain, held, trained = drawn.subplots(1, 4)
     last = list(at.values())[-1]
     for place, (name, one) in enumerate(at.items()):
-        colour, top = f"C{4 + place}", one["law"]["predicted"][0]
-        law.plot(sizes, np.array(one["law"]["measured"]) / top, "o", markersize=4, color=colour, label=name)
-        law.plot(sizes, np.array(one["law"]["predicted"]) / top, "-", linewidth=1, color=colour)
-        gain.plot(sizes, one["gain"]["measured"], "o", markersize=4, color=colour, label=name)
-        gain.plot(sizes, one["gain"]["predicted"], "-", linewidth=1, color=colour)
+        color, top = f"C{4 + place}", one["law"]["predicted"][0]
+        law.plot(sizes, np.array(one["law"]["measured"]) / top, "o", markersize=4, color=color, label=name)
+        law.plot(sizes, np.array(one["law"]["predicted"]) / top, "-", linewidth=1, color=color)
+        gain.plot(sizes, one["gain"]["measured"], "o", markersize=4, color=color, label=name)
+        gain.plot(sizes, one["gain"]["predicted"], "-", linewidth=1, color=color)
     gain.plot(sizes, last["gain"]["most"], ":", color="0.6", label="√(|B'|/|B|)")
     for rule, name in _NAMES.items():
         for kind, style in (("along", "-"), ("length", ":")):
@@ -308,11 +308,11 @@ def figure(sizes: Sequence[int], at: Held, updates: ByRecipe) -> Figure:
             # Adam's and RMSprop's ways are alike: one is drawn around the other.
             width = 4.0 if (rule, kind) == ("rmsprop", "along") else 1.4
             held.plot(
-                sizes, its / its[0], f"o{style}", markersize=3, linewidth=width, color=_COLOURS[name], label=label
+                sizes, its / its[0], f"o{style}", markersize=3, linewidth=width, color=_COLORS[name], label=label
             )  # fmt: skip
     for name, its in updates.items():
         mean = early(its)
-        trained.plot(sizes, mean / mean[0], "o-", markersize=3, color=_COLOURS[name], label=name)
+        trained.plot(sizes, mean / mean[0], "o-", markersize=3, color=_COLORS[name], label=name)
     titles = (
         "tr F_emp^batch (points), equation 4 (lines)",
         "Gain of 1/√s in Adam, and by equation 4",
@@ -344,7 +344,7 @@ RECIPES = (
 
 @dataclass(frozen=True)
 class Plan:
-    """What a scale trains and measures.
+    """The trainings and measurements of a scale.
 
     Attributes:
         per_class: examples of each class.
@@ -410,7 +410,7 @@ def trials(lab: Lab) -> list[Trial]:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What recorded trainings tell, of one recipe, the mean over seeds.
+    """Recorded trainings of one recipe, means over seeds.
 
     Attributes:
         updates: ‖Δw‖ over all layers [sizes, steps].
@@ -424,7 +424,7 @@ class Trained:
 
 
 def trained(lab: Lab, recipe: Recipe) -> Trained:
-    """What was recorded of a recipe's trainings."""
+    """Return the recorded trainings of a recipe."""
     plan = PLANS[lab.scale]
     its = [one for one in trials(lab) if one.recipe == recipe]
     results = lab.run(its)
@@ -450,7 +450,7 @@ def recorded(lab: Lab, trial: Trial) -> tuple[npt.NDArray[np.float64], float]:
 
 
 def points(lab: Lab) -> dict[str, dict[str, Any]]:
-    """What held weights tell, at the start and after some training."""
+    """Return the measurements at fixed weights, at the start and after some training."""
     plan = PLANS[lab.scale]
     task = task_of(lab, plan.sizes[0])
     after = {"at the start": 0, f"after {plan.trained} steps": plan.trained}

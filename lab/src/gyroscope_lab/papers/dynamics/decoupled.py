@@ -70,7 +70,7 @@ class Setting:
         decay: λ of L2.
         multiples: λ'/λ of decay.
         steps: how many.
-        batch: examples a step, drawn with replacement.
+        batch: examples per step, drawn with replacement.
         seed: of the weights and of the batches.
         model: the network.
     """
@@ -87,7 +87,7 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class Apart:
-    """How far decay is from L2.
+    """The distance of decay from L2.
 
     Attributes:
         multiples: λ'/λ [M].
@@ -99,12 +99,12 @@ class Apart:
 
     @property
     def closest(self) -> int:
-        """Which λ' ends closest to L2."""
+        """The index of the λ' that ends closest to L2."""
         return int(np.argmin(self.shares[:, -1]))
 
 
 def apart(lab: Lab, setting: Setting) -> Apart:
-    """How far decay is from L2 over the steps of one rule."""
+    """Return the distance of decay from L2 over the steps of one rule."""
 
     def measured() -> dict[str, Any]:
         model, gradient = _problem(lab, setting)
@@ -124,7 +124,7 @@ def apart(lab: Lab, setting: Setting) -> Apart:
 
 
 def path(rule: Rule[Any], gradient: Callable[[Tensor, int], Tensor], start: Tensor, steps: int) -> Tensor:
-    """Where a rule goes: the weights after each step [steps, P].
+    """Return the weights after each step of a rule [steps, P].
 
     Args:
         rule: (w, g, state) → (w, state).
@@ -262,7 +262,7 @@ def _trajectories(paths: dict[str, Apart]) -> Table:
 
 
 def _at_one(its: Apart) -> float:
-    """How far apart they are at the end with the same λ."""
+    """Return their distance at the end with the same λ."""
     return float(its.shares[int(np.argmin(np.abs(np.log(its.multiples)))), -1])
 
 
@@ -362,12 +362,12 @@ def _figure(paths: dict[str, Apart], found: list[Cell]) -> Figure:
 
 def _draw_accuracies(ax: Axes, found: list[Cell]) -> None:
     for style, rate in zip(("-", "--", ":"), sorted({cell.recipe.rate for cell in found}), strict=False):
-        for kind, colour in (("adam", "C3"), ("adamw", "C2")):
+        for kind, color in (("adam", "C3"), ("adamw", "C2")):
             its = [c for c in found if (c.recipe.optimizer, c.recipe.rate) == (kind, rate) and c.recipe.weight_decay]
             spread = [c.spread or 0.0 for c in its]
             ax.errorbar(
                 [c.recipe.weight_decay for c in its], [c.test for c in its], yerr=spread, fmt=f"o{style}", capsize=2,
-                markersize=3, color=colour, label=f"{_KINDS[kind]}, rate {rate:g}",
+                markersize=3, color=color, label=f"{_KINDS[kind]}, rate {rate:g}",
             )  # fmt: skip
         [none] = [c for c in found if c.recipe.rate == rate and not c.recipe.weight_decay]
         ax.axhline(none.test, color="0.6", linestyle=style, linewidth=1, label=f"neither, rate {rate:g}")

@@ -154,7 +154,7 @@ def imbalance(factors: Sequence[Tensor]) -> float:
 
 
 def shrunk(target: Tensor, *, decay: float, depth: int) -> Tensor:
-    """What is learned of a target b under an L2 penalty on K layers: argmin_β ½(β − b)² + ½λK|β|^{2/K}, elementwise.
+    """Return argmin_β ½(β − b)² + ½λK|β|^{2/K} elementwise: the target b as learned under an L2 penalty on K layers.
 
     One layer shrinks everything by 1/(1 + λ); two take away λ, down to zero; from three on, what is below a `threshold`
     becomes zero at once, and what is far above it is hardly touched. For matrices it acts on singular values.

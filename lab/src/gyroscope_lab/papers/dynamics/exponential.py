@@ -64,7 +64,7 @@ class Setting:
         rate: η.
         decay: λ.
         momentum: β.
-        batch: examples a step, drawn anew for each.
+        batch: examples per step, drawn anew for each.
         steps: how many.
         every: steps from one look to the next.
         double: float64, or else float32.
@@ -98,7 +98,7 @@ class Course:
 
 @dataclass(frozen=True)
 class Twins:
-    """What is kept of a training beside that with weight decay.
+    """A training compared with that with weight decay, as it is kept.
 
     Attributes:
         steps: when they were looked at.
@@ -224,7 +224,7 @@ def _test(model: nn.Module, split: Split, device: str) -> float:
 
 
 def compare(setting: Setting, first: Course, second: Course) -> Twins:
-    """How far apart two trainings are.
+    """Return the distance between two trainings.
 
     >>> outputs = torch.tensor([[[1.0, 2.0]], [[1.0, 4.0]]])
     >>> one = Course(outputs, np.ones((2, 1)), np.ones(2), 0.5)
@@ -265,7 +265,7 @@ _ALIKE = 100.0
 
 
 def report(pairs: Sequence[Pair], found: Sequence[Twins]) -> Report:
-    """What came of all pairs."""
+    """Return the report on all pairs."""
     by_name = {pair.name: (pair, twins) for pair, twins in zip(pairs, found, strict=True)}
     rows = tuple(
         (pair.name, f"{max(twins.apart):.1g}", _step_apart(twins), 100 * twins.agree, None,
@@ -356,7 +356,7 @@ def _said(twins: Twins) -> str:
 
 
 def _scale_off(known: tuple[Pair, Twins]) -> float:
-    """How far ‖w_t‖ is from a^t ‖w̃_t‖, as a share, at worst."""
+    """Return the largest relative distance of ‖w_t‖ from a^t ‖w̃_t‖."""
     one, twins = known[0].setting, known[1]
     a = 1 - shrinkage(one.rate, one.decay, momentum=one.momentum)
     with_decay, without = (np.array(norms) for norms in twins.norms)
@@ -394,7 +394,7 @@ def _numbers(twins: Twins) -> dict[str, object]:
 
 
 def draw(by_name: dict[str, tuple[Pair, Twins]]) -> Figure:
-    """How far outputs are apart, the schedules, and effective learning rates."""
+    """Draw the distances of outputs, the schedules, and effective learning rates."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11.0, 3.4), layout="constrained")
@@ -439,7 +439,7 @@ USUAL_EPS = 1e-5
 
 
 def pairs(setting: Setting) -> list[Pair]:
-    """What is trained beside the same with weight decay: the name, the setting, the way.
+    """Return the trainings that are compared with the same one with weight decay: name, setting, way.
 
     With momentum the rate is a tenth, and a step is as long in the end.
 

@@ -60,7 +60,7 @@ METHODS: dict[str, tuple[str, str, str]] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What a scale trains: which networks, at which rates of whoever gives the lengths, how long, how often."""
+    """The trainings of a scale: networks, rates of the optimizer that gives the lengths, steps, looks, seeds."""
 
     networks: tuple[str, ...]
     rates: Mapping[str, tuple[float, ...]]
@@ -114,7 +114,7 @@ class Curves:
         return np.asarray(np.exp(np.log(self.losses[method][:, :, -1]).mean(axis=1)))
 
     def best(self, method: str) -> int:
-        """Which rate ends lowest."""
+        """Return the index of the rate that ends lowest."""
         return int(np.argmin(self.end(method)))
 
     def logs(self, method: str, rate: int | None = None) -> npt.NDArray[np.float64]:
@@ -356,10 +356,10 @@ def _figure(found: dict[str, Curves], data: str) -> Figure:
 
 
 def _draw_curves(ax: Axes, its: Curves) -> None:
-    for method, (colour, style) in _LOOKS.items():
+    for method, (color, style) in _LOOKS.items():
         logs = its.logs(method)
         steps = its.every * np.arange(logs.shape[1])
-        ax.plot(steps, np.exp(logs.mean(axis=0)), style, color=colour, label=method, linewidth=1.2)
+        ax.plot(steps, np.exp(logs.mean(axis=0)), style, color=color, label=method, linewidth=1.2)
     ax.set_yscale("log")
     ax.set_xlabel("step", fontsize=8)
     ax.tick_params(labelsize=7)
@@ -367,11 +367,11 @@ def _draw_curves(ax: Axes, its: Curves) -> None:
 
 
 def _draw_ends(ax: Axes, its: Curves) -> None:
-    for method, (colour, style) in _LOOKS.items():
+    for method, (color, style) in _LOOKS.items():
         rates = np.array(its.rates[method])
         best = its.rates[method][its.best(METHODS[method][0])]
         end = np.where(np.isfinite(its.end(method)), its.end(method), np.nan)
-        ax.plot(rates / best, end, style, color=colour, marker="o", markersize=3, linewidth=1.2)
+        ax.plot(rates / best, end, style, color=color, marker="o", markersize=3, linewidth=1.2)
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.tick_params(labelsize=7)

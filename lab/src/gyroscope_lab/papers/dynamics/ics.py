@@ -55,7 +55,7 @@ _FACTOR, _SHARE = 2.0, 0.1
 _WITHIN = 70.0
 # The networks whose curvature is looked at.
 PLAIN, FIXED, CENTRED, THROUGH = "plain", "BN, statistics fixed", "BN, fixed, inputs centred", "BN"
-_COLOURS = {PLAIN: "C0", FIXED: "C2", CENTRED: "0.6", THROUGH: "C3"}
+_COLORS = {PLAIN: "C0", FIXED: "C2", CENTRED: "0.6", THROUGH: "C3"}
 # Losses above this have diverged, and are left out of the figure.
 _SHOWN = 10.0
 _METHODS = {"SGD": "C0", "SGD, BN": "C3", "quasi-diagonal": "C1", "K-FAC": "C4"}
@@ -85,7 +85,7 @@ class Curve(LossCurve):
     bound: float
 
     def numbers(self) -> dict[str, Any]:
-        """What is kept of it as JSON."""
+        """Return its numbers for JSON."""
         kept = {"method": self.method, "moved": self.moved, "rate": self.rate, "area": self.area, "tests": self.tests}
         return {**kept, "epochs": self.epochs, "loss": self.loss.tolist()}
 
@@ -111,7 +111,7 @@ def report(moved: float, bound: float, curves: list[Curve], spectra: dict[str, d
 
 def _row(name: str, when: str, one: dict[str, Any]) -> tuple[Any, ...]:
     predicted, measured = np.array(one["predicted"]), np.array(one["measured"])
-    # Through statistics S is 0 up to rounding, and centred inputs have no m: no outliers are predicted.
+    # Through statistics S is 0 up to rounding, and centered inputs have no m: no outliers are predicted.
     none = name == CENTRED or predicted[0] < 1e-12 * measured[0]
     ratio = None if none else float(np.median(measured / predicted))
     within = None if none else 100 * one["share"]
@@ -126,7 +126,7 @@ def _of_outliers(spectra: dict[str, dict[str, Any]]) -> list[Finding]:
     there, left, through = ([spectra[name][when]["measured"][0] for when in ("start", "end")]
                             for name in (FIXED, CENTRED, THROUGH))  # fmt: skip
     falls = [_times(one, other) for one, other in zip(there, through, strict=True)]
-    by_centring = [_times(one, other) for one, other in zip(there, left, strict=True)]
+    by_centering = [_times(one, other) for one, other in zip(there, left, strict=True)]
     return [
         Finding(
             "without normalization the curvature of a layer has the outliers ν λ_i(S), in directions m ⊗ v_i",
@@ -139,12 +139,12 @@ def _of_outliers(spectra: dict[str, dict[str, Any]]) -> list[Finding]:
             "batch normalization of the next pre-activations removes what the means add to them",
             "expected to disappear",
             f"the largest eigenvalue is {falls[0]:.1f} and {falls[1]:.1f} times smaller through the statistics than "
-            f"with these held fixed, at the start and at the end; centred inputs make it {by_centring[0]:.1f} and "
-            f"{by_centring[1]:.1f} times smaller. It is then {_beside(spectra[THROUGH])} times the mean of the others, "
-            f"with centred inputs {_beside(spectra[CENTRED])} times",
-            # As small as without means; where centring takes nothing away, there is nothing to remove.
+            f"with these held fixed, at the start and at the end; centered inputs make it {by_centering[0]:.1f} and "
+            f"{by_centering[1]:.1f} times smaller. It is then {_beside(spectra[THROUGH])} times the mean of the "
+            f"others, with centered inputs {_beside(spectra[CENTRED])} times",
+            # As small as without means; where centering takes nothing away, there is nothing to remove.
             max(_times(*pair) for pair in zip(through, left, strict=True)) < 1 + _SHARE
-            if min(by_centring) > 1 + _SHARE
+            if min(by_centering) > 1 + _SHARE
             else None,
         ),
     ]
@@ -187,7 +187,7 @@ def _of_cost(curves: Sequence[Curve]) -> list[Finding]:
 
 
 def _times(there: float, here: float) -> float:
-    """How many times `here` is `there`; inf where either diverged."""
+    """Return here / there; inf where either diverged."""
     return there / here if np.isfinite(here) else float("inf")
 
 
@@ -210,10 +210,10 @@ def _figure(moved: float, curves: Sequence[Curve], spectra: dict[str, dict[str, 
     figure = Figure(figsize=(11.5, 3.8), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     for name, one in spectra.items():
-        # What fixed statistics predict is what centring would have to take away.
+        # What fixed statistics predict is what centering would have to take away.
         of = spectra[FIXED] if name in (CENTRED, THROUGH) else one
         for when, marker in (("start", "o"), ("end", "^")):
-            left.loglog(of[when]["predicted"], one[when]["measured"], marker, markersize=4, color=_COLOURS[name],
+            left.loglog(of[when]["predicted"], one[when]["measured"], marker, markersize=4, color=_COLORS[name],
                         fillstyle="none" if when == "start" else "full", label=f"{name}, {when}")  # fmt: skip
     low, high = max(left.get_xlim()[0], left.get_ylim()[0]), min(left.get_xlim()[1], left.get_ylim()[1])
     left.plot([low, high], [low, high], "--", color="0.6", linewidth=1)
@@ -234,7 +234,7 @@ def _figure(moved: float, curves: Sequence[Curve], spectra: dict[str, dict[str, 
     for ax in (left, middle, right):
         ax.title.set_fontsize(10)
         ax.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("Uncentred activations: outliers of the curvature, and what they cost")
+    figure.suptitle("Uncentered activations: outliers of the curvature, and what they cost")
     return figure
 
 
@@ -252,7 +252,7 @@ _LOOKED_AT: dict[Method, tuple[str, ...]] = {"SGD": (PLAIN,), "SGD, BN": (FIXED,
 
 @dataclass(frozen=True)
 class Plan:
-    """What a scale trains and measures.
+    """The trainings and measurements of a scale.
 
     Attributes:
         source: the data.
@@ -442,7 +442,7 @@ def _without_mean(model: nn.Module, x: torch.Tensor, y: torch.Tensor, layer: str
 
 
 def centred_at(model: nn.Module, layer: str, mean: torch.Tensor) -> tuple[nn.Module, str]:
-    """A network that computes the same with inputs of a layer that are centred, and the name of that layer in it.
+    """A network that computes the same with inputs of a layer that are centered, and the name of that layer in it.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
     >>> x = torch.randn(9, 2)

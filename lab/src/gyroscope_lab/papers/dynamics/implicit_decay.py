@@ -77,7 +77,7 @@ class Course:
         return [fit_norms(self.steps[1:], norms[1:], lr=self.rate) for norms in self.norms.T]
 
     def off(self) -> float:
-        """How far norms are from what equation 19 makes of the first and of the gradients, as a share, at worst.
+        """Return the largest relative distance of norms from equation 19, given the first norm and the gradients.
 
         Between two measurements the later gradient is taken to hold; it is exact where every step was measured.
         """
@@ -89,7 +89,7 @@ class Course:
         return worst
 
     def numbers(self) -> dict[str, Any]:
-        """What is kept as JSON: points of the curves, and the fits."""
+        """Return its numbers for JSON: points of the curves, and the fits."""
         at, laws = spaced(len(self.steps), points=15), self.laws()
         return {
             "alpha": self.rate,
@@ -158,7 +158,7 @@ _NEAR = 2.0
 
 
 def report(tasks: Mapping[str, Both]) -> Report:
-    """What came of all tasks; the figure is of the first, its middle layer."""
+    """Return the report on all tasks; the figure is of the first, its middle layer."""
     several = {name: both for name, both in tasks.items() if len(both[0]) > 1}  # of one rate there is nothing to say
     findings = [one for name, both in several.items() for one in _findings(name if len(tasks) > 1 else "", *both)]
     return Report(
@@ -285,7 +285,7 @@ def draw(name: str, both: Both) -> Figure:
     figure = Figure(figsize=(7.2, 2.5 * len(rows)), layout="constrained")
     for (left, right), (its, says) in zip(figure.subplots(len(rows), 2, squeeze=False), rows, strict=True):
         for i, one in enumerate(its):
-            _lines(left, right, one, colour=f"C{i}")
+            _lines(left, right, one, color=f"C{i}")
         layer = its[0].layers[len(its[0].layers) // 2].removesuffix(".weight")
         over_steps(left, "norm ‖w‖", f"{name}, {layer}: {says}")
         over_steps(right, "effective learning rate α/‖w‖²", "dotted: the law 1/√(1 + k/k₀) fitted")
@@ -293,17 +293,17 @@ def draw(name: str, both: Both) -> Figure:
     return figure
 
 
-def _lines(left: Axes, right: Axes, one: Course, *, colour: str) -> None:
+def _lines(left: Axes, right: Axes, one: Course, *, color: str) -> None:
     layer, at = len(one.layers) // 2, spaced(len(one.steps), points=150)
     steps = one.steps[at] + 1
-    left.plot(steps, one.norms[at, layer], color=colour)
-    right.plot(steps, one.rates[at, layer], color=colour, label=f"α = {one.rate:g}")
-    right.plot(steps[at > 0], one.laws()[layer].curve[at[at > 0] - 1], color=colour, linestyle=":", linewidth=1.2)
+    left.plot(steps, one.norms[at, layer], color=color)
+    right.plot(steps, one.rates[at, layer], color=color, label=f"α = {one.rate:g}")
+    right.plot(steps[at > 0], one.laws()[layer].curve[at[at > 0] - 1], color=color, linestyle=":", linewidth=1.2)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a scale trains: rates, for how many passes over the examples, in what batches, measured every so often."""
+    """The trainings of a scale: rates, passes over the examples, batches, steps between measurements."""
 
     rates: tuple[float, ...]
     whole: tuple[float, ...]
@@ -376,7 +376,7 @@ def _of(lab: Lab, task: Task, *, frozen: bool) -> list[Trial]:
 
 
 def courses(lab: Lab, task: Task, *, frozen: bool) -> list[Course]:
-    """What became of the norms of every training that is at hand, rate by rate."""
+    """Return the norms of every training in the archive, rate by rate."""
     return [course(lab, one) for one in lab.held(_of(lab, task, frozen=frozen))]
 
 
@@ -395,7 +395,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 class Homogeneity(NamedTuple):
-    """How a function answers to the scale of its argument.
+    """The response of a function to the scale of its argument.
 
     Attributes:
         degree: k of g(γx) = γᵏ g(x), from the two norms; NaN where g is zero.

@@ -40,7 +40,7 @@ from gyroscope_lab.training.trial import Trial
 _SHARE = 0.25
 # Means move as far as without normalization within this factor.
 _FACTOR = 2.0
-_COLOURS = {"no BN": "C0", "BN": "C3", "BN + noise": "C1", "BN + noise, not behind the last": "C2"}
+_COLORS = {"no BN": "C0", "BN": "C3", "BN + noise": "C1", "BN + noise, not behind the last": "C2"}
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Arm(LossCurve):
         return float(np.mean(self.tests))
 
     def numbers(self) -> dict[str, Any]:
-        """What is kept of it as JSON."""
+        """Return its numbers for JSON."""
         kept = {"kind": self.kind, "rate": self.rate, "area": self.area, "epochs": self.epochs}
         return {**kept, "drifts": self.drifts, "tests": self.tests, "loss": self.loss.tolist()}
 
@@ -96,8 +96,8 @@ def report(arms: list[Arm]) -> Report:
 
 
 def findings(arms: Sequence[Arm]) -> tuple[Finding, ...]:
-    """What the chapter says, held to these numbers."""
-    plain, normal, noisy, spared = (next(arm for arm in arms if arm.kind == kind) for kind in _COLOURS)
+    """Return the chapter's statements, compared with these numbers."""
+    plain, normal, noisy, spared = (next(arm for arm in arms if arm.kind == kind) for kind in _COLORS)
     gain = plain.area - normal.area
     return (
         Finding(
@@ -148,11 +148,11 @@ def _figure(arms: Sequence[Arm]) -> Any:
     for arm in arms:
         epochs = np.arange(1, len(arm.loss) + 1)
         label = f"{arm.kind} (rate {arm.rate:g})"
-        left.semilogy(epochs, arm.loss, color=_COLOURS[arm.kind], linewidth=1.4, label=label)
+        left.semilogy(epochs, arm.loss, color=_COLORS[arm.kind], linewidth=1.4, label=label)
     left.set(xlabel="epoch", ylabel="training loss", title="Training, at the best rate for each")
     left.legend(fontsize=7.5)
     names = [arm.kind.replace(", ", ",\n") for arm in arms]
-    right.barh(names, [arm.drift for arm in arms], color=[_COLOURS[arm.kind] for arm in arms], height=0.6)
+    right.barh(names, [arm.drift for arm in arms], color=[_COLORS[arm.kind] for arm in arms], height=0.6)
     right.invert_yaxis()
     right.set(xlabel="standard deviations a step", title="How far means of units move")
     for ax in (left, right):
@@ -171,7 +171,7 @@ _SHIFT, _GAIN = 0.5, (0.5, 1.5)
 
 @dataclass(frozen=True)
 class Plan:
-    """What a scale trains.
+    """The trainings of a scale.
 
     Attributes:
         source: the data.
@@ -241,7 +241,7 @@ def network(lab: Lab, setting: Setting) -> nn.Sequential:
 
 
 class Drift:
-    """How far the mean of a unit's pre-activations moves from batch to batch, in its standard deviations.
+    """The movement of a unit's mean pre-activation from batch to batch, in standard deviations of the unit.
 
     What is looked at is what goes into every ReLU: E_j |μ_j(t+1) − μ_j(t)| / σ_j(t), over units, layers and steps.
 

@@ -40,7 +40,7 @@ Numbers = dict[str, list[Any]]
 
 
 def device_of(lab: Lab) -> torch.device:
-    """The GPU at full scale, where there is one; what is small is faster without.
+    """Return the GPU at full scale, if there is one; small scales are faster on the CPU.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> device_of(Lab(Archive("runs"))).type
@@ -50,7 +50,7 @@ def device_of(lab: Lab) -> torch.device:
 
 
 def dtype_of(lab: Lab) -> torch.dtype:
-    """Double precision, but at full scale.
+    """Return float64, and float32 at full scale.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> dtype_of(Lab(Archive("runs"))), dtype_of(Lab(Archive("runs"), "full"))
@@ -60,12 +60,12 @@ def dtype_of(lab: Lab) -> torch.dtype:
 
 
 def split_of(lab: Lab, source: Source) -> Split:
-    """The data, on the device."""
+    """Return the data on the device of the scale."""
     return loaded(source, None if lab.data is None else Path(lab.data)).to(device_of(lab))
 
 
 def kept(lab: Lab, study: str, setting: Any, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `measure` returns for a setting, measured once for an archive.
+    """Return the result of `measure` for a setting, measured once per archive.
 
     Args:
         lab: the laboratory; one that is to show what is known measures nothing.
@@ -190,7 +190,7 @@ def until(losses: list[float | None], bound: float) -> int | None:
 
 
 class LossCurve:
-    """What is read off a loss by epoch; the curve and the bound are those of dataclasses that are one."""
+    """Numbers of a loss curve by epoch; subclasses are dataclasses with `loss` and `bound`."""
 
     loss: npt.NDArray[np.float64]
     bound: float
@@ -229,19 +229,19 @@ class Gain:
 
     @property
     def told(self) -> str:
-        """In words."""
+        """The difference as text."""
         return f"{self.mean:+.2f}" + ("" if self.error is None else f" ± {self.error:.2f}")
 
     @property
     def above(self) -> bool | None:
-        """Whether it is above zero; None within two standard errors, and of one seed."""
+        """True if it is above zero; None within two standard errors, and for one seed."""
         if self.error is None or abs(self.mean) <= 2 * self.error:
             return None
         return self.mean > 0
 
     @property
     def none(self) -> bool | None:
-        """Whether it is zero within two standard errors; None of one seed."""
+        """True if it is zero within two standard errors; None for one seed."""
         return None if self.error is None else abs(self.mean) <= 2 * self.error
 
 
@@ -257,7 +257,7 @@ def gain(these: Sequence[float], those: Sequence[float]) -> Gain:
 
 
 def reproduced(whole: Gain, part: Gain, *, share: float) -> bool | None:
-    """Whether a share of a gain comes by another way too; None where either may be chance.
+    """Return whether another cause gives at least a share of a gain; None where either may be chance.
 
     >>> reproduced(Gain(1.0, 0.1), Gain(0.9, 0.1), share=0.5), reproduced(Gain(1.0, 0.1), Gain(0.1, 0.1), share=0.5)
     (True, False)

@@ -50,7 +50,7 @@ _NAMES = {
     "last": "decay of the last layer",
     "copied": "no decay, copied effective rates",
 }
-_COLOURS = {"none": "C0", "all": "C3", "normalized": "C1", "last": "C2", "copied": "C4"}
+_COLORS = {"none": "C0", "all": "C3", "normalized": "C1", "last": "C2", "copied": "C4"}
 # Copied rates give back what decay gains from this share of it; an effective rate is raised from this factor on.
 _MOST, _RAISED = 0.5, 1.1
 
@@ -92,7 +92,7 @@ class Arm:
         return float(np.mean(self.tests))
 
     def numbers(self) -> dict[str, Any]:
-        """What is kept of it as JSON."""
+        """Return its numbers for JSON."""
         kept = {"rule": self.rule, "decayed": self.decayed, "tests": self.tests}
         return {**kept, "loss": self.loss.tolist(), "effective": self.effective.tolist()}
 
@@ -117,7 +117,7 @@ def report(arms: list[Arm], schedule: Schedule) -> Report:
 
 
 def first_cut(schedule: Schedule) -> int:
-    """How many epochs have the first learning rate: all, where it is not cut.
+    """Return the number of epochs with the first learning rate: all, if it is not cut.
 
     >>> first_cut(Schedule(epochs=200, cuts=(0.3, 0.6))), first_cut(Schedule(epochs=20, cuts=()))
     (60, 20)
@@ -174,19 +174,19 @@ def _figure(arms: Sequence[Arm]) -> Any:
     for (left, right), rule in zip(figure.subplots(len(rules), 2, squeeze=False), rules, strict=True):
         mine = [arm for arm in arms if arm.rule == rule]
         for arm in mine:
-            colour, label = _COLOURS[arm.decayed], _NAMES[arm.decayed]
+            color, label = _COLORS[arm.decayed], _NAMES[arm.decayed]
             # Curves lie on each other in pairs: one of each is wide, and that of the copy is dashed.
             if arm.decayed == "copied":
-                left.semilogy(arm.effective, linestyle=(0, (2, 2)), color=colour, linewidth=2, zorder=3, label=label)
+                left.semilogy(arm.effective, linestyle=(0, (2, 2)), color=color, linewidth=2, zorder=3, label=label)
             else:
                 wide = arm.decayed in ("none", "all")
-                left.semilogy(arm.effective, color=colour, linewidth=4 if wide else 1.4, label=label,
+                left.semilogy(arm.effective, color=color, linewidth=4 if wide else 1.4, label=label,
                               alpha=0.5 if wide else 1.0)  # fmt: skip
         power = "^2" if rule == "SGD" else ""
         left.set(xlabel="epoch", ylabel=rf"$\alpha/\|w\|{power}$, mean over layers", title=f"{rule}: effective rates")
         left.legend(fontsize=7)
         names = [_NAMES[arm.decayed].replace(" of ", " of\n").replace(", ", ",\n") for arm in mine]
-        right.barh(names, [arm.test for arm in mine], color=[_COLOURS[arm.decayed] for arm in mine], height=0.6)
+        right.barh(names, [arm.test for arm in mine], color=[_COLORS[arm.decayed] for arm in mine], height=0.6)
         for place, arm in enumerate(mine):
             right.plot(arm.tests, [place] * len(arm.tests), "k|", markersize=7)
         lowest, highest = min(min(arm.tests) for arm in mine), max(max(arm.tests) for arm in mine)
@@ -218,7 +218,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a scale trains: the chapter's networks have batch normalization, and their last layer none after it."""
+    """The trainings of a scale, of networks with batch normalization after every layer but the last."""
 
     source: Source
     model: str

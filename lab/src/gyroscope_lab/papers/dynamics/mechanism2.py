@@ -53,7 +53,7 @@ from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
-_COLOURS = {"no decay": "C0", "decay": "C3", "norms held": "C2"}
+_COLORS = {"no decay": "C0", "decay": "C3", "norms held": "C2"}
 # A cause accounts for an effect where most of it goes with it.
 _HALF = 0.5
 # A norm, a damping or an angle is larger than another from this factor on.
@@ -111,7 +111,7 @@ class Arm:
         return float(np.mean(self.tests))
 
     def numbers(self) -> dict[str, Any]:
-        """What is kept of it as JSON."""
+        """Return its numbers for JSON."""
         curves = {name: getattr(self, name).tolist() for name in ("loss", "grown", "damping", "cosine")}
         return {"kind": self.kind, "tests": self.tests, **curves}
 
@@ -134,8 +134,8 @@ def report(regimes: dict[str, list[Arm]]) -> Report:
 
 
 def findings(name: str, arms: Sequence[Arm]) -> tuple[Finding, ...]:
-    """What the chapter says, held to the numbers of one regime."""
-    none, decay, held = (next(arm for arm in arms if arm.kind == kind) for kind in _COLOURS)
+    """Return the chapter's statements, compared with the numbers of one regime."""
+    none, decay, held = (next(arm for arm in arms if arm.kind == kind) for kind in _COLORS)
     gains = gain(decay.tests, none.tests)
     alone = gain(held.tests, none.tests)
     # Whether steps have come nearer to the gradient.
@@ -157,7 +157,7 @@ def findings(name: str, arms: Sequence[Arm]) -> tuple[Finding, ...]:
         ),
         Finding(
             f"{name}: K-FAC behaves increasingly like a first-order method without decay, and less so with it",
-            "retains its second-order behaviour",
+            "retains its second-order behavior",
             f"the cosine of steps and gradients goes from {none.cosine[0]:.3f} to {none.cosine[-1]:.3f} without decay, "
             f"to {decay.cosine[-1]:.3f} with it, to {held.cosine[-1]:.3f} with norms held; the angles are then "
             f"{_angle(none.cosine[-1]):.0f}°, {_angle(decay.cosine[-1]):.0f}° and {_angle(held.cosine[-1]):.0f}°",
@@ -187,7 +187,7 @@ def findings(name: str, arms: Sequence[Arm]) -> tuple[Finding, ...]:
 
 
 def _as_low(these: Arm, those: Arm) -> bool:
-    """Whether these have learned about as well."""
+    """Return whether the mean loss of these is comparable to that of those."""
     return float(these.loss.mean()) < _COMPARABLE * float(those.loss.mean())
 
 
@@ -197,7 +197,7 @@ def _rise(arm: Arm) -> float:
 
 
 def _angle(cosine: float) -> float:
-    """In degrees.
+    """Return the angle of a cosine in degrees.
 
     >>> round(_angle(0.5), 9)
     60.0
@@ -220,7 +220,7 @@ def _figure(regimes: dict[str, list[Arm]]) -> Any:
             for arm in arms:
                 values = getattr(arm, name)
                 epochs = np.arange(len(values)) + (0 if name == "grown" else 1)
-                ax.plot(epochs, values, color=_COLOURS[arm.kind], linewidth=1.4, label=arm.kind)
+                ax.plot(epochs, values, color=_COLORS[arm.kind], linewidth=1.4, label=arm.kind)
             if name in ("damping", "loss"):
                 ax.set_yscale("log")
             ax.tick_params(labelsize=7)
@@ -240,7 +240,7 @@ KINDS: tuple[Kind, ...] = ("no decay", "decay", "norms held")
 
 @dataclass(frozen=True)
 class Regime:
-    """How long steps are.
+    """A regime of step lengths.
 
     Attributes:
         name: in words.
@@ -257,7 +257,7 @@ class Regime:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a scale trains.
+    """The trainings of a scale.
 
     Attributes:
         source, model, options, schedule, augmentation: the task; all layers but the last are normalized.

@@ -42,7 +42,7 @@ _CHANCE = 0.05
 
 @dataclass(frozen=True)
 class Level:
-    """What runs with one λ told, seed by seed.
+    """The runs with one λ, seed by seed.
 
     >>> Level(0.1, [{"jacobian": 1.0}, {"jacobian": 4.0}]).mean("jacobian")
     2.0
@@ -52,7 +52,7 @@ class Level:
     runs: list[dict[str, Any]]
 
     def all(self, name: str) -> list[float]:
-        """One number a seed."""
+        """Return one number per seed."""
         return [float("nan") if run[name] is None else float(run[name]) for run in self.runs]
 
     def mean(self, name: str) -> float:
@@ -94,7 +94,7 @@ def report(depth: int, levels: list[Level]) -> Report:
 
 
 def findings(depth: int, levels: Sequence[Level]) -> tuple[Finding, ...]:
-    """What the chapter says, held to these numbers."""
+    """Return the chapter's statements, compared with these numbers."""
     names = ("jacobian", "outputs", "gauss_newton")
     jacobian, outputs, newton = (np.array([one.all(name) for one in levels]).ravel() for name in names)
     off = float(np.abs(newton / (depth**2 * outputs) - 1).max())
@@ -208,11 +208,11 @@ def _figure(levels: Sequence[Level]) -> Any:
     middle.errorbar(at, [one.test for one in levels], yerr=spread, fmt="o-", markersize=4, capsize=2, color="C2")
     middle.set(xscale="log", xlabel=r"weight decay $\lambda$ (leftmost: 0)", ylabel="test accuracy (%)")
     middle.set_title("Test accuracy by weight decay")
-    colours = np.linspace(0.1, 0.9, len(levels))
+    colors = np.linspace(0.1, 0.9, len(levels))
     from matplotlib import colormaps
 
-    for one, colour in zip(levels, colours, strict=True):
-        right.plot(one.all("jacobian"), one.tests, "o", markersize=5, color=colormaps["viridis"](colour),
+    for one, color in zip(levels, colors, strict=True):
+        right.plot(one.all("jacobian"), one.tests, "o", markersize=5, color=colormaps["viridis"](color),
                    label=f"$\\lambda$ = {one.decay:g}")  # fmt: skip
     right.set(xscale="log", xlabel=r"$E\|J_{zx}\|_F^2$", ylabel="test accuracy (%)", title="One point a network")
     right.legend(fontsize=7)
@@ -225,7 +225,7 @@ def _figure(levels: Sequence[Level]) -> Any:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a scale trains.
+    """The trainings of a scale.
 
     Attributes:
         source, model, options, depth, schedule: the task: a network without normalization and biases, of `depth`
