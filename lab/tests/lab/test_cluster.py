@@ -224,7 +224,7 @@ def test_an_interrupt_ends_the_trials_and_leaves_the_cluster(ray, tmp_path):
 
 
 def test_gpus_that_the_cluster_does_not_have_are_refused(ray, tmp_path):
-    with pytest.raises(LabError, match=r"^a trial is to have 0\.5 GPUs, and the cluster has 0; give gpus=0"):
+    with pytest.raises(LabError, match=r"^`gpus` must be at most the 0 GPUs of the cluster, got 0\.5\. Try gpus=0"):
         run_on_ray(TRIALS, Archive(tmp_path), gpus=0.5)
 
 
@@ -309,7 +309,7 @@ def test_a_result_that_another_machine_has_written_is_waited_for_and_missed_in_t
     archive = Archive(tmp_path)
     monkeypatch.setattr(archive, "result", lambda trial: next(answers, None))
     assert cluster._seen(archive, TRIALS[1]) == "a result"
-    with pytest.raises(LabError, match="has none; do the machines share it"):
+    with pytest.raises(LabError, match="has none; do the machines share that folder"):
         cluster._seen(archive, TRIALS[1])
 
 

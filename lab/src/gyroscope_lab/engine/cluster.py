@@ -117,7 +117,7 @@ def _ended(
             continue
         try:
             if outcome.parcel is not None:
-                deliver(outcome.parcel, trial, archive)
+                _deliver(outcome.parcel, trial, archive)
             result = _seen(archive, trial)
         except (LabError, OSError) as error:
             failed.append(f"{_name(trial)}: {error}")
@@ -290,7 +290,7 @@ def _train(job: _Job, rates: bytes | None, queue: Any) -> _Outcome:
                 place.mkdir(parents=True)
                 (place / RATES).write_bytes(rates)
             run_one(job.trial, own, data, tell, device=job.device)
-            return _Outcome(parcel=pack(own.folder(job.trial)))
+            return _Outcome(parcel=_pack(own.folder(job.trial)))
     except LabError as error:
         return _Outcome(failed=str(error))
     finally:
@@ -367,19 +367,19 @@ Parcel = dict[str, bytes]
 _LEFT = (checkpoint.FILE, schema.FILE, f"{schema.FILE}-wal", f"{schema.FILE}-shm")
 
 
-def pack(folder: Path) -> Parcel:
+def _pack(folder: Path) -> Parcel:
     """Read the files of a trial's folder: its result, its run, and what else it keeps.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = Path(folder, "result.json").write_text("{}")
-    ...     pack(Path(folder))
+    ...     _pack(Path(folder))
     {'result.json': b'{}'}
     """
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.name != lock.FILE}
 
 
-def deliver(parcel: Parcel, trial: Trial, archive: Archive) -> None:
+def _deliver(parcel: Parcel, trial: Trial, archive: Archive) -> None:
     """Write the files into the archive, unless a result has come there meanwhile; the result last, and whole.
 
     >>> import tempfile
@@ -389,7 +389,7 @@ def deliver(parcel: Parcel, trial: Trial, archive: Archive) -> None:
     >>> trial = Trial(task("digits").lasting(1), Recipe("SGD", 0.1))
     >>> with tempfile.TemporaryDirectory() as there, tempfile.TemporaryDirectory() as here:
     ...     result = run_one(trial, Archive(there))
-    ...     deliver(pack(Archive(there).folder(trial)), trial, Archive(here))
+    ...     _deliver(_pack(Archive(there).folder(trial)), trial, Archive(here))
     ...     Archive(here).result(trial) == result
     True
     """

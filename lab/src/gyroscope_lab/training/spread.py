@@ -96,13 +96,13 @@ class Spread(Training):
 
     def _placed(self, model: nn.Module) -> nn.Module:
         model = super()._placed(model)
-        return shard(model, self.device, self.ranks) if self.parallel == "fsdp" else model
+        return _shard(model, self.device, self.ranks) if self.parallel == "fsdp" else model
 
     def _found(self, folder: Path) -> dict[str, Any] | None:
         return from_first(lambda: super(Spread, self)._found(folder))
 
     def _load(self, state: dict[str, Any]) -> None:
-        super()._load(laid_out(state, self.model, self.optimizer, self.gauge.initial))
+        super()._load(_laid_out(state, self.model, self.optimizer, self.gauge.initial))
 
     def _evaluated(self, x: Tensor, y: Tensor) -> Tensor:
         # Sharded networks are put together by all ranks at once, so all have as many examples. Where shares overlap,
@@ -170,29 +170,29 @@ class Spread(Training):
             raise
 
 
-def shard(model: nn.Module, device: torch.device, ranks: int) -> nn.Module:
+def _shard(model: nn.Module, device: torch.device, ranks: int) -> nn.Module:
     """Divide each weight among the ranks (FSDP2), in place: blocks of a chain one by one, and the rest together."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(device.type, (ranks,))
-    for block in blocks(model):
+    for block in _blocks(model):
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
 
 
-def blocks(model: nn.Module) -> list[nn.Module]:
+def _blocks(model: nn.Module) -> list[nn.Module]:
     """The members of chains (`nn.Sequential`) that have members themselves: what is worth having one at a time.
 
     >>> inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    >>> blocks(nn.Sequential(inner, nn.Linear(2, 2))) == [inner]
+    >>> _blocks(nn.Sequential(inner, nn.Linear(2, 2))) == [inner]
     True
     """
     found = []
     for child in model.children():
         is_block = isinstance(model, nn.Sequential) and any(True for _ in child.children())
-        found += [child] if is_block else blocks(child)
+        found += [child] if is_block else _blocks(child)
     return [block for block in found if any(True for _ in block.parameters())]
 
 
@@ -209,7 +209,7 @@ def _full(value: Any) -> Any:
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
-def laid_out(
+def _laid_out(
     state: dict[str, Any], model: nn.Module, optimizer: Optimizer, initial: Sequence[Tensor]
 ) -> dict[str, Any]:
     """Return a saved state of whole tensors, laid out as the model is on the ranks.
