@@ -152,8 +152,8 @@ def test_a_training_that_fails_is_named_and_the_others_are_finished(here, monkey
     run("--queue")
     result = minutes()
     assert (result.exit_code, "1 finished, 1 failed" in result.stdout) == (0, True)
-    assert "digits: nowhere, seed 0 failed: LabError: only layer 99" in result.stderr
-    assert "failed: LabError: only layer 99" in run("--collect", "box.tar").stdout
+    assert "digits: nowhere, seed 0 failed: LabError: `only` must be one of the" in result.stderr
+    assert "failed: LabError: `only` must be one of the" in run("--collect", "box.tar").stdout
     assert minutes("one/fig2").exit_code == 1
 
 

@@ -203,7 +203,9 @@ def test_failing_trials_are_named_and_the_others_are_finished_first(ray, tmp_pat
     with pytest.raises(LabError) as error:
         run_on_ray([*trials, TRIALS[2]], archive, on_note=kill, on_done=lambda trial, _: done.append(trial), retries=0)
     said = str(error.value)
-    assert said.startswith("3 of 4 trials failed: broken, seed 0: only layer 99 is to be trained; digits-cnn has 7; ")
+    assert said.startswith(
+        "3 of 4 trials failed: broken, seed 0: `only` must be one of the 7 layers of digits-cnn, got 99.; "
+    )
     assert "; SGD, seed 0: its worker was killed, or ran out of memory, 1 times; " in said
     assert said.endswith("; copy, seed 0: the trial whose rates it copies failed")
     assert done == [TRIALS[2]]

@@ -277,7 +277,9 @@ def test_a_failing_trial_of_a_population_does_not_take_others_along_but_what_cop
     archive = Archive(tmp_path)
     adagrad = Recipe("Adagrad", 0.01, optimizer="adagrad", records=True, only=9)
     copy = Trial(QUICK, Recipe("copy", 1.0, control="layca", optimizer="adagrad", copies=adagrad))
-    with pytest.raises(LabError, match=r"(?s)^2 of 3 trials failed: .*only layer 9.*the trial whose rates it copies"):
+    with pytest.raises(
+        LabError, match=r"(?s)^2 of 3 trials failed: .*`only` must be one of.*the trial whose rates it copies"
+    ):
         populate([copy.source, copy, ADAGRAD[0]], archive)
     assert archive.result(ADAGRAD[0]) is not None
 

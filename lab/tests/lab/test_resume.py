@@ -287,7 +287,7 @@ def test_a_full_disk_stops_the_training_and_keeps_the_checkpoint_before(tmp_path
     trial = Trial(MLP, SGD)
     path = half_trained(tmp_path)
     (tmp_path / f"{checkpoint.FILE}.new").symlink_to("/dev/full")
-    with pytest.raises(LabError, match=rf"^{path}.new cannot be written .*; the checkpoint before it, if any, is kept"):
+    with pytest.raises(LabError, match=rf"^{path}.new cannot be written .*; the previous checkpoint, if any, is kept"):
         train(trial, SPLIT, folder=tmp_path, save_every=0.0)
     assert checkpoint.load(tmp_path, key=trial.key)["epoch"] == 2
     (tmp_path / f"{checkpoint.FILE}.new").unlink()
