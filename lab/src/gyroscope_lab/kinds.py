@@ -1,4 +1,4 @@
-"""Values of the wrong kind, noticed where they enter."""
+"""Fields of the wrong kind, rejected where they enter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
 
 
 def require_kinds(value: object) -> None:
-    """Refuse a dataclass of which a field is not of the kind it is declared as; a list becomes the tuple it stands for.
+    """Reject a dataclass with a field of another kind than declared; a list becomes the tuple it stands for.
 
     A text that is compared with a number fails with words that name neither, and a truth value counts as 1. Lists are
     what JSON gives for tuples, and cannot be hashed.
@@ -27,14 +27,14 @@ def require_kinds(value: object) -> None:
     >>> from gyroscope_lab.training.schedule import Schedule
     >>> Schedule(cuts=0.5)
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: cuts of a Schedule is 0.5; it can be a tuple (each a number (float))
+    gyroscope_lab.errors.LabError: `Schedule.cuts` must be a tuple (each a number (float)), got 0.5.
     """
     kind: Any = type(value)
     for name, hint in _hints(kind).items():
         given = _settled(getattr(value, name), hint)
         object.__setattr__(value, name, given)  # of what is frozen, but only now made
         if not _fits(given, hint):
-            raise LabError(f"{name} of a {kind.__name__} is {given!r}; it can be {_in_words(hint)}")
+            raise LabError(f"`{kind.__name__}.{name}` must be {_in_words(hint)}, got {given!r}.")
 
 
 @cache

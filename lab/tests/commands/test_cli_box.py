@@ -152,8 +152,8 @@ def test_a_training_that_fails_is_named_and_the_others_are_finished(here, monkey
     run("--queue")
     result = minutes()
     assert (result.exit_code, "1 finished, 1 failed" in result.stdout) == (0, True)
-    assert "digits: nowhere, seed 0 failed: LabError: only layer 99" in result.stderr
-    assert "failed: LabError: only layer 99" in run("--collect", "box.tar").stdout
+    assert "digits: nowhere, seed 0 failed: LabError: `only` must be one of the" in result.stderr
+    assert "failed: LabError: `only` must be one of the" in run("--collect", "box.tar").stdout
     assert minutes("one/fig2").exit_code == 1
 
 
@@ -167,7 +167,7 @@ def test_a_training_that_fails_is_named_and_the_others_are_finished(here, monkey
         (["--minutes", "0"], 2, "`--minutes` must be a finite number > 0, got 0. Try 30."),
         (["--minutes", "nan"], 2, "`--minutes` must be a finite number > 0, got nan"),
         (["--minutes", "5", "--engine", "serial"], 2, "`--minutes` needs the engine population, got serial"),
-        (["one/fig9", "--minutes", "5"], 2, "no study is called 'one/fig9'"),
+        (["one/fig9", "--minutes", "5"], 2, "There is no study 'one/fig9'"),
         (["--minutes", "5"], 1, "The queue results/queue.md cannot be read"),
         (["--collect", "nowhere.tar"], 1, "nowhere.tar cannot be read as the archive of a box"),
     ],

@@ -182,7 +182,7 @@ def test_jobs_are_worker_processes_whose_results_are_shown(tmp_path, monkeypatch
         for trial in trials:
             on_done(trial, run_one(trial, archive, data, on_note))
 
-    monkeypatch.setattr("gyroscope_lab.engine.workers.run_in_workers", one_by_one)
+    monkeypatch.setattr("gyroscope_lab.engine.engine.run_in_workers", one_by_one)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(lab, "QUICK_RECIPES", lab.QUICK_RECIPES[:2])
     result = run(app, ["demo", "--quick", "--jobs", "2", "--out", str(tmp_path)])
@@ -199,7 +199,7 @@ def test_jobs_are_worker_processes_whose_results_are_shown(tmp_path, monkeypatch
 def test_numbers_below_one_are_refused(tmp_path, argument, value):
     result = run(app, ["demo", argument, value, "--out", str(tmp_path / "out")])
     assert result.exit_code == 2
-    assert result.stderr == f"gyroscope: {argument} is {value}; it must be 1 or more\n"
+    assert result.stderr == f"gyroscope: `{argument}` must be a whole number >= 1, got {value}.\n"
     assert not (tmp_path / "out").exists()
 
 
@@ -209,7 +209,7 @@ def test_a_file_is_no_folder(tmp_path):
     file.write_text("mine")
     result = run(app, ["demo", "--out", str(file)])
     assert result.exit_code == 2
-    assert result.stderr == f"gyroscope: --out {file} is a file; give a folder\n"
+    assert result.stderr == f"gyroscope: `--out` must be a folder, got the file {file}.\n"
     assert file.read_text() == "mine"
 
 
@@ -237,7 +237,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "code", "says"),
     [
-        (KeyboardInterrupt(), 130, "gyroscope: interrupted; to go on: gyroscope demo --out {}\n"),
+        (KeyboardInterrupt(), 130, "gyroscope: interrupted; to resume: gyroscope demo --out {}\n"),
         (LabError("a worker process died"), 1, "gyroscope: a worker process died\n"),
     ],
 )

@@ -183,7 +183,7 @@ def test_a_study_that_fails_does_not_keep_the_others_from_being_made(here):
 def test_an_interrupt_says_how_to_go_on():
     result = run("two/fig2")
     assert result.exit_code == 130
-    assert result.stderr == "gyroscope: interrupted; the same command goes on where it stopped\n"
+    assert result.stderr == "gyroscope: interrupted; the same command resumes where it stopped\n"
 
 
 @pytest.mark.usefixtures("made_up")
@@ -220,7 +220,7 @@ def test_studies_without_the_task_are_left_out_and_named(here):
     assert result.exit_code == 0, result.output
     assert result.stderr == "Left out, for they have no task c10-cnn2: two/fig1\n"
     alone = run("two/fig1", "--task", "c10-cnn2")
-    assert (alone.exit_code, "this study has none; it has c10-cnn1, c100-resnet" in alone.stderr) == (2, True)
+    assert (alone.exit_code, "must name tasks of this study (c10-cnn1, c100-resnet" in alone.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -228,14 +228,14 @@ def test_studies_without_the_task_are_left_out_and_named(here):
     [
         (
             ["rotation/fig99"],
-            "no study is called 'rotation/fig99'; did you mean rotation/fig9? gyroscope reproduce list",
+            "There is no study 'rotation/fig99'; did you mean rotation/fig9? gyroscope reproduce list",
         ),
-        (["rotation/fig1", "zz*"], "no study is called 'zz*'; gyroscope reproduce list shows them all"),
-        (["rotation/fig1", "--task", "c10"], "no task is called 'c10'; there are: "),
-        (["rotation/fig1", "--jobs", "0"], "--jobs is 0; it must be 1 or more"),
+        (["rotation/fig1", "zz*"], "There is no study 'zz*'; gyroscope reproduce list shows them all"),
+        (["rotation/fig1", "--task", "c10"], "The task must be one of "),
+        (["rotation/fig1", "--jobs", "0"], "`--jobs` must be a whole number >= 1, got 0."),
         (["rotation/fig1", "--scale", "huge"], "Invalid value for '--scale'"),
         (["rotation/fig1", "--engine", "horses"], "Invalid value for '--engine'"),
-        (["rotation/fig1", "--out", "file"], "--out file is a file; give a folder"),
+        (["rotation/fig1", "--out", "file"], "`--out` must be a folder, got the file file."),
         (["rotation/fig1", "--runs", "file/runs"], "--runs file/runs cannot be written: Not a directory"),
     ],
 )

@@ -107,7 +107,7 @@ def test_the_same_command_goes_on_where_it_was_interrupted(here, monkeypatch):
     monkeypatch.setattr("gyroscope_lab.cli.lab_progress.LabProgress.on_note", interrupt)
     stopped = run("digits", "--epochs", "6", "--run", "mine")
     assert stopped.exit_code == 130
-    assert stopped.stderr.startswith("gyroscope: interrupted; the same command goes on from the last checkpoint, if ")
+    assert stopped.stderr.startswith("gyroscope: interrupted; the same command resumes from the last checkpoint, if ")
     assert gyroscope.load("mine").state == "interrupted"
     assert "Traceback" not in stopped.output
     resumed = run("digits", "--epochs", "6", "--run", "mine")
@@ -134,8 +134,8 @@ def test_a_folder_that_holds_another_training_is_left_alone(here, monkeypatch, e
 @pytest.mark.parametrize(
     ("meta", "says"),
     [
-        (None, "mine cannot be gone on with: it holds no training of the laboratory"),
-        ({"trial": 7}, "mine cannot be gone on with: it holds no training of the laboratory"),
+        (None, "mine cannot be resumed: it holds no training of the laboratory"),
+        ({"trial": 7}, "mine cannot be resumed: it holds no training of the laboratory"),
         ({"trial": {"number": 7}}, "mine holds another training (of something else than the laboratory)"),
     ],
     ids=["nothing", "a number", "a table"],
@@ -158,27 +158,27 @@ def test_a_training_that_diverges_says_so_and_fails():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["digit"], "no task is called 'digit'; there are: c10-cnn1, "),
-        (["digits", "--optimizer", "sdg"], "no optimizer is called 'sdg'; there are: sgd, "),
-        (["digits", "--control", "leica"], "no control is called 'leica'; there are: layca, "),
-        (["digits", "--rate", "fast"], "--rate is fast; a number above 0 is accepted, such as 0.1, 1e-3 or 3^-3"),
-        (["digits", "--rate", "0"], "--rate is 0; a number above 0"),
-        (["digits", "--rate", "inf"], "--rate is inf; a number above 0"),
-        (["digits", "--rate", "9^999"], "--rate is 9^999; a number above 0"),
-        (["digits", "--rate", "0^-1"], "--rate is 0^-1; a number above 0"),
-        (["digits", "--control", "none", "--alpha", "0.6"], "alpha is 0.6, but there is no control"),
-        (["digits", "--alpha", "nan"], "--alpha is nan; a number is accepted"),
+        (["digit"], "The task must be one of c10-cnn1, "),
+        (["digits", "--optimizer", "sdg"], "`optimizer` must be one of sgd, "),
+        (["digits", "--control", "leica"], "`control` must be None or one of layca, "),
+        (["digits", "--rate", "fast"], "`--rate` must be a number > 0, such as 0.1, 1e-3 or 3^-3, got fast."),
+        (["digits", "--rate", "0"], "or 3^-3, got 0."),
+        (["digits", "--rate", "inf"], "or 3^-3, got inf."),
+        (["digits", "--rate", "9^999"], "or 3^-3, got 9^999."),
+        (["digits", "--rate", "0^-1"], "or 3^-3, got 0^-1."),
+        (["digits", "--control", "none", "--alpha", "0.6"], "`alpha` must be 0 without a control, got 0.6"),
+        (["digits", "--alpha", "nan"], "`--alpha` must be a number, such as -0.6 or 0.6, got nan."),
         (["digits", "--weight-decay", "-1"], "--weight-decay is -1.0; it must be 0 or more"),
         (["digits", "--momentum", "1"], "--momentum is 1.0; it must be 0 or more and below 1"),
-        (["digits", "--optimizer", "adam", "--momentum", "0.9"], "adam takes no momentum"),
+        (["digits", "--optimizer", "adam", "--momentum", "0.9"], "`momentum` must be 0 for adam, got 0.9"),
         (["digits", "--nesterov"], "--nesterov is a kind of momentum, and there is none"),
-        (["digits", "--epochs", "0"], "--epochs is 0; it must be 1 or more"),
-        (["digits", "--batch", "-2"], "--batch is -2; it must be 1 or more"),
-        (["digits", "--every", "0"], "--every is 0; it must be 1 or more"),
-        (["digits", "--seed", "-1"], "the seed of a trial is -1; it can be "),
+        (["digits", "--epochs", "0"], "`--epochs` must be a whole number >= 1, got 0."),
+        (["digits", "--batch", "-2"], "`--batch` must be a whole number >= 1, got -2."),
+        (["digits", "--every", "0"], "`--every` must be a whole number >= 1, got 0."),
+        (["digits", "--seed", "-1"], "`seed` must be a whole number from 0 to "),
         (["digits", "--precision", "fp8"], "Invalid value for '--precision'"),
         (["digits", "--device", "tpu"], "Invalid value for '--device'"),
-        (["digits", "--run", "file"], "--run file is a file; give a folder"),
+        (["digits", "--run", "file"], "`--run` must be a folder, got the file file."),
     ],
 )
 def test_what_cannot_be_trained_exits_with_two_and_says_why(here, arguments, says):

@@ -5,8 +5,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from gyroscope_lab.cli.lab_progress import LabProgress
-from gyroscope_lab.cli.time_left import Running, Whole
+from gyroscope_lab.cli.lab_progress import LabProgress, Running, Whole
 from gyroscope_lab.engine.run_one import Note
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.result import Result

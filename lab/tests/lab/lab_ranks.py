@@ -229,7 +229,7 @@ def batches_that_are_too_small_to_share_are_refused(folder: Path) -> None:
     assert not place.exists()
     whole = replace(odd, schedule=replace(odd.schedule, drop_last=True))
     assert_same(train(Trial(whole, SGD), MLP.source.load()), alone(Trial(whole, SGD), MLP.source.load()))
-    with pytest.raises(LabError, match=r"parallel is 'dpp'; it can be 'ddp' or 'fsdp'"):
+    with pytest.raises(LabError, match="`parallel` must be 'ddp' or 'fsdp', got 'dpp'"):
         train(Trial(MLP, SGD), MLP.source.load(), parallel="dpp")
 
 

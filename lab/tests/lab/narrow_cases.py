@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from gyroscope_lab import models
 from gyroscope_lab.engine.narrow import convolve, gradient_sums, narrow, normalize, statistics
-from gyroscope_lab.models.stages import stages
+from gyroscope_lab.models.convolutional import stages
 from interpreted import patch_language_once
 
 patch_language_once()

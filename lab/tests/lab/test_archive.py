@@ -115,7 +115,7 @@ def test_weights_are_there_where_they_were_kept(tmp_path):
     weights = archive.weights(kept)
     assert weights["initial"].keys() == {"linear1.weight", "linear2.weight"}
     assert weights["tested"].keys() == SGD.network().state_dict().keys()
-    with pytest.raises(LabError, match=rf"{WEIGHTS} is not there; run the trial with keeps=True"):
+    with pytest.raises(LabError, match=rf"{WEIGHTS} does not exist; run the trial with keeps=True"):
         archive.weights(SGD)
     (archive.folder(kept) / WEIGHTS).write_bytes(b"noise")
     with pytest.raises(LabError, match=rf"{WEIGHTS} cannot be read .BadZipFile.* delete its folder"):

@@ -183,14 +183,14 @@ def test_a_cuda_graph_of_it_takes_new_images_and_moves(fill):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"shift": -1}, "shift is -1; a whole number of pixels from 0 to 127"),
-        ({"shift": 128}, "shift is 128"),
-        ({"shift": 2.5}, "shift is 2.5"),
-        ({"shift": True}, "shift is True"),
-        ({"per": "epoch"}, "per is 'epoch'; 'image' or 'batch' is accepted"),
-        ({"fill": "zeros"}, "fill is 'zeros'; 'reflect' or 'symmetric' is accepted"),
-        ({"rounding": "floor"}, "rounding is 'floor'; 'uniform' or 'nearest' is accepted"),
-        ({"flip": False, "half": True}, "half=True says how images are mirrored and flip=False that none is"),
+        ({"shift": -1}, "`shift` must be a whole number of pixels from 0 to 127, got -1"),
+        ({"shift": 128}, "`shift` must be a whole number of pixels from 0 to 127, got 128"),
+        ({"shift": 2.5}, r"`shift` must be a whole number of pixels from 0 to 127, got 2\.5"),
+        ({"shift": True}, "`shift` must be a whole number of pixels from 0 to 127, got True"),
+        ({"per": "epoch"}, "`per` must be 'image' or 'batch', got 'epoch'"),
+        ({"fill": "zeros"}, "`fill` must be 'reflect' or 'symmetric', got 'zeros'"),
+        ({"rounding": "floor"}, "`rounding` must be 'uniform' or 'nearest', got 'floor'"),
+        ({"flip": False, "half": True}, "`half` must be False with flip=False: no image is mirrored"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_refused(options, says):
@@ -200,18 +200,26 @@ def test_an_option_that_makes_no_sense_is_refused(options, says):
 
 @pytest.mark.parametrize(("count", "batch"), [(-1, 4), (4, 0), (4, -2)])
 def test_numbers_of_examples_that_make_no_sense_are_refused(count, batch):
-    with pytest.raises(LabError, match=f"cannot draw for {count} examples in batches of {batch}"):
+    with pytest.raises(LabError, match=f"`count` must be >= 0 and `batch` >= 1, got {count} and {batch}"):
         Augmentation().draw(count, batch, generator())
 
 
 @pytest.mark.parametrize(
     ("x", "moves", "says"),
     [
-        (torch.zeros(2, 8, 8), torch.zeros(2, 3, dtype=torch.int8), r"given: \[2, 8, 8\] and \[2, 3\] of torch.int8"),
+        (
+            torch.zeros(2, 8, 8),
+            torch.zeros(2, 3, dtype=torch.int8),
+            r"`x` must be images \[N, C, H, W\] and `moves` w.*nd \[2, 3\] of torch\.int8",
+        ),
         (torch.zeros(2, 1, 8, 8), torch.zeros(3, 3, dtype=torch.int8), r"and \[3, 3\] of torch.int8"),
         (torch.zeros(2, 1, 8, 8), torch.zeros(2, 2, dtype=torch.int8), r"and \[2, 2\] of torch.int8"),
         (torch.zeros(2, 1, 8, 8), torch.zeros(2, 3), r"and \[2, 3\] of torch.float32"),
-        (torch.zeros(2, 1, 8, 8), torch.zeros(2, 3, dtype=torch.int8, device="meta"), "on cpu and their moves on meta"),
+        (
+            torch.zeros(2, 1, 8, 8),
+            torch.zeros(2, 3, dtype=torch.int8, device="meta"),
+            "`moves` must be on the device of the images, cpu, got meta",
+        ),
     ],
     ids=["one image", "too many", "no flip", "floats", "elsewhere"],
 )
@@ -221,5 +229,5 @@ def test_what_is_not_images_and_moves_is_refused(x, moves, says):
 
 
 def test_an_unknown_fill_is_refused_where_it_is_used():
-    with pytest.raises(LabError, match="fill is 'wrap'; 'reflect' or 'symmetric' is accepted"):
+    with pytest.raises(LabError, match="`fill` must be 'reflect' or 'symmetric', got 'wrap'"):
         augment(torch.zeros(1, 1, 2, 2), torch.zeros(1, 3, dtype=torch.int8), fill="wrap")

@@ -318,7 +318,7 @@ def test_a_box_ends_in_time_with_its_archive_and_says_what_it_did(tmp_path):
     assert (about["minutes"], about["signal"], about["gpu"], about["torch"]) == (0.2, None, None, torch.__version__)
     assert 0 < about["used"] <= 0.2
     by_status = {one["status"]: one for one in about["trials"]}
-    assert by_status["failed"]["reason"].startswith("LabError: only layer 99")
+    assert by_status["failed"]["reason"].startswith("LabError: `only` must be one of the")
     assert (by_status["finished"]["epochs"], by_status["finished"]["of"]) == (4, 4)
     assert by_status["resumable"]["epochs"] > 0
     place = by_status["finished"]["folder"]

@@ -4,7 +4,7 @@ from urllib.parse import urlparse
 import pytest
 
 from gyroscope_lab.data.catalogue import DATASETS, Dataset, File, Piece, check, dataset, find, missing, wrong
-from gyroscope_lab.data.cifar_files import CIFAR_10, CIFAR_100
+from gyroscope_lab.data.cifar import CIFAR_10, CIFAR_100
 from gyroscope_lab.data.mnist import read_mnist
 from gyroscope_lab.data.source import NAMES as SOURCES
 from gyroscope_lab.errors import LabError

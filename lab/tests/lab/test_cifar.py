@@ -178,7 +178,7 @@ def test_an_empty_folder_is_told_what_was_looked_for_and_where(tmp_path):
 def test_a_missing_file_is_named(tmp_path, missing):
     write(tmp_path, files(10, "bin"))
     (tmp_path / f"{missing}.bin").unlink()
-    with pytest.raises(LabError, match=rf"CIFAR-10 is not whole: {tmp_path} has no {missing}\.bin\. Fetch"):
+    with pytest.raises(LabError, match=rf"CIFAR-10 is incomplete: {tmp_path} has no {missing}\.bin\. Fetch"):
         read_cifar10(tmp_path)
 
 
@@ -207,28 +207,30 @@ def test_a_truncated_file_is_refused_by_name(tmp_path, classes, cut):
     contents = files(classes, "bin")
     name = list(contents)[-2]
     write(tmp_path, contents | {name: contents[name][:-cut]})
-    with pytest.raises(LabError, match=rf"{name} is truncated .*no whole number of images of 3,07{3 + classes // 100}"):
+    with pytest.raises(
+        LabError, match=rf"{name} is truncated, .*not a whole number of images of 3,07{3 + classes // 100}"
+    ):
         READ[classes](tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>not found</html>"], ids=["empty", "page"])
 def test_a_file_of_something_else_is_refused(tmp_path, content):
     write(tmp_path, files(10, "bin") | {"test_batch.bin": content})
-    with pytest.raises(LabError, match=r"test_batch\.bin is truncated or no CIFAR-10: its \d+ bytes"):
+    with pytest.raises(LabError, match=r"test_batch\.bin is truncated, or is not CIFAR-10: its \d+ bytes"):
         read_cifar10(tmp_path)
 
 
 def test_a_file_cut_between_two_images_is_noticed(tmp_path):
     contents = files(10, "bin")
     write(tmp_path, contents | {"data_batch_5.bin": contents["data_batch_5.bin"][:-3073]})
-    with pytest.raises(LabError, match=r"is not whole: .* 2 of class . and 1 of class"):
+    with pytest.raises(LabError, match=r"is incomplete: .* 2 of class . and 1 of class"):
         read_cifar10(tmp_path)
 
 
 def test_a_file_under_two_names_is_noticed(tmp_path):
     contents = files(10, "bin")
     write(tmp_path, contents | {"data_batch_5.bin": contents["data_batch_1.bin"]})
-    with pytest.raises(LabError, match="is cut, or has the name of another"):
+    with pytest.raises(LabError, match="is truncated, or has the name of another"):
         read_cifar10(tmp_path)
 
 
@@ -251,9 +253,9 @@ X, Y = made(10)["test_batch"]
     [
         (pickle.dumps([1, 2]), "holds a list, not the dictionary"),
         (pickle.dumps({}), "it holds nothing"),
-        (pickle.dumps(batch(X, Y, 100)), "no batch of CIFAR-10, .* it holds coarse_labels, fine_labels, data"),
-        (pickle.dumps({"labels": Y.tolist(), "data": X.tolist()}), "whose images are an array 'data'"),
-        (pickle.dumps({"labels": [str(y) for y in Y], "data": X}), "whose labels a list 'labels'"),
+        (pickle.dumps(batch(X, Y, 100)), "is not a batch of CIFAR-10, .* it holds coarse_labels, fine_labels, data"),
+        (pickle.dumps({"labels": Y.tolist(), "data": X.tolist()}), "has images in an array 'data'"),
+        (pickle.dumps({"labels": [str(y) for y in Y], "data": X}), "labels in a list 'labels'"),
         (pickle.dumps({"labels": Y.tolist()[1:], "data": X}), "its pixels are 10 × 3072, and it has 9 labels"),
         (pickle.dumps({"labels": Y.tolist(), "data": X[:, :-1].copy()}), "its pixels are 10 × 3071"),
         (pickle.dumps({"labels": [], "data": X[:0]}), "its pixels are 0 × 3072, and it has 0 labels"),
@@ -261,10 +263,10 @@ X, Y = made(10)["test_batch"]
         (pickle.dumps({"labels": [*Y.tolist()[1:], -1], "data": X}), "there is -1 among its labels"),
         (pickle.dumps({"labels": [*Y.tolist()[1:], 10**30], "data": X}), "there is 1000.* among its labels"),
         (pickle.dumps({"labels": Y.tolist(), "data": X.astype(np.float32)}), "array of 'f4', where bytes"),
-        (pickle.dumps({"labels": Y.tolist(), "data": X})[:-9], "is damaged, or no pickle"),
-        (python2(X, Y, 10)[:-2000], "is damaged, or no pickle"),
-        (b"", "is damaged, or no pickle"),
-        (b"<html>not found</html>", "is damaged, or no pickle"),
+        (pickle.dumps({"labels": Y.tolist(), "data": X})[:-9], "is damaged, or not a pickle"),
+        (python2(X, Y, 10)[:-2000], "is damaged, or not a pickle"),
+        (b"", "is damaged, or not a pickle"),
+        (b"<html>not found</html>", "is damaged, or not a pickle"),
         (b"\x80\x02cnumpy\nndarray\n)R.", "holds a PlainArray"),
         (b"\x80\x02}" + text("data") + b"cnumpy\nndarray\n)Rs" + text("labels") + b"](K\1es.", "its pixels are 0, and"),
     ],
@@ -335,13 +337,13 @@ def test_no_other_name_is_found(module, name, opcode):
     }[opcode]
     with pytest.raises(LabError) as error:
         read_plain_pickle(content, name="batch")
-    assert str(error.value).startswith(f"batch is refused: it asks for {module}.{name}, which")
+    assert str(error.value).startswith(f"batch is rejected: it asks for {module}.{name}, which")
 
 
 @pytest.mark.parametrize("name", ["numpy.core.multiarray\n_reconstruct", "_codecs\nencode", "numpy\nndarray"])
 @pytest.mark.parametrize("state", [b"}X\x08\0\0\0__call__Ns", b"N}X\x08\0\0\0__call__Ns\x86"], ids=["dict", "slots"])
 def test_a_pickle_cannot_change_the_functions_it_is_given(name, state):
-    with pytest.raises(LabError, match="damaged, or no pickle"):
+    with pytest.raises(LabError, match="damaged, or not a pickle"):
         read_plain_pickle(b"\x80\x02c" + name.encode() + b"\n" + state + b"b.", name="batch")
     x = read_plain_pickle(pickle.dumps(X, 2), name="batch")
     assert isinstance(x, PlainArray)
@@ -370,7 +372,7 @@ def test_an_array_whose_shape_is_not_that_of_its_bytes_is_refused(shape):
         def __reduce__(self):
             return array[0], array[1], (1, shape, kind, False, bytes(4))
 
-    with pytest.raises(LabError, match="damaged, or no pickle"):
+    with pytest.raises(LabError, match="damaged, or not a pickle"):
         read_plain_pickle(pickle.dumps(Lies(), 2), name="batch")
 
 

@@ -20,9 +20,8 @@ import torch
 import gyroscope
 from gyroscope.errors import MissingExtraError
 from gyroscope_lab.engine import cluster
-from gyroscope_lab.engine.cluster import run_on_ray
+from gyroscope_lab.engine.cluster import connected, run_on_ray
 from gyroscope_lab.engine.engine import run_trials
-from gyroscope_lab.engine.ray_session import connected
 from gyroscope_lab.engine.run_one import run_one
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.training.archive import Archive
@@ -204,7 +203,9 @@ def test_failing_trials_are_named_and_the_others_are_finished_first(ray, tmp_pat
     with pytest.raises(LabError) as error:
         run_on_ray([*trials, TRIALS[2]], archive, on_note=kill, on_done=lambda trial, _: done.append(trial), retries=0)
     said = str(error.value)
-    assert said.startswith("3 of 4 trials failed: broken, seed 0: only layer 99 is to be trained; digits-cnn has 7; ")
+    assert said.startswith(
+        "3 of 4 trials failed: broken, seed 0: `only` must be one of the 7 layers of digits-cnn, got 99.; "
+    )
     assert "; SGD, seed 0: its worker was killed, or ran out of memory, 1 times; " in said
     assert said.endswith("; copy, seed 0: the trial whose rates it copies failed")
     assert done == [TRIALS[2]]
@@ -225,7 +226,7 @@ def test_an_interrupt_ends_the_trials_and_leaves_the_cluster(ray, tmp_path):
 
 
 def test_gpus_that_the_cluster_does_not_have_are_refused(ray, tmp_path):
-    with pytest.raises(LabError, match=r"^a trial is to have 0\.5 GPUs, and the cluster has 0; give gpus=0"):
+    with pytest.raises(LabError, match=r"^`gpus` must be at most the 0 GPUs of the cluster, got 0\.5\. Try gpus=0"):
         run_on_ray(TRIALS, Archive(tmp_path), gpus=0.5)
 
 
@@ -310,7 +311,7 @@ def test_a_result_that_another_machine_has_written_is_waited_for_and_missed_in_t
     archive = Archive(tmp_path)
     monkeypatch.setattr(archive, "result", lambda trial: next(answers, None))
     assert cluster._seen(archive, TRIALS[1]) == "a result"
-    with pytest.raises(LabError, match="has none; do the machines share it"):
+    with pytest.raises(LabError, match="has none; do the machines share that folder"):
         cluster._seen(archive, TRIALS[1])
 
 

@@ -14,8 +14,7 @@ import gyroscope
 from gyroscope_lab import models
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.models.imagenet_resnet import Bottleneck
-from gyroscope_lab.models.recomputed import recomputed
-from gyroscope_lab.models.residual import Block, PreactBlock
+from gyroscope_lab.models.residual import Block, PreactBlock, recomputed
 
 DEEP = {
     "resnet-14": {},
@@ -323,9 +322,9 @@ def test_a_bottleneck_is_its_formula(stride: int) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"depth": 20}, "for ImageNet have 18, 34, 50, 101, 152 layers; not 20"),
-        ({"depth": 18, "dropout": 1.0}, "from 0 to below 1; not 1.0"),
-        ({"depth": 18, "classes": 0}, "asked for: 3 and 0"),
+        ({"depth": 20}, "`depth` must be one of 18, 34, 50, 101, 152, got 20"),
+        ({"depth": 18, "dropout": 1.0}, r"`dropout` must be a share >= 0 and < 1, got 1\.0"),
+        ({"depth": 18, "classes": 0}, "`channels` and `classes` must be whole numbers >= 1, got 3 and 0"),
     ],
     ids=["depth", "dropout", "classes"],
 )

@@ -8,8 +8,7 @@ from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.engine.run_one import run_one
 from gyroscope_lab.papers import demo
 from gyroscope_lab.papers.demo import page
-from gyroscope_lab.training.archive import Archive
-from gyroscope_lab.training.forget import forget
+from gyroscope_lab.training.archive import Archive, forget
 
 ONE = demo.TASK.lasting(1)
 

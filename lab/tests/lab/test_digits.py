@@ -58,5 +58,5 @@ def test_the_split_leaves_the_random_state_alone():
 
 @pytest.mark.parametrize("per_class", [0, -1, 174])
 def test_a_class_too_small_is_refused_with_what_is_accepted(per_class):
-    with pytest.raises(ValueError, match=f"per_class is {per_class}; the digits allow 1 to 173"):
+    with pytest.raises(ValueError, match=f"`per_class` must be from 1 to 173 for the digits, got {per_class}"):
         digits(per_class=per_class)

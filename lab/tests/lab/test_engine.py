@@ -10,12 +10,11 @@ import pytest
 import torch
 
 import gyroscope
-from gyroscope_lab.engine import engine, population, workers
+from gyroscope_lab.engine import engine, population
 from gyroscope_lab.engine.captured import Captured
-from gyroscope_lab.engine.engine import run_trials
+from gyroscope_lab.engine.engine import run_in_workers, run_trials
 from gyroscope_lab.engine.population import run_population
 from gyroscope_lab.engine.run_one import Note
-from gyroscope_lab.engine.workers import run_in_workers
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.recipe import Recipe
@@ -100,7 +99,7 @@ def test_results_come_in_the_order_of_the_trials_and_known_ones_are_not_run(tmp_
 
 @pytest.mark.usefixtures("forked_workers")
 def test_a_failing_worker_ends_the_run_and_names_its_trial(tmp_path):
-    with pytest.raises(LabError, match=r"^SGD, seed 7: no model is called 'resnet'"):
+    with pytest.raises(LabError, match=r"^SGD, seed 7: The model must be one of .*, got 'resnet'"):
         run_trials([UNKNOWN, ENDLESS, replace(ENDLESS, seed=1)], Archive(tmp_path), engine="workers", jobs=1)
     assert multiprocessing.active_children() == []
 
@@ -134,7 +133,7 @@ def test_an_interrupt_ends_the_workers_and_leaves_a_run_that_can_be_gone_on_with
 
 
 def test_workers_that_wait_for_what_nobody_runs_say_so(tmp_path):
-    with pytest.raises(LabError, match="copy: what is to be copied is neither known nor among the trials to run"):
+    with pytest.raises(LabError, match="copy: the trial to copy has no result, and is not among the trials to run"):
         run_in_workers([COPY], Archive(tmp_path), jobs=1, data=None, on_note=print, on_done=print)
 
 
@@ -144,12 +143,12 @@ def test_workers_that_wait_for_what_nobody_runs_say_so(tmp_path):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"engine": "gpu"}, "no engine is called 'gpu'; there are: auto, serial, workers, population, ray"),
-        ({"jobs": 0}, "0 jobs at a time; a whole number, 1 or more, is accepted"),
-        ({"jobs": -2}, "-2 jobs at a time"),
-        ({"jobs": "2"}, "'2' jobs at a time"),
-        ({"jobs": 1.5}, "1.5 jobs at a time"),
-        ({"jobs": True}, "True jobs at a time"),
+        ({"engine": "gpu"}, "`engine` must be one of auto, serial, workers, population, ray, got 'gpu'"),
+        ({"jobs": 0}, "`jobs` must be a whole number >= 1, got 0"),
+        ({"jobs": -2}, "`jobs` must be a whole number >= 1, got -2"),
+        ({"jobs": "2"}, "`jobs` must be a whole number >= 1, got '2'"),
+        ({"jobs": 1.5}, "`jobs` must be a whole number >= 1, got 1.5"),
+        ({"jobs": True}, "`jobs` must be a whole number >= 1, got True"),
     ],
     ids=["engine", "no jobs", "fewer than no jobs", "text", "half a job", "a truth value"],
 )
@@ -278,7 +277,9 @@ def test_a_failing_trial_of_a_population_does_not_take_others_along_but_what_cop
     archive = Archive(tmp_path)
     adagrad = Recipe("Adagrad", 0.01, optimizer="adagrad", records=True, only=9)
     copy = Trial(QUICK, Recipe("copy", 1.0, control="layca", optimizer="adagrad", copies=adagrad))
-    with pytest.raises(LabError, match=r"(?s)^2 of 3 trials failed: .*only layer 9.*the trial whose rates it copies"):
+    with pytest.raises(
+        LabError, match=r"(?s)^2 of 3 trials failed: .*`only` must be one of.*the trial whose rates it copies"
+    ):
         populate([copy.source, copy, ADAGRAD[0]], archive)
     assert archive.result(ADAGRAD[0]) is not None
 
@@ -291,17 +292,17 @@ def test_without_a_gpu_several_trials_with_several_jobs_run_in_workers(tmp_path,
         chosen.append(jobs)
         engine._run_serially(trials, archive, data, on_note, on_done)
 
-    monkeypatch.setattr("gyroscope_lab.engine.workers.run_in_workers", pretend)
+    monkeypatch.setattr("gyroscope_lab.engine.engine.run_in_workers", pretend)
     assert len(run_trials(TRIALS[:count], Archive(tmp_path), jobs=jobs)) == count
     assert chosen == workers
 
 
 def test_notes_of_several_workers_are_not_mixed_however_long_they_are(monkeypatch):
     receiving, sending = multiprocessing.Pipe(duplex=False)
-    monkeypatch.setattr(workers, "_sending", sending, raising=False)
-    monkeypatch.setattr(workers, "_turns", multiprocessing.Lock(), raising=False)
+    monkeypatch.setattr(engine, "_sending", sending, raising=False)
+    monkeypatch.setattr(engine, "_turns", multiprocessing.Lock(), raising=False)
     sent = [Note(str(place), str(place) * 100_000, 1, 1, 0.0, 0.0, 0.0) for place in range(20)]
-    told = [threading.Thread(target=workers._tell, args=(note,), daemon=True) for note in sent]
+    told = [threading.Thread(target=engine._tell, args=(note,), daemon=True) for note in sent]
     for thread in told:
         thread.start()
     assert sorted((receiving.recv() for _ in sent), key=lambda note: int(note.key)) == sent

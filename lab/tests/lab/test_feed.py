@@ -46,6 +46,16 @@ def test_batches_are_the_examples_in_a_new_random_order_every_epoch(augmentation
             assert torch.equal(y, split.y_train[chosen])
 
 
+def test_drawn_batches_are_random_examples_one_batch_after_the_other():
+    split, generator = images(), torch.Generator().manual_seed(3)
+    fed = Feed(split, batch=4, augmentation=None, seed=3, device=CPU, drawn=5)
+    for _ in range(2):
+        fed.shuffle()
+        for _ in range(5):
+            _, y = fed.take(4)
+            assert torch.equal(y, split.y_train[torch.randint(0, 10, (4,), generator=generator)])
+
+
 def test_what_a_left_out_batch_would_have_held_comes_in_other_epochs():
     fed = feed(images(), batch=4)
     seen = set()

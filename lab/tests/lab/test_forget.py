@@ -1,7 +1,6 @@
 from gyroscope.base.whole_file import whole_file
 from gyroscope_lab.engine.run_one import run_one
-from gyroscope_lab.training.forget import forget
-from gyroscope_lab.training.one_folder import OneFolder
+from gyroscope_lab.training.archive import OneFolder, forget
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.tasks import task
 from gyroscope_lab.training.trial import Trial

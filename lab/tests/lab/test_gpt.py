@@ -178,9 +178,12 @@ def test_a_forward_pass_compiles_to_one_graph():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"width": 10, "heads": 4}, "a width of 10 does not divide into 4 heads; choose a multiple of 4"),
-        ({"depth": 0}, "at least one of everything; asked for: vocab 65, context 128, width 128, depth 0, heads 4"),
-        ({"dropout": 1.5}, "from 0 to below 1; not 1.5"),
+        ({"width": 10, "heads": 4}, "`width` must be a multiple of the 4 heads, got 10"),
+        (
+            {"depth": 0},
+            "must be whole numbers >= 1, got vocab 65, context 128, width 128, depth 0, heads 4",
+        ),
+        ({"dropout": 1.5}, r"`dropout` must be a share >= 0 and < 1, got 1\.5"),
     ],
     ids=["heads", "depth", "dropout"],
 )
@@ -191,7 +194,7 @@ def test_sizes_that_do_not_fit_are_refused(options, says):
 
 def test_a_text_longer_than_the_context_is_refused():
     model = models.make("gpt-small", seed=0, **SIZES)
-    with pytest.raises(LabError, match="a sequence of 10 is longer than this model's context of 9"):
+    with pytest.raises(LabError, match="Sequences must be no longer than the context of 9, got 10"):
         model(_text(1, 10))
 
 

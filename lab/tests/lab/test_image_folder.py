@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import forked
 from gyroscope_lab.data import Source, image_cache
-from gyroscope_lab.data.decode import decode
+from gyroscope_lab.data.image_cache import decode
 from gyroscope_lab.data.image_folder import read_imagenet, read_tiny_imagenet
 from gyroscope_lab.errors import LabError
 
@@ -70,7 +70,7 @@ def decoded(monkeypatch):
         found.append(Path(path).name)
         return decode(path, **sizes)
 
-    monkeypatch.setattr("gyroscope_lab.data.decode.decode", note)
+    monkeypatch.setattr("gyroscope_lab.data.image_cache.decode", note)
     return found
 
 
@@ -386,7 +386,7 @@ def test_one_builds_and_another_waits_for_it(folder, decoded, monkeypatch):
 def test_a_damaged_image_is_named_and_no_cache_is_left(folder, workers, content):
     path = folder / "train/n03/images/n03_1.JPEG"
     path.write_bytes(path.read_bytes()[:400] if content is None else content)
-    with pytest.raises(LabError, match=rf"{path} is no image that can be read \(.*\); fetch it again"):
+    with pytest.raises(LabError, match=rf"{path} cannot be read as an image \(.*\); fetch it again"):
         read_tiny_imagenet(folder, workers=workers)
     assert [p.name for p in (folder / "gyroscope-cache/tiny-imagenet-64").iterdir()] == ["run.lock"]
 
@@ -395,13 +395,13 @@ def test_an_image_of_another_format_is_not_opened(folder):
     """The fewer decoders a file may choose from, the better."""
     path = folder / "train/n03/images/n03_1.JPEG"
     Image.new("RGB", (64, 64)).save(path, "TIFF")
-    with pytest.raises(LabError, match=r"n03_1\.JPEG is no image that can be read"):
+    with pytest.raises(LabError, match=r"n03_1\.JPEG cannot be read as an image"):
         read(folder)
 
 
 def test_an_image_of_more_pixels_than_memory_is_not_decoded(folder, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64 * 64 - 1)
-    with pytest.raises(LabError, match=r"JPEG is no image that can be read \(Image size \(4096 pixels\) exceeds limit"):
+    with pytest.raises(LabError, match=r"JPEG cannot be read as an image \(Image size \(4096 pixels\) exceeds limit"):
         read(folder)
 
 
@@ -499,13 +499,15 @@ def test_a_source_has_a_side(tmp_path, source, side):
 
 @pytest.mark.parametrize("source", [{"name": "mnist", "side": 28}, {"name": "imagenet", "side": 0}], ids=["mnist", "0"])
 def test_a_side_of_what_has_none_is_refused(source):
-    with pytest.raises(LabError, match=r"the side of .*; it can be 1 or more for tiny-imagenet, imagenet, else None"):
+    with pytest.raises(
+        LabError, match=r"`side` must be a whole number >= 1 for tiny-imagenet, imagenet, and None for others"
+    ):
         Source(**source)
 
 
 @pytest.mark.parametrize("wrong", [{"side": 0}, {"workers": 0}, {"workers": -1}], ids=str)
 def test_no_side_and_no_workers_are_refused(folder, wrong):
-    with pytest.raises(LabError, match="each can be 1 or more"):
+    with pytest.raises(LabError, match="`side` and `workers` must be >= 1"):
         read_tiny_imagenet(folder, **wrong)
 
 
@@ -516,7 +518,7 @@ def test_an_empty_folder_is_told_what_was_looked_for_and_where(tmp_path, reader)
 
 
 def test_imagenet_is_not_tiny_imagenet(folder):
-    with pytest.raises(LabError, match="a folder of images for each class, the same in both; there are 3 and 1"):
+    with pytest.raises(LabError, match="one folder of images per class, the same in both; there are 3 and 1"):
         read_imagenet(folder)
 
 

@@ -45,7 +45,7 @@ MADE = {"Recipe": Recipe("SGD", 0.1), "Schedule": Schedule(), "Source": Source("
 def test_what_is_of_the_wrong_kind_is_refused_by_name_where_it_enters(what, name, given, accepted):
     with pytest.raises(LabError) as refused:
         replace(MADE[what], **{name: given})
-    assert str(refused.value).startswith(f"{name} of a {what} is {given!r}; it can be {accepted}")
+    assert str(refused.value).startswith(f"`{what}.{name}` must be {accepted}")
 
 
 def test_what_was_read_from_json_is_what_was_written():

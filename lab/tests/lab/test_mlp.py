@@ -84,7 +84,7 @@ def test_making_one_leaves_the_random_state_alone():
 
 @pytest.mark.parametrize("name", ["mlp-8", "mlp-0x24", "mlp-8x024", "mlp-8x24-bn", "xmlp-8x24", "mlp-{depth}x{width}"])
 def test_a_name_that_is_not_of_the_form_is_refused_with_the_form(name):
-    with pytest.raises(LabError, match=r"no model is called .*; there are: digits-cnn, mlp-\{depth\}x\{width\}"):
+    with pytest.raises(LabError, match=r"The model must be one of digits-cnn, mlp-\{depth\}x\{width\}, .*, got"):
         models.make(name, seed=0)
 
 
@@ -102,8 +102,8 @@ def test_an_option_the_model_has_not_is_refused_with_those_it_has():
     [
         ({"affine": True}, "affine=True needs batch_norm=True"),
         ({"batch_norm": True, "gain": "uniform"}, "gain='uniform' needs affine=True"),
-        ({"batch_norm": True, "gain": "zeros"}, "starts at 'ones' or 'uniform', not 'zeros'"),
-        ({"classes": 0}, "at least one of everything; asked for: depth 2, width 3, 144 inputs, 0 classes"),
+        ({"batch_norm": True, "gain": "zeros"}, "`gain` must be 'ones' or 'uniform', got 'zeros'"),
+        ({"classes": 0}, "All sizes of an MLP must be whole numbers >= 1, got depth 2, width 3, 144 inputs, 0 classes"),
     ],
     ids=["affine", "gain", "zeros", "classes"],
 )

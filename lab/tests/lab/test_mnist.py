@@ -49,7 +49,10 @@ def test_the_environment_names_the_folder_and_an_argument_wins(tmp_path, monkeyp
 
 def test_no_folder_said_says_how_to_say_one(monkeypatch):
     monkeypatch.delenv("GYROSCOPE_DATA", raising=False)
-    with pytest.raises(LabError, match="give its folder, or set GYROSCOPE_DATA"):
+    with pytest.raises(
+        LabError,
+        match=r"No folder was given for MNIST\. Give its folder, or set GYROSCOPE_DATA to the folder of your datasets",
+    ):
         mnist()
 
 

@@ -114,9 +114,9 @@ def test_the_registry_describes_each_model_in_one_line():
 
 
 def test_an_unknown_name_is_refused_with_every_name_there_is():
-    with pytest.raises(LabError, match="no model is called 'resnet'; there are: digits-cnn") as refused:
+    with pytest.raises(LabError, match=r"The model must be one of digits-cnn, .*gpt-small, got 'resnet'") as refused:
         models.make("resnet", seed=0)
-    assert str(refused.value).endswith(f"there are: {', '.join(models.MODELS)}")
+    assert str(refused.value).startswith(f"The model must be one of {', '.join(models.MODELS)}, got")
 
 
 @pytest.mark.parametrize("name", EXAMPLES.values())
@@ -128,15 +128,15 @@ def test_an_unknown_option_is_refused(name):
 @pytest.mark.parametrize(
     ("name", "given", "says"),
     [
-        ("resnet-8", {"checkpointed": "no"}, "checkpointed of model 'resnet-8' is 'no'; it can be True or False"),
-        ("resnet-8", {"batch_norm": None}, "batch_norm of model 'resnet-8' is None; it can be True or False"),
-        ("resnet-8", {"classes": "10"}, "classes of model 'resnet-8' is '10'; it can be a whole number"),
-        ("mlp-2x3", {"classes": 1.5}, "classes of model 'mlp-2x3' is 1.5; it can be a whole number"),
-        ("vgg-8", {"channels": True}, "channels of model 'vgg-8' is True; it can be a whole number"),
-        ("wrn-10-1", {"dropout": "0.3"}, "dropout of model 'wrn-10-1' is '0.3'; it can be a number"),
-        ("digits-cnn", {"seed": "a"}, "seed of model 'digits-cnn' is 'a'; it can be a whole number"),
-        ("gpt-small", {"seed": 0.0}, "seed of model 'gpt-small' is 0.0; it can be a whole number"),
-        ("digits-cnn", {"seed": -1}, "seed of model 'digits-cnn' is -1; it can be a whole number from 0 to 2³² − 1"),
+        ("resnet-8", {"checkpointed": "no"}, "`checkpointed` of resnet-8 must be True or False, got 'no'."),
+        ("resnet-8", {"batch_norm": None}, "`batch_norm` of resnet-8 must be True or False, got None."),
+        ("resnet-8", {"classes": "10"}, "`classes` of resnet-8 must be a whole number, got '10'."),
+        ("mlp-2x3", {"classes": 1.5}, "`classes` of mlp-2x3 must be a whole number, got 1.5."),
+        ("vgg-8", {"channels": True}, "`channels` of vgg-8 must be a whole number, got True."),
+        ("wrn-10-1", {"dropout": "0.3"}, "`dropout` of wrn-10-1 must be a number, got '0.3'."),
+        ("digits-cnn", {"seed": "a"}, "`seed` of digits-cnn must be a whole number, got 'a'."),
+        ("gpt-small", {"seed": 0.0}, "`seed` of gpt-small must be a whole number, got 0.0."),
+        ("digits-cnn", {"seed": -1}, "`seed` of digits-cnn must be a whole number from 0 to 2³² − 1, got -1."),
     ],
     ids=["text", "none", "digits", "part", "truth", "share", "seed", "float seed", "negative seed"],
 )

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-import gyroscope_lab.training.pace as module
-from gyroscope_lab.training.pace import Pace
+import gyroscope_lab.training.checkpoint as module
+from gyroscope_lab.training.checkpoint import Pace
 
 
 @pytest.fixture

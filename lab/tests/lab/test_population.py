@@ -159,7 +159,7 @@ def test_warm_up_and_cuts_reach_captured_steps(tmp_path):
 @pytest.mark.gpu
 def test_a_failing_trial_does_not_take_the_others_along(tmp_path):
     bad = Trial(DIGITS, Recipe("nowhere", 0.1, only=99))
-    with pytest.raises(LabError, match=r"1 of 3 trials failed: nowhere, seed 0: LabError: only layer 99"):
+    with pytest.raises(LabError, match=r"1 of 3 trials failed: nowhere, seed 0: LabError: `only` must be one of the"):
         run_population([TRIALS[0], bad, TRIALS[1]], lambda trial: SPLIT, Archive(tmp_path), compiled=False)
     assert Archive(tmp_path).result(TRIALS[0]) is not None
     assert Archive(tmp_path).result(TRIALS[1]) is not None

@@ -93,7 +93,7 @@ def test_a_group_that_torchrun_did_not_start_says_so(monkeypatch: pytest.MonkeyP
 def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", str(torch.cuda.device_count()))
     with (
-        pytest.raises(LabError, match=r"has no GPU of its own; torch sees \d+: start as many"),
+        pytest.raises(LabError, match=r"has no GPU of its own: torch sees \d+\. Start at most that many"),
         ranks.process_group(cuda=True),
     ):
         pass

@@ -8,7 +8,7 @@ from torch import nn
 from gyroscope.control import Layca
 from gyroscope.control.rates import alpha_multipliers
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.training.recipe import CONTROLS, OPTIMIZERS, Recipe, with_options_of
+from gyroscope_lab.training.recipe import CONTROLS, OPTIMIZERS, Recipe, register, with_options_of
 from gyroscope_lab.training.tasks import task
 from gyroscope_lab.training.trial import Trial
 from lab.trainings import stepped
@@ -123,13 +123,13 @@ def test_one_layer_alone_is_trained_kernel_and_bias_and_nothing_else(only, contr
 
 def test_a_layer_that_is_not_there_cannot_be_trained():
     for only in (3, -4):
-        with pytest.raises(LabError, match=rf"^only layer {only} is to be trained; mlp-3x16 has 3$"):
+        with pytest.raises(LabError, match=rf"^`only` must be one of the 3 layers of mlp-3x16, got {only}\.$"):
             Trial(DIGITS, Recipe("", 0.1, only=only)).network()
 
 
 @pytest.mark.parametrize("given", [{"frozen": (0, 1, 2)}, {"only": 1, "frozen": (1,)}], ids=["all", "the one"])
 def test_a_network_without_a_layer_that_is_trained_is_refused(given):
-    with pytest.raises(LabError, match="no layer of mlp-3x16 is left to train: frozen are"):
+    with pytest.raises(LabError, match="`frozen` must leave a layer of mlp-3x16 to train, got"):
         Trial(DIGITS, Recipe("", 0.1, **given)).network()
 
 
@@ -182,21 +182,36 @@ def test_steps_can_be_captured_of_all_but_adagrad_and_sgd_amom_alone():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"optimizer": "sdg"}, "no optimizer is called 'sdg'; there are: sgd, sgd-amom, adam"),
-        ({"control": "lacya"}, "no control is called 'lacya'; there are: layca, lars"),
-        ({"rate": -0.1}, r"rate is -0\.1"),
-        ({"rate": inf}, "rate is inf"),
-        ({"rate": nan}, "rate is nan"),
-        ({"weight_decay": -1e-3}, r"weight_decay -0\.001"),
-        ({"scale": 0.0}, r"scale 0\.0"),
-        ({"scale": nan}, "scale nan"),
-        ({"alpha": 0.5}, r"alpha is 0\.5, but there is no control"),
-        ({"alpha": 1.5, "control": "layca"}, r"alpha is 1\.5; it can be -1"),
-        ({"momentum": 0.9, "optimizer": "adam"}, "adam takes no momentum; these do: sgd, sgd-amom, rmsprop"),
-        ({"momentum": 1.0}, r"momentum is 1\.0; it can be 0 to below 1"),
-        ({"nesterov": True}, "nesterov=True says how the momentum of sgd is applied"),
-        ({"nesterov": True, "momentum": 0.9, "optimizer": "rmsprop"}, "nesterov=True says how"),
-        ({"others": "thawed", "control": "layca"}, "others of a Recipe is 'thawed'; it can be 'frozen' or 'inner'"),
+        (
+            {"optimizer": "sdg"},
+            r"`optimizer` must be one of sgd, sgd-amom, adam, .*, got 'sdg'",
+        ),
+        ({"control": "lacya"}, "`control` must be None or one of layca, lars, hyperball, relative, block, got 'lacya'"),
+        ({"rate": -0.1}, r"`rate` must be a finite number >= 0, got -0\.1"),
+        ({"rate": inf}, "`rate` must be a finite number >= 0, got inf"),
+        ({"rate": nan}, "`rate` must be a finite number >= 0, got nan"),
+        ({"weight_decay": -1e-3}, r"`weight_decay` must be a finite number >= 0, got -0\.001"),
+        ({"scale": 0.0}, r"`scale` must be a finite number > 0, got 0\.0"),
+        ({"scale": nan}, "`scale` must be a finite number > 0, got nan"),
+        ({"alpha": 0.5}, r"`alpha` must be 0 without a control, got 0\.5\. Try control='layca'"),
+        (
+            {"alpha": 1.5, "control": "layca"},
+            r"`alpha` must be from -1 \(only the first layer turns\) to 1 \(only the last\), got 1\.5",
+        ),
+        (
+            {"momentum": 0.9, "optimizer": "adam"},
+            r"`momentum` must be 0 for adam, got 0\.9: only sgd, sgd-amom, rmsprop take one",
+        ),
+        ({"momentum": 1.0}, r"`momentum` must be a number >= 0 and < 1, got 1\.0"),
+        (
+            {"nesterov": True},
+            r"`nesterov` must be False without the momentum of sgd\. Try optimizer='sgd', momentum=0\.9",
+        ),
+        (
+            {"nesterov": True, "momentum": 0.9, "optimizer": "rmsprop"},
+            r"`nesterov` must be False without the momentum of sgd\. Try optimizer='sgd', momentum=0\.9",
+        ),
+        ({"others": "thawed", "control": "layca"}, r"`Recipe\.others` must be 'frozen' or 'inner', got 'thawed'"),
         ({"copies": RECORDED}, "a recipe that copies needs control='layca'"),
         ({"copies": replace(RECORDED, records=False), "control": "layca"}, "and records=True in the recipe"),
         ({"copies": RECORDED, "control": "layca", "others": "inner"}, "leave alpha and others out"),
@@ -216,3 +231,29 @@ def test_every_optimizer_works_under_every_control(optimizer, control):
     training = stepped(Trial(DIGITS, recipe), SPLIT)
     assert isinstance(training.optimizer, Layca) == (control is not None)
     assert all(turned > 0 for turned in training.rotation[-1])
+
+
+@pytest.mark.parametrize("own_rates", [False, True])
+def test_a_registered_optimizer_is_made_by_its_factory_and_follows_the_schedule_unless_it_has_its_own(own_rates):
+    def factory(recipe, model):
+        return torch.optim.Rprop(model.parameters(), lr=recipe.rate, **dict(recipe.options))
+
+    register("made-rprop", factory, own_rates=own_rates)
+    recipe = Recipe("Rprop", 0.5, "made-rprop", options=(("etas", (0.4, 1.3)),))
+    optimizer = recipe.make(nn.Linear(2, 2))
+    assert isinstance(optimizer, torch.optim.Rprop)
+    assert optimizer.param_groups[0]["etas"] == (0.4, 1.3)
+    recipe.set_rate(optimizer, 0.1)
+    assert optimizer.param_groups[0]["lr"] == (0.5 if own_rates else 0.05)
+    assert not recipe.capturable
+    with pytest.raises(LabError, match="`control` must be None for the optimizer of a study, made-rprop, got 'layca'"):
+        replace(recipe, control="layca")
+
+
+def test_known_optimizers_are_not_replaced_and_take_no_options():
+    with pytest.raises(LabError, match="`name` must not be one of sgd,"):
+        register("sgd", lambda recipe, model: None)
+    with pytest.raises(
+        LabError, match="`options` must be empty for sgd: they are for optimizers that a study registers"
+    ):
+        Recipe("SGD", 0.1, options=(("damping", 0.1),))

@@ -34,10 +34,10 @@ def test_the_middle_is_kept(size, side, first):
 
 @pytest.mark.parametrize("side", [0, -1, 29])
 def test_a_side_that_cannot_be_had_is_refused(side):
-    with pytest.raises(LabError, match=f"cannot crop 28×28 images to a side of {side}; 1 to 28 can be had"):
+    with pytest.raises(LabError, match=f"`side` must be from 1 to 28 for images of 28×28, got {side}"):
         centre_crop(torch.zeros(1, 1, 28, 28), side)
 
 
 def test_no_pixels_at_all_are_refused():
-    with pytest.raises(LabError, match="cannot resize images to a side of 0"):
+    with pytest.raises(LabError, match="`side` must be a whole number >= 1, got 0"):
         resize(torch.zeros(1, 1, 28, 28), 0)

@@ -1,4 +1,4 @@
-"""Trainings that are interrupted and gone on with give, bit for bit, what they give in one go."""
+"""Trainings that are interrupted and resumed give, bit for bit, what they give in one go."""
 
 import itertools
 import json
@@ -207,7 +207,7 @@ def test_a_training_that_is_killed_at_any_moment_ends_as_one_in_one_go(killed):
         assert_same_folders(root / "whole", root / f"killed-{number}")
 
 
-# Checkpoints that cannot be gone on from.
+# Checkpoints that cannot be resumed.
 
 
 def half_trained(folder, trial=None):
@@ -255,13 +255,13 @@ DAMAGES = {
     "a flipped bit": (flipped, r"cannot be read \(ValueError: .* in it is damaged\)"),
     "of another trial": (changed(lambda state: state | {"key": "abc"}), "belongs to another trial"),
     "a list": (changed(lambda state: [state]), "cannot be read"),
-    "without its epoch": (changed(lambda s: {k: v for k, v in s.items() if k != "epoch"}), "cannot be gone on from"),
-    "without weights": (changed(lambda state: state | {"model": {}}), "cannot be gone on from"),
-    "of other layers": (changed(lambda state: state | {"initial": state["initial"][1:]}), "cannot be gone on from"),
-    "without its run": (changed(lambda state: state | {"monitor": None}), "cannot be gone on from"),
+    "without its epoch": (changed(lambda s: {k: v for k, v in s.items() if k != "epoch"}), "cannot be resumed"),
+    "without weights": (changed(lambda state: state | {"model": {}}), "cannot be resumed"),
+    "of other layers": (changed(lambda state: state | {"initial": state["initial"][1:]}), "cannot be resumed"),
+    "without its run": (changed(lambda state: state | {"monitor": None}), "cannot be resumed"),
     "without random numbers": (
         changed(lambda state: state | {"random": torch.zeros(3, dtype=torch.uint8)}),
-        "cannot be gone on from",
+        "cannot be resumed",
     ),
 }
 
@@ -287,7 +287,7 @@ def test_a_full_disk_stops_the_training_and_keeps_the_checkpoint_before(tmp_path
     trial = Trial(MLP, SGD)
     path = half_trained(tmp_path)
     (tmp_path / f"{checkpoint.FILE}.new").symlink_to("/dev/full")
-    with pytest.raises(LabError, match=rf"^{path}.new cannot be written .*; the checkpoint before it, if any, is kept"):
+    with pytest.raises(LabError, match=rf"^{path}.new cannot be written .*; the previous checkpoint, if any, is kept"):
         train(trial, SPLIT, folder=tmp_path, save_every=0.0)
     assert checkpoint.load(tmp_path, key=trial.key)["epoch"] == 2
     (tmp_path / f"{checkpoint.FILE}.new").unlink()

@@ -118,9 +118,9 @@ def test_the_choice_is_a_shuffle_whose_first_are_held_out_and_next_are_taken(fol
 @pytest.mark.parametrize(
     ("choice", "says"),
     [
-        ({"per_class": 11}, "per_class is 11; MNIST allows 1 to 10"),
-        ({"validation": 0.001}, "a share of 0.001 of the 200 training examples of MNIST is 0: hold out one or more"),
-        ({"validation": 0.999}, "of MNIST is 200: .*leave one or more to train on"),
+        ({"per_class": 11}, "`per_class` must be from 1 to 10 for MNIST without its held-out examples, got 11"),
+        ({"validation": 0.001}, r"`validation` must hold out at least one of th.*\.001, which holds out 0"),
+        ({"validation": 0.999}, "`validation` must hold out at least one of th.*99, which holds out 200"),
     ],
     ids=["few", "none", "all"],
 )
@@ -169,21 +169,21 @@ def test_digits_without_normalization_are_from_0_to_1():
 
 
 def test_too_many_digits_are_an_error_of_ours():
-    with pytest.raises(LabError, match="per_class is 174; the digits allow 1 to 173"):
+    with pytest.raises(LabError, match="`per_class` must be from 1 to 173 for the digits, got 174"):
         Source("digits", per_class=174).load()
 
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"name": "cifar10"}, "no dataset is called 'cifar10'; there are: digits, mnist, cifar-10"),
-        ({"validation": 1.0}, "the share to hold out is 1.0; it can be 0 or more and less than 1"),
-        ({"validation": -0.1}, "the share to hold out is -0.1"),
-        ({"validation": float("nan")}, "the share to hold out is nan"),
-        ({"normalization": "unit"}, "normalization of a Source is 'unit'; it can be 'scalar' or 'channel' or 'none'"),
-        ({"per_class": 0}, "per_class is 0; it can be 1 or more, or None for all"),
-        ({"seed": -1}, "the seed of a dataset is -1; it can be 0 to"),
-        ({"seed": 2**63}, "the seed of a dataset is 9223372036854775808"),
+        ({"name": "cifar10"}, "The dataset must be one of digits, mnist, cif.*kespeare, got 'cifar10'"),
+        ({"validation": 1.0}, r"`validation` must be a share >= 0 and < 1, got 1\.0"),
+        ({"validation": -0.1}, r"`validation` must be a share >= 0 and < 1, got -0\.1"),
+        ({"validation": float("nan")}, "`validation` must be a share >= 0 and < 1, got nan"),
+        ({"normalization": "unit"}, r"`Source\.normalization` must be 'scalar' or 'channel' or 'none', got 'unit'"),
+        ({"per_class": 0}, "`per_class` must be a whole number >= 1, or None for all, got 0"),
+        ({"seed": -1}, "`seed` must be a whole number from 0 to 2⁶³ − 1, got -1"),
+        ({"seed": 2**63}, "`seed` must be a whole number from 0 to 2⁶³ − 1, got 9223372036854775808"),
     ],
     ids=str,
 )

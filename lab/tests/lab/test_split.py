@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from gyroscope_lab.data import Split, memory, split
-from gyroscope_lab.data.moments import histogram, moments
+from gyroscope_lab.data import Split, split
+from gyroscope_lab.data.official import histogram, moments
 from gyroscope_lab.errors import LabError
 
 
@@ -93,9 +93,9 @@ def test_inputs_that_do_not_fit_stay_and_all_else_is_moved(monkeypatch):
 
 
 def test_half_of_the_free_memory_is_left():
-    free = memory.free_memory("cpu")
-    assert free is None or memory.fits(free // 3, "cpu")
-    assert free is None or not memory.fits(free * 2 // 3, "cpu")
+    free = split.free_memory("cpu")
+    assert free is None or split.fits(free // 3, "cpu")
+    assert free is None or not split.fits(free * 2 // 3, "cpu")
 
 
 @pytest.mark.parametrize(("limit", "free"), [("max", 3072), ("1000", 1000), ("9999", 3072), (None, 3072)])
@@ -103,17 +103,17 @@ def test_the_free_memory_is_what_the_system_and_the_container_allow(tmp_path, mo
     (tmp_path / "meminfo").write_text("MemTotal:  9 kB\nMemFree:   1 kB\nMemAvailable:   3 kB\n")
     if limit:
         (tmp_path / "max").write_text(f"{limit}\n")
-    monkeypatch.setattr(memory, "_AVAILABLE", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "_LIMIT", tmp_path / "max")
-    assert memory.free_memory("cpu") == free
-    assert memory.fits(free // 2, "cpu")
-    assert not memory.fits(free // 2 + 1, "cpu")
+    monkeypatch.setattr(split, "_AVAILABLE", tmp_path / "meminfo")
+    monkeypatch.setattr(split, "_LIMIT", tmp_path / "max")
+    assert split.free_memory("cpu") == free
+    assert split.fits(free // 2, "cpu")
+    assert not split.fits(free // 2 + 1, "cpu")
 
 
 def test_where_the_free_memory_cannot_be_told_all_fits(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "_AVAILABLE", tmp_path / "none")
-    assert memory.free_memory("cpu") is None
-    assert memory.fits(2**60, "cpu")
+    monkeypatch.setattr(split, "_AVAILABLE", tmp_path / "none")
+    assert split.free_memory("cpu") is None
+    assert split.fits(2**60, "cpu")
 
 
 def test_a_split_survives_a_pickle():

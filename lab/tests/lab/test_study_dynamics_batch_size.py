@@ -10,9 +10,17 @@ from gyroscope.theory.adaptive import adam, rmsprop
 from gyroscope.theory.decay import sgd
 from gyroscope_lab import models
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.dynamics.batch_size import PLANS, RECIPES, STUDIES, points, recorded, task_of, trials
-from gyroscope_lab.papers.dynamics.batch_size_held import steps_of
-from gyroscope_lab.papers.dynamics.batch_size_report import verdicts
+from gyroscope_lab.papers.dynamics.batch_size import (
+    PLANS,
+    RECIPES,
+    STUDIES,
+    points,
+    recorded,
+    steps_of,
+    task_of,
+    trials,
+    verdicts,
+)
 from gyroscope_lab.training.archive import Archive
 from lab.made_lab import raw
 

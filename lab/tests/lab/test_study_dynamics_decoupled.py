@@ -11,8 +11,7 @@ from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.cells import cells
-from gyroscope_lab.papers.dynamics.decoupled import PLANS, STUDIES, _better, again, best, trials
-from gyroscope_lab.papers.dynamics.decoupled_paths import RULES, Setting, apart
+from gyroscope_lab.papers.dynamics.decoupled import PLANS, RULES, STUDIES, Setting, _better, again, apart, best, trials
 from gyroscope_lab.training.archive import Archive
 from lab.made_lab import MadeLab, made, percent, raw
 

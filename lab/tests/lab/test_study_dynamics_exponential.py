@@ -11,9 +11,18 @@ from torch.nn import functional as F  # noqa: N812
 from gyroscope_lab import models
 from gyroscope_lab.data import Source
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.papers.dynamics.exponential import SETTINGS, STUDIES, pairs
-from gyroscope_lab.papers.dynamics.twins import Course, Setting, Twins, compare, key, train
-from gyroscope_lab.papers.dynamics.twins_report import report
+from gyroscope_lab.papers.dynamics.exponential import (
+    SETTINGS,
+    STUDIES,
+    Course,
+    Setting,
+    Twins,
+    compare,
+    key,
+    pairs,
+    report,
+    train,
+)
 from gyroscope_lab.training.archive import Archive
 
 [STUDY] = STUDIES
@@ -118,7 +127,7 @@ def test_an_effective_rate_is_constant_that_stays_and_comes_to_rest_where_it_sta
 
 def test_outputs_that_are_no_numbers_are_refused():
     setting = Setting("digits", 64, 8, 0.3, 0.03, steps=20)
-    with pytest.raises(LabError, match="fewer steps or less decay"):
+    with pytest.raises(LabError, match="fewer steps, or less decay"):
         compare(setting, course(np.ones((3, 2, 2)), [[1.0]] * 3), course(np.full((3, 2, 2), np.nan), [[1.0]] * 3))
 
 

@@ -11,8 +11,17 @@ from gyroscope.control import Graft
 from gyroscope_lab import models
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.papers.dynamics.grafting import STUDIES, _verdicts
-from gyroscope_lab.papers.dynamics.grafting_courses import METHODS, PLANS, Curves, closed, course, make, settings
+from gyroscope_lab.papers.dynamics.grafting import (
+    METHODS,
+    PLANS,
+    STUDIES,
+    Curves,
+    _verdicts,
+    closed,
+    course,
+    make,
+    settings,
+)
 from gyroscope_lab.training.archive import Archive
 
 [GRAFTING] = STUDIES

@@ -10,11 +10,25 @@ from gyroscope.conditioning.outliers import outliers
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.papers.dynamics.ics import PLANS, STUDIES, Setting, centred_at, network, optimizer_of, trained
-from gyroscope_lab.papers.dynamics.ics_report import CENTRED, FIXED, THROUGH, Curve, report
-from gyroscope_lab.papers.dynamics.loop import kept, mean_curve, train
+from gyroscope_lab.papers.dynamics.ics import (
+    CENTRED,
+    FIXED,
+    PLANS,
+    STUDIES,
+    THROUGH,
+    Curve,
+    Setting,
+    centred_at,
+    network,
+    report,
+    trained,
+    training,
+)
+from gyroscope_lab.papers.dynamics.measurements import followed, kept, mean_curve, training_of
 from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
+from gyroscope_lab.training.task import Task
 
 [STUDY] = STUDIES
 PLAN = PLANS["smoke"]
@@ -44,7 +58,8 @@ def test_a_training_takes_the_steps_of_a_literal_loop_over_the_same_batches(lab)
     split, one = PLAN.source.load(), setting(rate=0.2)
     model = network(lab, one)
     schedule = Schedule(epochs=3, batch=64, cuts=(0.4,), factor=4.0)
-    told = train(model, torch.optim.SGD(model.parameters(), lr=0.2), split, schedule, seed=5)
+    task = Task("made", PLAN.source, "mlp-3x16", schedule=schedule)
+    told = followed(training_of(lab, task, Recipe("SGD", 0.2), seed=5, network=model))
     own, generator = network(lab, one), torch.Generator().manual_seed(5)
     sgd = torch.optim.SGD(own.parameters(), lr=0.2)
     for epoch in range(3):
@@ -62,14 +77,8 @@ def test_a_training_takes_the_steps_of_a_literal_loop_over_the_same_batches(lab)
 
 
 def test_a_training_that_diverges_ends_and_is_kept_as_none(tmp_path):
-    lab, split = Lab(Archive(tmp_path)), PLAN.source.load()
-    one = setting(rate=1e300)
-
-    def measure():
-        model = network(lab, one)
-        return train(model, optimizer_of(one, model), split, PLAN.schedule, seed=0)
-
-    losses = kept(lab, "made", one, measure)["loss"]
+    lab, one = Lab(Archive(tmp_path)), setting(rate=1e300)
+    losses = kept(lab, "made", one, lambda: followed(training(lab, one)))["loss"]
     assert losses[-1] is None
     assert len(losses) < PLAN.schedule.epochs
     assert mean_curve([losses], 3)[-1] == inf

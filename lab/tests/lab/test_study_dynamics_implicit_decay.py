@@ -10,9 +10,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.papers.dynamics.implicit_decay import STUDIES, trials
-from gyroscope_lab.papers.dynamics.norms import Course, spread
-from gyroscope_lab.papers.dynamics.norms_report import report
+from gyroscope_lab.papers.dynamics.implicit_decay import STUDIES, Course, report, spread, trials
 from gyroscope_lab.training.archive import Archive
 from lab.made_lab import made, percent, raw
 

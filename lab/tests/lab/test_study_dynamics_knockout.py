@@ -5,8 +5,17 @@ import pytest
 import torch
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.dynamics.knockout import KINDS, PLANS, STUDIES, Drift, Setting, network, trained
-from gyroscope_lab.papers.dynamics.knockout_report import Arm, verdicts
+from gyroscope_lab.papers.dynamics.knockout import (
+    KINDS,
+    PLANS,
+    STUDIES,
+    Arm,
+    Drift,
+    Setting,
+    network,
+    trained,
+    verdicts,
+)
 from gyroscope_lab.training.archive import Archive
 
 [STUDY] = STUDIES

@@ -15,12 +15,9 @@ from gyroscope.theory.jacobian import jacobian_norm
 from gyroscope_lab import models
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.dynamics import mechanism1 as m1
-from gyroscope_lab.papers.dynamics import mechanism1_report as r1
 from gyroscope_lab.papers.dynamics import mechanism2 as m2
-from gyroscope_lab.papers.dynamics import mechanism2_report as r2
 from gyroscope_lab.papers.dynamics import mechanism3 as m3
-from gyroscope_lab.papers.dynamics import mechanism3_report as r3
-from gyroscope_lab.papers.dynamics.gain import gain, reproduced
+from gyroscope_lab.papers.dynamics.measurements import gain, reproduced
 from gyroscope_lab.training.archive import Archive
 
 STUDIES = (*m1.STUDIES, *m2.STUDIES, *m3.STUDIES)
@@ -76,7 +73,7 @@ def test_a_copied_rate_turns_weights_by_what_decay_turned_them_by():
 )
 def test_which_layers_decay(decayed, expected):
     model = models.make("mlp-3x16", seed=0, batch_norm=True)
-    groups = m1.optimizer_of(m1.Method("Adam", 0.1, 1.0), model, decayed).param_groups
+    groups = m1.recipe_of(m1.Method("Adam", 0.1, 1.0), decayed).make(model).param_groups
     assert [group["weight_decay"] for group in groups] == expected
     assert [group["params"][0] is layer.parameter for group, layer in zip(groups, layers(model), strict=True)]
 
@@ -112,8 +109,8 @@ def test_effective_rates_before_the_first_cut_are_those_of_the_last_epoch_at_the
     # A rate that is cut, over norms that stay; and one that is cut over norms that shrink, a tenth an epoch.
     rates = np.array([1.0, *(schedule.multiplier(epoch) for epoch in range(schedule.epochs))])
     grown = {kind: 1.1 ** np.arange(len(rates)) if kind == "normalized" else 1.0 for kind in m1.ARMS}
-    arms = [r1.Arm("SGD", kind, [90.0, 91.0], np.ones(schedule.epochs), rates * grown[kind]) for kind in m1.ARMS]
-    told = r1.report(arms, schedule)
+    arms = [m1.Arm("SGD", kind, [90.0, 91.0], np.ones(schedule.epochs), rates * grown[kind]) for kind in m1.ARMS]
+    told = m1.report(arms, schedule)
     at = next(epoch for epoch, rate in enumerate(rates) if rate < 1) - 1
     assert [row[5] for row in told.tables[0].rows if row[1] == "no decay"] == ["1"]
     [row] = [row for row in told.tables[0].rows if row[1] == "decay of normalized layers"]
@@ -123,8 +120,8 @@ def test_effective_rates_before_the_first_cut_are_those_of_the_last_epoch_at_the
 
 def test_an_effective_rate_that_is_higher_by_a_hundredth_is_not_raised():
     rates = {kind: np.full(3, 1.01 if kind == "normalized" else 1.0) for kind in m1.ARMS}
-    arms = [r1.Arm("SGD", kind, [90.0], np.ones(2), rates[kind]) for kind in m1.ARMS]
-    assert r1.report(arms, replace(m1.PLANS["smoke"].schedule, epochs=2)).verdicts[0].holds is False
+    arms = [m1.Arm("SGD", kind, [90.0], np.ones(2), rates[kind]) for kind in m1.ARMS]
+    assert m1.report(arms, replace(m1.PLANS["smoke"].schedule, epochs=2)).verdicts[0].holds is False
 
 
 def test_a_gain_is_the_mean_of_paired_differences_with_its_standard_error():
@@ -194,10 +191,10 @@ def told2(none, decay, held):
     """The verdicts on (growth, damping at first and in the end, cosine at first and in the end, loss) of each kind."""
 
     def arm(kind, grown, damping, cosine, loss=1.0):
-        return r2.Arm(kind, [90.0, 91.0], np.array([loss]), np.array([1.0, grown]), np.array(damping), np.array(cosine))
+        return m2.Arm(kind, [90.0, 91.0], np.array([loss]), np.array([1.0, grown]), np.array(damping), np.array(cosine))
 
     arms = [arm(kind, *of) for kind, of in zip(m2.KINDS, (none, decay, held), strict=True)]
-    return [one.holds for one in r2.verdicts("steps", arms)]
+    return [one.holds for one in m2.verdicts("steps", arms)]
 
 
 def test_a_damping_that_grows_with_decay_too_is_not_what_the_chapter_says():
@@ -230,14 +227,14 @@ def test_the_norms_are_those_of_the_trained_network(lab):
     plan = replace(m3.PLANS["smoke"], examples=20)
     setting = m3.Setting(plan, 0.1, 0)
     caught = {}
-    kept = m3.train
+    kept = m3.followed
 
-    def watched(model, *args, **others):
-        caught["model"] = model
-        return kept(model, *args, **others)
+    def watched(training):
+        caught["model"] = training.model
+        return kept(training)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(m3, "train", watched)
+        patch.setattr(m3, "followed", watched)
         told = m3._run(lab, setting)
     x = plan.source.load().x_test[:20].double()
     model = caught["model"]
@@ -255,26 +252,26 @@ def test_decay_shrinks_the_jacobian_and_the_gauss_newton_norm_is_that_of_the_out
 
 def level(decay, jacobian, test, seeds=2):
     run = {"jacobian": jacobian, "outputs": jacobian, "gauss_newton": 9 * jacobian}
-    return r3.Level(decay, [run | {"test": test + 0.1 * seed} for seed in range(seeds)])
+    return m3.Level(decay, [run | {"test": test + 0.1 * seed} for seed in range(seeds)])
 
 
 def told3(tests, depth=3):
     """The verdicts on Jacobians that fall as decay grows, with these test accuracies."""
     made = [level(0.1 * i, 2.0**-i, test) for i, test in enumerate(tests)]
-    return [one.holds for one in r3.verdicts(depth, made)]
+    return [one.holds for one in m3.verdicts(depth, made)]
 
 
 def test_jacobians_that_grow_with_decay_and_generalise_worse_are_told_so():
     assert told3([90.0, 91.0, 92.0, 93.0, 94.0, 95.0]) == [True] * 5
     unlike = [level(0.1 * i, 2.0**i, 95.0 - i) for i in range(6)]
-    assert [one.holds for one in r3.verdicts(2, unlike)] == [False, True, False, False, True]
+    assert [one.holds for one in m3.verdicts(2, unlike)] == [False, True, False, False, True]
     worse = [level(0.1 * i, 2.0**-i, 95.0 - i) for i in range(6)]
-    assert r3.verdicts(3, worse)[-1].holds is False
+    assert m3.verdicts(3, worse)[-1].holds is False
 
 
 def test_accuracies_that_rise_and_fall_again_do_not_go_with_the_jacobian():
     # As published: they rise up to the fourth, and over all six λ there is nothing.
-    found = r3.verdicts(
+    found = m3.verdicts(
         3, [level(0.1 * i, 2.0**-i, t) for i, t in enumerate((92.77, 92.86, 93.22, 93.9, 93.66, 91.86))]
     )
     assert found[-1].holds is None
@@ -298,7 +295,7 @@ def test_the_best_decay_is_chosen_on_other_seeds_than_its_gain_is_measured_on():
     made = [level(0.1 * i, 2.0**-i, 0.0, seeds=3) for i in range(4)]
     for one, tests in zip(made, runs, strict=True):
         one.runs[:] = [run | {"test": test} for run, test in zip(one.runs, tests, strict=True)]
-    assert r3.verdicts(3, made)[3].holds is False
+    assert m3.verdicts(3, made)[3].holds is False
 
 
 def test_a_report_is_saved_whole(lab, reports, tmp_path):

@@ -105,11 +105,17 @@ def test_what_a_copy_records_is_what_it_was_given(rates, tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda r: None, "AdaptCopy copies the rates of RMSprop; give them"),
-        (lambda r: Rates(r.layers, r.tangents[:10]), "the rates to copy are of 10 steps; epochs have 7 here"),
-        (lambda r: Rates(r.layers, r.tangents[:0]), "the rates to copy are of 0 steps"),
-        (lambda r: Rates(r.layers, r.tangents * torch.nan), "not finite: the training that they were recorded in"),
-        (lambda r: Rates(r.layers[1:], r.tangents[:, 1:]), r"the rates are of the layers \['conv2"),
+        (lambda r: None, "`rates` must be those of RMSprop, which AdaptCopy copies, got None"),
+        (lambda r: Rates(r.layers, r.tangents[:10]), "`rates` must be those of whole epochs of 7 steps, got 10 steps"),
+        (lambda r: Rates(r.layers, r.tangents[:0]), "`rates` must be those of whole epochs of 7 steps, got 0 steps"),
+        (
+            lambda r: Rates(r.layers, r.tangents * torch.nan),
+            "`rates` must be finite: the training in which they were recorded diverged",
+        ),
+        (
+            lambda r: Rates(r.layers[1:], r.tangents[:, 1:]),
+            r"`rates` must be those of the layers \['conv1\.w.*', 'classifier\.weight'\]",
+        ),
     ],
     ids=["none", "part of an epoch", "empty", "not finite", "other layers"],
 )

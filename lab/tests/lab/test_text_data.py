@@ -87,7 +87,7 @@ def test_an_empty_folder_is_told_what_was_looked_for_and_where(tmp_path):
 @pytest.mark.parametrize("length", [80, 89])
 def test_a_text_too_short_for_a_context_is_refused(tmp_path, length):
     (tmp_path / "input.txt").write_text("x" * length)
-    with pytest.raises(LabError, match=f"has {length} characters, of which a tenth, to test on, does not hold 9 and"):
+    with pytest.raises(LabError, match=f"has {length} characters; the last tenth, to test on, is too short"):
         Source("shakespeare", context=9).load(tmp_path)
 
 
@@ -99,7 +99,7 @@ def test_a_text_just_long_enough_is_split(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(b"", "is empty"), (b"\x1f\x8b\x08\0", "is no text in UTF-8: .* is it compressed, or another file")],
+    [(b"", "is empty"), (b"\x1f\x8b\x08\0", "is not a text in UTF-8: .* is it compressed, or another file")],
     ids=["empty", "gz"],
 )
 def test_a_file_of_something_else_is_refused(tmp_path, content, says):
@@ -120,9 +120,12 @@ def test_a_file_that_is_not_there_or_far_too_large_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"context": 0}, "the context is 0 characters; it can be 1 or more"),
-        ({"per_class": 3}, "per_class is 3; a text has no classes to choose from"),
-        ({"side": 3}, "the side of shakespeare is 3"),
+        ({"context": 0}, "`context` must be a whole number of characters >= 1, got 0"),
+        ({"per_class": 3}, "`per_class` must be None for a text, which has no classes, got 3"),
+        (
+            {"side": 3},
+            "and None for others, got 3 for shakespeare",
+        ),
     ],
     ids=["context", "classes", "side"],
 )

@@ -13,11 +13,10 @@ from gyroscope_lab.data.augment import Augmentation
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.data.split import Split
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.training.ends import why_end
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.tasks import task
-from gyroscope_lab.training.training import WEIGHTS, Training, train
+from gyroscope_lab.training.training import WEIGHTS, Training, train, why_end
 from gyroscope_lab.training.trial import Trial
 from lab.trainings import DROPOUT, HELD, TEXT, WRITES, StoppedError, equal_tensors, recorded, stepped, stopping
 
@@ -435,3 +434,16 @@ def test_data_that_cannot_be_learned_from_are_refused_before_anything_is_written
     with pytest.raises(LabError, match="digits has no examples to train on"):
         train(Trial(HELD, SGD), nothing, folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_network_of_ones_own_is_trained_in_its_precision_and_keeps_no_run(tmp_path):
+    digits = task("digits-mlp").lasting(2)
+    trial, split = Trial(digits, Recipe("SGD", 0.1)), digits.source.load()
+    training = Training(trial, split.converted(torch.float64), network=digits.network(0).double())
+    for _ in training.proceed():
+        pass
+    assert {weight.dtype for weight in training.model.parameters()} == {torch.float64}
+    assert training.loss == pytest.approx(train(trial, split).loss, rel=1e-4)
+    assert training.loss != train(trial, split).loss
+    with pytest.raises(LabError, match="has no folder"):
+        Training(trial, split, folder=tmp_path, network=digits.network(0))

@@ -9,9 +9,8 @@ from gyroscope.base.lazy import lazy
 from gyroscope.errors import DynamicsError
 
 if TYPE_CHECKING:
-    from gyroscope.theory import adaptive, batch_norm, damping, decay, deep_linear, homogeneity, least_squares
+    from gyroscope.theory import adaptive, batch_norm, decay, least_squares
     from gyroscope.theory.batch_norm import BatchCenter, batch_center_paths, batch_norm_paths
-    from gyroscope.theory.deep_linear import balanced_factors, schatten
     from gyroscope.theory.effective_rate import (
         Growth,
         Law,
@@ -54,7 +53,6 @@ if TYPE_CHECKING:
         variance_shares,
     )
     from gyroscope.theory.normalizers import comparison, properties
-    from gyroscope.theory.random_walk import random_walk
     from gyroscope.theory.reparameterize import Affine, reparameterize, standardizing
 
 __all__ = [
@@ -70,17 +68,14 @@ __all__ = [
     "Percentiles",
     "Schedules",
     "adaptive",
-    "balanced_factors",
     "batch_center_paths",
     "batch_law",
     "batch_norm",
     "batch_norm_paths",
     "comparison",
-    "damping",
     "decay",
     "decay_law",
     "decay_time",
-    "deep_linear",
     "effective_lr",
     "equilibrium",
     "estimated_jacobian_norm",
@@ -92,7 +87,6 @@ __all__ = [
     "fit_norms",
     "fixed_point",
     "gauss_newton_norm",
-    "homogeneity",
     "implicit_decay",
     "invariance",
     "jacobian_norm",
@@ -103,12 +97,10 @@ __all__ = [
     "optimizer_shares",
     "per_example_gradients",
     "properties",
-    "random_walk",
     "rate_at_rest",
     "recorded_shares",
     "reparameterize",
     "restore",
-    "schatten",
     "second_moment",
     "share_between",
     "shrinkage",
@@ -124,7 +116,6 @@ if not TYPE_CHECKING:  # a type checker reports names that are not listed above
         __name__,
         {
             "batch_norm": "BatchCenter batch_center_paths batch_norm_paths",
-            "deep_linear": "balanced_factors schatten",
             "effective_rate": "Growth Law decay_law decay_time effective_lr figure6 fit_norms implicit_decay "
             "norm_growth",
             "empirical_fisher": "batch_law fisher_diagonal per_example_gradients second_moment step_gain",
@@ -137,7 +128,6 @@ if not TYPE_CHECKING:  # a type checker reports names that are not listed above
             "least_squares": "figure2",
             "moment_variance": "Percentiles optimizer_shares recorded_shares share_between spans variance_shares",
             "normalizers": "comparison properties",
-            "random_walk": "random_walk",
             "reparameterize": "Affine reparameterize standardizing",
         },
     )

@@ -16,7 +16,7 @@ from gyroscope.cli.printed import echo, text
 from gyroscope.errors import GyroscopeError
 from gyroscope_lab.cli.lab_progress import described
 from gyroscope_lab.cli.missing_data import lacking, to_get
-from gyroscope_lab.cli.writable import make_folder
+from gyroscope_lab.cli.shared import make_folder
 
 if TYPE_CHECKING:
     from gyroscope_lab.engine.laboratory import Lab
@@ -192,7 +192,7 @@ class _Lines:
 
 
 def _counted(counts: Counter[str]) -> str:
-    """How many have each status.
+    """Return the number of trainings per status.
 
     >>> _counted(Counter(["resumable", "finished", "finished"]))
     '2 finished, 1 resumable'

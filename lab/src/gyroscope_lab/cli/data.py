@@ -91,7 +91,7 @@ def get(
             with _Bars() as bars:
                 fetched = fetch(known, folder, again=again, watcher=bars.watcher)
         except KeyboardInterrupt:
-            fail("interrupted; what has come is kept, and continued next time", code=INTERRUPTED)
+            fail("interrupted; the same command resumes the download", code=INTERRUPTED)
         except GyroscopeError as error:
             typer.echo(f"gyroscope: {error}", err=True)
             failed = True
@@ -173,7 +173,7 @@ def _row(known: Dataset, folder: Path) -> list[str]:
 
 
 def _is_packed(known: Dataset, folder: Path) -> bool:
-    """Whether all archives are here."""
+    """Return whether all archives are on disk."""
     archives = [piece.archive for piece in known.pieces]
     return all(archive is not None and (folder / archive.name).is_file() for archive in archives)
 

@@ -15,8 +15,7 @@ from rich.text import Text
 
 from gyroscope.cli.fail import FAILED, INTERRUPTED, fail
 from gyroscope.errors import GyroscopeError
-from gyroscope_lab.cli.loading import loading
-from gyroscope_lab.cli.writable import at_least_one, make_folder
+from gyroscope_lab.cli.shared import at_least_one, loading, make_folder
 
 if TYPE_CHECKING:
     from gyroscope_lab.papers.demo import Demo
@@ -42,7 +41,7 @@ def demo(
     prints a table, and writes index.html, rotation.png, rotation.svg and demo.json. Every training is recorded as a run
     of its own. Takes about a minute on two cores.
 
-    What is interrupted goes on where it stopped, and what is known is not trained again.
+    An interrupted demo resumes where it stopped, and known trainings are not run again.
     """
     at_least_one(seeds, "--seeds")
     at_least_one(jobs, "--jobs")
@@ -58,7 +57,7 @@ def demo(
         with loading(what="Drawing"):
             written = _write(measured, out, command)
     except KeyboardInterrupt:
-        fail(f"interrupted; to go on: {command}", code=INTERRUPTED)
+        fail(f"interrupted; to resume: {command}", code=INTERRUPTED)
     except (GyroscopeError, OSError) as error:
         fail(str(error), code=FAILED)
     _report(measured, written, out, command, trials)
@@ -76,8 +75,7 @@ def _train(runs: Path, seeds: int, quick: bool, jobs: int, again: bool) -> tuple
     from gyroscope_lab.cli.lab_progress import LabProgress
     from gyroscope_lab.engine.laboratory import Lab
     from gyroscope_lab.papers import demo as lab
-    from gyroscope_lab.training.archive import Archive
-    from gyroscope_lab.training.forget import forget
+    from gyroscope_lab.training.archive import Archive, forget
 
     recipes, task = (lab.QUICK_RECIPES, lab.QUICK_TASK) if quick else (lab.RECIPES, lab.TASK)
     with LabProgress() as progress:

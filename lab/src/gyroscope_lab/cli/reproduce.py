@@ -15,9 +15,7 @@ import typer
 
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
 from gyroscope.errors import GyroscopeError
-from gyroscope_lab.cli.choices import Engine, Precision, Scale
-from gyroscope_lab.cli.loading import loading
-from gyroscope_lab.cli.writable import at_least_one, make_folder
+from gyroscope_lab.cli.shared import Engine, Precision, Scale, at_least_one, loading, make_folder
 
 if TYPE_CHECKING:
     from gyroscope_lab.engine.laboratory import Lab
@@ -85,13 +83,13 @@ def reproduce(
     """Make figures and tables of the papers again, and put their numbers beside ours.
 
     Without a name, or with **list**, the studies are listed: what the paper shows, how many trainings that takes and
-    how long, and whether results are in.
+    how long, and whether there are results.
 
     At the scales **smoke** and **small** the embedded digits stand in for the papers' data. At **full**, everything is
     as the authors ran it; see gyroscope data for the datasets.
 
-    Trainings are kept: studies share them, what was interrupted goes on where it stopped, and what is known is not
-    trained again. They run one after the other (**serial**), in processes (**workers**), side by side on a GPU
+    Trainings are kept: studies share them, interrupted ones resume where they stopped, and known ones are not run
+    again. They run one after the other (**serial**), in processes (**workers**), side by side on a GPU
     (**population**) or on a cluster (**ray**); **auto** takes a GPU if there is one.
 
     With **--minutes**, train the missing full-scale trainings in the order of OUT/queue.md for M minutes on a GPU, then
@@ -165,7 +163,7 @@ def choose(names: Sequence[str]) -> list[Study]:
         if not matching:
             close = get_close_matches(given, known, n=1)
             hint = f"did you mean {close[0]}? " if close else ""
-            raise LabError(f"no study is called {given!r}; {hint}gyroscope reproduce list shows them all")
+            raise LabError(f"There is no study {given!r}; {hint}gyroscope reproduce list shows them all.")
         found |= set(matching)
     return [study(name) for name in known if name in found]
 
@@ -257,7 +255,7 @@ def _run(lab: Lab, study: Study, out: Path) -> bool:
             report = study.run(replace(lab, **progress.hooks))
             written = study.save(lab, report, out)
     except KeyboardInterrupt:
-        fail("interrupted; the same command goes on where it stopped", code=INTERRUPTED)
+        fail("interrupted; the same command resumes where it stopped", code=INTERRUPTED)
     except (GyroscopeError, OSError) as error:
         lacking = named_in(str(error))
         more = f". {to_get(lacking, Path(lab.data or 'data'))}" if lacking else ""

@@ -60,7 +60,7 @@ def print_list(out: Path, costs: Costs | None = None) -> None:
     screen.print(table)
     screen.print(
         "Trainings, and how long they take: smoke and small on one core of a CPU, full on an H200. Studies share "
-        "trainings, and each is run once; some studies go on with more, as their first results tell. none: something "
+        "trainings, and each is run once; some studies train more, depending on their first results. none: something "
         f"is measured, nothing trained. ≈ is an estimate, where no time was measured ({known['all'].title}).",
         highlight=False,
     )

@@ -14,9 +14,7 @@ from typer.core import TyperCommand
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
 from gyroscope.cli.printed import echo
 from gyroscope.errors import GyroscopeError
-from gyroscope_lab.cli.choices import Device, Parallel, Precision
-from gyroscope_lab.cli.loading import loading
-from gyroscope_lab.cli.writable import at_least_one, make_folder
+from gyroscope_lab.cli.shared import Device, Parallel, Precision, at_least_one, loading, make_folder
 
 if TYPE_CHECKING:
     from gyroscope_lab.training.archive import Archive
@@ -72,8 +70,8 @@ def train(
 ) -> None:
     """Train one of the laboratory's tasks, and record the run.
 
-    The same command goes on where it was interrupted, from its last checkpoint (at most half a minute of training is
-    lost), and shows the result of what has ended. On a CPU it uses one core, and the same command gives the same
+    The same command resumes an interrupted training from its last checkpoint (at most half a minute of training is
+    lost), and shows the result of a finished one. On a CPU it uses one core, and the same command gives the same
     numbers.
 
     For example: gyroscope train digits --control none --rate 3^-1 --weight-decay 5e-3
@@ -115,7 +113,7 @@ def train(
         _on_ranks(trial, archive, on_gpu, data, Parallel.ddp if parallel is None else parallel, again)
     elif parallel is not None:
         command = f"torchrun --nproc-per-node 2 -m gyroscope_lab train {task} --parallel {parallel.value}"
-        fail(f"--parallel is for several processes, and this is one; start them with {command}", code=BAD_ARGUMENT)
+        fail(f"`--parallel` needs several processes, got one. Start them with {command}", code=BAD_ARGUMENT)
     else:
         _show(trial, *_trained(trial, archive, on_gpu, data, again), archive.folder(trial))
 
@@ -132,12 +130,12 @@ def parse_rate(text: str) -> float:
     except (ValueError, OverflowError, ZeroDivisionError):
         value = float("nan")
     if not isfinite(value) or value <= 0:
-        fail(f"--rate is {text}; a number above 0 is accepted, such as 0.1, 1e-3 or 3^-3", code=BAD_ARGUMENT)
+        fail(f"`--rate` must be a number > 0, such as 0.1, 1e-3 or 3^-3, got {text}.", code=BAD_ARGUMENT)
     return value
 
 
 def named(optimizer: str, control: str, rate: str, *, alpha: float, weight_decay: float, momentum: float) -> str:
-    """What figures and tables call it.
+    """Return the name of a recipe in figures and tables.
 
     >>> named("adam", "layca", "3^-5", alpha=0.6, weight_decay=0.0, momentum=0.0)
     'Adam-Layca 3^-5, alpha +0.6'
@@ -154,7 +152,7 @@ def named(optimizer: str, control: str, rate: str, *, alpha: float, weight_decay
 
 def _check(alpha: float, weight_decay: float, momentum: float, nesterov: bool) -> None:
     if not isfinite(alpha):
-        fail(f"--alpha is {alpha}; a number is accepted, such as -0.6 or 0.6", code=BAD_ARGUMENT)
+        fail(f"`--alpha` must be a number, such as -0.6 or 0.6, got {alpha}.", code=BAD_ARGUMENT)
     if not 0 <= weight_decay < float("inf"):
         fail(f"--weight-decay is {weight_decay}; it must be 0 or more", code=BAD_ARGUMENT)
     if not 0 <= momentum < 1:
@@ -177,8 +175,7 @@ def _on_gpu(device: Device) -> bool:
 
 
 def _archive(run: Path | None, trial: Trial) -> Archive:
-    from gyroscope_lab.training.archive import Archive
-    from gyroscope_lab.training.one_folder import OneFolder
+    from gyroscope_lab.training.archive import Archive, OneFolder
 
     make_folder(_RUNS if run is None else run, "--run")
     return Archive(_RUNS) if run is None else OneFolder(run, trial)
@@ -189,7 +186,7 @@ def _on_ranks(trial: Trial, archive: Archive, on_gpu: bool, data: Path, parallel
     from torch import distributed
 
     from gyroscope_lab.engine.ranks import process_group, run_on_ranks
-    from gyroscope_lab.training.forget import forget
+    from gyroscope_lab.training.archive import forget
     from gyroscope_lab.training.spread import from_first
 
     try:
@@ -210,7 +207,7 @@ def _trained(trial: Trial, archive: Archive, on_gpu: bool, data: Path, again: bo
     from gyroscope_lab.cli.lab_progress import LabProgress
     from gyroscope_lab.cli.missing_data import require_data
     from gyroscope_lab.engine.laboratory import Lab
-    from gyroscope_lab.training.forget import forget
+    from gyroscope_lab.training.archive import forget
 
     try:
         if again:
@@ -229,7 +226,7 @@ def _trained(trial: Trial, archive: Archive, on_gpu: bool, data: Path, again: bo
             )
             [result] = lab.run([trial])
     except KeyboardInterrupt:
-        fail("interrupted; the same command goes on from the last checkpoint, if there is one", code=INTERRUPTED)
+        fail("interrupted; the same command resumes from the last checkpoint, if there is one", code=INTERRUPTED)
     except (GyroscopeError, OSError) as error:
         fail(str(error), code=FAILED)
     return result, known

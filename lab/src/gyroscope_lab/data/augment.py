@@ -20,7 +20,7 @@ _FILLS = get_args(Fill)  # here, since older compilers do not look into typing
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How far images are shifted, how they are mirrored, and what fills the edges.
+    """Shifts and mirror images, and what fills the edges.
 
     The defaults are the rotation papers' (every image shifted by U(−4, 4), to the nearest pixel, and mirrored with
     probability ½). The conditioning paper's are `per="batch", fill="reflect", rounding="uniform", half=True`.
@@ -52,9 +52,9 @@ class Augmentation:
         for name, accepted in (("per", get_args(Per)), ("fill", _FILLS), ("rounding", get_args(Rounding))):
             _one_of(name, getattr(self, name), accepted)
         if isinstance(self.shift, bool) or not isinstance(self.shift, int) or not 0 <= self.shift <= _FARTHEST:
-            raise LabError(f"shift is {self.shift!r}; a whole number of pixels from 0 to {_FARTHEST} is accepted")
+            raise LabError(f"`shift` must be a whole number of pixels from 0 to {_FARTHEST}, got {self.shift!r}.")
         if self.half and not self.flip:
-            raise LabError("half=True says how images are mirrored and flip=False that none is; leave one of them out")
+            raise LabError("`half` must be False with flip=False: no image is mirrored.")
 
     def draw(self, count: int, batch: int, generator: torch.Generator) -> torch.Tensor:
         """Return (dy, dx, flip) for each example of an epoch, in the order they are taken: int8 [count, 3].
@@ -68,9 +68,9 @@ class Augmentation:
             generator: on the CPU; the same one, for one epoch after the other.
         """
         if count < 0 or batch < 1:
-            raise LabError(f"cannot draw for {count} examples in batches of {batch}; 0 or more, and 1 or more, can be")
+            raise LabError(f"`count` must be >= 0 and `batch` >= 1, got {count} and {batch}.")
         if generator.device.type != "cpu":
-            raise LabError(f"the generator is on {generator.device}; draw on the CPU, then move what was drawn")
+            raise LabError(f"`generator` must be on the CPU, got {generator.device}.")
         if self.per == "image":
             shifts = self._shifts(count, generator)
         else:
@@ -121,11 +121,11 @@ def augment(x: torch.Tensor, moves: torch.Tensor, *, fill: Fill) -> torch.Tensor
     _one_of("fill", fill, _FILLS)
     if x.ndim != 4 or moves.shape != (len(x), 3) or moves.is_floating_point():
         raise LabError(
-            f"augment takes images [N, C, H, W] and whole numbers [N, 3] of dy, dx and flip; "
-            f"given: {list(x.shape)} and {list(moves.shape)} of {moves.dtype}"
+            "`x` must be images [N, C, H, W] and `moves` whole numbers [N, 3] of dy, dx and flip, "
+            f"got {list(x.shape)} and {list(moves.shape)} of {moves.dtype}."
         )
     if moves.device != x.device:
-        raise LabError(f"the images are on {x.device} and their moves on {moves.device}; move these there first")
+        raise LabError(f"`moves` must be on the device of the images, {x.device}, got {moves.device}.")
     dy, dx, flip = moves.long()[:, :, None].unbind(1)
     height, width = x.shape[-2:]
     rows = _fold(torch.arange(height, device=x.device) + dy, height, fill)
@@ -146,4 +146,4 @@ def _fold(index: torch.Tensor, size: int, fill: Fill) -> torch.Tensor:
 
 def _one_of(name: str, given: object, accepted: tuple[str, ...]) -> None:
     if given not in accepted:
-        raise LabError(f"{name} is {given!r}; {' or '.join(map(repr, accepted))} is accepted")
+        raise LabError(f"`{name}` must be {' or '.join(map(repr, accepted))}, got {given!r}.")

@@ -29,7 +29,7 @@ class File:
 
     @property
     def known_by(self) -> str:
-        """What it can be told by: its "md5", its "sha256", its "size", or its "name" alone.
+        """How the file is identified: by "md5", "sha256", "size", or "name" only.
 
         >>> File("train.bin", size=153_700_000).known_by
         'size'
@@ -39,7 +39,7 @@ class File:
 
 @dataclass(frozen=True)
 class Piece:
-    """What one download gives.
+    """One download.
 
     Attributes:
         download: the file or the archive; None where people have to fetch it themselves.
@@ -85,8 +85,8 @@ class Dataset:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What was found of a file, or of a number of files.
+class Condition:
+    """The state of a file, or of several files, on disk.
 
     Attributes:
         path: of the file, or the pattern of the files.
@@ -163,7 +163,7 @@ def missing(dataset: Dataset, folder: Path) -> list[str]:
     return [part[0].name for piece in looked for part, found in piece if found is None]
 
 
-def check(dataset: Dataset, folder: Path) -> Iterator[Verdict]:
+def check(dataset: Dataset, folder: Path) -> Iterator[Condition]:
     """Yield what is found of each file of a dataset that is there: the parts that are read, and the archives.
 
     >>> list(check(dataset("shakespeare"), Path("no/such/folder")))
@@ -172,10 +172,10 @@ def check(dataset: Dataset, folder: Path) -> Iterator[Verdict]:
     for piece in dataset.pieces:
         yield from check_parts(dataset, piece, folder)
         if piece.archive and (folder / piece.archive.name).is_file():
-            yield _verdict(folder / piece.archive.name, piece.archive)
+            yield _condition(folder / piece.archive.name, piece.archive)
 
 
-def check_parts(dataset: Dataset, piece: Piece, folder: Path) -> Iterator[Verdict]:
+def check_parts(dataset: Dataset, piece: Piece, folder: Path) -> Iterator[Condition]:
     """Yield what is found of each part of a piece that is there.
 
     >>> cifar = dataset("cifar-10")
@@ -183,21 +183,21 @@ def check_parts(dataset: Dataset, piece: Piece, folder: Path) -> Iterator[Verdic
     []
     """
     there = [found for found in find(dataset, piece, folder) if found]
-    yield from (_verdict(path, file) for path, file in there)
+    yield from (_condition(path, file) for path, file in there)
     for path, file in there[:1]:
         root = path.parents[len(PurePosixPath(file.name).parts) - 1]
         for pattern, expected in piece.counts:
             found = sum(1 for _ in root.glob(pattern))
             problem = None if found == expected else f"there are {found:,}, and {expected:,} are expected"
-            yield Verdict(root / pattern, problem, "count")
+            yield Condition(root / pattern, problem, "count")
 
 
 def _is_there(place: Path, file: File) -> bool:
     return (place / file.name).is_dir() if file.name.endswith("/") else (place / file.name).is_file()
 
 
-def _verdict(path: Path, file: File) -> Verdict:
-    return Verdict(path, wrong(path, file), file.known_by)
+def _condition(path: Path, file: File) -> Condition:
+    return Condition(path, wrong(path, file), file.known_by)
 
 
 def _digest(path: Path, kind: str) -> str:

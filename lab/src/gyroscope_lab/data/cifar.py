@@ -1,19 +1,161 @@
-"""CIFAR-10 and CIFAR-100: 60,000 colour photographs of 32×32 pixels, read from the files they are published as."""
+"""CIFAR-10 and CIFAR-100: 60,000 color photographs of 32×32 pixels, read from the files they are published as."""
 
 from __future__ import annotations
 
+import gzip
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from gyroscope_lab.data.cifar_files import CIFAR_10, CIFAR_100, Edition, contents
-from gyroscope_lab.data.folders import data_folder
-from gyroscope_lab.data.official import Official
+from gyroscope_lab.data.official import Official, data_folder, to_the_end
 from gyroscope_lab.data.plain_pickle import PlainArray, read_plain_pickle
 from gyroscope_lab.errors import LabError
+
+# The largest of them has 155 million bytes; a larger one is damaged, and is not read into memory.
+_LARGEST = 2**29
+
+
+@dataclass(frozen=True)
+class Edition:
+    """The names its publishers gave to the parts of one of the two datasets.
+
+    Attributes:
+        title: what it is called.
+        train: the files to train on, without `.bin`.
+        test: the file to test on.
+        labels: each kind of label an image has, as pickles call it, and how many classes of it there are; ours last.
+        folders: what its archives unpack to.
+        archives: what it comes in.
+
+    >>> CIFAR_10.files(".bin")[-2:]
+    ['data_batch_5.bin', 'test_batch.bin']
+    """
+
+    title: str
+    train: tuple[str, ...]
+    test: str
+    labels: Mapping[str, int]
+    folders: tuple[str, ...]
+    archives: tuple[str, ...]
+
+    @property
+    def classes(self) -> int:
+        """The number of classes.
+
+        >>> CIFAR_100.classes
+        100
+        """
+        return list(self.labels.values())[-1]
+
+    def files(self, ending: str) -> list[str]:
+        """Return the names of its files: with the ending `.bin`, or with none for pickles.
+
+        >>> CIFAR_100.files("")
+        ['train', 'test']
+        """
+        return [name + ending for name in (*self.train, self.test)]
+
+
+CIFAR_10 = Edition(
+    title="CIFAR-10",
+    train=tuple(f"data_batch_{number}" for number in range(1, 6)),
+    test="test_batch",
+    labels=MappingProxyType({"labels": 10}),
+    folders=("cifar-10-batches-bin", "cifar-10-batches-py"),
+    archives=("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"),
+)
+CIFAR_100 = Edition(
+    title="CIFAR-100",
+    train=("train",),
+    test="test",
+    labels=MappingProxyType({"coarse_labels": 20, "fine_labels": 100}),
+    folders=("cifar-100-binary", "cifar-100-python"),
+    archives=("cifar-100-binary.tar.gz", "cifar-100-python.tar.gz"),
+)
+
+
+def contents(root: Path, edition: Edition) -> Iterator[tuple[str, str, bytes]]:
+    """Yield each file of a dataset: its name without `.bin`, where it is, and the bytes in it.
+
+    The first place that has all files is read: the folder, the folders its archives unpack to, the archives.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in CIFAR_100.files(".bin"):
+    ...         _ = Path(folder, name).write_bytes(b"images")
+    ...     [(name, content) for name, _, content in contents(Path(folder), CIFAR_100)]
+    [('train', b'images'), ('test', b'images')]
+    """
+    incomplete = []
+    for folder in (root, *(root / name for name in edition.folders)):
+        for ending in (".bin", ""):
+            files = edition.files(ending)
+            missing = [file for file in files if not (folder / file).is_file()]
+            if not missing:
+                return _in_folder(folder, files)
+            if len(missing) < len(files):
+                incomplete.append(f"{folder} has no {' and no '.join(missing)}")
+    for archive in edition.archives:
+        if (root / archive).is_file():
+            return _in_archive(root / archive, edition)
+    if incomplete:
+        found = "; ".join(incomplete)
+        raise LabError(f"{edition.title} is incomplete: {found}. Fetch it again, all files from one archive")
+    raise LabError(
+        f"{edition.title} is not in {root}: looked there, and in its {' and '.join(edition.folders)}, for "
+        f"{', '.join(edition.files('.bin'))} or the same without .bin; and for {' and '.join(edition.archives)}. "
+        "Put one of these there, or name the folder that has them"
+    )
+
+
+def _in_folder(folder: Path, files: list[str]) -> Iterator[tuple[str, str, bytes]]:
+    for file in files:
+        path = folder / file
+        try:
+            _check_size(str(path), path.stat().st_size)
+            content = path.read_bytes()
+        except OSError as error:
+            raise LabError(f"{path} cannot be read: {error.strerror or error}") from error
+        yield file.removesuffix(".bin"), str(path), content
+
+
+def _in_archive(path: Path, edition: Edition) -> Iterator[tuple[str, str, bytes]]:
+    wanted = edition.files(".bin" if "binary" in path.name else "")
+    try:
+        # As a stream, from first to last: seeking in compressed data means starting over.
+        with gzip.open(path) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+            for member in tar:
+                file = Path(member.name).name
+                if file in wanted and member.isfile():
+                    where = f"{path}/{member.name}"
+                    _check_size(where, member.size)
+                    content = tar.extractfile(member)
+                    assert content is not None
+                    wanted.remove(file)
+                    yield file.removesuffix(".bin"), where, content.read()
+            to_the_end(stream)
+    except (EOFError, tarfile.TarError) as error:
+        raise LabError(f"{path} is truncated, or is not an archive ({error}); fetch it again") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise LabError(f"{path} is damaged, or not compressed by gzip ({error}); fetch it again") from error
+    except OSError as error:
+        raise LabError(f"{path} cannot be read: {error.strerror or error}") from error
+    if wanted:
+        raise LabError(f"{path} has no {' and no '.join(wanted)}; fetch it again")
+
+
+def _check_size(where: str, size: int) -> None:
+    if size > _LARGEST:
+        raise LabError(f"{where} has {size:,} bytes, more than any file of CIFAR; fetch it again")
+
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
@@ -71,8 +213,8 @@ def _binary(edition: Edition, path: str, content: bytes) -> _Batch:
     length = len(edition.labels) + PIXELS
     if not content or len(content) % length:
         raise LabError(
-            f"{path} is truncated or no {edition.title}: its {len(content):,} bytes are no whole number of images of "
-            f"{length:,} bytes each; fetch it again"
+            f"{path} is truncated, or is not {edition.title}: its {len(content):,} bytes are not a whole number of "
+            f"images of {length:,} bytes each; fetch it again"
         )
     records = np.frombuffer(content, dtype=np.uint8).reshape(-1, length)
     for (kind, classes), labels in zip(edition.labels.items(), records.T, strict=False):
@@ -91,7 +233,7 @@ def _pickled(edition: Edition, path: str, content: bytes) -> _Batch:
     if not isinstance(data, PlainArray) or not isinstance(labels, list) or not all(type(y) is int for y in labels):
         keys = ", ".join(map(str, batch)) or "nothing"
         raise LabError(
-            f"{path} is no batch of {edition.title}, whose images are an array 'data' and whose labels a list "
+            f"{path} is not a batch of {edition.title}, which has images in an array 'data' and labels in a list "
             f"{kind!r}; it holds {keys}"
         )
     x = data.bytes()
@@ -117,8 +259,8 @@ def _whole(edition: Edition, root: Path, batches: list[_Batch]) -> tuple[torch.T
     counts = np.bincount(y, minlength=edition.classes)
     if counts.min() != counts.max():
         raise LabError(
-            f"{edition.title} in {root} is not whole: it has as many images of each class, and here "
+            f"{edition.title} in {root} is incomplete: classes must have equally many images, and there are "
             f"{counts.max():,} of class {counts.argmax()} and {counts.min():,} of class {counts.argmin()}; "
-            "a file is cut, or has the name of another: fetch them again"
+            "a file is truncated, or has the name of another: fetch them again"
         )
     return torch.from_numpy(x), torch.from_numpy(y)

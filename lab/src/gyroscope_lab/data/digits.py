@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gyroscope_lab.data.choice import choose, first_of_each_class
-from gyroscope_lab.data.official import Normalization
+from gyroscope_lab.data.official import Normalization, choose, first_of_each_class
 from gyroscope_lab.data.split import Split
 from gyroscope_lab.errors import LabError
 
@@ -40,7 +39,7 @@ def digits(
     y = torch.as_tensor(labels, dtype=torch.int64)
     fewest = int(torch.bincount(y, minlength=CLASSES).min())
     if not 1 <= per_class < fewest:
-        raise LabError(f"per_class is {per_class}; the digits allow 1 to {fewest - 1}")
+        raise LabError(f"`per_class` must be from 1 to {fewest - 1} for the digits, got {per_class}.")
 
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
     chosen = first_of_each_class(y, order, classes=CLASSES, per_class=per_class, name="digits")

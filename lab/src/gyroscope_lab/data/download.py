@@ -20,7 +20,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from gyroscope_lab.data.catalogue import Dataset, File, check_parts, find, missing, wrong
-from gyroscope_lab.data.streams import to_the_end
+from gyroscope_lab.data.official import to_the_end
 from gyroscope_lab.errors import LabError
 
 _BLOCK = 1 << 18
@@ -31,7 +31,7 @@ _LONGEST_WAIT = 60.0
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to wait for a server.
+    """Waiting times for a server.
 
     Attributes:
         timeout: seconds without a byte after which a connection is given up.
@@ -46,7 +46,7 @@ class Patience:
 
 @dataclass(frozen=True)
 class Watcher:
-    """What to call while files are fetched.
+    """Callbacks while files are fetched.
 
     Attributes:
         on_bytes: with the name of a file, how many bytes of it are here, and how many there are, if that is known.
@@ -253,7 +253,7 @@ class _Transfer:
         return self.part.stat().st_size if self.part.exists() else 0
 
     def _start(self) -> int:
-        """How many of the bytes that are here can be continued from."""
+        """Return the number of bytes on disk that the download can continue from."""
         noted = self._noted()
         same = noted.get("url") == self.url and any(noted.get(key) for key in _VERSION)
         # With a checksum, what is continued from another address, or an unknown version, is found out in the end.

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from gyroscope_lab.data.folders import data_folder
 from gyroscope_lab.data.image_cache import Listing, Progress, cached_images
-from gyroscope_lab.data.official import Official
+from gyroscope_lab.data.official import Official, data_folder
 from gyroscope_lab.errors import LabError
 
 #: The environment variable that names a folder for decoded images.
@@ -83,8 +82,8 @@ def read_imagenet(
     names = sorted(entry.name for entry in _folders(root / "train"))
     if sorted(entry.name for entry in _folders(root / "val")) != names or not names:
         raise LabError(
-            f"{root / 'train'} and {root / 'val'} have to have a folder of images for each class, the same in both; "
-            f"there are {len(names):,} and {len(_folders(root / 'val')):,}. Sort the images of val into such folders"
+            f"{root / 'train'} and {root / 'val'} must have one folder of images per class, the same in both; there "
+            f"are {len(names):,} and {len(_folders(root / 'val')):,}. Sort the images of val into such folders"
         )
     train, test = _by_class(root, names, "train/{}"), _by_class(root, names, "val/{}")
     found = _Found("ImageNet", root, len(names), train, test)
@@ -176,7 +175,7 @@ def _lines(path: Path) -> list[str]:
 
 def _official(found: _Found, side: int, short: int, workers: int | None, on_progress: Progress | None) -> Official:
     if side < 1 or (workers is not None and workers < 1):
-        raise LabError(f"side is {side} and workers {workers}; each can be 1 or more (workers None: one a core)")
+        raise LabError(f"`side` and `workers` must be >= 1 (workers=None: one per core), got {side} and {workers}.")
     images = [*found.train, *found.test]
     listing = Listing(
         [image.path for image in images],

@@ -1,14 +1,17 @@
-"""MNIST: 70,000 handwritten digits of 28×28 pixels, read from the files they are published as."""
+"""MNIST: 70,000 handwritten digits of 28×28 pixels, read from the idx files they are published as."""
 
 from __future__ import annotations
 
+import gzip
+import zlib
+from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from gyroscope_lab.data.folders import data_folder
-from gyroscope_lab.data.idx import read_idx
-from gyroscope_lab.data.official import Official
+from gyroscope_lab.data.official import Official, data_folder
 from gyroscope_lab.data.split import Split
 from gyroscope_lab.errors import LabError
 
@@ -58,7 +61,9 @@ def _part(root: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
     if len(x) != len(y) or not len(x):
         raise LabError(f"{images} holds {len(x):,} images and {labels} {len(y):,} labels; they do not belong together")
     if int(y.max()) >= CLASSES:
-        raise LabError(f"{labels} has a label {int(y.max())}; MNIST's are 0 to {CLASSES - 1}. Is it another dataset's?")
+        raise LabError(
+            f"{labels} has a label {int(y.max())}; MNIST's are 0 to {CLASSES - 1}. Is it from another dataset?"
+        )
     return x[:, None], y
 
 
@@ -73,3 +78,66 @@ def _find(root: Path, name: str) -> Path:
         f"{name}, plain or .gz, is neither in {root} nor in its {', '.join(w for w in _WITHIN if w)}; "
         "put MNIST's four files there, or name the folder that has them"
     )
+
+
+_UNSIGNED_BYTES = 0x08
+# No file of this format is larger; one whose header claims more is damaged, and is not read into memory.
+_LARGEST = 2**31
+
+
+def read_idx(path: Path | str, *, shape: Sequence[int | None]) -> torch.Tensor:
+    """Return the bytes of an idx file, plain or compressed (.gz), as a tensor of `uint8`.
+
+    The file begins with two zero bytes, the type of its elements (8: bytes), the number of its dimensions and the size
+    of each in four bytes, the most significant first; then come the elements, row by row, and nothing else.
+
+    Args:
+        path: the file.
+        shape: the sizes it must have; None where any will do.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "labels-idx1-ubyte")
+    ...     _ = path.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3, 5, 0, 4]))
+    ...     read_idx(path, shape=[None])
+    tensor([5, 0, 4], dtype=torch.uint8)
+    """
+    path = Path(path)
+    length = 4 + 4 * len(shape)
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            header = file.read(length)
+            sizes = _sizes(path, header, shape)
+            content = file.read(prod(sizes) + 1)
+    except EOFError as error:
+        raise LabError(f"{path} is truncated: its compressed data ends early; fetch it again") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise LabError(f"{path} is damaged, or not compressed by gzip ({error}); fetch it again") from error
+    except OSError as error:
+        raise LabError(f"{path} cannot be read: {error.strerror or error}") from error
+    if len(content) < prod(sizes):
+        found = f"{prod(sizes):,} bytes should follow its header and {len(content):,} do"
+        raise LabError(f"{path} is truncated: {found}; fetch it again")
+    if len(content) > prod(sizes):
+        raise LabError(f"{path} is damaged: more than the {prod(sizes):,} bytes of its header follow; fetch it again")
+    return torch.from_numpy(np.frombuffer(content, dtype=np.uint8).reshape(sizes).copy())
+
+
+def _sizes(path: Path, header: bytes, shape: Sequence[int | None]) -> list[int]:
+    if len(header) < 4 or header[:2] != b"\0\0" or header[2] != _UNSIGNED_BYTES:
+        begins = f"it begins with {header[:4].hex(' ')}" if header else "it is empty"
+        raise LabError(f"{path} is not an idx file of bytes: {begins}, not with 00 00 08; fetch it again")
+    if header[3] != len(shape):
+        raise LabError(
+            f"{path} has {header[3]} dimensions; {len(shape)} are expected: "
+            "three for images (idx3), one for labels (idx1). Does it have the name of another file?"
+        )
+    if len(header) < 4 + 4 * len(shape):
+        raise LabError(f"{path} is truncated: it ends within its header; fetch it again")
+    sizes = [int.from_bytes(header[4 + 4 * i : 8 + 4 * i], "big") for i in range(len(shape))]
+    if any(wanted is not None and wanted != size for wanted, size in zip(shape, sizes, strict=True)):
+        wanted = " × ".join("any" if size is None else str(size) for size in shape)
+        raise LabError(f"{path} holds an array of {' × '.join(map(str, sizes))}; {wanted} is expected")
+    if prod(sizes) > _LARGEST:
+        raise LabError(f"{path} is damaged: its header claims {prod(sizes):,} bytes; fetch it again")
+    return sizes

@@ -1,17 +1,156 @@
-"""A dataset as it is published, and its division into a split."""
+"""A dataset as it is published: where its files are, the moments of its pixels, and its division into a split."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from typing import Literal
+from math import sqrt
+from pathlib import Path
+from typing import Literal, Protocol
 
 import torch
 
-from gyroscope_lab.data.choice import choose
-from gyroscope_lab.data.memory import fits
-from gyroscope_lab.data.moments import histogram, moments
-from gyroscope_lab.data.split import Split
+from gyroscope_lab.data.split import Split, fits
 from gyroscope_lab.errors import LabError
+
+#: The environment variable that names the folder of the datasets.
+DATA = "GYROSCOPE_DATA"
+
+
+def data_folder(folder: Path | str | None, name: str) -> Path:
+    """Return the folder to look for a dataset in: the one given, else the one that GYROSCOPE_DATA names.
+
+    Args:
+        folder: the one given, or None.
+        name: of the dataset, as people write it.
+
+    >>> data_folder("no/such/folder", "MNIST")
+    Traceback (most recent call last):
+    gyroscope_lab.errors.LabError: there is no folder no/such/folder to look for MNIST in; give one that exists
+    """
+    given = os.environ.get(DATA) if folder is None else folder
+    if not given:
+        raise LabError(f"No folder was given for {name}. Give its folder, or set {DATA} to the folder of your datasets")
+    root = Path(given).expanduser()
+    if not root.is_dir():
+        named = f" ({DATA} names it)" if folder is None else ""
+        raise LabError(f"there is no folder {root}{named} to look for {name} in; give one that exists")
+    return root
+
+
+_BLOCK = 2**20
+
+
+class Readable(Protocol):
+    """A stream of bytes."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return up to so many."""
+
+
+def to_the_end(stream: Readable) -> None:
+    """Read what is left of a compressed stream: its checksum stands at the very end, and is compared when it is read.
+
+    >>> import io
+    >>> stream = io.BytesIO(b"abc")
+    >>> to_the_end(stream)
+    >>> stream.tell()
+    3
+    """
+    while stream.read(_BLOCK):
+        continue
+
+
+def choose(
+    labels: torch.Tensor, *, classes: int, validation: float, per_class: int | None, seed: int, name: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the places of the examples to train on and of those held out, both in increasing order.
+
+    All examples are shuffled, by the seed alone. The first, a share `validation` of all, are held out; of those after
+    them, all are trained on, or the first `per_class` of each class.
+
+    >>> train, held_out = choose(
+    ...     torch.tensor([0, 1, 0, 1, 0, 1, 0, 1]), classes=2, validation=0.25, per_class=2, seed=0, name="made"
+    ... )
+    >>> len(train), len(held_out), set(train.tolist()) & set(held_out.tolist())
+    (4, 2, set())
+    """
+    count = round(validation * len(labels))
+    if validation and not 0 < count < len(labels):
+        raise LabError(
+            f"`validation` must hold out at least one of the {len(labels):,} training examples of {name} and leave at "
+            f"least one, got {validation}, which holds out {count:,}."
+        )
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    held_out, rest = order[:count], order[count:]
+    if per_class is not None:
+        rest = first_of_each_class(labels, rest, classes=classes, per_class=per_class, name=name)
+    return rest.sort().values, held_out.sort().values
+
+
+def first_of_each_class(
+    labels: torch.Tensor, order: torch.Tensor, *, classes: int, per_class: int, name: str
+) -> torch.Tensor:
+    """Return the first `per_class` places of each class among the places `order`, class by class.
+
+    >>> first_of_each_class(
+    ...     torch.tensor([0, 0, 1, 1]), torch.tensor([3, 0, 2, 1]), classes=2, per_class=1, name="made"
+    ... )
+    tensor([0, 3])
+    """
+    fewest = int(torch.bincount(labels[order], minlength=classes).min())
+    if not 1 <= per_class <= fewest:
+        raise LabError(
+            f"`per_class` must be from 1 to {fewest:,} for {name} without its held-out examples, got {per_class}."
+        )
+    return torch.cat([order[labels[order] == c][:per_class] for c in range(classes)])
+
+
+# Images at a time: a memory-mapped file is never in memory as a whole.
+_CHUNK = 4096
+
+
+def histogram(images: torch.Tensor) -> torch.Tensor:
+    """Return how often each value of a byte occurs in each channel of images [N, C, H, W], as [C, 256] whole numbers.
+
+    >>> histogram(torch.tensor([[[[3, 3, 255]]]], dtype=torch.uint8))[0, [0, 3, 255]]
+    tensor([0, 2, 1])
+    """
+    counts = torch.zeros(images.shape[1], 256, dtype=torch.int64)
+    for chunk in torch.split(images, _CHUNK):
+        for channel, count in enumerate(counts):
+            count += torch.bincount(chunk[:, channel].flatten(), minlength=256)
+    return counts
+
+
+def moments(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return μ = Σ h(v) v / n and σ = √(Σ h(v) v² / n − μ²), where h(v) of the n pixels have the value v.
+
+    Both are worked out in whole numbers, σ from n Σ h(v) v² − (Σ h(v) v)², and rounded once, so that they do not
+    depend on the order of the pixels, as sums of 180 million floats would.
+
+    Args:
+        counts: h, [256], or [C, 256] for moments of each channel apart.
+
+    >>> moments(torch.bincount(torch.tensor([0, 0, 4, 4]), minlength=256))
+    (tensor(2.), tensor(2.))
+    """
+    if counts.dim() == 1:
+        mean, std = _moments(counts.tolist())
+        return torch.tensor(mean, dtype=torch.float32), torch.tensor(std, dtype=torch.float32)
+    means, stds = zip(*(_moments(count) for count in counts.tolist()), strict=True)
+    return torch.tensor(means, dtype=torch.float32), torch.tensor(stds, dtype=torch.float32)
+
+
+def _moments(counts: list[int]) -> tuple[float, float]:
+    n = sum(counts)
+    first = sum(count * value for value, count in enumerate(counts))
+    second = sum(count * value**2 for value, count in enumerate(counts))
+    spread = n * second - first**2
+    if not spread:
+        raise LabError("all pixels to train on are equal, so they cannot be divided by their standard deviation")
+    return first / n, sqrt(spread) / n
+
 
 Normalization = Literal["scalar", "channel", "none"]
 

@@ -28,7 +28,7 @@ def read_plain_pickle(content: bytes, *, name: str) -> object:
     {b'labels': [6, 9]}
     >>> read_plain_pickle(pickle.dumps(eval), name="data_batch_1")
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: data_batch_1 is refused: it asks for builtins.eval, which no file of images needs...
+    gyroscope_lab.errors.LabError: data_batch_1 is rejected: it asks for builtins.eval, which no file of images needs...
     """
     try:
         return _Plain(content, name).load()
@@ -36,7 +36,9 @@ def read_plain_pickle(content: bytes, *, name: str) -> object:
         raise
     except Exception as error:
         # A damaged pickle fails in whatever way the bytes at hand happen to lead to.
-        raise LabError(f"{name} is damaged, or no pickle ({type(error).__name__}: {error}); fetch it again") from error
+        raise LabError(
+            f"{name} is damaged, or not a pickle ({type(error).__name__}: {error}); fetch it again"
+        ) from error
 
 
 class PlainArray:
@@ -152,10 +154,10 @@ class _Plain(pickle.Unpickler):
         wanted = f"{module}.{name}"
         if wanted not in _STAND_INS:
             raise LabError(
-                f"{self._name} is refused: it asks for {wanted}, which no file of images needs and which could run "
+                f"{self._name} is rejected: it asks for {wanted}, which no file of images needs and which could run "
                 "anything; delete it, and fetch it again from its publisher"
             )
         return _STAND_INS[wanted]
 
     def persistent_load(self, pid: object) -> NoReturn:
-        raise LabError(f"{self._name} is refused: it asks for an object outside the file, {pid!r}; fetch it again")
+        raise LabError(f"{self._name} is rejected: it asks for an object outside the file, {pid!r}; fetch it again")

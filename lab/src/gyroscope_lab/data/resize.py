@@ -19,7 +19,7 @@ def centre_crop(images: torch.Tensor, side: int) -> torch.Tensor:
     """
     height, width = images.shape[-2:]
     if not 1 <= side <= min(height, width):
-        raise LabError(f"cannot crop {height}×{width} images to a side of {side}; 1 to {min(height, width)} can be had")
+        raise LabError(f"`side` must be from 1 to {min(height, width)} for images of {height}×{width}, got {side}.")
     top, left = (height - side) // 2, (width - side) // 2
     return images[..., top : top + side, left : left + side]
 
@@ -34,5 +34,5 @@ def resize(images: torch.Tensor, side: int) -> torch.Tensor:
     torch.Size([1, 1, 12, 12])
     """
     if side < 1:
-        raise LabError(f"cannot resize images to a side of {side}; a positive number can be had")
+        raise LabError(f"`side` must be a whole number >= 1, got {side}.")
     return F.interpolate(images, size=(side, side), mode="bilinear", antialias=True, align_corners=False)

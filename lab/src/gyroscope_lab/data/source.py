@@ -56,7 +56,7 @@ class Source:
     (torch.Size([200, 1, 8, 8]), 10)
     >>> Source("minst")
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: no dataset is called 'minst'; there are: digits, mnist, cifar-10, cifar-100, ...
+    gyroscope_lab.errors.LabError: The dataset must be one of digits, mnist, cifar-10, ..., got 'minst'.
     """
 
     name: str
@@ -70,24 +70,26 @@ class Source:
     def __post_init__(self) -> None:
         require_kinds(self)
         if self.name not in NAMES:
-            raise LabError(f"no dataset is called {self.name!r}; there are: {', '.join(NAMES)}")
+            raise LabError(f"The dataset must be one of {', '.join(NAMES)}, got {self.name!r}.")
         if not 0 <= self.validation < 1:
-            raise LabError(f"the share to hold out is {self.validation}; it can be 0 or more and less than 1")
+            raise LabError(f"`validation` must be a share >= 0 and < 1, got {self.validation}.")
         if self.per_class is not None and self.per_class < 1:
-            raise LabError(f"per_class is {self.per_class}; it can be 1 or more, or None for all")
+            raise LabError(f"`per_class` must be a whole number >= 1, or None for all, got {self.per_class}.")
         if not 0 <= self.seed < 2**63:
-            raise LabError(f"the seed of a dataset is {self.seed}; it can be 0 to 2⁶³ − 1")
+            raise LabError(f"`seed` must be a whole number from 0 to 2⁶³ − 1, got {self.seed}.")
         if self.side is not None and (self.name not in _PHOTOGRAPHS or self.side < 1):
             names = ", ".join(_PHOTOGRAPHS)
-            raise LabError(f"the side of {self.name} is {self.side}; it can be 1 or more for {names}, else None")
+            raise LabError(
+                f"`side` must be a whole number >= 1 for {names}, and None for others, got {self.side} for {self.name}."
+            )
         if self.context < 1:
-            raise LabError(f"the context is {self.context} characters; it can be 1 or more")
+            raise LabError(f"`context` must be a whole number of characters >= 1, got {self.context}.")
         if self.is_text and self.per_class is not None:
-            raise LabError(f"per_class is {self.per_class}; a text has no classes to choose from: leave it None")
+            raise LabError(f"`per_class` must be None for a text, which has no classes, got {self.per_class}.")
 
     @property
     def is_text(self) -> bool:
-        """Whether its examples are pieces of a text, in which every character has a label: the next one."""
+        """True if its examples are pieces of a text, where the label of a character is the next one."""
         return self.name == "shakespeare"
 
     def load(self, folder: Path | str | None = None, *, on_progress: Progress | None = None) -> Split:

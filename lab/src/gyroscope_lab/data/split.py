@@ -1,12 +1,11 @@
-"""A dataset divided into the examples to train on, to validate on and to test on."""
+"""A dataset divided into examples to train on, to validate on and to test on, on a device whose memory they fit in."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
-
-from gyroscope_lab.data.memory import fits
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,23 @@ class Split:
             std=moved(self.std),
         )
 
+    def converted(self, dtype: torch.dtype, *, moved: float = 0.0) -> Split:
+        """Return the same examples with inputs in `dtype` instead of float32, and `moved` added to each.
+
+        >>> x, y = torch.ones(1, 1, 1, 1), torch.tensor([0])
+        >>> Split(x, y, x, y).converted(torch.float64, moved=2.0).x_test
+        tensor([[[[3.]]]], dtype=torch.float64)
+        """
+        if dtype == torch.float32 and not moved:
+            return self
+
+        def taken(x: torch.Tensor) -> torch.Tensor:
+            return self.inputs(x).to(dtype) + moved
+
+        x_val = None if self.x_val is None else taken(self.x_val)
+        x_train, x_test = taken(self.x_train), taken(self.x_test)
+        return replace(self, x_train=x_train, x_test=x_test, x_val=x_val, mean=None, std=None)
+
     def inputs(self, x: torch.Tensor) -> torch.Tensor:
         """Return (x − mean) / std in float32, what a network takes, for some of the inputs; x itself without a mean.
 
@@ -88,3 +104,38 @@ class Split:
         if self.mean.dim() == 0:
             return (x - self.mean) / self.std
         return (x - self.mean[:, None, None]) / self.std[:, None, None]
+
+
+# The rest is for the network, its gradients and its activations.
+_SHARE = 0.5
+_AVAILABLE = Path("/proc/meminfo")
+_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+def fits(size: int, device: torch.device | str) -> bool:
+    """Tell whether `size` bytes take at most half of the memory that is free on a device.
+
+    >>> fits(1, "cpu"), fits(2**60, "cpu")
+    (True, False)
+    """
+    free = free_memory(device)
+    return free is None or size <= _SHARE * free
+
+
+def free_memory(device: torch.device | str) -> int | None:
+    """Return how many bytes are free on a device; None where that cannot be told.
+
+    On a CPU these are the bytes the system could give without swapping, or the limit of the container if it is less.
+
+    >>> free_memory("meta") is None
+    True
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type != "cpu" or not _AVAILABLE.is_file():
+        return None
+    kilobytes = dict(line.split(":", 1) for line in _AVAILABLE.read_text().splitlines())
+    free = int(kilobytes["MemAvailable"].split()[0]) * 1024
+    limit = _LIMIT.read_text().strip() if _LIMIT.is_file() else "max"
+    return free if limit == "max" else min(free, int(limit))

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gyroscope_lab.data.choice import choose
-from gyroscope_lab.data.folders import data_folder
+from gyroscope_lab.data.official import choose, data_folder
 from gyroscope_lab.data.split import Split
 from gyroscope_lab.errors import LabError
 
@@ -39,7 +38,7 @@ def read_text(path: Path | str) -> Text:
             raise LabError(f"{path} has {path.stat().st_size:,} bytes; texts of at most {_LARGEST:,} can be read")
         content = path.read_bytes().decode()
     except UnicodeDecodeError as error:
-        raise LabError(f"{path} is no text in UTF-8: {error}; is it compressed, or another file?") from error
+        raise LabError(f"{path} is not a text in UTF-8: {error}; is it compressed, or another file?") from error
     except OSError as error:
         raise LabError(f"{path} cannot be read: {error.strerror or error}") from error
     if not content:
@@ -129,8 +128,8 @@ class Text:
         x_test, y_test = contexts(self.tokens[cut:], context)
         if not len(x_test) or not len(x):
             raise LabError(
-                f"{self.name} has {len(self.tokens):,} characters, of which a tenth, to test on, does not hold "
-                f"{context:,} and one that follows; ask for a shorter context, or give a longer text"
+                f"{self.name} has {len(self.tokens):,} characters; the last tenth, to test on, is too short for a "
+                f"context of {context:,} and the next character. Ask for a shorter context, or give a longer text"
             )
         if not validation:
             return Split(x, y, x_test, y_test, classes=len(self.characters))

@@ -1,4 +1,4 @@
-"""Who runs trials: one after the other, in processes, side by side on a GPU, on a cluster, for a number of minutes."""
+"""Engines that run trials: serial, in processes, together on a GPU, on a cluster, for a number of minutes."""
 
 from typing import TYPE_CHECKING
 

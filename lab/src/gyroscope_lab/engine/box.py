@@ -73,7 +73,7 @@ class Touched:
 
 @dataclass(frozen=True)
 class Box:
-    """What a box of minutes gave.
+    """The result of a box.
 
     Attributes:
         path: the archive.
@@ -329,7 +329,7 @@ def _merge_log(file: Path) -> None:
 
 @dataclass(frozen=True)
 class Collected:
-    """What became of a trial of an archive.
+    """The outcome of one trial of an archive.
 
     Attributes:
         trial: the trial.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -18,12 +20,13 @@ from typing import Any
 
 import torch
 
-from gyroscope_lab.data.folders import DATA
+from gyroscope.errors import MissingExtraError
+from gyroscope.store import lock, schema
+from gyroscope_lab.data.official import DATA
 from gyroscope_lab.engine.engine import AT_ONCE
-from gyroscope_lab.engine.parcel import Parcel, deliver, pack
-from gyroscope_lab.engine.ray_session import connected, imported
 from gyroscope_lab.engine.run_one import Note, run_one
 from gyroscope_lab.errors import LabError, TrialError
+from gyroscope_lab.training import checkpoint
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.training import RATES
@@ -51,7 +54,7 @@ def run_on_ray(
     The cluster is the one that this process is connected to (`ray.init`), else the one that RAY_ADDRESS names or that
     `ray start` started on this machine, else one of this machine alone, which is stopped at the end. Its machines need
     Gyroscope installed. Those that see the archive's folder at the same path train there: a trial whose worker is lost
-    goes on from its checkpoint. Others send what they have trained, and begin again when a worker is lost.
+    resumes from its checkpoint. Others send their results, and start again when a worker is lost.
 
     Args:
         trials: what to train; one that copies another's rates begins when that one has ended, and is sent them.
@@ -114,7 +117,7 @@ def _ended(
             continue
         try:
             if outcome.parcel is not None:
-                deliver(outcome.parcel, trial, archive)
+                _deliver(outcome.parcel, trial, archive)
             result = _seen(archive, trial)
         except (LabError, OSError) as error:
             failed.append(f"{_name(trial)}: {error}")
@@ -127,7 +130,9 @@ def _seen(archive: Archive, trial: Trial) -> Result:
     end = time.monotonic() + _SEEN_WITHIN
     while (result := archive.result(trial)) is None:
         if time.monotonic() > end:
-            raise TrialError(f"its result was written, but {archive.folder(trial)} has none; do the machines share it?")
+            raise TrialError(
+                f"the result was written, but {archive.folder(trial)} has none; do the machines share that folder?"
+            )
         time.sleep(0.2)
     return result
 
@@ -180,7 +185,7 @@ def _marked(archive: Archive) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class _Job:
-    """What a worker is told."""
+    """The job of a worker."""
 
     trial: Trial
     archive: Archive
@@ -191,7 +196,7 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What it tells: why it failed, or its files where it does not share the archive."""
+    """The outcome of a job: why it failed, or its files if the worker does not share the archive."""
 
     failed: str | None = None
     parcel: Parcel | None = None
@@ -206,7 +211,9 @@ class _Crew:
         self._ray, self._archive, self._mark, self._data, self._retries = ray, archive, mark, data, retries
         has = ray.cluster_resources().get("GPU", 0.0)
         if gpus is not None and (gpus < 0 or gpus > has):
-            raise LabError(f"a trial is to have {gpus:g} GPUs, and the cluster has {has:g}; give gpus=0 for CPUs alone")
+            raise LabError(
+                f"`gpus` must be at most the {has:g} GPUs of the cluster, got {gpus:g}. Try gpus=0 for CPUs only."
+            )
         share = gpus if gpus is not None else (1 / AT_ONCE if has else 0.0)
         options: dict[str, Any] = {"num_cpus": 1, "max_retries": retries} | ({"num_gpus": share} if share else {})
         self._device = "cuda" if share else "cpu"
@@ -233,7 +240,7 @@ class _Crew:
         return done
 
     def notes(self) -> list[Note]:
-        """What the workers have noted since."""
+        """Return the notes of the workers since the last call."""
         try:
             waiting = self._queue.qsize()
             return [Note(*values) for values in self._queue.get_nowait_batch(waiting)]
@@ -241,7 +248,7 @@ class _Crew:
             return []
 
     def outcome(self, task: Any, trial: Trial) -> _Outcome:
-        """What a worker has told."""
+        """Return the outcome of a worker."""
         try:
             outcome: _Outcome = self._ray.get(task)
             return outcome
@@ -283,9 +290,116 @@ def _train(job: _Job, rates: bytes | None, queue: Any) -> _Outcome:
                 place.mkdir(parents=True)
                 (place / RATES).write_bytes(rates)
             run_one(job.trial, own, data, tell, device=job.device)
-            return _Outcome(parcel=pack(own.folder(job.trial)))
+            return _Outcome(parcel=_pack(own.folder(job.trial)))
     except LabError as error:
         return _Outcome(failed=str(error))
     finally:
         with suppress(Exception):  # of the notes, which are no part of the result
             imported().get(told, timeout=_NOTES_WITHIN)
+
+
+# Seconds for a cluster to accept a connection.
+_KNOCK_WITHIN = 10.0
+
+
+def imported() -> Any:
+    """Ray, or an error that says how to install it.
+
+    >>> imported().__name__
+    'ray'
+    """
+    try:
+        return import_module("ray")
+    except ImportError:
+        raise MissingExtraError(
+            "the engine 'ray' needs Ray, which is not installed: pip install 'gyroscope-lab[ray]'"
+        ) from None
+
+
+@contextmanager
+def connected(ray: Any) -> Iterator[None]:
+    """A cluster to work on; one that is started here is stopped at the end."""
+    if ray.is_initialized():
+        yield
+        return
+    address = os.environ.get("RAY_ADDRESS", "")
+    in_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM)
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False}
+    try:
+        try:
+            _knock(address or _noted())
+            ray.init(**quiet)
+        except OSError as error:
+            if address:
+                raise LabError(
+                    f"no Ray cluster answers at RAY_ADDRESS={address} ({error}); start it, set RAY_AUTH_MODE=token if "
+                    "it asks for one, or unset RAY_ADDRESS to use this machine alone"
+                ) from error
+            ray.init(address="local", **quiet)  # one that `ray start` started here is gone without a word
+        yield
+    finally:
+        ray.shutdown()
+        if in_main:  # Ray has set its own
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _noted() -> str:
+    """The address of the cluster that `ray start` last started on this machine; it may be gone."""
+    place = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    try:
+        return Path(place, "ray", "ray_current_cluster").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _knock(address: str) -> None:
+    """Raise an OSError where nobody listens, which Ray would find out after minutes."""
+    host, found, port = address.removeprefix("ray://").rpartition(":")
+    if found and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_WITHIN).close()
+
+
+#: The files by name.
+Parcel = dict[str, bytes]
+
+# What a training that was interrupted may have left; a database must not meet the journal of another.
+_LEFT = (checkpoint.FILE, schema.FILE, f"{schema.FILE}-wal", f"{schema.FILE}-shm")
+
+
+def _pack(folder: Path) -> Parcel:
+    """Read the files of a trial's folder: its result, its run, and what else it keeps.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "result.json").write_text("{}")
+    ...     _pack(Path(folder))
+    {'result.json': b'{}'}
+    """
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.name != lock.FILE}
+
+
+def _deliver(parcel: Parcel, trial: Trial, archive: Archive) -> None:
+    """Write the files into the archive, unless a result has come there meanwhile; the result last, and whole.
+
+    >>> import tempfile
+    >>> from gyroscope_lab.training.recipe import Recipe
+    >>> from gyroscope_lab.engine.run_one import run_one
+    >>> from gyroscope_lab.training.tasks import task
+    >>> trial = Trial(task("digits").lasting(1), Recipe("SGD", 0.1))
+    >>> with tempfile.TemporaryDirectory() as there, tempfile.TemporaryDirectory() as here:
+    ...     result = run_one(trial, Archive(there))
+    ...     _deliver(_pack(Archive(there).folder(trial)), trial, Archive(here))
+    ...     Archive(here).result(trial) == result
+    True
+    """
+    with archive.claimed(trial) as folder:
+        if archive.result(trial) is not None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in _LEFT:
+            (folder / name).unlink(missing_ok=True)
+        for name in sorted(parcel, key=lambda name: name == "result.json"):
+            new = folder / f"{name}.new"
+            new.write_bytes(parcel[name])
+            new.replace(folder / name)

@@ -1,4 +1,4 @@
-"""What trials cost, before they are run: estimates, to choose a scale by."""
+"""Costs of trials before they are run: estimates, to choose a scale by."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gyroscope_lab.training.trial import Trial
 
 
 class Pace(NamedTuple):
-    """How long an epoch of a task takes, or a whole trial, and whether that was measured or worked out."""
+    """The duration of an epoch of a task, or of a whole trial, and whether it was measured or estimated."""
 
     seconds: float
     measured: bool
@@ -64,7 +64,7 @@ _EXAMPLES = {"digits": 200, "mnist": 60_000, "cifar-10": 50_000, "cifar-100": 50
 
 
 class Cost(NamedTuple):
-    """What trials cost together, with what is done beside them.
+    """The cost of several trials, and of what is done next to them.
 
     Attributes:
         trials: how many there are, equal ones counted once.

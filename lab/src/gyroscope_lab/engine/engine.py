@@ -1,9 +1,17 @@
-"""Run many trials: one after the other, in worker processes, or as a population on a GPU."""
+"""Run many trials: one after the other, in worker processes, as a population on a GPU, or on a cluster."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Lock
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -12,6 +20,7 @@ import torch
 from gyroscope.base import whole
 from gyroscope_lab.engine.run_one import Note, loaded, run_one
 from gyroscope_lab.errors import LabError, TrialError
+from gyroscope_lab.orphans import end_with_parent
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.trial import Trial
@@ -57,11 +66,11 @@ def run_trials(
     2
     """
     if engine not in get_args(Engine):
-        raise LabError(f"no engine is called {engine!r}; there are: {', '.join(get_args(Engine))}")
+        raise LabError(f"`engine` must be one of {', '.join(get_args(Engine))}, got {engine!r}.")
     if jobs is not None:
         given, jobs = jobs, whole(jobs, 1)
         if jobs is None:
-            raise LabError(f"{given!r} jobs at a time; a whole number, 1 or more, is accepted")
+            raise LabError(f"`jobs` must be a whole number >= 1, got {given!r}.")
     trials = list(trials)
     missing = archive.missing(trials)
     folder = None if data is None else Path(data)
@@ -85,8 +94,6 @@ def run_trials(
 
         run_on_ray(missing, archive, data=folder, on_note=on_note, on_done=on_done, jobs=jobs)
     elif chosen == "workers":
-        from gyroscope_lab.engine.workers import run_in_workers
-
         run_in_workers(missing, archive, jobs=min(many, len(missing)), data=folder, on_note=on_note, on_done=on_done)
     else:
         _run_serially(missing, archive, folder, on_note, on_done)
@@ -94,7 +101,7 @@ def run_trials(
     lost = [trial.slug for trial, result in zip(trials, results, strict=True) if result is None]
     if lost:
         raise TrialError(
-            f"the results of {', '.join(lost)} are not in {archive.root}; was something deleted meanwhile?"
+            f"the results of {', '.join(lost)} are not in {archive.root}; were they deleted during the run?"
         )
     return [result for result in results if result is not None]
 
@@ -121,3 +128,79 @@ def _run_serially(
             on_done(trial, run_one(trial, archive, data, on_note))
     finally:
         torch.set_num_threads(threads)
+
+
+def run_in_workers(
+    trials: Sequence[Trial],
+    archive: Archive,
+    *,
+    jobs: int,
+    data: Path | None,
+    on_note: Callable[[Note], None],
+    on_done: Callable[[Trial, Result], None],
+) -> None:
+    """Train all of `trials`, `jobs` at a time; see `gyroscope_lab.engine.engine.run_trials`.
+
+    A trial that copies the rates of another begins when that one has ended.
+    """
+    context = multiprocessing.get_context("spawn")
+    others = set(multiprocessing.active_children())
+    receiving, sending = context.Pipe(duplex=False)
+    with ProcessPoolExecutor(jobs, context, initializer=_start, initargs=(sending, context.Lock())) as pool:
+        try:
+            waiting, futures = list(trials), dict[Future[Result], Trial]()
+            while waiting or futures:
+                ready = [t for t in waiting if t.source is None or archive.result(t.source) is not None]
+                if ready:  # an interrupt that comes meanwhile is lost, so not every time
+                    with _children_ignore_interrupts():
+                        futures |= {pool.submit(run_one, trial, archive, data, _tell): trial for trial in ready}
+                    waiting = [t for t in waiting if t not in ready]
+                elif not futures:
+                    said = ", ".join(trial.recipe.name for trial in waiting)
+                    raise LabError(f"{said}: the trial to copy has no result, and is not among the trials to run")
+                done, _ = wait(futures, timeout=0.2, return_when=FIRST_COMPLETED)
+                while receiving.poll():
+                    on_note(receiving.recv())
+                for future in done:
+                    on_done(futures.pop(future), future.result())
+        except BaseException as error:
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.terminate()
+            pool.shutdown(wait=True, cancel_futures=True)
+            if isinstance(error, BrokenProcessPool):
+                raise TrialError("a worker process was killed, or ran out of memory; try one job") from error
+            raise
+        finally:
+            sending.close()
+            receiving.close()
+
+
+@contextmanager
+def _children_ignore_interrupts() -> Iterator[None]:
+    # Ctrl-C reaches every process of the terminal. Children started while it is ignored ignore it for
+    # good, so the parent alone decides. Only the main thread may set a handler.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+_sending: Connection
+_turns: Lock
+
+
+def _start(sending: Connection, turns: Lock) -> None:
+    global _sending, _turns
+    _sending, _turns = sending, turns
+    torch.set_num_threads(1)
+    end_with_parent()
+
+
+def _tell(note: Note) -> None:
+    # Of messages that are longer than a pipe writes whole, some systems' 512 bytes, several would be mixed.
+    with _turns:
+        _sending.send(note)

@@ -1,4 +1,4 @@
-"""What a study works with: tasks at its scale, and somebody who runs trials and remembers their results."""
+"""The laboratory of a study: tasks at its scale, an engine that runs trials, and the archive of their results."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Lab:
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
-            raise LabError(f"scale is {self.scale!r}; it can be {', '.join(map(repr, SCALES))}")
+            raise LabError(f"`scale` must be one of {', '.join(map(repr, SCALES))}, got {self.scale!r}.")
         for name in self.only:
             task(name)
 
@@ -110,7 +110,7 @@ class Lab:
         """
         chosen = [name for name in names if not self.only or name in self.only]
         if not chosen:
-            raise LabError(f"of the tasks {', '.join(self.only)} this study has none; it has {', '.join(names)}")
+            raise LabError(f"`only` must name tasks of this study ({', '.join(names)}), got {', '.join(self.only)}.")
         return list({one.name: one for one in map(self.task, chosen)}.values())
 
     def trial(self, trial: Trial) -> Trial:
@@ -131,8 +131,8 @@ class Lab:
             missing = [trial for trial in mine if self.archive.result(trial) is None]
         if missing and self.known:
             raise LabError(
-                f"{len(missing)} of {len(mine)} trainings are not in {self.archive.root}, such as {missing[0].slug}, "
-                "and the study cannot do without; let them be trained (leave --known out)"
+                f"{len(missing)} of the {len(mine)} trainings that the study needs are not in {self.archive.root}, "
+                f"such as {missing[0].slug}; leave --known out to train them"
             )
         if missing:
             self.on_begin(missing)

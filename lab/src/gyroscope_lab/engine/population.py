@@ -17,8 +17,7 @@ from statistics import median
 
 import torch
 
-from gyroscope_lab.data.memory import free_memory
-from gyroscope_lab.data.split import Split
+from gyroscope_lab.data.split import Split, free_memory
 from gyroscope_lab.engine.captured import Captured
 from gyroscope_lab.engine.cost import expected
 from gyroscope_lab.errors import LabError, TrialError
@@ -132,7 +131,7 @@ def run_population(
             before this is raised.
     """
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise LabError("a population shares a GPU, and there is none; use the engine 'workers' on a CPU")
+        raise LabError("the engine 'population' needs a GPU, and there is none; use the engine 'workers'")
     deadline = until if isinstance(until, Deadline) else Deadline(inf if until is None else until)
     told = on_failed or (lambda trial, why: None)
     population = _Population(trials, load, archive, at_once, device, compiled, deadline, on_epoch, on_done, told)
@@ -207,7 +206,7 @@ class _Seat:
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def turn(self) -> bool:
-        """Let the training have its turn; return whether it goes on."""
+        """Let the training have its turn; return whether it continues."""
         try:
             next(self.turns)
         except StopIteration:

@@ -18,7 +18,7 @@ from gyroscope_lab.training.trial import Trial
 
 @dataclass(frozen=True)
 class Note:
-    """How far a training is, for whoever watches.
+    """The progress of a training.
 
     >>> Note("a1b2", "SGD, seed 0", 3, 10, loss=0.5, accuracy=0.9, rotation=0.2).share
     0.3
@@ -39,7 +39,7 @@ class Note:
 
     @classmethod
     def of(cls, training: Training) -> Note:
-        """What a training says at the end of an epoch."""
+        """Return the note of a training at the end of an epoch."""
         trial, turned = training.trial, training.rotation[-1]
         return cls(
             key=trial.key,
@@ -54,12 +54,12 @@ class Note:
 
 @lru_cache(maxsize=2)
 def loaded(source: Source, data: Path | None) -> Split:
-    """The examples of a source, read once a process."""
+    """Return the examples of a source, read once per process."""
     return source.load(data)
 
 
 def in_trial(trial: Trial, error: Exception) -> TrialError:
-    """What went wrong, with the trial that it went wrong in.
+    """Return an error that names the trial it occurred in.
 
     >>> from gyroscope_lab.training.recipe import Recipe
     >>> from gyroscope_lab.training.tasks import task

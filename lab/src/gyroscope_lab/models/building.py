@@ -1,4 +1,4 @@
-"""What the networks for images share: their beginning, their end, and what is checked about both."""
+"""Parts that the networks for images share: their beginning, their end, and checks of both."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ keras_norm: Norm = partial(nn.BatchNorm2d, eps=1e-3, momentum=0.01, affine=False
 
 
 def require_images(channels: int, classes: int) -> None:
-    """Refuse images without channels and classifiers without classes.
+    """Reject images without channels and classifiers without classes.
 
     >>> require_images(3, 0)
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: images have a channel or more, classifiers a class or more; asked for: 3 and 0
+    gyroscope_lab.errors.LabError: `channels` and `classes` must be whole numbers >= 1, got 3 and 0.
     """
     if min(channels, classes) < 1:
-        asked = f"asked for: {channels} and {classes}"
-        raise LabError(f"images have a channel or more, classifiers a class or more; {asked}")
+        raise LabError(f"`channels` and `classes` must be whole numbers >= 1, got {channels} and {classes}.")
 
 
 def require_share(dropout: float) -> None:
-    """Refuse to drop less than nothing, or everything.
+    """Reject a dropout of less than nothing, or of everything.
 
     >>> require_share(1.0)
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: dropout leaves out a share of the activations, from 0 to below 1; not 1.0
+    gyroscope_lab.errors.LabError: `dropout` must be a share >= 0 and < 1, got 1.0.
     """
     if not 0 <= dropout < 1:
-        raise LabError(f"dropout leaves out a share of the activations, from 0 to below 1; not {dropout}")
+        raise LabError(f"`dropout` must be a share >= 0 and < 1, got {dropout}.")
 
 
 def conv3x3(channels: int, width: int, *, stride: int = 1, padding: int = 1) -> nn.Conv2d:

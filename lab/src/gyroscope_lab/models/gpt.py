@@ -49,9 +49,9 @@ def gpt(
     """
     if min(vocab, context, width, depth, heads) < 1:
         given = f"vocab {vocab}, context {context}, width {width}, depth {depth}, heads {heads}"
-        raise LabError(f"a transformer needs at least one of everything; asked for: {given}")
+        raise LabError(f"All sizes of a transformer must be whole numbers >= 1, got {given}.")
     if width % heads:
-        raise LabError(f"a width of {width} does not divide into {heads} heads; choose a multiple of {heads}")
+        raise LabError(f"`width` must be a multiple of the {heads} heads, got {width}.")
     require_share(dropout)
     with torch.random.fork_rng(devices=[]):
         model = GPT(vocab, context, width, depth, heads, tied=tied, biases=biases, dropout=dropout)
@@ -140,7 +140,7 @@ class GPT(nn.Module):
         """Return the logits [N, T, vocab] of the characters after `characters` [N, T]."""
         length = characters.shape[-1]
         if length > self.context:
-            raise LabError(f"a sequence of {length} is longer than this model's context of {self.context}")
+            raise LabError(f"Sequences must be no longer than the context of {self.context}, got {length}.")
         x = self.characters(characters) + self.places.weight[:length]
         logits: torch.Tensor = self.classifier(self.norm(self.blocks(self.dropout(x))))
         return logits

@@ -55,7 +55,7 @@ def imagenet_resnet(
     11689512
     """
     if depth not in DEPTHS:
-        raise LabError(f"the residual networks for ImageNet have {', '.join(map(str, DEPTHS))} layers; not {depth}")
+        raise LabError(f"`depth` must be one of {', '.join(map(str, DEPTHS))}, got {depth}.")
     require_images(channels, classes)
     require_share(dropout)
     generator = torch.Generator().manual_seed(seed)

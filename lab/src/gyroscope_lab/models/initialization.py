@@ -1,4 +1,4 @@
-"""How weights start: the initialisers of the papers, each drawn from a generator of its own.
+"""Initial weights: the initializers of the papers, each drawn from a generator of its own.
 
 A weight is [outputs, inputs/groups, *kernel]. Each output sums over fan_in = (inputs/groups)·|kernel| numbers, and
 fan_out = outputs·|kernel|.

@@ -69,15 +69,15 @@ def mlp(
     """
     if min(depth, width, inputs, classes) < 1:
         given = f"depth {depth}, width {width}, {inputs} inputs, {classes} classes"
-        raise LabError(f"an MLP needs at least one of everything; asked for: {given}")
+        raise LabError(f"All sizes of an MLP must be whole numbers >= 1, got {given}.")
     if gain not in ("ones", "uniform"):
-        raise LabError(f"the gain of batch normalization starts at 'ones' or 'uniform', not {gain!r}")
+        raise LabError(f"`gain` must be 'ones' or 'uniform', got {gain!r}.")
     if (affine and not batch_norm) or (gain == "uniform" and not affine):
         raise LabError("affine=True needs batch_norm=True, and gain='uniform' needs affine=True")
     if activation not in ("relu", "linear"):
-        raise LabError(f"the activation is 'relu' or 'linear', not {activation!r}")
+        raise LabError(f"`activation` must be 'relu' or 'linear', got {activation!r}.")
     if init not in INITIALIZERS:
-        raise LabError(f"no initializer is called {init!r}; there are: {', '.join(INITIALIZERS)}")
+        raise LabError(f"`init` must be one of {', '.join(INITIALIZERS)}, got {init!r}.")
     norm = partial(nn.BatchNorm1d, eps=eps, momentum=momentum, affine=affine) if batch_norm else None
     generator = torch.Generator().manual_seed(seed)
     model = initialized(

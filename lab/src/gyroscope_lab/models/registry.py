@@ -1,4 +1,4 @@
-"""The names models go by."""
+"""Models by name."""
 
 from __future__ import annotations
 
@@ -11,20 +11,16 @@ from typing import Any
 from torch import nn
 
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.models.digits_cnn import digits_cnn
+from gyroscope_lab.models.convolutional import c10_cnn1, c10_cnn1_light, c10_cnn2, digits_cnn, tiny_cnn, vgg
 from gyroscope_lab.models.gpt import gpt
 from gyroscope_lab.models.imagenet_resnet import imagenet_resnet, imagenet_resnet_lastbn
 from gyroscope_lab.models.mlp import mlp
-from gyroscope_lab.models.preresnet import preresnet, preresnet_v1
-from gyroscope_lab.models.resnet import resnet, resnet_lastbn
-from gyroscope_lab.models.rotation_cnns import c10_cnn1, c10_cnn1_light, tiny_cnn
-from gyroscope_lab.models.vgg import c10_cnn2, vgg
-from gyroscope_lab.models.wrn import wrn
+from gyroscope_lab.models.resnet import preresnet, preresnet_v1, resnet, resnet_lastbn, wrn
 
 #: name -> (builder, what it is in one line); {fields} of a name are whole numbers, and arguments of the builder
 MODELS: dict[str, tuple[Callable[..., nn.Module], str]] = {
-    "digits-cnn": (digits_cnn, "6 convolutions and a linear classifier for 8×8 grey images, 72,208 weights"),
-    "mlp-{depth}x{width}": (mlp, "linear layers and ReLUs, for 12×12 grey images unless said; batch_norm=True"),
+    "digits-cnn": (digits_cnn, "6 convolutions and a linear classifier for 8×8 gray images, 72,208 weights"),
+    "mlp-{depth}x{width}": (mlp, "linear layers and ReLUs, for 12×12 gray images unless said; batch_norm=True"),
     "c10-cnn1": (c10_cnn1, "24 convolutions in 4 stages and a linear classifier, 4,307,296 weights"),
     "c10-cnn1-light": (c10_cnn1_light, "12 convolutions in 4 stages and a linear classifier, 490,160 weights"),
     "c10-cnn2": (c10_cnn2, "13 convolutions in 5 stages and 2 linear layers, 14,977,728 weights"),
@@ -92,9 +88,9 @@ def _require_kinds(name: str, builder: Callable[..., nn.Module], given: dict[str
         kind = str(signature(builder).parameters[argument].annotation)
         accepted, described = _KINDS.get(kind, (object, ""))
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind != "bool" and kind in _KINDS):
-            raise LabError(f"{argument} of model {name!r} is {value!r}; it can be {described}")
+            raise LabError(f"`{argument}` of {name} must be {described}, got {value!r}.")
     if not 0 <= given["seed"] < 2**32:  # torch would leave the other bits out
-        raise LabError(f"seed of model {name!r} is {given['seed']}; it can be a whole number from 0 to 2³² − 1")
+        raise LabError(f"`seed` of {name} must be a whole number from 0 to 2³² − 1, got {given['seed']}.")
 
 
 def _find(name: str) -> tuple[Callable[..., nn.Module], dict[str, int]]:
@@ -102,4 +98,4 @@ def _find(name: str) -> tuple[Callable[..., nn.Module], dict[str, int]]:
         match = re.fullmatch(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[1-9][0-9]*)", re.escape(known)), name)
         if match is not None:
             return builder, {field: int(value) for field, value in match.groupdict().items()}
-    raise LabError(f"no model is called {name!r}; there are: {', '.join(MODELS)}")
+    raise LabError(f"The model must be one of {', '.join(MODELS)}, got {name!r}.")

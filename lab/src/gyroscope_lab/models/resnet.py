@@ -1,4 +1,8 @@
-"""ResNets of 6n + 2 layers for small images: the conditioning paper's, LastBN among them, and the rotation papers'."""
+"""Residual networks for small images.
+
+ResNets of 6n + 2 layers: the conditioning paper's, including LastBN, and the rotation papers'. The conditioning paper's
+PreResNet and PreResNet_v1, with pre-activation. Wide residual networks, as in the rotation paper's C100-WRN.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,15 @@ import torch
 from torch import nn
 
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.models.building import Norm, add_classifier, conv3x3, keras_norm, require_images
-from gyroscope_lab.models.initialization import he_normal_fan_out_, he_normal_truncated_, initialized, uniform_
-from gyroscope_lab.models.residual import BasicBlock
+from gyroscope_lab.models.building import Norm, add_classifier, conv3x3, keras_norm, require_images, require_share
+from gyroscope_lab.models.initialization import (
+    glorot_uniform_,
+    he_normal_fan_out_,
+    he_normal_truncated_,
+    initialized,
+    uniform_,
+)
+from gyroscope_lab.models.residual import BasicBlock, PreactBlock
 
 WIDTHS = (16, 32, 64)
 
@@ -58,12 +68,12 @@ def resnet(
     blocks = blocks_per_stage(depth)
     require_images(channels, classes)
     if keras and (last_norm or not batch_norm):
-        raise LabError("keras=True is one network as it is; batch_norm=False and last_norm=True go without it")
+        raise LabError("`keras` must be False with batch_norm=False or last_norm=True: it is one network as it is.")
     generator = torch.Generator().manual_seed(seed)
     convolutions, linear = (he_normal_truncated_, None) if keras else (he_normal_fan_out_, uniform_)
     norm: Norm = keras_norm if keras else nn.BatchNorm2d if batch_norm else _unnormalized
     model = initialized(
-        lambda: _build(blocks, channels, classes, norm, keras, last_norm, classifier_bias and not keras, checkpointed),
+        lambda: _resnet(blocks, channels, classes, norm, keras, last_norm, classifier_bias and not keras, checkpointed),
         generator=generator,
         initializer=convolutions,
         linear=linear,
@@ -101,12 +111,12 @@ def blocks_per_stage(depth: int) -> int:
     18
     >>> blocks_per_stage(18)
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: a residual network has 6n + 2 layers: 8, 14, 20, …; not 18, but 20
+    gyroscope_lab.errors.LabError: `depth` must be 6n + 2: 8, 14, 20, …, got 18. Try 20.
     """
     blocks, left = divmod(depth - 2, 6)
     if blocks < 1 or left:
         near = 6 * max(1, round((depth - 2) / 6)) + 2
-        raise LabError(f"a residual network has 6n + 2 layers: 8, 14, 20, …; not {depth}, but {near}")
+        raise LabError(f"`depth` must be 6n + 2: 8, 14, 20, …, got {depth}. Try {near}.")
     return blocks
 
 
@@ -123,7 +133,7 @@ def shapes(blocks: int) -> Iterator[tuple[str, int, int, int]]:
             channels = width
 
 
-def _build(
+def _resnet(
     blocks: int,
     channels: int,
     classes: int,
@@ -148,3 +158,126 @@ def _build(
 
 def _unnormalized(_: int) -> nn.Module:
     return nn.Identity()
+
+
+def preresnet(
+    seed: int,
+    *,
+    depth: int,
+    classes: int = 10,
+    channels: int = 3,
+    final_norm: bool = True,
+    classifier_bias: bool = True,
+    checkpointed: bool = False,
+) -> nn.Sequential:
+    """Return a ResNet with pre-activation: a convolution, three stages of (depth − 2)/6 blocks, BN-ReLU, a classifier.
+
+    Each block is y = W₂ ∗ ReLU(BN(W₁ ∗ p)) + s(x), p = ReLU(BN(x)); the first of each stage has s(p) for s(x).
+    Shortcuts, normalization and initialization are those of the conditioning paper's ResNet (`resnet`).
+
+    Args:
+        seed: of the weights.
+        depth: 6n + 2: the number of 3×3 convolutions and the classifier.
+        classes: the number of outputs.
+        channels: the number of channels of the images.
+        final_norm: whether the sum that leaves the last block is normalized; not in PreResNet_v1.
+        classifier_bias: whether the classifier has a bias.
+        checkpointed: whether blocks keep their inputs alone and compute the rest again in the backward pass.
+
+    >>> preresnet(0, depth=8)(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
+    blocks = blocks_per_stage(depth)
+    require_images(channels, classes)
+    return initialized(
+        lambda: _preresnet(blocks, channels, classes, final_norm, classifier_bias, checkpointed),
+        generator=torch.Generator().manual_seed(seed),
+        initializer=he_normal_fan_out_,
+        linear=uniform_,
+    )
+
+
+def preresnet_v1(
+    seed: int,
+    *,
+    depth: int,
+    classes: int = 10,
+    channels: int = 3,
+    classifier_bias: bool = True,
+    checkpointed: bool = False,
+) -> nn.Sequential:
+    """Return `preresnet` without the batch normalization after the last block; the ReLU stays.
+
+    >>> [name for name, _ in preresnet_v1(0, depth=8).named_children()][-4:]
+    ['relu', 'average', 'flatten', 'classifier']
+    """
+    return preresnet(
+        seed, depth=depth, classes=classes, channels=channels, final_norm=False, classifier_bias=classifier_bias,
+        checkpointed=checkpointed,
+    )  # fmt: skip
+
+
+def _preresnet(
+    blocks: int, channels: int, classes: int, final_norm: bool, bias: bool, checkpointed: bool
+) -> nn.Sequential:
+    model = nn.Sequential()
+    model.add_module("conv", conv3x3(channels, WIDTHS[0]))
+    for name, narrow, wide, stride in shapes(blocks):
+        shared = name.endswith("_block1")
+        block = PreactBlock(narrow, wide, stride=stride, norm=nn.BatchNorm2d, shared=shared)
+        block.checkpointed = checkpointed
+        model.add_module(name, block)
+    if final_norm:
+        model.add_module("norm", nn.BatchNorm2d(WIDTHS[-1]))
+    model.add_module("relu", nn.ReLU())
+    add_classifier(model, WIDTHS[-1], classes, bias=bias)
+    return model
+
+
+def wrn(
+    seed: int, *, depth: int, width: int, classes: int = 10, channels: int = 3, dropout: float = 0.3
+) -> nn.Sequential:
+    """Return WRN-depth-width: a convolution, three stages of n = (depth − 4)/6 blocks, BN-ReLU and a classifier.
+
+    Each block is y = W₂ ∗ dropout(ReLU(BN(W₁ ∗ ReLU(BN(x))))) + s(x), with 16, 32 and 64 times `width` channels and a
+    1×1 convolution of x for s where the shape changes (registered after its block's own). Batch normalization has no
+    gain and no bias, no layer has a bias, and kernels start glorot_uniform, Keras's default.
+
+    Args:
+        seed: of the weights.
+        depth: 6n + 4: the number of convolutions, one in the shortcut of each stage's first block included.
+        width: how many times wider than a ResNet.
+        classes: the number of outputs.
+        channels: the number of channels of the images.
+        dropout: the share of activations left out within each block, in training.
+
+    >>> sum(p.numel() for p in wrn(0, depth=10, width=1).parameters())
+    77360
+    """
+    blocks, left = divmod(depth - 4, 6)
+    if blocks < 1 or left:
+        near = 6 * max(1, round((depth - 4) / 6)) + 4
+        raise LabError(f"`depth` must be 6n + 4: 10, 16, 22, …, got {depth}. Try {near}.")
+    require_images(channels, classes)
+    require_share(dropout)
+    return initialized(
+        lambda: _wrn(blocks, width, channels, classes, dropout),
+        generator=torch.Generator().manual_seed(seed),
+        initializer=glorot_uniform_,
+    )
+
+
+def _wrn(blocks: int, width: int, channels: int, classes: int, dropout: float) -> nn.Sequential:
+    model = nn.Sequential()
+    model.add_module("conv", conv3x3(channels, 16))
+    channels = 16
+    for stage, wide in enumerate((16 * width, 32 * width, 64 * width), start=1):
+        for block in range(1, blocks + 1):
+            stride = 2 if stage > 1 and block == 1 else 1
+            made = PreactBlock(channels, wide, stride=stride, norm=keras_norm, projection=True, dropout=dropout)
+            model.add_module(f"stage{stage}_block{block}", made)
+            channels = wide
+    model.add_module("norm", keras_norm(channels))
+    model.add_module("relu", nn.ReLU())
+    add_classifier(model, channels, classes, bias=False)
+    return model

@@ -1,20 +1,23 @@
-"""Where results are kept, so that no trial is run twice."""
+"""Archives of results, so that no trial is run twice: a folder of trials, or the folder of a single one."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from gyroscope.control.rates import Rates
-from gyroscope.errors import ControlError
+from gyroscope.errors import ControlError, StoreError
+from gyroscope.store import load, schema
 from gyroscope.store.lock import HeldError, Lock, is_held
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.training import checkpoint
+from gyroscope_lab.training.last_layer import FILE as LAST_LAYER
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.training import RATES, WEIGHTS
 from gyroscope_lab.training.trial import Trial, describes, file_name
@@ -65,7 +68,7 @@ class Archive:
         return result
 
     def holds(self, trial: Trial) -> bool:
-        """Whether a trial has its result and, if its recipe records rates for others, these too."""
+        """Return whether a trial has its result and, if its recipe records rates for others, these rates."""
         known = self.result(trial) is not None
         return known and (not trial.recipe.records or (self.folder(trial) / RATES).exists())
 
@@ -78,7 +81,7 @@ class Archive:
         return list(wanted.values())
 
     def rates(self, trial: Trial) -> Rates | None:
-        """What a trial that copies is to copy; None for others."""
+        """Return the rates that a trial copies; None for trials that copy none."""
         if trial.source is None:
             return None
         where = self.folder(trial.source)
@@ -94,19 +97,19 @@ class Archive:
             raise LabError(f"{said}; delete {where} to run {trial.source.recipe.name} again") from error
 
     def weights(self, trial: Trial) -> dict[str, dict[str, Tensor]]:
-        """What a trial with `keeps` kept: the weights of its layers at the start ("initial"), and all as "tested"."""
+        """Return the kept weights of a trial with `keeps`: of its layers at the start ("initial"), all as "tested"."""
         path = self.folder(trial) / WEIGHTS
         try:
             return checkpoint.read(path)
         except FileNotFoundError:
-            raise LabError(f"{path} is not there; run the trial with keeps=True") from None
+            raise LabError(f"{path} does not exist; run the trial with keeps=True") from None
         except Exception as error:
             said = f"{path} cannot be read ({type(error).__name__}: {error})"
             raise LabError(f"{said}; delete its folder to run the trial again") from error
 
     @contextmanager
     def claimed(self, trial: Trial, *, on_wait: Callable[[], None] = lambda: None) -> Iterator[Path]:
-        """A trial's folder, held alone: whoever else wants to run the trial waits, and then finds its result."""
+        """Hold a trial's folder alone: other processes that want to run the trial wait, and then find its result."""
         while True:
             with self.claimed_if_free(trial) as folder:
                 if folder is not None:
@@ -117,7 +120,7 @@ class Archive:
 
     @contextmanager
     def claimed_if_free(self, trial: Trial) -> Iterator[Path | None]:
-        """The same for those who cannot wait, because they hold others: None if somebody else holds it."""
+        """Hold a trial's folder without waiting, for callers that hold others; None if another process holds it."""
         claim = self.root / ".claims" / trial.key[:16]
         claim.mkdir(parents=True, exist_ok=True)
         try:
@@ -129,3 +132,99 @@ class Archive:
         finally:
             if lock is not None:
                 lock.release()
+
+
+class OneFolder(Archive):
+    """An archive of one trial, whose folder is the archive's.
+
+    >>> import tempfile
+    >>> from gyroscope_lab.training.recipe import Recipe
+    >>> from gyroscope_lab.engine.run_one import run_one
+    >>> from gyroscope_lab.training.tasks import task
+    >>> digits = task("digits").lasting(1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     mine = OneFolder(f"{folder}/mine", Trial(digits, Recipe("SGD", 0.1)))
+    ...     _ = run_one(mine.trial, mine)
+    ...     OneFolder(f"{folder}/mine", Trial(digits, Recipe("SGD", 0.2)))
+    Traceback (most recent call last):
+    gyroscope_lab.errors.LabError: ...mine holds another training (digits: SGD, seed 0, rate 0.1); give another folder
+    """
+
+    def __init__(self, folder: Path | str, trial: Trial) -> None:
+        super().__init__(folder)
+        self.trial = trial
+        there = self._there()
+        if there is not None and not describes(there, trial):
+            raise LabError(f"{self.root} holds another training ({_described(there)}); give another folder")
+
+    def folder(self, trial: Trial) -> Path:
+        """The folder itself."""
+        return self.root
+
+    def _there(self) -> dict[str, Any] | None:
+        """The description of the trial that the folder holds, whether it has ended or not."""
+        path = self.root / "result.json"
+        try:
+            if path.exists():
+                found: dict[str, Any] = json.loads(path.read_text())["trial"]
+                return found
+            if not (self.root / schema.FILE).exists():
+                return None
+            with load(self.root) as run:
+                return dict(run.meta["trial"])
+        except (OSError, ValueError, KeyError, TypeError, StoreError) as error:
+            said = f"it holds no training of the laboratory ({type(error).__name__}: {error})"
+            raise LabError(f"{self.root} cannot be resumed: {said}; give another folder") from error
+
+
+def _described(description: Any) -> str:
+    try:
+        task, recipe = description["task"], description["recipe"]
+        return f"{task['name']}: {recipe['name']}, seed {description['seed']}, rate {recipe['rate']:g}"
+    except (KeyError, TypeError, ValueError):  # recorded by somebody else, who calls something else a trial
+        return "of something else than the laboratory"
+
+
+def forget(archive: Archive, trials: Sequence[Trial]) -> None:
+    """Delete the runs, results and checkpoints of `trials` in an archive, and nothing else.
+
+    >>> import tempfile
+    >>> from gyroscope_lab.training.recipe import Recipe
+    >>> from gyroscope_lab.engine.run_one import run_one
+    >>> from gyroscope_lab.training.tasks import task
+    >>> trial = Trial(task("digits").lasting(1), Recipe("SGD", 0.1))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     archive = Archive(folder)
+    ...     _ = run_one(trial, archive)
+    ...     forget(archive, [trial])
+    ...     archive.result(trial) is None
+    True
+    """
+    for trial in trials:
+        # Claimed, so that nobody's folder is taken away while they train.
+        with archive.claimed(trial) as folder:
+            for path in _own(folder):
+                path.unlink(missing_ok=True)
+            with suppress(OSError):  # somebody else's files are in it
+                folder.rmdir()
+
+
+# What a trial leaves in its folder.
+_OWN = (
+    "run.sqlite*",
+    "run.lock",
+    "reference*.pt*",
+    "reference*.new",
+    "checkpoint.pt*",
+    "result.json",
+    "result.new",
+    "rates.pt",
+    "rates-*.new",
+    "weights.pt",
+    LAST_LAYER,
+)
+
+
+def _own(folder: Path) -> Iterator[Path]:
+    for pattern in _OWN:
+        yield from folder.glob(pattern)

@@ -1,18 +1,27 @@
-"""Checkpoints of a training: one file, there whole or not at all."""
+"""Checkpoints of a training: one file, complete or absent, with all that the rest of the training depends on.
+
+A training saves at the end of an epoch, but only so often that saving takes little of its time (`Pace`).
+"""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gyroscope.base import read_whole, require_whole
 from gyroscope.monitor import Monitor
 from gyroscope_lab.errors import LabError
+from gyroscope_lab.training.recipe import with_options_of
+
+if TYPE_CHECKING:
+    from gyroscope_lab.training.training import Training
+
 
 FILE = "checkpoint.pt"
 
@@ -34,7 +43,7 @@ def save(folder: Path, state: dict[str, Any]) -> None:
             os.fsync(file.fileno())
         new.replace(folder / FILE)
     except (OSError, RuntimeError) as error:  # torch says the latter of a disk that is full
-        raise LabError(f"{new} cannot be written ({error}); the checkpoint before it, if any, is kept") from error
+        raise LabError(f"{new} cannot be written ({error}); the previous checkpoint, if any, is kept") from error
 
 
 def load(folder: Path, *, key: str) -> dict[str, Any] | None:
@@ -75,7 +84,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def recorded(monitor: Monitor) -> None:
-    """Return when the run of a monitor is on disk: what it lacks, a training that goes on from here would not add."""
+    """Wait until the run of a monitor is on disk: a resumed training would not add what is missing."""
     try:
         monitor.flush()
         if monitor.error is not None:
@@ -86,17 +95,97 @@ def recorded(monitor: Monitor) -> None:
 
 @contextmanager
 def resumed(folder: Path) -> Iterator[None]:
-    """Say which checkpoint it is that a training cannot go on from, as one that was written by another version.
+    """Name the checkpoint in errors about one that cannot be resumed, such as one of another version.
 
     >>> with resumed(Path("runs/a")):
     ...     {}["epoch"]
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: runs/a/checkpoint.pt cannot be gone on from (KeyError: 'epoch'); delete it to ...
+    gyroscope_lab.errors.LabError: runs/a/checkpoint.pt cannot be resumed (KeyError: 'epoch'); delete it to train ...
     """
     try:
         yield
     except Exception as error:
         raise LabError(
-            f"{folder / FILE} cannot be gone on from ({type(error).__name__}: {error}); delete it to train from the "
-            "start"
+            f"{folder / FILE} cannot be resumed ({type(error).__name__}: {error}); delete it to train from the start"
         ) from error
+
+
+def state_of(training: Training) -> dict[str, Any]:
+    """Return the state of a training between two epochs, for a checkpoint."""
+    best, tangents, last, monitor = training.best, training.tangents, training.last, training.monitor
+    return {
+        "key": training.trial.key,
+        "epoch": training.epoch,
+        "ended": training.ended,
+        "curves": [training.loss, training.accuracy, training.validation, training.rotation, training.norms],
+        "model": training.model.state_dict(),
+        "optimizer": training.optimizer.state_dict(),
+        "initial": training.gauge.initial,
+        "best": None if best is None else list(best),
+        "order": training.feed.generator.get_state(),
+        **training.own.state(),
+        "tangents": None if tangents is None else tangents.state(),
+        "last": None if last is None else last.state(),
+        "monitor": None if monitor is None else monitor.state_dict(),
+        "seconds": training.before + time.perf_counter() - training.began,
+    }
+
+
+def restore(training: Training, state: dict[str, Any]) -> None:
+    """Resume a training from a state of `state_of`; the monitor loads its own part later."""
+    training.epoch, training.ended = state["epoch"], state["ended"]
+    training.loss, training.accuracy, training.validation, training.rotation, training.norms = state["curves"]
+    training.model.load_state_dict(state["model"])
+    training.optimizer.load_state_dict(with_options_of(training.optimizer, state["optimizer"]))
+    for there, saved in zip(training.gauge.initial, state["initial"], strict=True):
+        there.copy_(saved)
+    if state["best"] is not None:
+        score, epoch, weights = state["best"]
+        training.best = (score, epoch, {name: value.to(training.device) for name, value in weights.items()})
+    training.feed.generator.set_state(state["order"])
+    training.own.load(state)
+    if training.tangents is not None:
+        training.tangents.load(state["tangents"])
+    if training.last is not None:
+        training.last.load(state["last"])
+    training.before = state["seconds"]
+
+
+# A checkpoint of a thousand layers takes two seconds; twice a minute they would be a fifteenth of the training.
+_APART = 50
+
+
+class Pace:
+    """The time until something is due again: some seconds after the last time, and 50 times as long as that took.
+
+    Args:
+        every: seconds; 0 for always.
+
+    Attributes:
+        took: seconds that the last time took; 0 before the first.
+
+    >>> pace = Pace(0.0)
+    >>> with pace.taken():
+    ...     pass
+    >>> pace.due, Pace(60.0).due
+    (True, False)
+    """
+
+    def __init__(self, every: float) -> None:
+        self._every = self._apart = every
+        self._last = time.perf_counter()
+        self.took = 0.0
+
+    @property
+    def due(self) -> bool:
+        """True when it is due."""
+        return time.perf_counter() - self._last >= self._apart
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Measure how long it takes, within this context."""
+        began = time.perf_counter()
+        yield
+        self._last = time.perf_counter()
+        self.took = self._last - began
+        self._apart = max(self._every, _APART * self.took) if self._every else 0.0

@@ -11,7 +11,7 @@ from gyroscope_lab.data.split import Split
 
 
 class Feed:
-    """Gives the training examples batch after batch, shuffled anew for each epoch.
+    """The training examples batch by batch, shuffled anew for each epoch.
 
     What is random is drawn on the CPU, for a whole epoch; `take` is work for the device alone, always at the same
     addresses, so that a CUDA graph can hold it. Which examples come next is counted on the device too.
@@ -23,6 +23,7 @@ class Feed:
         seed: of the order, and of the augmentation.
         device: where batches are wanted.
         passes: how often an epoch takes every example, in a new order each time.
+        drawn: batches per epoch that are drawn with replacement, instead of passes; 0 for none.
         share: (r, R) to take the r-th of R near-equal parts of every batch; together they are the batch.
     """
 
@@ -35,6 +36,7 @@ class Feed:
         seed: int,
         device: torch.device,
         passes: int = 1,
+        drawn: int = 0,
         share: tuple[int, int] = (0, 1),
     ) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -42,8 +44,8 @@ class Feed:
         self._batch = batch
         self._augmentation = augmentation
         self._share = share
-        self._passes = passes
-        count = passes * len(split.y_train)
+        self._passes = 0 if drawn else passes
+        count = drawn * batch or passes * len(split.y_train)
         self._order = torch.zeros(count, dtype=torch.int64, device=device)
         self._moves = None if augmentation is None else torch.zeros(count, 3, dtype=torch.int8, device=device)
         self._at = torch.zeros(1, dtype=torch.int64, device=device)
@@ -51,15 +53,17 @@ class Feed:
 
     @property
     def resident(self) -> bool:
-        """Whether the examples lie where they are wanted."""
+        """True if the examples are on the device that takes them."""
         return self._split.x_train.device == self._order.device
 
     def shuffle(self) -> None:
         """Begin an epoch."""
-        count = len(self._order)
-        each = count // self._passes
-        orders = [torch.randperm(each, generator=self.generator) for _ in range(self._passes)]
-        _fill(self._order, torch.cat(orders))
+        count, examples = len(self._order), len(self._split.y_train)
+        if self._passes:
+            orders = [torch.randperm(examples, generator=self.generator) for _ in range(self._passes)]
+            _fill(self._order, torch.cat(orders))
+        else:
+            _fill(self._order, torch.randint(0, examples, (count,), generator=self.generator))
         if self._augmentation is not None and self._moves is not None:
             _fill(self._moves, self._augmentation.draw(count, self._batch, self.generator))
         self._at.zero_()

@@ -1,4 +1,4 @@
-"""What is read off a training at the end of an epoch: one small vector, computed where the weights are."""
+"""Readings at the end of an epoch: one small vector, computed on the device of the weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Reading:
 
     @property
     def ready(self) -> bool:
-        """Whether they have arrived."""
+        """True once they have arrived."""
         return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def numbers(self) -> list[float]:
@@ -43,7 +43,7 @@ class Reading:
 
 
 class Gauge:
-    """How far each layer of a model has rotated since the gauge was made, and how long its weights are.
+    """The rotation of each layer since the gauge was made, and the norm of its weights.
 
         1 − cos θ = (‖w − w₀‖² − (‖w‖ − ‖w₀‖)²) / (2 ‖w‖ ‖w₀‖),
 
@@ -83,7 +83,7 @@ class Gauge:
 
 @torch.no_grad()
 def correct(forward: Callable[[Tensor], Tensor], split: Split, x: Tensor, y: Tensor) -> Tensor:
-    """How many of the examples are classified as their labels say, on the device."""
+    """Return the number of examples that are classified correctly, on the device."""
     found = torch.zeros((), dtype=torch.float64, device=y.device)
     size = _AT_ONCE.get(y.device.type, 2000)
     for inputs, labels in zip(torch.split(x, size), torch.split(y, size), strict=True):

@@ -22,7 +22,7 @@ _COLUMNS = ("loss", "accuracy", "lambda_x", "lambda_g", "lambda_m", "weight_norm
 
 @dataclass(frozen=True)
 class Followed:
-    """The course of a last layer h = Wx, one number a step, before that step is taken.
+    """The course of a last layer h = Wx, one number per step, before that step is taken.
 
     Attributes:
         loss: of the batch.
@@ -52,7 +52,7 @@ def followed(folder: Path | str) -> Followed:
     try:
         return Followed(**dict(zip(_COLUMNS, read_last_layer(path, _COLUMNS), strict=True)))
     except FileNotFoundError as error:
-        raise LabError(f"{path} is not there: the last layer is followed in trials with follows=True") from error
+        raise LabError(f"{path} does not exist: only trials with follows=True follow the last layer") from error
     except Exception as error:
         # A damaged file fails in whatever way the bytes at hand happen to lead to.
         raise LabError(f"{path} cannot be read ({error}); delete the trial's folder to train it again") from error
@@ -74,7 +74,9 @@ class LastLayer:
     def __init__(self, model: nn.Module, steps: int, device: torch.device) -> None:
         last = layers(model)[-1].module
         if not isinstance(last, nn.Linear):
-            raise LabError(f"the last layer is a {type(last).__name__}; a linear one can be followed")
+            raise LabError(
+                f"The last layer must be linear to be followed, got a {type(last).__name__}. Leave follows=True out."
+            )
         self._weight = last.weight
         self._x: Tensor | None = None
         self._table = torch.zeros(steps, len(_COLUMNS), dtype=torch.float64, device=device)
@@ -113,11 +115,11 @@ class LastLayer:
             np.savez_compressed(file, allow_pickle=False, **{name: table[:, i] for i, name in enumerate(_COLUMNS)})
 
     def state(self) -> Tensor:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return self._so_far()
 
     def load(self, state: Tensor) -> None:
-        """Go on from a checkpoint."""
+        """Resume from a checkpoint."""
         self._at.fill_(len(state))
         self._table[: len(state)] = state.to(self._table.device)
 

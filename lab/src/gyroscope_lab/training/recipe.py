@@ -1,4 +1,4 @@
-"""What a trial trains with: an optimizer, and what controls it."""
+"""Recipes of trials: an optimizer, and its control."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ _CAPTURED: dict[str, dict[str, Any]] = {
     "rmsprop": {"capturable": True},
 }
 _MOMENTUM = ("sgd", "sgd-amom", "rmsprop")
+# Optimizers that studies register, and whether their rates follow schedules of their own.
+_REGISTERED: dict[str, tuple[Callable[[Recipe, nn.Module], Optimizer], bool]] = {}
 
 Decayed = Literal["all", "convolutions"]
 Others = Literal["frozen", "inner"]
@@ -53,7 +55,7 @@ class Recipe:
     Attributes:
         name: what figures and tables call it.
         rate: the learning rate; under a control, ρ.
-        optimizer: one of `OPTIMIZERS`.
+        optimizer: one of `OPTIMIZERS`, or one that a study registered (`register`).
         control: one of `CONTROLS`, or None.
         alpha: α of equation 1: which layers turn faster, the first (negative) or the last (positive).
         weight_decay: λ of the gradient's term λw, or of AdamW's decay; twice the number that Keras calls l2.
@@ -66,6 +68,7 @@ class Recipe:
         frozen: do not train the weights of these layers, counted likewise.
         records: keep the tangent of the angle that every layer turns by in every step, for others to copy.
         copies: turn every layer by what it turned by under this recipe (the papers' AdaptCopy).
+        options: further arguments of a registered optimizer, as pairs.
 
     >>> from gyroscope_lab import models
     >>> model = models.make("digits-cnn", seed=0)
@@ -90,24 +93,41 @@ class Recipe:
     frozen: tuple[int, ...] = ()
     records: bool = False
     copies: Recipe | None = None
+    options: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         require_kinds(self)
-        if self.optimizer not in OPTIMIZERS:
-            raise LabError(f"no optimizer is called {self.optimizer!r}; there are: {', '.join(OPTIMIZERS)}")
+        registered = self.optimizer in _REGISTERED
+        if self.optimizer not in OPTIMIZERS and not registered:
+            known = ", ".join([*OPTIMIZERS, *_REGISTERED])
+            raise LabError(f"`optimizer` must be one of {known}, got {self.optimizer!r}.")
+        if registered and self.control is not None:
+            raise LabError(
+                f"`control` must be None for the optimizer of a study, {self.optimizer}, got {self.control!r}."
+            )
+        if self.options and not registered:
+            raise LabError(
+                f"`options` must be empty for {self.optimizer}: they are for optimizers that a study registers."
+            )
         if self.control is not None and self.control not in CONTROLS:
-            raise LabError(f"no control is called {self.control!r}; there are: {', '.join(CONTROLS)}, or none")
-        if not 0 <= self.rate < inf or not 0 <= self.weight_decay < inf or not 0 < self.scale < inf:
-            given = f"rate is {self.rate}, weight_decay {self.weight_decay} and scale {self.scale}"
-            raise LabError(f"{given}; finite numbers are accepted, 0 or more, but for a scale above 0")
+            raise LabError(f"`control` must be None or one of {', '.join(CONTROLS)}, got {self.control!r}.")
+        for name in ("rate", "weight_decay"):
+            if not 0 <= getattr(self, name) < inf:
+                raise LabError(f"`{name}` must be a finite number >= 0, got {getattr(self, name)}.")
+        if not 0 < self.scale < inf:
+            raise LabError(f"`scale` must be a finite number > 0, got {self.scale}.")
         if not -1 <= self.alpha <= 1:
-            raise LabError(f"alpha is {self.alpha}; it can be -1 (only the first layer turns) to 1 (only the last)")
+            raise LabError(
+                f"`alpha` must be from -1 (only the first layer turns) to 1 (only the last), got {self.alpha}."
+            )
         if self.alpha != 0.0 and self.control is None:
-            raise LabError(f"alpha is {self.alpha}, but there is no control that could apply it; give control='layca'")
+            raise LabError(f"`alpha` must be 0 without a control, got {self.alpha}. Try control='layca'.")
         self._check_momentum()
-        if self.eps is not None and (not 0 <= self.eps < inf or "eps" not in OPTIMIZERS[self.optimizer][1]):
+        if self.eps is not None and (
+            not 0 <= self.eps < inf or registered or "eps" not in OPTIMIZERS[self.optimizer][1]
+        ):
             those = ", ".join(name for name, (_, constants) in OPTIMIZERS.items() if "eps" in constants)
-            raise LabError(f"eps is {self.eps} for {self.optimizer}; it can be 0 or more, for: {those}")
+            raise LabError(f"`eps` must be a number >= 0, for {those}, got {self.eps} for {self.optimizer}.")
         if self.copies is not None and (self.control != "layca" or not self.copies.records):
             raise LabError("a recipe that copies needs control='layca', and records=True in the recipe that it copies")
         if self.copies is not None and (self.alpha != 0.0 or self.others != "frozen"):
@@ -116,11 +136,13 @@ class Recipe:
 
     def _check_momentum(self) -> None:
         if not 0 <= self.momentum < 1:
-            raise LabError(f"momentum is {self.momentum}; it can be 0 to below 1")
-        if self.momentum and self.optimizer not in _MOMENTUM:
-            raise LabError(f"{self.optimizer} takes no momentum; these do: {', '.join(_MOMENTUM)}")
+            raise LabError(f"`momentum` must be a number >= 0 and < 1, got {self.momentum}.")
+        if self.momentum and self.optimizer not in _MOMENTUM and self.optimizer not in _REGISTERED:
+            raise LabError(
+                f"`momentum` must be 0 for {self.optimizer}, got {self.momentum}: only {', '.join(_MOMENTUM)} take one."
+            )
         if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
-            raise LabError("nesterov=True says how the momentum of sgd is applied; give that, optimizer='sgd'")
+            raise LabError("`nesterov` must be False without the momentum of sgd. Try optimizer='sgd', momentum=0.9.")
 
     def make(self, model: nn.Module, *, decayed: Decayed = "all", captured: bool = False) -> Optimizer:
         """Return the optimizer for `model`.
@@ -130,6 +152,8 @@ class Recipe:
             decayed: which layers the weight decay is for: all, or convolutions but not linear layers.
             captured: whether its steps are to be captured as a CUDA graph, so that the rate lies on the device.
         """
+        if self.optimizer in _REGISTERED:
+            return _REGISTERED[self.optimizer][0](self, model)
         kind, constants = OPTIMIZERS[self.optimizer]
         options: dict[str, Any] = dict(constants)
         rate: float | torch.Tensor = 1.0 if self.copies is not None else self.rate
@@ -151,14 +175,15 @@ class Recipe:
     def set_rate(self, optimizer: Optimizer, multiplier: float) -> None:
         """Set the rate of what `make` returned to this recipe's, times `multiplier`.
 
-        Not where it copies: what is copied has the schedule in it.
+        Rates that are copied include the schedule already, and registered optimizers may have one of their own: these
+        are left as they are.
 
         >>> optimizer = Recipe("SGD", rate=0.5).make(nn.Linear(2, 2))
         >>> Recipe("SGD", rate=0.5).set_rate(optimizer, 0.1)
         >>> optimizer.param_groups[0]["lr"]
         0.05
         """
-        if self.copies is not None:
+        if self.copies is not None or _REGISTERED.get(self.optimizer, (None, False))[1]:
             return
         for group in optimizer.param_groups:
             if isinstance(group["lr"], torch.Tensor):
@@ -168,7 +193,7 @@ class Recipe:
 
     @staticmethod
     def forget_momentum(optimizer: Optimizer) -> None:
-        """Let what `make` returned begin anew with its momentum, as if no step had been taken; rates are kept.
+        """Set the momentum of an optimizer of `make` to zero, as if no step had been taken; rates are kept.
 
         >>> weight = nn.Parameter(torch.ones(1))
         >>> recipe = Recipe("SGD", rate=0.1, momentum=0.9)
@@ -184,7 +209,7 @@ class Recipe:
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph can hold its steps."""
+        """True if a CUDA graph can hold its steps."""
         return self.optimizer in _CAPTURED or (self.control is not None and self.optimizer == "sgd-amom")
 
     def _groups(self, model: nn.Module, decayed: Decayed) -> list[dict[str, Any]]:
@@ -198,13 +223,34 @@ class Recipe:
         return [group for group in groups if group["params"]]
 
 
+def register(name: str, factory: Callable[[Recipe, nn.Module], Optimizer], *, own_rates: bool = False) -> None:
+    """Let recipes name an optimizer of a study, so that it trains in the laboratory's loop.
+
+    Steps of registered optimizers are not captured as CUDA graphs. A trial with one can be read from its description
+    once the module that registers it is loaded.
+
+    Args:
+        name: the value of `Recipe.optimizer`; not one of `OPTIMIZERS`.
+        factory: makes the optimizer of a recipe for a model. It reads `rate`, `weight_decay`, `momentum` and `options`
+            from the recipe.
+        own_rates: whether its learning rates follow a schedule of their own, and not the task's.
+
+    >>> register("rprop", lambda recipe, model: torch.optim.Rprop(model.parameters(), lr=recipe.rate))
+    >>> type(Recipe("Rprop", rate=0.1, optimizer="rprop").make(nn.Linear(2, 2))).__name__
+    'Rprop'
+    """
+    if name in OPTIMIZERS:
+        raise LabError(f"`name` must not be one of {', '.join(OPTIMIZERS)}, got {name!r}. Try another name.")
+    _REGISTERED[name] = factory, own_rates
+
+
 def _inside(optimizer: str) -> dict[str, Any]:
-    """What an optimizer inside a control needs: there the kernel of the control reads the rate."""
+    """Return the options of an optimizer inside a control, whose kernel reads the rate."""
     return {"capturable": True} if "capturable" in _CAPTURED.get(optimizer, {}) else {}
 
 
 def with_options_of(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """A state to load into `optimizer` with the options that this one has, not those it was saved with.
+    """Return a saved state with the options of `optimizer` in place of those it was saved with.
 
     The recipe gives both the same, but for where the rate lies: captured steps read it from the device.
 

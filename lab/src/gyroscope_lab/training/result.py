@@ -40,7 +40,7 @@ _NAN = np.iinfo(np.int64).min
 
 @dataclass(frozen=True)
 class Result:
-    """The numbers of one trial. Lists have one entry an epoch; `rotation` has one more, for the start.
+    """The numbers of one trial. Lists have one entry per epoch; `rotation` has one more, for the start.
 
     Attributes:
         train_accuracy: of the weights that were tested, on the training examples, in evaluation mode.
@@ -78,7 +78,7 @@ class Result:
 
     @property
     def learned(self) -> float:
-        """How much of the training set was learned in the end; the tested weights may be those of an earlier epoch.
+        """Training accuracy of the last epoch; the tested weights may be those of an earlier one.
 
         >>> Result(0.81, 0.59, loss=[1.0, 0.1], layers=[], rotation=[], accuracy=[0.81, 0.997], tested=1).learned
         0.997
@@ -87,7 +87,7 @@ class Result:
 
     @property
     def diverged(self) -> bool:
-        """Whether the loss was no number any more."""
+        """True if the loss was not finite."""
         return self.ended is not None and self.ended.startswith("diverged")
 
     @property

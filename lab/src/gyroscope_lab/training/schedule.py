@@ -1,4 +1,4 @@
-"""How long a training lasts, and how its rate changes."""
+"""Schedules of a training: its length, its batches, and its rate over time."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ class Schedule:
 
     Attributes:
         epochs: how often every example is seen, `passes` times over.
-        batch: examples a step. The last batch of an epoch is smaller, where they do not divide evenly.
+        batch: examples per step. The last batch of an epoch is smaller if they do not divide evenly.
         cuts: when the rate is divided, as shares of all epochs.
         factor: by how much.
         warmup: over so many epochs the rate climbs linearly, step by step, from a tenth; 0 for none.
         drop_last: leave the smaller batch at the end of an epoch out.
         passes: how often an epoch takes every example; few examples need not be looked at after every pass.
         restarts: whether the optimizer's momentum is forgotten at every cut.
+        drawn: steps per epoch whose batches are drawn with replacement, instead of passes; 0 for none.
 
     >>> schedule = Schedule(epochs=100, cuts=(0.8, 0.9, 0.97))
     >>> schedule.milestones, [round(schedule.multiplier(epoch), 3) for epoch in (0, 79, 80, 90, 97)]
@@ -37,18 +38,19 @@ class Schedule:
     drop_last: bool = False
     passes: int = 1
     restarts: bool = False
+    drawn: int = 0
 
     def __post_init__(self) -> None:
         require_kinds(self)
-        if min(self.epochs, self.batch, self.passes) < 1:
-            raise LabError(
-                f"a schedule of {self.epochs} epochs in batches of {self.batch}, {self.passes} passes each; these are "
-                "whole numbers, 1 or more"
-            )
+        for name, least in (("epochs", 1), ("batch", 1), ("passes", 1), ("drawn", 0)):
+            if getattr(self, name) < least:
+                raise LabError(f"`{name}` must be a whole number >= {least}, got {getattr(self, name)}.")
         if not all(0 <= cut <= 1 for cut in self.cuts):
-            raise LabError(f"the rate is cut at {self.cuts}; cuts are shares of all epochs, from 0 to 1")
-        if not 0 < self.factor < inf or not 0 <= self.warmup < inf:
-            raise LabError(f"factor is {self.factor} and warmup {self.warmup}; above 0, and 0 or more, are accepted")
+            raise LabError(f"`cuts` must be shares of all epochs, from 0 to 1, got {self.cuts}. Try (0.8, 0.9).")
+        if not 0 < self.factor < inf:
+            raise LabError(f"`factor` must be a finite number > 0, got {self.factor}.")
+        if not 0 <= self.warmup < inf:
+            raise LabError(f"`warmup` must be a finite number of epochs >= 0, got {self.warmup}.")
 
     @property
     def milestones(self) -> list[int]:
@@ -60,7 +62,7 @@ class Schedule:
         return [max(round(cut * self.epochs), int(cut > 0)) for cut in self.cuts]
 
     def multiplier(self, epoch: int, within: float = 0.0) -> float:
-        """What the rate is multiplied with in epoch `epoch`, counted from 0, of which the share `within` is over."""
+        """Return the factor of the rate in epoch `epoch`, counted from 0, of which the share `within` is over."""
         cut: float = self.factor ** -sum(epoch >= milestone for milestone in self.milestones)
         over = epoch + within
         if over >= self.warmup:
@@ -69,11 +71,16 @@ class Schedule:
         return cut * (share + 0.1 * (1.0 - share))
 
     def batches(self, examples: int) -> Iterator[int]:
-        """The sizes of an epoch's batches, of so many examples; passes follow each other without a break.
+        """Yield the sizes of the batches of an epoch of `examples`; passes follow each other without a break.
 
         >>> list(Schedule(batch=128).batches(300)), list(Schedule(batch=128, passes=2).batches(100))
         ([128, 128, 44], [128, 72])
+        >>> list(Schedule(batch=128, drawn=3).batches(100))
+        [128, 128, 128]
         """
+        if self.drawn:
+            yield from [self.batch] * self.drawn
+            return
         whole, rest = divmod(examples * self.passes, self.batch)
         yield from [self.batch] * whole
         if rest and not (self.drop_last and whole):
@@ -85,11 +92,13 @@ class Schedule:
         >>> Schedule(batch=128).steps(45_000)
         352
         """
+        if self.drawn:
+            return self.drawn
         taken = examples * self.passes
         return max(1, taken // self.batch) if self.drop_last else ceil(taken / self.batch)
 
     def lasting(self, epochs: int) -> Schedule:
-        """The same schedule over another number of epochs: cuts keep their shares, and so does a warm-up.
+        """Return the schedule over another number of epochs; cuts and warm-up keep their shares.
 
         >>> Schedule(epochs=100, cuts=(0.8, 0.9)).lasting(10).milestones
         [8, 9]

@@ -1,20 +1,25 @@
-"""One training over several processes, which divide every batch and give what one process gives."""
+"""One training over several processes, which divide every batch and give what one process gives.
+
+With "fsdp" the weights are divided too: networks are sharded block by block, and checkpoints hold whole tensors.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
 from gyroscope_lab.data.split import Split
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.training.gauge import Reading, correct
 from gyroscope_lab.training.result import Result
-from gyroscope_lab.training.shards import laid_out, shard, whole
 from gyroscope_lab.training.training import Parallel, Training
 from gyroscope_lab.training.trial import Trial
 
@@ -22,7 +27,7 @@ T = TypeVar("T")
 
 
 def in_a_group() -> bool:
-    """Whether this process is one of a process group.
+    """Return whether this process is one of a process group.
 
     >>> in_a_group()
     False
@@ -31,7 +36,7 @@ def in_a_group() -> bool:
 
 
 def from_first(ask: Callable[[], T]) -> T:
-    """What rank 0 finds, on every rank, and what it raises there; the others do not ask."""
+    """Return the result of rank 0 on every rank, or raise its error; only rank 0 asks."""
     found: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:
@@ -55,7 +60,7 @@ class Spread(Training):
     the mean that the ranks' gradients are reduced to, with shares weighed by their size, as they need not be equal. The
     shares are of the batches that one process takes, augmented alike, so the training is the same but for the order in
     which floating-point numbers are added up. Evaluations are divided too. Rank 0 alone writes, a checkpoint of whole
-    tensors: any number of ranks, or a single process, can go on from it.
+    tensors: any number of ranks, or a single process, can resume it.
 
     Two things are not the same. Batch normalization takes the statistics of a rank's share, not of the batch, and those
     of rank 0 are evaluated and kept. Dropout leaves out other activations on every rank, and others than one process.
@@ -70,9 +75,9 @@ class Spread(Training):
 
     def __init__(self, trial: Trial, split: Split, *, parallel: Parallel = "ddp", **options: Any) -> None:
         if parallel not in get_args(Parallel):
-            raise LabError(f"parallel is {parallel!r}; it can be {' or '.join(map(repr, get_args(Parallel)))}")
+            raise LabError(f"`parallel` must be {' or '.join(map(repr, get_args(Parallel)))}, got {parallel!r}.")
         if trial.follows:
-            raise LabError("the last layer is followed by one process; train this trial without torchrun")
+            raise LabError("`follows` must be False on several processes. Train this trial without torchrun.")
         self.rank, self.ranks, self.parallel = dist.get_rank(), dist.get_world_size(), parallel
         examples = len(split.y_train)
         smallest = min(trial.schedule.batches(examples))
@@ -91,13 +96,13 @@ class Spread(Training):
 
     def _placed(self, model: nn.Module) -> nn.Module:
         model = super()._placed(model)
-        return shard(model, self.device, self.ranks) if self.parallel == "fsdp" else model
+        return _shard(model, self.device, self.ranks) if self.parallel == "fsdp" else model
 
     def _found(self, folder: Path) -> dict[str, Any] | None:
         return from_first(lambda: super(Spread, self)._found(folder))
 
     def _load(self, state: dict[str, Any]) -> None:
-        super()._load(laid_out(state, self.model, self.optimizer, self.gauge.initial))
+        super()._load(_laid_out(state, self.model, self.optimizer, self.gauge.initial))
 
     def _evaluated(self, x: Tensor, y: Tensor) -> Tensor:
         # Sharded networks are put together by all ranks at once, so all have as many examples. Where shares overlap,
@@ -163,3 +168,75 @@ class Spread(Training):
             if self.monitor is not None:
                 self.monitor.__exit__(type(error), error, error.__traceback__)
             raise
+
+
+def _shard(model: nn.Module, device: torch.device, ranks: int) -> nn.Module:
+    """Divide each weight among the ranks (FSDP2), in place: blocks of a chain one by one, and the rest together."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.type, (ranks,))
+    for block in _blocks(model):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The members of chains (`nn.Sequential`) that have members themselves: what is worth having one at a time.
+
+    >>> inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    >>> _blocks(nn.Sequential(inner, nn.Linear(2, 2))) == [inner]
+    True
+    """
+    found = []
+    for child in model.children():
+        is_block = isinstance(model, nn.Sequential) and any(True for _ in child.children())
+        found += [child] if is_block else _blocks(child)
+    return [block for block in found if any(True for _ in block.parameters())]
+
+
+def whole(state: Any) -> Any:
+    """Return a nest of dicts and lists with every sharded tensor put together; all ranks call it together.
+
+    >>> whole({"a": [1, torch.ones(2)]})
+    {'a': [1, tensor([1., 1.])]}
+    """
+    return tree_map(_full, state)
+
+
+def _full(value: Any) -> Any:
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def _laid_out(
+    state: dict[str, Any], model: nn.Module, optimizer: Optimizer, initial: Sequence[Tensor]
+) -> dict[str, Any]:
+    """Return a saved state of whole tensors, laid out as the model is on the ranks.
+
+    What an optimizer keeps in the shape of a parameter lies as that one does.
+    """
+    now = model.state_dict()
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    saved = state["optimizer"]
+    keys = [key for group in saved["param_groups"] for key in group["params"]]
+    kept = {
+        key: {name: _as(value, parameter) for name, value in saved["state"].get(key, {}).items()}
+        for key, parameter in zip(keys, parameters, strict=True)
+        if key in saved["state"]
+    }
+    best = state["best"]
+    return state | {
+        "model": {name: _as(value, now[name]) for name, value in state["model"].items()},
+        "optimizer": saved | {"state": kept},
+        "initial": [_as(value, there) for value, there in zip(state["initial"], initial, strict=True)],
+        "best": best and [*best[:2], {name: _as(value, now[name]) for name, value in best[2].items()}],
+    }
+
+
+def _as(value: Any, like: Any) -> Any:
+    if not (hasattr(like, "full_tensor") and isinstance(value, Tensor) and value.shape == like.shape):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)

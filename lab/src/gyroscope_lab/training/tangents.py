@@ -1,4 +1,4 @@
-"""By how much every layer turns in every step: a table on the device, written while training, or followed."""
+"""Rotation rates of every layer at every step: a table on the device, recorded in training or replayed."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Tangents:
     def replay(cls, optimizer: Layca, rates: Rates, device: torch.device, *, steps: int = 1) -> Tangents:
         """A table to be followed by `optimizer`, whose rates are 1, in epochs of so many steps."""
         if not len(rates.tangents) or len(rates.tangents) % steps:
-            raise LabError(f"the rates to copy are of {len(rates.tangents)} steps; epochs have {steps} here")
+            raise LabError(f"`rates` must be those of whole epochs of {steps} steps, got {len(rates.tangents)} steps.")
         if tuple(rates.layers) != optimizer.layers:
-            raise LabError(f"the rates are of the layers {list(rates.layers)}, the model has {list(optimizer.layers)}")
+            raise LabError(f"`rates` must be those of the layers {list(optimizer.layers)}, got {list(rates.layers)}.")
         if not bool(torch.isfinite(rates.tangents).all()):
-            raise LabError("the rates to copy are not finite: the training that they were recorded in diverged")
+            raise LabError("`rates` must be finite: the training in which they were recorded diverged.")
         return cls(tuple(rates.layers), rates.tangents.to(device), [], replays=True)
 
     def step(self, optimizer: Optimizer) -> None:
@@ -73,11 +73,11 @@ class Tangents:
 
     @property
     def rates(self) -> Rates:
-        """What has been recorded so far (waits for the device)."""
+        """The rates recorded so far (waits for the device)."""
         return Rates(self._names, self._so_far())
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"at": int(self._at), "table": None if self._replays else self._so_far()}
 
     def _so_far(self) -> Tensor:
@@ -85,7 +85,7 @@ class Tangents:
         return self._table[: int(self._at)].clone().cpu()
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Resume from a checkpoint."""
         self._at.fill_(state["at"])
         if state["table"] is not None:
             self._table[: state["at"]] = state["table"].to(self._table.device)

@@ -1,4 +1,4 @@
-"""What is learned: data, a network, a schedule, and which weights are tested in the end."""
+"""Tasks: data, a network, a schedule, and which weights are tested."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Task:
         require_kinds(self)
 
     def check(self, split: Split) -> None:
-        """Refuse data that this task cannot be learned from.
+        """Reject data that this task cannot be learned from.
 
         >>> task = Task("digits", Source("digits"), "digits-cnn", tests="best")
         >>> task.check(Source("digits").load())
@@ -86,7 +86,7 @@ class Task:
         return models.make(self.model, seed=seed, **dict(self.options))
 
     def lasting(self, epochs: int) -> Task:
-        """The same task over another number of epochs.
+        """Return the task over another number of epochs.
 
         >>> Task("digits", Source("digits"), "digits-cnn").lasting(5).schedule.epochs
         5

@@ -167,8 +167,8 @@ def task(name: str) -> Task:
     [80, 90, 97]
     >>> task("c10-cnn3")
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: no task is called 'c10-cnn3'; there are: c10-cnn1, c10-cnn1-light, ...
+    gyroscope_lab.errors.LabError: The task must be one of c10-cnn1, c10-cnn1-light, ..., got 'c10-cnn3'.
     """
     if name not in TASKS:
-        raise LabError(f"no task is called {name!r}; there are: {', '.join(TASKS)}")
+        raise LabError(f"The task must be one of {', '.join(TASKS)}, got {name!r}.")
     return TASKS[name]

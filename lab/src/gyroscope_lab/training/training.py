@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,15 +19,14 @@ from gyroscope.control.rates import Rates
 from gyroscope.monitor import Monitor, watch
 from gyroscope_lab.data.split import Split
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.training import checkpoint, saved
-from gyroscope_lab.training.ends import why_end
+from gyroscope_lab.training import checkpoint
+from gyroscope_lab.training.checkpoint import Pace
 from gyroscope_lab.training.feed import Feed
 from gyroscope_lab.training.gauge import Gauge, Reading, correct
 from gyroscope_lab.training.last_layer import LastLayer
-from gyroscope_lab.training.own import Own
-from gyroscope_lab.training.pace import Pace
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.tangents import Tangents
+from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial, require_nothing_kept
 
 #: The files of the rates that a training recorded, and of the weights that it kept.
@@ -53,7 +53,7 @@ def train(
     Args:
         trial: what is learned, with what, from which seed.
         split: its data.
-        folder: where to record the run and to save, and to go on from what is there; None to keep nothing.
+        folder: where to record and save the run, and to resume from; None to keep nothing.
         device: what to train on.
         rates: for a recipe that copies: what to copy.
         save_every: seconds from one end of an epoch with a checkpoint to the next; more if it takes long; 0 for all.
@@ -109,18 +109,23 @@ class Training:
         rates: Rates | None = None,
         save_every: float = 30.0,
         captured: bool = False,
+        network: nn.Module | None = None,
     ) -> None:
+        if network is not None and folder is not None:
+            raise LabError(
+                "`folder` must be None with a `network`: the trial, which the folder would keep, does not describe it."
+            )
         trial.task.check(split)
         self.trial, self.device = trial, torch.device(device)
         self.folder = None if folder is None else Path(folder)
         self.split = split.to(self.device)
-        self.model = self._placed(trial.network())
+        self.model = self._placed(trial.network() if network is None else network)
         self.forward: Callable[[Tensor], Tensor] = self.model
         self.optimizer = trial.recipe.make(self.model, decayed=trial.task.decayed, captured=captured)
         schedule = trial.schedule
         self.feed = Feed(
             self.split, batch=schedule.batch, augmentation=trial.task.augmentation, seed=trial.seed, device=self.device,
-            passes=schedule.passes, share=(self.rank, self.ranks),
+            passes=schedule.passes, drawn=schedule.drawn, share=(self.rank, self.ranks),
         )  # fmt: skip
         self.take = self.feed.take
         self.steps = schedule.steps(len(split.y_train))
@@ -158,7 +163,7 @@ class Training:
         recipe = self.trial.recipe
         if recipe.copies is not None:
             if rates is None or not isinstance(self.optimizer, Layca):
-                raise LabError(f"{recipe.name} copies the rates of {recipe.copies.name}; give them: rates=...")
+                raise LabError(f"`rates` must be those of {recipe.copies.name}, which {recipe.name} copies, got None.")
             self._copied = len(rates.tangents) // self.steps
             return Tangents.replay(self.optimizer, rates, self.device, steps=self.steps)
         return Tangents.blank(self.model, steps, self.device) if recipe.records else None
@@ -216,7 +221,7 @@ class Training:
         self.advance(count)
 
     def _log_batch(self, count: int, before: Tensor) -> None:
-        """Where every step is measured, record each batch's loss and accuracy too; of several ranks, its share's."""
+        """Record the loss and accuracy of a batch, where every step is measured; of several ranks, of its share."""
         share = (self.rank + 1) * count // self.ranks - self.rank * count // self.ranks
         if self.monitor is not None and share:
             loss, accuracy = (self._sums - before) / share
@@ -227,7 +232,8 @@ class Training:
         x, y = self.take(count)
         with self._autocast():
             outputs = self.forward(x)
-        loss = F.cross_entropy(outputs.float().flatten(0, -2), y.flatten())
+        scores = outputs if outputs.dtype == torch.float64 else outputs.float()
+        loss = F.cross_entropy(scores.flatten(0, -2), y.flatten())
         self.optimizer.zero_grad()
         # The gradients of ranks are averaged, which is right as it is for shares of equal size.
         torch.autograd.backward(loss if self.ranks == 1 else loss * (self.ranks * len(y) / count))
@@ -345,7 +351,123 @@ class Training:
             checkpoint.save(self.folder, self._state())
 
     def _state(self) -> dict[str, Any]:
-        return saved.state(self)
+        return checkpoint.state_of(self)
 
     def _load(self, state: dict[str, Any]) -> None:
-        saved.load(self, state)
+        checkpoint.restore(self, state)
+
+
+def why_end(task: Task, *, loss: Sequence[float], accuracy: Sequence[float], copied: int | None = None) -> str | None:
+    """Return why a training ends after the epochs it has had, None if it continues: the rules of the papers' authors.
+
+    It ends if the loss is not finite. With `stop_at`, also if the loss is not above that, or is the same in three
+    consecutive epochs; with `fails`, if the accuracy is still that low in that epoch; and where the rates that it
+    copies end.
+
+    Args:
+        task: the task, whose `stop_at` and `fails` say when to stop.
+        loss: the training loss of each epoch so far.
+        accuracy: the training accuracy of each.
+        copied: how many epochs the training had whose rates are copied.
+
+    >>> from gyroscope_lab.training.tasks import task
+    >>> why_end(task("c10-cnn1"), loss=[1.0, 5e-5], accuracy=[0.5, 1.0])
+    'the loss has reached 0.0001 in epoch 2'
+    """
+    epoch = len(loss)
+    if not isfinite(loss[-1]):
+        return f"diverged: the loss is {loss[-1]} in epoch {epoch}; lower the rate"
+    if task.stop_at is not None and loss[-1] <= task.stop_at:
+        return f"the loss has reached {task.stop_at:g} in epoch {epoch}"
+    if task.stop_at is not None and epoch >= 3 and len(set(loss[-3:])) == 1:
+        return f"the loss has not changed for three epochs, in epoch {epoch}"
+    if task.fails is not None and epoch == task.fails[0] + 1 and accuracy[-1] <= task.fails[1]:
+        return f"does not learn: the training accuracy is {accuracy[-1]:.3f} in epoch {epoch}"
+    if copied is not None and copied <= epoch < task.schedule.epochs:
+        return f"the training that is copied ended in epoch {epoch}"
+    return None
+
+
+class Own:
+    """The random numbers of one training, such as dropout's, and its precision; both in place during its turns alone.
+
+    torch has one generator of random numbers per device, and one precision for everything. Between turns they are what
+    they were: to whoever calls, to other trainings, and to the captured steps of these, which keep the generator that
+    they were captured with.
+
+    Args:
+        device: what the training is on.
+        seed: of the training.
+        rank: of the process, of those that divide its batches: each has other random numbers.
+        tf32: whether a GPU may round what it multiplies to TF32.
+
+    >>> first, other = (Own(torch.device("cpu"), seed=1) for _ in range(2))
+    >>> _ = torch.manual_seed(0)
+    >>> with first.turn():
+    ...     one = torch.rand(1)
+    >>> between = torch.rand(1)
+    >>> with other.turn():
+    ...     torch.rand(1) == one
+    tensor([True])
+    >>> between == torch.rand(1, generator=torch.Generator().manual_seed(0))
+    tensor([True])
+    """
+
+    def __init__(self, device: torch.device, *, seed: int, rank: int = 0, tf32: bool = False) -> None:
+        self._seed, self._rank, self._tf32 = seed, rank, tf32
+        self._gpu: torch.Generator | None = None
+        if device.type == "cuda":
+            self._index = torch.cuda.current_device() if device.index is None else device.index
+            self._gpu = torch.Generator(torch.device("cuda", self._index))
+        self._begin(epoch=0)
+
+    def _begin(self, *, epoch: int) -> None:
+        # Not the seed itself, which the weights and the order of the examples are drawn from; 32 bits of it count.
+        seed = ((self._seed * 1_000_003 + epoch) * 1_000_003 + self._rank + 1) % 2**32
+        self._cpu = torch.Generator().manual_seed(seed).get_state()
+        if self._gpu is not None:
+            self._gpu.manual_seed(seed)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Put them in place for a turn."""
+        before = torch.get_rng_state()
+        torch.set_rng_state(self._cpu)
+        try:
+            with self._on_gpu():
+                yield
+        finally:
+            self._cpu = torch.get_rng_state()
+            torch.set_rng_state(before)
+
+    @contextmanager
+    def _on_gpu(self) -> Iterator[None]:
+        if self._gpu is None:
+            yield
+            return
+        products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+        tf32 = products.allow_tf32, convolutions.allow_tf32
+        shared = torch.cuda.default_generators[self._index]
+        before = shared.graphsafe_get_state()
+        # Its state itself, not a copy: captured steps count on in it.
+        shared.graphsafe_set_state(self._gpu)
+        products.allow_tf32 = convolutions.allow_tf32 = self._tf32
+        try:
+            yield
+        finally:
+            products.allow_tf32, convolutions.allow_tf32 = tf32
+            shared.graphsafe_set_state(before)
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {"random": self._cpu, "random_cuda": None if self._gpu is None else self._gpu.get_state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Resume from a training's checkpoint, which is that of its first process."""
+        if self._rank > 0:
+            self._begin(epoch=state["epoch"])
+            return
+        torch.Generator().set_state(state["random"])  # refuses what is none
+        self._cpu = state["random"]
+        if self._gpu is not None and state["random_cuda"] is not None:
+            self._gpu.set_state(state["random_cuda"])

@@ -1,4 +1,4 @@
-"""The unit of an experiment."""
+"""Trials, the unit of an experiment: a task, a recipe and a seed."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Trial:
         recipe: what trains it.
         seed: of the initialization and of the order of the examples.
         precision: what products are computed in: "float32", "tf32" (on GPUs that have it), or "bf16" by autocast.
-        every: measure every so many steps; None for once an epoch.
+        every: steps between measurements; None for once per epoch.
         keeps: keep the weights too, as they were at the start and as they were tested.
-        conditions: every so many steps, measure how well each layer is conditioned too; None for never.
+        conditions: steps between measurements of each layer's conditioning; None for never.
         follows: follow the last layer at every step; see `gyroscope_lab.training.last_layer`.
 
     >>> from gyroscope_lab.training.tasks import task
@@ -58,29 +58,26 @@ class Trial:
 
     def __post_init__(self) -> None:
         if type(self.seed) is not int or not 0 <= self.seed < 2**32:  # torch would leave the other bits out
-            raise LabError(f"the seed of a trial is {self.seed!r}; it can be a whole number from 0 to 2³² − 1")
+            raise LabError(f"`seed` must be a whole number from 0 to 2³² − 1, got {self.seed!r}.")
         if self.precision not in get_args(Precision):
             accepted = ", ".join(map(repr, get_args(Precision)))
-            raise LabError(f"the precision of a trial is {self.precision!r}; it can be {accepted}")
-        for value, what, none in (
-            (self.every, "a trial is measured", "once an epoch"),
-            (self.conditions, "layers are analysed", "never"),
-        ):
+            raise LabError(f"`precision` must be one of {accepted}, got {self.precision!r}.")
+        for name, none in (("every", "once per epoch"), ("conditions", "never")):
+            value = getattr(self, name)
             # True is 1, and 2.5 would be a key of its own.
             if value is not None and (type(value) is not int or value < 1):
-                accepted = f"it can be a whole number, 1 or more, or None for {none}"
-                raise LabError(f"{what} every {value!r} steps; {accepted}")
+                raise LabError(f"`{name}` must be a whole number of steps >= 1, or None for {none}, got {value!r}.")
         for name in ("keeps", "follows"):
             if type(getattr(self, name)) is not bool:
-                raise LabError(f"{name} of a trial is {getattr(self, name)!r}; it can be True or False")
+                raise LabError(f"`{name}` must be True or False, got {getattr(self, name)!r}.")
         if self.follows and self.task.source.is_text:
-            said = f"follows=True, and {self.task.name} has a label for each character of a text"
-            raise LabError(f"{said}; the last layer is followed where each example has one: leave it out")
+            said = f"`follows` must be False for {self.task.name}"
+            raise LabError(f"{said}: its texts have a label per character, and it takes one label per example.")
         try:
             json.dumps(asdict(self), allow_nan=False)
         except (TypeError, ValueError) as error:
             said = f"{self.recipe.name} on {self.task.name} cannot be kept as JSON: {error}"
-            raise LabError(f"{said}; options and numbers can be text, truth values and finite numbers") from error
+            raise LabError(f"{said}; options must be text, True, False and finite numbers") from error
 
     @property
     def schedule(self) -> Schedule:
@@ -124,36 +121,38 @@ class Trial:
                 layer.parameter.data.mul_(self.recipe.scale)
         if self.recipe.only is not None:
             if not -len(its) <= self.recipe.only < len(its):
-                raise LabError(f"only layer {self.recipe.only} is to be trained; {self.task.model} has {len(its)}")
+                raise LabError(
+                    f"`only` must be one of the {len(its)} layers of {self.task.model}, got {self.recipe.only}."
+                )
             model.requires_grad_(False)
             its[self.recipe.only].module.requires_grad_(True)
         for index in self.recipe.frozen:
             if not -len(its) <= index < len(its):
-                raise LabError(f"layer {index} is to be frozen; {self.task.model} has {len(its)}")
+                raise LabError(f"`frozen` must name some of the {len(its)} layers of {self.task.model}, got {index}.")
             its[index].parameter.requires_grad_(False)
         if not any(layer.parameter.requires_grad for layer in its):
-            raise LabError(f"no layer of {self.task.model} is left to train: frozen are {self.recipe.frozen}")
+            raise LabError(f"`frozen` must leave a layer of {self.task.model} to train, got {self.recipe.frozen}.")
         return model
 
 
 def require_nothing_kept(trial: Trial) -> None:
-    """Refuse, where there is no folder, a trial that measures what only a folder would keep.
+    """Reject a trial without a folder whose measurements only a folder would keep.
 
     >>> from gyroscope_lab.training.tasks import task
     >>> require_nothing_kept(Trial(task("digits"), Recipe("SGD", 0.1), follows=True))
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: the trial has follows=True, and what that gives is kept in a folder: give one,
-    train(..., folder=...), or leave it out of the trial
+    gyroscope_lab.errors.LabError: The trial has follows=True, whose measurements are kept in a folder: give one,
+    train(..., folder=...), or leave it out of the trial.
     """
     asked = {"keeps": trial.keeps, "conditions": trial.conditions, "follows": trial.follows}
     lost = " and ".join(f"{name}={value!r}" for name, value in asked.items() if value)
     if lost:
         what_to_do = "give one, train(..., folder=...), or leave it out of the trial"
-        raise LabError(f"the trial has {lost}, and what that gives is kept in a folder: {what_to_do}")
+        raise LabError(f"The trial has {lost}, whose measurements are kept in a folder: {what_to_do}.")
 
 
 def file_name(name: str) -> str:
-    """What something is called, as the name of a file within a folder.
+    """Return a name as that of a file within a folder.
 
     >>> file_name("Layca 3^-3, alpha +0.6"), file_name("../mine: 50 %")
     ('Layca-3^-3-alpha-+0.6', 'mine-50')
@@ -162,7 +161,7 @@ def file_name(name: str) -> str:
 
 
 def describes(description: Any, trial: Trial) -> bool:
-    """Whether a description is one of `trial`, under whatever names; options it does not know were added later.
+    """Return whether a description is that of `trial`, under any name; options it lacks were added later.
 
     >>> from gyroscope_lab.training.tasks import task
     >>> trial = Trial(task("digits"), Recipe("SGD", 0.1))
@@ -191,7 +190,7 @@ def from_description(description: Any) -> Trial:
     except LabError:  # it is one, of a trial that cannot be
         raise
     except (KeyError, TypeError, ValueError) as error:
-        raise LabError(f"a description of a trial was expected, got {str(description)[:80]!r} ({error})") from error
+        raise LabError(f"Expected the description of a trial, got {str(description)[:80]!r} ({error}).") from error
 
 
 def _source(description: dict[str, Any]) -> Source:
@@ -216,7 +215,7 @@ def _agrees(there: Any, own: Any, named: str = "") -> bool:
 
 
 def _told(value: Any, kind: str = "") -> Any:
-    """What sets a trial apart: all that is not as it is by default, so that an option added later changes no key."""
+    """Return all that differs from its default, so that an option that is added later changes no key."""
     if isinstance(value, Task | Recipe):  # what a task would be computed in is not what the trial is
         return {key: told for key, told in _fields(value).items() if key not in _UNHEEDED}
     if is_dataclass(value):

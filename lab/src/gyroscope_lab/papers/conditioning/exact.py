@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gyroscope_lab.data.folders import DATA
+from gyroscope_lab.data.official import DATA
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError

@@ -1,23 +1,45 @@
-"""Weight decay and L2 regularization: one for gradient descent, two for Adam (section 5 of Grosse's chapter, "AdamW").
+"""Weight decay and L2 regularization: equal for gradient descent, different for Adam (section 5 of Grosse's chapter).
 
-Decay is w ← (1 − αλ)w − αC⁻¹∇J (equation 22), L2 is w ← w − αC⁻¹(∇J + λw): equal for C = I, and where a running average
-of gradients takes part, as momentum does, not even then. First the trajectories of four rules under both; then the test
-accuracy of Adam over a grid of λ and rates, with L2 (`torch.optim.Adam`) and with decay (`torch.optim.AdamW`). The two
-λ have nothing in common, so each has its own range. The best of each grid, chosen by test accuracy, are trained again
-from seeds that had no part in the choice, and compared on those, seed by seed: they share start and batches.
+Decay is w ← (1 − ηλ)w − ηC⁻¹∇J (equation 22), L2 is w ← w − ηC⁻¹(∇J + λw). They are equal for C = I, unless a running
+average of gradients takes part, as in momentum.
+
+The first part compares trajectories of four rules from the same weights on the same batches, decay with λ' against L2
+with λ. Their distance is given as a share of the effect of L2,
+
+    d_k(λ') = ‖w_k(L2 λ) − w_k(decay λ')‖ / ‖w_k(L2 λ) − w_k(neither)‖,
+
+0 where the two are equal, and 1 where decay comes no closer to L2 than doing nothing. λ' covers a range, so that a
+difference is not one of strength. These trajectories are those of the pure rules of `gyroscope.theory` in float64,
+without an optimizer, so they are not trainings.
+
+The second part is the test accuracy of Adam over a grid of λ and rates, with L2 (`torch.optim.Adam`) and with decay
+(`torch.optim.AdamW`). The two λ are not comparable, so each has its own range. The best of each grid, chosen by test
+accuracy, is trained again from seeds that had no part in the choice. The comparison is made on those, seed by seed,
+with the same initial weights and batches.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 
+from gyroscope.theory.adaptive import adam, rmsprop
+from gyroscope.theory.decay import Rule, sgd, with_decay, with_l2
+from gyroscope_lab import models
+from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import Cell, cells
-from gyroscope_lab.papers.dynamics.decoupled_paths import RULES, Apart, Setting, apart
+from gyroscope_lab.papers.dynamics.measurements import kept, split_of
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
@@ -27,6 +49,119 @@ from gyroscope_lab.training.trial import Trial
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+#: The rules by name, and the rate each is bound to.
+RULES: dict[str, tuple[Rule[Any], float]] = {
+    "SGD": (partial(sgd, lr=0.1), 0.1),
+    "SGD with momentum 0.9": (partial(sgd, lr=0.02, momentum=0.9), 0.02),
+    "RMSprop": (partial(rmsprop, lr=1e-3), 1e-3),
+    "Adam": (partial(adam, lr=3e-3), 3e-3),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All that the trajectories of a rule depend on.
+
+    Attributes:
+        rule: one of `RULES`.
+        source: the data.
+        decay: λ of L2.
+        multiples: λ'/λ of decay.
+        steps: how many.
+        batch: examples per step, drawn with replacement.
+        seed: of the weights and of the batches.
+        model: the network.
+    """
+
+    rule: str
+    source: Source
+    decay: float = 0.03
+    multiples: tuple[float, ...] = (1.0, 10.0)
+    steps: int = 100
+    batch: int = 50
+    seed: int = 0
+    model: str = "mlp-2x32"
+
+
+@dataclass(frozen=True, eq=False)
+class Apart:
+    """The distance of decay from L2.
+
+    Attributes:
+        multiples: λ'/λ [M].
+        shares: d_k(λ') [M, K], for k = 1 … K.
+    """
+
+    multiples: npt.NDArray[np.float64]
+    shares: npt.NDArray[np.float64]
+
+    @property
+    def closest(self) -> int:
+        """The index of the λ' that ends closest to L2."""
+        return int(np.argmin(self.shares[:, -1]))
+
+
+def apart(lab: Lab, setting: Setting) -> Apart:
+    """Return the distance of decay from L2 over the steps of one rule."""
+
+    def measured() -> dict[str, Any]:
+        model, gradient = _problem(lab, setting)
+        rule, lr = RULES[setting.rule]
+        start = torch.cat([p.detach().flatten() for p in model.parameters()]).double()
+        penalized = path(with_l2(rule, decay=setting.decay), gradient, start, setting.steps)
+        plain = path(rule, gradient, start, setting.steps)
+        effect = (penalized - plain).norm(dim=1)
+        decayed = [
+            path(with_decay(rule, lr=lr, decay=multiple * setting.decay), gradient, start, setting.steps)
+            for multiple in setting.multiples
+        ]
+        return {"shares": [((penalized - one).norm(dim=1) / effect).tolist() for one in decayed]}
+
+    found = kept(lab, "adamw-vs-l2", setting, measured)
+    return Apart(np.array(setting.multiples), np.array(found["shares"], dtype=np.float64))
+
+
+def path(rule: Rule[Any], gradient: Callable[[Tensor, int], Tensor], start: Tensor, steps: int) -> Tensor:
+    """Return the weights after each step of a rule [steps, P].
+
+    Args:
+        rule: (w, g, state) → (w, state).
+        gradient: of the weights and the number of the step, from 0.
+        start: the weights to begin with [P].
+        steps: how many.
+
+    >>> path(partial(sgd, lr=0.5), lambda w, k: w, torch.tensor([1.0]), 2)
+    tensor([[0.5000],
+            [0.2500]])
+    """
+    w, state, found = start, None, []
+    for step in range(steps):
+        w, state = rule(w, gradient(w, step), state)
+        found.append(w)
+    return torch.stack(found)
+
+
+def _problem(lab: Lab, setting: Setting) -> tuple[nn.Module, Callable[[Tensor, int], Tensor]]:
+    """The network, and the gradient of its loss on the batch of a step by all weights in one row."""
+    split = split_of(lab, setting.source)
+    # In double precision at every scale, so that what is one is one.
+    x, y = split.inputs(split.x_train).double(), split.y_train
+    inputs = x[0].numel()
+    model = models.make(setting.model, seed=setting.seed, inputs=inputs, biases=True, init="glorot_uniform").to(x)
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    order = torch.Generator().manual_seed(setting.seed)
+    batches = torch.randint(0, len(y), (setting.steps, setting.batch), generator=order).to(y.device)
+
+    def loss(w: Tensor, some: Tensor) -> Tensor:
+        parts = torch.split(w, [shape.numel() for shape in shapes.values()])
+        weights = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+        return F.cross_entropy(functional_call(model, weights, (x[some],)), y[some])
+
+    of = grad(loss)
+    return model, lambda w, step: of(w, batches[step])
+
 
 #: In double precision two trajectories are one below this; and they differ above a hundredth of what L2 does.
 ONE, TWO = 1e-9, 0.01
@@ -127,7 +262,7 @@ def _trajectories(paths: dict[str, Apart]) -> Table:
 
 
 def _at_one(its: Apart) -> float:
-    """How far apart they are at the end with the same λ."""
+    """Return their distance at the end with the same λ."""
     return float(its.shares[int(np.argmin(np.abs(np.log(its.multiples)))), -1])
 
 
@@ -227,12 +362,12 @@ def _figure(paths: dict[str, Apart], found: list[Cell]) -> Figure:
 
 def _draw_accuracies(ax: Axes, found: list[Cell]) -> None:
     for style, rate in zip(("-", "--", ":"), sorted({cell.recipe.rate for cell in found}), strict=False):
-        for kind, colour in (("adam", "C3"), ("adamw", "C2")):
+        for kind, color in (("adam", "C3"), ("adamw", "C2")):
             its = [c for c in found if (c.recipe.optimizer, c.recipe.rate) == (kind, rate) and c.recipe.weight_decay]
             spread = [c.spread or 0.0 for c in its]
             ax.errorbar(
                 [c.recipe.weight_decay for c in its], [c.test for c in its], yerr=spread, fmt=f"o{style}", capsize=2,
-                markersize=3, color=colour, label=f"{_KINDS[kind]}, rate {rate:g}",
+                markersize=3, color=color, label=f"{_KINDS[kind]}, rate {rate:g}",
             )  # fmt: skip
         [none] = [c for c in found if c.recipe.rate == rate and not c.recipe.weight_decay]
         ax.axhline(none.test, color="0.6", linestyle=style, linewidth=1, label=f"neither, rate {rate:g}")

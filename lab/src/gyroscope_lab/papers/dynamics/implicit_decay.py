@@ -1,30 +1,309 @@
-"""Five learning rates, and how alike they become: implicit decay in a network with batch normalization (section 4.3).
+"""Implicit decay in networks with batch normalization: five learning rates, and how alike they become (section 4.3).
 
 A layer followed by batch normalization is scale-invariant. Under SGD its norm grows by equation 19, faster the larger
-the explicit learning rate α is, and its effective learning rate α̂_k = α/‖w_k‖² falls, about as α̂₀/√(1 + k/k₀) with
-k₀ = ‖w₀‖⁴/(2α²g̃²), g̃ = ‖∇J(w)‖‖w‖. That happens to all layers but the last, which nothing normalizes. So networks are
-trained twice: with the classifier left as it was drawn, where scale-invariant layers are all there is to train, and
-with the classifier trained at α too, as usual.
+the explicit learning rate α of the chapter is, and its effective learning rate α̂_k = α/‖w_k‖² falls, about as
+α̂₀/√(1 + k/k₀) with k₀ = ‖w₀‖⁴/(2α²g̃²), g̃ = ‖∇J(w)‖‖w‖. This holds for all layers but the last, which no layer
+normalizes. So networks are trained twice: with the classifier left as it was drawn, so that only scale-invariant layers
+are trained, and with the classifier trained at the same rate, as usual. Norms and gradients are read from what the
+monitor recorded. `homogeneity` and the functions after it are equations 15 to 18, which equation 19 follows from.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf, log, nan
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gyroscope.theory import Law, decay_time, effective_lr, fit_norms, norm_growth
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.papers.dynamics.norms import Course, course
-from gyroscope_lab.papers.dynamics.norms_report import report
-from gyroscope_lab.papers.study import Report, Study
+from gyroscope_lab.papers.cells import recorded
+from gyroscope_lab.papers.dynamics.schedules import over_steps, spaced
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+Values = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """The norms of the layers that batch normalization makes scale-invariant, all but the last.
+
+    Attributes:
+        rate: the explicit learning rate α.
+        layers: their names.
+        steps: k, [S], from 0.
+        norms: ‖w_k‖, [S, layers].
+        gradients: g̃ = ‖∇J(w)‖‖w‖ of the step that led to each k, [S, layers]; NaN at 0.
+        result: what the training came to.
+    """
+
+    rate: float
+    layers: tuple[str, ...]
+    steps: npt.NDArray[np.int64]
+    norms: Values
+    gradients: Values
+    result: Result
+
+    @property
+    def rates(self) -> Values:
+        """The effective learning rates α/‖w_k‖², [S, layers]."""
+        return effective_lr(self.rate, self.norms)
+
+    def typical(self) -> Values:
+        """√(mean g̃²) after the first step, [layers]: the constant that the chapter supposes g̃ to be."""
+        return np.asarray(np.sqrt(np.square(self.gradients[2:]).mean(axis=0)))
+
+    def laws(self) -> list[Law]:
+        """1/√(1 + k/k₀) fitted to each layer, from the first step on.
+
+        With a large α that step is most of the norm, which the law, being for small steps, does not know of.
+        """
+        return [fit_norms(self.steps[1:], norms[1:], lr=self.rate) for norms in self.norms.T]
+
+    def off(self) -> float:
+        """Return the largest relative distance of norms from equation 19, given the first norm and the gradients.
+
+        Between two measurements the later gradient is taken to hold; it is exact where every step was measured.
+        """
+        gaps, worst = np.diff(self.steps), 0.0
+        for norms, gradients in zip(self.norms.T, self.gradients.T, strict=True):
+            each = np.repeat(gradients[1:], gaps)
+            told = norm_growth(self.rate, len(each), norm=float(norms[0]), gradient=each)[self.steps]
+            worst = max(worst, float(np.abs(told / norms - 1).max()))
+        return worst
+
+    def numbers(self) -> dict[str, Any]:
+        """Return its numbers for JSON: points of the curves, and the fits."""
+        at, laws = spaced(len(self.steps), points=15), self.laws()
+        return {
+            "alpha": self.rate,
+            "layers": list(self.layers),
+            "steps": self.steps[at].tolist(),
+            "norms": _short(self.norms[at]),
+            "effective_rates": _short(self.rates[at]),
+            "k0": _short([law.k0 for law in laws]),
+            "r2": _short([law.r2 for law in laws]),
+            "gradient": _short(self.typical()),
+            "equation_19_off": self.off(),
+            "test": 100 * self.result.test_accuracy,
+            "train": 100 * self.result.train_accuracy,
+        }
+
+
+def course(lab: Lab, trial: Trial) -> Course:
+    """Read a training, which is done now if it is not known yet; every layer but the last is followed."""
+    run = recorded(lab, trial)
+    [result] = lab.run([trial])
+    norms = run.series("weight_norm").astype(np.float64)[:, :-1]
+    gradients = run.series("gradient_norm").astype(np.float64)[:, :-1]
+    before = np.concatenate([norms[:1], _before(run, norms)])
+    return Course(
+        trial.recipe.rate,
+        tuple(run.layers[:-1]),
+        np.asarray(run.steps, dtype=np.int64),
+        norms,
+        gradients * before,
+        result,
+    )
+
+
+def _before(run: Any, norms: Values) -> Values:
+    """‖w‖ that each measured gradient was taken at: of the step before, [S − 1, layers]."""
+    if (np.diff(run.steps) == 1).all():
+        return norms[:-1]
+    # Where steps in between were not measured: ‖Δw‖ over ‖Δw‖/‖w‖.
+    update, ratio = (run.series(name).astype(np.float64)[1:, :-1] for name in ("update_norm", "update_ratio"))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.where(ratio > 0, update / ratio, norms[1:]))
+
+
+def spread(courses: Sequence[Course], at: int) -> Values:
+    """The largest over the smallest effective learning rate among trainings, at a place of their steps, [layers]."""
+    rates = np.stack([one.rates[at] for one in courses])
+    return np.asarray(rates.max(axis=0) / rates.min(axis=0))
+
+
+def _short(values: npt.ArrayLike) -> Any:
+    array = np.asarray(values, dtype=np.float64)
+    return [_short(row) for row in array] if array.ndim > 1 else [float(f"{value:.5g}") for value in array]
+
+
+#: The trainings of a task with the classifier as drawn, and with the classifier trained.
+Both = tuple[Sequence[Course], Sequence[Course]]
+
+# Rates have become alike where of the logarithm of their ratio so little is left; not, where more than that is.
+_ALIKE, _APART = 0.25, 0.5
+# Norms are those of equation 19: over thousands of steps float32 and the ε of batch normalization leave about 1e-3.
+_EXACT = 5e-3
+# A law fits that explains so much, and does not that explains less than half.
+_FITS = 0.9
+# Test accuracies within so many points are the same.
+_NEAR = 2.0
+
+
+def report(tasks: Mapping[str, Both]) -> Report:
+    """Return the report on all tasks; the figure is of the first, its middle layer."""
+    several = {name: both for name, both in tasks.items() if len(both[0]) > 1}  # of one rate there is nothing to say
+    verdicts = [one for name, both in several.items() for one in _verdicts(name if len(tasks) > 1 else "", *both)]
+    return Report(
+        {("figure" if i == 0 else name): draw(name, both) for i, (name, both) in enumerate(tasks.items())},
+        tuple(_table(name, its, says) for name, both in tasks.items() for its, says in _named(both)),
+        tuple(verdicts),
+        {name: {says: [one.numbers() for one in its] for its, says in _named(both)} for name, both in tasks.items()},
+    )
+
+
+def _named(both: Both) -> list[tuple[Sequence[Course], str]]:
+    return [(its, says) for its, says in zip(both, ("classifier as drawn", "classifier trained"), strict=True) if its]
+
+
+def _table(name: str, courses: Sequence[Course], says: str) -> Table:
+    rows = tuple(
+        (f"{one.rate:g}", f"{_mean(one.norms[0]):.3g}", f"{_mean(one.norms[-1]):.3g}", f"{_mean(one.rates[0]):.3g}",
+         f"{_mean(one.rates[-1]):.3g}", f"{_mean(one.typical()):.3g}", f"{_mean(_k0(one)):.3g}",
+         f"{_mean(np.array([law.k0 for law in one.laws()])):.3g}", min(law.r2 for law in one.laws()), None,
+         100 * one.result.test_accuracy)
+        for one in courses
+    )  # fmt: skip
+    columns = ("α", "‖w‖ at first", "at the end", "α̂ at first", "at the end", "g̃", "k₀ = ‖w₁‖⁴/(2α²g̃²)", "k₀ fitted",
+               "least R²", "paper", "test %")  # fmt: skip
+    steps = int(courses[0].steps[-1])
+    return Table(f"{name}, {says}: {steps:,} steps, geometric means over layers", columns, rows)
+
+
+def _k0(one: Course) -> Values:
+    pairs = zip(one.norms[1], one.typical(), strict=True)
+    return np.array([decay_time(one.rate, norm=float(norm), gradient=float(g)) for norm, g in pairs])
+
+
+def _mean(values: Values) -> float:
+    """The geometric mean."""
+    return float(np.exp(np.log(values).mean()))
+
+
+def _verdicts(name: str, drawn: Sequence[Course], trained: Sequence[Course]) -> list[Verdict]:
+    where = f"{name}: " if name else ""
+    grown = [_mean(one.norms[-1] / one.norms[0]) for one in drawn]
+    off = max(one.off() for one in (*drawn, *trained))
+    exact = (np.diff(drawn[0].steps) == 1).all()
+    found = [
+        Verdict(
+            f"{where}norms grow as equation 19 says",
+            "exactly, for scale-invariant layers",
+            f"within {off:.1g} of it at every step of {len(drawn) + len(trained)} trainings"
+            + ("" if exact else ", from the gradients of some steps"),
+            off < _EXACT if exact else None,
+        ),
+        Verdict(
+            f"{where}for larger α norms grow more rapidly",
+            "figure 6",
+            f"{', '.join(f'{one:.2f}' for one in grown)} times as long in the end for α = {_rates(drawn)}",
+            bool((np.diff(grown) > 0).all()),
+        ),
+        _alike(where, drawn),
+        _law(where, drawn),
+        _matters_little(where, drawn),
+    ]
+    return [*found, _last_layer(where, trained)] if trained else found
+
+
+def _alike(where: str, drawn: Sequence[Course]) -> Verdict:
+    first, second, last = (_mean(spread(drawn, at)) for at in (0, 1, -1))
+    left = log(last) / log(first)
+    passed = sum(_mean(_k0(one)) < one.steps[-1] for one in drawn)
+    return Verdict(
+        f"{where}regardless of α, effective learning rates come to the same trend",
+        "figure 6, asymptotically",
+        f"the largest is {first:.0f} times the smallest at first, {second:.1f} times after {drawn[0].steps[1]:,} and "
+        f"{last:.2f} times after {drawn[0].steps[-1]:,} steps, by when k₀ has passed in {passed} of "
+        f"{len(drawn)} trainings",
+        True if left < _ALIKE else False if left > _APART else None,
+    )
+
+
+def _law(where: str, drawn: Sequence[Course]) -> Verdict:
+    r2 = np.array([law.r2 for one in drawn for law in one.laws()])
+    falls = [_mean(one.gradients[-max(1, len(one.steps) // 10) :].mean(axis=0) / one.gradients[1]) for one in drawn]
+    return Verdict(
+        f"{where}effective learning rates fall about as 1/√(1 + k/k₀)",
+        "where ‖∇J(ŵ)‖ is constant",
+        f"R² is {r2.min():.2f} to {r2.max():.2f}, a median of {np.median(r2):.2f}; ‖∇J(ŵ)‖ is not constant: in the "
+        f"last tenth of the steps it is {min(falls):.2f} to {max(falls):.2f} times what it was in the first step",
+        True if np.median(r2) > _FITS else None if np.median(r2) > 0.5 else False,
+    )
+
+
+def _matters_little(where: str, drawn: Sequence[Course]) -> Verdict:
+    tests = [100 * one.result.test_accuracy for one in drawn]
+    return Verdict(
+        f"{where}the explicit learning rate matters for a transient phase at the start alone",
+        "in words",
+        f"test accuracies are {', '.join(f'{one:.1f}' for one in tests)} % for α = {_rates(drawn)}",
+        True if max(tests) - min(tests) < _NEAR else None,
+    )
+
+
+def _last_layer(where: str, trained: Sequence[Course]) -> Verdict:
+    first, last = (_mean(spread(trained, at)) for at in (0, -1))
+    ends = [_mean(one.rates[-1]) for one in trained]
+    typical = [_mean(one.typical()) for one in trained]
+    return Verdict(
+        f"{where}implicit decay does not apply to the output layer: α goes on to matter where that is trained too",
+        "in words",
+        f"the gradients that reach the other layers grow with α, to {typical[-1]:.3g} from {typical[0]:.3g}, and "
+        f"effective learning rates are {last:.1f} times apart in the end, {first:.0f} at first: the largest α has "
+        f"{ends[-1]:.2g}, the smallest {ends[0]:.2g}",
+        typical[-1] > 2 * typical[0],
+    )
+
+
+def _rates(courses: Sequence[Course]) -> str:
+    return ", ".join(f"{one.rate:g}" for one in courses)
+
+
+def draw(name: str, both: Both) -> Figure:
+    """Norms on the left, effective learning rates on the right, as in figure 6; below with the classifier trained."""
+    from matplotlib.figure import Figure
+
+    rows = _named(both)
+    figure = Figure(figsize=(7.2, 2.5 * len(rows)), layout="constrained")
+    for (left, right), (its, says) in zip(figure.subplots(len(rows), 2, squeeze=False), rows, strict=True):
+        for i, one in enumerate(its):
+            _lines(left, right, one, color=f"C{i}")
+        layer = its[0].layers[len(its[0].layers) // 2].removesuffix(".weight")
+        over_steps(left, "norm ‖w‖", f"{name}, {layer}: {says}")
+        over_steps(right, "effective learning rate α/‖w‖²", "dotted: the law 1/√(1 + k/k₀) fitted")
+        right.legend(fontsize=8, loc="upper right")
+    return figure
+
+
+def _lines(left: Axes, right: Axes, one: Course, *, color: str) -> None:
+    layer, at = len(one.layers) // 2, spaced(len(one.steps), points=150)
+    steps = one.steps[at] + 1
+    left.plot(steps, one.norms[at, layer], color=color)
+    right.plot(steps, one.rates[at, layer], color=color, label=f"α = {one.rate:g}")
+    right.plot(steps[at > 0], one.laws()[layer].curve[at[at > 0] - 1], color=color, linestyle=":", linewidth=1.2)
+
 
 @dataclass(frozen=True)
 class Plan:
-    """What a scale trains: rates, for how many passes over the examples, in what batches, measured every so often."""
+    """The trainings of a scale: rates, passes over the examples, batches, steps between measurements."""
 
     rates: tuple[float, ...]
     whole: tuple[float, ...]
@@ -97,7 +376,7 @@ def _of(lab: Lab, task: Task, *, frozen: bool) -> list[Trial]:
 
 
 def courses(lab: Lab, task: Task, *, frozen: bool) -> list[Course]:
-    """What became of the norms of every training that is at hand, rate by rate."""
+    """Return the norms of every training in the archive, rate by rate."""
     return [course(lab, one) for one in lab.held(_of(lab, task, frozen=frozen))]
 
 
@@ -106,8 +385,107 @@ def conclude(lab: Lab) -> Report:
     found = {task.name: (courses(lab, task, frozen=True), courses(lab, task, frozen=False)) for task in tasks(lab)}
     some = {name: both for name, both in found.items() if both[0]}
     if not some:
-        raise LabError(f"no training with the classifier as drawn is in {lab.archive.root}; let them be trained")
+        raise LabError(
+            f"no training with the classifier as drawn is in {lab.archive.root}; leave --known out to train them"
+        )
     return report(some)
+
+
+Function = Callable[[Tensor], Tensor]
+
+
+class Homogeneity(NamedTuple):
+    """The response of a function to the scale of its argument.
+
+    Attributes:
+        degree: k of g(γx) = γᵏ g(x), from the two norms; NaN where g is zero.
+        residual: ‖g(γx) − γᵏ g(x)‖/‖γᵏ g(x)‖: zero where g is homogeneous, for these x and γ.
+    """
+
+    degree: float
+    residual: float
+
+
+def homogeneity(function: Function, x: Tensor, *, factor: float = 2.0) -> Homogeneity:
+    """The degree k for which g(γx) = γᵏ g(x) (equation 15), and how far that is from holding.
+
+    Args:
+        function: g, with values of any shape.
+        x: where.
+        factor: γ, above 0 and not 1.
+
+    >>> found = homogeneity(lambda x: x[0] * x[1] ** 2, torch.tensor([2.0, 3.0], dtype=torch.float64))
+    >>> round(found.degree, 12), round(found.residual, 12)
+    (3.0, 0.0)
+    """
+    if not 0 < factor < inf or factor == 1:
+        raise LabError(f"`factor` must be a finite number > 0 other than 1, got {factor!r}.")
+    with torch.no_grad():
+        here, there = function(x), function(factor * x)
+        size, other = (float(torch.linalg.vector_norm(value)) for value in (here, there))
+        if size == 0 or other == 0:
+            return Homogeneity(nan, nan)
+        degree = log(other / size) / log(factor)
+        return Homogeneity(degree, float(torch.linalg.vector_norm(there * (size / other) - here)) / size)
+
+
+def gradient(function: Function, x: Tensor) -> Tensor:
+    """∇g(x) of a function with one value.
+
+    >>> gradient(lambda x: (x**2).sum(), torch.tensor([1.0, 2.0]))
+    tensor([2., 4.])
+    """
+    with torch.enable_grad():
+        leaf = x.detach().clone().requires_grad_(True)
+        value = function(leaf)
+        if value.numel() != 1:
+            raise LabError(f"`function` must return one number, got values of shape {tuple(value.shape)}.")
+        (found,) = torch.autograd.grad(value.sum(), leaf)
+    return found
+
+
+def euler(function: Function, x: Tensor, degree: float = 0.0) -> float:
+    """xᵀ∇g(x) − k g(x): zero for a function that is homogeneous of degree k (equation 16).
+
+    For k = 0 it is the rate at which g changes with the scale of x; a scale-invariant g has x ⊥ ∇g(x).
+
+    >>> euler(lambda x: x[0] * x[1] ** 2, torch.tensor([2.0, 3.0]), 3)
+    0.0
+    """
+    slope = float((x.detach() * gradient(function, x)).sum())
+    return slope - degree * float(function(x.detach()).detach()) if degree else slope
+
+
+def gradient_homogeneity(function: Function, x: Tensor, *, factor: float = 2.0) -> Homogeneity:
+    """The degree of the gradient: k − 1 for a g of degree k (equation 17), −1 for one that is scale-invariant (18).
+
+    >>> x = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    >>> round(gradient_homogeneity(lambda x: x[0] / x.norm(), x).degree, 12)
+    -1.0
+    """
+    return homogeneity(lambda x: gradient(function, x), x, factor=factor)
+
+
+def effective_gradient(weight: Tensor, gradient: Tensor) -> Tensor:
+    """‖w‖⁻² ∇J(ŵ), what SGD on the unit vector ŵ = w/‖w‖ would be given (section 4.3).
+
+    Since ∇J(ŵ) = ‖w‖ ∇J(w) for a scale-invariant J, it is ∇J(w)/‖w‖, and homogeneous of degree −2.
+
+    Args:
+        weight: w.
+        gradient: ∇J(w), at w and not at ŵ.
+
+    >>> effective_gradient(torch.tensor([3.0, 4.0]), torch.tensor([-4.0, 3.0])).tolist()
+    [-0.800000011920929, 0.6000000238418579]
+    """
+    if weight.shape != gradient.shape:
+        raise LabError(
+            f"`gradient` must have the shape of `weight`, {tuple(weight.shape)}, got {tuple(gradient.shape)}."
+        )
+    norm: Tensor = torch.linalg.vector_norm(weight)
+    if not bool(norm > 0):
+        raise LabError("`weight` must not be zero: it has no direction, and no effective gradient.")
+    return gradient / norm
 
 
 STUDIES = (

@@ -1,30 +1,166 @@
-"""Covariate shift put back behind batch normalization, and what that does to training (section 4.2 of the chapter).
+"""Covariate shift put back behind batch normalization, and its effect on training (section 4.2 of the chapter).
 
-If batch normalization helped by centring and scaling what the next layer is given, random means and scales behind it,
+If batch normalization helped by centering and scaling the inputs of the next layer, random means and scales behind it,
 drawn anew for every batch, should undo the help. Santurkar et al. (2018) found that they hardly matter. The chapter's
-reason: the next layer's own normalization takes away what was added. Only behind the last normalization, where none
-follows, this cannot be; so that one is also left alone, in a network of its own.
+explanation: the normalization of the next layer removes what was added. This cannot hold behind the last normalization,
+where none follows, so a separate network leaves that one alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
 
 from gyroscope.theory import knock_out
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.models.mlp import mlp
-from gyroscope_lab.papers.dynamics.knockout_report import Arm, report
-from gyroscope_lab.papers.dynamics.loop import accuracy, device_of, dtype_of, kept, mean_curve, split_of, train
-from gyroscope_lab.papers.study import Report, Study
+from gyroscope_lab.papers.dynamics.measurements import (
+    LossCurve,
+    device_of,
+    dtype_of,
+    followed,
+    kept,
+    mean_curve,
+    training_of,
+)
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
+from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
+
+# Noise "hardly matters" where it takes less than this share of what batch normalization gains.
+_SHARE = 0.25
+# Means move as far as without normalization within this factor.
+_FACTOR = 2.0
+_COLORS = {"no BN": "C0", "BN": "C3", "BN + noise": "C1", "BN + noise, not behind the last": "C2"}
+
+
+@dataclass(frozen=True)
+class Arm(LossCurve):
+    """A kind of network at the best of its rates.
+
+    Attributes:
+        kind: its name.
+        rate: that rate.
+        loss: the training loss of every epoch, the mean over seeds; with the noise, where there is one.
+        drifts: how far means move from batch to batch, seed by seed.
+        tests: test accuracies in percent, seed by seed.
+        bound: the loss that counts as learned.
+
+    >>> Arm("BN", 0.1, np.array([1.0, 0.4]), [0.1], [90.0], 0.5).area
+    0.7
+    """
+
+    kind: str
+    rate: float
+    loss: npt.NDArray[np.float64]
+    drifts: list[float]
+    tests: list[float]
+    bound: float
+
+    @property
+    def drift(self) -> float:
+        """The mean over seeds."""
+        return float(np.mean(self.drifts))
+
+    @property
+    def test(self) -> float:
+        """The mean over seeds."""
+        return float(np.mean(self.tests))
+
+    def numbers(self) -> dict[str, Any]:
+        """Return its numbers for JSON."""
+        kept = {"kind": self.kind, "rate": self.rate, "area": self.area, "epochs": self.epochs}
+        return {**kept, "drifts": self.drifts, "tests": self.tests, "loss": self.loss.tolist()}
+
+
+def report(arms: list[Arm]) -> Report:
+    """The figure, the table and the verdicts."""
+    columns = ("network", "best rate", f"epochs to a loss of {arms[0].bound:g}", "mean loss", "last loss", "test %",
+               "means move by")  # fmt: skip
+    rows = tuple((one.kind, one.rate, one.epochs, one.area, float(one.loss[-1]), one.test, one.drift) for one in arms)
+    return Report(
+        {"figure": _figure(arms)},
+        (Table("Training; means of pre-activations in standard deviations a step", columns, rows),),
+        verdicts(arms),
+        {"arms": [arm.numbers() for arm in arms]},
+    )
+
+
+def verdicts(arms: Sequence[Arm]) -> tuple[Verdict, ...]:
+    """Return the chapter's statements, compared with these numbers."""
+    plain, normal, noisy, spared = (next(arm for arm in arms if arm.kind == kind) for kind in _COLORS)
+    gain = plain.area - normal.area
+    return (
+        Verdict(
+            "noise behind batch normalization puts covariate shift back",
+            "as in training without it",
+            f"means move by {noisy.drift:.2f} standard deviations from batch to batch, {normal.drift:.2f} without "
+            f"noise and {plain.drift:.2f} without batch normalization",
+            noisy.drift > max(plain.drift / _FACTOR, normal.drift),
+        ),
+        Verdict(
+            "batch normalization speeds training up",
+            "works amazingly well",
+            f"mean loss {normal.area:.3g} against {plain.area:.3g}, at the best rate for each",
+            gain > 0,
+        ),
+        _unhurt("with this noise behind every normalization training is hardly worse", "almost no effect", noisy,
+                normal, gain),
+        _unhurt("nor is it with noise where another normalization follows", "shifts are undone by the next one",
+                spared, normal, gain),
+        Verdict(
+            "networks with noise still train better than those without batch normalization",
+            "not degraded to that level",
+            f"mean loss {noisy.area:.3g} against {plain.area:.3g}",
+            noisy.area < plain.area,
+        ),
+    )  # fmt: skip
+
+
+def _unhurt(says: str, told: str, noisy: Arm, normal: Arm, gain: float) -> Verdict:
+    loss = noisy.area - normal.area
+    share = "" if gain <= 0 else f", {100 * loss / gain:.0f} % of what batch normalization gains"
+    here = (
+        f"mean loss {noisy.area:.3g} against {normal.area:.3g}{share}; {_epochs(noisy)} epochs to a loss of "
+        f"{noisy.bound:g} against {_epochs(normal)}; test {noisy.test - normal.test:+.1f} points"
+    )
+    return Verdict(says, told, here, None if gain <= 0 else loss <= _SHARE * gain)
+
+
+def _epochs(arm: Arm) -> str:
+    return "more than all" if arm.epochs is None else str(arm.epochs)
+
+
+def _figure(arms: Sequence[Arm]) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.6, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    for arm in arms:
+        epochs = np.arange(1, len(arm.loss) + 1)
+        label = f"{arm.kind} (rate {arm.rate:g})"
+        left.semilogy(epochs, arm.loss, color=_COLORS[arm.kind], linewidth=1.4, label=label)
+    left.set(xlabel="epoch", ylabel="training loss", title="Training, at the best rate for each")
+    left.legend(fontsize=7.5)
+    names = [arm.kind.replace(", ", ",\n") for arm in arms]
+    right.barh(names, [arm.drift for arm in arms], color=[_COLORS[arm.kind] for arm in arms], height=0.6)
+    right.invert_yaxis()
+    right.set(xlabel="standard deviations a step", title="How far means of units move")
+    for ax in (left, right):
+        ax.title.set_fontsize(10)
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.suptitle("Knock-out: random means and scales behind batch normalization")
+    return figure
+
 
 Kind = Literal["no BN", "BN", "BN + noise", "BN + noise, not behind the last"]
 KINDS: tuple[Kind, ...] = ("no BN", "BN", "BN + noise", "BN + noise, not behind the last")
@@ -35,7 +171,7 @@ _SHIFT, _GAIN = 0.5, (0.5, 1.5)
 
 @dataclass(frozen=True)
 class Plan:
-    """What a scale trains.
+    """The trainings of a scale.
 
     Attributes:
         source: the data.
@@ -105,7 +241,7 @@ def network(lab: Lab, setting: Setting) -> nn.Sequential:
 
 
 class Drift:
-    """How far the mean of a unit's pre-activations moves from batch to batch, in its standard deviations.
+    """The movement of a unit's mean pre-activation from batch to batch, in standard deviations of the unit.
 
     What is looked at is what goes into every ReLU: E_j |μ_j(t+1) − μ_j(t)| / σ_j(t), over units, layers and steps.
 
@@ -152,17 +288,13 @@ def trained(lab: Lab, setting: Setting) -> dict[str, Any]:
     """The loss of every epoch, accuracies in the end, and how far means moved."""
 
     def measure() -> dict[str, Any]:
-        split, model = split_of(lab, setting.source), network(lab, setting)
+        model = network(lab, setting)
         drift = Drift(model)
-        found = train(
-            model, SGD(model.parameters(), lr=setting.rate), split, setting.schedule, seed=setting.seed
-        )  # fmt: skip
-        return {
-            **found,
-            "drift": drift.mean,
-            "test": accuracy(model, split),
-            "train": accuracy(model, split, part="train"),
-        }
+        task = Task("knockout", setting.source, f"mlp-{setting.depth}x{setting.width}", schedule=setting.schedule)
+        its = training_of(lab, task, Recipe(setting.kind, setting.rate), seed=setting.seed, network=model)
+        found, result = followed(its), its.finish()
+        accuracies = {"test": 100 * result.test_accuracy, "train": 100 * result.train_accuracy}
+        return {**found, "drift": drift.mean, **accuracies}
 
     return kept(lab, "knockout", setting, measure)
 

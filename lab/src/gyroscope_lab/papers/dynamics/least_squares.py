@@ -38,7 +38,7 @@ STARTS = tuple((1 + 3.5 * cos(pi * turn / 4), 2 + 3.5 * sin(pi * turn / 4)) for 
 #: How many times as far from the optimum as a start is, a step is taken to see how long it is.
 DISTANCES = (1.0, 2.0, 4.0)
 _TITLES = {"gradient": "gradient descent", "natural": "natural gradient", "empirical": "empirical Fisher"}
-_COLOURS = {"gradient": "C0", "natural": "C2", "empirical": "C3"}
+_COLORS = {"gradient": "C0", "natural": "C2", "empirical": "C3"}
 # Data sets, each drawn anew, and how many of the starts; a smoke test does without half of them.
 _PLANS = {"smoke": (1, 4), "small": (10, 8), "full": (10, 8)}
 _OFFSETS, _SLOPES = (-4.0, 6.0), (-3.0, 7.0)
@@ -63,7 +63,7 @@ class Ways:
         return [detour(self.way(method, start)) for start in range(len(self.paths))]
 
     def distances(self, method: Method) -> list[Floats]:
-        """How far from the optimum each path is over its steps, as a share of how far it was at the start."""
+        """Return the distance of each path from the optimum over its steps, relative to that at the start."""
         ways = (self.way(method, start) for start in range(len(self.paths)))
         far = [np.linalg.norm(way - self.problem.optimum, axis=1) for way in ways]
         return [one / one[0] for one in far]
@@ -153,7 +153,7 @@ def _verdicts(
 
 
 def _led_away(far: Floats) -> int:
-    """How many paths were at some time farther from the optimum than at their start."""
+    """Return the number of paths that were farther from the optimum than at their start at some time."""
     return int((far.max(axis=1) > _AWAY).sum())
 
 
@@ -202,9 +202,9 @@ def _panel(ax: Axes, shown: Ways, method: Method) -> None:
     towards /= np.linalg.norm(towards, axis=1, keepdims=True)
     ax.quiver(*points.T, *towards.T, color="0.7", angles="xy", scale=16, width=0.005)
     for start in range(len(shown.paths)):
-        ax.plot(*shown.way(method, start).T, color=_COLOURS[method], linewidth=1.4)
+        ax.plot(*shown.way(method, start).T, color=_COLORS[method], linewidth=1.4)
     begun = np.array([path.gradient[0] for path in shown.paths])
-    ax.scatter(begun[:, 0], begun[:, 1], s=16, color=_COLOURS[method], zorder=3)
+    ax.scatter(begun[:, 0], begun[:, 1], s=16, color=_COLORS[method], zorder=3)
     ax.scatter(problem.optimum[0], problem.optimum[1], marker="*", s=90, color="k", zorder=4)
     ax.set_xlim(*_OFFSETS)
     ax.set_ylim(*_SLOPES)

@@ -1,36 +1,205 @@
 """Weight decay as a schedule of effective learning rates (section 5.1, mechanism 1; Zhang et al. 2019).
 
-With batch normalization the size of a layer's weights does not matter, and weight decay cannot regularize; it keeps
+With batch normalization the size of a layer's weights does not matter, and weight decay cannot regularize. It keeps
 norms from growing, and with them the effective learning rate from falling. If that is all it does, a run without decay
-whose learning rates are raised, layer by layer and step by step, to the effective ones of a run with decay must gain
-what that gained:
+must gain as much when its learning rates are raised, layer by layer and step by step, to the effective ones of a run
+with decay:
 
-    α'_k = α_k (‖w'_k‖/‖w_k‖)² / (1 − α_k λ)    for SGD, whose steps go with the gradient, which goes with 1/‖w‖
-    α'_k = α_k ‖w'_k‖/‖w_k‖ / (1 − α_k λ)       for Adam, whose steps do not
+    η'_k = η_k (‖w'_k‖/‖w_k‖)² / (1 − η_k λ)    for SGD, whose steps are proportional to the gradient, and so to 1/‖w‖
+    η'_k = η_k ‖w'_k‖/‖w_k‖ / (1 − η_k λ)       for Adam, whose steps are not
 
-w' the weights of the run that copies, w those of the one copied. For SGD without momentum this is exact: the networks
-compute the same, step by step. With momentum, and for Adam, it holds as far as norms change slowly.
+where w' are the weights of the run that copies and w those of the run that is copied. For SGD without momentum this is
+exact: the networks compute the same function at every step. With momentum, and for Adam, it holds as far as norms
+change slowly.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from gyroscope.layers import layers
-from gyroscope_lab import models
 from gyroscope_lab.data.augment import Augmentation
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.dynamics.loop import accuracy, device_of, dtype_of, kept, norms, split_of, train
-from gyroscope_lab.papers.dynamics.mechanism1_report import Arm, report
-from gyroscope_lab.papers.study import Report, Study
+from gyroscope_lab.papers.dynamics.measurements import (
+    followed,
+    gain,
+    kept,
+    mean_curve,
+    reproduced,
+    training_of,
+)
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.training.recipe import Recipe, register
 from gyroscope_lab.training.schedule import Schedule
+from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
+
+_NAMES = {
+    "none": "no decay",
+    "all": "decay of all layers",
+    "normalized": "decay of normalized layers",
+    "last": "decay of the last layer",
+    "copied": "no decay, copied effective rates",
+}
+_COLORS = {"none": "C0", "all": "C3", "normalized": "C1", "last": "C2", "copied": "C4"}
+# Copied rates give back what decay gains from this share of it; an effective rate is raised from this factor on.
+_MOST, _RAISED = 0.5, 1.1
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A method with one kind of decay, over seeds.
+
+    Attributes:
+        rule: of the optimizer.
+        decayed: which layers are decayed, "none", or "copied".
+        tests: test accuracies in percent, seed by seed.
+        loss: of every epoch, the mean over seeds.
+        effective: [epochs + 1], effective learning rates before the first and after every epoch: geometric means over
+            layers and seeds.
+    """
+
+    rule: str
+    decayed: str
+    tests: list[float]
+    loss: npt.NDArray[np.float64]
+    effective: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, rule: str, decayed: str, runs: Sequence[dict[str, Any]]) -> Arm:
+        """From what the runs of all seeds told.
+
+        >>> run = {"test": 90.0, "loss": [1.0], "effective": [[0.1, 0.4], [0.2, 0.2]]}
+        >>> Arm.of("SGD", "none", [run]).effective.round(3).tolist()
+        [0.2, 0.2]
+        """
+        effective = np.exp(np.mean(np.log([run["effective"] for run in runs]), axis=(0, 2)))
+        loss = mean_curve([run["loss"] for run in runs], len(runs[0]["loss"]))
+        return cls(rule, decayed, [run["test"] for run in runs], loss, effective)
+
+    @property
+    def test(self) -> float:
+        """The mean over seeds."""
+        return float(np.mean(self.tests))
+
+    def numbers(self) -> dict[str, Any]:
+        """Return its numbers for JSON."""
+        kept = {"rule": self.rule, "decayed": self.decayed, "tests": self.tests}
+        return {**kept, "loss": self.loss.tolist(), "effective": self.effective.tolist()}
+
+
+def report(arms: list[Arm], schedule: Schedule) -> Report:
+    """The figure, the table and the verdicts, of arms that were all trained with a schedule."""
+    cut = first_cut(schedule)
+    columns = ("optimizer", "", "test %", "gain over no decay", "last loss", "effective rate before the first cut",
+               "relative to no decay")  # fmt: skip
+    rows, verdicts = [], []
+    for rule in dict.fromkeys(arm.rule for arm in arms):
+        by = {arm.decayed: arm for arm in arms if arm.rule == rule}
+        none = by["none"]
+        for arm in by.values():
+            at = float(arm.effective[cut])
+            rows.append((rule, _NAMES[arm.decayed], arm.test, gain(arm.tests, none.tests).told, float(arm.loss[-1]),
+                         f"{at:.3g}", at / float(none.effective[cut])))  # fmt: skip
+        verdicts += _verdicts(rule, by, cut)
+    table = Table("Test accuracy by what is decayed", columns, tuple(rows))
+    numbers = {"arms": [arm.numbers() for arm in arms]}
+    return Report({"figure": _figure(arms)}, (table,), tuple(verdicts), numbers)
+
+
+def first_cut(schedule: Schedule) -> int:
+    """Return the number of epochs with the first learning rate: all, if it is not cut.
+
+    >>> first_cut(Schedule(epochs=200, cuts=(0.3, 0.6))), first_cut(Schedule(epochs=20, cuts=()))
+    (60, 20)
+    """
+    return min([*schedule.milestones, schedule.epochs])
+
+
+def _verdicts(rule: str, by: dict[str, Arm], cut: int) -> list[Verdict]:
+    none, normalized, copied = by["none"], by["normalized"], by["copied"]
+    decay, last, whole = (gain(by[kind].tests, none.tests) for kind in ("normalized", "last", "all"))
+    times = float(normalized.effective[cut] / none.effective[cut])
+    apart = [float(np.abs(np.log(arm.loss / normalized.loss)).mean()) for arm in (copied, none)]
+    off = float(np.abs(np.log(copied.effective[1:] / normalized.effective[1:])).max())
+    return [
+        Verdict(
+            f"{rule}: decay of normalized layers raises their effective learning rate",
+            "a larger λ leads to a higher one",
+            f"{times:.1f} times that without decay before the first cut, after {cut} epochs",
+            times > _RAISED,
+        ),
+        Verdict(
+            f"{rule}: weight decay raises test accuracy",
+            "improves generalization",
+            f"{whole.told} points with decay of all layers",
+            whole.above,
+        ),
+        Verdict(
+            f"{rule}: it does so through normalized layers, whose size does not matter",
+            "most of the gain is theirs",
+            f"{decay.told} points with decay of these alone, {last.told} of the last, {whole.told} of all",
+            None if decay.above is None else decay.mean > max(last.mean, _MOST * whole.mean),
+        ),
+        Verdict(
+            f"{rule}: its effective learning rates, copied onto a run without decay, make it train alike",
+            "nothing to do with capacity",
+            f"losses are off by a factor of {np.exp(apart[0]):.2f} on average, without the copy by "
+            f"{np.exp(apart[1]):.2f}; effective rates agree within {np.exp(off):.2f}",
+            apart[0] < _MOST * apart[1],
+        ),
+        Verdict(
+            f"{rule}: and give it the same gain",
+            "all that it does",
+            f"{gain(copied.tests, none.tests).told} of {decay.told} points",
+            reproduced(decay, gain(copied.tests, none.tests), share=_MOST),
+        ),
+    ]
+
+
+def _figure(arms: Sequence[Arm]) -> Any:
+    from matplotlib.figure import Figure
+
+    rules = list(dict.fromkeys(arm.rule for arm in arms))
+    figure = Figure(figsize=(10.5, 3.4 * len(rules)), layout="constrained")
+    for (left, right), rule in zip(figure.subplots(len(rules), 2, squeeze=False), rules, strict=True):
+        mine = [arm for arm in arms if arm.rule == rule]
+        for arm in mine:
+            color, label = _COLORS[arm.decayed], _NAMES[arm.decayed]
+            # Curves lie on each other in pairs: one of each is wide, and that of the copy is dashed.
+            if arm.decayed == "copied":
+                left.semilogy(arm.effective, linestyle=(0, (2, 2)), color=color, linewidth=2, zorder=3, label=label)
+            else:
+                wide = arm.decayed in ("none", "all")
+                left.semilogy(arm.effective, color=color, linewidth=4 if wide else 1.4, label=label,
+                              alpha=0.5 if wide else 1.0)  # fmt: skip
+        power = "^2" if rule == "SGD" else ""
+        left.set(xlabel="epoch", ylabel=rf"$\alpha/\|w\|{power}$, mean over layers", title=f"{rule}: effective rates")
+        left.legend(fontsize=7)
+        names = [_NAMES[arm.decayed].replace(" of ", " of\n").replace(", ", ",\n") for arm in mine]
+        right.barh(names, [arm.test for arm in mine], color=[_COLORS[arm.decayed] for arm in mine], height=0.6)
+        for place, arm in enumerate(mine):
+            right.plot(arm.tests, [place] * len(arm.tests), "k|", markersize=7)
+        lowest, highest = min(min(arm.tests) for arm in mine), max(max(arm.tests) for arm in mine)
+        around = max(0.3 * (highest - lowest), 0.5)
+        right.set(xlabel="test accuracy (%)", xlim=(lowest - around, min(100, highest + around)), title=rule)
+        right.tick_params(axis="y", labelsize=8)
+        right.invert_yaxis()
+        for ax in (left, right):
+            ax.title.set_fontsize(10)
+            ax.spines[["top", "right"]].set_visible(False)
+    figure.suptitle("Weight decay with batch normalization: the schedule of effective learning rates, copied")
+    return figure
+
 
 Rule = Literal["SGD", "Adam"]
 Decayed = Literal["none", "all", "normalized", "last", "copied"]
@@ -49,7 +218,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a scale trains: the chapter's networks have batch normalization, and their last layer none after it."""
+    """The trainings of a scale, of networks with batch normalization after every layer but the last."""
 
     source: Source
     model: str
@@ -94,27 +263,43 @@ class Setting:
     seed: int
 
 
-def optimizer_of(method: Method, model: nn.Module, decayed: Decayed) -> Optimizer:
-    """The optimizer, each layer a group of its own; all layers but the last are followed by a normalization.
+def recipe_of(method: Method, decayed: Decayed) -> Recipe:
+    """Return the recipe of a method: each layer is a group of its own, and some of them are decayed.
 
+    All layers but the last are followed by a normalization.
+
+    >>> from gyroscope_lab import models
     >>> model = models.make("mlp-3x16", seed=0, batch_norm=True)
-    >>> groups = optimizer_of(Method("SGD", 0.1, 0.5), model, "normalized").param_groups
+    >>> groups = recipe_of(Method("SGD", 0.1, 0.5), "normalized").make(model).param_groups
     >>> [group["weight_decay"] for group in groups]
     [0.5, 0.5, 0.0]
     """
+    name = f"{method.rule}, {_NAMES[decayed]}"
+    options = (("rule", method.rule), ("decayed", decayed))
+    return Recipe(
+        name, method.rate, "by-layer", weight_decay=method.decay, momentum=method.momentum, options=options
+    )  # fmt: skip
+
+
+def _by_layer(recipe: Recipe, model: nn.Module) -> Optimizer:
+    told = dict(recipe.options)
     its = layers(model)
-    chosen = {"none": (), "copied": (), "all": its, "normalized": its[:-1], "last": its[-1:]}[decayed]
+    chosen = {"none": (), "copied": (), "all": its, "normalized": its[:-1], "last": its[-1:]}[told["decayed"]]
     names = {layer.name for layer in chosen}
     groups = [
-        {"params": [layer.parameter], "weight_decay": method.decay if layer.name in names else 0.0} for layer in its
+        {"params": [layer.parameter], "weight_decay": recipe.weight_decay if layer.name in names else 0.0}
+        for layer in its
     ]
     mine = {id(layer.parameter) for layer in its}
     others = [p for p in model.parameters() if id(p) not in mine]
     if others:
         groups.append({"params": others, "weight_decay": 0.0})
-    if method.rule == "SGD":
-        return SGD(groups, lr=method.rate, momentum=method.momentum)
-    return AdamW(groups, lr=method.rate)
+    if told["rule"] == "SGD":
+        return SGD(groups, lr=recipe.rate, momentum=recipe.momentum)
+    return AdamW(groups, lr=recipe.rate)
+
+
+register("by-layer", _by_layer)
 
 
 def copied_rate(method: Method, rate: float, norm: float, copied: float) -> float:
@@ -140,30 +325,32 @@ def trained(lab: Lab, setting: Setting) -> dict[str, Any]:
 
 
 def _run(lab: Lab, setting: Setting, table: list[list[float]] | None) -> dict[str, Any]:
-    split, method = split_of(lab, setting.source), setting.method
-    model = models.make(setting.model, seed=setting.seed, **dict(setting.options)).to(device_of(lab), dtype_of(lab))
-    weights: list[Tensor] = [layer.parameter.data for layer in layers(model)][:-1]
-    optimizer = optimizer_of(method, model, setting.decayed)
-    recorded: list[list[float]] = []
+    method, schedule = setting.method, setting.schedule
+    task = Task("wd-mechanism-1", setting.source, setting.model, setting.options, schedule, setting.augmentation)
+    its = training_of(lab, task, recipe_of(method, setting.decayed), seed=setting.seed)
+    weights = [layer.parameter for layer in layers(its.model)][:-1]
+    groups = its.optimizer.param_groups[: len(weights)]
+    to_copy, recorded = iter(table or ()), list[list[float]]()
 
-    def before(step: int) -> None:
-        now = torch.stack([weight.detach().norm() for weight in weights]).tolist()
+    def norms() -> list[float]:
+        found: list[float] = torch.stack([weight.detach().norm() for weight in weights]).tolist()
+        return found
+
+    def before(*_: Any) -> None:
         if table is not None:
-            for group, norm, copied in zip(optimizer.param_groups, now, table[step], strict=False):
-                group["lr"] = copied_rate(method, group["lr"], norm, copied)
+            rate = method.rate * schedule.multiplier(its.epoch)
+            for group, norm, copied in zip(groups, norms(), next(to_copy), strict=True):
+                group["lr"] = copied_rate(method, rate, norm, copied)
         elif setting.decayed == "normalized":
-            recorded.append(now)
+            recorded.append(norms())
 
     def look() -> dict[str, Any]:
-        rates = [group["lr"] for group in optimizer.param_groups[: len(weights)]]
         power = 2 if method.rule == "SGD" else 1
-        return {"effective": [rate / norm**power for rate, norm in zip(rates, norms(weights), strict=True)]}
+        return {"effective": [group["lr"] / norm**power for group, norm in zip(groups, norms(), strict=True)]}
 
-    found = train(
-        model, optimizer, split, setting.schedule, seed=setting.seed, augmentation=setting.augmentation, look=look,
-        before=before,
-    )  # fmt: skip
-    return {**found, "norms": recorded, "test": accuracy(model, split)}
+    its.optimizer.register_step_pre_hook(before)
+    found = followed(its, look)
+    return {**found, "norms": recorded, "test": 100 * its.finish().test_accuracy}
 
 
 def arms(lab: Lab) -> list[Arm]:

@@ -1,37 +1,238 @@
 """Weight decay and the damping of K-FAC (section 5.2, mechanism 2; Zhang et al. 2019).
 
-With batch normalization the curvature of a layer goes as 1/‖w‖² while the damping η of a second-order step,
-(G + ηI)⁻¹∇J (equation 26), stays: at the unit vector it is η‖w‖², and growing weights make K-FAC gradient descent.
-Weight decay keeps them from growing. If that is what it does, holding norms where they started must do as well: it
-changes nothing that the network computes, and the effective damping stays what it was.
+With batch normalization the curvature of a layer is proportional to 1/‖w‖², while the damping η of a second-order step,
+(G + ηI)⁻¹∇J (equation 26), is constant. At the unit vector it is η‖w‖², so growing weights turn K-FAC into gradient
+descent, and weight decay keeps them from growing. If that is what decay does, holding norms at their initial values
+must do as well: it changes nothing that the network computes, and the effective damping stays what it was.
 
-K-FAC does not see the size of weights otherwise, so no effective learning rate is in play as in mechanism 1. But the
-curvature falls with the loss too, and damping outweighs it for that reason as well. Weights grow by long steps; so
-runs are made with steps of any length and, beside them, with short ones. Where norms stay low, steps are long enough to
-magnify rounding: these runs come out differently, digit by digit, wherever sums are taken in another order.
+K-FAC depends on the size of weights in no other way, so no effective learning rate is involved as in mechanism 1. But
+the curvature also falls with the loss, and damping outweighs it for that reason too. Weights grow by long steps, so the
+study has runs with steps of any length and runs with short ones. Where norms stay low, steps are long enough to magnify
+rounding: these runs differ in their digits wherever sums are taken in another order.
+
+The law behind it, which `damped_step` and the functions after it state: where only the direction of w matters, w → γw
+takes ∇J to ∇J/γ and G to G/γ², while η is constant, so that
+
+    (G(γw) + ηI)⁻¹ ∇J(γw)  =  γ (G(w) + γ²ηI)⁻¹ ∇J(w):
+
+relative to the weights, the step at γw is that at w with the damping γ²η. Without damping the norm makes no difference.
+G is the curvature of one layer: the Gauss-Newton matrix, or K-FAC's A ⊗ S, whose eigenvalues are the products of those
+of A and of S. A does not change with γ, and S is proportional to 1/γ².
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 
 from gyroscope.control import KFAC
 from gyroscope.layers import layers
-from gyroscope_lab import models
 from gyroscope_lab.data.augment import Augmentation
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.dynamics.loop import accuracy, device_of, dtype_of, kept, split_of, train
-from gyroscope_lab.papers.dynamics.mechanism2_report import Arm, report
-from gyroscope_lab.papers.study import Report, Study
+from gyroscope_lab.papers.dynamics.measurements import (
+    followed,
+    gain,
+    kept,
+    mean_curve,
+    reproduced,
+    training_of,
+)
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.training.recipe import Recipe, register
 from gyroscope_lab.training.schedule import Schedule
+from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
+
+_COLORS = {"no decay": "C0", "decay": "C3", "norms held": "C2"}
+# A cause accounts for an effect where most of it goes with it.
+_HALF = 0.5
+# A norm, a damping or an angle is larger than another from this factor on.
+_MORE = 1.2
+# Runs can be compared where their mean losses are within this factor.
+_COMPARABLE = 2.0
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A kind of run over seeds; curves are means over seeds and normalized layers.
+
+    Attributes:
+        kind: its name.
+        tests: test accuracies in percent, seed by seed.
+        loss: of every epoch.
+        grown: ‖w‖²/‖w₀‖² before the first and after every epoch, the geometric mean: what the effective damping η‖w‖²
+            has grown by.
+        damping: η as a multiple of the mean curvature of the layer after every epoch, the geometric mean.
+        cosine: between steps and gradients in every epoch, 1 for gradient descent.
+    """
+
+    kind: str
+    tests: list[float]
+    loss: Floats
+    grown: Floats
+    damping: Floats
+    cosine: Floats
+
+    @classmethod
+    def of(cls, kind: str, damping: float, runs: Sequence[dict[str, Any]]) -> Arm:
+        """From what the runs of all seeds told.
+
+        >>> run = {"test": 90.0, "loss": [1.0], "squares": [[1.0], [4.0]], "curvature": [None, [0.5]],
+        ...        "cosine": [None, 0.7]}
+        >>> arm = Arm.of("decay", 0.1, [run])
+        >>> arm.grown.tolist(), arm.damping.round(9).tolist(), arm.cosine.tolist()
+        ([1.0, 4.0], [0.2], [0.7])
+        """
+        squares = np.log([run["squares"] for run in runs])
+        curvature = np.log([run["curvature"][1:] for run in runs])
+        return cls(
+            kind,
+            [run["test"] for run in runs],
+            mean_curve([run["loss"] for run in runs], len(runs[0]["loss"])),
+            np.asarray(np.exp((squares - squares[:, :1]).mean(axis=(0, 2)))),
+            np.asarray(damping / np.exp(curvature.mean(axis=(0, 2)))),
+            np.asarray(np.mean([run["cosine"][1:] for run in runs], axis=0)),
+        )
+
+    @property
+    def test(self) -> float:
+        """The mean over seeds."""
+        return float(np.mean(self.tests))
+
+    def numbers(self) -> dict[str, Any]:
+        """Return its numbers for JSON."""
+        curves = {name: getattr(self, name).tolist() for name in ("loss", "grown", "damping", "cosine")}
+        return {"kind": self.kind, "tests": self.tests, **curves}
+
+
+def report(regimes: dict[str, list[Arm]]) -> Report:
+    """The figure, the table and the verdicts, of arms by the name of their regime."""
+    columns = ("steps", "run", "test %", "last loss", "‖w‖² has grown by", "damping / mean curvature, first epoch",
+               "last epoch", "cosine of steps and gradients, first epoch", "last epoch")  # fmt: skip
+    rows = tuple(
+        (name, arm.kind, arm.test, float(arm.loss[-1]), float(arm.grown[-1]), float(arm.damping[0]),
+         float(arm.damping[-1]), float(arm.cosine[0]), float(arm.cosine[-1]))
+        for name, arms in regimes.items() for arm in arms
+    )  # fmt: skip
+    return Report(
+        {"figure": _figure(regimes)},
+        (Table("K-FAC with batch normalization", columns, rows),),
+        tuple(verdict for name, arms in regimes.items() for verdict in verdicts(name, arms)),
+        {name: [arm.numbers() for arm in arms] for name, arms in regimes.items()},
+    )
+
+
+def verdicts(name: str, arms: Sequence[Arm]) -> tuple[Verdict, ...]:
+    """Return the chapter's statements, compared with the numbers of one regime."""
+    none, decay, held = (next(arm for arm in arms if arm.kind == kind) for kind in _COLORS)
+    gains = gain(decay.tests, none.tests)
+    alone = gain(held.tests, none.tests)
+    # Whether steps have come nearer to the gradient.
+    turned = bool(_angle(none.cosine[0]) > _MORE * _angle(none.cosine[-1]))
+    return (
+        Verdict(
+            f"{name}: without decay weights grow, and with them the effective damping η‖w‖²; with decay it stays lower",
+            "the norm increases over training",
+            f"it grows {none.grown[-1]:.2f}-fold without decay, {decay.grown[-1]:.2f}-fold with it",
+            bool(none.grown[-1] > _MORE and none.grown[-1] > _MORE * decay.grown[-1]),
+        ),
+        Verdict(
+            f"{name}: the damping comes to outweigh the curvature without decay",
+            "comes to dominate the preconditioner",
+            f"damping over mean curvature {none.damping[-1]:.3g} in the end ({none.damping[0]:.3g} after one epoch), "
+            f"with decay {decay.damping[-1]:.3g}, with norms held {held.damping[-1]:.3g}",
+            # Above the curvature in the end, by more than at first and by more than with decay.
+            bool(none.damping[-1] > max(1.0, _MORE * none.damping[0], _MORE * decay.damping[-1])),
+        ),
+        Verdict(
+            f"{name}: K-FAC behaves increasingly like a first-order method without decay, and less so with it",
+            "retains its second-order behavior",
+            f"the cosine of steps and gradients goes from {none.cosine[0]:.3f} to {none.cosine[-1]:.3f} without decay, "
+            f"to {decay.cosine[-1]:.3f} with it, to {held.cosine[-1]:.3f} with norms held; the angles are then "
+            f"{_angle(none.cosine[-1]):.0f}°, {_angle(decay.cosine[-1]):.0f}° and {_angle(held.cosine[-1]):.0f}°",
+            turned and bool(_angle(decay.cosine[-1]) > _MORE * _angle(none.cosine[-1])),
+        ),
+        Verdict(
+            f"{name}: it is the norm that does it: with norms held K-FAC stays of second order without decay",
+            "due to the growing weight norm",
+            f"the cosine changes by {_rise(held):+.3f} with norms held, by {_rise(none):+.3f} without decay; mean "
+            f"losses are {held.loss.mean():.2g} and {none.loss.mean():.2g}",
+            # A curvature that has not fallen because the loss has not tells nothing of norms.
+            _rise(held) < _HALF * _rise(none) if turned and _as_low(held, none) else None,
+        ),
+        Verdict(
+            f"{name}: weight decay raises test accuracy under K-FAC",
+            "improves generalization",
+            f"{gains.told} points",
+            gains.above,
+        ),
+        Verdict(
+            f"{name}: by way of the damping: norms held without decay gain as much",
+            "the explanation of mechanism 2",
+            f"{alone.told} of {gains.told} points",
+            reproduced(gains, alone, share=_HALF),
+        ),
+    )
+
+
+def _as_low(these: Arm, those: Arm) -> bool:
+    """Return whether the mean loss of these is comparable to that of those."""
+    return float(these.loss.mean()) < _COMPARABLE * float(those.loss.mean())
+
+
+def _rise(arm: Arm) -> float:
+    """By how much steps have come nearer to the gradient."""
+    return float(arm.cosine[-1] - arm.cosine[0])
+
+
+def _angle(cosine: float) -> float:
+    """Return the angle of a cosine in degrees.
+
+    >>> round(_angle(0.5), 9)
+    60.0
+    """
+    return float(np.degrees(np.arccos(cosine)))
+
+
+def _figure(regimes: dict[str, list[Arm]]) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.4, 0.5 + 1.9 * len(regimes)), layout="constrained")
+    panels = {
+        "grown": (r"$\|w\|^2/\|w_0\|^2$", "effective damping"),
+        "damping": (r"$\eta$ / mean of $\lambda(A \otimes S)$", "damping and curvature"),
+        "cosine": ("cosine with gradient", "1: gradient descent"),
+        "loss": ("training loss", "training"),
+    }
+    for row, (regime, arms) in zip(figure.subplots(len(regimes), 4, squeeze=False), regimes.items(), strict=True):
+        for ax, (name, (label, title)) in zip(row, panels.items(), strict=True):
+            for arm in arms:
+                values = getattr(arm, name)
+                epochs = np.arange(len(values)) + (0 if name == "grown" else 1)
+                ax.plot(epochs, values, color=_COLORS[arm.kind], linewidth=1.4, label=arm.kind)
+            if name in ("damping", "loss"):
+                ax.set_yscale("log")
+            ax.tick_params(labelsize=7)
+            ax.set_xlabel("epoch", fontsize=8)
+            ax.set_ylabel(label, fontsize=8)
+            ax.set_title(f"{regime}:\n{title}" if name == "grown" else title, fontsize=8.5)
+            ax.spines[["top", "right"]].set_visible(False)
+    handles, told = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, told, loc="outside lower center", ncols=len(told), fontsize=8, frameon=False)
+    figure.suptitle("K-FAC with batch normalization: damping, with and without weight decay")
+    return figure
+
 
 Kind = Literal["no decay", "decay", "norms held"]
 KINDS: tuple[Kind, ...] = ("no decay", "decay", "norms held")
@@ -39,7 +240,7 @@ KINDS: tuple[Kind, ...] = ("no decay", "decay", "norms held")
 
 @dataclass(frozen=True)
 class Regime:
-    """How long steps are.
+    """A regime of step lengths.
 
     Attributes:
         name: in words.
@@ -56,7 +257,7 @@ class Regime:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a scale trains.
+    """The trainings of a scale.
 
     Attributes:
         source, model, options, schedule, augmentation: the task; all layers but the last are normalized.
@@ -118,28 +319,28 @@ class Steps:
     1 is gradient descent, (G + ηI)⁻¹ ≈ I/η.
 
     Args:
-        optimizer: K-FAC around SGD.
+        optimizer: the optimizer, whose steps are damped.
         weights: of the layers that are looked at.
         holds: whether to bring them back to the norms they start with after every step.
         decay: that of the optimizer, which is no part of the direction.
     """
 
-    def __init__(self, optimizer: KFAC, weights: list[nn.Parameter], *, holds: bool, decay: float) -> None:
+    def __init__(self, optimizer: Optimizer, weights: list[nn.Parameter], *, holds: bool, decay: float) -> None:
         self._optimizer, self._weights, self._holds, self._decay = optimizer, weights, holds, decay
         self.start = [float(weight.detach().norm()) for weight in weights]
         self._before: list[tuple[Tensor, Tensor]] = []
         self._cosines: list[Tensor] = []
 
-    def before(self, step: int) -> None:
-        """The step is about to be taken."""
+    def before(self, *_: Any) -> None:
+        """Note weights and gradients; a hook before the step."""
         grads = [weight.grad for weight in self._weights]
         self._before = [
             (w.detach().clone(), g.clone()) for w, g in zip(self._weights, grads, strict=True) if g is not None
         ]
 
     @torch.no_grad()
-    def after(self, step: int) -> None:
-        """It was taken."""
+    def after(self, *_: Any) -> None:
+        """Note the cosine, and hold norms; a hook after the step."""
         rate, cosines = self._optimizer.param_groups[0]["lr"], []
         for weight, (was, gradient), norm in zip(self._weights, self._before, self.start, strict=True):
             direction = (was - weight) / rate - self._decay * was
@@ -155,35 +356,48 @@ class Steps:
 
 
 def _run(lab: Lab, setting: Setting) -> dict[str, Any]:
-    plan, regime, split = setting.plan, setting.regime, split_of(lab, setting.plan.source)
-    model = models.make(plan.model, seed=setting.seed, **dict(plan.options)).to(device_of(lab), dtype_of(lab))
+    plan, regime = setting.plan, setting.regime
     decay = regime.decay if setting.kind == "decay" else 0.0
-    its = [layer.parameter for layer in layers(model)][:-1]
-    mine = {id(weight) for weight in its}
-    others = [p for p in model.parameters() if id(p) not in mine]
-    # The last layer is not decayed: its size matters, and would be another reason for a difference.
-    groups: list[dict[str, Any]] = [{"params": its, "weight_decay": decay}, {"params": others}]
-    inner = SGD(groups, lr=regime.rate)
-    optimizer = KFAC(
-        inner, model, F.cross_entropy, damping=plan.damping, tikhonov="exact", every=plan.every,
-        decompose_every=plan.decompose_every, clip=regime.clip, seed=setting.seed,
+    told = {"damping": plan.damping, "tikhonov": "exact", "every": plan.every, "decompose_every": plan.decompose_every,
+            "clip": regime.clip, "seed": setting.seed}  # fmt: skip
+    recipe = Recipe(
+        setting.kind, regime.rate, "kfac-normalized", weight_decay=decay, options=tuple(told.items())
     )  # fmt: skip
-    steps = Steps(optimizer, its, holds=setting.kind == "norms held", decay=decay)
+    task = Task("wd-mechanism-2", plan.source, plan.model, plan.options, plan.schedule, plan.augmentation)
+    its = training_of(lab, task, recipe, seed=setting.seed)
+    optimizer, weights = its.optimizer, _normalized(its.model)
+    steps = Steps(optimizer, weights, holds=setting.kind == "norms held", decay=decay)
 
     def look() -> dict[str, Any]:
-        squares = [float(weight.detach().norm()) ** 2 for weight in its]
+        squares = [float(weight.detach().norm()) ** 2 for weight in weights]
         state = optimizer.state_dict()["state"]
         return {
             "squares": squares,
-            "curvature": [_mean_curvature(state[i]) for i in range(len(its))] if state else None,
+            "curvature": [_mean_curvature(state[i]) for i in range(len(weights))] if state else None,
             "cosine": steps.cosine(),
         }
 
-    found = train(
-        model, optimizer, split, plan.schedule, seed=setting.seed, augmentation=plan.augmentation, look=look,
-        before=steps.before, after=steps.after,
-    )  # fmt: skip
-    return {**found, "test": accuracy(model, split)}
+    optimizer.register_step_pre_hook(steps.before)
+    optimizer.register_step_post_hook(steps.after)
+    found = followed(its, look)
+    return {**found, "test": 100 * its.finish().test_accuracy}
+
+
+def _normalized(model: nn.Module) -> list[nn.Parameter]:
+    """Return the weights of all layers but the last, which no normalization follows."""
+    return [layer.parameter for layer in layers(model)][:-1]
+
+
+def _kfac_normalized(recipe: Recipe, model: nn.Module) -> Optimizer:
+    """K-FAC around SGD that decays normalized layers only: the size of the last layer matters to the function."""
+    weights = _normalized(model)
+    mine = {id(weight) for weight in weights}
+    others = [p for p in model.parameters() if id(p) not in mine]
+    groups: list[dict[str, Any]] = [{"params": weights, "weight_decay": recipe.weight_decay}, {"params": others}]
+    return KFAC(SGD(groups, lr=recipe.rate), model, F.cross_entropy, **dict(recipe.options))
+
+
+register("kfac-normalized", _kfac_normalized)
 
 
 def _mean_curvature(state: dict[str, Any]) -> float:
@@ -209,6 +423,84 @@ def trials(lab: Lab) -> list[Trial]:
 def conclude(lab: Lab) -> Report:
     """Effective damping and what came of it."""
     return report({regime.name: arms(lab, regime) for regime in PLANS[lab.scale].regimes})
+
+
+def damped_step(G: Tensor, gradient: Tensor, *, damping: float) -> Tensor:
+    """(G + ηI)⁻¹ ∇J (equation 26), for a symmetric G [n, n] and a gradient [n].
+
+    >>> damped_step(torch.diag(torch.tensor([3.0, 1.0])), torch.tensor([4.0, 4.0]), damping=1.0)
+    tensor([1., 2.])
+    """
+    n = len(gradient)
+    step: Tensor = torch.linalg.solve(G + damping * torch.eye(n, dtype=G.dtype, device=G.device), gradient)
+    return step
+
+
+def rescaled(G: Tensor, gradient: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+    """G(γw) = G(w)/γ² and ∇J(γw) = ∇J(w)/γ of a layer whose scale does not matter.
+
+    >>> rescaled(torch.tensor([[4.0]]), torch.tensor([4.0]), scale=2.0)
+    (tensor([[1.]]), tensor([2.]))
+    """
+    return G / scale**2, gradient / scale
+
+
+def effective_damping(damping: float, *, scale: float) -> float:
+    """γ²η, the damping at w that acts as η does at γw; with γ = ‖w‖, that at the unit vector.
+
+    >>> effective_damping(0.01, scale=3.0)
+    0.09
+    """
+    return damping * scale**2
+
+
+def curvature_shares(eigenvalues: Tensor, *, damping: float, scale: float = 1.0) -> Tensor:
+    """λ_i/(λ_i + γ²η): how much of Newton's step is left along each eigenvector, between 0 and 1.
+
+    Where it is near 1 the curvature sets the step, where it is near 0 the damping does. The sum is the number of
+    directions in which the method is of second order.
+
+    Args:
+        eigenvalues: λ_i of G at w; for K-FAC `torch.outer(s, a)`, the products of the factors' eigenvalues.
+        damping: η.
+        scale: γ.
+
+    >>> curvature_shares(torch.tensor([9.0, 1.0]), damping=1.0)
+    tensor([0.9000, 0.5000])
+    >>> curvature_shares(torch.tensor([9.0, 1.0]), damping=1.0, scale=3.0)
+    tensor([0.5000, 0.1000])
+    """
+    at = effective_damping(damping, scale=scale)
+    return torch.where(eigenvalues > 0, eigenvalues / (eigenvalues + at), torch.zeros_like(eigenvalues))
+
+
+def balance_scale(eigenvalue: float, *, damping: float) -> float:
+    """γ = √(λ/η), by which the weights have to grow for the damping to weigh as much as an eigenvalue λ of G at w.
+
+    >>> balance_scale(4.0, damping=0.01)
+    20.0
+    """
+    return sqrt(eigenvalue / damping)
+
+
+def first_order_rate(lr: float, *, damping: float, norm: float) -> float:
+    """α/(η‖w‖²): the effective learning rate of gradient descent that damped steps end up as when weights are large.
+
+    >>> first_order_rate(0.1, damping=0.5, norm=2.0)
+    0.05
+    """
+    return lr / effective_damping(damping, scale=norm)
+
+
+def first_order_cosine(G: Tensor, gradient: Tensor, *, damping: float, scale: float = 1.0) -> float:
+    """The cosine between the damped step at γw and the gradient there: 1 where the method is gradient descent.
+
+    >>> G, g = torch.diag(torch.tensor([100.0, 1.0])), torch.tensor([1.0, 1.0])
+    >>> [round(first_order_cosine(G, g, damping=1.0, scale=scale), 3) for scale in (0.1, 1.0, 10.0, 100.0)]
+    [0.714, 0.721, 0.95, 1.0]
+    """
+    step = damped_step(*rescaled(G, gradient, scale=scale), damping=damping)
+    return float(F.cosine_similarity(step, gradient, dim=0))
 
 
 STUDIES = (Study("dynamics/wd-mechanism-2", "Section 5.2: weight decay, and the damping of K-FAC", trials, conclude),)

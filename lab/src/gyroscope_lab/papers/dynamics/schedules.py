@@ -33,7 +33,7 @@ _SAME = 0.05
 
 
 def nothing_trained(lab: Lab) -> list[Trial]:
-    """What a simulation has to train."""
+    """Return no trials: simulations train nothing."""
     return []
 
 
@@ -58,7 +58,7 @@ def conclude_growth(lab: Lab) -> Report:
     left, right = figure.subplots(1, 2)
     for i, alpha in enumerate(found.lr):
         for ax, values in ((left, found.norms[i]), (right, found.rates[i])):
-            ax.plot(found.steps[points] + 1, values[points], color=_colour(i), label=f"α = {alpha:g}")
+            ax.plot(found.steps[points] + 1, values[points], color=_color(i), label=f"α = {alpha:g}")
     trend = 1 / np.sqrt(2 * np.maximum(found.steps[points], 1))
     right.plot(found.steps[points][1:] + 1, trend[1:], "k:", linewidth=1.2, label="1/√(2k)")
     over_steps(left, "norm ‖w‖", "Growth of the norm")
@@ -115,7 +115,7 @@ def _of_growth(found: Growth) -> tuple[Verdict, ...]:
 
 
 def _off(found: Growth, i: int) -> float:
-    """How far the law of a small α is off, at worst."""
+    """Return the largest relative error of the law for a small α."""
     alpha = float(found.lr[i])
     law = implicit_decay(found.steps, decay_time(alpha), start=alpha)
     return float(np.abs(found.rates[i] / law - 1).max())
@@ -139,8 +139,8 @@ def conclude_decay(lab: Lab) -> Report:
     for ax, (says, found) in zip(figure.subplots(1, 2, sharey=True), halves.items(), strict=True):
         points = spaced(len(found.steps))
         for i, alpha in enumerate(found.lr):
-            ax.plot(found.steps[points] + 1, found.rate[i][points], color=_colour(i), label=f"α = {alpha:g}")
-            ax.axhline(found.limit[i], color=_colour(i), linestyle=":", linewidth=1)
+            ax.plot(found.steps[points] + 1, found.rate[i][points], color=_color(i), label=f"α = {alpha:g}")
+            ax.axhline(found.limit[i], color=_color(i), linestyle=":", linewidth=1)
         over_steps(ax, "effective learning rate α/‖w‖²", f"{says} (dotted: √(2αλ))")
         ax.legend(fontsize=8, loc="upper right")
     rows = tuple(
@@ -210,7 +210,7 @@ def _listed(values: Any) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
 
-def _colour(i: int) -> str:
+def _color(i: int) -> str:
     return f"C{i}"
 
 

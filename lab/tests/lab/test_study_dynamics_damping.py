@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gyroscope.conditioning.fisher import fisher
-from gyroscope.errors import DynamicsError
-from gyroscope.theory.damping import (
+from gyroscope_lab.papers.dynamics.mechanism2 import (
     balance_scale,
     curvature_shares,
     damped_step,
@@ -113,20 +112,3 @@ def test_only_the_second_factor_of_k_fac_changes_with_the_norm():
     (A, S), (A_there, S_there) = factors(1.0), factors(4.0)
     torch.testing.assert_close(A_there, A)
     torch.testing.assert_close(S_there, S / 16)
-
-
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (lambda: damped_step(torch.eye(2), torch.ones(3), damping=0.1), r"accepted: \[n, n\] and \[n\]"),
-        (lambda: effective_damping(-1.0, scale=1.0), "damping is -1.0"),
-        (lambda: effective_damping(1.0, scale=0.0), "scale is 0.0"),
-        (lambda: curvature_shares(torch.tensor([-1.0]), damping=0.1), "must not be negative"),
-        (lambda: balance_scale(1.0, damping=0.0), "does not matter because the damping is 0"),
-        (lambda: balance_scale(-1.0, damping=0.1), "eigenvalue is -1.0"),
-        (lambda: first_order_rate(0.1, damping=0.0, norm=1.0), "does not apply because the damping is 0"),
-    ],
-)
-def test_what_has_no_meaning_is_refused(call, says):
-    with pytest.raises(DynamicsError, match=says):
-        call()

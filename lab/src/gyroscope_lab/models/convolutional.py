@@ -1,14 +1,134 @@
-"""Convolutional networks without shortcuts: the rotation paper's C10-CNN2 and the conditioning paper's VGG style."""
+"""Convolutional networks without shortcuts.
+
+The rotation papers' C10-CNN1, its light version, tiny-CNN and the demo's digits-cnn, in stages; their C10-CNN2; and the
+conditioning paper's VGG style.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.models.building import add_classifier, conv3x3, keras_norm, require_images
-from gyroscope_lab.models.initialization import he_normal_fan_out_, he_normal_truncated_, initialized, uniform_
+from gyroscope_lab.models.initialization import (
+    he_normal_fan_out_,
+    he_normal_truncated_,
+    he_uniform_,
+    initialized,
+    uniform_,
+)
 from gyroscope_lab.models.resnet import WIDTHS
+
+
+def stages(
+    seed: int,
+    *,
+    widths: Sequence[int],
+    convolutions: int,
+    channels: int,
+    classes: int,
+    eps: float = 1e-3,
+    momentum: float = 0.01,
+) -> nn.Sequential:
+    """Return x_k = BN(ReLU(W_k ∗ x_{k−1})), stage by stage, then global average pooling and a linear classifier.
+
+    Convolutions are 3×3 and keep the size of the image; 2×2 maximum pooling halves it between stages (rounding up,
+    where Keras rounds down, so that images of any size will do; those of the papers halve evenly). Batch normalization
+    comes after the ReLU and has neither gain nor bias, and no layer has a bias: every parameter is a kernel. Kernels
+    start he_uniform.
+
+    Args:
+        seed: of the weights.
+        widths: the number of channels of each stage.
+        convolutions: the number of layers in each stage.
+        channels: the number of channels of the images.
+        classes: the number of outputs.
+        eps: what batch normalization adds to the variance; Keras's default.
+        momentum: the weight of a new batch in the running averages; Keras says 0.99 for 0.01.
+
+    >>> model = stages(0, widths=[4, 8], convolutions=2, channels=1, classes=3)
+    >>> model(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 3])
+    >>> [name for name, _ in model.named_children()][:7]
+    ['conv1', 'relu1', 'norm1', 'conv2', 'relu2', 'norm2', 'pool2']
+    """
+    require_images(channels, classes)
+    return initialized(
+        lambda: _stages(widths, convolutions, channels, classes, eps, momentum),
+        generator=torch.Generator().manual_seed(seed),
+        initializer=he_uniform_,
+    )
+
+
+def _stages(
+    widths: Sequence[int], convolutions: int, channels: int, classes: int, eps: float, momentum: float
+) -> nn.Sequential:
+    model = nn.Sequential()
+    number = 0
+    for stage, width in enumerate(widths, start=1):
+        for _ in range(convolutions):
+            number += 1
+            model.add_module(f"conv{number}", conv3x3(channels, width))
+            model.add_module(f"relu{number}", nn.ReLU())
+            model.add_module(f"norm{number}", nn.BatchNorm2d(width, eps, momentum, affine=False))
+            channels = width
+        if stage < len(widths):
+            model.add_module(f"pool{number}", nn.MaxPool2d(2, ceil_mode=True))
+    add_classifier(model, channels, classes, bias=False)
+    return model
+
+
+def c10_cnn1(seed: int, *, classes: int = 10, channels: int = 3) -> nn.Sequential:
+    """Return C10-CNN1: four stages of six convolutions, 32-64-128-256 channels; 25 layers, 4,307,296 weights.
+
+    The network of the task of that name: CIFAR-10 without augmentation.
+
+    >>> sum(p.numel() for p in c10_cnn1(0).parameters())
+    4307296
+    """
+    return stages(seed, widths=(32, 64, 128, 256), convolutions=6, channels=channels, classes=classes)
+
+
+def c10_cnn1_light(seed: int, *, classes: int = 10, channels: int = 3) -> nn.Sequential:
+    """Return the light C10-CNN1: four stages of three convolutions, 16-32-64-128; 13 layers, 490,160 weights.
+
+    The network of the speed paper's figure 7, there for being fast to train.
+
+    >>> sum(p.numel() for p in c10_cnn1_light(0).parameters())
+    490160
+    """
+    return stages(seed, widths=(16, 32, 64, 128), convolutions=3, channels=channels, classes=classes)
+
+
+def tiny_cnn(seed: int, *, classes: int = 10, channels: int = 3) -> nn.Sequential:
+    """Return tiny-CNN: five stages of two convolutions, 32-64-128-256-512 channels; 11 layers.
+
+    The network of Tiny ImageNet, 64×64 pixels and 200 classes. The running averages of its batch normalization are
+    ten times faster than C10-CNN1's (Keras's momentum 0.9).
+
+    >>> sum(p.numel() for p in tiny_cnn(0, classes=200).parameters())
+    4812640
+    """
+    widths = (32, 64, 128, 256, 512)
+    return stages(seed, widths=widths, convolutions=2, channels=channels, classes=classes, momentum=0.1)
+
+
+def digits_cnn(seed: int) -> nn.Sequential:
+    """Return six 3×3 convolutions (16-16-32-32-64-64), global average pooling and a linear classifier.
+
+    Each convolution is followed by ReLU, then batch normalization without gain or bias, as in the
+    rotation paper's CNNs; no layer has a bias, so the seven kernels are all there is to train.
+
+    >>> import torch
+    >>> digits_cnn(0)(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 10])
+    """
+    # The averages follow faster than the papers': the demo takes few steps.
+    return stages(seed, widths=(16, 32, 64), convolutions=2, channels=1, classes=10, eps=1e-5, momentum=0.1)
+
 
 C10_CNN2 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
@@ -67,7 +187,7 @@ def vgg(
     torch.Size([2, 10])
     """
     if depth < 5:
-        raise LabError(f"a network of this style has 5 layers or more (one, one a stage, a classifier); not {depth}")
+        raise LabError(f"`depth` must be a whole number >= 5 (one, one per stage, a classifier), got {depth}.")
     require_images(channels, classes)
     return initialized(
         lambda: _vgg(depth, channels, classes, batch_norm, affine, classifier_bias),

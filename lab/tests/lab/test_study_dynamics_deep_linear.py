@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gyroscope.errors import DynamicsError
-from gyroscope.theory.deep_linear import (
+from gyroscope_lab.errors import LabError
+from gyroscope_lab.papers.dynamics.deep_linear import (
     balanced_factors,
     descended_factors,
     imbalance,
@@ -69,7 +69,7 @@ def test_the_schatten_norm_is_frobenius_for_two_and_nuclear_for_one():
 def test_a_layer_narrower_than_the_rank_is_refused_and_one_as_narrow_is_enough():
     w = noise(4, 2) @ noise(2, 4, seed=1)
     torch.testing.assert_close(product(balanced_factors(w, 3, width=2)), w)
-    with pytest.raises(DynamicsError, match="width is 1 and the rank of W is 2"):
+    with pytest.raises(LabError, match="`width` must be at least the rank of W, 2, got 1"):
         balanced_factors(w, 3, width=1)
 
 
@@ -106,14 +106,14 @@ def test_training_the_factors_with_weight_decay_learns_the_shrunken_singular_val
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: balanced_factors(torch.eye(2), 0), "depth is 0"),
-        (lambda: schatten(torch.eye(2), 0.0), "p is 0.0"),
-        (lambda: schatten(torch.ones(3), 1.0), "accepted are real matrices"),
-        (lambda: product([]), "cannot be multiplied"),
-        (lambda: penalty([torch.ones(2, 3), torch.ones(2, 3)]), "give W_1 first"),
-        (lambda: threshold(-1.0, 2), "decay is -1.0"),
+        (lambda: balanced_factors(torch.eye(2), 0), "`depth` must be a whole number >= 1, got 0"),
+        (lambda: schatten(torch.eye(2), 0.0), "`p` must be a finite number > 0, got 0.0"),
+        (lambda: schatten(torch.ones(3), 1.0), "`w` must be a real matrix of finite numbers"),
+        (lambda: product([]), "`factors` must be matrices"),
+        (lambda: penalty([torch.ones(2, 3), torch.ones(2, 3)]), "in the order of layers"),
+        (lambda: threshold(-1.0, 2), "`decay` must be a finite number >= 0, got -1.0"),
     ],
 )
 def test_what_is_no_network_is_refused(call, says):
-    with pytest.raises(DynamicsError, match=says):
+    with pytest.raises(LabError, match=says):
         call()

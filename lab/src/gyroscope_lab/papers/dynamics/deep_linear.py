@@ -1,12 +1,13 @@
-"""What an L2 penalty on the factors of a deep linear network asks of their product (section 5).
+"""The L2 penalty on the factors of a deep linear network, as a penalty on their product (section 5 of the chapter).
 
 A network z = W_K ⋯ W_1 x computes z = Wx. Of all factors with the product W, those with the smallest sum of squared
 norms are balanced, each with the K-th roots of the singular values σ_i of W, and
 
     min Σ_l ‖W_l‖²  =  K Σ_i σ_i^{2/K}  =  K ‖W‖^{2/K}_{2/K},
 
-the Schatten quasi-norm. With one unit a layer this is K|β|^{2/K}: an L2 penalty on weights is L_{2/K} on what the
-network computes. From K = 2 on it makes things exactly zero. (The chapter writes L|β|^{2/K} for K|β|^{2/K}.)
+the Schatten quasi-norm. With one unit per layer this is K|β|^{2/K}: an L2 penalty on weights is an L_{2/K} penalty on
+the function that the network computes. From K = 2 on it produces exact zeros. (The chapter writes L|β|^{2/K} for
+K|β|^{2/K}.)
 
 Factors are listed in the order in which they are applied, W_1 first; two-dimensional tensors [outputs, inputs].
 """
@@ -20,9 +21,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from gyroscope.base.accepted import real
-from gyroscope.errors import DynamicsError
-from gyroscope.theory.domains import count, integral
+from gyroscope_lab.errors import LabError
 
 
 def product(factors: Sequence[Tensor]) -> Tensor:
@@ -55,8 +54,8 @@ def schatten(w: Tensor, p: float) -> Tensor:
     >>> schatten(torch.diag(torch.tensor([4.0, 9.0])), 0.5)
     tensor(5.)
     """
-    if not 0 < real(p) < inf:
-        raise DynamicsError(f"p is {p!r}; accepted are numbers above 0.")
+    if not 0 < p < inf:
+        raise LabError(f"`p` must be a finite number > 0, got {p!r}.")
     return _singular(w).pow(p).sum()
 
 
@@ -66,8 +65,8 @@ def smallest_penalty(w: Tensor, depth: int) -> Tensor:
     >>> smallest_penalty(torch.tensor([[8.0]]), 3)                 # 2² + 2² + 2²
     tensor(12.)
     """
-    layers = _layers(depth)
-    return layers * schatten(w, 2 / layers)
+    _check_depth(depth)
+    return depth * schatten(w, 2 / depth)
 
 
 def balanced_factors(w: Tensor, depth: int, *, width: int | None = None) -> list[Tensor]:
@@ -85,16 +84,15 @@ def balanced_factors(w: Tensor, depth: int, *, width: int | None = None) -> list
     tensor([[2., 0.],
             [0., 1.]])
     """
-    depth = _layers(depth)
-    between = None if width is None else count("width", width, least=0)
+    _check_depth(depth)
     _check_matrix(w)
     if depth == 1:
         return [w.clone()]
     u, values, vh = torch.linalg.svd(w, full_matrices=False)
     tiny = max(w.shape) * torch.finfo(w.dtype).eps * values.max() if len(values) else 0.0
-    rank, most = int((values > tiny).sum()), len(values) if between is None else between
+    rank, most = int((values > tiny).sum()), len(values) if width is None else width
     if most < rank:
-        raise DynamicsError(f"width is {most} and the rank of W is {rank}; a narrower layer cannot pass W on.")
+        raise LabError(f"`width` must be at least the rank of W, {rank}, got {most}.")
     roots = torch.zeros(most, dtype=w.dtype, device=w.device)
     kept = min(most, len(values))
     roots[:kept] = values[:kept] ** (1 / depth)
@@ -116,7 +114,6 @@ def descended_factors(factors: Sequence[Tensor], *, iterations: int = 200) -> li
     [2.0, 2.0, 2.0]
     """
     _check_factors(factors)
-    iterations = count("iterations", iterations, least=1)
     given = [factor.detach() for factor in factors]
     logs = [torch.zeros(len(f), len(f), dtype=f.dtype, device=f.device, requires_grad=True) for f in given[:-1]]
     if not logs:
@@ -157,7 +154,7 @@ def imbalance(factors: Sequence[Tensor]) -> float:
 
 
 def shrunk(target: Tensor, *, decay: float, depth: int) -> Tensor:
-    """What is learned of a target b under an L2 penalty on K layers: argmin_β ½(β − b)² + ½λK|β|^{2/K}, elementwise.
+    """Return argmin_β ½(β − b)² + ½λK|β|^{2/K} elementwise: the target b as learned under an L2 penalty on K layers.
 
     One layer shrinks everything by 1/(1 + λ); two take away λ, down to zero; from three on, what is below a `threshold`
     becomes zero at once, and what is far above it is hardly touched. For matrices it acts on singular values.
@@ -169,7 +166,7 @@ def shrunk(target: Tensor, *, decay: float, depth: int) -> Tensor:
     tensor([0., 1., 9.])
     tensor([0.0000, 1.0000, 9.5283])
     """
-    at, depth = threshold(decay, depth), _layers(depth)
+    at = threshold(decay, depth)
     size, power = target.abs(), 2 / depth - 1
     if depth == 1 or decay == 0:
         return target / (1 + decay if depth == 1 else 1)
@@ -194,9 +191,9 @@ def threshold(decay: float, depth: int) -> float:
     >>> [round(threshold(1.0, depth), 3) for depth in (1, 2, 3, 4)]
     [0.0, 1.0, 2.0, 2.381]
     """
-    depth = _layers(depth)
-    if not 0 <= real(decay) < inf:
-        raise DynamicsError(f"decay is {decay!r}; accepted are finite numbers from 0.")
+    _check_depth(depth)
+    if not 0 <= decay < inf:
+        raise LabError(f"`decay` must be a finite number >= 0, got {decay!r}.")
     if depth == 1 or decay == 0:
         return 0.0
     if depth == 2:
@@ -212,20 +209,17 @@ def _singular(w: Tensor) -> Tensor:
 
 
 def _check_matrix(w: Tensor) -> None:
-    if not isinstance(w, Tensor) or w.dim() != 2 or not w.is_floating_point() or not bool(torch.isfinite(w).all()):
-        given = f"{w.dtype} of shape {tuple(w.shape)}" if isinstance(w, Tensor) else f"a {type(w).__name__}"
-        raise DynamicsError(f"W is {given}; accepted are real matrices of finite numbers.")
+    if w.dim() != 2 or not w.is_floating_point() or not bool(torch.isfinite(w).all()):
+        raise LabError(f"`w` must be a real matrix of finite numbers, got {w.dtype} of shape {tuple(w.shape)}.")
 
 
-def _layers(depth: int) -> int:
-    found = integral(depth, least=1)
-    if found is None:
-        raise DynamicsError(f"depth is {depth!r}; a network has at least one layer.")
-    return found
+def _check_depth(depth: int) -> None:
+    if depth < 1:
+        raise LabError(f"`depth` must be a whole number >= 1, got {depth!r}.")
 
 
 def _check_factors(factors: Sequence[Tensor]) -> None:
     shapes = [tuple(factor.shape) for factor in factors]
     fit = all(len(shape) == 2 for shape in shapes) and all(a[0] == b[1] for a, b in pairwise(shapes))
     if not shapes or not fit:
-        raise DynamicsError(f"factors of shapes {shapes} cannot be multiplied; give W_1 first, each [outputs, inputs].")
+        raise LabError(f"`factors` must be matrices [outputs, inputs] in the order of layers, got shapes {shapes}.")

@@ -1,0 +1,101 @@
+"""Parts that the commands share: values of options, checks of folders and numbers, a message while loading."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+
+from rich.console import Console
+
+from gyroscope.cli.fail import BAD_ARGUMENT, fail
+
+
+class Scale(StrEnum):
+    """Scales of a study."""
+
+    smoke = "smoke"
+    small = "small"
+    full = "full"
+
+
+class Engine(StrEnum):
+    """Engines."""
+
+    auto = "auto"
+    serial = "serial"
+    workers = "workers"
+    population = "population"
+    ray = "ray"
+
+
+class Precision(StrEnum):
+    """Precisions of a training."""
+
+    float32 = "float32"
+    tf32 = "tf32"
+    bf16 = "bf16"
+
+
+class Parallel(StrEnum):
+    """Ways to share a training among processes."""
+
+    ddp = "ddp"
+    fsdp = "fsdp"
+
+
+class Device(StrEnum):
+    """Devices."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+def make_folder(folder: Path, option: str) -> None:
+    """Make a folder if it does not exist, or exit if it cannot be written to.
+
+    >>> import typer
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     try:
+    ...         make_folder(Path(file.name), "--out")
+    ...     except typer.Exit as end:
+    ...         print(end.exit_code)
+    2
+    """
+    try:
+        if folder.exists() and not folder.is_dir():
+            fail(f"`{option}` must be a folder, got the file {folder}.", code=BAD_ARGUMENT)
+        folder.mkdir(parents=True, exist_ok=True)
+        # Writing a file is the only test that holds for every file system and user.
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except (OSError, ValueError) as error:  # the latter of names with a zero byte or half a letter
+        said = getattr(error, "strerror", None) or error
+        fail(f"{option} {folder} cannot be written: {said}", code=BAD_ARGUMENT)
+
+
+def at_least_one(value: int | None, option: str) -> None:
+    """Exit if a number is below 1.
+
+    >>> at_least_one(3, "--seeds")
+    """
+    if value is not None and value < 1:
+        fail(f"`{option}` must be a whole number >= 1, got {value}.", code=BAD_ARGUMENT)
+
+
+@contextmanager
+def loading(console: Console | None = None, *, what: str = "Getting ready") -> Iterator[None]:
+    """Show a message in a terminal while something loads; print nothing elsewhere.
+
+    >>> with loading():
+    ...     import torch
+    """
+    console = Console(stderr=True) if console is None else console
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what):
+        yield

@@ -1,0 +1,271 @@
+"""Measurements of a study in trainings of its own, kept next to the laboratory's trials.
+
+The trainings are the laboratory's (`gyroscope_lab.training.training`), with optimizers that the studies register as
+recipes: K-FAC, grafts, rates by layer. What they measure is not in a trial's result, so the numbers are kept in a file
+of their own, under a fingerprint of all that they depend on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
+from torch.optim import SGD, Optimizer
+
+from gyroscope.base import write_whole
+from gyroscope.control import KFAC, QuasiDiagonal
+from gyroscope_lab.data.source import Source
+from gyroscope_lab.data.split import Split
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.engine.run_one import loaded
+from gyroscope_lab.errors import LabError
+from gyroscope_lab.papers.study import clean
+from gyroscope_lab.training.recipe import Recipe, register
+from gyroscope_lab.training.task import Task
+from gyroscope_lab.training.training import Training
+from gyroscope_lab.training.trial import Trial
+
+Numbers = dict[str, list[Any]]
+
+
+def device_of(lab: Lab) -> torch.device:
+    """Return the GPU at full scale, if there is one; small scales are faster on the CPU.
+
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> device_of(Lab(Archive("runs"))).type
+    'cpu'
+    """
+    return torch.device("cuda" if lab.scale == "full" and torch.cuda.is_available() else "cpu")
+
+
+def dtype_of(lab: Lab) -> torch.dtype:
+    """Return float64, and float32 at full scale.
+
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> dtype_of(Lab(Archive("runs"))), dtype_of(Lab(Archive("runs"), "full"))
+    (torch.float64, torch.float32)
+    """
+    return torch.float32 if lab.scale == "full" else torch.float64
+
+
+def split_of(lab: Lab, source: Source) -> Split:
+    """Return the data on the device of the scale."""
+    return loaded(source, None if lab.data is None else Path(lab.data)).to(device_of(lab))
+
+
+def kept(lab: Lab, study: str, setting: Any, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the result of `measure` for a setting, measured once per archive.
+
+    Args:
+        lab: the laboratory; one that is to show what is known measures nothing.
+        study: whose it is.
+        setting: a dataclass with all that the outcome depends on.
+        measure: the measurement; what is not finite is kept as None.
+
+    >>> import tempfile
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> from gyroscope_lab.training.schedule import Schedule
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     lab = Lab(Archive(folder))
+    ...     _ = kept(lab, "example", Schedule(), lambda: {"loss": [0.5]})
+    ...     kept(lab, "example", Schedule(), lambda: {"loss": [0.25]})
+    {'loss': [0.5]}
+    """
+    # A schedule's `drawn` is younger than kept measurements: left out where it is 0, it changes no fingerprint.
+    fields = asdict(setting, dict_factory=lambda pairs: dict(pair for pair in pairs if pair != ("drawn", 0)))
+    told = json.loads(json.dumps(fields))
+    text = json.dumps([study, str(dtype_of(lab)), told], sort_keys=True)
+    path = lab.archive.root / "dynamics" / study / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    if path.exists():
+        try:
+            content = json.loads(path.read_text())
+            return dict(content["found"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LabError(f"{path} cannot be read ({error}); delete it to measure again") from error
+    if lab.known:
+        raise LabError(f"a training of {study} is not in {path}; leave --known out to train it")
+    with one_thread(device_of(lab)):
+        found = clean(measure())
+    write_whole(path, json.dumps({"setting": told, "found": found}, allow_nan=False) + "\n")
+    return dict(found)
+
+
+@contextmanager
+def one_thread(device: torch.device) -> Iterator[None]:
+    """Compute on one thread of a CPU, as every training of the laboratory does."""
+    threads = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def training_of(
+    lab: Lab, task: Task, recipe: Recipe, *, seed: int, network: nn.Module | None = None, moved: float = 0.0
+) -> Training:
+    """Return a training of the laboratory that keeps no run, on the device and in the precision of the scale.
+
+    Hooks of its optimizer (`register_step_pre_hook`, `register_step_post_hook`) see every step.
+
+    Args:
+        lab: the laboratory.
+        task: data, a network and a schedule.
+        recipe: the optimizer.
+        seed: of the weights and of the order of the examples.
+        network: the network to train, in place of the task's own.
+        moved: added to every input.
+    """
+    split = split_of(lab, task.source).converted(dtype_of(lab), moved=moved)
+    model = task.network(seed) if network is None else network
+    return Training(Trial(task, recipe, seed), split, device=device_of(lab), network=model.to(dtype_of(lab)))
+
+
+def followed(training: Training, look: Callable[[], dict[str, Any]] = dict) -> Numbers:
+    """Train to the end, and return the loss of every epoch and what was seen between epochs.
+
+    Args:
+        training: as `training_of` gives it.
+        look: called before the first and after every epoch.
+
+    Returns:
+        "loss", the mean over the batches of each epoch, up to the first that is not finite; and what `look` returned,
+        one entry more.
+
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> from gyroscope_lab.training.schedule import Schedule
+    >>> task = Task("digits", Source("digits"), "mlp-2x8", (("inputs", 64),), Schedule(epochs=3))
+    >>> training = training_of(Lab(Archive("runs")), task, Recipe("SGD", 0.1), seed=0)
+    >>> found = followed(training, lambda: {"one": 1})
+    >>> len(found["loss"]), found["one"], found["loss"][2] < found["loss"][0]
+    (3, [1, 1, 1, 1], True)
+    """
+    seen = [look()]
+
+    def on_epoch(training: Training) -> None:
+        if training.ended is None:
+            seen.append(look())
+
+    for _ in training.proceed(on_epoch):
+        pass
+    return {"loss": training.loss, **{name: [one[name] for one in seen] for name in seen[0]}}
+
+
+def _kfac(recipe: Recipe, model: nn.Module) -> Optimizer:
+    return KFAC(_sgd(recipe, model), model, F.cross_entropy, **dict(recipe.options))
+
+
+def _quasi_diagonal(recipe: Recipe, model: nn.Module) -> Optimizer:
+    return QuasiDiagonal(_sgd(recipe, model), model)
+
+
+def _sgd(recipe: Recipe, model: nn.Module) -> Optimizer:
+    return SGD(model.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay)
+
+
+# SGD on preconditioned gradients. Weight decay is next to them, not preconditioned, as in equation 22.
+register("kfac", _kfac)
+register("quasi-diagonal", _quasi_diagonal)
+
+
+def until(losses: list[float | None], bound: float) -> int | None:
+    """The number of the first epoch, from 1, whose loss is at most `bound`; None if there is none.
+
+    >>> until([2.0, 0.5, 0.4], 0.5), until([2.0, None], 0.5)
+    (2, None)
+    """
+    return next((i for i, loss in enumerate(losses, 1) if loss is not None and loss <= bound), None)
+
+
+class LossCurve:
+    """Numbers of a loss curve by epoch; subclasses are dataclasses with `loss` and `bound`."""
+
+    loss: npt.NDArray[np.float64]
+    bound: float
+
+    @property
+    def area(self) -> float:
+        """The mean loss over training: low where it falls early and far."""
+        return float(self.loss.mean())
+
+    @property
+    def epochs(self) -> int | None:
+        """Epochs until it is learned."""
+        return until(self.loss.tolist(), self.bound)
+
+
+def mean_curve(curves: list[list[float | None]], length: int) -> npt.NDArray[np.float64]:
+    """The mean over seeds, epoch by epoch; inf from where one of them diverged.
+
+    >>> mean_curve([[1.0, 2.0], [3.0, None]], 3).tolist()
+    [2.0, inf, inf]
+    """
+    rows = [[np.inf if one is None else one for one in curve] + [np.inf] * (length - len(curve)) for curve in curves]
+    return np.asarray(np.mean(rows, axis=0))
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A mean difference, and its standard error over seeds; None of one seed.
+
+    >>> Gain(1.0, 0.25).told, Gain(1.0, 0.25).above, Gain(-1.0, 0.25).above, Gain(0.4, 0.25).above
+    ('+1.00 ± 0.25', True, False, None)
+    """
+
+    mean: float
+    error: float | None
+
+    @property
+    def told(self) -> str:
+        """The difference as text."""
+        return f"{self.mean:+.2f}" + ("" if self.error is None else f" ± {self.error:.2f}")
+
+    @property
+    def above(self) -> bool | None:
+        """True if it is above zero; None within two standard errors, and for one seed."""
+        if self.error is None or abs(self.mean) <= 2 * self.error:
+            return None
+        return self.mean > 0
+
+    @property
+    def none(self) -> bool | None:
+        """True if it is zero within two standard errors; None for one seed."""
+        return None if self.error is None else abs(self.mean) <= 2 * self.error
+
+
+def gain(these: Sequence[float], those: Sequence[float]) -> Gain:
+    """By how much these are above those, seed by seed.
+
+    >>> gain([2.0, 4.0], [1.0, 1.0])
+    Gain(mean=2.0, error=1.0)
+    """
+    differences = np.array(these) - np.array(those)
+    error = float(differences.std(ddof=1) / sqrt(len(differences))) if len(differences) > 1 else None
+    return Gain(float(differences.mean()), error)
+
+
+def reproduced(whole: Gain, part: Gain, *, share: float) -> bool | None:
+    """Return whether another cause gives at least a share of a gain; None where either may be chance.
+
+    >>> reproduced(Gain(1.0, 0.1), Gain(0.9, 0.1), share=0.5), reproduced(Gain(1.0, 0.1), Gain(0.1, 0.1), share=0.5)
+    (True, False)
+    >>> reproduced(Gain(1.0, 0.1), Gain(0.9, 0.5), share=0.5) is None
+    True
+    """
+    if not whole.above or part.error is None:
+        return None
+    if part.above and part.mean >= share * whole.mean:
+        return True
+    return False if part.mean + 2 * part.error < share * whole.mean else None
