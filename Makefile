@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 QUICK  := \
     $(addprefix tests/, test_accepted.py test_layering.py test_whole_file.py \
         $(addprefix cli/test_, cli.py cli_explain.py) \
-        $(addprefix conditioning/test_, products.py spectra.py) \
+        $(addprefix conditioning/test_, product_spectra.py spectra.py) \
         $(addprefix control/test_, law_granularity.py rates_claims.py) preconditioners/test_renormalize.py \
         $(addprefix diagnose/test_, explain.py rank_correlation.py) \
         $(addprefix figures/test_, run_data.py rotation_curves.py) \

@@ -170,6 +170,6 @@ def test_short_rows_of_many_layers_are_read_in_pieces(tmp_path, monkeypatch):
         w.put(Rows(0, np.arange(50), {"rotation": np.zeros((50, 100), np.float32)}))
     monkeypatch.setattr(query, "_MOST", 1000)
     with load(tmp_path / "run") as run:
-        with pytest.raises(StoreError, match=r"50 steps of 100 layers were asked .* Read fewer steps"):
+        with pytest.raises(StoreError, match=r"At most 1000 values .* got 50 steps of 100 layers. Read fewer"):
             run.series("rotation")
         assert run.series("rotation", steps=run.steps[-10:]).shape == (10, 100)

@@ -34,11 +34,25 @@ def test_the_readme_has_examples():
     assert examples(ROOT / "README.md")
 
 
-def test_the_architecture_names_every_file_of_the_inner_subpackages():
+def test_the_architecture_names_every_subpackage():
     page = (ROOT / "docs" / "architecture.md").read_text()
-    parts = ("base", "store", "vectors", "layers", "passes", "theory", "diagnose", "control", "conditioning", "monitor")
-    files = [f.name for part in parts for f in (ROOT / "src/gyroscope" / part).rglob("*.py")]
-    assert [name for name in files if name != "__init__.py" and name not in page] == []
+    homes = (ROOT / "src/gyroscope", ROOT / "lab/src/gyroscope_lab")
+    parts = [file.parent.name for home in homes for file in home.glob("*/__init__.py")]
+    assert [part for part in parts if f"| `{part}/` |" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("section", "row", "count"), [("A controlled step", 0, "Eight"), ("A measured step", 2, "Thirteen")]
+)
+def test_the_walks_of_the_architecture_are_those_that_are_counted(section, row, count):
+    counted = subprocess.run(
+        [sys.executable, ROOT / "tools" / "hops"], capture_output=True, text=True, check=True
+    ).stdout
+    files = re.findall(r"(\w+\.py)", counted.splitlines()[2 + row])
+    text = (ROOT / "docs" / "architecture.md").read_text().partition(f"## {section}")[2].partition("\n## ")[0]
+    assert [file for file in files if file not in text] == []
+    assert {"Eight": 8, "Thirteen": 13}[count] == len(files)
+    assert count in text
 
 
 def test_the_architecture_names_no_file_that_is_gone():

@@ -1,4 +1,4 @@
-"""What can go wrong in the laboratory."""
+"""The exceptions of the laboratory."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from gyroscope.errors import GyroscopeError
 
 
 class LabError(GyroscopeError, ValueError):
-    """A name, an option, a folder or a file that was given cannot be used.
+    """A name, option, folder or file that cannot be used.
 
     >>> from gyroscope_lab import models
     >>> models.make("digit-cnn", seed=0)
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: no model is called 'digit-cnn'; there are: digits-cnn, mlp-{depth}x{width}, ...
+    gyroscope_lab.errors.LabError: The model must be one of digits-cnn, ..., got 'digit-cnn'.
     """
 
 

@@ -189,9 +189,9 @@ def test_warm_up_and_cuts_are_the_rates_that_layers_turn_at(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"follows": True}, "the trial has follows=True, and"),
-        ({"conditions": 2}, "the trial has conditions=2, and"),
-        ({"keeps": True, "follows": True}, "the trial has keeps=True and follows=True, and"),
+        ({"follows": True}, "The trial has follows=True,"),
+        ({"conditions": 2}, "The trial has conditions=2,"),
+        ({"keeps": True, "follows": True}, "The trial has keeps=True and follows=True,"),
     ],
     ids=["follows", "conditions", "both"],
 )
@@ -445,5 +445,5 @@ def test_a_network_of_ones_own_is_trained_in_its_precision_and_keeps_no_run(tmp_
     assert {weight.dtype for weight in training.model.parameters()} == {torch.float64}
     assert training.loss == pytest.approx(train(trial, split).loss, rel=1e-4)
     assert training.loss != train(trial, split).loss
-    with pytest.raises(LabError, match="has no folder"):
+    with pytest.raises(LabError, match="`folder` must be None with a `network`"):
         Training(trial, split, folder=tmp_path, network=digits.network(0))
