@@ -120,6 +120,7 @@ def train(folder: Path, model: nn.Module, make: Callable[[nn.Module], Optimizer]
                 optimizer.step()
                 monitor.log(loss=loss)
             scheduler.step()
+            model.eval()
             with torch.no_grad():
                 guesses = model(split.x_test).argmax(1)
             monitor.log(test_accuracy=(guesses == split.y_test).double().mean())
