@@ -451,7 +451,7 @@ def test_a_graph_without_a_step_before_it_is_refused_and_a_second_one_right_afte
 
 
 def test_tables_are_found_again_by_address_and_kept_where_a_graph_has_them(capturing):
-    addresses = Addresses(2, torch.device("cpu"))
+    addresses = Addresses(torch.device("cpu"))
     first = addresses.table([3, 5])
     assert first.tolist() == [3, 5]
     assert addresses.table([3, 6]).tolist() == [3, 6]

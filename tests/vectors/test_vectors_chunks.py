@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gyroscope.vectors import launch
 from gyroscope.vectors.launch import CHUNK, cut, is_aligned, schedule, to_device
 
 properties = settings(database=None, deadline=None, max_examples=200)
@@ -71,3 +72,20 @@ def test_a_table_on_the_device_is_a_copy() -> None:
 )
 def test_pointers_are_aligned_where_all_are_multiples_of_16(pointers: list[int], expected: bool) -> None:
     assert is_aligned(np.array(pointers, dtype=np.int64)) is expected
+
+
+def test_a_table_that_a_graph_has_captured_is_found_again_however_many_others_were_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: launch.Kept[object] = launch.Kept(2)
+    first = object()
+    kept.keep("a", first)
+    monkeypatch.setattr(launch, "is_capturing", lambda: True)
+    assert kept.find("a") is first
+    assert kept.find("b") is None
+    monkeypatch.setattr(launch, "is_capturing", lambda: False)
+    for key in "bcd":
+        kept.keep(key, object())
+    assert kept.find("b") is None
+    assert kept.find("a") is first
+    assert len(kept) == 2

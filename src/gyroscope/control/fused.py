@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
@@ -24,7 +23,7 @@ from gyroscope.control.steering import TANGENT_FLOOR, Law, Ledger
 from gyroscope.errors import ControlError
 from gyroscope.vectors.launch import (
     CHUNK,
-    Spare,
+    Addresses,
     cut,
     in_two,
     is_aligned,
@@ -392,7 +391,7 @@ class Launch:
         self.done, self.ready, self.left = flags.unbind()
         self.partial = torch.empty(len(segment), 3, dtype=torch.float64, device=device)
         self.a, self.b = torch.empty(2, self.n_segments, dtype=torch.float64, device=device).unbind()
-        self._spare = Spare(device)
+        self._addresses = Addresses(device)
         self._captured: list[Tensor] = []
         self.point(lists)
         self._uploaded: tuple[Any, Tensor] | None = None
@@ -407,25 +406,13 @@ class Launch:
                 for one in lists
             ]
         )
-        self.aligned = is_aligned(pointers)
-        if is_capturing():
-            self.pointers = self._captured_copy(pointers)
-            return
-        self.pointers = to_device(pointers, self.device)
-        self._provide()
-
-    def _provide(self) -> None:
-        if self.device.type == "cuda":
-            self._spare.provide(self.pointers.shape)
-
-    def _captured_copy(self, pointers: npt.NDArray[np.int64]) -> Tensor:
-        copy = self._spare.copied(pointers)
-        if copy is None:
+        table = self._addresses.table(pointers)
+        if table is None:
             raise ControlError(
                 "A CUDA graph captures a step of layers that have not been stepped since the last capture. Take one "
                 "step outside a graph first."
             )
-        return copy
+        self.pointers, self.aligned = table, is_aligned(pointers)
 
     def __call__(
         self, rule: str, hyper: Hyper, lr: float | Tensor, ledger: Ledger, law: Law, *, zero: bool = False
@@ -435,7 +422,7 @@ class Launch:
             _captured.add(self)
             self._captured.append(self.pointers)  # the addresses may be updated later, outside the graph
         else:
-            self._provide()  # a graph may have taken it, and `point` is not called where addresses are the same
+            self._addresses.provide()
         if isinstance(lr, Tensor) and lr.device.type == "cpu" != self.device.type:
             lr = lr.item()  # known on the host, and out of reach for a kernel
         key = (rule, hyper.nesterov, hyper.maximize, hyper.decoupled, law, zero, id(ledger), self.aligned)

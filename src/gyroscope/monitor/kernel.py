@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gyroscope.monitor.quantities import COLUMNS
-from gyroscope.vectors.launch import CHUNK, cut, is_aligned, on, relauncher, to_device
+from gyroscope.vectors.launch import CHUNK, Addresses, cut, is_aligned, on, relauncher, stream_of, to_device
 from gyroscope.vectors.layout import like
 from gyroscope.vectors.triton import TYPES, pointer, rounded, total
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _COLUMNS = len(COLUMNS)
 _BLOCK = 512
 _WARPS = 4
-_POINTERS_KEPT = 8
 
 
 @triton.jit
@@ -129,14 +128,14 @@ class Kernel:
         self._items = to_device(items, device)
         self._first = to_device(first, device)
         self._chunks = len(items)
-        self._pointers: dict[tuple[int, bytes], tuple[Tensor, bool]] = {}
+        self._addresses = Addresses(device)
         self._done: dict[int, Tensor] = {}
         self._compiled: dict[Any, Any] = {}
         self.kept: Tensor | None = None  # buffers go back to the allocator
 
     def copy(self, weights: Sequence[Tensor], *, lasting: bool = False) -> Tensor:
         """Copy the weights to a new flat buffer; unused buffers go back to the allocator."""
-        pointers, aligned, _ = self._point([weights])
+        pointers, aligned = self._point([weights])
         target = torch.empty(self.layout.total, dtype=weights[0].dtype, device=self.device)
         kind = TYPES[weights[0].dtype]
         self._launch(_copy_kernel, [self._items, pointers, target], [kind, kind, aligned, 1024])
@@ -150,7 +149,8 @@ class Kernel:
             gradients = [g.float() for g in gradients]
         if list(map(Tensor.stride, gradients)) != list(map(Tensor.stride, weights)):
             gradients = [like(g, w) for g, w in zip(gradients, weights, strict=True)]
-        pointers, aligned, stream = self._point([weights, gradients])
+        pointers, aligned = self._point([weights, gradients])
+        stream = stream_of(self.device)  # two streams must not count in the same place
         layers = len(self.layout.sizes)
         if stream not in self._done:
             self._done[stream] = torch.zeros(layers, dtype=torch.int64, device=self.device)
@@ -187,17 +187,9 @@ class Kernel:
         if key is not None and (again := relauncher(compiled, self._chunks)) is not None:
             self._compiled[key] = again
 
-    def _point(self, lists: Sequence[Sequence[Tensor]]) -> tuple[Tensor, bool, int]:
-        """Return the addresses of the tensors, on the device; the last few tables are kept, because gradients move."""
+    def _point(self, lists: Sequence[Sequence[Tensor]]) -> tuple[Tensor, bool]:
+        """Return the addresses of the tensors, on the device, and whether all allow 16-byte loads."""
         addresses = np.array([list(map(Tensor.data_ptr, one)) for one in lists], dtype=np.int64)
-        # What one stream is still uploading another must not read, nor may two count in the same place.
-        device = lists[0][0].device
-        stream = torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
-        key = (stream, addresses.tobytes())
-        known = self._pointers.pop(key, None)
-        if known is None:
-            known = to_device(addresses, self.device), is_aligned(addresses)
-            while len(self._pointers) >= _POINTERS_KEPT:
-                self._pointers.pop(next(iter(self._pointers)))
-        self._pointers[key] = known
-        return *known, stream
+        table = self._addresses.table(addresses)
+        assert table is not None  # no measurement is captured
+        return table, is_aligned(addresses)

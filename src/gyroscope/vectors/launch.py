@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -147,52 +147,92 @@ def relauncher(compiled: Any, programs: int) -> Callable[..., None] | None:
     return launch
 
 
-_TABLES_KEPT = 16
+def stream_of(device: torch.device) -> int:
+    """Return the current stream of a device; 0 on the CPU.
+
+    It is part of every key below: a stream must not read a table that another is still uploading.
+    """
+    if device.type != "cuda":
+        return 0
+    return torch._C._cuda_getCurrentRawStream(torch.cuda.current_device() if device.index is None else device.index)
+
+
+_Table = TypeVar("_Table")
+
+
+class Kept(Generic[_Table]):
+    """The last used of what was uploaded for launches, by key.
+
+    A CUDA graph holds the addresses of what it reads, nothing else. So what a graph has captured is kept for good, and
+    found again under the same key: another in its place would free it.
+
+    >>> kept = Kept(2)
+    >>> for key in "abc":
+    ...     kept.keep(key, key.upper())
+    >>> kept.find("a"), kept.find("c")
+    (None, 'C')
+    """
+
+    def __init__(self, most: int = 16) -> None:
+        self.most = most
+        self._known: dict[Any, _Table] = {}
+        self._captured: dict[Any, _Table] = {}
+
+    def find(self, key: Any) -> _Table | None:
+        """Return what was kept under a key, and keep it longer: for good where a graph is being captured."""
+        known = self._captured.get(key)
+        if known is None and (known := self._known.pop(key, None)) is not None:
+            self._known[key] = known  # the last used is the last to go
+            if is_capturing():
+                self._captured[key] = known
+        return known
+
+    def keep(self, key: Any, table: _Table) -> None:
+        """Keep a table until so many others were used."""
+        while len(self._known) >= self.most:
+            self._known.pop(next(iter(self._known)))
+        self._known[key] = table
+
+    def __len__(self) -> int:
+        return len(self._known)
 
 
 class Addresses:
     """Tables of the addresses of some tensors, on their device.
 
     Args:
-        count: the number of tensors.
         device: the device of the tensors.
 
     >>> x = torch.zeros(3)
-    >>> addresses = Addresses(1, x.device)
+    >>> addresses = Addresses(x.device)
     >>> table = addresses.table([x.data_ptr()])
     >>> bool(table == x.data_ptr()), addresses.table([x.data_ptr()]) is table
     (True, True)
     """
 
-    def __init__(self, count: int, device: torch.device) -> None:
-        self.count, self.device = count, device
-        self._known: dict[tuple[int, ...], Tensor] = {}
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.kept: Kept[Tensor] = Kept()
         self._spare = Spare(device)
-        self._captured: list[Tensor] = []  # a graph holds addresses only, so captured tables are kept
+        self._shape: tuple[int, ...] = ()
 
-    def table(self, addresses: list[int]) -> Tensor | None:
+    def table(self, addresses: npt.ArrayLike) -> Tensor | None:
         """Return the table, or None where a CUDA graph is captured and no memory was provided for it."""
-        cuda = self.device.type == "cuda"
-        # A stream must not read a table that another stream is still uploading.
-        stream = torch._C._cuda_getCurrentRawStream(self.device.index) if cuda else 0
-        key = (stream, *addresses)
-        known = self._known.pop(key, None)
+        array = np.asarray(addresses, dtype=np.int64)
+        key = (stream_of(self.device), array.tobytes())
+        known = self.kept.find(key)
         if is_capturing():
-            return self._in_a_graph(addresses, known, key)
+            return self._spare.copied(array) if known is None else known
         if known is None:
-            known = to_device(np.array(addresses, dtype=np.int64), self.device)
-            while len(self._known) >= _TABLES_KEPT:
-                self._known.pop(next(iter(self._known)))
-        self._known[key] = known  # the last used is the last to go
-        self._spare.provide((self.count,))
+            known = to_device(array, self.device)
+            self.kept.keep(key, known)
+        self._shape = array.shape
+        self.provide()
         return known
 
-    def _in_a_graph(self, addresses: list[int], known: Tensor | None, key: tuple[int, ...]) -> Tensor | None:
-        if known is not None:
-            self._known[key] = known
-            self._captured.append(known)
-            return known
-        return self._spare.copied(addresses)
+    def provide(self) -> None:
+        """Have memory ready for the next graph, outside of graphs: the last one may have taken it."""
+        self._spare.provide(self._shape)
 
 
 class Launcher:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +18,10 @@ from torch import Tensor
 from gyroscope.base.transfer import is_capturing
 from gyroscope.errors import VectorError
 from gyroscope.vectors import eager
-from gyroscope.vectors.launch import CHUNK, Ints, cut, is_aligned, on, rows_of, to_device
+from gyroscope.vectors.launch import CHUNK, Ints, Kept, cut, is_aligned, on, rows_of, stream_of, to_device
 from gyroscope.vectors.layout import aligned, is_dense, like, splits_in_memory
 
 _MOST_LISTS = 4  # inner products among more lists take several passes
-_TABLES_KEPT = 16
 
 TYPES = {
     torch.float32: tl.float32,
@@ -219,8 +217,7 @@ class _Table:
     aligned: bool
 
 
-_tables: dict[Any, _Table] = {}
-_captured: dict[Any, _Table] = {}  # a graph holds addresses only, so the tables it has captured are kept for good
+_tables: Kept[_Table] = Kept()
 
 
 def _table(lists: Sequence[Sequence[Tensor]], segments: Sequence[int], device: torch.device) -> _Table:
@@ -229,22 +226,16 @@ def _table(lists: Sequence[Sequence[Tensor]], segments: Sequence[int], device: t
     rows = np.array(segments, dtype=np.int64)
     length = np.fromiter(map(Tensor.numel, lists[0]), np.int64, len(rows)) // rows
     sizes = tuple(one[0].element_size() for one in lists)
-    # Two streams must not count in the same `done`, nor one read what another is still uploading.
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    key = (device, stream, sizes, base.tobytes(), rows.tobytes(), length.tobytes())
-    # A graph that was captured earlier reads its table at every replay, so another must not take its place.
-    known = _captured.get(key) or _tables.pop(key, None)
-    if known is not None:
-        _tables[key] = known  # the last used is the last to go
-    if is_capturing():
-        if known is None:
-            raise VectorError(
-                "A CUDA graph captures `dots` or `combine_` of tensors that they have not seen on this stream. Call "
-                "them once outside the graph first."
-            )
-        _captured[key] = known
+    # Two streams must not count in the same `done`.
+    key = (device, stream_of(device), sizes, base.tobytes(), rows.tobytes(), length.tobytes())
+    known = _tables.find(key)
     if known is not None:
         return known
+    if is_capturing():
+        raise VectorError(
+            "A CUDA graph captures `dots` or `combine_` of tensors they have not seen on this stream. Call them once "
+            "outside the graph first."
+        )
     lengths = np.repeat(length, rows)
     within = np.arange(lengths.size) - np.repeat(np.cumsum(rows) - rows, rows)
     pointers: Ints = np.stack(
@@ -262,9 +253,7 @@ def _table(lists: Sequence[Sequence[Tensor]], segments: Sequence[int], device: t
         segments=int(lengths.size),
         aligned=is_aligned(pointers),
     )
-    while len(_tables) >= _TABLES_KEPT:
-        _tables.pop(next(iter(_tables)))
-    _tables[key] = table
+    _tables.keep(key, table)
     return table
 
 

@@ -168,7 +168,7 @@ class DirectionLaunch:
             records[i, 6:10] = bias if place.biased else -1, offsets[i], offsets[bias] if place.biased else 0, unit
             start, unit, bias = start + n, unit + rows, bias + place.biased
         averages, slopes = held.activations.value, held.slopes
-        self._addresses = Addresses(len(gradients), device)
+        self._addresses = Addresses(device)
         self._launcher = Launcher(directions_kernel, len(owners), device)
         self._before = [to_device(owners, device), to_device(records, device)]
         self._between = [averages, averages if slopes is None else slopes.value, self._out, averages.shape[1]]

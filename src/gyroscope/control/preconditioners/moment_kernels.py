@@ -284,7 +284,7 @@ class Plan:
         self.dtype = torch.float64 if any(x.dtype == torch.float64 for x in xs) else torch.float32
         sizes = np.array([one.parts * one.width for one in matrices])
         self.columns, self.offsets = int(sizes.sum()), (np.cumsum(sizes) - sizes).tolist()
-        self.addresses = Addresses(len(xs), device)
+        self.addresses = Addresses(device)
         self.measures = [self._measure([x.dtype for x in xs], kind, device) for kind in {x.dtype: None for x in xs}]
         self.gather, self._gathered = self._gather(places, starts, spreads)
 
