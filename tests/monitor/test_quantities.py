@@ -94,16 +94,16 @@ def test_angle_refuses_neither_zero_nor_opposite_vectors():
 
 
 def test_a_quantity_is_registered_recorded_read_back_and_forgotten(tmp_path):
-    @quantity("radial_share", "1", "share of the update that changes the norm")
-    def radial_share(d):
+    @quantity("my_share", "1", "share of the update that changes the norm")
+    def my_share(d):
         return d.wu**2 / (d.ww * d.uu)
 
-    assert known()["radial_share"].meaning == "share of the update that changes the norm"
-    assert find(["radial_share"])[0].needs == {"wu", "ww", "uu"}
-    assert "radial_share" not in [one.info.name for one in find()]
+    assert known()["my_share"].meaning == "share of the update that changes the norm"
+    assert find(["my_share"])[0].needs == {"wu", "ww", "uu"}
+    assert "my_share" not in [one.info.name for one in find()]
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with gyroscope.watch(model, optimizer, tmp_path / "run", quantities=["radial_share", "weight_norm"]) as monitor:
+    with gyroscope.watch(model, optimizer, tmp_path / "run", quantities=["my_share", "weight_norm"]) as monitor:
         before = [p.detach().double().clone() for p in model.parameters() if p.dim() > 1]
         train(model, optimizer, inputs(1))
     expected = []
@@ -111,14 +111,14 @@ def test_a_quantity_is_registered_recorded_read_back_and_forgotten(tmp_path):
         w = p.detach().double()
         expected.append(float(((w * (w - b)).sum() / (w.norm() * (w - b).norm())) ** 2))
     with gyroscope.load(monitor.path) as run:
-        weight_side = set(run.quantities) & {*DEFAULT, "radial_share"}
-        assert weight_side == {"radial_share", "weight_norm"}
-        assert run.quantities["radial_share"].unit == "1"
-        np.testing.assert_allclose(run.series("radial_share")[1], expected, rtol=1e-5)
-    forget("radial_share")
-    assert "radial_share" not in known()
-    with pytest.raises(MonitorError, match=r"`name` must be one of .*, got 'radial_share'"):
-        forget("radial_share")
+        weight_side = set(run.quantities) & {*DEFAULT, "my_share"}
+        assert weight_side == {"my_share", "weight_norm"}
+        assert run.quantities["my_share"].unit == "1"
+        np.testing.assert_allclose(run.series("my_share")[1], expected, rtol=1e-5)
+    forget("my_share")
+    assert "my_share" not in known()
+    with pytest.raises(MonitorError, match=r"`name` must be one of .*, got 'my_share'"):
+        forget("my_share")
 
 
 @pytest.mark.parametrize("name", [[], 5, None])

@@ -22,6 +22,7 @@ import two_ranks
 from gyroscope import Layca, Run
 from gyroscope.errors import MonitorError, StoreError
 from gyroscope.monitor import clock
+from oracles.monitor import COSINES
 
 Claim = Callable[[Path], None]
 # The activations of a sharded model are not looked at; those of others on their half of a batch are other numbers.
@@ -102,7 +103,7 @@ def assert_same_numbers(run: Run, whole: Run, *, resumed: int | None = None) -> 
         if resumed is not None and (name == "alignment" or name.startswith("moment")):
             one, other = (np.delete(x, resumed, axis=0) for x in (one, other))
         # Norms and angles are compared relative to the largest: gradients that vanish are rounding noise.
-        size = max(np.nanmax(abs(other), initial=0.0), 1.0 if name in ("rotation", "alignment", "invariance") else 0.0)
+        size = max(np.nanmax(abs(other), initial=0.0), 1.0 if name in COSINES else 0.0)
         # Adam turns rounding noise in the gradients of a sharded run, which add up in another order, into weights.
         np.testing.assert_allclose(one, other, rtol=0, atol=CLOSE * size * 10, err_msg=name)
 
@@ -214,7 +215,7 @@ def shards_of_the_same_weights_have_the_same_numbers_to_one_in_a_million(folder:
     whole, run = runs
     assert run.steps.tolist() == whole.steps.tolist() == list(range(7))
     for name in whole.quantities:
-        cosine = name in ("rotation", "alignment", "invariance")
+        cosine = name in COSINES
         np.testing.assert_allclose(
             run.series(name), whole.series(name), rtol=CLOSE, atol=CLOSE if cosine else 0, err_msg=name
         )

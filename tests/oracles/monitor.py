@@ -14,6 +14,8 @@ WEIGHT_SIDE = (
     "rotation", "rate", "rate_per_step", "weight_norm", "gradient_norm", "update_norm", "update_ratio", "effective_lr",
     "effective_lr_measured", "alignment", "invariance", "lr", "weight_decay",
 )  # fmt: skip
+# Quantities that cancellation may bring near 0: they are compared with an absolute error.
+COSINES = ("rotation", "alignment", "invariance")
 
 
 class Copies:

@@ -164,12 +164,12 @@ def quantity(name: str, unit: str, meaning: str) -> Callable[[Function], Functio
         meaning: its meaning in one line.
 
     Example:
-        >>> @quantity("radial_share", "1", "share of the update that changes the norm")
-        ... def radial_share(d):
+        >>> @quantity("my_share", "1", "share of the update that changes the norm")
+        ... def my_share(d):
         ...     return d.wu**2 / (d.ww * d.uu)
-        >>> sorted(find(["radial_share"])[0].needs)
+        >>> sorted(find(["my_share"])[0].needs)
         ['uu', 'wu', 'ww']
-        >>> forget("radial_share")
+        >>> forget("my_share")
     """
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name):
         raise MonitorError(f"`name` must be letters, digits and underscores, got {name!r:.80}. Try 'my_ratio'.")
