@@ -94,7 +94,7 @@ def test_rates_to_copy_are_those_of_the_trial_that_is_copied(tmp_path):
 
 
 def test_rates_of_what_was_not_run_are_said_to_be_missing(tmp_path):
-    with pytest.raises(LabError, match=r"copy copies the rates of RMSprop, which is not in .*; run that one first"):
+    with pytest.raises(LabError, match=r"copy copies the rates of RMSprop, which is not in .*; run that trial first"):
         run_one(COPY, Archive(tmp_path))
 
 
