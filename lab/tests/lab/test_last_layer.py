@@ -54,7 +54,7 @@ def test_a_row_is_what_per_example_gradients_say(count):
 
 def test_texts_are_refused_which_have_a_label_for_each_character():
     text = replace(DEEP, source=Source("shakespeare"), model="gpt-small", options=())
-    with pytest.raises(LabError, match="`follows` must be False for digits-deep: its texts have one label per character"):
+    with pytest.raises(LabError, match="must be False for digits-deep: its texts have one label per character"):
         replace(TRIAL, task=text)
 
 

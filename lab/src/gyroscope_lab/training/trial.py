@@ -72,9 +72,7 @@ class Trial:
                 raise LabError(f"`{name}` must be True or False, got {getattr(self, name)!r}.")
         if self.follows and self.task.source.is_text:
             said = f"`follows` must be False for {self.task.name}"
-            raise LabError(
-                f"{said}: its texts have one label per character, not one per example."
-            )
+            raise LabError(f"{said}: its texts have one label per character, not one per example.")
         try:
             json.dumps(asdict(self), allow_nan=False)
         except (TypeError, ValueError) as error:
