@@ -1,4 +1,4 @@
-"""The last layer, followed step by step, against what autograd and eigenvalue solvers say of the same batches."""
+"""The last layer, followed step by step, against autograd and eigenvalue solvers on the same batches."""
 
 from dataclasses import replace
 
@@ -88,7 +88,7 @@ def test_it_goes_on_from_a_checkpoint(tmp_path):
 
 
 def test_momentum_is_forgotten_at_the_cuts():
-    """Over two epochs with a cut by 1 between them, only a restart changes what the second learns."""
+    """With two epochs and a cut by a factor of 1 between them, only a restart changes the second epoch."""
     schedule = replace(DEEP.schedule, cuts=(0.5,), factor=1.0)
     results = [
         train(Trial(replace(DEEP, schedule=replace(schedule, restarts=restarts)), TRIAL.recipe), SPLIT)
