@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 _GLOROT = (("biases", True), ("init", "glorot_uniform"))
-#: The networks by name: one that is easy for both optimizers, the same with batch normalization, and one whose signals
+#: The networks by name: one that is easy for both optimizers, one with batch normalization, and one whose signals
 #: shrink from layer to layer, which SGD hardly trains.
 NETWORKS: dict[str, tuple[str, tuple[tuple[str, Any], ...]]] = {
     "3 layers": ("mlp-3x64", _GLOROT),

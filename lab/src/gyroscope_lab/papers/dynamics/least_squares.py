@@ -39,7 +39,7 @@ STARTS = tuple((1 + 3.5 * cos(pi * turn / 4), 2 + 3.5 * sin(pi * turn / 4)) for 
 DISTANCES = (1.0, 2.0, 4.0)
 _TITLES = {"gradient": "gradient descent", "natural": "natural gradient", "empirical": "empirical Fisher"}
 _COLORS = {"gradient": "C0", "natural": "C2", "empirical": "C3"}
-# The number of random data sets and of starts; a smoke test uses half of them.
+# The number of random data sets and of starts; a smoke test uses one data set and half of the starts.
 _PLANS = {"smoke": (1, 4), "small": (10, 8), "full": (10, 8)}
 _OFFSETS, _SLOPES = (-4.0, 6.0), (-3.0, 7.0)
 _ARROWS = 7
