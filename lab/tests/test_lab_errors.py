@@ -1,4 +1,4 @@
-"""The laboratory's exceptions, each also the built-in that a user would catch."""
+"""The laboratory's exceptions; each also derives from the built-in that a user would catch."""
 
 import pickle
 

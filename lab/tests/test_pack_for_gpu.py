@@ -43,7 +43,7 @@ pack_for_gpu = loaded("pack_for_gpu")
 
 
 def photographs(many, labels=1, seed=0):
-    """Records with smooth gradients and some noise, as photographs have."""
+    """Records with smooth gradients and some noise, like photographs."""
     random = np.random.default_rng(seed)
     ramp = np.add.outer(np.arange(32), np.arange(32))[None, None] * random.uniform(0, 4, (many, 3, 1, 1))
     pixels = (ramp + random.integers(0, 9, (many, 3, 32, 32))).astype(np.uint8).reshape(many, 3072)
@@ -94,7 +94,7 @@ def started(folder, *given, python=sys.executable, **environment):
 
 @pytest.fixture
 def received(sent, tmp_path):
-    """A copy of what is uploaded: the packs and start.sh, not the manifest."""
+    """A copy of the uploaded files: the packs and start.sh, not the manifest."""
     for path in (sent / "packs").iterdir():
         if path.name != "manifest.json":
             (tmp_path / path.name).write_bytes(path.read_bytes())

@@ -1,4 +1,4 @@
-"""The laboratory uses public names of the library alone: those that a subpackage lists in `__all__`."""
+"""The laboratory uses only public names of the library: those that a subpackage lists in `__all__`."""
 
 import ast
 import tomllib
@@ -11,7 +11,7 @@ SOURCES = Path(__file__).parents[1] / "src"
 
 
 def is_public(module: str, name: str) -> bool:
-    """Whether `from module import name` takes what is listed: by a subpackage, or in a module that it lists."""
+    """Return whether `from module import name` imports a listed name: of a subpackage, or of a module it lists."""
     package, *inside = module.split(".")[1:] or [""]
     if package == "errors":
         return True

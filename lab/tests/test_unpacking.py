@@ -1,4 +1,4 @@
-"""Small files that unpack to gigabytes are refused, before that memory is used."""
+"""Small files that unpack to gigabytes are rejected before they use that memory."""
 
 import base64
 import io
@@ -33,7 +33,7 @@ HUGE, SMALL = 1 << 26, 1 << 23
 
 @contextmanager
 def little_memory():
-    """Of Python and NumPy."""
+    """Limit the memory of Python and NumPy."""
     tracemalloc.start()
     try:
         yield
@@ -64,7 +64,7 @@ def test_a_result_does_not_say_itself_how_much_it_unpacks_to():
 
 
 def columns(path, length=9, **others):
-    """A file such as a trial with `follows=True` leaves; `others` are members in place of arrays."""
+    """A file as a trial with `follows=True` writes it; `others` are members in place of arrays."""
     names = ("loss", "accuracy", "lambda_x", "lambda_g", "lambda_m", "weight_norm", "gradient_norm")
     np.savez_compressed(path, **{name: np.ones(length) for name in names if name not in others})
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as file:
@@ -93,7 +93,7 @@ def test_columns_of_the_last_layer_are_one_number_per_step(tmp_path, content):
 
 
 def compressed(path, value):
-    """What `torch.save` writes, compressed; torch.load takes it."""
+    """A compressed file of `torch.save`; torch.load accepts it."""
     torch.save(value, path)
     with zipfile.ZipFile(path) as file:
         parts = {entry.filename: file.read(entry) for entry in file.infolist()}
@@ -118,7 +118,7 @@ def test_a_compressed_file_of_torch_is_refused_unread(tmp_path):
 
 
 def test_parts_of_a_file_of_torch_that_overlap_are_refused(tmp_path):
-    """Each entry of the directory is given the same bytes."""
+    """Every entry of the directory points to the same bytes."""
     torch.save({f"w{i}": torch.zeros(1 << 12) for i in range(8)}, tmp_path / "a.pt")
     with zipfile.ZipFile(tmp_path / "a.pt") as file:
         entries = file.infolist()

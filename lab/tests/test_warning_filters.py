@@ -1,4 +1,4 @@
-"""Warnings are errors where they are ours, and not where they are raised inside torch, Triton or NumPy."""
+"""Warnings of our own code are errors, and warnings raised inside torch, Triton or NumPy are not."""
 
 import warnings
 

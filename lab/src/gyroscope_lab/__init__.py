@@ -9,5 +9,5 @@ if TYPE_CHECKING:
 
 __all__ = ["data", "models"]
 
-if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistake
+if not TYPE_CHECKING:  # type checkers reject names that are not listed above
     __getattr__ = lazy(__name__, {})

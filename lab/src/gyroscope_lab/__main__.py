@@ -9,7 +9,7 @@ def main() -> None:
     from gyroscope_lab.cli.commands import app
 
     if isinstance(sys.stdout, TextIOWrapper):
-        # Where the system's encoding has no letter ρ, a question mark is better than a traceback.
+        # If the system's encoding lacks the letter ρ, print a question mark instead of raising an error.
         sys.stdout.reconfigure(errors="replace")
     app()
 

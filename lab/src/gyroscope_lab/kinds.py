@@ -1,4 +1,4 @@
-"""Fields of the wrong kind, rejected where they enter."""
+"""Checks of the types of dataclass fields."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from gyroscope_lab.errors import LabError
 
-# How it is declared: what is accepted, and that in words. Not numbers of NumPy: JSON, which keeps trials, has none.
+# By declared type: the accepted types, and their description. NumPy's numbers are not accepted: JSON cannot hold them.
 _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "True or False"),
     int: ((int,), "a whole number (int)"),
@@ -19,10 +19,10 @@ _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
 
 
 def require_kinds(value: object) -> None:
-    """Reject a dataclass with a field of another kind than declared; a list becomes the tuple it stands for.
+    """Reject a dataclass with a field of another type than declared; lists become tuples where declared.
 
-    A text that is compared with a number fails with words that name neither, and a truth value counts as 1. Lists are
-    what JSON gives for tuples, and cannot be hashed.
+    Without this check, comparing a text with a number raises an error that names neither, and True counts as 1. JSON
+    returns lists for tuples, and lists cannot be hashed.
 
     >>> from gyroscope_lab.training.schedule import Schedule
     >>> Schedule(cuts=0.5)
@@ -32,7 +32,7 @@ def require_kinds(value: object) -> None:
     kind: Any = type(value)
     for name, hint in _hints(kind).items():
         given = _settled(getattr(value, name), hint)
-        object.__setattr__(value, name, given)  # of what is frozen, but only now made
+        object.__setattr__(value, name, given)  # the dataclass is frozen, but still being initialized
         if not _fits(given, hint):
             raise LabError(f"`{kind.__name__}.{name}` must be {_in_words(hint)}, got {given!r}.")
 
@@ -44,7 +44,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _settled(value: Any, hint: Any) -> Any:
-    """The same with tuples for lists where tuples are declared."""
+    """Return the value with tuples in place of lists where tuples are declared."""
     hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     declared = next((one for one in hints if get_origin(one) is tuple), None)
     if declared is None or not isinstance(value, list | tuple):

@@ -8,7 +8,7 @@ import threading
 
 
 def end_with_parent() -> None:
-    """In a worker: end when the parent does. One that is killed outright cannot tell its workers to."""
+    """End this worker when its parent ends, even if the parent is killed."""
     threading.Thread(target=_wait_and_end, daemon=True).start()
 
 

@@ -4,7 +4,7 @@ import typer.rich_utils
 
 @pytest.fixture(autouse=True)
 def _a_wide_terminal_without_colours(monkeypatch):
-    """What is printed depends on the environment, where words may be broken and colours stand between them."""
+    """Printed text depends on the environment: a narrow terminal breaks words, and colors add escape codes."""
     monkeypatch.setenv("COLUMNS", "200")
     for name in ("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS"):
         monkeypatch.delenv(name, raising=False)

@@ -1,4 +1,4 @@
-"""Studies in place of those that there are."""
+"""Studies that replace the real ones."""
 
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers import catalogue
@@ -7,7 +7,7 @@ from gyroscope_lab.training.archive import Archive
 
 
 def pretend(monkeypatch, studies):
-    """Let there be these studies alone, by name."""
+    """Replace the studies by these, by name."""
     each, all_of_them = costs(list(studies.values()), Lab(Archive("nowhere")))
     listed = {name: Listed("", one.title, each[name]) for name, one in studies.items()}
     monkeypatch.setattr(catalogue, "studies", lambda: studies)

@@ -160,8 +160,8 @@ def test_a_training_that_fails_is_named_and_the_others_are_finished(here, monkey
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--minutes", "5", "--queue"], 2, "--minutes and --queue do not go together"),
-        (["--minutes", "5", "--collect", "a.tar"], 2, "--minutes and --collect do not go together"),
+        (["--minutes", "5", "--queue"], 2, "--minutes and --queue exclude each other"),
+        (["--minutes", "5", "--collect", "a.tar"], 2, "--minutes and --collect exclude each other"),
         (["one/fig1", "--queue"], 2, "--queue takes no studies, got one/fig1"),
         (["one/fig1", "--archive", "a.tar"], 2, "`--archive` needs `--minutes`."),
         (["--minutes", "0"], 2, "`--minutes` must be a finite number > 0, got 0. Try 30."),

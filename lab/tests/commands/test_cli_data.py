@@ -21,7 +21,7 @@ def run():
 
 @pytest.fixture
 def server(monkeypatch):
-    """A server of two datasets that are all there are: an archive and a file."""
+    """A server with the only two datasets: an archive and a file."""
     script = Script(gives(PACKED))
     with serving(script) as url:
         script.url = url
@@ -204,7 +204,8 @@ def test_a_named_dataset_that_is_not_here_exits_with_one(tmp_path, run, server):
 def test_an_empty_folder_has_nothing_wrong_in_it(tmp_path, run, server):
     result = run("check", "--data", tmp_path)
     assert result.exit_code == 0
-    assert result.stdout == f"There are no datasets in {tmp_path}. Those that can be had: gyroscope data list\n"
+    said = "To list those that can be fetched: gyroscope data list"
+    assert result.stdout == f"There are no datasets in {tmp_path}. {said}\n"
 
 
 @pytest.mark.parametrize("command", ["list", "get", "check"])

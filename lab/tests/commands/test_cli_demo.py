@@ -43,7 +43,7 @@ def no_training(monkeypatch):
 
 @pytest.fixture
 def short(monkeypatch):
-    """One configuration, an epoch long."""
+    """One configuration of one epoch."""
     monkeypatch.setattr(lab, "QUICK_RECIPES", lab.QUICK_RECIPES[:1])
     monkeypatch.setattr(lab, "QUICK_TASK", lab.TASK.lasting(1))
 
@@ -174,7 +174,7 @@ def test_only_what_is_missing_is_trained(tmp_path):
 
 
 def test_jobs_are_worker_processes_whose_results_are_shown(tmp_path, monkeypatch, numbers):
-    """That worker processes give the numbers of one process, also of convolutions, is a claim of test_engine."""
+    """test_engine checks that worker processes give the numbers of one process, also for convolutions."""
     asked = []
 
     def one_by_one(trials, archive, *, jobs, data, on_note, on_done):

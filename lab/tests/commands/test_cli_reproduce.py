@@ -35,7 +35,7 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def figure1(tmp_path_factory):
-    """The first figure, made again in seconds, and what was said."""
+    """The first figure, reproduced in seconds, and the printed output."""
     folder = tmp_path_factory.mktemp("figure1")
     where = ["--out", folder / "results", "--runs", folder / "runs"]
     return run("rotation/fig1", "--scale", "smoke", "--engine", "serial", *where), folder
@@ -218,7 +218,7 @@ def test_data_that_a_study_finds_missing_itself_comes_with_the_command_to_fetch_
 def test_studies_without_the_task_are_left_out_and_named(here):
     result = run("two/fig1", "one/fig1", "--task", "c10-cnn2")
     assert result.exit_code == 0, result.output
-    assert result.stderr == "Left out, for they have no task c10-cnn2: two/fig1\n"
+    assert result.stderr == "Left out, because they have no task c10-cnn2: two/fig1\n"
     alone = run("two/fig1", "--task", "c10-cnn2")
     assert (alone.exit_code, "must name tasks of this study (c10-cnn1, c100-resnet" in alone.stderr) == (2, True)
 
@@ -294,7 +294,7 @@ def test_the_commands_that_messages_name_are_there(command):
 
 
 def test_what_is_known_is_shown_without_training_or_data(tmp_path):
-    """The trainings in results/runs are kept as they came out; what is made of them needs no GPU and no images."""
+    """The trainings in results/runs are kept; studies of them need no GPU and no images."""
     kept = Path(__file__).parents[3] / "results" / "runs"
     arguments = ["reproduce", "rotation/fig1", "rotation/fig7", "--scale", "full", "--task", "c10-cnn1", "--known"]
     places = ["--runs", str(kept), "--out", str(tmp_path), "--data", str(tmp_path / "none")]

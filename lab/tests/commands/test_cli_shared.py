@@ -1,4 +1,4 @@
-"""Folders are tried before they are written to, and a terminal shows that a command loads."""
+"""Folders are tested before they are written to, and a terminal shows that a command loads."""
 
 from io import StringIO
 from pathlib import Path

@@ -85,7 +85,7 @@ def test_the_result_is_printed_and_the_run_is_where_it_says(here):
 
 def test_the_same_command_shows_what_has_ended_and_trains_again_if_asked_to(here):
     first, second = run("digits", "--epochs", "1"), run("digits", "--epochs", "1")
-    assert "This was trained before" in second.stdout
+    assert "The result was already known" in second.stdout
     assert first.stdout.splitlines()[:3] == second.stdout.splitlines()[:3]
     assert second.stderr == ""
     again = run("digits", "--epochs", "1", "--again")
@@ -168,10 +168,10 @@ def test_a_training_that_diverges_says_so_and_fails():
         (["digits", "--rate", "0^-1"], "or 3^-3, got 0^-1."),
         (["digits", "--control", "none", "--alpha", "0.6"], "`alpha` must be 0 without a control, got 0.6"),
         (["digits", "--alpha", "nan"], "`--alpha` must be a number, such as -0.6 or 0.6, got nan."),
-        (["digits", "--weight-decay", "-1"], "--weight-decay is -1.0; it must be 0 or more"),
-        (["digits", "--momentum", "1"], "--momentum is 1.0; it must be 0 or more and below 1"),
+        (["digits", "--weight-decay", "-1"], "`--weight-decay` must be a number >= 0, got -1.0."),
+        (["digits", "--momentum", "1"], "`--momentum` must be a number >= 0 and < 1, got 1.0."),
         (["digits", "--optimizer", "adam", "--momentum", "0.9"], "`momentum` must be 0 for adam, got 0.9"),
-        (["digits", "--nesterov"], "--nesterov is a kind of momentum, and there is none"),
+        (["digits", "--nesterov"], "`--nesterov` needs a momentum, got 0. Try --momentum 0.9."),
         (["digits", "--epochs", "0"], "`--epochs` must be a whole number >= 1, got 0."),
         (["digits", "--batch", "-2"], "`--batch` must be a whole number >= 1, got -2."),
         (["digits", "--every", "0"], "`--every` must be a whole number >= 1, got 0."),
@@ -192,7 +192,7 @@ def test_what_cannot_be_trained_exits_with_two_and_says_why(here, arguments, say
 
 def test_a_gpu_that_is_not_there_is_told_of():
     result = run("digits", "--device", "cuda")
-    assert (result.exit_code, "torch sees no GPU" in result.stderr) == (2, True)
+    assert (result.exit_code, "needs a GPU, and torch sees none" in result.stderr) == (2, True)
 
 
 def test_missing_data_says_what_where_and_how_to_get_it(here):

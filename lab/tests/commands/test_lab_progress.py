@@ -1,4 +1,4 @@
-"""What is told while trials run, by a clock that the tests turn."""
+"""The progress shown while trials run, by a clock that the tests control."""
 
 from io import StringIO
 
@@ -29,7 +29,7 @@ class Clock:
 
 
 def shown(progress):
-    """What the terminal shows now."""
+    """The current content of the terminal."""
     screen = Console(file=StringIO(), width=progress.console.width)
     screen.print(progress._progress.get_renderable())
     return [line.split() for line in screen.file.getvalue().splitlines()]

@@ -1,7 +1,7 @@
-"""Processes that want the same trial, for test_archive; they are forked, as that takes no time.
+"""Processes that run the same trial, for test_archive; they are forked, because that is fast.
 
-Told are, as JSON: how many epochs each of two that begin at once trains, and what result each has; and what a claim of
-another process is while that lives, and once it was killed.
+The output is JSON: the epochs and the result of each of two processes that begin at once, and the outcome of a claim
+while another process lives and after it was killed.
 """
 
 import json
@@ -22,7 +22,7 @@ TRIAL = Trial(replace(HELD, model="mlp-2x8", options=(("inputs", 64),)).lasting(
 
 
 def forked(act, *given):
-    """Do something in a process of its own; returns its number, and a file of what it writes."""
+    """Run a function in a separate process; return its id, and a file of its output."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""A laboratory that all tests of studies share, also those of other worker processes, so that no trial is run twice."""
+"""A laboratory that all tests of studies share, across worker processes, so that no trial is run twice."""
 
 import os
 from pathlib import Path
@@ -19,6 +19,6 @@ def lab(tmp_path_factory):
 
 @pytest.fixture
 def forked_workers(monkeypatch):
-    """Worker processes are forked, not begun afresh: for claims about how they end."""
+    """Fork worker processes instead of spawning them, for tests of how they end."""
     context = forked.context()
     monkeypatch.setattr("multiprocessing.get_context", lambda method: context)

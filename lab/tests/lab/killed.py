@@ -1,7 +1,7 @@
-"""Trainings that are killed at random moments and begun again until they end, for test_resume.
+"""Trainings that are killed at random moments and started again until they end, for test_resume.
 
-Each is a forked process, which takes no time to start, and is ended by the system when it has used a random amount of
-processor time, wherever it then is: no handler runs, nothing is closed.
+Each is a forked process, which starts fast. The system kills it after a random amount of processor time, at any point:
+no handler runs, and nothing is closed.
 """
 
 import os
@@ -27,7 +27,7 @@ KILLS = 6
 
 
 def attempt(split, folder, seconds):
-    """Train in a process of its own, for so many seconds of processor time at most; whether it was killed."""
+    """Train in a separate process with a limit of processor time in seconds; return whether it was killed."""
     child = os.fork()
     if child == 0:
         try:

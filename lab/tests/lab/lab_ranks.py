@@ -1,4 +1,4 @@
-"""Claims about one training over two ranks; test_ranks starts them."""
+"""Tests of one training on two ranks; test_ranks starts them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ KINDS: tuple[Parallel, ...] = ("ddp", "fsdp")
 
 
 def alone(trial: Trial, split: Split, **options: Any) -> Result:
-    """The training of one process: a `Training`, which knows of no ranks."""
+    """The training of one process: a `Training` without ranks."""
     training = Training(trial, split, **options)
     for _ in training.proceed():
         pass
@@ -126,7 +126,7 @@ def ranks_write_one_run(folder: Path) -> None:
 
 
 def an_interrupted_training_goes_on_however_it_is_divided(folder: Path) -> None:
-    """Half by ranks, half by ranks of the other kind or by one process: what one process gives in one go."""
+    """Half by ranks, half by ranks of the other kind or by one process, equals one process without interruption."""
     split = HELD.source.load()
 
     def interrupt(training: Training) -> None:
@@ -181,7 +181,7 @@ def every_rank_of_a_sharded_training_has_its_part(_: Path) -> None:
 
 
 def blocks_of_a_chain_are_sharded_one_by_one(_: Path) -> None:
-    """The network has batch statistics, which are those of rank 0 for all."""
+    """The network has batch statistics; all ranks use those of rank 0."""
     digits = task("digits-resnet").lasting(1)
     training = Spread(Trial(digits, SGD), digits.source.load(), parallel="fsdp")
     assert sum(type(module).__name__.startswith("FSDP") for module in training.model.modules()) == 10
@@ -208,7 +208,7 @@ def what_a_training_of_ranks_ends_with_is_the_same_on_all(_: Path) -> None:
 
 
 def activations_are_dropped_differently_on_every_rank(_: Path) -> None:
-    """And goes on so from a checkpoint, which is that of rank 0."""
+    """The same holds after resuming from a checkpoint, which is that of rank 0."""
     torch.manual_seed(0)  # as every process begins with the same
     training = Spread(Trial(MLP, SGD, seed=5), MLP.source.load())
     drawn: list[float] = []

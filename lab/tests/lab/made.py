@@ -22,7 +22,7 @@ def labels(count):
 
 
 def write(folder, *, packed=(), **files):
-    """The four files, seven images to train on and five to test on, but for those given by name."""
+    """Write the four files, with seven training images and five test images, except for files given by name."""
     folder.mkdir(parents=True, exist_ok=True)
     content = dict(zip(NAMES, map(idx, [images(7), labels(7), images(5, seed=1), labels(5)]), strict=True)) | files
     for name, bytes_ in content.items():

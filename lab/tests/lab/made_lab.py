@@ -1,5 +1,5 @@
-"""A laboratory that trains nothing: its results are made up, so that what studies make of full-scale ones can be held
-to what is known."""
+"""A laboratory that trains nothing: its results are made up, so that the reports of studies at full scale have
+known answers."""
 
 import json
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def layer_names(model, options):
 
 
 def made(trial, *, test=0.5, train=1.0, accuracy=None, rotation=0.8, uneven=0.0, epochs=None):
-    """A result in which the layers have turned by `rotation` on average in the end; or `rotation` is a curve.
+    """A result whose layers have turned by `rotation` on average at the end; or `rotation` is a curve.
 
     The first layer turns by less than that, by the share `uneven`, and the last by more.
     """
@@ -44,7 +44,7 @@ class MadeLab(Lab):
 
 
 def raw(lab, trial):
-    """What the archive has of a trial, run if it was not yet, read without the archive's help."""
+    """A trial's result as in the archive's file, read without the archive; the trial is run if necessary."""
     lab.run([trial])
     return json.loads((lab.archive.folder(lab.trial(trial)) / "result.json").read_text())["result"]
 
@@ -54,7 +54,7 @@ def percent(numbers):
 
 
 def knowing(lab, folder, trials):
-    """A laboratory that knows the results of these trials alone, and trains nothing."""
+    """A laboratory that knows only the results of these trials, and trains nothing."""
     for trial in trials:
         content = {"trial": lab.trial(trial).description, "result": raw(lab, trial)}
         here = Archive(folder).folder(lab.trial(trial))

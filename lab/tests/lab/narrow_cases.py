@@ -1,7 +1,7 @@
 """The convolutions of few channels against torch's own, in float64; run in Triton's interpreter.
 
-`test_narrow` starts these in a process of their own. On a GPU (`make gpu`) products
-are in bf16, as in training; the interpreter has none of these.
+`test_narrow` starts these in a separate process. On a GPU (`make gpu`) products are in bf16, as in training; the
+interpreter has no bf16.
 """
 
 import copy

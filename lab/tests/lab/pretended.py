@@ -1,4 +1,4 @@
-"""Results that nobody trained for, so that reports at full scale can be made."""
+"""Made-up results, for reports at full scale."""
 
 import json
 from math import sqrt
@@ -23,7 +23,7 @@ def full_lab(folder, trials):
 
 
 def pretend(archive, trial, number):
-    """Put a result into the archive that is unlike that of any other `number`."""
+    """Put a result into the archive that differs for every `number`."""
     rng = np.random.default_rng(number)
     epochs = round(sqrt(trial.schedule.epochs))  # enough to tell lengths apart
     climb = 1 - np.exp(-np.arange(epochs + 1) / (5 + number % 7))
@@ -45,5 +45,5 @@ def pretend(archive, trial, number):
 
 
 def raw(lab, trial):
-    """A trial's numbers as they lie in the archive's file."""
+    """A trial's numbers as in the archive's file."""
     return json.loads((lab.archive.folder(lab.trial(trial)) / "result.json").read_text())["result"]

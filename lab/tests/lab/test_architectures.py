@@ -1,4 +1,4 @@
-"""The papers' networks: their layers, their order, their weights, and what they compute, written out."""
+"""The papers' networks: their layers, order, weights and functions, written out."""
 
 from math import ceil, sqrt
 
@@ -151,7 +151,7 @@ def _normalized(h, eps):
 
 
 def _convolved(x, weight, stride, before, after):
-    """Literally, pixel by pixel: y[i, j] = Σ w[k, l] x[stride i + k − before, stride j + l − before]."""
+    """Computed pixel by pixel: y[i, j] = Σ w[k, l] x[stride i + k − before, stride j + l − before]."""
     n, _, height, width = x.shape
     size = weight.shape[-1]
     padded = torch.zeros(n, x.shape[1], before + height + after, before + width + after, dtype=x.dtype)

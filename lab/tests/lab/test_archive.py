@@ -94,7 +94,7 @@ def test_rates_to_copy_are_those_of_the_trial_that_is_copied(tmp_path):
 
 
 def test_rates_of_what_was_not_run_are_said_to_be_missing(tmp_path):
-    with pytest.raises(LabError, match=r"copy copies the rates of RMSprop, which is not in .*; run that one first"):
+    with pytest.raises(LabError, match=r"copy copies the rates of RMSprop, which is not in .*; run that trial first"):
         run_one(COPY, Archive(tmp_path))
 
 
@@ -258,7 +258,7 @@ def test_a_claim_is_free_again_after_an_error(tmp_path):
 
 
 def test_who_waits_for_a_trial_finds_its_result_and_does_not_train(tmp_path, monkeypatch):
-    """As two processes do that begin the same trial at once: here the second waits until the first has ended."""
+    """Two processes begin the same trial at once: the second waits until the first has ended."""
     monkeypatch.setattr(module.time, "sleep", lambda seconds, sleep=time.sleep: sleep(min(seconds, 0.02)))
     archive, waits, trained = Archive(tmp_path), threading.Event(), []
     claimed = Archive.claimed
@@ -306,7 +306,7 @@ def test_a_claim_of_a_process_that_was_killed_is_free_again(processes):
 
 
 def test_a_trial_cannot_be_claimed_where_there_are_no_file_locks(tmp_path, monkeypatch):
-    """It is refused; nobody waits for a lock that nobody holds."""
+    """The claim is rejected; it does not wait for a lock that nobody holds."""
 
     def flock(file, operation):
         raise OSError(errno.ENOSYS, "Function not implemented")

@@ -16,7 +16,7 @@ PAPERS = {
 
 
 def literal(x, moves, fill):
-    """Mirror, pad, crop: one image after the other."""
+    """Mirror, pad, crop: one image after another."""
     taken = []
     for image, (dy, dx, flip) in zip(x, moves, strict=True):
         mirrored = image[:, :, ::-1] if flip else image

@@ -1,4 +1,4 @@
-"""Boxes of minutes: trainings end in time, are saved, archived, collected, and resume as if nothing had happened."""
+"""Boxes of minutes: trainings end in time, are saved, archived and collected, and resume without a difference."""
 
 import io
 import json
@@ -38,18 +38,18 @@ TRIALS = [
 
 @pytest.fixture(scope="module", autouse=True)
 def warm():
-    """The first training of a process takes seconds to begin, which claims about time are not about."""
+    """Train once: the first training of a process takes seconds to begin, which tests of time must not include."""
     train(Trial(DIGITS, Recipe("SGD", 0.1)), SPLIT)
 
 
 def box(trials, folder, **options):
-    """A box on the CPU, which has ample time unless given less."""
+    """A box on the CPU, by default with ample time."""
     options = {"minutes": 10.0, "path": folder / "box.tar", "device": "cpu", **options}
     return run_box(trials, Archive(folder / "there"), **options)
 
 
 def stop_after(epoch, action):
-    """Call `action` as each training ends that epoch."""
+    """Call `action` when each training ends that epoch."""
     return lambda note: action() if note.epoch == epoch else None
 
 
@@ -67,7 +67,7 @@ def snapshot(*folders):
 
 
 def same(one, other):
-    """Whether two folders hold the same training, bit for bit."""
+    """Return whether two folders hold the same training, bit for bit."""
     results = [json.loads((folder / "result.json").read_text())["result"] for folder in (one, other)]
     for result in results:
         result.pop("seconds")
@@ -81,7 +81,7 @@ def same(one, other):
 
 
 class Clock:
-    """Time that passes in steps of trainings, each of a second, and in checkpoints, each of five."""
+    """A clock on which a training step takes one second and a checkpoint five."""
 
     def __init__(self, monkeypatch):
         self.now, clock = 1000.0, self
@@ -185,7 +185,7 @@ def test_a_training_that_could_not_end_its_tests_in_time_is_saved_after_its_last
 
 
 def waiting(trials, folder, *, seconds, epochs):
-    """A population that has not begun, with a known length of an epoch of each trial."""
+    """A population that has not begun, with a known epoch length for each trial."""
     nothing = lambda *given: None  # noqa: E731
     deadline = Deadline(time.monotonic() + seconds)
     made = _Population(trials, nothing, Archive(folder), 8, "cpu", False, deadline, nothing, nothing, nothing)
@@ -269,7 +269,7 @@ def test_another_training_is_seated_only_while_the_memory_allows(tmp_path, monke
 
 
 class Crowded(Training):
-    """A training next to which there is no memory for another."""
+    """A training that leaves no memory for another."""
 
     alive = 0
 
@@ -291,7 +291,7 @@ def test_a_trial_without_memory_waits_for_a_seat_and_does_not_fail(tmp_path, mon
 
 
 class TooLarge(Training):
-    """A training whose steps find no memory, as a failed capture says it."""
+    """A training whose steps run out of memory, with the error of a failed capture."""
 
     def step(self, count):
         raise RuntimeError("the capture failed") from torch.cuda.OutOfMemoryError("CUDA out of memory")
@@ -493,7 +493,7 @@ def test_a_trial_that_is_being_trained_is_not_collected(tmp_path, finished):
 
 
 def changed(path, new, change):
-    """A copy of an archive, each of whose members `change` may replace: it gets and gives (entry, content)."""
+    """A copy of an archive in which `change` may replace each member; it maps (entry, content) to the same."""
     with tarfile.open(path) as old, tarfile.open(new, "w") as tar:
         for entry in old.getmembers():
             for other, content in change(entry, old.extractfile(entry).read()):
@@ -536,7 +536,7 @@ def of_another_trial(entry, content):
 
 
 def sparse(name):
-    """Have a member claim a terabyte, of which the archive holds no byte."""
+    """Let a member claim a terabyte, of which the archive holds no byte."""
     about = {"GNU.sparse.map": "1099511627776,0", "GNU.sparse.size": "1099511627776"}
 
     def change(entry, content):

@@ -27,7 +27,7 @@ ARCHIVES = {
 
 
 def made(classes):
-    """Pixels [n, 3072] and labels for each file: as many of each class in the training files together."""
+    """Pixels [n, 3072] and labels for each file: all classes are equally frequent in the training files together."""
     random = np.random.default_rng(classes)
     names, each = (TEN, 4) if classes == 10 else (HUNDRED, 200)
     sizes = [each] * (len(names) - 1) + [10 if classes == 10 else 100]
@@ -40,7 +40,7 @@ def made(classes):
 
 
 def binary(x, y, classes):
-    """A record is the label, after that of the coarse class if there is one, and the pixels."""
+    """A record is the coarse label if there is one, the label, and the pixels."""
     coarse = [] if classes == 10 else [y // 5]
     return np.column_stack([*coarse, y, x]).astype(np.uint8).tobytes()
 
@@ -56,7 +56,7 @@ def text(value):
 
 
 def python2(x, y, classes):
-    """What Python 2 and the numpy of that time wrote, opcode by opcode: strings are bytes, and it is numpy.core."""
+    """A pickle as Python 2 and its numpy wrote it, opcode by opcode: strings are bytes, and it names numpy.core."""
     kind = b"cnumpy\ndtype\n" + text("u1") + b"K\0K\1\x87R"
     kind += b"(K\3" + text("|") + b"NNN" + 2 * b"J\xff\xff\xff\xff" + b"K\0tb"
     shape = b"M" + struct.pack("<H", len(x)) + b"M" + struct.pack("<H", 3072) + b"\x86"
@@ -145,7 +145,7 @@ def test_pickles_of_every_age_are_read(tmp_path, classes, encode):
 
 
 def test_the_pickle_written_by_hand_is_what_python_2_wrote():
-    """Python 3 and its numpy, unrestricted, agree about what is in it."""
+    """Unrestricted, Python 3 and its numpy read the same content."""
     x, y = made(10)["data_batch_1"]
     content = python2(x, y, 10).replace(b"numpy.core.multiarray", b"numpy._core.multiarray")
     read = pickle.loads(content, encoding="bytes")

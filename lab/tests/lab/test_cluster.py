@@ -1,4 +1,4 @@
-"""Trials on a Ray instance of this machine, and on one that they start and stop themselves."""
+"""Trials on a Ray instance of this machine, and on an instance that they start and stop themselves."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def ray(tmp_path_factory):
 
 
 class Counted:
-    """Workers that end one at a time, and note how many are at work."""
+    """Workers that end one at a time, and record how many are at work."""
 
     def __init__(self, ray, archive, *_, **__):
         self.archive, self.most = archive, 0
@@ -90,7 +90,7 @@ def test_a_cluster_is_given_as_many_trials_at_a_time_as_jobs_says(tmp_path, monk
 
 @pytest.fixture(scope="module")
 def serial(tmp_path_factory):
-    """What one process gives: the archive, and the results without what they took."""
+    """The archive and the results of one process, without their times."""
     archive = Archive(tmp_path_factory.mktemp("serial"))
     return archive, timeless(run_trials(TRIALS, archive, engine="serial"))
 
@@ -120,7 +120,7 @@ def wait_until(holds, seconds=30.0):
 
 @pytest.fixture
 def unshared(monkeypatch):
-    """Workers do not find what tells them that they see the archive, as on another machine."""
+    """Workers do not find the file that marks a shared archive, as on another machine."""
 
     @contextmanager
     def nowhere(archive):
@@ -286,7 +286,7 @@ def test_without_ray_the_engine_says_what_to_install(tmp_path, monkeypatch):
 
 
 class OneDone:
-    """Workers of whom one has sent what it trained."""
+    """Workers, one of which has sent its training."""
 
     def wait(self, running):
         return [next(iter(running))]
@@ -316,7 +316,7 @@ def test_a_result_that_another_machine_has_written_is_waited_for_and_missed_in_t
 
 
 class NoCluster:
-    """Ray where no cluster answers."""
+    """Ray without a cluster that answers."""
 
     def __init__(self):
         self.asked = []

@@ -30,7 +30,7 @@ def images(count: int, size: int = 8, *, seed: int = 0, dtype: torch.dtype = tor
 
 
 def both(name: str, **options: object) -> tuple[nn.Module, nn.Module]:
-    """The network without recomputation and with it."""
+    """The network without and with recomputation."""
     plain, again = (models.make(name, seed=1, checkpointed=checkpointed, **options) for checkpointed in (False, True))
     return plain, again
 
@@ -45,7 +45,7 @@ def step(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def same(a: nn.Module, b: nn.Module) -> bool:
-    """Whether parameters, running averages, counts and gradients are equal, bit for bit."""
+    """Return whether parameters, running averages, counts and gradients are equal, bit for bit."""
     states = zip(a.state_dict().items(), b.state_dict().items(), strict=True)
     gradients = zip(a.parameters(), b.parameters(), strict=True)
     return all(k == m and torch.equal(u, v) for (k, u), (m, v) in states) and all(
@@ -155,7 +155,7 @@ def test_units_are_dropped_out_the_same_both_times(dropout: float) -> None:
 
 
 def test_random_state_is_read_for_blocks_that_drop_out_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading it is what cannot be captured in a CUDA graph."""
+    """Reading it cannot be captured in a CUDA graph."""
     _, model = both("resnet-8")
     monkeypatch.setattr(torch, "get_rng_state", lambda: pytest.fail("read"))
     model(images(2)).sum().backward()

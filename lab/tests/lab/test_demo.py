@@ -19,7 +19,7 @@ def laboratory(folder, **hooks):
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """Two recipes of two seeds each, an epoch long."""
+    """Two recipes with two seeds each, of one epoch."""
     lab = laboratory(tmp_path_factory.mktemp("runs"))
     return demo.run(lab, seeds=[3, 8], recipes=demo.RECIPES[4:6], task=ONE)
 

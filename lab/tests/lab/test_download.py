@@ -27,7 +27,7 @@ QUICK = Patience(timeout=5.0, attempts=4, pause=0.0)
 
 
 class Script:
-    """What a server does, request after request; the last of it for ever."""
+    """The responses of a server, one per request; the last one is repeated."""
 
     def __init__(self, *steps):
         self.steps = steps
@@ -39,7 +39,7 @@ class Script:
 
 
 def gives(content=CONTENT, *, cut=None, ranges=True, length=True, status=None, stall=0, **headers):
-    """All of it, or the range that is asked for; `cut` after so many bytes, as if a cable was pulled."""
+    """Send the file or the requested range; break the connection after `cut` bytes."""
 
     def step(handler):
         asked = handler.headers.get("Range")
@@ -538,7 +538,7 @@ def batches(*scripts, archive=PACKED, members=BATCHES):
 
 
 def files(*scripts):
-    """Two files that are read as they come, or unpacked: in capitals."""
+    """Two files that are read as they are, or unpacked to capitals."""
     forms = [
         (File(f"{name}.GZ", 3, md5(content.upper())), File(name, 3, md5(content)))
         for name, content in (("1", b"one"), ("2", b"two"))

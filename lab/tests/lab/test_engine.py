@@ -36,14 +36,14 @@ UNKNOWN = Trial(replace(QUICK, model="resnet"), RECIPES[1], seed=7)
 
 @dataclass(frozen=True)
 class Dying(Trial):
-    """A trial whose process is killed, as the system does when memory runs out."""
+    """A trial whose process is killed, as the system does when it runs out of memory."""
 
     def network(self):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_results_depend_neither_on_the_engine_nor_on_the_number_of_jobs(tmp_path):
-    """Nor on the order in which trials are done: one waits for what it copies."""
+    """Nor on the order of the trials: one waits for the trial that it copies."""
     trials = [COPY, *TRIALS, CONVOLUTIONS]
     done, notes = [], []
     parallel = run_trials(
@@ -168,7 +168,7 @@ def test_a_task_without_its_data_is_refused_before_anything_is_written(tmp_path,
 
 
 def test_no_trials_have_no_results_and_nothing_is_written(tmp_path):
-    """As of studies that train nothing."""
+    """This is the case for studies that train nothing."""
     assert run_trials([], Archive(tmp_path / "archive")) == []
     assert not (tmp_path / "archive").exists()
 
@@ -214,7 +214,7 @@ def test_a_population_gives_what_each_trial_gives_alone(tmp_path, impatient):
 
 @contextmanager
 def held_elsewhere(archive, trial, meanwhile):
-    """Another process that trains a trial, and ends with its result once it was asked for."""
+    """Another process that trains a trial, and ends with its result once it is requested."""
     asked, finished = threading.Event(), threading.Event()
 
     def hold():
@@ -234,7 +234,7 @@ def held_elsewhere(archive, trial, meanwhile):
 
 
 def test_a_population_does_not_wait_for_a_trial_of_another_process_while_it_has_others(tmp_path, impatient):
-    """Two that waited for each other's trials would wait for ever; and what the other has trained is not trained."""
+    """Two populations that wait for each other would deadlock; a trial of the other is not trained again."""
     archive, result, done = Archive(tmp_path), train(ADAGRAD[0], SPLIT), []
 
     def finish(folder):

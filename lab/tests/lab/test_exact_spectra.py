@@ -26,7 +26,7 @@ FEW = Choices(samples=30)
 
 @pytest.fixture(scope="module")
 def studies():
-    """All six figures of 30 digits: gradients are fewer than weights, so that whole matrices cost nothing."""
+    """All six figures on 30 digits: there are fewer gradients than weights, so that whole matrices are cheap."""
     return {figure: spectra(figure, choices=FEW) for figure in PLANS}
 
 
@@ -48,7 +48,7 @@ def literal(model, x, y, weights, *, matrix):
 @pytest.mark.parametrize(("matrix", "count"), [("F", 4), ("F", 50), ("M", 20)], ids=["wide F", "tall F", "M"])
 @pytest.mark.parametrize("kind", ["plain", "frozen", "batch", "affine"])
 def test_exact_spectra_are_those_of_the_definition_written_out(kind, matrix, count):
-    """With 471 weights, 40 gradients make a matrix that is found from the other side, 500 one that is not."""
+    """With 471 weights, 40 gradients are decomposed through their Gram matrix, and 500 gradients are not."""
     given = small_images(count)
     choices = Choices(
         statistics="batch" if kind == "batch" else "frozen",

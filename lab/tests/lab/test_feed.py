@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def images(count=10, side=6):
-    """Images as bytes, the way CIFAR is kept: a network takes them normalized."""
+    """Images as bytes, like CIFAR; the network takes them normalized."""
     x = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(7))
     y = torch.arange(count) % 10
     return Split(x, y, x, y, mean=torch.tensor([100.0, 110.0, 120.0]), std=torch.tensor([50.0, 60.0, 70.0]))
@@ -99,7 +99,7 @@ def test_a_text_is_fed_as_it_is_with_a_label_for_every_character():
 
 
 def test_examples_in_a_file_train_as_those_in_memory(tmp_path):
-    """As ImageNet is kept: a map of a file, that nothing can be written to."""
+    """As for ImageNet: a read-only map of a file."""
     its = Task("images", task("digits").source, "c10-cnn1-light", options=(("classes", 10),)).lasting(1)
     its = replace(its, augmentation=Augmentation(shift=2))
     split = images(count=24, side=16)
@@ -116,7 +116,7 @@ def test_examples_in_a_file_train_as_those_in_memory(tmp_path):
 
 
 class Elsewhere(torch.Tensor):
-    """Examples that say they lie on another device, and can be looked up with indices of that device alone."""
+    """Examples that claim to be on another device, and accept only indices of that device."""
 
     @property
     def device(self):

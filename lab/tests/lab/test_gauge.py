@@ -1,4 +1,4 @@
-"""What is read off a training at the end of an epoch; how far layers have turned has tests of its own."""
+"""The readings of a training at the end of an epoch; test_rotation covers the rotation."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ WRONG = torch.tensor([3, 7, 11])
 
 
 class Guesser(nn.Module):
-    """Guesses that x_n, which is e_n, is n; but for three of them."""
+    """Predicts n for x_n = e_n, except for three of them."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The transformer is what its formulas say, looks at no later character, and starts as it should."""
+"""The transformer follows its formulas, sees no later character, and has the right initialization."""
 
 from math import exp, log, sqrt
 
@@ -19,7 +19,7 @@ def _text(*shape, vocab=11, seed=0):
 
 
 def _shaken(**options):
-    """A model whose gains and biases are not where they start, so that leaving one out would show."""
+    """A model with changed gains and biases, so that leaving one out would be noticed."""
     model = models.make("gpt-small", seed=1, **SIZES, **options).double()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -38,7 +38,7 @@ def _linear(x, module):
 
 
 def _attended(xs, attention, heads):
-    """Place by place, head by head: softmax over the places so far."""
+    """Position by position, head by head: softmax over the positions so far."""
     width = len(xs[0])
     size = width // heads
     projected = [_linear(x, attention.qkv) for x in xs]

@@ -23,7 +23,7 @@ CLASSES = ["n02", "n01", "n03"]  # as wnids.txt has them; their numbers are thos
 
 
 def photograph(path, size=(64, 64), mode="RGB", seed=0):
-    """Smooth enough for a JPEG, and another for every seed."""
+    """An image smooth enough for JPEG, different for every seed."""
     coarse = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC).convert(mode).save(path, "JPEG", quality=95)
@@ -63,7 +63,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """Which files are decoded."""
+    """Record the decoded files."""
     found = []
 
     def note(path, **sizes):
@@ -154,7 +154,7 @@ def test_the_second_time_nothing_is_decoded(folder, decoded):
 
 
 def test_the_images_are_a_map_of_the_file(folder):
-    """The file under it shows through, which no copy would let it."""
+    """A change of the file is visible in the images, which a copy would not show."""
     found = read(folder)
     path = folder / "gyroscope-cache/tiny-imagenet-64/images.npy"
     array = np.load(path, mmap_mode="r+")
@@ -208,7 +208,7 @@ def overwrite(cache):
 
 
 def reshape(cache):
-    """Written with the right size, and noted in the index, but of another shape."""
+    """Write a file of the right size, entered in the index, but of another shape."""
     np.save(cache / "images.npy", np.zeros((13, 64, 3, 64), dtype=np.uint8))
     change_index(cache, images=image_cache._identity(cache / "images.npy"))
 
@@ -355,7 +355,7 @@ def test_what_the_progress_raises_ends_the_build(folder, workers):
 
 
 def test_one_builds_and_another_waits_for_it(folder, decoded, monkeypatch):
-    """The other finds the lock taken, then the images there."""
+    """The second process finds the lock taken, and then the images."""
     lock = image_cache.Lock
     waited = []
 
@@ -392,7 +392,7 @@ def test_a_damaged_image_is_named_and_no_cache_is_left(folder, workers, content)
 
 
 def test_an_image_of_another_format_is_not_opened(folder):
-    """The fewer decoders a file may choose from, the better."""
+    """Fewer decoders are safer."""
     path = folder / "train/n03/images/n03_1.JPEG"
     Image.new("RGB", (64, 64)).save(path, "TIFF")
     with pytest.raises(LabError, match=r"n03_1\.JPEG cannot be read as an image"):
@@ -438,7 +438,7 @@ def test_a_folder_that_cannot_be_written_says_how_to_name_another(folder, monkey
 @pytest.mark.parametrize("size", [(80, 64), (64, 100), (64, 64), (333, 65), (65, 64)])
 @pytest.mark.parametrize("side", [28, 56])
 def test_the_middle_of_the_scaled_image_is_kept(tmp_path, size, side):
-    """Torch's own scaling, to within one level: both round, but not at the same place."""
+    """It equals torch's scaling within one level: both round, but at different points."""
     path = tmp_path / "a.JPEG"
     photograph(path, size)
     short = side * 8 // 7
@@ -468,7 +468,7 @@ def test_grey_and_printing_colours_become_rgb(tmp_path, mode):
 
 
 def test_a_png_by_another_name_is_read(tmp_path):
-    """One of ImageNet's files is."""
+    """ImageNet has one such file."""
     given = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     Image.fromarray(given).save(tmp_path / "a.JPEG", "PNG")
     np.testing.assert_array_equal(decode(tmp_path / "a.JPEG", side=64, short=64), given.transpose(2, 0, 1))

@@ -1,4 +1,4 @@
-"""Initialisers have the distributions they are named after, and nothing of the caller's random state."""
+"""Initializers have the distributions of their names, and do not use the caller's random state."""
 
 from math import erf, exp, pi, sqrt
 

@@ -1,4 +1,4 @@
-"""The last layer, followed step by step, against what autograd and eigenvalue solvers say of the same batches."""
+"""The last layer, followed step by step, against autograd and eigenvalue solvers on the same batches."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ def test_a_row_is_what_per_example_gradients_say(count):
 
 def test_texts_are_refused_which_have_a_label_for_each_character():
     text = replace(DEEP, source=Source("shakespeare"), model="gpt-small", options=())
-    with pytest.raises(LabError, match="`follows` must be False for digits-deep: its texts have a label per character"):
+    with pytest.raises(LabError, match="must be False for digits-deep: its texts have one label per character"):
         replace(TRIAL, task=text)
 
 
@@ -88,7 +88,7 @@ def test_it_goes_on_from_a_checkpoint(tmp_path):
 
 
 def test_momentum_is_forgotten_at_the_cuts():
-    """Over two epochs with a cut by 1 between them, only a restart changes what the second learns."""
+    """With two epochs and a cut by a factor of 1 between them, only a restart changes the second epoch."""
     schedule = replace(DEEP.schedule, cuts=(0.5,), factor=1.0)
     results = [
         train(Trial(replace(DEEP, schedule=replace(schedule, restarts=restarts)), TRIAL.recipe), SPLIT)

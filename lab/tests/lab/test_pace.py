@@ -1,4 +1,4 @@
-"""When a training saves again."""
+"""The times at which a training saves."""
 
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ def clock(monkeypatch):
 
 
 def passed(clock, pace, *, took):
-    """Seconds from one time, which took so long, to the next."""
+    """Seconds from one action, which took `took` seconds, to the next."""
     with pace.taken():
         clock.at += took
     since = clock.at

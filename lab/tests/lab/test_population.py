@@ -1,4 +1,4 @@
-"""Trials that share a GPU give what each gives alone. Needs a GPU, but for what a machine without one is told."""
+"""Trials that share a GPU give the results of each alone. Needs a GPU, except for the error without one."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def population(trials, folder, **options):
 
 @pytest.fixture
 def exact():
-    """Algorithms that add up in the same order every time, so that equal trainings are equal."""
+    """Use deterministic algorithms, so that equal trainings are bitwise equal."""
     before = torch.backends.cudnn.deterministic
     torch.backends.cudnn.deterministic = True
     yield
@@ -52,11 +52,11 @@ def exact():
 
 
 def close(a, b):
-    """As far apart as the noise of a GPU takes two trainings of the same trial; it grows with every step.
+    """Check that two results of one trial differ by no more than the noise of a GPU, which grows with every step.
 
-    Of two runs of one program one may have units of the first layer above zero, where an image is blank, and the other
-    below: rounding decides for all blank patches together. Late in training accuracies differ by chance too, so that
-    what is asked of them is only to be those of networks which were trained, and tested as they are.
+    Where an image is blank, units of the first layer may be above zero in one run and below in another: rounding
+        decides for all blank patches together. Late in training, accuracies differ by chance too, so they only have to
+        be those of trained networks.
     """
     assert np.array(a.rotation[1]) == pytest.approx(np.array(b.rotation[1]), rel=0.25, abs=1e-5)
     assert a.loss[0] == pytest.approx(b.loss[0], rel=0.05)
@@ -92,7 +92,7 @@ def test_residual_blocks_compiled_one_by_one_give_what_the_network_gives(tmp_pat
 
 @pytest.mark.gpu
 def test_trials_do_not_disturb_each_other(tmp_path, exact):
-    """Graphs captured on one stream and replayed side by side race; each has its own, so all results are the same."""
+    """Graphs captured on one stream and replayed side by side race; each has its own stream, so results agree."""
     _, together = population(TRIALS[:12], tmp_path / "together", at_once=12, compiled=False)
     _, alone = population(TRIALS[:12], tmp_path / "alone", at_once=1, compiled=False)
     for a, b in zip(together, alone, strict=True):
@@ -194,7 +194,7 @@ def test_without_a_gpu_a_population_says_what_to_use(tmp_path):
 
 
 class Asked:
-    """A step that the device is done with when it is told so."""
+    """A step of the device that ends when the test says so."""
 
     def __init__(self):
         self.done = False

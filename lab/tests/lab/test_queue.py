@@ -30,7 +30,7 @@ def keep(archive, trial, *, rates=False):
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """A laboratory that keeps Layca's best on C10-CNN1, and what AdaptCopy copies: with its rates on C100-resnet."""
+    """A laboratory with Layca's best on C10-CNN1, and with AdaptCopy's source, which has its rates on C100-resnet."""
     archive = Archive(tmp_path_factory.mktemp("kept"))
     keep(archive, BEST)
     keep(archive, COPIES["c10-cnn1"].source)

@@ -1,4 +1,4 @@
-"""Two ranks on a CPU: a training that they divide is that of one process."""
+"""Two ranks on a CPU: a divided training equals that of one process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TRIAL = Trial(task("digits-one-layer").lasting(2), Recipe("Layca", 0.03, control
 
 
 def trained(archive: Path) -> None:
-    """The archive holds what `ONE_LAYER` asks for, and it is what one process gives."""
+    """Check that the archive holds the training of `ONE_LAYER`, and that it equals that of one process."""
     result = Archive(archive).result(TRIAL)
     assert result is not None
     assert_same(result, run_one(TRIAL, Archive(archive.with_name("alone"))))
@@ -57,7 +57,7 @@ def test_the_command_trains_on_the_processes_that_torchrun_starts(tmp_path: Path
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What torchrun sets for a single process."""
+    """Set the environment of torchrun for a single process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -161,7 +161,7 @@ def test_a_recipe_that_copies_keeps_its_rate_of_one():
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_a_state_is_loaded_with_the_options_of_who_loads_it(captured):
-    """A captured optimizer's rate is a tensor, and its steps are counted on the device; others' are not."""
+    """A captured optimizer has its rate and step count on the device; others do not."""
     recipe, layer = Recipe("", 0.25, optimizer="adam", momentum=0.0), nn.Linear(3, 2)
     saver, loader = recipe.make(layer, captured=not captured), recipe.make(layer, captured=captured)
     layer.weight.grad, layer.bias.grad = torch.ones(2, 3), torch.ones(2)

@@ -1,4 +1,4 @@
-"""Trainings that are interrupted and resumed give, bit for bit, what they give in one go."""
+"""Interrupted and resumed trainings equal uninterrupted ones, bit for bit."""
 
 import itertools
 import json
@@ -133,7 +133,7 @@ def test_a_training_that_copies_goes_on_with_the_rates_of_its_step(tmp_path):
 
 
 def test_the_state_of_the_optimizer_is_that_of_one_go(tmp_path):
-    """Of what no result shows: buffers, counts of steps, and the radii of Layca."""
+    """Also for state that no result shows: buffers, step counts, and the radii of Layca."""
     for recipe in (
         Recipe("momentum", 0.05, momentum=0.9),
         Recipe("Adam-Layca", 0.01, optimizer="adam", control="layca", others="inner"),
@@ -193,7 +193,7 @@ def test_a_checkpoint_is_written_as_often_as_asked(tmp_path):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    """Trainings that were killed at random moments, again and again, and one that was not."""
+    """Trainings that were killed repeatedly at random moments, and one that was not."""
     root = tmp_path_factory.mktemp("killed")
     forked.start(begin, str(root))
     count, kills = map(int, (root / "counts").read_text().split())
@@ -229,7 +229,7 @@ def made_of_noise(path):
 
 
 def flipped(path):
-    """One bit of a weight, which torch.load alone does not notice."""
+    """Flip one bit of a weight, which torch.load alone does not notice."""
     with ZipFile(path) as file:
         place = max((one for one in file.infolist() if "/data/" in one.filename), key=lambda one: one.file_size)
         content = file.read(place)
@@ -306,7 +306,7 @@ def test_what_a_checkpoint_holds_is_not_executed(tmp_path):
 
 
 def test_a_checkpoint_of_captured_steps_is_gone_on_from_step_by_step(tmp_path):
-    """Rates on the device are left there: here they follow the schedule as numbers."""
+    """The rates on the device are not loaded: here they are numbers that follow the schedule."""
     recipe = Recipe("Layca", 3.0**-3, control="layca")
     its = replace(MLP, schedule=replace(MLP.schedule, cuts=(0.7,)))
     captured = Training(Trial(its, recipe), SPLIT, folder=tmp_path, captured=True, save_every=0.0)

@@ -1,4 +1,4 @@
-"""How far weights have turned from where they started, as trainings measure it."""
+"""The rotation of weights from their initialization, as trainings measure it."""
 
 from math import cos, fsum, isnan, pi, sin, sqrt
 
@@ -10,7 +10,7 @@ from gyroscope_lab.training.gauge import Gauge
 
 
 def rotation(weight, initial):
-    """The reading of a gauge that was made at `initial`, once the layer has become `weight`."""
+    """The reading of a gauge made at `initial`, after the layer has become `weight`."""
     rows = initial.reshape(-1, initial.shape[-1])
     layer = nn.Linear(rows.shape[1], rows.shape[0], bias=False, dtype=initial.dtype)
     layer.weight.data.copy_(rows)

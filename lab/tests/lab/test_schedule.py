@@ -23,7 +23,7 @@ SCHEDULES = {
 
 
 def made_by_torch(schedule, steps):
-    """The rate of every step by torch's scheduler of cuts, and by the warm-up of `gyroscope.control`."""
+    """The rate of every step from torch's scheduler for the cuts, and from the warm-up of `gyroscope.control`."""
     rates = []
     weight = torch.nn.Parameter(torch.ones(1))
     cut, warm = torch.optim.SGD([weight], lr=1.0), torch.optim.SGD([weight], lr=1.0)
@@ -64,7 +64,7 @@ def test_another_number_of_epochs_keeps_the_shares_of_cuts_and_of_warming_up():
 
 
 def test_a_share_of_few_epochs_is_never_cut_off_before_the_first():
-    """Or a training of one epoch would have none at its own rate."""
+    """Otherwise a training of one epoch would have no epoch at its own rate."""
     for epochs in (1, 2, 3):
         schedule = Schedule(epochs=epochs, cuts=(0.1, 0.4, 0.9))
         assert schedule.multiplier(0) == 1.0

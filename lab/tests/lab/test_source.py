@@ -11,7 +11,7 @@ PARTS = ("x_train", "y_train", "x_test", "y_test", "x_val", "y_val")
 
 @pytest.fixture
 def folder(tmp_path):
-    """200 images to train on, 10 to 29 of each class, and 20 to test on; each bears its number in its first pixels."""
+    """200 training images, 10 to 29 per class, and 20 test images; each has its number in its first pixels."""
     y = np.repeat(np.arange(10, dtype=np.uint8), [10, 12, 14, 29, 18, 20, 22, 24, 25, 26])
     y = y[np.random.default_rng(0).permutation(200)]
     x = np.random.default_rng(1).integers(0, 256, (220, 28, 28), dtype=np.uint8)
@@ -103,7 +103,7 @@ def test_the_choice_depends_on_the_seed_alone(folder, choice):
 
 
 def test_the_choice_is_a_shuffle_whose_first_are_held_out_and_next_are_taken(folder):
-    """Literally: a list, dealt one by one."""
+    """Compared with a list that is dealt one by one."""
     split = Source("mnist", per_class=2, validation=0.05, seed=3).load(folder)
     order = torch.randperm(200, generator=torch.Generator().manual_seed(3)).tolist()
     labels = Source("mnist").load(folder).y_train.tolist()

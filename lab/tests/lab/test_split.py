@@ -57,7 +57,7 @@ def test_the_inputs_are_float32_whatever_the_default_type(mean):
 
 @pytest.mark.parametrize("mean", [torch.tensor(7.0), torch.tensor([7.0, 8.0, 9.0])], ids=["scalar", "channel"])
 def test_the_inputs_depend_on_no_value_so_that_a_graph_can_hold_them(mean):
-    """Tensors that have no values at all go through: whatever looked at one, or waited for one, would raise."""
+    """Tensors without values (meta) pass through: reading or waiting for a value would raise an error."""
     whole = made(mean, mean).to("meta")
     assert whole.inputs(whole.x_train).shape == (6, 3, 4, 5)
 
@@ -135,7 +135,7 @@ def test_the_moments_are_those_of_numpy_in_float64():
 
 
 def test_the_moments_of_a_hundred_thousand_million_pixels_are_exact():
-    """Twice as many of each change nothing, where sums in float64 no longer tell one pixel from none."""
+    """Doubling all counts changes nothing, although float64 sums no longer resolve one pixel."""
     counts = torch.zeros(256, dtype=torch.int64)
     counts[254], counts[255] = 10**17, 1
     mean, std = moments(counts)

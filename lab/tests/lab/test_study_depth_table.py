@@ -86,7 +86,7 @@ def result(test, train=1.0, loss=(1.0,)):
 
 
 def as_told(trial):
-    """The paper's mean, and from seed to seed a little around it."""
+    """The paper's mean, with small differences between seeds."""
     network = network_of(trial.task)
     data = trial.task.name.partition("-")[0]
     mean_error = TOLD[data].get(network, (5.0, 0.0))[0] + 0.1 * (trial.seed - 3)
@@ -121,7 +121,7 @@ def test_results_unlike_the_papers_are_said_to_be_so(tmp_path):
 
 
 def keep(lab, trials):
-    """Let the archive know made-up results of these trials."""
+    """Put made-up results of these trials into the archive."""
     for trial in trials:
         folder = lab.archive.folder(lab.trial(trial))
         folder.mkdir(parents=True)
@@ -147,7 +147,7 @@ def test_what_is_known_is_shown_under_its_own_seed(tmp_path):
 
 
 def losses(trial):
-    """Of ResNets the larger the deeper before the rate is cut; of LastBN alike, and then the lower the deeper."""
+    """Losses: for ResNets larger with depth before the cut; for LastBN equal, and then lower with depth."""
     network = network_of(trial.task)
     if network.architecture == "ResNet":
         return result(0.9, loss=[0.2 + network.depth / 1e4] * 79 + [0.5] * 80 + [0.081])

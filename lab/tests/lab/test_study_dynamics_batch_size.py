@@ -122,7 +122,7 @@ def test_the_table_of_trainings_is_that_of_the_archive(lab, report):
 
 
 def made(gain, along, length):
-    """What held weights and trainings would tell if steps of adaptive rules grew by these factors."""
+    """Measurements at fixed weights and in training, made up so that steps of adaptive rules grow by these factors."""
     steps = {
         name: {"length": [1.0, length], "along": [1.0, along if name != "sgd" else 1.0]}
         for name in ("sgd", "rmsprop", "adam")

@@ -29,7 +29,7 @@ def report(lab):
 
 
 def end(kind, options, weight_decay, steps, decayed=0.0):
-    """The weights after steps of one of torch's optimizers, decayed by hand beside it."""
+    """The weights after steps of one of torch's optimizers, with decay applied by hand."""
     split = Source("digits").load()
     x, y = split.x_train.double(), split.y_train
     model = models.make("mlp-2x32", seed=0, inputs=64, biases=True, init="glorot_uniform").double()
@@ -86,9 +86,9 @@ def test_accuracies_are_those_of_the_archive_and_one_seed_tells_nothing(lab, rep
 
 
 def pretend(tmp_path, l2, decay):
-    """A small scale where one λ of each is best: by a point in the seeds to choose by, by `l2` and `decay` in others.
+    """A small scale where one λ of each is best: by a point in the seeds of the choice, by `l2` and `decay` in others.
 
-    In every other seed decay has half a point more, in the others half a point less.
+    In every second seed decay has half a point more, in the others half a point less.
     """
 
     def make(trial):

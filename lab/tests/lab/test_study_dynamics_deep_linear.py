@@ -1,4 +1,4 @@
-"""Balanced factors beside descent, and what a penalty on factors asks of the product."""
+"""Balanced factors compared with descent, and the penalty on the product that a penalty on factors implies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weight decay and the exponential schedule in its place, as a study."""
+"""The study of weight decay and the exponential schedule that replaces it."""
 
 import json
 from dataclasses import replace

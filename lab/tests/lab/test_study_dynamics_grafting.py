@@ -40,7 +40,7 @@ def short(**changes):
 
 
 def made(ends, *, seeds=3, start=2.0):
-    """Curves that fall geometrically to an end, {method: end}, at the middle of three rates; none is like it beside."""
+    """Curves that fall geometrically to an end, {method: end}, at the middle of three rates; the other rates differ."""
     along = np.linspace(0, 1, 5)
     losses = {}
     for method in METHODS:

@@ -25,7 +25,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 class Network:
-    """Two layers, the first behind batch normalization; J of the first layer's weights, or of one unit's."""
+    """Two layers, the first followed by batch normalization; J of the first layer's weights, or of one unit's."""
 
     def __init__(self) -> None:
         self.x, self.y = drawn(20, 5), torch.arange(20) % 3

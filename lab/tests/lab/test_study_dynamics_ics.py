@@ -178,7 +178,7 @@ def test_outliers_are_gone_that_are_no_larger_than_those_of_centred_inputs(found
     spectra = dict(found.numbers["spectra"])
     spectra |= {FIXED: largest(10.0), CENTRED: largest(centred), THROUGH: largest(through)}
     curves = [curve(method, moved, 1.0) for method in PLAN.rates for moved in (0.0, 2.0)]
-    [said] = [one for one in report(2.0, 0.5, curves, spectra).verdicts if "removes what the means add" in one.says]
+    [said] = [one for one in report(2.0, 0.5, curves, spectra).verdicts if "the effect of the means" in one.says]
     assert said.holds is holds
     assert f"It is then {through:.0f} and {through:.0f} times" in said.here
 
@@ -196,7 +196,7 @@ def test_a_cost_that_stays_and_one_that_cannot_be_told_are_told_apart(found):
         curves = [curve("SGD", 0.0, 1.0), curve("SGD", 2.0, plain)]
         curves += [curve(method, moved, 1.0 if not moved else others) for method in methods for moved in (0.0, 2.0)]
         told = verdicts(report(2.0, 0.5, curves, spectra))
-        return {told[f"{method}: the cost of the means is gone"] for method in methods}
+        return {told[f"{method} removes the cost of the means"] for method in methods}
 
     assert gone(2.0, 1.05) == {True}
     assert gone(2.0, 1.5) == {False}

@@ -1,4 +1,4 @@
-"""Networks with batch normalization trained at five rates: norms, effective rates and what is said of them."""
+"""Networks with batch normalization trained at five rates: norms, effective rates and verdicts."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Figures 2, 6 and 7 of the chapter, against loops by hand."""
+"""Figures 2, 6 and 7 of the chapter, against handwritten loops."""
 
 import json
 

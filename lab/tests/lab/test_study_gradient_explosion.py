@@ -30,12 +30,12 @@ def first_batch(trial):
 
 
 def rows_of(values):
-    """One row a sample: of convolutions, a position."""
+    """One row per sample; for convolutions, one per position."""
     return values.flatten(2).movedim(1, 2).flatten(0, 1) if values.ndim == 4 else values
 
 
 def literal(trial, chosen):
-    """λmax(Σx)·λmax(Σ∇h) and σmax(W) of layers before the first step, from what hooks on these layers see."""
+    """λmax(Σx)·λmax(Σ∇h) and σmax(W) of layers before the first step, from hooks on these layers."""
     model, (x, y) = trial.network(), first_batch(trial)
     modules, seen = [layer.module for layer in layers(model)], {}
 

@@ -18,7 +18,7 @@ CLASSES = ("n01", "n02", "n03")
 
 
 def photographs(folder, classes=CLASSES, each=2):
-    """ImageNet in small: JPEG files of a colour, in the folders of its two parts."""
+    """A small ImageNet: JPEG files of one color, in the folders of its two parts."""
     from PIL import Image
 
     rng = np.random.default_rng(0)

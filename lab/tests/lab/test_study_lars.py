@@ -57,7 +57,7 @@ def test_on_digits_lars_generalizes_about_as_layca_does(lab):
 
 
 def full_scale(folder, *, test, rotation):
-    """What LARS gets where Layca has 88 % and turns all layers by 0.95."""
+    """Results of LARS, with Layca at 88 % and a rotation of 0.95 in all layers."""
 
     def make(trial):
         controlled = trial.recipe.control == "layca"

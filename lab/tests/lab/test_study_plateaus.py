@@ -136,7 +136,7 @@ def test_no_trial_is_kept_apart_by_the_sign_of_zero(full):
 
 
 def test_results_like_the_papers_are_reported_as_such(full):
-    """The paper's curves as if they were ours: no difference, and everything shown."""
+    """With the paper's curves in place of ours there is no difference, and everything is shown."""
     for trial in trials(full, FIG3):
         loss = paper_curves()["tiny-cnn"][trial.recipe.name]
         folder = full.archive.folder(trial)

@@ -158,7 +158,7 @@ def test_the_papers_numbers_stand_beside_the_right_configurations(tmp_path):
 
 
 def test_thresholds_and_divergence_decide_what_counts_and_the_verdict_needs_significance(tmp_path):
-    """Made-up results in perfect order; one network fit 98 %, one diverged, and in one task nearly all failed."""
+    """Made-up results in perfect order; one network fits 98 %, one diverges, and in one task nearly all fail."""
     only = ("c10-cnn2", "c100-wrn")
     lab = Lab(Archive(tmp_path), "full", engine="serial", precision="float32", only=only)
     for place, trial in enumerate(STUDY.trials(lab)):

@@ -25,7 +25,7 @@ def report(lab):
 
 
 def lognormal(medians, deviations):
-    """The percentiles of layers whose log v is normal; 1.2816 is where a tenth is above."""
+    """The percentiles of layers whose log v is normal; 1.2816 is the 90th percentile."""
     medians, deviations = np.array(medians), np.array(deviations)
     return np.exp(medians[:, None] + deviations[:, None] * np.array([-1.28155, 0.0, 1.28155]))
 

@@ -91,7 +91,7 @@ def test_on_digits_a_higher_rate_rotates_layers_further_and_is_better_but_not_as
 
 
 def full_scale(tests, rotations, folder, *, uneven=0.3):
-    """SGD's test accuracies from the lowest rate to the highest, then Layca's; rotations likewise; SGD's unevenness."""
+    """Test accuracies of SGD by increasing rate, then of Layca; rotations in the same order; SGD's unevenness."""
 
     def make(trial):
         place = 5 if trial.recipe.control else round(np.log(trial.recipe.rate) / np.log(3)) + 4
@@ -175,7 +175,7 @@ def test_the_view_of_single_steps_agrees_with_the_result_at_the_end_of_every_epo
 
 
 def recorded(folder, angles, scalars):
-    """A run of one layer with two weights, which each step turns by the next of `angles`."""
+    """A run of one layer with two weights, which turns by the next of `angles` at each step."""
     model = nn.Linear(2, 1, bias=False)
     model.weight.data = torch.tensor([[1.0, 0.0]])
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)

@@ -104,7 +104,7 @@ def test_without_mnist_the_small_scale_trains_as_many_networks_on_digits():
 
 
 def literal(trial):
-    """Inputs and output gradients of every linear layer and outputs of every ReLU, at the start, example by example."""
+    """Inputs and output gradients of every linear layer, and outputs of every ReLU, at the start, per example."""
     split = trial.task.source.load()
     x, y = split.inputs(split.x_train).double(), split.y_train
     model = trial.network().double().train()
@@ -261,7 +261,7 @@ def test_figures_of_magnitudes_have_the_papers_panels(reports):
 
 
 def made(kind, *, loss, factor=1.0, kappa=10.0, dying=0):
-    """A course of two analyses in which λmax changes by `factor` a layer, forward and backward."""
+    """A course of two analyses in which λmax changes by `factor` per layer, forward and backward."""
     forward = np.tile(factor ** np.arange(6.0), (2, 1))
     result = Result(0.5, 0.5, loss=[2.3, loss], layers=["l"] * 6, rotation=[[0.0] * 6])
     kappas = {name: {0.5: np.full((2, 6), kappa)} for name in ("x", "g")}
@@ -285,7 +285,7 @@ def test_a_plain_network_that_keeps_magnitudes_or_trains_is_told_apart():
 
 
 def test_a_factor_that_looks_small_a_layer_is_not_stable_over_all_of_them():
-    """Of six layers four factors lie between the five that are compared."""
+    """With six layers, five are compared, with four factors between them."""
     for factor, holds in ((1.7, True), (1 / 1.7, True), (1.8, False), (1 / 1.8, False), (0.0, False), (nan, False)):
         assert verdicts(made(HE_PLAIN, loss=1.0, factor=factor)) == [holds] * 2
         assert verdicts(made(HE_BN, loss=1.0, factor=factor)) == [holds] * 2

@@ -16,7 +16,7 @@ ALPHAS = (-0.8, -0.6, -0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
 
 
 def raw(lab, power, alpha):
-    """The archive's own result of a configuration, None where it was not tried."""
+    """The archive's own result of a configuration, or None if it was not tried."""
     trial = lab.trial(Trial(lab.task("c10-cnn1"), layca(power, alpha=alpha)))
     path = lab.archive.folder(trial) / "result.json"
     return json.loads(path.read_text())["result"] if path.exists() else None
@@ -28,7 +28,7 @@ def report(lab):
 
 
 def peak_at(optimum):
-    """Scores that fall from log3 rho = optimum(alpha) on, and a record of what was asked for, round by round."""
+    """Scores that fall from log3 rho = optimum(alpha) on, and a record of the requests, round by round."""
     rounds = []
 
     def score(places):
@@ -78,7 +78,7 @@ def test_of_equal_scores_the_first_tried_is_taken_so_that_the_search_ends_soones
 
 
 def test_on_digits_the_search_is_that_of_the_appendix(lab, report):
-    """Followed by hand in the archive's results: of each alpha, what was tried and what was best."""
+    """The search is followed by hand in the archive's results: for each alpha, the tried rates and the best one."""
     told = {row[0]: row for row in report.tables[0].rows}
     optima = {}
     for alpha in (-0.6, 0.0, 0.6):
@@ -174,7 +174,7 @@ def test_at_full_scale_the_search_starts_with_three_rates_at_thirteen_alphas(tmp
 
 
 def test_results_like_the_papers_are_reported_as_such_and_validation_chooses(tmp_path):
-    """A made-up task: accuracies of the paper at the rate that validation prefers, whatever the test set says."""
+    """A made-up task: the paper's accuracies at the rate that validation prefers, independent of the test set."""
     lab = Lab(Archive(tmp_path), "full", engine="serial", precision="float32", only=("tiny-cnn",))
     told = TUNED["tiny-cnn"]
     places = {(alpha, power) for alpha in ALPHAS for power in (-4, -3, -2)}

@@ -43,7 +43,7 @@ def full(tmp_path):
 
 
 def course(architecture="ResNet", depth=1202, *, stuck=300, large=900.0):
-    """A loss that rises, stays at ln 10 for so many steps from the 100th on, and falls; x is large, then small."""
+    """A loss that rises, stays at ln 10 for some steps from the 100th on, and falls; x is large, then small."""
     loss = np.where(np.arange(STEPS) < 100, np.linspace(3.0, 40.0, STEPS), 1.0)
     loss[100 : 100 + stuck] = log(10)
     x = np.full(STEPS, large)
@@ -137,7 +137,7 @@ def test_a_network_that_guesses_without_a_small_input_has_not_begun_to_learn():
 
 
 def off(one, since, *, but=()):
-    """The same course with neither input nor gradient in the last layer since a step, counted from 1, but for some."""
+    """The same course without input and gradient in the last layer from a step on, counted from 1, with exceptions."""
     where = (np.arange(1, STEPS + 1) >= since) & ~np.isin(np.arange(1, STEPS + 1), but)
     x, gradient = (np.where(where, 0.0, values) for values in (one.followed.lambda_x, one.followed.gradient_norm))
     return replace(one, followed=replace(one.followed, lambda_x=x, gradient_norm=gradient))

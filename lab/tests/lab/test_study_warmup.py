@@ -89,7 +89,7 @@ def test_turns_are_told_apart_by_whether_training_accuracy_fell():
 
 
 def full_scale(folder, accuracies, jumps, tests):
-    """By warm-up, and for Layca (None): the training accuracies, the epoch of a jump in rotation, the test accuracy."""
+    """Per warm-up, and for Layca (None): training accuracies, the epoch of a jump in rotation, the test accuracy."""
 
     def make(trial):
         which = None if trial.recipe.control else int(trial.schedule.warmup)
@@ -178,7 +178,7 @@ def test_lastbn_is_trained_as_the_network_without_it_is_and_next_to_the_trials_o
 
 
 def of_lastbn(folder, *, early, test):
-    """LastBN reaches these, where the network without it has 10 % by epoch 25 and others have 92 % in the end."""
+    """LastBN reaches these; the network without it has 10 % by epoch 25, and others have 92 % at the end."""
 
     def make(trial):
         cured = trial.task.model.startswith("resnet-lastbn")

@@ -1,4 +1,4 @@
-"""What a recorded training keeps and what one that copies it does, beside `record` and `replay` in a plain loop."""
+"""A recorded training and its copy, compared with `record` and `replay` in a plain loop."""
 
 from dataclasses import replace
 
@@ -97,7 +97,7 @@ def test_a_training_that_copies_ends_where_what_it_copies_ended(rates, tmp_path)
 
 
 def test_what_a_copy_records_is_what_it_was_given(rates, tmp_path):
-    """So that it can be copied in turn."""
+    """A copy can be copied in turn."""
     train(Trial(DIGITS, replace(COPY, records=True)), SPLIT, rates=rates, folder=tmp_path)
     assert torch.equal(Rates.load(tmp_path / RATES).tangents, rates.tangents)
 

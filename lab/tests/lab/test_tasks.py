@@ -1,4 +1,4 @@
-"""The tasks beside what the papers' authors ran."""
+"""The tasks compared with the settings of the papers' authors."""
 
 from dataclasses import replace
 

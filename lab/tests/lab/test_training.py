@@ -92,7 +92,7 @@ def test_trainings_that_take_turns_do_not_disturb_each_other():
 
 
 def test_training_equals_a_plain_loop():
-    """The loop, the batches, the cuts of the rate, and all numbers of the result, written out once more."""
+    """The loop, the batches, the cuts of the rate, and all numbers of the result are written out again."""
     split = Source("digits", validation=0.1).load()
     recipe, seed = SGD, 3
     result = train(Trial(DIGITS.lasting(10), recipe, seed=seed), split)
@@ -241,7 +241,7 @@ def test_a_loss_that_does_not_change_stops_a_training_that_may_stop():
 
 
 def test_the_rules_for_stopping_are_the_protocols():
-    """Loss at or below a bound, exactly unchanged in three epochs, or the accuracy at or below one in one epoch."""
+    """A loss at or below a bound, a loss unchanged in three epochs, or an accuracy at or below a bound in one epoch."""
     cnn1 = task("c10-cnn1")
 
     def ends(loss, accuracy=None, its=cnn1, copied=None):
@@ -273,7 +273,7 @@ def weights_of(training):
 
 
 def test_the_weights_of_the_best_validation_accuracy_are_tested(tmp_path):
-    """The first of them, if several epochs are as good; and the run and the rotations are of the last ones."""
+    """The first of them, if several epochs are equally good; the run and the rotations are of the last weights."""
     trial = Trial(replace(HELD, tests="best").lasting(6), Recipe("SGD", 0.5), keeps=True, every=4, seed=2)
     after = []
     result = train(trial, FEW, folder=tmp_path, on_epoch=lambda training: after.append(weights_of(training)))
@@ -351,7 +351,7 @@ def test_a_training_that_fails_leaves_a_run_that_can_be_read(tmp_path):
 
 @pytest.mark.parametrize("save_every", [0.0, 1e9])
 def test_a_run_that_cannot_be_recorded_is_no_result(tmp_path, save_every):
-    """Else there would be one whose curves nobody finds."""
+    """Otherwise there would be a result without its curves."""
 
     def remove(training):
         if training.epoch == 2:

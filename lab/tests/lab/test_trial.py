@@ -149,13 +149,13 @@ def test_the_key_does_not_change_with_what_something_is_called():
 
 
 def test_the_name_of_the_data_is_no_name_of_a_task():
-    """The one name that a result depends on."""
+    """It is the only name that a result depends on."""
     digits = Trial(replace(task("digits"), source=Source("mnist", per_class=20)), SGD.recipe)
     assert digits.key != replace(digits, task=replace(digits.task, source=Source("cifar-10", per_class=20))).key
 
 
 def test_whole_numbers_that_are_equal_give_equal_keys():
-    """Or a training at a rate of 1 would be another than one at a rate of 1.0."""
+    """Otherwise a training at a rate of 1 would differ from one at a rate of 1.0."""
     schedule = Schedule(epochs=4, cuts=(1,), factor=10, warmup=2)
     whole = Trial(Task("", Source("digits"), "digits-cnn", schedule=schedule, stop_at=1), Recipe("", 1, scale=2))
     schedule = Schedule(epochs=4, cuts=(1.0,), factor=10.0, warmup=2.0)
@@ -245,7 +245,7 @@ def test_a_trial_that_cannot_be_run_or_kept_is_refused(given, says):
 
 
 def test_seeds_beyond_32_bits_would_repeat_others():
-    """Why they are refused."""
+    """This is why they are rejected."""
     draws = [torch.rand(8, generator=torch.Generator().manual_seed(seed)) for seed in (5, 2**32 + 5)]
     assert torch.equal(*draws)
 

@@ -1,4 +1,4 @@
-"""Small trainings, trainings that are interrupted, and what their folders hold, for several tests."""
+"""Small trainings, interrupted trainings, and the contents of their folders, for several tests."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ WRITES = Task("text", HELD.source, "gpt-small", options=OPTIONS, schedule=replac
 
 
 class StoppedError(Exception):
-    """What interrupts a training."""
+    """An error that interrupts a training."""
 
 
 def stopping(epoch):
@@ -37,7 +37,7 @@ def stopping(epoch):
 
 
 def interrupted(trial, split, folder, *, at, **options):
-    """Train up to an epoch, and from there in a second training, with other random numbers about."""
+    """Train up to an epoch, and continue in a second training, with another random state."""
     try:
         train(trial, split, folder=folder, save_every=0.0, on_epoch=stopping(at), **options)
     except StoppedError:
@@ -46,7 +46,7 @@ def interrupted(trial, split, folder, *, at, **options):
 
 
 def stepped(trial, split, **options):
-    """The training itself, after its end."""
+    """Return the training after its end."""
     training = Training(trial, split, **options)
     for _ in training.proceed():
         pass
@@ -66,7 +66,7 @@ def equal_curves(one, other):
 
 
 def equal_tensors(one, other):
-    """Whether two nests of dicts and lists hold the same numbers, bit for bit."""
+    """Return whether two nested dicts and lists hold the same numbers, bit for bit."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(equal_tensors(value, other[key]) for key, value in one.items())
     if isinstance(one, list | tuple):

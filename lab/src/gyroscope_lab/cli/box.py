@@ -1,4 +1,4 @@
-"""A GPU for some minutes: what `gyroscope reproduce` does with --queue, --minutes and --collect."""
+"""The options --queue, --minutes and --collect of `gyroscope reproduce`: training on a GPU for some minutes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from gyroscope_lab.training.result import Result
     from gyroscope_lab.training.trial import Trial
 
-# A pipe or a file has no width; this holds every column.
+# A pipe or a file has no width; every column fits into this one.
 _UNBOUNDED = 170
-# Seconds between two lines that say how far a box is.
+# Seconds between two lines about the progress of a box.
 _EVERY = 60.0
 
 
 def write_queue(out: Path) -> None:
-    """Write `out/queue.md` from the studies and from the results that are kept in `out/runs`."""
+    """Write `out/queue.md` from the studies and the results kept in `out/runs`."""
     from gyroscope_lab.engine.laboratory import Lab
     from gyroscope_lab.papers import queue
     from gyroscope_lab.training.archive import Archive
@@ -57,17 +57,17 @@ def run_minutes(
     limit: int | None,
     began: float,
 ) -> None:
-    """Train from the top of `out/queue.md` for so many minutes, and write one archive.
+    """Train from the top of `out/queue.md` for `minutes`, and write one archive.
 
     Args:
-        lab: whose archive holds the trainings, whose `jobs` run at a time, and whose tasks are taken.
+        lab: the laboratory, with the archive of the trainings, the `jobs` at a time, and the tasks.
         names: the studies to train for; empty for all.
-        minutes: how long, with the writing of the archive.
-        out: the folder of the queue and of the results that are kept.
+        minutes: the time limit, including the writing of the archive.
+        out: the folder of the queue and of the kept results.
         data: the folder of the datasets.
         archive: the file to write.
-        limit: the MiB that it may have; see `gyroscope_lab.engine.box.run_box`.
-        began: the moment of `time.monotonic()` from which the minutes count.
+        limit: its largest size in MiB; see `gyroscope_lab.engine.box.run_box`.
+        began: the `time.monotonic()` at which the minutes begin.
     """
     from gyroscope_lab.engine.box import run_box
     from gyroscope_lab.engine.engine import AT_ONCE
@@ -85,7 +85,7 @@ def run_minutes(
         ]
         trials = [one.trial for one in _with_data(wanted(entries, lab.archive, Archive(out / "runs")), data)]
         if not trials:
-            echo("Nothing to train: no training of the queue is both missing and has its data here.", err=True)
+            echo("Nothing to train: every training of the queue is finished, or its data is not here.", err=True)
             return
         progress = _Lines(minutes, began)
         progress.say(f"{len(trials)} trainings are missing, the most valuable first")
@@ -96,7 +96,7 @@ def run_minutes(
                 on_done=progress.on_done, on_failed=progress.on_failed,
             )  # fmt: skip
         except KeyboardInterrupt:
-            fail("interrupted twice; the archive has what was saved before", code=INTERRUPTED)
+            fail("interrupted twice; the archive holds the trainings saved before", code=INTERRUPTED)
     except (GyroscopeError, OSError) as error:
         fail(str(error), code=FAILED)
     counts: Counter[str] = Counter(one.status for one in box.trials)
@@ -104,14 +104,14 @@ def run_minutes(
     echo(f"{_counted(counts)} in {box.used:.1f} of {minutes:g} minutes{ended}")
     echo(f"Wrote {box.path} ({box.path.stat().st_size / 2**20:.1f} MiB)")
     if box.left_out:
-        echo(f"{box.left_out} unfinished trainings are left out of it; they are in {lab.archive.root}")
+        echo(f"{box.left_out} unfinished trainings were left out of it; they are in {lab.archive.root}")
     echo(f"To merge it: gyroscope reproduce --collect {box.path}")
     if counts["failed"] == len(box.trials) > 0:
         fail("every training failed", code=FAILED)
 
 
 def collect_archive(path: Path, *, runs: Path, out: Path) -> None:
-    """Merge the archive of a box into `runs` and `out/runs`, and print what became of each trial."""
+    """Merge the archive of a box into `runs` and `out/runs`, and print the outcome of each trial."""
     from gyroscope_lab.engine.box import collect
 
     make_folder(runs, "--runs")
@@ -151,7 +151,7 @@ def _device() -> str:
 
 
 def _with_data(entries: Sequence[Entry], folder: Path) -> list[Entry]:
-    """The entries whose data is in a folder; one line says which are skipped."""
+    """The entries whose data is in a folder; print one line about the skipped ones."""
     missing = lacking([one.trial for one in entries], folder)
     skipped = Counter(one.trial.task.source.name for one in entries if one.trial.task.source.name in missing)
     if skipped:
@@ -162,7 +162,7 @@ def _with_data(entries: Sequence[Entry], folder: Path) -> list[Entry]:
 
 
 class _Lines:
-    """Says how far a box is, on standard error: a line per minute, and one per training that ends."""
+    """Progress of a box on standard error: one line per minute, and one per training that ends."""
 
     def __init__(self, minutes: float, began: float) -> None:
         self._minutes, self._began = minutes, began

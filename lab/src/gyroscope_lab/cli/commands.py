@@ -1,4 +1,4 @@
-"""The laboratory's commands as `gyroscope` loads them, and together as `gyroscope-lab`."""
+"""The laboratory's commands: for `gyroscope`, which loads them, and together as `gyroscope-lab`."""
 
 from __future__ import annotations
 

@@ -25,12 +25,12 @@ from gyroscope.errors import GyroscopeError
 if TYPE_CHECKING:
     from gyroscope_lab.data.catalogue import Dataset
 
-# A pipe or a file has no width; this holds every column.
+# A pipe or a file has no width; every column fits into this one.
 _UNBOUNDED = 150
 _COMPARED = {
     "md5": "right by its MD5",
     "sha256": "right by its SHA-256",
-    "size": "right by its size; no checksum of it is published",
+    "size": "right by its size; no checksum is published",
     "count": "as many as were published",
     "name": "there; nothing is published to compare it with",
 }
@@ -51,8 +51,8 @@ data_app = typer.Typer(
 def list_(data: _Folder = Path("data")) -> None:
     """List the datasets, and whether they are here.
 
-    **here** says whether all files of a dataset were found, some of them, or only the archive they come in; they are
-    not compared with what was published, which gyroscope data check does. Scikit-learn's digits need no files.
+    The column **here** says whether all files of a dataset were found, some of them, or only its archive. To compare
+    the files with the published ones, use gyroscope data check. Scikit-learn's digits need no files.
 
     For example: gyroscope data list --data ~/datasets
     """
@@ -68,18 +68,18 @@ def list_(data: _Folder = Path("data")) -> None:
     console = Console()
     (console if console.is_terminal else Console(width=_UNBOUNDED)).print(table)
     there = "" if folder.is_dir() else ", which does not exist yet"
-    typer.echo(f"Looked in {folder.absolute()}{there}. To fetch one, or be told how: gyroscope data get NAME")
+    typer.echo(f"Looked in {folder.absolute()}{there}. To fetch one, or to see how: gyroscope data get NAME")
 
 
 @data_app.command()
 def get(
     names: _Names,
     to: _Target = Path("data"),
-    again: Annotated[bool, typer.Option("--again", help="Replace files that are there and wrong.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Replace wrong files.")] = False,
 ) -> None:
     """Fetch datasets from their publishers, check them, and unpack them.
 
-    What is here and right is left as it is. What was interrupted is continued where it stopped.
+    Files that are here and right are kept. An interrupted download continues where it stopped.
 
     For example: gyroscope data get mnist cifar-10
     """
@@ -105,11 +105,11 @@ def get(
 def check(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="What to check.", show_default="all that are here"),
+        typer.Argument(metavar="NAME", help="Datasets to check.", show_default="all that are here"),
     ] = None,
     data: _Folder = Path("data"),
 ) -> None:
-    """Compare the files that are here with what was published.
+    """Compare the files that are here with the published ones.
 
     Exits with 1 if one of them is wrong or missing.
 
@@ -132,7 +132,7 @@ def check(
             wrong = True
         looked |= found
     if not looked and not names:
-        typer.echo(f"There are no datasets in {folder}. Those that can be had: gyroscope data list")
+        typer.echo(f"There are no datasets in {folder}. To list those that can be fetched: gyroscope data list")
     if wrong:
         raise typer.Exit(FAILED)
 
@@ -179,7 +179,7 @@ def _is_packed(known: Dataset, folder: Path) -> bool:
 
 
 class _Bars:
-    """A bar for each file that is being fetched, on standard error."""
+    """One bar per file in download, on standard error."""
 
     def __init__(self) -> None:
         from gyroscope_lab.data.download import Watcher
@@ -193,14 +193,14 @@ class _Bars:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Never started, it would print an empty line.
+        # Stopping a display that never started would print an empty line.
         if self._progress.live.is_started:
             self._progress.stop()
 
     def _bytes(self, name: str, here: int, total: int | None) -> None:
         self._progress.start()
         if name not in self._tasks:
-            # What was here before does not count as speed.
+            # Bytes that were here before do not count for the speed.
             self._tasks[name] = self._progress.add_task(name, total=total, completed=here)
         self._progress.update(self._tasks[name], completed=here, total=total)
 

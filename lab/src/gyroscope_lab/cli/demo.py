@@ -1,4 +1,4 @@
-"""`gyroscope demo`: train a small network under ten configurations and look at how its layers rotate."""
+"""`gyroscope demo`: train a small network under ten configurations and show how its layers rotate."""
 
 from __future__ import annotations
 
@@ -27,19 +27,17 @@ _OUT = Path("demo")
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the page, the figure, the numbers and the runs.")] = _OUT,
     seeds: Annotated[
-        int | None, typer.Option(help="Runs of each configuration.", show_default="3, or 1 with --quick")
+        int | None, typer.Option(help="Runs per configuration.", show_default="3, or 1 with --quick")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Three configurations, a few seconds.")] = False,
-    jobs: Annotated[
-        int | None, typer.Option(help="Worker processes.", show_default="one for each CPU, at most 8")
-    ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Train anew what was trained before.")] = False,
+    jobs: Annotated[int | None, typer.Option(help="Worker processes.", show_default="one per CPU, at most 8")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Train again, even if results are known.")] = False,
 ) -> None:
     """Train a small network in ten ways and see how far its layers rotate.
 
     Trains a seven-layer network on 200 digits under Layca at several rates and under plain SGD,
-    prints a table, and writes index.html, rotation.png, rotation.svg and demo.json. Every training is recorded as a run
-    of its own. Takes about a minute on two cores.
+    prints a table, and writes index.html, rotation.png, rotation.svg and demo.json. Every training is recorded as a
+    run. It takes about a minute on two cores.
 
     An interrupted demo resumes where it stopped, and known trainings are not run again.
     """
@@ -64,8 +62,8 @@ def demo(
 
 
 def _load() -> None:
-    # Not at the top, so that --help does not wait for scikit-learn and matplotlib; all at once, so that
-    # one that is missing is noticed before the training and not after.
+    # Not at the top, so that --help does not wait for scikit-learn and matplotlib. All at once, so that a missing
+    # package is noticed before the training.
     with loading():
         import gyroscope.figures  # noqa: F401
         import gyroscope_lab.papers.demo  # noqa: F401
@@ -79,7 +77,7 @@ def _train(runs: Path, seeds: int, quick: bool, jobs: int, again: bool) -> tuple
 
     recipes, task = (lab.QUICK_RECIPES, lab.QUICK_TASK) if quick else (lab.RECIPES, lab.TASK)
     with LabProgress() as progress:
-        # On a CPU whatever there is, so that everybody sees the same numbers.
+        # Always on a CPU, so that everybody sees the same numbers.
         laboratory = Lab(
             Archive(runs),
             engine="workers" if jobs > 1 else "serial",
@@ -136,7 +134,7 @@ def _report(measured: Demo, written: list[Path], out: Path, command: str, trials
     kept = len(trials) - measured.trained
     if kept:
         known = "All" if kept == len(trials) else f"{kept} of"
-        typer.echo(f"{known} {len(trials)} trainings were known: results are kept. To train anew: {command} --again")
+        typer.echo(f"{known} {len(trials)} trainings were known: results are kept. To train again: {command} --again")
     took = f"Trained in {measured.seconds:.0f} s. " if measured.trained else ""
     typer.echo(f"{took}Wrote {', '.join(map(str, written))}. Open {written[0]} in a browser.")
     runs, last = quote(str(out / "runs")), quote(str(Archive(out / "runs").folder(trials[-1])))

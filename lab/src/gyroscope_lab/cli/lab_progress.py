@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from gyroscope_lab.training.trial import Trial
 
 
-# A training of no known pace counts as if an epoch took so many seconds.
+# The assumed seconds per epoch of a training of unknown pace.
 _UNKNOWN = 0.1
-# Up to here there is room for names, but not for bars.
+# Terminals up to this width have room for names, but not for bars.
 _WIDE = 100
 _FIELDS = ("epoch", "loss", "accuracy", "rotation", "left")
 
 
 class LabProgress:
-    """Shows what a laboratory does: give its methods to `Lab` as `on_begin`, `on_note` and `on_done`.
+    """Progress of a laboratory: pass its methods to `Lab` as `on_begin`, `on_note` and `on_done`.
 
-    In a terminal there is a bar for each training that is under way, with its loss, training accuracy, mean rotation
-    and time left, and one for all of them; while nothing is trained, a line says that the `study` is at work. Elsewhere
-    there is a line for each training that has ended. All of it goes to standard error.
+    A terminal shows one bar per current training, with its loss, training accuracy, mean rotation and time left, and
+    one bar for all of them. While nothing is trained, a line says that the `study` is at work. Elsewhere, one line is
+    printed per training that ends. The output goes to standard error.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> from gyroscope_lab.engine.laboratory import Lab
@@ -74,7 +74,7 @@ class LabProgress:
             self._progress.stop()
 
     def on_begin(self, trials: Sequence[Trial]) -> None:
-        """These trials are about to be run, and no others are."""
+        """Start the display of the trials that are about to run."""
         from gyroscope_lab.engine.cost import expected
 
         for key in list(self._bars):
@@ -122,7 +122,7 @@ class LabProgress:
         if self._beside is not None:
             self._progress.update(self._beside, visible=not self._whole.open)
         if self._all is None:
-            # Its other columns are what those below are called.
+            # Its other columns are the headings of those below.
             self._all = self._add("", total=1.0)
             self._progress.update(self._all, epoch="epoch", loss="loss", accuracy="acc %", rotation="rotation")
         whole = self._whole
@@ -140,7 +140,7 @@ class LabProgress:
 
 
 def described(trial: Trial, result: Result) -> str:
-    """A training that has ended, in one line.
+    """Describe an ended training in one line.
 
     >>> from gyroscope_lab.training.recipe import Recipe
     >>> from gyroscope_lab.training.result import Result
@@ -163,22 +163,22 @@ def _short(value: float) -> str:
     return "nan" if isnan(value) else f"{value:.3g}"
 
 
-# So many trainings that have ended tell how long others take, also if none tells how long it took to start.
+# After this many ended trainings, their duration predicts that of others, even if the time to start is unknown.
 _ENOUGH = 3
-# Notes come in bunches, so that what they tell within less time than this is not a speed.
+# Notes arrive in bunches, so a speed is not computed from less time than this.
 _TELLS = 2.0
 
 
 @dataclass
 class Running:
-    """A training as its notes tell it.
+    """A training as its notes describe it.
 
     Attributes:
-        weight: the seconds it is expected to take, which is what it counts for in the whole.
-        first: the epoch before the first note: where a resumed training continued.
-        since: when that note came.
-        epoch: the last one that is over.
-        epochs: all of them.
+        weight: the seconds it is expected to take; its weight in the whole.
+        first: the epoch before the first note, from which a resumed training continued.
+        since: when that note arrived.
+        epoch: the last completed epoch.
+        epochs: the number of epochs.
 
     >>> resumed = Running(weight=20.0, epochs=10)
     >>> resumed.noted(7, now=1.0)
@@ -194,7 +194,7 @@ class Running:
     epoch: int = 0
 
     def noted(self, epoch: int, now: float) -> None:
-        """A note has come."""
+        """Record a note."""
         if self.first is None:
             self.first, self.since = epoch - 1, now
         self.epoch = epoch
@@ -210,12 +210,12 @@ class Running:
         return self.weight * (self.first or 0) / self.epochs
 
     def pace(self, now: float) -> float | None:
-        """The seconds that an epoch took; None until the second note."""
-        over = self.epoch - (self.first or 0) - 1  # the first of them was not timed
+        """The seconds per epoch; None until the second note."""
+        over = self.epoch - (self.first or 0) - 1  # the first epoch was not timed
         return None if over < 1 else (now - self.since) / over
 
     def left(self, now: float) -> float | None:
-        """The seconds it still takes, by the time its epochs took; None until the second note."""
+        """The seconds left, at the pace of its epochs so far; None until the second note."""
         pace = self.pace(now)
         return None if pace is None else pace * (self.epochs - self.epoch)
 
@@ -224,14 +224,14 @@ class Running:
 class Whole:
     """Trainings that are run together.
 
-    What goes by before the first epoch begins (data are read, steps are compiled) is not taken for the speed of what
-    follows: how long it was is known from the first training that tells of two epochs.
+    The time before the first epoch (reading data, compiling steps) does not count for the speed. Its length is known
+    from the first training with two completed epochs.
 
     Attributes:
         began: when they began.
-        open: those that have not ended, by key.
-        trials: how many there are.
-        done: how many have ended.
+        open: the trainings that have not ended, by key.
+        trials: the number of trainings.
+        done: the number of ended trainings.
 
     >>> whole = Whole(began=0.0)
     >>> whole.add("a", weight=10.0, epochs=10)
@@ -252,7 +252,7 @@ class Whole:
     _start_up: float | None = None
 
     def add(self, key: str, *, weight: float, epochs: int) -> None:
-        """A training will be run."""
+        """Add a training that will be run."""
         self.open[key] = Running(weight, epochs)
         self.trials += 1
         self._total += weight
@@ -267,16 +267,16 @@ class Whole:
             self._start_up = max(running.since - pace - self.began, 0.0)
 
     def finish(self, key: str) -> None:
-        """A training has ended, at its last epoch or before."""
+        """Record the end of a training, at its last epoch or before."""
         ended = self.open.pop(key, None)
         if ended is not None:
             self.done += 1
-            self._total -= ended.before  # what had been done before says nothing about the speed
+            self._total -= ended.before  # work done before does not count for the speed
             self._finished += ended.weight - ended.before
 
     @property
     def share(self) -> float:
-        """The share of what is to be done here that is over, in expected seconds."""
+        """The completed share of the work to be done here, in expected seconds."""
         over = self._finished + sum(one.here for one in self.open.values())
         total = self._total - sum(one.before for one in self.open.values())
         return over / total if total > 0 else 1.0

@@ -1,4 +1,4 @@
-"""Data that is not here, noticed before anything is trained."""
+"""Checks for missing data before anything is trained."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def require_data(trials: Sequence[Trial], folder: Path, *, what: str) -> None:
-    """Give up, and say how to get it, if a dataset that trials need is not in `folder`.
+    """Exit and say how to get the data if a dataset that trials need is not in `folder`.
 
     >>> from gyroscope_lab.training.recipe import Recipe
     >>> from gyroscope_lab.training.tasks import task
@@ -33,7 +33,7 @@ def require_data(trials: Sequence[Trial], folder: Path, *, what: str) -> None:
 
 
 def lacking(trials: Sequence[Trial], folder: Path) -> dict[str, str]:
-    """Return the datasets that trials need and `folder` lacks, and why each cannot be read.
+    """Return the datasets that trials need and `folder` lacks, with the reason for each.
 
     >>> from gyroscope_lab.training.recipe import Recipe
     >>> from gyroscope_lab.training.tasks import task
@@ -46,7 +46,7 @@ def lacking(trials: Sequence[Trial], folder: Path) -> dict[str, str]:
 
 
 def to_get(names: Sequence[str], folder: Path) -> str:
-    """Return what to do to get datasets.
+    """Return instructions to get datasets.
 
     >>> to_get(["mnist", "cifar-10"], Path("data"))
     'To fetch what is missing: gyroscope data get mnist cifar-10 --to data'
@@ -60,7 +60,7 @@ def to_get(names: Sequence[str], folder: Path) -> str:
 
 
 def named_in(message: str) -> list[str]:
-    """Return the datasets that an error speaks of.
+    """Return the datasets that an error mentions.
 
     >>> named_in("there is no folder data to look for CIFAR-100 in"), named_in("the loss is nan")
     (['cifar-100'], [])
@@ -73,7 +73,7 @@ def named_in(message: str) -> list[str]:
 
 
 def _problem(source: Source, folder: Path) -> str | None:
-    """Why a source cannot be read from a folder, None if it can, as far as a glance tells."""
+    """The reason why a source cannot be read from a folder, or None; a quick check."""
     from gyroscope_lab.data.catalogue import DATASETS, missing
     from gyroscope_lab.engine.run_one import loaded
 
@@ -81,7 +81,7 @@ def _problem(source: Source, folder: Path) -> str | None:
     forms = [known for known in DATASETS if known.source == source.name]
     if any(not missing(known, place) for known in forms):
         return None
-    # Its files are not where they are published; whoever reads them has the last word, and says what is wrong.
+    # Its files are not in their published places; the reader decides, and says what is wrong.
     try:
         loaded(source, folder)
     except GyroscopeError as error:

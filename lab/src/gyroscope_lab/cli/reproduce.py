@@ -1,4 +1,4 @@
-"""`gyroscope reproduce`: the papers' figures and tables, made again."""
+"""`gyroscope reproduce`: reproduce the papers' figures and tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gyroscope_lab.papers.study import Study
 
 
-# The heading of the options about a GPU that is there for some minutes.
+# The heading of the options for a GPU that is available for some minutes.
 _BOX = "Time-limited GPUs"
 
 
@@ -41,20 +41,18 @@ def reproduce(
     data: Annotated[Path, typer.Option(envvar="GYROSCOPE_DATA", help="Folder of the datasets.")] = Path("data"),
     out: Annotated[Path, typer.Option(help="Folder for figures, tables and numbers.")] = Path("results"),
     runs: Annotated[Path, typer.Option(help="Folder where trainings are kept, for all studies.")] = Path("runs/lab"),
-    engine: Annotated[Engine, typer.Option(help="Who trains; see below.")] = Engine.auto,
+    engine: Annotated[Engine, typer.Option(help="The engine that trains; see below.")] = Engine.auto,
     jobs: Annotated[
-        int | None, typer.Option(help="How many trainings at a time.", show_default="one for each CPU, at most 8")
+        int | None, typer.Option(help="Trainings at a time.", show_default="one per CPU, at most 8")
     ] = None,
     task: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Only this task of the papers; may be repeated.", show_default="all"),
     ] = None,
     precision: Annotated[
-        Precision | None, typer.Option(help="What is computed in.", show_default="bf16 on a GPU, float32 on a CPU")
+        Precision | None, typer.Option(help="Precision of products.", show_default="bf16 on a GPU, float32 on a CPU")
     ] = None,
-    known: Annotated[
-        bool, typer.Option("--known", help="Train nothing: show what the trainings that are kept tell.")
-    ] = False,
+    known: Annotated[bool, typer.Option("--known", help="Train nothing: use the kept trainings only.")] = False,
     minutes: Annotated[
         float | None,
         typer.Option(metavar="M", help="Train what is missing for M minutes, on a GPU.", rich_help_panel=_BOX),
@@ -80,17 +78,17 @@ def reproduce(
         bool, typer.Option("--queue", help="Write OUT/queue.md, the list of missing trainings.", rich_help_panel=_BOX)
     ] = False,
 ) -> None:
-    """Make figures and tables of the papers again, and put their numbers beside ours.
+    """Reproduce figures and tables of the papers, and compare their numbers with ours.
 
-    Without a name, or with **list**, the studies are listed: what the paper shows, how many trainings that takes and
-    how long, and whether there are results.
+    Without a name, or with **list**, list the studies: what the paper shows, the number of trainings, their time, and
+        whether there are results.
 
-    At the scales **smoke** and **small** the embedded digits stand in for the papers' data. At **full**, everything is
-    as the authors ran it; see gyroscope data for the datasets.
+    At the scales **smoke** and **small**, the embedded digits replace the papers' data. At **full**, everything is as
+    the authors ran it; see gyroscope data for the datasets.
 
     Trainings are kept: studies share them, interrupted ones resume where they stopped, and known ones are not run
-    again. They run one after the other (**serial**), in processes (**workers**), side by side on a GPU
-    (**population**) or on a cluster (**ray**); **auto** takes a GPU if there is one.
+        again. They run one after another (**serial**), in processes (**workers**), side by side on a GPU
+        (**population**) or on a cluster (**ray**); **auto** uses a GPU if there is one.
 
     With **--minutes**, train the missing full-scale trainings in the order of OUT/queue.md for M minutes on a GPU, then
     write one archive of results and checkpoints. Names limit it to those studies. **--collect** merges the archive.
@@ -177,7 +175,7 @@ def _refuse_mixtures(
     names: Sequence[str] | None,
     engine: Engine,
 ) -> None:
-    """Give up where options do not go together."""
+    """Exit if options exclude each other."""
     given = [
         option
         for option, is_given in (
@@ -188,7 +186,7 @@ def _refuse_mixtures(
         if is_given
     ]
     if len(given) > 1:
-        fail(f"{' and '.join(given)} do not go together; give one of them", code=BAD_ARGUMENT)
+        fail(f"{' and '.join(given)} exclude each other; give one of them", code=BAD_ARGUMENT)
     if names and given and minutes is None:
         fail(f"{given[0]} takes no studies, got {' '.join(names)}", code=BAD_ARGUMENT)
     if minutes is None and (archive is not None or archive_mib is not None):
@@ -207,7 +205,7 @@ def _load() -> None:
 
 
 def _list(lab: Lab, out: Path) -> None:
-    """List what the studies take of the tasks that were asked for."""
+    """List the studies and their costs for the requested tasks."""
     from gyroscope_lab.cli.study_tables import print_list
     from gyroscope_lab.papers.catalogue import costs, studies
 
@@ -216,7 +214,7 @@ def _list(lab: Lab, out: Path) -> None:
 
 
 def _with_tasks(lab: Lab, chosen: list[Study]) -> list[Study]:
-    """Those studies that have one of the tasks that were asked for."""
+    """The studies that have one of the requested tasks."""
     from gyroscope_lab.errors import LabError
 
     kept = []
@@ -232,7 +230,7 @@ def _with_tasks(lab: Lab, chosen: list[Study]) -> list[Study]:
         raise problem
     left_out = [study.name for study in chosen if study not in kept]
     if left_out:
-        typer.echo(f"Left out, for they have no task {' or '.join(lab.only)}: {', '.join(left_out)}", err=True)
+        typer.echo(f"Left out, because they have no task {' or '.join(lab.only)}: {', '.join(left_out)}", err=True)
     return kept
 
 
@@ -245,7 +243,7 @@ def _require_data(lab: Lab, chosen: list[Study], data: Path) -> None:
 
 
 def _run(lab: Lab, study: Study, out: Path) -> bool:
-    """Run a study, print what came of it and write it down; whether that went well."""
+    """Run a study, print its report and write it to files; return whether it succeeded."""
     from gyroscope_lab.cli.lab_progress import LabProgress
     from gyroscope_lab.cli.missing_data import named_in, to_get
     from gyroscope_lab.cli.study_tables import print_report

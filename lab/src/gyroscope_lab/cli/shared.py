@@ -1,4 +1,4 @@
-"""Parts that the commands share: values of options, checks of folders and numbers, a message while loading."""
+"""Shared parts of the commands: values of options, checks of folders and numbers, a message while loading."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def make_folder(folder: Path, option: str) -> None:
         if folder.exists() and not folder.is_dir():
             fail(f"`{option}` must be a folder, got the file {folder}.", code=BAD_ARGUMENT)
         folder.mkdir(parents=True, exist_ok=True)
-        # Writing a file is the only test that holds for every file system and user.
+        # Writing a file is the only test that is valid for every file system and user.
         with tempfile.TemporaryFile(dir=folder):
             pass
-    except (OSError, ValueError) as error:  # the latter of names with a zero byte or half a letter
+    except (OSError, ValueError) as error:  # ValueError for names with a zero byte or half a letter
         said = getattr(error, "strerror", None) or error
         fail(f"{option} {folder} cannot be written: {said}", code=BAD_ARGUMENT)
 

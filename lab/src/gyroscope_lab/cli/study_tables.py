@@ -1,4 +1,4 @@
-"""Studies in the terminal: the list of them, read from their index without loading a study or torch, and a report."""
+"""Studies in the terminal: their list, read from the index without loading a study or torch, and their reports."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from gyroscope_lab.engine.laboratory import Lab
     from gyroscope_lab.papers.study import Report, Study
 
-# A pipe or a file has no width; this holds every column.
+# A pipe or a file has no width; every column fits into this one.
 _UNBOUNDED = 170
-# From here names and titles have columns of their own.
+# From this width on, names and titles have separate columns.
 _WIDE = 130
 _STYLES = {"shown": "green", "not shown": "red"}
 
-#: By study, or "all", and by scale, the trainings that it takes and how long they last.
+#: By study, or "all", and by scale: the number of trainings and their time.
 Costs = Mapping[str, Mapping[str, str]]
 
 
 def print_list(out: Path, costs: Costs | None = None) -> None:
-    """Print the studies, what they take at each scale, and whether their results are in `out`.
+    """Print the studies, their cost at each scale, and whether their results are in `out`.
 
     Args:
         out: the folder of results.
-        costs: what they take, where that is not what the index says.
+        costs: their costs, if they differ from the index.
 
     >>> print_list(Path("results"))
     ┏...
@@ -59,15 +59,15 @@ def print_list(out: Path, costs: Costs | None = None) -> None:
         table.add_row(*map(Text, (*words, *taken, "" if is_last else results_in(out, name))))
     screen.print(table)
     screen.print(
-        "Trainings, and how long they take: smoke and small on one core of a CPU, full on an H200. Studies share "
-        "trainings, and each is run once; some studies train more, depending on their first results. none: something "
-        f"is measured, nothing trained. ≈ is an estimate, where no time was measured ({known['all'].title}).",
+        "Trainings and their time: smoke and small on one core of a CPU, full on an H200. Studies share trainings, and "
+        "each is run once; some studies train more, depending on their first results. none: something is measured, "
+        f"nothing is trained. ≈ marks an estimate ({known['all'].title}).",
         highlight=False,
     )
 
 
 def results_in(out: Path, name: str) -> str:
-    """At which scale the results of a study are in `out`, in a word or two.
+    """Return the scale of the results of a study in `out`, in a word or two.
 
     >>> results_in(Path("nowhere"), "rotation/fig1")
     '–'
@@ -82,7 +82,7 @@ def results_in(out: Path, name: str) -> str:
 
 
 def print_report(study: Study, report: Report, lab: Lab) -> None:
-    """Print what came of a study: its verdicts, then its tables.
+    """Print the report of a study: its verdicts, then its tables.
 
     >>> from gyroscope_lab.engine.laboratory import Lab
     >>> from gyroscope_lab.papers.study import Report, Study
@@ -116,6 +116,6 @@ def _numeric(rows: Sequence[Sequence[Any]], place: int) -> bool:
 
 
 def console() -> Console:
-    """The terminal, or a file that holds every column."""
+    """The terminal, or a file that is wide enough for every column."""
     found = Console()
     return found if found.is_terminal else Console(width=_UNBOUNDED)

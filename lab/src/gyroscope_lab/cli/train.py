@@ -27,7 +27,7 @@ _TITLES = {"sgd": "SGD", "sgd-amom": "SGD_AMom", "adam": "Adam", "adamw": "AdamW
 
 
 class TrainCommand(TyperCommand):
-    """Names the tasks in its help; they are not looked up for anything else."""
+    """The command with the names of the tasks in its help; they are only loaded for the help."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
@@ -40,29 +40,27 @@ class TrainCommand(TyperCommand):
 
 
 def train(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="What to learn, by its name below.", show_default=False)],
-    optimizer: Annotated[str, typer.Option(help="Which optimizer gives the direction.")] = "sgd",
+    task: Annotated[str, typer.Argument(metavar="TASK", help="The task; see the names below.", show_default=False)],
+    optimizer: Annotated[str, typer.Option(help="The optimizer that gives the direction.")] = "sgd",
     rate: Annotated[str, typer.Option(help="The learning rate, or ρ under a control: 3^-3, 0.1, 1e-3.")] = "3^-3",
-    control: Annotated[str, typer.Option(help="What controls the optimizer, or none.")] = "layca",
+    control: Annotated[str, typer.Option(help="The control of the optimizer, or none.")] = "layca",
     alpha: Annotated[
-        float, typer.Option(help="Which layers turn faster: the first (below 0), the last (above 0).")
+        float, typer.Option(help="Layers that turn faster: the first (below 0), the last (above 0).")
     ] = 0.0,
-    weight_decay: Annotated[float, typer.Option(help="λ of the gradient's term λw.")] = 0.0,
-    momentum: Annotated[float, typer.Option(help="Of SGD, SGD_AMom and RMSprop.")] = 0.0,
+    weight_decay: Annotated[float, typer.Option(help="λ of the term λw in the gradient.")] = 0.0,
+    momentum: Annotated[float, typer.Option(help="Momentum of SGD, SGD_AMom and RMSprop.")] = 0.0,
     nesterov: Annotated[bool, typer.Option("--nesterov", help="Nesterov's momentum.")] = False,
     epochs: Annotated[int | None, typer.Option(help="How long.", show_default="the task's")] = None,
-    batch: Annotated[int | None, typer.Option(help="Examples a step.", show_default="the task's")] = None,
-    seed: Annotated[int, typer.Option(help="Of the initialization and of the order of examples.")] = 0,
+    batch: Annotated[int | None, typer.Option(help="Examples per step.", show_default="the task's")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the initialization and of the order of examples.")] = 0,
     every: Annotated[int | None, typer.Option(help="Steps between measurements.", show_default="an epoch")] = None,
     precision: Annotated[
-        Precision | None, typer.Option(help="Of products.", show_default="bf16 on a GPU, else float32")
+        Precision | None, typer.Option(help="Precision of products.", show_default="bf16 on a GPU, float32 on a CPU")
     ] = None,
-    device: Annotated[Device, typer.Option(help="What to train on.")] = Device.auto,
+    device: Annotated[Device, typer.Option(help="Device to train on.")] = Device.auto,
     data: Annotated[Path, typer.Option(envvar="GYROSCOPE_DATA", help="Folder of the datasets.")] = Path("data"),
-    run: Annotated[
-        Path | None, typer.Option(help="Folder of the run.", show_default=f"one of its own in {_RUNS}")
-    ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Train anew what was trained before.")] = False,
+    run: Annotated[Path | None, typer.Option(help="Folder of the run.", show_default=f"a new one in {_RUNS}")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Train again, even if the result is known.")] = False,
     parallel: Annotated[
         Parallel | None,
         typer.Option(help="Under torchrun: each process has all weights (ddp) or a part (fsdp).", show_default="ddp"),
@@ -119,7 +117,7 @@ def train(
 
 
 def parse_rate(text: str) -> float:
-    """Return a rate as people write it.
+    """Return the rate that a text denotes.
 
     >>> [round(parse_rate(text), 6) for text in ("3^-3", "3**-3", "0.1", "1e-3")]
     [0.037037, 0.037037, 0.1, 0.001]
@@ -154,11 +152,11 @@ def _check(alpha: float, weight_decay: float, momentum: float, nesterov: bool) -
     if not isfinite(alpha):
         fail(f"`--alpha` must be a number, such as -0.6 or 0.6, got {alpha}.", code=BAD_ARGUMENT)
     if not 0 <= weight_decay < float("inf"):
-        fail(f"--weight-decay is {weight_decay}; it must be 0 or more", code=BAD_ARGUMENT)
+        fail(f"`--weight-decay` must be a number >= 0, got {weight_decay}.", code=BAD_ARGUMENT)
     if not 0 <= momentum < 1:
-        fail(f"--momentum is {momentum}; it must be 0 or more and below 1", code=BAD_ARGUMENT)
+        fail(f"`--momentum` must be a number >= 0 and < 1, got {momentum}.", code=BAD_ARGUMENT)
     if nesterov and not momentum:
-        fail("--nesterov is a kind of momentum, and there is none; give --momentum 0.9", code=BAD_ARGUMENT)
+        fail("`--nesterov` needs a momentum, got 0. Try --momentum 0.9.", code=BAD_ARGUMENT)
 
 
 def _load() -> None:
@@ -170,7 +168,7 @@ def _on_gpu(device: Device) -> bool:
     import torch
 
     if device is Device.cuda and not torch.cuda.is_available():
-        fail("--device cuda was given, and torch sees no GPU; leave it out to train on the CPU", code=BAD_ARGUMENT)
+        fail("`--device cuda` needs a GPU, and torch sees none. Leave it out to train on the CPU.", code=BAD_ARGUMENT)
     return device is not Device.cpu and torch.cuda.is_available()
 
 
@@ -182,7 +180,7 @@ def _archive(run: Path | None, trial: Trial) -> Archive:
 
 
 def _on_ranks(trial: Trial, archive: Archive, on_gpu: bool, data: Path, parallel: Parallel, again: bool) -> None:
-    """Train on the processes that torchrun started; the first says what came of it."""
+    """Train on the processes that torchrun started; the first prints the result."""
     from torch import distributed
 
     from gyroscope_lab.engine.ranks import process_group, run_on_ranks
@@ -248,7 +246,7 @@ def _show(trial: Trial, result: Result, known: bool, folder: Path) -> None:
         echo(f"Layers rotated by {least:.3f} ({first}) to {most:.3f} ({last}), {mean:.3f} on average.")
     if result.ended:
         echo(f"Training ended early: {result.ended}.")
-    kept = "This was trained before, and its result kept; --again trains anew." if known else ""
+    kept = "The result was already known; --again trains again." if known else ""
     echo(kept or f"Trained in {result.seconds:.1f} s.")
     echo(f"The run is {folder}: gyroscope show {folder}; gyroscope plot {folder}")
     if result.diverged:

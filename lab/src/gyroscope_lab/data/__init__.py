@@ -1,4 +1,4 @@
-"""Datasets, as tensors: read from the files they are published as, divided, and normalized as they are used."""
+"""Datasets, as tensors: read from the published files, divided into splits, and normalized when they are used."""
 
 from gyroscope_lab.data.digits import digits
 from gyroscope_lab.data.mnist import mnist

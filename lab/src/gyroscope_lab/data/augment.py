@@ -1,4 +1,4 @@
-"""Images shifted by a few pixels and mirrored: drawn on the CPU, done wherever the images are."""
+"""Augmentation by shifting and mirroring images: drawn on the CPU, applied on the device of the images."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ Per = Literal["image", "batch"]
 Fill = Literal["reflect", "symmetric"]
 Rounding = Literal["uniform", "nearest"]
 
-# What an int8 holds.
+# The largest int8.
 _FARTHEST = 127
-_FILLS = get_args(Fill)  # here, since older compilers do not look into typing
+_FILLS = get_args(Fill)  # at module level, as older compilers do not support typing.get_args
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Shifts and mirror images, and what fills the edges.
+    """Shifts, mirroring, and the fill at the edges.
 
     The defaults are the rotation papers' (every image shifted by U(−4, 4), to the nearest pixel, and mirrored with
     probability ½). The conditioning paper's are `per="batch", fill="reflect", rounding="uniform", half=True`.
 
     Args:
-        shift: the farthest that an image is moved, in pixels, up, down, left or right; 0 leaves it where it is.
-        flip: whether images are mirrored left to right, with probability ½.
-        per: whether each "image" is shifted on its own, or all of a "batch" alike; they are mirrored on their own.
-        fill: what comes in at the edge, for `augment`: the image mirrored there, with its outermost pixels repeated
+        shift: the largest shift in pixels, up, down, left or right; 0 for none.
+        flip: True to mirror images left to right with probability ½.
+        per: "image" to shift each image separately, "batch" to shift a whole batch by the same; images are always
+            mirrored separately.
+        fill: the fill at the edge, for `augment`: the mirrored image, with its outermost pixels repeated
             ("symmetric": b a | a b c; Keras calls it reflect) or not ("reflect": c b | a b c; as in Torch 7).
-        rounding: "uniform" over the 2·shift + 1 whole numbers of pixels; or "nearest" to U(−shift, shift), which makes
-            the farthest of them, either way, half as likely as the others.
-        half: whether to mirror exactly half of each batch, at random (one fewer than the rest, of an odd number).
+        rounding: "uniform" over the 2·shift + 1 whole numbers of pixels; or "nearest" to U(−shift, shift), where the
+            largest shift in either direction is half as likely as the others.
+        half: True to mirror exactly half of each batch, at random (rounded down for an odd number).
 
     >>> Augmentation(shift=2).draw(3, 2, torch.Generator().manual_seed(0))
     tensor([[ 0,  2,  1],
@@ -57,15 +58,15 @@ class Augmentation:
             raise LabError("`half` must be False with flip=False: no image is mirrored.")
 
     def draw(self, count: int, batch: int, generator: torch.Generator) -> torch.Tensor:
-        """Return (dy, dx, flip) for each example of an epoch, in the order they are taken: int8 [count, 3].
+        """Return (dy, dx, flip) for each example of an epoch, in the order of training: int8 [count, 3].
 
-        They are drawn here, not where they are used, so that a training which resumes with the generator's state sees
-        the same images again, and a CUDA graph of a step holds no random numbers.
+        They are drawn in advance. A training that resumes with the generator's state then sees the same images again,
+        and a CUDA graph of a step contains no random numbers.
 
         Args:
             count: the number of examples of the epoch.
-            batch: the number of examples of a batch; of the last there may be fewer.
-            generator: on the CPU; the same one, for one epoch after the other.
+            batch: the number of examples per batch; the last batch may be smaller.
+            generator: a generator on the CPU, the same one for all epochs.
         """
         if count < 0 or batch < 1:
             raise LabError(f"`count` must be >= 0 and `batch` >= 1, got {count} and {batch}.")
@@ -80,7 +81,7 @@ class Augmentation:
     def _shifts(self, count: int, generator: torch.Generator) -> torch.Tensor:
         if self.rounding == "uniform" or not self.shift:
             return torch.randint(-self.shift, self.shift + 1, (count, 2), generator=generator)
-        # U(−s, s) is 4s half pixels; the first rounds to −s, the next two to 1 − s, and so on, the last to s.
+        # U(−s, s) spans 4s half pixels: the first rounds to −s, the next two to 1 − s, and so on, and the last to s.
         halves = torch.randint(4 * self.shift, (count, 2), generator=generator)
         return (halves + 1) // 2 - self.shift
 
@@ -99,16 +100,16 @@ def augment(x: torch.Tensor, moves: torch.Tensor, *, fill: Fill) -> torch.Tensor
 
         y[n, c, i, j] = x′[n, c, fold(i + dy_n), fold(j + dx_n)],   x′_n = x_n, or x_n mirrored left to right,
 
-    where fold takes an index outside the image to the pixel that `fill` puts there: the image padded, then cropped.
-    A shift may be farther than the image is wide; it is then mirrored again, as often as needed.
+    where fold maps an index outside the image to the pixel that `fill` puts there. This equals padding, then cropping.
+    A shift may be larger than the image; the image is then mirrored repeatedly.
 
-    No value is read back, nothing is random, and nothing is looped over: it may be captured in a CUDA graph. The
-    result is a new tensor, its channels last in memory.
+    No value is read back, nothing is random, and there are no loops, so a CUDA graph can capture it. The result is a
+    new tensor with its channels last in memory.
 
     Args:
         x: images [N, C, H, W], of any type, on any device.
-        moves: what `Augmentation.draw` drew for them, [N, 3], on the same device.
-        fill: what comes in at the edge; see `Augmentation`.
+        moves: the moves of `Augmentation.draw`, [N, 3], on the same device.
+        fill: the fill at the edge; see `Augmentation`.
 
     >>> image = torch.arange(1, 5).reshape(1, 1, 1, 4)
     >>> augment(image, torch.tensor([[0, 2, 0]]), fill="symmetric").flatten().tolist()
@@ -137,7 +138,7 @@ def augment(x: torch.Tensor, moves: torch.Tensor, *, fill: Fill) -> torch.Tensor
 
 
 def _fold(index: torch.Tensor, size: int, fill: Fill) -> torch.Tensor:
-    """An index on the line, in an image of `size` pixels that is mirrored at both ends for ever."""
+    """Map any index into an image of `size` pixels that is mirrored at both ends without end."""
     last = 2 * size - 1 if fill == "symmetric" else 2 * size - 2
     period = last + 1 if fill == "symmetric" else max(last, 1)
     within = index % period

@@ -1,4 +1,4 @@
-"""The datasets that are read from files: who publishes them, which files they are, how to tell that they are right."""
+"""The datasets that are read from files: their publishers, their files, and the checks of these files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from gyroscope_lab.errors import LabError
 
 @dataclass(frozen=True)
 class File:
-    """A file as its publisher made it, or a folder.
+    """A published file or folder.
 
     Attributes:
-        name: of the file; of one that is downloaded, below the folder of the datasets. A folder's ends in a slash.
-        size: in bytes, if known.
+        name: the name of the file; for a download, relative to the folder of the datasets. A folder's name ends in a
+            slash.
+        size: the size in bytes, if known.
         checksum: "md5:" or "sha256:" and the digits, if known.
-        urls: where it can be had, the first that works.
+        urls: its addresses; the first that works is used.
     """
 
     name: str
@@ -42,9 +43,9 @@ class Piece:
     """One download.
 
     Attributes:
-        download: the file or the archive; None where people have to fetch it themselves.
-        parts: what is read of it; each part in any one of its forms.
-        counts: how many files or folders a pattern must match, below the folder the parts are in.
+        download: the file or the archive; None if people have to fetch it themselves.
+        parts: the files to read; each part in any one of its forms.
+        counts: the number of files or folders that a pattern must match, below the folder of the parts.
     """
 
     download: File | None
@@ -66,13 +67,13 @@ class Dataset:
     """A dataset and its files.
 
     Attributes:
-        name: what it is asked for by.
-        title: what people call it.
+        name: its name on the command line.
+        title: its usual name.
         source: the name of the `gyroscope_lab.data.Source` that reads it.
-        within: the folders its parts are looked for in, below the folder of the datasets.
+        within: the folders to search for its parts, below the folder of the datasets.
         pieces: its files.
-        note: whose it is, what may be done with it, what to cite.
-        by_hand: how to get it, where it cannot be downloaded.
+        note: its authors, its license, and what to cite.
+        by_hand: how to get it if it cannot be downloaded.
     """
 
     name: str
@@ -89,9 +90,9 @@ class Condition:
     """The state of a file, or of several files, on disk.
 
     Attributes:
-        path: of the file, or the pattern of the files.
-        problem: what is wrong with it; None if nothing is.
-        by: what was compared: its "md5", its "sha256", its "size", a "count", or its "name" alone.
+        path: the path of the file, or the pattern of the files.
+        problem: the problem with it, or None.
+        by: the property that was compared: its "md5", "sha256", "size", a "count", or only its "name".
     """
 
     path: Path
@@ -100,7 +101,7 @@ class Condition:
 
 
 def dataset(name: str) -> Dataset:
-    """Return the dataset that is called `name`.
+    """Return the dataset called `name`.
 
     >>> dataset("mnist").title
     'MNIST'
@@ -117,7 +118,7 @@ def dataset(name: str) -> Dataset:
 
 
 def wrong(path: Path, file: File) -> str | None:
-    """Return what tells the file at `path` from the published one, or None if nothing does.
+    """Return the difference between the file at `path` and the published one, or None if there is none.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -140,7 +141,7 @@ def wrong(path: Path, file: File) -> str | None:
 
 
 def find(dataset: Dataset, piece: Piece, folder: Path) -> list[tuple[Path, File] | None]:
-    """Return where each part of a piece is, and in which form; None for one that is not there.
+    """Return the path and the form of each part of a piece; None for a missing part.
 
     >>> shakespeare = dataset("shakespeare")
     >>> find(shakespeare, shakespeare.pieces[0], Path("no/such/folder"))
@@ -154,7 +155,7 @@ def find(dataset: Dataset, piece: Piece, folder: Path) -> list[tuple[Path, File]
 
 
 def missing(dataset: Dataset, folder: Path) -> list[str]:
-    """Return the names of the parts that are not there.
+    """Return the names of the missing parts.
 
     >>> missing(dataset("shakespeare"), Path("no/such/folder"))
     ['tinyshakespeare.txt']
@@ -164,7 +165,7 @@ def missing(dataset: Dataset, folder: Path) -> list[str]:
 
 
 def check(dataset: Dataset, folder: Path) -> Iterator[Condition]:
-    """Yield what is found of each file of a dataset that is there: the parts that are read, and the archives.
+    """Yield the condition of each file of a dataset on disk: the parts that are read, and the archives.
 
     >>> list(check(dataset("shakespeare"), Path("no/such/folder")))
     []
@@ -176,7 +177,7 @@ def check(dataset: Dataset, folder: Path) -> Iterator[Condition]:
 
 
 def check_parts(dataset: Dataset, piece: Piece, folder: Path) -> Iterator[Condition]:
-    """Yield what is found of each part of a piece that is there.
+    """Yield the condition of each part of a piece on disk.
 
     >>> cifar = dataset("cifar-10")
     >>> list(check_parts(cifar, cifar.pieces[0], Path("no/such/folder")))
@@ -201,13 +202,13 @@ def _condition(path: Path, file: File) -> Condition:
 
 
 def _digest(path: Path, kind: str) -> str:
-    # MD5 is what publishers give; it guards against accidents, not against forgers.
+    # Publishers give MD5 checksums. They detect damage, not forgery.
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
 
 
 def _file(row: str, *mirrors: str) -> File:
-    """A name, a size and an MD5, ? for one that is not published."""
+    """A file from its name, size and MD5, with ? for unpublished values."""
     name, size, md5 = row.split()
     urls = tuple(f"{mirror}/{name}" for mirror in mirrors)
     return File(name, None if size == "?" else int(size), None if md5 == "?" else f"md5:{md5}", urls)
@@ -218,7 +219,7 @@ def _mnist(name: str, packed: str, plain: str) -> Piece:
         f"{name}.gz {packed}",
         "https://ossci-datasets.s3.amazonaws.com/mnist",
         "https://storage.googleapis.com/cvdf-datasets/mnist",
-        "http://yann.lecun.com/exdb/mnist",  # the publisher's own, which is often out of reach
+        "http://yann.lecun.com/exdb/mnist",  # the publisher's own server, which is often unreachable
     )
     forms = (_file(f"{name} {plain}"), download)
     spelled = (replace(form, name=form.name.replace("-idx", ".idx")) for form in forms)
@@ -228,7 +229,7 @@ def _mnist(name: str, packed: str, plain: str) -> Piece:
 def _cifar(name: str, title: str, source: str, within: str, archive: str, *parts: str) -> Dataset:
     download = _file(archive, "https://www.cs.toronto.edu/~kriz", "https://cave.cs.toronto.edu/kriz")
     piece = Piece(download, parts=tuple((_file(part),) for part in parts))
-    note = "A. Krizhevsky, Learning multiple layers of features from tiny images, 2009; no licence is stated"
+    note = "A. Krizhevsky, Learning multiple layers of features from tiny images, 2009; no license is stated"
     return Dataset(name, title, source, ("", within), (piece,), note)
 
 
@@ -239,7 +240,7 @@ _PLAYS = File(
     ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",),
 )
 
-#: What can be asked for.
+#: The datasets.
 DATASETS = (
     Dataset(
         name="mnist",
@@ -334,7 +335,7 @@ DATASETS = (
         pieces=(
             Piece(
                 None,
-                # The first class, which tells it from Tiny ImageNet.
+                # The first class, which distinguishes it from Tiny ImageNet.
                 parts=((File("train/n01440764/"),), (File("val/n01440764/"),)),
                 counts=(("train/*/", 1000), ("val/*/", 1000)),
             ),

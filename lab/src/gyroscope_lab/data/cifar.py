@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: 60,000 color photographs of 32×32 pixels, read from the files they are published as."""
+"""CIFAR-10 and CIFAR-100: 60,000 color photographs of 32×32 pixels, read from the published files."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from gyroscope_lab.data.official import Official, data_folder, to_the_end
 from gyroscope_lab.data.plain_pickle import PlainArray, read_plain_pickle
 from gyroscope_lab.errors import LabError
 
-# The largest of them has 155 million bytes; a larger one is damaged, and is not read into memory.
+# The largest file has 155 million bytes; a larger one is damaged, and is not read into memory.
 _LARGEST = 2**29
 
 
 @dataclass(frozen=True)
 class Edition:
-    """The names its publishers gave to the parts of one of the two datasets.
+    """The published names of the parts of one of the two datasets.
 
     Attributes:
-        title: what it is called.
-        train: the files to train on, without `.bin`.
-        test: the file to test on.
-        labels: each kind of label an image has, as pickles call it, and how many classes of it there are; ours last.
-        folders: what its archives unpack to.
-        archives: what it comes in.
+        title: its name.
+        train: the training files, without `.bin`.
+        test: the test file.
+        labels: the kinds of label of an image, as in the pickles, with their numbers of classes; the one used comes
+            last.
+        folders: the folders that its archives unpack to.
+        archives: the archives that contain it.
 
     >>> CIFAR_10.files(".bin")[-2:]
     ['data_batch_5.bin', 'test_batch.bin']
@@ -83,9 +84,10 @@ CIFAR_100 = Edition(
 
 
 def contents(root: Path, edition: Edition) -> Iterator[tuple[str, str, bytes]]:
-    """Yield each file of a dataset: its name without `.bin`, where it is, and the bytes in it.
+    """Yield each file of a dataset: its name without `.bin`, its path, and its bytes.
 
-    The first place that has all files is read: the folder, the folders its archives unpack to, the archives.
+    The files are read from the first place that has all of them: the folder, the folders its archives unpack to, or the
+        archives.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -130,7 +132,7 @@ def _in_folder(folder: Path, files: list[str]) -> Iterator[tuple[str, str, bytes
 def _in_archive(path: Path, edition: Edition) -> Iterator[tuple[str, str, bytes]]:
     wanted = edition.files(".bin" if "binary" in path.name else "")
     try:
-        # As a stream, from first to last: seeking in compressed data means starting over.
+        # As a stream: seeking in compressed data means starting over.
         with gzip.open(path) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
             for member in tar:
                 file = Path(member.name).name
@@ -162,15 +164,15 @@ PIXELS = 3 * SIDE * SIDE
 
 
 def read_cifar10(folder: Path | str | None = None) -> Official:
-    """Return CIFAR-10 as it is published: 50,000 images to train on, 10,000 to test on, bytes [N, 3, 32, 32].
+    """Return CIFAR-10 as published: 50,000 images to train on, 10,000 to test on, bytes [N, 3, 32, 32].
 
     Its files are `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`; or the same without `.bin`, which are
-    pickles, and are read without running what they may contain; or the archives they come in,
-    `cifar-10-binary.tar.gz` and `cifar-10-python.tar.gz`, which are read without unpacking them.
+    pickles and are read without running code in them; or the archives `cifar-10-binary.tar.gz` and
+    `cifar-10-python.tar.gz`, which are read without unpacking them.
 
     Args:
-        folder: where these are, or a folder that has the files in `cifar-10-batches-bin` or `cifar-10-batches-py`; if
-            not given, the folder that the environment variable GYROSCOPE_DATA names.
+        folder: the folder of these files, or one that has them in `cifar-10-batches-bin` or `cifar-10-batches-py`; by
+            default the folder that the environment variable GYROSCOPE_DATA names.
 
     >>> read_cifar10("no/such/folder")
     Traceback (most recent call last):
@@ -180,10 +182,10 @@ def read_cifar10(folder: Path | str | None = None) -> Official:
 
 
 def read_cifar100(folder: Path | str | None = None) -> Official:
-    """Return CIFAR-100 as it is published, with its 100 fine labels; see `read_cifar10`.
+    """Return CIFAR-100 as published, with its 100 fine labels; see `read_cifar10`.
 
     Its files are `train.bin` and `test.bin`, `train` and `test`, `cifar-100-binary.tar.gz` or
-    `cifar-100-python.tar.gz`; the folders looked in are `cifar-100-binary` and `cifar-100-python`.
+    `cifar-100-python.tar.gz`; the folders searched are `cifar-100-binary` and `cifar-100-python`.
 
     >>> read_cifar100("no/such/folder")
     Traceback (most recent call last):
@@ -209,7 +211,7 @@ def _read(edition: Edition, folder: Path | str | None) -> Official:
 
 
 def _binary(edition: Edition, path: str, content: bytes) -> _Batch:
-    """One record after the other: a byte for each kind of label, the last of them ours, and the planes of an image."""
+    """Records, one per image: one byte per kind of label, of which the last is used, and the planes of the image."""
     length = len(edition.labels) + PIXELS
     if not content or len(content) % length:
         raise LabError(
@@ -255,7 +257,8 @@ def _check_labels(path: str, kind: str, classes: int, *extremes: int) -> None:
 def _whole(edition: Edition, root: Path, batches: list[_Batch]) -> tuple[torch.Tensor, torch.Tensor]:
     x = np.concatenate([batch.x for batch in batches]).reshape(-1, 3, SIDE, SIDE)
     y = np.concatenate([batch.y for batch in batches])
-    # Every class has the same number of images, so a file cut between two images, or there twice, is noticed.
+    # Every class has the same number of images, so a file that ends early between two images, or is read twice, is
+    # noticed.
     counts = np.bincount(y, minlength=edition.classes)
     if counts.min() != counts.max():
         raise LabError(

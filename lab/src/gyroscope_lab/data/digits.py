@@ -23,9 +23,9 @@ def digits(
     standard deviation of the whole training set (one number each).
 
     Args:
-        per_class: how many of each class to train on.
-        seed: of the choice of these.
-        validation: the share of the examples to train on that is held out of them. Those to test on stay the same.
+        per_class: the number of training examples per class.
+        seed: the seed of this choice.
+        validation: the share of the training examples to hold out. The test examples stay the same.
         normalization: "none" for pixels from 0 to 1 instead. There is one channel, so "channel" is "scalar".
 
     >>> split = digits()

@@ -1,4 +1,4 @@
-"""Files fetched from their publishers: continued where a connection broke, checked, and only then given their names."""
+"""Downloads from publishers: continued after a broken connection, checked, and only then renamed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gyroscope_lab.data.official import to_the_end
 from gyroscope_lab.errors import LabError
 
 _BLOCK = 1 << 18
-# A connection that brought this much was worth it: the count of failures starts again.
+# After a connection that brought this many bytes, the count of failures starts again.
 _MUCH = 1 << 20
 _LONGEST_WAIT = 60.0
 
@@ -34,9 +34,9 @@ class Patience:
     """Waiting times for a server.
 
     Attributes:
-        timeout: seconds without a byte after which a connection is given up.
-        attempts: failures in a row, none of which brought much, after which a server is.
-        pause: seconds before the second attempt; twice as many before each further one, up to a minute.
+        timeout: seconds without a byte after which a connection is abandoned.
+        attempts: consecutive failures without much data after which a server is abandoned.
+        pause: seconds before the second attempt; doubled before each further one, up to a minute.
     """
 
     timeout: float = 30.0
@@ -49,8 +49,8 @@ class Watcher:
     """Callbacks while files are fetched.
 
     Attributes:
-        on_bytes: with the name of a file, how many bytes of it are here, and how many there are, if that is known.
-        on_news: with a sentence: that something is tried again, or unpacked.
+        on_bytes: called with the name of a file, its bytes so far, and its total bytes if known.
+        on_news: called with a sentence when a download is tried again or unpacked.
     """
 
     on_bytes: Callable[[str, int, int | None], None] = lambda name, here, total: None
@@ -65,8 +65,7 @@ def fetch(
 ) -> bool:
     """Put the files of a dataset into `folder`, and return whether any had to be fetched or unpacked.
 
-    Files that are there and right are taken as they are. Files that are there and wrong are an error; with `again`,
-    they are replaced.
+    Existing files that are right are kept. Existing files that are wrong are an error; with `again` they are replaced.
 
     >>> from gyroscope_lab.data.catalogue import dataset
     >>> fetch(dataset("imagenet"), Path("no/such/folder"))
@@ -101,10 +100,10 @@ def fetch(
 
 
 def download(file: File, to: Path, *, watcher: Watcher = _UNWATCHED, patience: Patience = _PATIENT) -> None:
-    """Fetch a file from the first of its addresses that gives it, and name it `to` when it is whole and right.
+    """Fetch a file from the first of its addresses that works, and name it `to` when it is complete and right.
 
-    Until then it is in `to` with `.part` after it. What has come of it is kept when the program is interrupted, and
-    continued from: with the next connection, or by the next call.
+    Until then it is called `to` with the suffix `.part`. If the program is interrupted, this part is kept, and the next
+    connection or the next call continues from it.
 
     >>> download(File("greeting.txt"), Path("greeting.txt"))
     Traceback (most recent call last):
@@ -131,9 +130,9 @@ def download(file: File, to: Path, *, watcher: Watcher = _UNWATCHED, patience: P
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Put what is in an archive (.zip, or .tar compressed in any way) into `folder`, over what is there.
+    """Unpack an archive (.zip, or .tar with any compression) into `folder`, and overwrite existing files.
 
-    What would end up elsewhere, and links to elsewhere, are refused, and nothing is put there until all is unpacked.
+    Entries and links that lead outside the folder are rejected. Nothing is moved there until everything is unpacked.
 
     >>> unpack(Path("no/such/file.zip"), Path())
     Traceback (most recent call last):
@@ -160,7 +159,7 @@ def _untar(archive: Path, fresh: str) -> None:
 def _unzip(archive: Path, fresh: str) -> None:
     with zipfile.ZipFile(archive) as packed:
         for entry in packed.infolist():
-            # A Windows path knows both kinds of slashes.
+            # A Windows path splits at both kinds of slashes.
             path = PureWindowsPath(entry.filename)
             if path.anchor or ".." in path.parts:
                 raise zipfile.BadZipFile(f"{entry.filename} would be put elsewhere")
@@ -170,7 +169,7 @@ def _unzip(archive: Path, fresh: str) -> None:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Rename what is new, a whole folder at once; go into folders that are there."""
+    """Move new files and whole new folders; merge folders that exist."""
     if source.is_dir() and target.is_dir():
         for entry in source.iterdir():
             _move(entry, target / entry.name)
@@ -189,7 +188,7 @@ def _check_room(file: File, part: Path) -> None:
 
 
 class _DroppedError(Exception):
-    """Worth trying again, after so many seconds if the server said."""
+    """A failure worth trying again, after `wait` seconds if the server gave a time."""
 
     def __init__(self, problem: str, *, wait: float | None = None) -> None:
         super().__init__(problem)
@@ -197,7 +196,7 @@ class _DroppedError(Exception):
 
 
 class _RefusedError(Exception):
-    """Not to be had from there."""
+    """The server does not provide the file."""
 
 
 _PAGE = "a web page came instead of the file, as from a network that wants you to log in"
@@ -207,7 +206,7 @@ _BROKEN = (TimeoutError, ConnectionResetError, ConnectionAbortedError, BrokenPip
 
 @dataclass(frozen=True)
 class _Transfer:
-    """A file from one address, over as many connections as it takes."""
+    """A download from one address, over any number of connections."""
 
     url: str
     file: File
@@ -218,7 +217,7 @@ class _Transfer:
     def run(self) -> None:
         resumed = self._until_whole()
         if resumed and wrong(self.part, self.file):
-            # The beginning may be of another version, or damaged.
+            # The beginning may be damaged, or belong to another version.
             self.forget()
             self._until_whole()
         if problem := wrong(self.part, self.file):
@@ -230,7 +229,7 @@ class _Transfer:
         self._origin.unlink(missing_ok=True)
 
     def _until_whole(self) -> bool:
-        """Connect until all has come; return whether some of it was here before, or came over several connections."""
+        """Connect until the file is complete; return whether it came in several parts or connections."""
         failures, furthest, resumed = 0, 0, False
         while True:
             start = self._start()
@@ -256,7 +255,7 @@ class _Transfer:
         """Return the number of bytes on disk that the download can continue from."""
         noted = self._noted()
         same = noted.get("url") == self.url and any(noted.get(key) for key in _VERSION)
-        # With a checksum, what is continued from another address, or an unknown version, is found out in the end.
+        # With a checksum, a continuation from another address or of another version is detected at the end.
         if self._here() > (self.file.size or self._here()) or not (self.file.checksum or same):
             self.forget()
         return self._here()
@@ -267,7 +266,7 @@ class _Transfer:
         with self._open(start) as answer:
             if start and not self._continues(answer, start):
                 self.forget()
-                # Without a range, the answer is the file from its beginning.
+                # Without a range, the response is the file from its beginning.
                 start = 0
                 if answer.status == 206:
                     raise _DroppedError("the file there has changed", wait=self.patience.pause)

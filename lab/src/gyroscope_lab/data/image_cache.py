@@ -1,4 +1,4 @@
-"""Decoded images kept in one file and read from the disk as they are needed; worker processes decode the JPEG files."""
+"""A cache of decoded images in one file, read from disk on demand; worker processes decode the JPEG files."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from gyroscope_lab.orphans import end_with_parent
 Progress = Callable[[int, int], None]
 
 _IMAGES, _INDEX = "images.npy", "index.json"
-# What the files of a cache mean; one of another number is made anew.
+# The version of the cache's files; a cache of another version is built again.
 _VERSION = 1
 _MOST = 256
-# As long as fewer take, a process takes to start.
+# Decoding fewer images takes less time than starting a process.
 _FEW = 1000
 _PATIENCE = 0.5
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Images in the order of their numbers, and what tells whether they have changed.
+    """Images in the order of their indices, with their sizes and times to detect changes.
 
     Attributes:
         files: their paths below a folder.
-        sizes: in bytes.
+        sizes: their sizes in bytes.
         times: when they were last written, in nanoseconds.
-        train: how many of them, the first, are to train on.
+        train: the number of training images, which come first.
 
     >>> Listing(["train/a.JPEG", "val/b.JPEG"], [1700, 2100], [0, 0], train=1).files[0]
     'train/a.JPEG'
@@ -69,21 +69,21 @@ def cached_images(
     workers: int | None = None,
     on_progress: Progress | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return images as bytes [N, 3, side, side] and the `histogram` of those to train on.
+    """Return images as bytes [N, 3, side, side] and the `histogram` of the training images.
 
     They are decoded once into the file `images.npy`. The images returned are a memory map of that file: they take
-    memory only as they are read, and must not be written to. `index.json` in the same folder lists the files that were
+    memory only as they are read, and must not be modified. `index.json` in the same folder lists the files that were
     decoded. If the name, size or time of one of them has changed, all are decoded again. The index is written last, so
-    that a build that was killed does not count. Of several processes one builds, and the others wait.
+    an interrupted build does not count. If several processes need the cache, one builds it and the others wait.
 
     Args:
         root: the folder of the images.
-        listing: which ones.
-        cache: the folder to keep them in.
-        side: of the images returned.
-        short: what the shorter side is made before their middle is kept.
-        workers: how many processes decode; if not given, one for each core, and none beside this one for few images.
-        on_progress: called with how many are decoded and how many there are, if any have to be.
+        listing: the images.
+        cache: the folder of the cache.
+        side: the side of the images returned.
+        short: the length of the shorter side after scaling, before the middle is cropped.
+        workers: the number of processes that decode; by default one per core, or only this one for few images.
+        on_progress: called with the numbers of decoded images and of all images, if any have to be decoded.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -100,7 +100,7 @@ def cached_images(
     if found is None:
         _check_not_starting()
         with _alone(cache):
-            found = _read(cache, wanted)  # another process may have built it meanwhile
+            found = _read(cache, wanted)  # another process may have built it by now
             if found is None:
                 _build(root, wanted, cache, workers or _workers(listing), on_progress or (lambda done, total: None))
                 found = _read(cache, wanted)
@@ -110,7 +110,7 @@ def cached_images(
 
 
 def _read(cache: Path, wanted: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The images, or None if they are not there, are of other files, or damaged."""
+    """The images, or None if they are missing, damaged, or decoded from other files."""
     try:
         index = json.loads((cache / _INDEX).read_bytes())
         counts = torch.tensor(index.pop("counts"))
@@ -123,7 +123,7 @@ def _read(cache: Path, wanted: dict[str, Any]) -> tuple[torch.Tensor, torch.Tens
     if images.shape != shape or images.dtype != np.uint8 or counts.shape != (3, 256):
         return None
     with warnings.catch_warnings():
-        # Torch has no tensors that cannot be written to. Mapped so that they could, ImageNet would count as memory.
+        # torch has no read-only tensors. With a writable map, ImageNet would count as used memory.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(images), counts
 
@@ -157,7 +157,7 @@ def _decode_into(part: Path, root: Path, wanted: dict[str, Any], workers: int, o
             numbers[Batch(files, side, wanted["short"], part, first + number * 3 * side**2)] = number
     counts, done = torch.zeros(3, 256, dtype=torch.int64), 0
     on_progress(0, total)
-    # Closed at once if `on_progress` raises, and not when the error is forgotten: closing ends the processes.
+    # Closed at once if `on_progress` raises, not when the error is garbage-collected: closing ends the processes.
     with closing(decode_all(list(numbers), workers=workers)) as decoded:
         for batch, count in decoded:
             if numbers[batch] < train:
@@ -202,8 +202,8 @@ def _cores() -> int:
 
 
 def _check_not_starting() -> None:
-    # A process that starts runs the main script up to its guard. Without one it would come here, and wait for the lock
-    # of the process that waits for it. The attribute is what multiprocessing itself looks at when it refuses this.
+    # A new process runs the main script up to its guard. Without a guard it would come here, and wait for the lock of
+    # the process that waits for it. multiprocessing itself checks this attribute to reject the same mistake.
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise LabError('images are decoded by several processes: load them within `if __name__ == "__main__":`')
 
@@ -225,20 +225,20 @@ def _alone(cache: Path) -> Iterator[None]:
         lock.release()
 
 
-# One of ImageNet's files is a PNG by another name.
+# One of ImageNet's files is a PNG named .JPEG.
 _FORMATS = ("JPEG", "PNG")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Images to decode, and where in a file to write them, one after the other.
+    """Images to decode, and their place in a file.
 
     Attributes:
         files: the images.
-        side: of the square that is kept.
-        short: what the shorter side is made before that.
+        side: the side of the square that is kept.
+        short: the length of the shorter side after scaling, before cropping.
         to: the file to write to.
-        start: the first byte there.
+        start: the offset of the first byte in it.
 
     >>> Batch((Path("n01443537_0.JPEG"),), side=64, short=64, to=Path("images.npy.part"), start=128).side
     64
@@ -252,10 +252,10 @@ class Batch:
 
 
 def decode(path: Path | str, *, side: int, short: int) -> npt.NDArray[np.uint8]:
-    """Return the middle of an image, bytes [3, side, side], in RGB whatever it was in.
+    """Return the middle of an image, bytes [3, side, side], converted to RGB.
 
-    The image is scaled so that its shorter side is `short`, interpolating linearly with a triangle as wide as what
-    falls into a new pixel; then the middle is kept, half a pixel towards the top and the left if it must be.
+    The image is scaled so that its shorter side is `short`, with linear interpolation and antialiasing. Then the middle
+    is kept, shifted by half a pixel to the top and left if necessary.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -274,7 +274,7 @@ def decode(path: Path | str, *, side: int, short: int) -> npt.NDArray[np.uint8]:
             with Image.open(path, formats=_FORMATS) as file:
                 image = file.convert("RGB")
     except Exception as error:
-        # A damaged image fails in whatever way the bytes at hand happen to lead to.
+        # A damaged image can raise any of many errors.
         raise LabError(f"{path} cannot be read as an image ({error}); fetch it again") from error
     width, height = image.size
     if min(width, height) != short:
@@ -292,8 +292,8 @@ def decode_all(batches: Sequence[Batch], *, workers: int) -> Generator[tuple[Bat
     """Decode batches in any order; yield each with its `histogram` as soon as it is written.
 
     Args:
-        batches: what to decode.
-        workers: how many processes to start; with 1 none is, and this one decodes.
+        batches: the batches to decode.
+        workers: the number of processes; with 1 this process decodes.
 
     >>> list(decode_all([], workers=2))
     []
@@ -325,7 +325,7 @@ def _decode_batch(batch: Batch) -> torch.Tensor:
     images = np.empty((len(batch.files), 3, batch.side, batch.side), dtype=np.uint8)
     for image, path in zip(images, batch.files, strict=True):
         image[:] = decode(path, side=batch.side, short=batch.short)
-    # Written, not memory-mapped: on a full disk a write fails, where a process that touches a map is killed.
+    # Written, not memory-mapped: on a full disk a write raises an error, but access to a map kills the process.
     with batch.to.open("r+b") as file:
         file.seek(batch.start)
         file.write(images.data)
@@ -333,6 +333,6 @@ def _decode_batch(batch: Batch) -> torch.Tensor:
 
 
 def _start() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent alone decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; only the parent handles it
     torch.set_num_threads(1)
     end_with_parent()

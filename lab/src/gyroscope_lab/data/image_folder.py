@@ -1,4 +1,4 @@
-"""Tiny ImageNet and ImageNet: photographs in folders, one for each class."""
+"""Tiny ImageNet and ImageNet: photographs in one folder per class."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def read_tiny_imagenet(
 ) -> Official:
     """Return Tiny ImageNet: 100,000 images to train on, 10,000 to test on, of 200 classes, bytes [N, 3, 64, 64].
 
-    The test set is the published validation set, for the labels of the published test set are not; so it is in the
-    papers. Classes are numbered in the order of their names.
+    The test set is the published validation set, as in the papers: the labels of the published test set are not public.
+        Classes are numbered in the order of their names.
 
     Args:
-        folder: one that has `wnids.txt`, `train/CLASS/images/*.JPEG`, `val/images/*.JPEG` and
-            `val/val_annotations.txt`, or has `tiny-imagenet-200` with these in it; if not given, the folder that the
-            environment variable GYROSCOPE_DATA names.
-        side: of the images, which are published with 64.
-        workers: how many processes decode them, once; see `gyroscope_lab.data.image_cache`.
-        on_progress: called with how many are decoded and how many there are, if any have to be.
+        folder: a folder with `wnids.txt`, `train/CLASS/images/*.JPEG`, `val/images/*.JPEG` and
+            `val/val_annotations.txt`, or with these in `tiny-imagenet-200`; by default the folder that the environment
+            variable GYROSCOPE_DATA names.
+        side: the side of the images; they are published with 64.
+        workers: the number of processes that decode them, once; see `gyroscope_lab.data.image_cache`.
+        on_progress: called with the numbers of decoded images and of all images, if any have to be decoded.
 
     >>> read_tiny_imagenet("no/such/folder")
     Traceback (most recent call last):
@@ -64,15 +64,15 @@ def read_imagenet(
 ) -> Official:
     """Return ImageNet (ILSVRC 2012): 1.28 million images to train on, 50,000 to test on, of 1,000 classes.
 
-    Images are scaled until their shorter side is 8/7 of `side`, 256 for 224, and their middle is kept. Decoded they
-    take 193 GB of disk, and memory only as they are looked at. The test set is the published validation set.
+    Images are scaled so that their shorter side is 8/7 of `side` (256 for 224), and their middle is kept. Decoded, they
+    take 193 GB of disk, and memory only as they are read. The test set is the published validation set.
 
     Args:
-        folder: one that has `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`, or has `imagenet`, `ImageNet` or `ILSVRC2012`
-            with these in it; if not given, the folder that the environment variable GYROSCOPE_DATA names.
-        side: of the images.
-        workers: how many processes decode them, once; see `gyroscope_lab.data.image_cache`.
-        on_progress: called with how many are decoded and how many there are, if any have to be.
+        folder: a folder with `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`, or with these in `imagenet`, `ImageNet` or
+            `ILSVRC2012`; by default the folder that the environment variable GYROSCOPE_DATA names.
+        side: the side of the images.
+        workers: the number of processes that decode them, once; see `gyroscope_lab.data.image_cache`.
+        on_progress: called with the numbers of decoded images and of all images, if any have to be decoded.
 
     >>> read_imagenet("no/such/folder")
     Traceback (most recent call last):
@@ -147,7 +147,7 @@ def _by_class(root: Path, names: list[str], pattern: str) -> list[_Image]:
 
 
 def _annotated(root: Path, names: list[str]) -> list[_Image]:
-    """The images of val, which are in one folder; a file says which class each is of."""
+    """The images of val, which are in one folder; a file gives their classes."""
     path = root / "val" / "val_annotations.txt"
     labels = {name: label for label, name in enumerate(names)}
     annotated = {image: rest.split("\t")[0] for image, _, rest in (line.partition("\t") for line in _lines(path))}
@@ -197,6 +197,6 @@ def _cache(root: Path, name: str) -> Path:
     elsewhere = os.environ.get(CACHE)
     if not elsewhere:
         return root / "gyroscope-cache" / name
-    # There the images of several folders may be kept.
+    # This folder may hold the images of several datasets.
     which = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]
     return Path(elsewhere).expanduser() / f"{name}-{which}"

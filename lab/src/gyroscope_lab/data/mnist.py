@@ -1,4 +1,4 @@
-"""MNIST: 70,000 handwritten digits of 28×28 pixels, read from the idx files they are published as."""
+"""MNIST: 70,000 handwritten digits of 28×28 pixels, read from the published idx files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gyroscope_lab.errors import LabError
 
 CLASSES = 10
 SIDE = 28
-# Beside the folder itself: where torchvision puts them, and where people do.
+# The folder itself, the folder that torchvision uses, and other usual ones.
 _WITHIN = ("", "MNIST/raw", "MNIST", "mnist")
 
 
@@ -28,8 +28,8 @@ def mnist(folder: Path | str | None = None) -> Split:
     `t10k` for `train`; each may be compressed (.gz).
 
     Args:
-        folder: where the files are, or a folder that has them in `MNIST/raw` as torchvision keeps them; if not given,
-            the folder that the environment variable GYROSCOPE_DATA names.
+        folder: the folder of the files, or one that has them in `MNIST/raw`, as torchvision keeps them; by default the
+            folder that the environment variable GYROSCOPE_DATA names.
 
     >>> mnist("no/such/folder")
     Traceback (most recent call last):
@@ -42,7 +42,7 @@ def mnist(folder: Path | str | None = None) -> Split:
 
 
 def read_mnist(folder: Path | str | None = None) -> Official:
-    """Return MNIST as it is published, with pixels from 0 to 255; see `mnist` for the files and the folder.
+    """Return MNIST as published, with pixels from 0 to 255; see `mnist` for the files and the folder.
 
     >>> read_mnist("no/such/folder")
     Traceback (most recent call last):
@@ -68,7 +68,7 @@ def _part(root: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _find(root: Path, name: str) -> Path:
-    # Both spellings are about: some programs unpack `-idx3-ubyte` to `.idx3-ubyte`.
+    # Both spellings occur: some programs unpack `-idx3-ubyte` to `.idx3-ubyte`.
     names = [spelling + ending for spelling in (name, name.replace("-idx", ".idx")) for ending in ("", ".gz")]
     for within in _WITHIN:
         for spelling in names:
@@ -89,11 +89,11 @@ def read_idx(path: Path | str, *, shape: Sequence[int | None]) -> torch.Tensor:
     """Return the bytes of an idx file, plain or compressed (.gz), as a tensor of `uint8`.
 
     The file begins with two zero bytes, the type of its elements (8: bytes), the number of its dimensions and the size
-    of each in four bytes, the most significant first; then come the elements, row by row, and nothing else.
+    of each in four bytes, big-endian. The elements follow, row by row, and nothing else.
 
     Args:
         path: the file.
-        shape: the sizes it must have; None where any will do.
+        shape: the required size of each dimension; None for any.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""A dataset as it is published: where its files are, the moments of its pixels, and its division into a split."""
+"""A published dataset: the folder of its files, the moments of its pixels, and its division into a split."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ DATA = "GYROSCOPE_DATA"
 
 
 def data_folder(folder: Path | str | None, name: str) -> Path:
-    """Return the folder to look for a dataset in: the one given, else the one that GYROSCOPE_DATA names.
+    """Return the folder of a dataset: the given one, or otherwise the one that GYROSCOPE_DATA names.
 
     Args:
-        folder: the one given, or None.
-        name: of the dataset, as people write it.
+        folder: the given folder, or None.
+        name: the usual name of the dataset.
 
     >>> data_folder("no/such/folder", "MNIST")
     Traceback (most recent call last):
@@ -45,11 +45,11 @@ class Readable(Protocol):
     """A stream of bytes."""
 
     def read(self, size: int, /) -> bytes:
-        """Return up to so many."""
+        """Return up to `size` bytes."""
 
 
 def to_the_end(stream: Readable) -> None:
-    """Read what is left of a compressed stream: its checksum stands at the very end, and is compared when it is read.
+    """Read the rest of a compressed stream: its checksum is at the very end, and is only compared when it is read.
 
     >>> import io
     >>> stream = io.BytesIO(b"abc")
@@ -64,10 +64,10 @@ def to_the_end(stream: Readable) -> None:
 def choose(
     labels: torch.Tensor, *, classes: int, validation: float, per_class: int | None, seed: int, name: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the places of the examples to train on and of those held out, both in increasing order.
+    """Return the indices of the training examples and of the held-out examples, both in increasing order.
 
-    All examples are shuffled, by the seed alone. The first, a share `validation` of all, are held out; of those after
-    them, all are trained on, or the first `per_class` of each class.
+    The examples are shuffled, depending only on the seed. The first `validation` share of them is held out. The
+    training examples are all others, or the first `per_class` of each class among them.
 
     >>> train, held_out = choose(
     ...     torch.tensor([0, 1, 0, 1, 0, 1, 0, 1]), classes=2, validation=0.25, per_class=2, seed=0, name="made"
@@ -91,7 +91,7 @@ def choose(
 def first_of_each_class(
     labels: torch.Tensor, order: torch.Tensor, *, classes: int, per_class: int, name: str
 ) -> torch.Tensor:
-    """Return the first `per_class` places of each class among the places `order`, class by class.
+    """Return the first `per_class` indices of each class in `order`, class by class.
 
     >>> first_of_each_class(
     ...     torch.tensor([0, 0, 1, 1]), torch.tensor([3, 0, 2, 1]), classes=2, per_class=1, name="made"
@@ -106,7 +106,7 @@ def first_of_each_class(
     return torch.cat([order[labels[order] == c][:per_class] for c in range(classes)])
 
 
-# Images at a time: a memory-mapped file is never in memory as a whole.
+# Images per chunk: a memory-mapped file is never in memory as a whole.
 _CHUNK = 4096
 
 
@@ -126,11 +126,11 @@ def histogram(images: torch.Tensor) -> torch.Tensor:
 def moments(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return μ = Σ h(v) v / n and σ = √(Σ h(v) v² / n − μ²), where h(v) of the n pixels have the value v.
 
-    Both are worked out in whole numbers, σ from n Σ h(v) v² − (Σ h(v) v)², and rounded once, so that they do not
-    depend on the order of the pixels, as sums of 180 million floats would.
+    Both are computed in whole numbers, σ from n Σ h(v) v² − (Σ h(v) v)², and rounded once. They do not depend on the
+    order of the pixels, unlike sums of 180 million floats.
 
     Args:
-        counts: h, [256], or [C, 256] for moments of each channel apart.
+        counts: h, [256], or [C, 256] for separate moments of each channel.
 
     >>> moments(torch.bincount(torch.tensor([0, 0, 4, 4]), minlength=256))
     (tensor(2.), tensor(2.))
@@ -157,16 +157,16 @@ Normalization = Literal["scalar", "channel", "none"]
 
 @dataclass(frozen=True)
 class Official:
-    """Images as bytes, [N, C, H, W], and their labels, in the two parts their publishers made.
+    """Images as bytes, [N, C, H, W], and their labels, divided into training and test set as published.
 
     Attributes:
-        name: of the dataset.
-        x_train: the images to train on.
+        name: the name of the dataset.
+        x_train: the training images.
         y_train: their labels.
-        x_test: the images to test on.
+        x_test: the test images.
         y_test: their labels.
         classes: the number of classes.
-        counts: how often each value of a pixel occurs in `x_train`, [C, 256], where that is known already.
+        counts: the histogram of the pixels of `x_train`, [C, 256], if already known.
 
     >>> x, y = torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.tensor([0, 1])
     >>> Official("made", x, y, x, y, classes=2).split(normalization="none").x_train.shape
@@ -189,7 +189,7 @@ class Official:
         per_class: int | None = None,
         seed: int = 0,
     ) -> Split:
-        """Return the examples, some held out and some left out as `gyroscope_lab.data.Source` says.
+        """Return the examples, some held out and some left out; see `gyroscope_lab.data.Source`.
 
         >>> x, y = torch.arange(8, dtype=torch.uint8).reshape(8, 1, 1, 1), torch.arange(8) % 2
         >>> split = Official("made", x, y, x, y, classes=2).split(validation=0.25)

@@ -1,4 +1,4 @@
-"""Pickles of plain values and arrays of bytes, read without running what they ask for."""
+"""Pickles of plain values and arrays of bytes, read without running code in them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gyroscope_lab.errors import LabError
 
 
 def read_plain_pickle(content: bytes, *, name: str) -> object:
-    """Return what a pickle holds: dictionaries, lists, tuples, strings, numbers and arrays of `uint8`, nothing else.
+    """Return the content of a pickle: dictionaries, lists, tuples, strings, numbers and arrays of `uint8` only.
 
-    A pickle is a program: it names functions and has them called. This one finds only stand-ins, written here, for
-    the four names that numpy puts into the pickle of an array; whatever else it names is refused before it runs.
+    A pickle is a program: it names functions and calls them. Here it finds only replacements, defined in this module,
+        for the four names that numpy puts into the pickle of an array. Any other name is rejected before it runs.
     Strings of Python 2 come back as bytes, arrays as `PlainArray`.
 
     Args:
         content: the pickle.
-        name: of the file, for errors.
+        name: the name of the file, for errors.
 
     >>> read_plain_pickle(pickle.dumps({b"labels": [6, 9]}), name="data_batch_1")
     {b'labels': [6, 9]}
@@ -35,7 +35,7 @@ def read_plain_pickle(content: bytes, *, name: str) -> object:
     except LabError:
         raise
     except Exception as error:
-        # A damaged pickle fails in whatever way the bytes at hand happen to lead to.
+        # A damaged pickle can raise any error.
         raise LabError(
             f"{name} is damaged, or not a pickle ({type(error).__name__}: {error}); fetch it again"
         ) from error
@@ -69,7 +69,7 @@ class PlainArray:
         self._shape, self._fortran, self._content = shape, bool(fortran), content
 
     def bytes(self) -> npt.NDArray[np.uint8]:
-        """Return the array; it cannot be written to.
+        """Return the array, which is read-only.
 
         >>> array = PlainArray()
         >>> array.__setstate__((1, (2, 2), PlainType("u1"), True, b"acbd"))
@@ -81,7 +81,7 @@ class PlainArray:
 
 
 class PlainType:
-    """The type of the elements of such an array, which can only be `uint8`.
+    """The element type of such an array, which must be `uint8`.
 
     >>> PlainType("f8")
     Traceback (most recent call last):
@@ -95,7 +95,7 @@ class PlainType:
             raise ValueError(f"an array of {kind!r}, where bytes (u1) are expected")
 
     def __setstate__(self, state: object) -> None:
-        # The order of the bytes of an element and such: nothing that matters for elements of one byte.
+        # The byte order and similar properties, which do not matter for elements of one byte.
         pass
 
 
@@ -103,7 +103,7 @@ class _Function:
     __slots__ = ()
 
     def __setstate__(self, state: object) -> NoReturn:
-        # Without this a pickle could set attributes of what it is given to call.
+        # Without this, a pickle could set attributes of the functions that it calls.
         raise TypeError("a function has no state")
 
 
@@ -127,13 +127,13 @@ class _Encode(_Function):
     __slots__ = ()
 
     def __call__(self, text: str, encoding: str) -> bytes:
-        # How Python 3 writes bytes in the format of Python 2.
+        # Python 3 writes bytes this way in the format of Python 2.
         if encoding != "latin1":
             raise ValueError(f"text in {encoding!r}, where latin1 is expected")
         return text.encode("latin1")
 
 
-# numpy moved the first two when it became 2.0, and reads files that name either.
+# numpy 2.0 moved the first two, and reads files with either name.
 _STAND_INS: dict[str, object] = {
     "numpy.core.multiarray._reconstruct": _Reconstruct(),
     "numpy._core.multiarray._reconstruct": _Reconstruct(),

@@ -1,4 +1,4 @@
-"""Images of another size."""
+"""Cropping and resizing of images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gyroscope_lab.errors import LabError
 def centre_crop(images: torch.Tensor, side: int) -> torch.Tensor:
     """Return the middle `side`×`side` pixels of `images`, [..., height, width].
 
-    Where they cannot be exactly in the middle, they are half a pixel towards the top and the left.
+    If they cannot be exactly in the middle, they are shifted by half a pixel to the top and left.
 
     >>> centre_crop(torch.arange(16).reshape(4, 4), 2)
     tensor([[ 5,  6],
@@ -27,8 +27,8 @@ def centre_crop(images: torch.Tensor, side: int) -> torch.Tensor:
 def resize(images: torch.Tensor, side: int) -> torch.Tensor:
     """Return `images`, [N, channels, height, width], with `side`×`side` pixels.
 
-    Pixels are interpolated linearly in both directions (with a triangle as wide as what falls into a new pixel where
-    there are fewer of these), which keeps the brightness and the range.
+    Pixels are interpolated linearly in both directions, with antialiasing if the image shrinks. This preserves the
+    brightness and the range.
 
     >>> resize(torch.ones(1, 1, 8, 8), 12).shape
     torch.Size([1, 1, 12, 12])

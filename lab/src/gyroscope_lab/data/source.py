@@ -1,4 +1,4 @@
-"""Datasets by name, and which of their examples are used."""
+"""Datasets by name, and the choice of their examples."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ _READERS: dict[str, Callable[[Path | str | None], Official]] = {
     "cifar-10": read_cifar10,
     "cifar-100": read_cifar100,
 }
-# Photographs in folders, and the side they have unless another is asked for.
+# Photographs in folders, and their default side.
 _PHOTOGRAPHS: dict[str, tuple[Callable[..., Official], int]] = {
     "tiny-imagenet": (read_tiny_imagenet, 64),
     "imagenet": (read_imagenet, 224),
 }
 
-#: What datasets are called.
+#: The names of the datasets.
 NAMES = ("digits", *_READERS, *_PHOTOGRAPHS, "shakespeare")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset and a choice of its examples; equal sources load equal examples, whatever the random state.
+    """A dataset and a choice of its examples; equal sources load equal examples, independent of the random state.
 
-    The test set is always the published one, whole. A text has none: it is the last tenth. Nor have scikit-learn's
-    digits, which need no files: there the training set is 20 a class, or `per_class`, held-out ones included, and the
-    test set is all others.
+    The test set is always the whole published one, with two exceptions. For a text it is the last tenth. For
+    scikit-learn's digits, which need no files, the training set is 20 examples per class, or `per_class`, held-out ones
+    included, and the test set is all others.
 
     Attributes:
-        name: of the dataset.
-        validation: the share of all training examples that is held out, at random; 0.1 in the papers on rotation.
+        name: the name of the dataset.
+        validation: the share of all training examples to hold out, at random; 0.1 in the papers on rotation.
         normalization: "scalar" for one mean and one standard deviation of all training pixels, before any are held out
-            or left out; "channel" for one of each channel; "none" for pixels from 0 to 1.
-        per_class: how many of each class to train on, at random and none of them held out; None for all.
-        seed: of both choices.
-        side: of the images of Tiny ImageNet and ImageNet; None for the 64 and 224 pixels that are customary.
-        context: how many characters of a text a network sees at a time; its examples are pieces of that length,
-            and it has no classes to choose from and no pixels to normalize.
+            or left out; "channel" for one of each per channel; "none" for pixels from 0 to 1.
+        per_class: the number of training examples per class, chosen at random among those not held out; None for all.
+        seed: the seed of both choices.
+        side: the side of the images of Tiny ImageNet and ImageNet; None for the usual 64 and 224 pixels.
+        context: the number of characters of a text that a network sees at a time. The examples of a text are pieces of
+            that length, and it has no classes to choose from and no pixels to normalize.
 
     >>> split = Source("digits").load()
     >>> split.x_train.shape, split.classes
@@ -89,17 +89,17 @@ class Source:
 
     @property
     def is_text(self) -> bool:
-        """True if its examples are pieces of a text, where the label of a character is the next one."""
+        """True if its examples are pieces of a text, where the label of a character is the next character."""
         return self.name == "shakespeare"
 
     def load(self, folder: Path | str | None = None, *, on_progress: Progress | None = None) -> Split:
-        """Return the examples, read from the files their publishers made; nothing is downloaded.
+        """Return the examples, read from the published files; nothing is downloaded.
 
         Photographs are decoded the first time, on all cores, and kept; see `gyroscope_lab.data.image_cache`.
 
         Args:
-            folder: where the files are; if not given, the folder that the environment variable GYROSCOPE_DATA names.
-            on_progress: called with how many photographs are decoded and how many there are, if any have to be.
+            folder: the folder of the files; by default the folder that the environment variable GYROSCOPE_DATA names.
+            on_progress: called with the numbers of decoded photographs and of all, if any have to be decoded.
 
         >>> split = Source("digits", validation=0.1).load()
         >>> len(split.x_train), len(split.x_val)

@@ -1,4 +1,4 @@
-"""A dataset divided into examples to train on, to validate on and to test on, on a device whose memory they fit in."""
+"""A dataset divided into training, validation and test examples, on a device with enough memory."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 
 @dataclass(frozen=True)
 class Split:
-    """Inputs `[N, ...]` and integer labels, one for each input `[N]` or, for text, one for each character `[N, T]`.
+    """Inputs `[N, ...]` and integer labels, one per input `[N]` or, for text, one per character `[N, T]`.
 
-    Images are kept as the bytes they are published as. A network takes (x − mean) / std of them, which `inputs` works
-    out for the few that are taken at a time: a quarter of the memory, and as exact.
+    Images are kept as the published bytes. A network takes (x − mean) / std, which `inputs` computes for a batch at a
+    time. This needs a quarter of the memory and is as exact.
 
     Attributes:
-        x_train: the inputs to train on.
+        x_train: the training inputs.
         y_train: their labels.
-        x_test: the inputs to test on.
+        x_test: the test inputs.
         y_test: their labels.
-        x_val: the inputs held out of those to train on; None if none were.
+        x_val: the inputs held out of the training set, or None.
         y_val: their labels.
-        mean: what `inputs` subtracts, one number or one for each channel; None if x is already what a network takes.
-        std: what `inputs` divides by.
-        classes: the number of labels there can be.
+        mean: the mean that `inputs` subtracts, one number or one per channel; None if x is already normalized.
+        std: the standard deviation that `inputs` divides by.
+        classes: the number of possible labels.
 
     >>> x, y = torch.tensor([[[[0, 255]]], [[[51, 102]]]], dtype=torch.uint8), torch.tensor([0, 1])
     >>> split = Split(x, y, x[:1], y[:1], mean=torch.tensor(51.0), std=torch.tensor(102.0), classes=2)
@@ -45,8 +45,8 @@ class Split:
     def to(self, device: torch.device | str) -> Split:
         """Return the same examples on another device.
 
-        Inputs that do not fit in its free memory stay where they are, as ImageNet's must: then take batches of them
-        there, and move these. Labels, mean and std are moved in any case.
+        Inputs that do not fit in its free memory, such as ImageNet's, stay where they are: take batches of them there,
+        and move the batches. Labels, mean and std are always moved.
 
         >>> x, y = torch.zeros(1, 1, 2, 2), torch.zeros(1, dtype=torch.int64)
         >>> Split(x, y, x, y).to("meta").x_test.device
@@ -90,9 +90,9 @@ class Split:
         return replace(self, x_train=x_train, x_test=x_test, x_val=x_val, mean=None, std=None)
 
     def inputs(self, x: torch.Tensor) -> torch.Tensor:
-        """Return (x − mean) / std in float32, what a network takes, for some of the inputs; x itself without a mean.
+        """Return (x − mean) / std in float32 for some of the inputs, as a network takes them; x itself without a mean.
 
-        It waits for no device and decides nothing by the values, so a CUDA graph may hold it.
+        It does not wait for the device and has no branches on values, so a CUDA graph can capture it.
 
         >>> x, y = torch.tensor([[[[7]], [[8]]]], dtype=torch.uint8), torch.tensor([0])
         >>> split = Split(x, y, x, y, mean=torch.tensor([7.0, 6.0]), std=torch.tensor([1.0, 4.0]))
@@ -113,7 +113,7 @@ _LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def fits(size: int, device: torch.device | str) -> bool:
-    """Tell whether `size` bytes take at most half of the memory that is free on a device.
+    """Return whether `size` bytes take at most half of the free memory of a device.
 
     >>> fits(1, "cpu"), fits(2**60, "cpu")
     (True, False)
@@ -123,9 +123,9 @@ def fits(size: int, device: torch.device | str) -> bool:
 
 
 def free_memory(device: torch.device | str) -> int | None:
-    """Return how many bytes are free on a device; None where that cannot be told.
+    """Return the number of free bytes on a device; None if unknown.
 
-    On a CPU these are the bytes the system could give without swapping, or the limit of the container if it is less.
+    On a CPU, these are the bytes that the system can provide without swapping, or the container's limit if it is lower.
 
     >>> free_memory("meta") is None
     True

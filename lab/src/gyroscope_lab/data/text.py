@@ -1,4 +1,4 @@
-"""Text, one character after the other, to predict the next."""
+"""Text as a sequence of characters, to predict the next one."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gyroscope_lab.data.official import choose, data_folder
 from gyroscope_lab.data.split import Split
 from gyroscope_lab.errors import LabError
 
-#: The share of a text, from its beginning, that is trained on.
+#: The share of a text, from its beginning, used for training.
 TRAIN = 0.9
 
 _NAMES = ("tinyshakespeare.txt", "input.txt")
 _WITHIN = ("", "tinyshakespeare")
-# No text that is learned by character is larger, and each of its characters takes eight bytes.
+# No text for learning by character is larger, and each of its characters takes eight bytes.
 _LARGEST = 2**30
 
 
 def read_text(path: Path | str) -> Text:
-    """Return the characters of a file (UTF-8), each as its number in the sorted list of those that occur.
+    """Return the characters of a file (UTF-8), each as its index in the sorted list of those that occur.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -52,8 +52,9 @@ def read_shakespeare(folder: Path | str | None = None) -> Text:
     """Return tinyshakespeare: 1,115,394 characters of his plays, of 65 kinds.
 
     Args:
-        folder: one that has `tinyshakespeare.txt`, or `input.txt` as its publisher called it, or has a folder
-            `tinyshakespeare` with it; if not given, the folder that the environment variable GYROSCOPE_DATA names.
+        folder: a folder with `tinyshakespeare.txt`, or `input.txt` as its publisher called it, or with a folder
+            `tinyshakespeare` that contains it; by default the folder that the environment variable GYROSCOPE_DATA
+            names.
 
     >>> read_shakespeare("no/such/folder")
     Traceback (most recent call last):
@@ -71,9 +72,9 @@ def read_shakespeare(folder: Path | str | None = None) -> Text:
 
 
 def contexts(tokens: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return all pieces of `length` tokens, one after the other, and for each token of each the one that follows it.
+    """Return consecutive pieces of `length` tokens, and for each token the one that follows it.
 
-    Both are [N, length]. What is left at the end, not enough for another piece, is left out.
+    Both are [N, length]. A rest that is too short for another piece is left out.
 
     >>> contexts(torch.arange(8), 3)
     (tensor([[0, 1, 2],
@@ -89,9 +90,9 @@ class Text:
     """A text as numbers.
 
     Attributes:
-        name: where it is from.
-        characters: those that occur, sorted.
-        tokens: the number of each character of the text among these.
+        name: the name of the text.
+        characters: the characters that occur, sorted.
+        tokens: the index of each character of the text among these.
 
     >>> Text("made", "ab", torch.tensor([0, 1, 1, 0])).written(torch.tensor([1, 0]))
     'ba'
@@ -102,7 +103,7 @@ class Text:
     tokens: torch.Tensor
 
     def written(self, tokens: torch.Tensor) -> str:
-        """Return numbers as the characters they stand for.
+        """Return the characters of tokens.
 
         >>> Text("made", "hi", torch.tensor([0, 1])).written(torch.tensor([0, 1, 1]))
         'hii'
@@ -110,14 +111,14 @@ class Text:
         return "".join(self.characters[token] for token in tokens.flatten().tolist())
 
     def split(self, *, context: int = 128, validation: float = 0.0, seed: int = 0) -> Split:
-        """Return the pieces of the first nine tenths to train on, and those of the last tenth to test on.
+        """Return a split with the first nine tenths for training, and the last tenth for testing.
 
-        Inputs and labels are [N, context]: the label of a character is the next one.
+        Inputs and labels are [N, context]: the label of a character is the next character.
 
         Args:
-            context: how many characters a piece has.
-            validation: the share of the pieces to train on that is held out of them, at random.
-            seed: of that choice.
+            context: the number of characters per piece.
+            validation: the share of the training pieces to hold out, at random.
+            seed: the seed of that choice.
 
         >>> split = Text("made", "ab", torch.tensor([0, 1] * 50)).split(context=4)
         >>> split.x_train.shape, split.y_test.shape, split.classes

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Lab", "collect", "run_box", "run_population", "run_trials"]
 
-if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistake
+if not TYPE_CHECKING:  # type checkers reject names that are not listed above
     __getattr__ = lazy(
         __name__,
         {

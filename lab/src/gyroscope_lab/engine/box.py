@@ -1,9 +1,9 @@
-"""A box of minutes on a GPU: trainings that end in time, one archive of what they left, and its collection.
+"""A box of GPU minutes: trainings that end in time, one archive of their files, and its collection.
 
-`run_box` trains for a given time and writes an archive, a tar file: `box.json` (when, where, and what became of each
-trial) and the files of each trial in `<task>/<trial>/`. `collect` merges an archive into the folder of trainings and
-puts results in their small form into the folder of kept results. Nothing that is finished is lost by it, and doing it
-twice changes nothing.
+`run_box` trains for a given time and writes an archive, a tar file. It holds `box.json` (the time, the machine, and the
+status of each trial) and the files of each trial in `<task>/<trial>/`. `collect` merges an archive into the folder of
+trainings, and writes results in their small form to the folder of kept results. No finished training is lost, and
+collecting an archive twice changes nothing.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from gyroscope_lab.training.trial import Trial, from_description
 Status = Literal["finished", "resumable", "started", "failed"]
 
 _BOX, _RESULT = "box.json", "result.json"
-# The files of a trial that later trainings and studies read. The result comes last: what has one is complete.
+# The files of a trial that later trainings and studies read. The result comes last: a folder with a result is complete.
 _FILES = (RUN, last_layer.FILE, RATES, WEIGHTS, checkpoint.FILE, _RESULT)
 _VERSION = 1
-# Of the time, this share and this many seconds are for writing the archive, and at most a fifth of it.
+# The time for writing the archive: this share of the minutes plus this many seconds, and at most a fifth of them.
 _SHARE, _SECONDS, _MOST = 0.03, 5.0, 0.2
-# Seconds that trainings have to end their epoch after a signal: half a minute is what most systems leave in all.
+# Seconds for trainings to end their epoch after a signal: most systems leave half a minute in all.
 _GRACE = 10.0
 
 
@@ -59,9 +59,9 @@ class Touched:
     Attributes:
         trial: the trial.
         status: "finished" with a result, "resumable" from a checkpoint, "started" without one, or "failed".
-        epochs: how many are over.
-        seconds: spent on it, in this box and in those before.
-        reason: of a failure.
+        epochs: the number of completed epochs.
+        seconds: the time spent on it, in this box and in earlier ones.
+        reason: the reason of a failure.
     """
 
     trial: Trial
@@ -77,11 +77,11 @@ class Box:
 
     Attributes:
         path: the archive.
-        minutes: how long it was to take.
-        used: how long it took, in minutes, without the writing of the archive.
-        signal: the name of the signal that ended it early, None if none did.
-        trials: those that it worked on.
-        left_out: how many unfinished trainings the archive lacks, because it would have been too large.
+        minutes: the time limit.
+        used: the minutes it took, without writing the archive.
+        signal: the name of the signal that ended it early, or None.
+        trials: the trials that it worked on.
+        left_out: the number of unfinished trainings left out because the archive would be too large.
     """
 
     path: Path
@@ -108,24 +108,24 @@ def run_box(
     on_done: Callable[[Trial, Result], None] = lambda trial, result: None,
     on_failed: Callable[[Trial, str], None] = lambda trial, why: None,
 ) -> Box:
-    """Train for so many minutes, and write what the trainings left to one archive.
+    """Train for `minutes`, and write the files of the trainings to one archive.
 
-    Trials run side by side, see `run_population`. Those that do not end in time are saved, and
-    resume where the archive is collected. The time includes the writing of the archive. SIGTERM and Ctrl-C end the box
-    early, in the same way; a second Ctrl-C ends it at once, and the archive has what was saved before.
+    Trials run side by side (see `run_population`). Trainings that do not end in time are saved, and can be resumed
+    where the archive is collected. The time includes writing the archive. SIGTERM and Ctrl-C end the box early, in the
+    same way. A second Ctrl-C ends it at once, and the archive holds the checkpoints saved before.
 
     Args:
-        trials: what to train, the most important first; one that copies another's rates comes after that one.
-        archive: the folder of trainings. Trials that it has a checkpoint of are resumed.
-        minutes: how long, a positive number.
-        path: of the archive; `box-<date and time>.tar` in the current folder unless given.
-        data: the folder of the datasets; GYROSCOPE_DATA unless given.
-        at_once: how many trials share the device at most.
+        trials: the trials, the most important first; a trial that copies rates comes after their source.
+        archive: the folder of trainings. Trials with a checkpoint are resumed.
+        minutes: the time limit, a positive number.
+        path: the archive file; by default `box-<date and time>.tar` in the current folder.
+        data: the folder of the datasets; by default GYROSCOPE_DATA.
+        at_once: the most trials that share the device.
         device: the GPU; "cpu" trains them in turns.
-        began: the moment of `time.monotonic()` from which the minutes count; now, unless given.
-        grace: seconds that trainings have to end their epoch after a signal.
-        limit: bytes that the archive may have. If it would be larger, unfinished trainings are left out of it, those
-            that are the farthest from their end first; they stay in the folder of `archive`.
+        began: the `time.monotonic()` at which the minutes begin; by default now.
+        grace: seconds for trainings to end their epoch after a signal.
+        limit: the largest size of the archive in bytes. If it would be larger, unfinished trainings are left out, those
+            farthest from their end first; they stay in the folder of `archive`.
         on_note: called as each training ends an epoch.
         on_done: called as each ends.
         on_failed: called with each trial that fails, and the reason.
@@ -181,7 +181,7 @@ def run_box(
                 on_failed=fail,
             ).left
         finally:
-            # After a second Ctrl-C too: what has ended an epoch may have a checkpoint.
+            # Also after a second Ctrl-C: a training that has ended an epoch may have a checkpoint.
             for key in dict.fromkeys([*(trial.key for trial in left), *progress]):
                 if key not in touched:
                     saved = checkpoint.epoch(archive.folder(by_key[key]))
@@ -197,7 +197,7 @@ def run_box(
 
 
 def _require_new(target: Path) -> None:
-    """Refuse a path that the archive could not be written to when the time is over, or that has one."""
+    """Reject a path that exists, or that the archive could not be written to at the end."""
     if target.exists():
         raise LabError(f"{target} exists. Collect it and delete it, or give the archive another name.")
     try:
@@ -213,7 +213,7 @@ def _require_new(target: Path) -> None:
 def _stopped_by_signals(deadline: Deadline, grace: float) -> Iterator[list[str]]:
     """Let SIGTERM and SIGINT bring the deadline forward; the second SIGINT interrupts as usual."""
     received: list[str] = []
-    if threading.current_thread() is not threading.main_thread():  # others can set no handlers
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can set handlers
         yield received
         return
 
@@ -232,7 +232,7 @@ def _stopped_by_signals(deadline: Deadline, grace: float) -> Iterator[list[str]]
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Within it, Ctrl-C does nothing."""
+    """Ignore Ctrl-C within this context."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -244,7 +244,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _write(box: Box, archive: Archive, opened: datetime, device: str, left_out: set[str]) -> None:
-    """Write the archive as a whole or not at all, without the trials whose keys are in `left_out`."""
+    """Write the archive atomically, without the trials whose keys are in `left_out`."""
     on_gpu = torch.device(device).type == "cuda"
     about = {
         "version": _VERSION,
@@ -274,7 +274,7 @@ def _write(box: Box, archive: Archive, opened: datetime, device: str, left_out: 
 
 
 def _left_out(trained: Sequence[Touched], archive: Archive, limit: float) -> set[str]:
-    """The keys of the unfinished trials to leave out so that the archive keeps within the limit."""
+    """The keys of the unfinished trials to leave out to keep the archive within the limit."""
     sizes = {}
     for one in trained:
         folder = archive.folder(one.trial)
@@ -334,13 +334,13 @@ class Collected:
     Attributes:
         trial: the trial.
         status: as in `Touched`, in the box.
-        taken: whether its files in the runs are now those of the archive; if not, what is there is finished, the same,
-            or further.
-        kept: whether its result is new among those that are kept.
-        epochs: how many are over, in the box.
-        test: its test accuracy in the box, None if it did not finish there.
-        before: the one that was kept before, None if there was none.
-        reason: of a failure.
+        taken: True if its files in `runs` now come from the archive; if not, the files there are finished, the same, or
+            further along.
+        kept: True if its result is new among the kept results.
+        epochs: the number of epochs completed in the box.
+        test: its test accuracy in the box; None if it did not finish there.
+        before: the test accuracy that was kept before; None if there was none.
+        reason: the reason of a failure.
     """
 
     trial: Trial
@@ -354,27 +354,28 @@ class Collected:
 
 
 def collect(path: Path | str, runs: Path | str, kept: Path | str) -> list[Collected]:
-    """Merge the archive of a box into the folder of trainings, and its results into the folder of kept ones.
+    """Merge the archive of a box into the folder of trainings, and its results into the folder of kept results.
 
-    A result is never replaced by an unfinished training, nor a checkpoint by an earlier one, nor a kept result by
-    another. A result that lacks files which the archive has, such as recorded rates, is replaced as a whole in `runs`.
+    An unfinished training never replaces a result, an earlier checkpoint never replaces a later one, and a kept result
+    is never replaced. A result in `runs` that lacks files of the archive, such as recorded rates, is replaced as a
+    whole.
 
     Args:
         path: the archive.
-        runs: where trainings are resumed, and studies look for them: every file goes here.
-        kept: results in their small form, and the last layers that were followed.
+        runs: the folder of trainings, where they are resumed and studies look for them; every file goes here.
+        kept: the folder of kept results, in their small form, and of measurements of last layers.
 
     Raises:
-        LabError: the file is not the archive of a box, or is damaged; nothing has been changed. Or one of its trials is
-            being trained.
+        LabError: the file is not the archive of a box, or it is damaged; nothing has been changed. Or one of its trials
+            is being trained.
     """
     path, archive, keeper = Path(path), Archive(runs), Archive(kept)
     archive.root.mkdir(parents=True, exist_ok=True)
-    # In the same folder, so that files can be moved to their place.
+    # In the same folder, so that files can be moved into place.
     with tempfile.TemporaryDirectory(prefix=".collect-", dir=archive.root) as temporary:
         staged = Archive(temporary)
         try:
-            with tarfile.open(path, "r:") as tar:  # boxes do not compress, and what is compressed may have any size
+            with tarfile.open(path, "r:") as tar:  # boxes do not compress; a compressed file may expand to any size
                 listed = _checked(tar, path)
                 tar.extractall(staged.root, filter="data")
         except (OSError, tarfile.TarError, EOFError) as error:
@@ -384,9 +385,9 @@ def collect(path: Path | str, runs: Path | str, kept: Path | str) -> list[Collec
 
 
 def _checked(tar: tarfile.TarFile, path: Path) -> list[tuple[dict[str, Any], Trial]]:
-    """The trials that an archive lists; refuses one that holds anything else than their files."""
+    """The trials that an archive lists; reject an archive with any other files."""
     members = tar.getmembers()
-    # A sparse file may be small in the archive and of any size outside, so that not even box.json is read.
+    # A sparse file may be small in the archive and expand to any size, so not even box.json is read.
     if sparse := [one.name for one in members if one.issparse()]:
         raise LabError(f"{path} is not the archive of a box: {sparse[0]!r} is sparse; nothing was collected")
     try:
@@ -413,7 +414,7 @@ def _checked(tar: tarfile.TarFile, path: Path) -> list[tuple[dict[str, Any], Tri
 
 
 def _read(about: dict[str, Any], trial: Trial, staged: Archive, path: Path) -> tuple[Touched, Result | None]:
-    """A trial as its files say, and its result; `box.json` is believed for failures and times alone."""
+    """A trial as its files describe it, and its result; `box.json` is used only for failures and times."""
     folder = staged.folder(trial)
     try:
         result = staged.result(trial)
@@ -436,7 +437,7 @@ def _merged(one: Touched, result: Result | None, new: Path, archive: Archive, ke
         if result is not None:
             taken = known is None or not {path.name for path in new.iterdir()} <= there
         else:
-            # A finished trial is trained again where its recorded rates are needed, and nowhere else.
+            # A finished trial is only trained again if its recorded rates are needed.
             needed = before is None or (trial.recipe.records and RATES not in there)
             saved = checkpoint.epoch(folder) if checkpoint.FILE in there else 0
             taken = known is None and needed and one.epochs > saved
@@ -452,9 +453,9 @@ def _merged(one: Touched, result: Result | None, new: Path, archive: Archive, ke
 
 
 def _move(new: Path, folder: Path) -> None:
-    """Put the files of one training in the place of another's, its result last."""
+    """Replace the files of a training by those of another, the result last."""
     folder.mkdir(parents=True, exist_ok=True)
-    # The log of another run would be read as a part of this one.
+    # The log of another run would be read as part of this run.
     for name in (_RESULT, f"{RUN}-wal", f"{RUN}-shm"):
         (folder / name).unlink(missing_ok=True)
     for name in _FILES:

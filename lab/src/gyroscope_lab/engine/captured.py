@@ -1,4 +1,4 @@
-"""Whole training steps as CUDA graphs: the host asks for a step with one call, however many kernels it has."""
+"""Whole training steps as CUDA graphs: the host launches a step with one call, however many kernels it has."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from gyroscope_lab.training import checkpoint
 from gyroscope_lab.training.training import Training
 from gyroscope_lab.training.trial import Trial
 
-# Steps of a size that are taken one by one before a graph of them is made: libraries choose their algorithms in the
-# first, and optimizers make their state.
+# Eager steps of each batch size before its graph is captured: libraries choose their algorithms and optimizers create
+# their state in the first ones.
 _BEFORE = 3
-# Kinds of block that may be compiled: five for every architecture and precision, of which a population has many. torch
-# stops at eight per process, and the others would run uncompiled.
+# The most kinds of block to compile: five for every architecture and precision, and a population has many of these.
+# torch's default is eight per process, and further blocks would run uncompiled.
 _KINDS = 256
 
 
 def compile_blocks(model: nn.Module) -> bool:
-    """Compile the residual blocks of a model, where they lie; whether it has any.
+    """Compile the residual blocks of a model in place; return whether it has any.
 
-    Blocks of a kind share what is compiled for one of them: a network of 1202 layers takes as long as one of 20.
+    Blocks of the same kind share their compiled code, so a network of 1202 layers compiles as fast as one of 20.
 
     >>> from gyroscope_lab import models
     >>> compile_blocks(models.make("digits-cnn", seed=0))
@@ -41,8 +41,8 @@ def compile_blocks(model: nn.Module) -> bool:
 
 
 def room_for_kinds() -> AbstractContextManager[Any]:
-    """Within it blocks of many kinds are compiled."""
-    # By the names that torch 2.6 knows; later ones know them too.
+    """Allow many kinds of block to be compiled within this context."""
+    # The names of torch 2.6, which later versions accept too.
     limits: AbstractContextManager[Any] = torch._dynamo.config.patch(
         cache_size_limit=_KINDS, accumulated_cache_size_limit=_KINDS
     )
@@ -51,25 +51,24 @@ def room_for_kinds() -> AbstractContextManager[Any]:
 
 @contextmanager
 def _compiling() -> Iterator[None]:
-    """Let blocks of many kinds be compiled; a warning of the compiler is shown, also where warnings are errors."""
+    """Allow many kinds of block to be compiled; show warnings of the compiler even where warnings are errors."""
     with room_for_kinds(), warnings.catch_warnings():
         warnings.simplefilter("default")
         yield
 
 
 class Captured(Training):
-    """A training on a GPU whose steps are graphs: one for each size of batch.
+    """A training on a GPU whose steps are CUDA graphs, one per batch size.
 
-    The steps before a graph is made are steps of the training as any other, and making one takes none. Each training
-    captures and replays on a stream of its own: cuBLAS has a workspace for every stream, and graphs that were captured
-    on the same one, replayed side by side, write over each other's.
+    The eager steps before a capture are ordinary steps of the training, and the capture itself takes no step. Each
+    training captures and replays on its own stream. cuBLAS has one workspace per stream, and graphs that were captured
+    on the same stream would overwrite each other's workspace when replayed side by side.
 
     Args:
-        compiled: True to compile the network, which fuses the kernels between its convolutions: block by block where it
-            is made of residual blocks, of which there are five kinds at any depth, and otherwise as a whole, which
-            takes most of a minute. None to compile residual blocks only. With either, batches are taken and augmented
-            in one kernel, and in bf16 convolutions of few channels are those of `narrow.py`. False for none
-            of this.
+        compiled: True to compile the network, which fuses the kernels between its convolutions. Residual networks are
+            compiled block by block (five kinds at any depth), and others as a whole, which takes most of a minute. None
+            to compile residual blocks only. In both cases batches are taken and augmented in one kernel, and in bf16
+            convolutions with few channels use `narrow.py`. False for none of this.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class Captured(Training):
         self._last: int | None = None
 
     def _compile(self) -> None:
-        """Compile for whole batches alone: for the smaller one at the end of an epoch it would be done again."""
+        """Compile for full batches only: the smaller batch at the end of an epoch would need a second compilation."""
         compiled = torch.compile(self.model, dynamic=False)
 
         def forward(x: Tensor) -> Tensor:
@@ -109,7 +108,7 @@ class Captured(Training):
         self.forward = forward
 
     def advance(self, count: int) -> None:
-        """The work of a step for the device; smaller batches than the others go without what was compiled."""
+        """The device's work of a step; smaller batches run uncompiled."""
         if count != self._whole:
             context: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
         else:
@@ -122,7 +121,7 @@ class Captured(Training):
             return super()._evaluated(x, y)
 
     def close(self) -> None:
-        """Finish the run, wherever training is, and give the memory of its graphs back."""
+        """Finish the run at any point of the training, and free the memory of its graphs."""
         super().close()
         torch.cuda.synchronize(self.device)
         self._graphs.clear()
@@ -130,18 +129,18 @@ class Captured(Training):
         self.forward = self.model
 
     def step(self, count: int) -> None:
-        """One step: replayed, unless it is one of the first, or one that the monitor looks into."""
+        """One step: replayed, unless it is one of the first steps or the monitor measures it with hooks."""
         if count not in self._graphs or self._is_looked_into:
             self._last = None
             self.advance(count)
             self._taken[count] = self._taken.get(count, 0) + 1
-            # At once: the tables of addresses that its kernels read are known from this step, until others of the
-            # population need theirs.
+            # At once: the tables of addresses for its kernels are set by this step, until another training needs its
+            # own.
             if self._can_capture(count):
                 self._capture(count)
             return
         graph, gradients = self._graphs[count]
-        if self._last != count:  # a monitor looks for the gradients of the last step where every optimizer does
+        if self._last != count:  # a monitor reads the last step's gradients from .grad
             for parameter, gradient in zip(self._parameters, gradients, strict=True):
                 parameter.grad = gradient
             self._last = count
@@ -151,7 +150,7 @@ class Captured(Training):
 
     @property
     def _is_looked_into(self) -> bool:
-        """Whether hooks look at the next step, which then cannot be a graph."""
+        """True if hooks measure the next step, which then cannot be a graph."""
         return self.monitor is not None and self.monitor.looks_inside
 
     def _can_capture(self, count: int) -> bool:
@@ -160,12 +159,12 @@ class Captured(Training):
 
     def _capture(self, count: int) -> None:
         if self.monitor is not None:
-            # So that its thread frees no page-locked memory meanwhile: torch marks such memory with an event of the
-            # stream, which would become part of the graph, and CUDA refuses page-locked memory from then on.
+            # Its thread must not free page-locked memory during a capture: torch marks such memory with an event of the
+            # stream, which would become part of the graph, and CUDA then refuses page-locked memory.
             checkpoint.recorded(self.monitor)
         graph = torch.cuda.CUDAGraph()
         pool = next((other.pool() for other, _ in self._graphs.values()), None)
-        # The monitors' threads go on asking the device whether their copies have arrived.
+        # The monitors' threads keep asking the device whether their copies have arrived.
         with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
             self.advance(count)
         self._graphs[count] = graph, [parameter.grad for parameter in self._parameters]

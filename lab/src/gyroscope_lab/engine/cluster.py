@@ -1,4 +1,4 @@
-"""Trials over a Ray cluster: each is one task, on whichever of its machines is free."""
+"""Trials on a Ray cluster: each trial is one Ray task, on any free machine."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.training import RATES
 from gyroscope_lab.training.trial import Trial
 
-# Seconds until a file that one machine has written is surely seen by another that shares its folder over a network.
+# Seconds until a file written by one machine is visible to all machines that share its folder over a network.
 _SEEN_WITHIN = 60.0
-# Seconds that a finished trial waits for its last notes to arrive before it says that it has ended.
+# Seconds that a finished trial waits for its last notes to arrive before it reports its end.
 _NOTES_WITHIN = 10.0
 
 
@@ -51,24 +51,25 @@ def run_on_ray(
 ) -> None:
     """Train all of `trials` on a Ray cluster, and keep their results in `archive`; see `lab.engine.run_trials`.
 
-    The cluster is the one that this process is connected to (`ray.init`), else the one that RAY_ADDRESS names or that
-    `ray start` started on this machine, else one of this machine alone, which is stopped at the end. Its machines need
-    Gyroscope installed. Those that see the archive's folder at the same path train there: a trial whose worker is lost
-    resumes from its checkpoint. Others send their results, and start again when a worker is lost.
+    The cluster is the one that this process is connected to (`ray.init`); otherwise the one that RAY_ADDRESS names or
+    that `ray start` started on this machine; otherwise a new one on this machine, which is stopped at the end. Its
+    machines need Gyroscope installed. Machines that see the archive's folder at the same path train in it: if a worker
+    is lost, its trial resumes from the checkpoint. Other machines send their results: if a worker is lost, its trial
+    starts again.
 
     Args:
-        trials: what to train; one that copies another's rates begins when that one has ended, and is sent them.
-        archive: where results go, on this machine.
-        data: the folder of the datasets; a machine that has none there looks where its own GYROSCOPE_DATA says.
+        trials: the trials; one that copies rates begins when their source has ended, and receives them.
+        archive: the archive of the results, on this machine.
+        data: the folder of the datasets; machines without it use their own GYROSCOPE_DATA.
         on_note: called as each training ends an epoch.
         on_done: called as each ends.
-        jobs: how many the cluster is given at a time; unless given, all that can begin.
-        gpus: the share of a GPU that a trial takes beside a CPU; unless given, an eighth where the cluster has GPUs,
-            and else 0.
-        retries: how often a trial whose worker is lost is begun again.
+        jobs: the most trials that are submitted at a time; by default all that can begin.
+        gpus: the share of a GPU that a trial takes in addition to a CPU; by default an eighth if the cluster has GPUs,
+            otherwise 0.
+        retries: how often a trial is started again after its worker is lost.
 
     Raises:
-        LabError: some trials failed; all others were finished, and their results kept, before this is raised.
+        LabError: some trials failed. It is raised after all others have finished and their results are kept.
     """
     ray = imported()
     failed: list[str] = []
@@ -102,7 +103,7 @@ def _ended(
     on_done: Callable[[Trial, Result], None],
     heed: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """Wait until some trials have ended; returns which of them failed, and why."""
+    """Wait until some trials have ended; return the failed ones with their reasons."""
     done, failed = list[Any](), list[str]()
     while not done:
         heed()
@@ -148,9 +149,9 @@ def _folder(data: Path | None) -> Path | None:
 
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], None]]:
-    """Give what raises an interrupt that came and was lost: within Ray's callbacks an exception goes no further."""
+    """Yield a function that raises a lost interrupt: exceptions within Ray's callbacks do not propagate."""
     came: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
+    if threading.current_thread() is not threading.main_thread():  # only the main thread is interrupted
         yield lambda: None
         return
     before = signal.getsignal(signal.SIGINT)
@@ -173,7 +174,7 @@ def _interrupts() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _marked(archive: Archive) -> Iterator[Path]:
-    """A file in the archive, by which other machines know that they see the same folder."""
+    """A file in the archive by which other machines recognize that they share the folder."""
     mark = archive.root.resolve() / ".claims" / uuid.uuid4().hex
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()
@@ -224,10 +225,10 @@ class _Crew:
         self._there.root = archive.root.resolve()
 
     def begin(self, trial: Trial) -> Any:
-        """Hand a trial over; returns Ray's reference to its outcome."""
+        """Submit a trial; return Ray's reference to its outcome."""
         rates = None
         if trial.source is not None:
-            if trial.source.key not in self._rates:  # many may copy from one
+            if trial.source.key not in self._rates:  # many trials may copy from one
                 file = self._archive.folder(trial.source) / RATES
                 self._rates[trial.source.key] = self._ray.put(file.read_bytes() if file.exists() else None)
             rates = self._rates[trial.source.key]
@@ -235,7 +236,7 @@ class _Crew:
         return self._train.remote(job, rates, self._queue)
 
     def wait(self, running: dict[Any, Trial]) -> list[Any]:
-        """One that has ended, if there is one within a moment."""
+        """A task that has ended, if one ends within a moment."""
         done: list[Any] = self._ray.wait(list(running), timeout=0.2)[0]
         return done
 
@@ -244,7 +245,7 @@ class _Crew:
         try:
             waiting = self._queue.qsize()
             return [Note(*values) for values in self._queue.get_nowait_batch(waiting)]
-        except self._ray.exceptions.RayError:  # its machine is gone; the trials go on
+        except self._ray.exceptions.RayError:  # its machine is lost; the trials continue
             return []
 
     def outcome(self, task: Any, trial: Trial) -> _Outcome:
@@ -259,13 +260,13 @@ class _Crew:
             return _Outcome(failed=f"{_name(trial)}: {type(error).__name__}: {error}")
 
     def dismiss(self, running: dict[Any, Trial]) -> None:
-        """End what is running."""
+        """Cancel the running tasks."""
         for task in running:
             with suppress(Exception):
                 self._ray.cancel(task, force=True)
 
     def close(self) -> None:
-        """Leave nothing of ours on the cluster."""
+        """Remove everything of this run from the cluster."""
         with suppress(Exception):
             self._queue.shutdown(force=True)
 
@@ -294,7 +295,7 @@ def _train(job: _Job, rates: bytes | None, queue: Any) -> _Outcome:
     except LabError as error:
         return _Outcome(failed=str(error))
     finally:
-        with suppress(Exception):  # of the notes, which are no part of the result
+        with suppress(Exception):  # notes are not part of the result
             imported().get(told, timeout=_NOTES_WITHIN)
 
 
@@ -303,7 +304,7 @@ _KNOCK_WITHIN = 10.0
 
 
 def imported() -> Any:
-    """Ray, or an error that says how to install it.
+    """Return the module `ray`, or raise an error that says how to install it.
 
     >>> imported().__name__
     'ray'
@@ -318,7 +319,7 @@ def imported() -> Any:
 
 @contextmanager
 def connected(ray: Any) -> Iterator[None]:
-    """A cluster to work on; one that is started here is stopped at the end."""
+    """Connect to a cluster; a cluster that is started here is stopped at the end."""
     if ray.is_initialized():
         yield
         return
@@ -336,16 +337,16 @@ def connected(ray: Any) -> Iterator[None]:
                     f"no Ray cluster answers at RAY_ADDRESS={address} ({error}); start it, set RAY_AUTH_MODE=token if "
                     "it asks for one, or unset RAY_ADDRESS to use this machine alone"
                 ) from error
-            ray.init(address="local", **quiet)  # one that `ray start` started here is gone without a word
+            ray.init(address="local", **quiet)  # the cluster that `ray start` started here no longer exists
         yield
     finally:
         ray.shutdown()
-        if in_main:  # Ray has set its own
+        if in_main:  # Ray has set its own handlers
             signal.signal(signal.SIGTERM, handler)
 
 
 def _noted() -> str:
-    """The address of the cluster that `ray start` last started on this machine; it may be gone."""
+    """The address of the cluster that `ray start` last started on this machine; it may no longer exist."""
     place = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     try:
         return Path(place, "ray", "ray_current_cluster").read_text().strip()
@@ -354,7 +355,7 @@ def _noted() -> str:
 
 
 def _knock(address: str) -> None:
-    """Raise an OSError where nobody listens, which Ray would find out after minutes."""
+    """Raise an OSError if nothing listens at the address; Ray itself would notice only after minutes."""
     host, found, port = address.removeprefix("ray://").rpartition(":")
     if found and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_WITHIN).close()
@@ -363,12 +364,12 @@ def _knock(address: str) -> None:
 #: The files by name.
 Parcel = dict[str, bytes]
 
-# What a training that was interrupted may have left; a database must not meet the journal of another.
+# Files that an interrupted training may have left; a database must not be read with the journal of another.
 _LEFT = (checkpoint.FILE, schema.FILE, f"{schema.FILE}-wal", f"{schema.FILE}-shm")
 
 
 def _pack(folder: Path) -> Parcel:
-    """Read the files of a trial's folder: its result, its run, and what else it keeps.
+    """Read the files of a trial's folder: its result, its run, and all others it keeps.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -380,7 +381,7 @@ def _pack(folder: Path) -> Parcel:
 
 
 def _deliver(parcel: Parcel, trial: Trial, archive: Archive) -> None:
-    """Write the files into the archive, unless a result has come there meanwhile; the result last, and whole.
+    """Write the files to the archive, the result last and atomically, unless it has a result by now.
 
     >>> import tempfile
     >>> from gyroscope_lab.training.recipe import Recipe

@@ -1,4 +1,4 @@
-"""Costs of trials before they are run: estimates, to choose a scale by."""
+"""Estimated costs of trials before they are run, for the choice of a scale."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Pace(NamedTuple):
     measured: bool
 
 
-#: Seconds an epoch of each task: the digits' on one core of a CPU, all others' on an H200 that eight trials share, each
-#: trial's share of it. What was not measured there follows from two tasks that were: 22.7 µs for each layer and step,
-#: and 3.6 ms for each 10¹² operations of the network, forward and backward; of the digits, from times beside theirs.
+#: Seconds per epoch of each task: for the digits on one core of a CPU, for all others each trial's share of an H200
+#: that eight trials share. Unmeasured ones follow from two measured tasks: 22.7 µs per layer and step, and 3.6 ms per
+#: 10¹² operations of the network, forward and backward; for the digits, from the times of similar tasks.
 PACES: dict[str, Pace] = {
     "digits": Pace(0.045, measured=True),
     "digits-resnet": Pace(0.13, measured=False),
@@ -42,34 +42,34 @@ PACES: dict[str, Pace] = {
 }
 
 
-# Seconds per layer and step on an H200. A graph: of eight ResNet-56 side by side, and of perceptrons as the 100 kept
-# trainings of mnist-one-layer took them. Eager: of a ResNet-56 whose kernels are launched one by one, as those of
-# optimizers that cannot be captured are (benchmarks/results/population_cuda.json).
+# Seconds per layer and step on an H200. Graph: eight ResNet-56 side by side, and perceptrons as in the 100 kept
+# trainings of mnist-one-layer. Eager: a ResNet-56 whose kernels are launched one by one, as with optimizers that cannot
+# be captured (benchmarks/results/population_cuda.json).
 _LAYER_ON_GPU, _PERCEPTRON_LAYER_ON_GPU, _EAGER_LAYER_ON_GPU = 2.8e-5, 2.3e-5, 5e-4
-# Seconds per layer and step on one core of a CPU: of a ResNet-20 and of ImageNet's ResNets (18 and 50 layers, on
+# Seconds per layer and step on one core of a CPU: a ResNet-20 and ImageNet's ResNets (18 and 50 layers, on
 # digits).
 _LAYER_ON_CPU, _IMAGENET_LAYER_ON_CPU = 8e-4, 6e-3
 # Seconds per operation of a perceptron, which has 6 W² per layer and example: in float32 on an H200, at two thirds of
-# its peak; and on one core of a CPU, from 5 to 100 layers of 256 units in batches of 50 to 500, right within a factor
+# its peak; and on one core of a CPU, for 5 to 100 layers of 256 units in batches of 50 to 500, accurate within a factor
 # of 1.5.
 _OPERATION_ON_GPU, _OPERATION_ON_CPU = 2.5e-14, 1.25e-11
-# Seconds per layer and analysis of its conditioning: of a ResNet-110 on an H200, less those of a gradient
-# (benchmarks/results/conditioning_cost_cuda.json); and on one core of a CPU, the time of trials with analyses less
-# that of trials without. Convolutions of few channels and perceptrons of 32 units took 0.8 to 1.8 ms there,
-# perceptrons of 256 units 13 to 16 ms (5 under Adam), because eigenvalues take W³.
+# Seconds per layer and analysis of its conditioning: a ResNet-110 on an H200, minus those of a gradient
+# (benchmarks/results/conditioning_cost_cuda.json); and on one core of a CPU, the time of trials with analyses minus
+# that of trials without. Convolutions of few channels and perceptrons of 32 units took 0.8 to 1.8 ms there, perceptrons
+# of 256 units 13 to 16 ms (5 under Adam), because eigenvalues take W³.
 _ANALYSIS_ON_GPU, _ANALYSIS_ON_CPU, _CUBE_ON_CPU = 1.7e-3, 1.2e-3, 7e-10
-# Seconds that the shortest kept trainings took of an H200 that eight shared, start and end included.
+# Seconds of the shortest kept trainings on an H200 shared by eight, start and end included.
 _LEAST_ON_GPU = 1.0
 _EXAMPLES = {"digits": 200, "mnist": 60_000, "cifar-10": 50_000, "cifar-100": 50_000, "tiny-imagenet": 100_000}
 
 
 class Cost(NamedTuple):
-    """The cost of several trials, and of what is done next to them.
+    """The cost of several trials, and of other work.
 
     Attributes:
-        trials: how many there are, equal ones counted once.
-        seconds: how long they take, one after the other on one core or sharing a GPU; None where a task has no pace.
-        measured: whether that is from paces that were measured.
+        trials: the number of trials, equal ones counted once.
+        seconds: the time they take, one after another on one core or sharing a GPU; None if a task has no pace.
+        measured: True if the time follows from measured paces.
     """
 
     trials: int
@@ -78,7 +78,7 @@ class Cost(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The time in words, ≈ before what is worked out.
+        """The time in words, with ≈ if it is estimated.
 
         >>> Cost(2, 7200.0, measured=True).words, Cost(1, 54.0, measured=False).words, Cost(1, None, False).words
         ('2.0 h', '≈ 54 s', '?')
@@ -89,7 +89,7 @@ class Cost(NamedTuple):
 
 
 def cost(trials: Sequence[Trial], *, beside: float = 0.0) -> Cost:
-    """Return what trials cost, if none of them ends early and none is known, and measured seconds beside them.
+    """Return the cost of trials if none ends early and none has a result yet, plus `beside` measured seconds.
 
     >>> from gyroscope_lab.training.recipe import Recipe
     >>> from gyroscope_lab.training.tasks import task
@@ -134,8 +134,8 @@ def expected(trial: Trial) -> Pace | None:
 def pace(task: Task) -> Pace | None:
     """Return the seconds per epoch of a task, None if unknown.
 
-    They are those of a known task with the same data, network and number of steps. They follow from the network's
-    size otherwise, and where its name does not tell that, from the number of steps.
+    They are those of a known task with the same data, network and number of steps. Otherwise they follow from the size
+    of the network, or from the number of steps if its name does not contain the size.
 
     >>> from dataclasses import replace
     >>> pace(replace(TASKS["c10-cnn1"], name="c10-cnn1, twice as long").lasting(200))
@@ -157,7 +157,7 @@ def pace(task: Task) -> Pace | None:
 
 
 class _Size(NamedTuple):
-    """Layers of a network, units of each (0 where its name does not tell), and examples and steps per epoch."""
+    """Layers of a network, units per layer (0 if its name does not contain them), examples and steps per epoch."""
 
     layers: int
     width: int
@@ -166,7 +166,7 @@ class _Size(NamedTuple):
 
 
 def _size(task: Task) -> _Size | None:
-    """The number of layers is in the names of networks of any depth, and that of units in those of perceptrons."""
+    """Return the size; names of networks of any depth contain the layers, and those of perceptrons the units."""
     found = re.search(r"-(\d+)(?:x(\d+))?$", task.model)
     examples, steps = _examples(task), _steps(task)
     if found is None or examples is None or steps is None:
@@ -188,7 +188,7 @@ def _steps(task: Task) -> int | None:
 
 
 def _from_its_size(task: Task) -> Pace | None:
-    """So many layers, steps and seconds for each."""
+    """Return the pace from the number of layers and steps, and the seconds of each."""
     size = _size(task)
     if size is None:
         return None

@@ -1,4 +1,4 @@
-"""Run many trials: one after the other, in worker processes, as a population on a GPU, or on a cluster."""
+"""Run many trials: one after another, in worker processes, as a population on a GPU, or on a cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gyroscope_lab.training.trial import Trial
 
 Engine = Literal["auto", "serial", "workers", "population", "ray"]
 
-#: The trials of a population that share a GPU, and the most worker processes that are started unasked.
+#: The trials of a population that share a GPU, and the most worker processes that are started by default.
 AT_ONCE = 8
 
 
@@ -41,21 +41,21 @@ def run_trials(
     on_note: Callable[[Note], None] = lambda note: None,
     on_done: Callable[[Trial, Result], None] = lambda trial, result: None,
 ) -> list[Result]:
-    """Return the result of each trial, in order, having run those that `archive` does not hold.
+    """Run the trials that `archive` does not hold, and return the result of each trial, in order.
 
     On a CPU every trial runs on one thread, so the results depend neither on the engine nor on `jobs`. Worker processes
-    are started afresh, so a script that uses them needs an `if __name__ == "__main__":`.
+    are spawned, so a script that uses them needs an `if __name__ == "__main__":`.
 
     Args:
-        trials: any; equal ones are run once, and what one copies from another is run first.
-        archive: what is known, and where results go.
+        trials: the trials; equal ones are run once, and the source of copied rates is run first.
+        archive: the archive of known and new results.
         engine: "serial", "workers" (processes on a CPU), "population" (a GPU), "ray" (a cluster), or "auto": a
-            population where there is a GPU, workers where there is more than one job, else serial.
-        jobs: how many at a time; unless given, one for each CPU, at most 8, and on a cluster all it has room for. With
-            "serial" it is one, whatever is given.
-        data: the folder of the datasets; GYROSCOPE_DATA unless given.
+            population if there is a GPU, workers if there is more than one job, otherwise serial.
+        jobs: the most trials at a time; by default one per CPU, at most 8, and on a cluster as many as fit. "serial"
+            ignores it and runs one.
+        data: the folder of the datasets; by default GYROSCOPE_DATA.
         on_note: called as each training ends an epoch.
-        on_done: called as each ends, not for those whose result was there.
+        on_done: called as each training ends; not called for results that were already in the archive.
 
     >>> import tempfile
     >>> from gyroscope_lab.training.recipe import Recipe
@@ -141,7 +141,7 @@ def run_in_workers(
 ) -> None:
     """Train all of `trials`, `jobs` at a time; see `gyroscope_lab.engine.engine.run_trials`.
 
-    A trial that copies the rates of another begins when that one has ended.
+    A trial that copies rates begins when their source has ended.
     """
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
@@ -151,7 +151,7 @@ def run_in_workers(
             waiting, futures = list(trials), dict[Future[Result], Trial]()
             while waiting or futures:
                 ready = [t for t in waiting if t.source is None or archive.result(t.source) is not None]
-                if ready:  # an interrupt that comes meanwhile is lost, so not every time
+                if ready:  # not every time: an interrupt that arrives here is lost
                     with _children_ignore_interrupts():
                         futures |= {pool.submit(run_one, trial, archive, data, _tell): trial for trial in ready}
                     waiting = [t for t in waiting if t not in ready]
@@ -177,8 +177,8 @@ def run_in_workers(
 
 @contextmanager
 def _children_ignore_interrupts() -> Iterator[None]:
-    # Ctrl-C reaches every process of the terminal. Children started while it is ignored ignore it for
-    # good, so the parent alone decides. Only the main thread may set a handler.
+    # Ctrl-C reaches every process of the terminal. Children that are started while it is ignored always ignore it, so
+    # only the parent decides. Only the main thread may set a handler.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -201,6 +201,6 @@ def _start(sending: Connection, turns: Lock) -> None:
 
 
 def _tell(note: Note) -> None:
-    # Of messages that are longer than a pipe writes whole, some systems' 512 bytes, several would be mixed.
+    # Pipes write messages atomically up to a limit, 512 bytes on some systems. Longer messages would be mixed.
     with _turns:
         _sending.send(note)

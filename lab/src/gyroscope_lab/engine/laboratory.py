@@ -23,10 +23,10 @@ Scale = Literal["smoke", "small", "full"]
 #: The scales: seconds on a CPU, minutes on a CPU, the paper's own protocol on a GPU.
 SCALES: tuple[Scale, ...] = get_args(Scale)
 
-#: Seeds of a full-scale configuration that are used where they are kept, and that no study needs.
+#: Further seeds of a full-scale configuration: used if their results are kept, but not needed by any study.
 EXTRA_SEEDS = range(1, 3)
 
-# What stands in for a paper's task where its data or a GPU is not at hand, by the kind of its network.
+# The task that replaces a paper's task without its data or a GPU, by the kind of its network.
 _STAND_INS = {
     "c10-resnet110": "digits-resnet",
     "c10-deep": "digits-deep",
@@ -34,7 +34,7 @@ _STAND_INS = {
     "mnist-mlp": "digits-mlp",
     "mnist-one-layer": "digits-one-layer",
 }
-# A smoke test has this share of the epochs.
+# A smoke test trains for this share of the epochs.
 _SMOKE = 0.25
 
 
@@ -42,18 +42,18 @@ _SMOKE = 0.25
 class Lab:
     """The laboratory at one scale.
 
-    At the scales "smoke" and "small" the embedded digits stand in for the papers' data, with small networks of the same
-    kind; "smoke" trains a quarter as long, from one seed.
+    At the scales "smoke" and "small", the embedded digits replace the papers' data, and small networks of the same kind
+    replace the papers' networks. "smoke" trains a quarter as long, from one seed.
 
     Attributes:
-        archive: where results are kept.
+        archive: the archive of the results.
         scale: "smoke", "small" or "full".
         data: the folder of the datasets.
-        engine: who runs trials; see `gyroscope_lab.engine.engine.run_trials`.
-        jobs: how many at a time.
-        only: the tasks to take of those that a study has; all, unless given.
-        precision: of the trials; unless given the task's, or bf16 on a GPU and float32 on a CPU.
-        known: conclude from what the archive holds, and train nothing.
+        engine: the engine that runs trials; see `gyroscope_lab.engine.engine.run_trials`.
+        jobs: the most trials at a time.
+        only: the tasks of a study to use; by default all.
+        precision: the precision of the trials; by default the task's, or bf16 on a GPU and float32 on a CPU.
+        known: conclude from the results in the archive, and train nothing.
         on_note: called as each training ends an epoch.
         on_begin: called with the trials that are about to be run.
         on_done: called as each ends.
@@ -81,15 +81,15 @@ class Lab:
     def seeds(self) -> range:
         """The seeds of each configuration.
 
-        The small scale has three, because one does not decide for networks of that size. The full scale needs one; a
-        laboratory that trains nothing (`known`) also takes the `EXTRA_SEEDS` that its archive holds.
+        The small scale has three, because one seed is not enough for a conclusion on networks of that size. The full
+        scale needs one; a laboratory that trains nothing (`known`) also uses the `EXTRA_SEEDS` in its archive.
         """
         if self.scale == "full" and self.known:
             return range(EXTRA_SEEDS.stop)
         return range(3 if self.scale == "small" else 1)
 
     def task(self, name: str) -> Task:
-        """The task, or what stands in for it at this scale.
+        """The task, or its replacement at this scale.
 
         >>> Lab(Archive("runs"), "full").task("c10-cnn1").name, Lab(Archive("runs")).task("c10-cnn1").name
         ('c10-cnn1', 'digits')
@@ -103,7 +103,7 @@ class Lab:
         return stand_in.lasting(max(1, round(_SMOKE * stand_in.schedule.epochs)))
 
     def tasks(self, names: Sequence[str]) -> list[Task]:
-        """Those of the tasks that were asked for; where one stands in for all of them, that one.
+        """The requested tasks, or their replacements at this scale, each once.
 
         >>> [one.name for one in Lab(Archive("runs")).tasks(["c10-cnn1", "c100-resnet"])]
         ['digits']
@@ -120,14 +120,14 @@ class Lab:
         return replace(trial, precision=self.precision or trial.task.precision or suited)
 
     def held(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Those of the trials that a study is to conclude from: all, or with `known` those that have a result."""
+        """The trials from which a study concludes: all, or with `known` those that have a result."""
         return [one for one in trials if not self.known or self.archive.result(self.trial(one)) is not None]
 
     def run(self, trials: Sequence[Trial]) -> list[Result]:
-        """Return the result of each trial, in order; those that are known are not run again."""
+        """Return the result of each trial, in order; trials with a result are not run again."""
         mine = [self.trial(trial) for trial in trials]
         missing = self.archive.missing(mine)
-        if self.known:  # what a known trial was copied from is not asked for
+        if self.known:  # the source of a known trial is not needed
             missing = [trial for trial in mine if self.archive.result(trial) is None]
         if missing and self.known:
             raise LabError(

@@ -1,17 +1,18 @@
 """3×3 convolutions of few channels as Triton kernels, with the batch statistics of their outputs.
 
 cuDNN's kernels are made for hundreds of channels. With 16 or 32, as in the first stages of CIFAR networks, most of each
-tile is empty, and a convolution takes up to three times as long as it needs to. With channels last, the three pixels
+tile is empty, and a convolution takes up to three times as long as necessary. With channels last, the three pixels
 of a row that a 3×3 window covers are contiguous in memory, so a convolution over P pixels is three matrix products
 
     Y[P, M] = Σ_i  X_i[P, 3C] · W_i[3C, M],        i = 0, 1, 2: the rows of the window,
 
-and so are its two gradients: that of the input is the same sum with the window turned around, that of the weights is
-W_i′ = X_iᵀ · Y′. The kernels read float32 weights and round them on the fly, give float32 gradients of them, and sum y
-and y² for the batch normalization that follows: no weight is cast, and no output is read again for its statistics.
+and so are its two gradients: the gradient of the input is the same sum with the window rotated by 180°, and the
+gradient of the weights is W_i′ = X_iᵀ · Y′. The kernels read float32 weights and round them on the fly, return float32
+gradients of them, and sum y and y² for the batch normalization that follows: no weight is cast, and no output is read
+again for its statistics.
 
-`narrow` puts them into a network of the laboratory. Parameters and their names stay as they are, and so does what is
-computed, except that the number of batches that a normalization has seen is not counted: nothing reads it.
+`narrow` puts the kernels into a network of the laboratory. Parameters, their names and the computed function stay the
+same, except that a normalization does not count the batches it has seen: nothing reads that count.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 
 from gyroscope_lab.models.residual import BasicBlock
 
-# Of the gradient of weights, by input channels: pixels that a block takes at a time, its warps, and the most shares.
+# For the gradient of weights, by input channels: pixels that a block takes at a time, its warps, and the most shares.
 # From 128 channels on, cuDNN is faster. All these were chosen on an H200, for batches of 128 images of 32×32 to 8×8.
 _WEIGHTS = {3: (64, 4, 256), 16: (128, 1, 256), 32: (64, 2, 256), 64: (256, 4, 64)}
 _OUTPUTS = (16, 32, 64)
@@ -41,7 +42,7 @@ def product_kernel(
 ):  # fmt: skip
     """y[p, m] = Σ_{i, j, c} x[p + (i − 1)·width + (j − 1), c] · w: w[m, i, j, c], or w[c, 2 − i, 2 − j, m] if TURNED.
 
-    With RELU, max(y, 0) of it; with SUMS also sums[b] = (Σ y, Σ y²) over the pixels p of block b.
+    With RELU it is max(y, 0); with SUMS also sums[b] = (Σ y, Σ y²) over the pixels p of block b.
     """
     p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     m = tl.arange(0, M)
@@ -67,7 +68,7 @@ def product_kernel(
         total = tl.maximum(total, 0.0)
     result = total.to(y.dtype.element_ty)
     tl.store(y + p[:, None] * M + m[None, :], result, mask=(p < pixels)[:, None])
-    if SUMS:  # of what is stored; pixels past the end are zero
+    if SUMS:  # sums of the stored values; pixels past the end are zero
         rounded = result.to(tl.float32)
         there = sums + tl.program_id(0) * (2 * M) + m
         tl.store(there, tl.sum(rounded, axis=0))
@@ -187,7 +188,7 @@ def sum_kernel(parts, out, count, size, BLOCK_S: tl.constexpr, BLOCK_M: tl.const
 def _sum(parts: Tensor) -> Tensor:
     size = parts[0].numel()
     out = parts.new_empty(parts.shape[1:])
-    few = size < 1024  # so few columns that their rows have to keep a processor busy
+    few = size < 1024  # few columns, so their rows have to keep a processor busy
     sum_kernel[(triton.cdiv(size, 8 if few else 32),)](
         parts, out, len(parts), size, BLOCK_S=512 if few else 64, BLOCK_M=8 if few else 32, num_warps=4
     )
@@ -195,7 +196,7 @@ def _sum(parts: Tensor) -> Tensor:
 
 
 def _block(pixels: int) -> int:
-    """The pixels that a block of a product takes: few enough that every processor has a block."""
+    """The pixels per block of a product: few enough that every processor has a block."""
     return 256 if pixels >= 65_536 else 128 if pixels >= 16_384 else 64
 
 
@@ -369,8 +370,7 @@ def _keep_normalized(ctx, inputs, output):
 def _normalize_backward(ctx, g):
     """Return ∂y = γ s (g − mean(g) − ŷ·mean(g·ŷ)) and ∂r = g, with g = ∂z where the ReLU lets it pass.
 
-    μ and s have no gradient of their own: that is how y acts on z through them. What is elementwise here is fused by
-    torch's compiler.
+    The gradient through μ and s is part of ∂y. torch's compiler fuses the elementwise operations.
     """
     y, mean, scale, weight, z = ctx.saved_tensors
     sums = gradient_sums(g, y, z, mean, scale)
@@ -415,13 +415,13 @@ def _compiled() -> Callable[..., Tensor]:
 
 
 def _fused(conv: Any, norm: Any, x: Tensor, **given: Any) -> Tensor:
-    """`_normalized`, compiled by itself where the network around it is not, as a first layer before residual blocks."""
+    """`_normalized`, compiled separately if the network around it is not, as for a first layer."""
     compute = _normalized if torch.compiler.is_compiling() else _compiled()
     return compute(conv, norm, x, **given)
 
 
 def _suits(conv: nn.Module, norm: nn.Module) -> bool:
-    """Whether a convolution and the normalization after it can be those of this module."""
+    """True if this module's kernels can replace a convolution and the normalization after it."""
     return (
         isinstance(conv, nn.Conv2d)
         and isinstance(norm, nn.BatchNorm2d)
@@ -467,9 +467,9 @@ class _Block(BasicBlock):
 
 
 def narrow(model: nn.Module) -> None:
-    """Let the convolutions of few channels of a model, and the normalizations after them, use the kernels above.
+    """Make a model's convolutions of few channels, and the normalizations after them, use the kernels above.
 
-    They are used in training; in evaluation, modules run as usual.
+    The kernels are used in training; in evaluation, modules run as usual.
     """
     for module in model.modules():
         if type(module) is nn.Sequential:

@@ -1,7 +1,7 @@
-"""Many trials at once on one GPU: each on a stream of its own, its steps captured as CUDA graphs.
+"""Many trials at once on one GPU: each on its own stream, with its steps captured as CUDA graphs.
 
-A population may have a deadline. A training can be saved between two epochs only, so each one that cannot end another
-epoch in time is saved at the end of the one before, and no step is taken after the deadline.
+A population may have a deadline. A training can only be saved between two epochs, so a training that cannot complete
+another epoch in time is saved at the end of the current one. No step is taken after the deadline.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.training import Training
 from gyroscope_lab.training.trial import Trial
 
-# Seconds that the trials of a kind take together from which on it is worth while to compile their network as a whole,
-# which takes most of a minute and saves a third, and to compile its residual blocks, which takes a third of that.
+# The least total seconds of the trials of a kind that make it worthwhile to compile their network as a whole, which
+# takes most of a minute and saves a third, or to compile its residual blocks, which takes a third of that.
 _WHOLE, _BLOCKS = 120.0, 40.0
-# Steps that a trial may have asked for that are not done yet: enough to keep the device busy.
+# The most unfinished steps in a trial's queue: enough to keep the device busy.
 _AHEAD = 3
-# Of steps that last longer than this, one: to ask for a large graph again while it runs makes the host wait for it, and
-# with the host all others.
+# Only one step is queued if steps last longer than this: launching a large graph again while it runs blocks the host,
+# and with it all other trials.
 _LONG = 0.02
-# Seconds until it is looked again whether another process has finished a trial.
+# Seconds between checks whether another process has finished a trial.
 _LOOK_EVERY = 2.0
-# Trainings that are not captured need the host for every kernel. This many run at once, and while captured ones wait
-# for the host, they have this share of its time.
+# Eager trainings need the host for every kernel. This many run at once, and they get this share of the host's time
+# while captured ones wait for it.
 _EAGER, _EAGER_SHARE = 2, 1 / 3
 # Before a deadline, an epoch is expected to last this many times the median of the last ones, and the tests after the
 # last epoch this share of one.
 _MARGIN, _TESTS = 1.25, 0.5
-# Seconds until the first step of a kind that is compiled, until that of any other, and of an epoch without a price.
+# Seconds until the first step of a compiled kind, until that of any other, and of an epoch without a price.
 _START, _START_UNCOMPILED, _EPOCH = 45.0, 5.0, 10.0
-# A checkpoint that was never measured: its weights, their initial values, and momentum or the best ones, in bytes per
-# second on a slow disk. A measured one may take half as long again.
+# A checkpoint that was never measured: the weights, their initial values, and the momentum or the best weights, in
+# bytes per second on a slow disk. A measured one may take 1.5 times as long.
 _COPIES, _DISK, _SLOWER = 4, 1e8, 1.5
 
 
@@ -55,7 +55,7 @@ class Deadline:
 
     Attributes:
         at: that moment.
-        stopped: whether no further training is to begin.
+        stopped: True if no further training may begin.
 
     >>> deadline = Deadline(time.monotonic() + 60.0)
     >>> deadline.stop(within=10.0)
@@ -69,22 +69,22 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds until then, negative afterwards."""
+        """Seconds until the deadline, negative after it."""
         return self.at - time.monotonic()
 
     def stop(self, within: float) -> None:
-        """End earlier: begin no further training, and end those that are seated within so many seconds."""
+        """End earlier: begin no further training, and end the running ones `within` so many seconds."""
         self.at, self.stopped = min(self.at, time.monotonic() + within), True
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The trials that a population worked on; those that it never began are in none of the lists.
+    """The trials that a population worked on; trials that never began are in none of the lists.
 
     Attributes:
-        finished: with a result in the archive.
-        left: ended by the deadline; they resume from their checkpoint, or start again if they ended no epoch.
-        failed: with the reason.
+        finished: trials with a result in the archive.
+        left: trials ended by the deadline; they resume from their checkpoint, or start again if they have none.
+        failed: failed trials, with the reason.
     """
 
     finished: list[Trial] = field(default_factory=list)
@@ -107,28 +107,29 @@ def run_population(
 ) -> Outcome:
     """Train all of `trials`, up to `at_once` side by side, and keep their results in `archive`.
 
-    Small networks leave most of a large GPU idle: a step is hundreds of kernels that fill a few of its processors each.
-    Trials that share it take turns; none waits for another, and none changes another's result.
+    Small networks leave most of a large GPU idle: a step is hundreds of kernels, and each fills a few of its
+        processors. Trials that share a GPU take turns. No trial waits for another, and none changes the result of
+        another.
 
-    A trial that does not fit into the memory next to the others is tried again when one of them has ended.
+    A trial that does not fit into memory with the others is tried again when one of them has ended.
 
     Args:
-        trials: what to train, the most important first; one that copies another's rates comes after that one.
-        load: gives a trial's data, on the CPU. What is loaded once is shared by all.
-        archive: where results go.
-        at_once: how many share the device at most.
+        trials: the trials, the most important first; a trial that copies rates comes after their source.
+        load: returns a trial's data, on the CPU. Data is loaded once and shared by all.
+        archive: the archive of the results.
+        at_once: the most trials that share the device.
         device: the GPU. On "cpu", trainings take turns step by step.
-        compiled: compile the networks, which takes most of a minute for each kind and makes their steps a third faster;
-            None to compile those kinds, or their residual blocks, whose trials take long enough to make up for it.
-        until: a moment of `time.monotonic()` after which no step is taken. Trainings that end in time are preferred;
-            every other one is saved at the end of an epoch. None to train to the end.
+        compiled: True to compile the networks, which takes most of a minute per kind and makes their steps a third
+            faster; None to compile only the kinds, or their residual blocks, whose trials take long enough.
+        until: the `time.monotonic()` after which no step is taken. Trainings that end in time are preferred; all others
+            are saved at the end of an epoch. None to train to the end.
         on_epoch: called as each training ends an epoch.
         on_done: called as each ends.
         on_failed: called with each trial that fails, and the reason.
 
     Raises:
-        LabError: some trials failed, and there is no `on_failed`; all others were finished, and their results kept,
-            before this is raised.
+        LabError: some trials failed, and there is no `on_failed`. It is raised after all others have finished and their
+            results are kept.
     """
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise LabError("the engine 'population' needs a GPU, and there is none; use the engine 'workers'")
@@ -149,7 +150,7 @@ def run_population(
 
 @dataclass
 class _Seat:
-    """A trial that is being trained."""
+    """A trial in training."""
 
     trial: Trial
     training: Training
@@ -160,14 +161,14 @@ class _Seat:
     looked: float = 0.0
     lasts: float = 0.0
     began_steps: bool = False
-    # When the epoch began, and how long the last ones took; the first of a process is apart, for it also compiles.
+    # When the epoch began, and how long the last ones took; the first of a process is separate, as it also compiles.
     began: float = field(default_factory=time.monotonic)
     first: float | None = None
     epochs: deque[float] = field(default_factory=lambda: deque(maxlen=5))
 
     @property
     def busy(self) -> bool:
-        """Whether enough of its steps are still to be done."""
+        """True if its queue holds enough unfinished steps."""
         now, done = time.monotonic(), 0
         while self.asked and self.asked[0].query():  # type: ignore[no-untyped-call]
             self.asked.popleft()
@@ -178,12 +179,12 @@ class _Seat:
 
     @property
     def eager(self) -> bool:
-        """Whether the host launches its kernels one by one."""
+        """True if the host launches its kernels one by one."""
         return self.stream is not None and not isinstance(self.training, Captured)
 
     @property
     def epoch(self) -> float | None:
-        """Seconds that an epoch takes, next to the others; None before the first one is over."""
+        """Seconds per epoch, while sharing the device; None before the end of the first."""
         return median(self.epochs) if self.epochs else self.first
 
     @property
@@ -194,7 +195,7 @@ class _Seat:
         return _SLOWER * self.training.pace.took or guess
 
     def end_epoch(self) -> None:
-        """Note how long an epoch took."""
+        """Record how long an epoch took."""
         lasted = time.monotonic() - self.began
         if self.first is None:
             self.first = lasted
@@ -202,7 +203,7 @@ class _Seat:
             self.epochs.append(lasted)
 
     def on_stream(self) -> AbstractContextManager[object]:
-        """Within it, work is queued on the stream of this training."""
+        """Queue work on the stream of this training, within this context."""
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def turn(self) -> bool:
@@ -216,8 +217,8 @@ class _Seat:
         return True
 
     def leave(self) -> None:
-        """Finish the run, and let others train the trial."""
-        self.turns = iter(())  # which holds this seat, and so the memory of its training
+        """Finish the run, and release the trial to other processes."""
+        self.turns = iter(())  # the iterator refers to this seat, and so to the memory of its training
         try:
             with self.on_stream():
                 self.training.close()
@@ -231,7 +232,7 @@ class _Left(Exception):  # noqa: N818  (not an error: it ends a training's loop 
 
 @dataclass
 class _Population:
-    """The trials that wait, those that are seated, and the rules by which they change places."""
+    """The waiting trials, the seated trials, and the rules by which they change places."""
 
     trials: Sequence[Trial]
     load: Callable[[Trial], Split]
@@ -260,7 +261,7 @@ class _Population:
     def run(self) -> Outcome:
         look, again = True, 0.0
         while (self.waiting or self.elsewhere or self.seats) and self.deadline.left > 0:
-            # What is on disk is looked at when something may have changed there, not between steps.
+            # Files are only read when something may have changed on disk, not between steps.
             if look:
                 self._fill()
             if not self.seats and not self.elsewhere:
@@ -279,7 +280,7 @@ class _Population:
 
     def close(self) -> None:
         for seat in self.seats:
-            with suppress(Exception):  # each is left, whatever became of the others
+            with suppress(Exception):  # close all, even if some fail
                 seat.leave()
         self.seats.clear()
 
@@ -307,7 +308,7 @@ class _Population:
                 self.seats += [] if seat is None else [seat]
 
     def _part(self, trial: Trial, error: Exception) -> None:
-        """Let a trial wait for memory if others hold it, and else count it as failed."""
+        """Let a trial wait for memory if others hold it; otherwise count it as failed."""
         if _is_out_of_memory(error) and self.seats:
             self.at_once = len(self.seats)
             self.waiting.insert(0, trial)
@@ -315,7 +316,7 @@ class _Population:
             self._fail(trial, _in_words(error))
 
     def _has_memory(self) -> bool:
-        """Whether another training fits if it takes as much as each of those that are seated."""
+        """True if another training fits, assuming that it needs as much memory as each seated one."""
         if not self.on_gpu:
             return True
         free = free_memory(self.device) or 0
@@ -329,10 +330,11 @@ class _Population:
         return free >= 1.2 * each
 
     def _next(self) -> Trial | None:
-        """Return the trial to seat next, None if there is none for now.
+        """Return the trial to seat next, or None if there is none for now.
 
-        The first that is ready, without a deadline. With one, the first that ends in time; if there is none, the first
-        that ends an epoch. A trial that all of the time is too short for keeps its place before those that come later.
+        Without a deadline, it is the first that is ready. With a deadline, it is the first that ends in time, or
+        otherwise the first that completes an epoch in time. A trial too long for the whole time keeps its place before
+        later ones.
         """
         fallback = None
         eager = sum(seat.eager for seat in self.seats)
@@ -349,11 +351,11 @@ class _Population:
                 continue
             if self.length == inf:
                 return trial
-            # Those that are seated and have not begun compile first, one after the other.
+            # Seated trials that have not begun compile first, one after another.
             starts = sum(self._start(seat.trial) for seat in self.seats if not seat.began_steps)
             left = self.deadline.left - starts - self._start(trial) - self._saves()
             epoch = self._epoch(trial)
-            # Those that are seated wait while this one is compiled, and are to end their epoch after that.
+            # The seated trials wait while this one is compiled, and have to end their epoch after that.
             if left < _MARGIN * (epoch + max((seat.epoch or epoch for seat in self.seats), default=0.0)):
                 continue
             whole = epoch * (self.epochs_left[id(trial)] + _TESTS)
@@ -363,7 +365,7 @@ class _Population:
         return fallback
 
     def _start(self, trial: Trial) -> float:
-        """Seconds from the seating of a trial to its first step, as far as they are more than later steps take."""
+        """Seconds from the seating of a trial to its first step, beyond the time of a later step."""
         if not self.on_gpu:
             return 0.0
         compiles = trial.recipe.capturable and self._compiles(trial) is not False
@@ -371,7 +373,7 @@ class _Population:
         return self.starts.get(_kind(trial), new)
 
     def _epoch(self, trial: Trial) -> float:
-        """Seconds that an epoch takes next to those that are seated: as measured, or from the price of the trial."""
+        """Seconds per epoch while sharing with the seated trials: measured, or estimated from the trial's price."""
         if _pace(trial) in self.paces:
             return self.paces[_pace(trial)]
         price = _price(trial)
@@ -386,12 +388,12 @@ class _Population:
         return price * sharing * (median(ratios) if ratios else 1.0)
 
     def _saves(self) -> float:
-        """Seconds that the checkpoints of all who are seated take, one after the other."""
+        """Seconds for the checkpoints of all seated trials, one after another."""
         return sum(seat.save for seat in self.seats)
 
     def _seat(self, trial: Trial) -> _Seat | None:
-        """A seat for a trial; None if another process trains it, or has: waiting for it while holding others may
-        take forever.
+        """A seat for a trial, or None if another process trains it or has trained it. Waiting while holding other
+        trials may deadlock.
         """
         split = self._split(trial)
         wanted = self._compiles(trial)
@@ -414,8 +416,8 @@ class _Population:
         raise AssertionError("unreachable")
 
     def _compiles(self, trial: Trial) -> bool | None:
-        """Whether to compile the network of a trial as a whole, its residual blocks only (None), or nothing."""
-        if trial.conditions is not None:  # what is compiled for a network without hooks is not for one with
+        """Return True to compile a trial's network as a whole, None for its residual blocks only, False for nothing."""
+        if trial.conditions is not None:  # code compiled without hooks does not run them
             return False
         if self.compiled is not None:
             return self.compiled
@@ -429,7 +431,7 @@ class _Population:
         return self.splits[name]
 
     def _end_epoch(self, seat: _Seat) -> None:
-        """Save and leave a training that would not end its next epoch, or its tests, in time."""
+        """Save and leave a training that cannot complete its next epoch, or its tests, in time."""
         training = seat.training
         seat.end_epoch()
         if len(seat.epochs) == 1 and seat.first is not None:
@@ -465,7 +467,7 @@ class _Population:
             if not goes_on:
                 freed = True
         if self.seats and not worked:
-            time.sleep(1e-4)  # rather than ask without a pause, which other threads would feel
+            time.sleep(1e-4)  # polling without a pause would slow other threads
         return freed
 
     def _goes_on(self, seat: _Seat) -> bool:
@@ -482,14 +484,14 @@ class _Population:
         except Exception as error:
             failure = error
         self.seats.remove(seat)
-        with suppress(Exception):  # what it failed with is what is reported
+        with suppress(Exception):  # only the original error is reported
             seat.leave()
         if failure is not None:
             self._part(seat.trial, failure)
         return False
 
     def _look_elsewhere(self) -> None:
-        """Take note of the trials that other processes have finished; the rest wait again."""
+        """Remove the trials that other processes have finished; the rest wait again."""
         missing = []
         for trial in self.elsewhere:
             try:
@@ -504,7 +506,7 @@ class _Population:
         self.waiting[:0], self.elsewhere = missing, []
 
     def _give_up(self) -> None:
-        """Count the trials as failed whose source has failed; without a deadline nothing else can wait."""
+        """Count trials whose source has failed as failed; without a deadline no other trials can be waiting."""
         failed = {trial.key for trial, _ in self.outcome.failed}
         unlimited = self.length == inf and not self.deadline.stopped
         for trial in self.waiting:
@@ -515,12 +517,12 @@ class _Population:
 
 
 def _in_words(error: Exception) -> str:
-    """The error in words; the error itself holds on to the training it was raised in, and so to its memory."""
+    """The error in words; the error object itself would keep the training and its memory alive."""
     return f"{type(error).__name__}: {error}"
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether the device had no memory left; where a graph was being captured, that is the cause of another error."""
+    """Return whether the device ran out of memory; during a capture, that error is the cause of another one."""
     while error is not None:
         if isinstance(error, torch.cuda.OutOfMemoryError):
             return True
@@ -545,14 +547,14 @@ def _price(trial: Trial) -> float | None:
 
 
 def _epochs_left(trials: Sequence[Trial], archive: Archive) -> dict[int, int]:
-    """The epochs that each trial, by its identity, has to train after its checkpoint."""
+    """The epochs left to each trial after its checkpoint, by the trial's identity."""
     folders = [path.parent for path in archive.root.glob(f"*/*/{checkpoint.FILE}")]
     saved = {folder.name[-8:]: checkpoint.epoch(folder) for folder in folders}
     return {id(trial): max(trial.schedule.epochs - saved.get(trial.key[:8], 0), 0) for trial in trials}
 
 
 def _seconds_by_kind(trials: Sequence[Trial], seconds: float) -> dict[tuple[object, ...], float]:
-    """The seconds that the trials of each kind take together, of the first trials that take so many seconds in all."""
+    """The total seconds of the trials of each kind, among the first trials that take `seconds` in all."""
     found: dict[tuple[object, ...], float] = {}
     for trial in trials:
         if seconds <= 0:
@@ -571,6 +573,6 @@ def _stream(device: str) -> torch.cuda.Stream:
 
 
 def _reclaim() -> None:
-    """Free the memory of trainings that are over: they refer to themselves, and torch keeps what they had."""
+    """Free the memory of ended trainings: they are reference cycles, and torch caches their memory."""
     gc.collect()
     torch.cuda.empty_cache()

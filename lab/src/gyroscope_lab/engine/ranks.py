@@ -31,10 +31,10 @@ def started_by_torchrun() -> bool:
 
 @contextmanager
 def process_group(*, cuda: bool = False) -> Iterator[str]:
-    """The processes that torchrun started, as a group for as long as this lasts; gives the device of this one.
+    """Join the processes that torchrun started into a group within this context; yield the device of this one.
 
     Args:
-        cuda: whether each has a GPU of its own, and NCCL between them; else they are on CPUs, with Gloo between them.
+        cuda: True for one GPU per process, connected by NCCL; False for CPUs, connected by Gloo.
     """
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if cuda and local >= torch.cuda.device_count():
@@ -51,8 +51,8 @@ def process_group(*, cuda: bool = False) -> Iterator[str]:
     try:
         yield device
     finally:
-        # What still holds the group, as a model within a cycle does, would end its threads after the interpreter, which
-        # aborts the process now and then.
+        # An object that still refers to the group, such as a model in a reference cycle, would end its threads after
+        # the interpreter, which sometimes aborts the process.
         gc.collect()
         dist.destroy_process_group()
 
@@ -68,12 +68,13 @@ def run_on_ranks(
 ) -> Result:
     """Return a trial's result on all ranks of the process group, which call this together; see `lab.run_one`.
 
-    Rank 0 alone looks into the archive and writes there; the others may be on machines that do not see it. What is
-    copied is trained first. How ranks share a training, and where it differs from that of one: `lab.spread.Spread`.
+    Only rank 0 reads and writes the archive; other ranks may be on machines without access to it. The source of copied
+    rates is trained first. `lab.spread.Spread` describes how ranks share a training, and where the result differs from
+    that of one process.
 
     Args:
-        trial: what to train.
-        archive: where rank 0 keeps results.
+        trial: the trial to train.
+        archive: the archive of the results, used by rank 0.
         data: the folder of the datasets, on every machine.
         tell: called on rank 0 at the end of every epoch.
         parallel: "ddp", or "fsdp" for networks that do not fit in the memory of one GPU.

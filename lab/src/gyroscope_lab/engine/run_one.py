@@ -1,4 +1,4 @@
-"""One trial, from its description to its result in the archive: what every engine on a CPU does."""
+"""One trial, from its description to its result in the archive, as every engine on a CPU runs it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Note:
 
     @property
     def share(self) -> float:
-        """The share of it that is over."""
+        """The completed share of its epochs."""
         return self.epoch / self.epochs
 
     @classmethod
@@ -78,7 +78,7 @@ def run_one(
     *,
     device: str = "cpu",
 ) -> Result:
-    """Return a trial's result: the one that is kept, or that of training now; what goes wrong names the trial.
+    """Return a trial's kept result, or train it now; errors name the trial.
 
     >>> import tempfile
     >>> from gyroscope_lab.training.recipe import Recipe

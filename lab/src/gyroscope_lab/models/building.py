@@ -11,7 +11,7 @@ from gyroscope_lab.errors import LabError
 
 Norm = Callable[[int], nn.Module]
 
-#: Keras's batch normalization as the rotation papers have it: no gain, no bias; its momentum is 0.99 in Keras's terms
+#: Keras's batch normalization as in the rotation papers: no gain, no bias; its momentum is 0.99 in Keras's terms
 keras_norm: Norm = partial(nn.BatchNorm2d, eps=1e-3, momentum=0.01, affine=False)
 
 
@@ -27,7 +27,7 @@ def require_images(channels: int, classes: int) -> None:
 
 
 def require_share(dropout: float) -> None:
-    """Reject a dropout of less than nothing, or of everything.
+    """Reject a dropout that is not in [0, 1).
 
     >>> require_share(1.0)
     Traceback (most recent call last):

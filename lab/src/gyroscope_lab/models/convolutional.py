@@ -1,7 +1,7 @@
 """Convolutional networks without shortcuts.
 
-The rotation papers' C10-CNN1, its light version, tiny-CNN and the demo's digits-cnn, in stages; their C10-CNN2; and the
-conditioning paper's VGG style.
+The rotation papers' networks in stages, C10-CNN1, its light version and tiny-CNN, with the demo's digits-cnn; their
+C10-CNN2; and the conditioning paper's VGG style.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ def stages(
 ) -> nn.Sequential:
     """Return x_k = BN(ReLU(W_k ∗ x_{k−1})), stage by stage, then global average pooling and a linear classifier.
 
-    Convolutions are 3×3 and keep the size of the image; 2×2 maximum pooling halves it between stages (rounding up,
-    where Keras rounds down, so that images of any size will do; those of the papers halve evenly). Batch normalization
-    comes after the ReLU and has neither gain nor bias, and no layer has a bias: every parameter is a kernel. Kernels
-    start he_uniform.
+    Convolutions are 3×3 and keep the size of the image; 2×2 maximum pooling halves it between stages. It rounds up,
+    where Keras rounds down, so that images of any size are accepted; those of the papers halve evenly. Batch
+    normalization comes after the ReLU and has neither gain nor bias, and no layer has a bias: every parameter is a
+    kernel. Kernels start he_uniform.
 
     Args:
-        seed: of the weights.
+        seed: the seed of the weights.
         widths: the number of channels of each stage.
         convolutions: the number of layers in each stage.
         channels: the number of channels of the images.
         classes: the number of outputs.
-        eps: what batch normalization adds to the variance; Keras's default.
-        momentum: the weight of a new batch in the running averages; Keras says 0.99 for 0.01.
+        eps: ε of batch normalization; Keras's default.
+        momentum: the weight of a new batch in the running averages; 0.01 is 0.99 in Keras.
 
     >>> model = stages(0, widths=[4, 8], convolutions=2, channels=1, classes=3)
     >>> model(torch.zeros(2, 1, 8, 8)).shape
@@ -95,7 +95,7 @@ def c10_cnn1(seed: int, *, classes: int = 10, channels: int = 3) -> nn.Sequentia
 def c10_cnn1_light(seed: int, *, classes: int = 10, channels: int = 3) -> nn.Sequential:
     """Return the light C10-CNN1: four stages of three convolutions, 16-32-64-128; 13 layers, 490,160 weights.
 
-    The network of the speed paper's figure 7, there for being fast to train.
+    The network of the speed paper's figure 7, chosen there because it trains fast.
 
     >>> sum(p.numel() for p in c10_cnn1_light(0).parameters())
     490160
@@ -120,13 +120,13 @@ def digits_cnn(seed: int) -> nn.Sequential:
     """Return six 3×3 convolutions (16-16-32-32-64-64), global average pooling and a linear classifier.
 
     Each convolution is followed by ReLU, then batch normalization without gain or bias, as in the
-    rotation paper's CNNs; no layer has a bias, so the seven kernels are all there is to train.
+    rotation paper's CNNs; no layer has a bias, so the seven kernels are the only parameters.
 
     >>> import torch
     >>> digits_cnn(0)(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """
-    # The averages follow faster than the papers': the demo takes few steps.
+    # The running averages are faster than in the papers: the demo takes few steps.
     return stages(seed, widths=(16, 32, 64), convolutions=2, channels=1, classes=10, eps=1e-5, momentum=0.1)
 
 
@@ -137,15 +137,15 @@ def c10_cnn2(seed: int, *, classes: int = 10, channels: int = 3, dropout: bool =
     """Return C10-CNN2: 13 convolutions in five stages, 64 to 512 channels, and two linear layers; 14,977,728 weights.
 
     Each convolution is followed by batch normalization, then ReLU, and each stage by 2×2 maximum pooling (rounding up,
-    so that smaller images than 32×32 will do). There are no gains and no biases; kernels start from Keras 2.1's
+    so that images smaller than 32×32 are accepted). There are no gains and no biases; kernels start from Keras 2.1's
     `he_normal`.
 
     Args:
-        seed: of the weights.
+        seed: the seed of the weights.
         classes: the number of outputs.
         channels: the number of channels of the images.
-        dropout: as in the network this one was made from: 0.3 after the first convolution, 0.4 after the others but
-            the last of each stage, 0.5 before each linear layer.
+        dropout: True for dropout as in the network this one is based on: 0.3 after the first convolution, 0.4 after the
+            others except the last of each stage, 0.5 before each linear layer.
 
     >>> sum(p.numel() for p in c10_cnn2(0).parameters())
     14977728
@@ -170,18 +170,18 @@ def vgg(
 ) -> nn.Sequential:
     """Return a ResNet without its shortcuts: x_k = ReLU(BN(W_k ∗ x_{k−1})) in three stages, then a linear classifier.
 
-    The first convolution has 16 channels; the others, 3×3 as well, are spread over stages of 16, 32 and 64, and the
-    first of the second and third stage halve the image with a stride of 2. Initialization is that of the conditioning
-    paper's ResNet (`resnet`); convolutions have no bias.
+    The first convolution has 16 channels; the others, also 3×3, are divided among stages of 16, 32 and 64 channels. The
+    first convolution of the second and third stage halves the image with a stride of 2. Initialization is that of the
+    conditioning paper's ResNet (`resnet`); convolutions have no bias.
 
     Args:
-        seed: of the weights; equal seeds give equal kernels with batch normalization and without.
+        seed: the seed of the weights; equal seeds give equal kernels with and without batch normalization.
         depth: the number of layers, the classifier included; 20 and 110 in the paper.
         classes: the number of outputs.
         channels: the number of channels of the images.
-        batch_norm: whether to normalize each convolution's outputs over the batch, before the ReLU.
-        affine: whether that has a gain and a bias.
-        classifier_bias: whether the classifier has a bias.
+        batch_norm: True to normalize each convolution's outputs over the batch, before the ReLU.
+        affine: True for a normalization with gain and bias.
+        classifier_bias: True for a classifier with a bias.
 
     >>> vgg(0, depth=20, batch_norm=True)(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
@@ -219,7 +219,7 @@ def _c10_cnn2(channels: int, classes: int, dropout: bool) -> nn.Sequential:
     }
     if not dropout:
         hidden = {name: module for name, module in hidden.items() if not isinstance(module, nn.Dropout)}
-    # 32×32 images are one pixel by now: averaging is flattening.
+    # 32×32 images are one pixel here, so averaging is flattening.
     add_classifier(model, 512, classes, bias=False, before=hidden)
     return model
 
@@ -228,7 +228,8 @@ def _vgg(depth: int, channels: int, classes: int, batch_norm: bool, affine: bool
     model = nn.Sequential()
     number = 0
     for stage, width in enumerate(WIDTHS):
-        # The first convolution counts as the first stage's; what three does not divide goes to the first stages.
+        # The first convolution counts as part of the first stage; the remainder of the division by three goes to the
+        # first stages.
         convolutions = (depth - stage) // 3 + (1 if stage == 0 else 0)
         for place in range(convolutions):
             number += 1

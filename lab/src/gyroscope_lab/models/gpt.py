@@ -26,22 +26,23 @@ def gpt(
     biases: bool = False,
     dropout: float = 0.0,
 ) -> GPT:
-    """Return a model that takes characters [N, T] to logits [N, T, vocab] of the next, at each place from those so far.
+    """Return a model that maps characters [N, T] to logits [N, T, vocab] of the next character at each position.
 
     x = E[characters] + P[: T], then `depth` blocks x ← x + A(LN(x)), x ← x + W₂ GELU(W₁ LN(x)), and h = W LN(x). A is
     causal attention of `heads` heads: softmax(q kᵀ/√d + mask) v, d = width/heads, and a last linear map. Weights start
-    from N(0, 0.02²), those of the maps that end on x from N(0, 0.02²/(2 depth)): x sums over twice `depth` of them.
+    from N(0, 0.02²). Those of maps that are added to x start from N(0, 0.02²/(2 depth)), because x is the sum of 2
+    `depth` such maps.
 
     Args:
-        seed: of the weights.
-        vocab: how many characters there are; 65 in Shakespeare.
+        seed: the seed of the weights.
+        vocab: the number of characters; 65 in Shakespeare.
         context: the longest sequence.
         width: the size of x.
         depth: the number of blocks.
         heads: the number of heads, a divisor of width.
-        tied: whether W is E.
-        biases: whether linear maps have a bias, 0 at first.
-        dropout: the share of x, of attention and of each block's additions left out in training.
+        tied: True to use E as W.
+        biases: True for linear maps with biases, which start at 0.
+        dropout: the share of x, of attention and of each block's output dropped in training.
 
     >>> model = gpt(0)
     >>> model(torch.zeros(2, 100, dtype=torch.long)).shape
@@ -60,7 +61,7 @@ def gpt(
 
 
 class Attention(nn.Module):
-    """Causal attention: each place looks at those up to its own, q, k and v side by side in one weight.
+    """Causal attention: each position attends to itself and earlier ones; one weight holds q, k and v.
 
     >>> Attention(8, 2, biases=False, dropout=0.0)(torch.zeros(3, 5, 8)).shape
     torch.Size([3, 5, 8])

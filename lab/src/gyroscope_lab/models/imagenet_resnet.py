@@ -1,4 +1,4 @@
-"""The residual networks for ImageNet, with the conditioning paper's LastBN and without (its appendix D)."""
+"""The residual networks for ImageNet, with and without the conditioning paper's LastBN (its appendix D)."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def imagenet_resnet(
     """Return the ResNet of 18, 34, 50, 101 or 152 layers: a 7×7 convolution, pooling, four stages, a classifier.
 
     Stages have 64, 128, 256 and 512 channels, four times as many at the outputs of bottlenecks (from 50 layers on). The
-    last three halve the image in their first block: at its first 3×3 convolution, and in its shortcut, which where the
-    shape changes is a 1×1 convolution and batch normalization (B). Convolutions start from N(0, 2/(k²·outputs)), the
-    classifier's weights from U(±1/√fan_in) and its bias at 0, gains at 1.
+    last three halve the image in their first block, at its first 3×3 convolution and in its shortcut. Where the shape
+    changes, the shortcut is a 1×1 convolution with batch normalization (B). Convolutions start from N(0,
+    2/(k²·outputs)), the classifier's weights from U(±1/√fan_in) and its bias at 0, gains at 1.
 
     Args:
-        seed: of the weights; equal seeds give equal kernels with LastBN and without.
+        seed: the seed of the weights; equal seeds give equal kernels with and without LastBN.
         depth: 18, 34, 50, 101 or 152.
         classes: the number of outputs.
         channels: the number of channels of the images.
-        dropout: the share of features left out before the classifier, in training (after LastBN); 0.3 in the paper's
+        dropout: the share of features dropped before the classifier, in training (after LastBN); 0.3 in the paper's
             variant.
         last_norm: normalize the averages over pixels (LastBN); gains start from U(0, 1), as in Torch 7.
-        classifier_bias: whether the classifier has a bias.
-        checkpointed: whether blocks keep their inputs alone and compute the rest again in the backward pass.
+        classifier_bias: True for a classifier with a bias.
+        checkpointed: True for blocks that keep only their inputs and recompute the rest in the backward pass.
 
     >>> sum(p.numel() for p in imagenet_resnet(0, depth=18).parameters())
     11689512
@@ -66,7 +66,7 @@ def imagenet_resnet(
         linear=uniform_,
     )
     if last_norm:
-        # After the kernels, so that these do not depend on it.
+        # Drawn after the kernels, so that the kernels do not depend on it.
         nn.init.uniform_(model.get_parameter("last_norm.weight"), generator=generator)
     for module in model:
         if isinstance(module, Block):
@@ -99,9 +99,9 @@ class Bottleneck(Block):
     """y = ReLU(BN(W₃ ∗ ReLU(BN(W₂ ∗ ReLU(BN(W₁ ∗ x))))) + s(x)): 1×1 to `width`, 3×3, and 1×1 to four times as many.
 
     Args:
-        channels: those of x.
-        width: those between; y has four times as many.
-        stride: of the 3×3 convolution: 2 halves the image.
+        channels: the channels of x.
+        width: the channels within the block; y has four times as many.
+        stride: the stride of the 3×3 convolution; 2 halves the image.
 
     >>> Bottleneck(3, 4, stride=2)(torch.zeros(2, 3, 8, 8)).shape
     torch.Size([2, 16, 4, 4])

@@ -1,4 +1,4 @@
-"""Initial weights: the initializers of the papers, each drawn from a generator of its own.
+"""Initial weights: the initializers of the papers, each drawn from its own generator.
 
 A weight is [outputs, inputs/groups, *kernel]. Each output sums over fan_in = (inputs/groups)·|kernel| numbers, and
 fan_out = outputs·|kernel|.
@@ -20,7 +20,8 @@ Model = TypeVar("Model", bound=nn.Module)
 def he_uniform_(weight: torch.Tensor, *, generator: torch.Generator) -> torch.Tensor:
     """Fill `weight` in place from U(−b, b), b = √(6 / fan_in), Keras's `he_uniform`.
 
-    fan_in is the number of inputs each output sums over: every dimension but the first. PyTorch's own
+    fan_in is the number of inputs that each output sums over: the product of all dimensions except the first. PyTorch's
+        own
     default for convolutions and linear layers has b = √(1 / fan_in), which shrinks the signal.
 
     >>> import torch
@@ -74,16 +75,16 @@ def he_normal_fan_out_(weight: torch.Tensor, *, generator: torch.Generator) -> t
 
 
 def he_normal_truncated_(weight: torch.Tensor, *, generator: torch.Generator) -> torch.Tensor:
-    """Fill `weight` in place from N(0, σ²) cut off at ±2σ, σ = √(2 / fan_in), Keras 2.1's `he_normal`.
+    """Fill `weight` in place from N(0, σ²) truncated at ±2σ, σ = √(2 / fan_in), Keras 2.1's `he_normal`.
 
-    Cutting leaves a standard deviation of 0.8796 σ, which Keras 2.1 does not make up for (later versions do).
+    Truncation leaves a standard deviation of 0.8796 σ, which Keras 2.1 does not correct (later versions do).
 
     >>> weight = he_normal_truncated_(torch.empty(400, 200), generator=torch.Generator().manual_seed(0))
     >>> round(weight.std().item(), 3), bool(weight.abs().max() <= 0.2)
     (0.088, True)
     """
     deviation = sqrt(2 / _fan_in(weight))
-    # Φ⁻¹(u) = √2 erf⁻¹(2u − 1), and 2Φ(2) − 1 = erf(√2): a uniform number of this interval is one of ±2σ.
+    # Φ⁻¹(u) = √2 erf⁻¹(2u − 1), and 2Φ(2) − 1 = erf(√2): a uniform number in this interval maps to ±2σ.
     _symmetric_(weight, erf(sqrt(2)), generator)
     with torch.no_grad():
         return weight.erfinv_().mul_(sqrt(2) * deviation).clamp_(-2 * deviation, 2 * deviation)
@@ -100,7 +101,7 @@ def orthogonal_(weight: torch.Tensor, *, generator: torch.Generator) -> torch.Te
     return weight
 
 
-#: what `initializer=` of a model may name
+#: The initializers by name.
 INITIALIZERS: dict[str, Initializer] = {
     "glorot_uniform": glorot_uniform_,
     "he_normal": he_normal_,
@@ -119,16 +120,16 @@ def initialized(
     initializer: Initializer,
     linear: Initializer | None = None,
 ) -> Model:
-    """Return `build()` with the kernels of its convolutions and linear layers drawn anew and their biases zero.
+    """Return `build()` with the kernels of its convolutions and linear layers drawn again and their biases zero.
 
-    Kernels are drawn from `generator` in the order they are registered in. The caller's random state, which PyTorch's
-    own initialization draws from, is left alone.
+    Kernels are drawn from `generator` in the order of their registration. The caller's random state, which PyTorch's
+    own initialization uses, is not changed.
 
     Args:
-        build: makes the model.
-        generator: where the weights come from.
-        initializer: of the kernels.
-        linear: that of linear layers, where it is another.
+        build: returns the model.
+        generator: the generator of the weights.
+        initializer: the initializer of the kernels.
+        linear: the initializer of linear layers, if it is another one.
 
     >>> model = initialized(lambda: nn.Linear(3, 2), generator=torch.Generator(), initializer=he_uniform_)
     >>> model.bias.tolist()

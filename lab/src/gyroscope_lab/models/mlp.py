@@ -1,4 +1,4 @@
-"""Multilayer perceptrons of any depth and width: those the conditioning paper takes apart, and the others' on MNIST."""
+"""Multilayer perceptrons of any depth and width, as in the conditioning paper and in the other papers on MNIST."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ def mlp(
 ) -> nn.Sequential:
     """Return x_k = ReLU(BN(W_k x_{k−1})), k = 1 … depth − 1, and a last linear layer h = W x without either (eq. 3).
 
-    There are no biases unless asked for, and the weights start from the paper's "random initialization",
-    U(−1/√fan_in, 1/√fan_in). Its code adds no bias either (the layer that measures draws one, and leaves it out).
-    Whether its networks normalize the outputs of the last layer is not said; here they do not, since a classifier's
-    logits have no use for it.
+    By default there are no biases, and the weights start from the paper's "random initialization", U(−1/√fan_in,
+    1/√fan_in). Its code adds no bias either (the layer that measures draws one and does not use it). The paper does not
+    say whether its networks normalize the outputs of the last layer. Here they do not, since logits need no
+    normalization.
 
     Args:
-        seed: of the weights; equal seeds give equal weights with batch normalization and without.
+        seed: the seed of the weights; equal seeds give equal weights with and without batch normalization.
         depth: the number of linear layers, the last one included.
-        width: the number of units of each layer but the last.
+        width: the number of units of each layer except the last.
         inputs: the size of the input, flattened; 144 for 12×12 images of one channel.
         classes: the number of outputs.
-        batch_norm: whether to normalize each layer's outputs over the batch, before the ReLU.
-        affine: whether the normalization has a gain and a bias, both trained: γ s + β.
-        gain: where γ starts: "ones", or "uniform", from U(0, 1) as in Torch 7, which the paper used.
-        eps: what the normalization adds to the variance; 1e-3 in Keras.
+        batch_norm: True to normalize each layer's outputs over the batch, before the ReLU.
+        affine: True for a normalization with trained gain and bias: γ s + β.
+        gain: the initial γ: "ones", or "uniform", from U(0, 1) as in Torch 7, which the paper used.
+        eps: ε of the normalization; 1e-3 in Keras.
         momentum: the weight of a new batch in its running averages; 0.01 in Keras, which calls it 0.99.
-        biases: whether the linear layers have one, 0 at first.
+        biases: True for linear layers with biases, which start at 0.
         activation: "relu", or "linear" for none.
-        init: where the weights start, one of `gyroscope_lab.models.initialization.INITIALIZERS`.
+        init: the initializer of the weights, one of `gyroscope_lab.models.initialization.INITIALIZERS`.
 
     >>> model = mlp(0, depth=8, width=24)
     >>> model(torch.zeros(2, 1, 12, 12)).shape
@@ -85,7 +85,7 @@ def mlp(
         generator=generator,
         initializer=INITIALIZERS[init],
     )
-    # After the weights, so that these do not depend on it.
+    # Drawn after the weights, so that the weights do not depend on it.
     for module in model:
         if isinstance(module, nn.BatchNorm1d) and gain == "uniform":
             nn.init.uniform_(module.weight, generator=generator)

@@ -17,7 +17,7 @@ from gyroscope_lab.models.imagenet_resnet import imagenet_resnet, imagenet_resne
 from gyroscope_lab.models.mlp import mlp
 from gyroscope_lab.models.resnet import preresnet, preresnet_v1, resnet, resnet_lastbn, wrn
 
-#: name -> (builder, what it is in one line); {fields} of a name are whole numbers, and arguments of the builder
+#: name -> (builder, description in one line); {fields} of a name are whole numbers, passed to the builder
 MODELS: dict[str, tuple[Callable[..., nn.Module], str]] = {
     "digits-cnn": (digits_cnn, "6 convolutions and a linear classifier for 8×8 gray images, 72,208 weights"),
     "mlp-{depth}x{width}": (mlp, "linear layers and ReLUs, for 12×12 gray images unless said; batch_norm=True"),
@@ -39,7 +39,7 @@ MODELS: dict[str, tuple[Callable[..., nn.Module], str]] = {
     "gpt-small": (gpt, "decoder-only transformer for characters: 4 blocks of width 128 and 4 heads, unless said"),
 }
 
-# By how an argument is declared: what is accepted, NumPy's numbers too, and that in words.
+# By declared type: the accepted types, NumPy's numbers included, and their description.
 _KINDS: dict[str, tuple[type, str]] = {
     "bool": (bool, "True or False"),
     "int": (Integral, "a whole number"),
@@ -52,8 +52,8 @@ def make(name: str, *, seed: int, **options: Any) -> nn.Module:
 
     Args:
         name: one of `MODELS`, with numbers for the fields in braces.
-        seed: of the weights.
-        options: what else the builder of that model takes.
+        seed: the seed of the weights.
+        options: further arguments of the builder of that model.
 
     >>> model = make("digits-cnn", seed=0)
     >>> sum(p.numel() for p in model.parameters())
@@ -72,7 +72,7 @@ def make(name: str, *, seed: int, **options: Any) -> nn.Module:
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """Return the options of a model, and what each is unless given.
+    """Return the options of a model with their defaults.
 
     >>> defaults("digits-cnn"), defaults("resnet-20")["classes"]
     ({}, 10)
@@ -83,13 +83,13 @@ def defaults(name: str) -> dict[str, Any]:
 
 
 def _require_kinds(name: str, builder: Callable[..., nn.Module], given: dict[str, Any]) -> None:
-    """Refuse what is not of the kind an argument is declared as: "no" would be true, and 1.5 classes fail in torch."""
+    """Reject arguments of another type than declared: "no" would be true, and 1.5 classes fail in torch."""
     for argument, value in given.items():
         kind = str(signature(builder).parameters[argument].annotation)
         accepted, described = _KINDS.get(kind, (object, ""))
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind != "bool" and kind in _KINDS):
             raise LabError(f"`{argument}` of {name} must be {described}, got {value!r}.")
-    if not 0 <= given["seed"] < 2**32:  # torch would leave the other bits out
+    if not 0 <= given["seed"] < 2**32:  # torch ignores the other bits
         raise LabError(f"`seed` of {name} must be a whole number from 0 to 2³² − 1, got {given['seed']}.")
 
 

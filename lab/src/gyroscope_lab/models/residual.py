@@ -15,10 +15,10 @@ from gyroscope_lab.models.building import Norm, conv3x3
 
 
 class SamePad(nn.Module):
-    """Pad images for a 3×3 convolution of stride 2, as TensorFlow's "same" does: by 1 in all where a size is even.
+    """Pad images for a 3×3 convolution of stride 2, as TensorFlow's "same" does: by 1 in total where a size is even.
 
-    That pixel goes to the end, so outputs stand at pixels 1, 3, 5, …; `padding=1` has them at 0, 2, 4, … Odd sizes are
-    padded at both ends, as by `padding=1`.
+    That pixel is added at the end, so outputs are centered at pixels 1, 3, 5, …; with `padding=1` at 0, 2, 4, … Odd
+    sizes are padded at both ends, as with `padding=1`.
 
     >>> SamePad()(torch.ones(1, 1, 2, 3))[0, 0].tolist()
     [[0.0, 1.0, 1.0, 1.0, 0.0], [0.0, 1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0]]
@@ -31,7 +31,7 @@ class SamePad(nn.Module):
 
 
 class PaddedShortcut(nn.Module):
-    """Shortcut A: every other pixel, and zeros for the channels there are not.
+    """Shortcut A: every other pixel, and zeros for the additional channels.
 
     >>> PaddedShortcut(1, 2, stride=2)(1 + torch.arange(4.0).view(1, 1, 2, 2)).flatten().tolist()
     [1.0, 0.0]
@@ -42,12 +42,12 @@ class PaddedShortcut(nn.Module):
         self.stride, self.missing = stride, width - channels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what is added to the block's own output."""
+        """Return the term added to the block's own output."""
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.missing))
 
 
 class Block(nn.Module):
-    """y = compute(x), or the same with the insides computed again in the backward pass where it is `checkpointed`."""
+    """y = compute(x); if `checkpointed`, activations within the block are recomputed in the backward pass."""
 
     checkpointed = False
 
@@ -68,9 +68,9 @@ class BasicBlock(Block):
         width: those of y.
         stride: of the first convolution: 2 halves the image.
         norm: makes a normalization of so many channels.
-        projection: whether a shortcut that changes the shape is a 1×1 convolution (its weight is registered, and used,
-            after those of the block's own) or has no weights (`PaddedShortcut`).
-        same: whether strided convolutions pad as TensorFlow does (`SamePad`).
+        projection: True for a 1×1 convolution as the shortcut that changes the shape (its weight is registered and used
+            after the block's own); False for one without weights (`PaddedShortcut`).
+        same: True for strided convolutions padded as in TensorFlow (`SamePad`).
 
     >>> BasicBlock(3, 4, stride=2, norm=nn.BatchNorm2d)(torch.zeros(2, 3, 8, 8)).shape
     torch.Size([2, 4, 4, 4])
@@ -106,17 +106,16 @@ class BasicBlock(Block):
 
 
 class PreactBlock(Block):
-    """y = W₂ ∗ ReLU(BN(W₁ ∗ p)) + s(x), p = ReLU(BN(x)); s(p) in place of s(x) where the shortcut is `shared`.
+    """y = W₂ ∗ ReLU(BN(W₁ ∗ p)) + s(x), p = ReLU(BN(x)); s(p) replaces s(x) if the shortcut is `shared`.
 
     Args:
         channels: those of x.
         width: those of y.
         stride: of the first convolution: 2 halves the image.
         norm: makes a normalization of so many channels.
-        projection: whether a shortcut that changes the shape is a 1×1 convolution or has no weights, as in
-            `BasicBlock`.
-        shared: whether the shortcut, too, starts from p.
-        dropout: the share of activations left out before the second convolution, in training.
+        projection: True for a 1×1 convolution as the shortcut that changes the shape, as in `BasicBlock`.
+        shared: True for a shortcut that starts from p.
+        dropout: the share of activations dropped before the second convolution, in training.
 
     >>> PreactBlock(3, 4, stride=2, norm=nn.BatchNorm2d)(torch.zeros(2, 3, 8, 8)).shape
     torch.Size([2, 4, 4, 4])
@@ -174,17 +173,17 @@ def _shortcut(channels: int, width: int, stride: int, projection: bool) -> nn.Mo
 
 
 def recomputed(block: nn.Module, compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Return y = compute(x), keeping x alone for the backward pass, which computes the rest again.
+    """Return y = compute(x), keeping only x for the backward pass, which recomputes the rest.
 
-    Outputs, gradients and running averages are those of `compute(x)`, bit for bit. Batch normalization that is run
-    twice would count a batch twice in its averages: the second time it has others to write to. That time the modules
-    are in the modes of the first, whatever has become of them since. Random state is kept for blocks that drop out
-    alone, so that steps of the others can be captured in CUDA graphs. Within `torch.compile` this does nothing, as the
-    compiler decides itself what to keep.
+    Outputs, gradients and running averages are those of `compute(x)`, bit for bit. Batch normalization that runs twice
+    would count a batch twice in its averages, so the second run writes to temporary ones. In the second run the modules
+    are in the modes of the first, even if these have changed. Random state is only saved for blocks with dropout, so
+    that steps of other blocks can be captured in CUDA graphs. Within `torch.compile` this does nothing: the compiler
+    decides what to keep.
 
     Args:
-        block: the module whose work this is.
-        compute: its work.
+        block: the module.
+        compute: its function.
         x: its input.
 
     >>> norm = nn.BatchNorm1d(2)
@@ -211,7 +210,7 @@ def _drops(module: nn.Module) -> bool:
 
 
 class _Again(AbstractContextManager[None]):
-    """The second time, and every further one: modes as when this was made, averages that nobody reads."""
+    """The context of the second and later runs: the modes of the first run, and averages that are not read."""
 
     def __init__(self, modules: list[nn.Module]) -> None:
         self._modes = [(module, module.training) for module in modules]
@@ -221,7 +220,7 @@ class _Again(AbstractContextManager[None]):
         for module, training in self._modes:
             module.training = training
             if isinstance(module, _BatchNorm) and training:
-                # Tensors of the same shapes, since what is saved for the backward pass is compared with the first time.
+                # Of the same shapes: torch compares the saved tensors with those of the first run.
                 for name in ("running_mean", "running_var"):
                     average = module._buffers[name]
                     module._buffers[name] = None if average is None else torch.empty_like(average)

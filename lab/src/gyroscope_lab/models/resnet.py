@@ -40,23 +40,23 @@ def resnet(
     """Return a ResNet: conv-BN-ReLU, three stages of n = (depth − 2)/6 blocks of 16-32-64 channels, a classifier.
 
     Each block is y = ReLU(BN(W₂ ∗ ReLU(BN(W₁ ∗ x))) + s(x)); the second and third stages halve the image first, and the
-    last one is averaged over pixels. By default it is the conditioning paper's: shortcuts without weights (A), batch
-    normalization with gain and bias, convolutions from N(0, 2/(k²·outputs)), the classifier's weights from
-    U(±1/√fan_in) and its bias 0.
+    output of the last stage is averaged over pixels. By default it is the conditioning paper's: shortcuts without
+    weights (A), batch normalization with gain and bias, convolutions from N(0, 2/(k²·outputs)), the classifier's
+    weights from U(±1/√fan_in) and its bias 0.
 
     Args:
-        seed: of the weights; equal seeds give equal kernels with LastBN and without, normalized or not.
+        seed: the seed of the weights; equal seeds give equal kernels with and without LastBN or normalization.
         depth: 6n + 2: the number of 3×3 convolutions and the classifier.
         classes: the number of outputs.
         channels: the number of channels of the images.
-        keras: the rotation papers' variant instead: 1×1 convolutions where the shape changes (two layers more, each
+        keras: the rotation papers' variant instead: 1×1 convolutions where the shape changes (two further layers, each
             after its block's own), no gains, no biases, everything from Keras 2.1's `he_normal`, and TensorFlow's
             padding, epsilon and momentum.
-        batch_norm: whether there is any normalization.
+        batch_norm: False for a network without normalization.
         last_norm: normalize the averages over pixels as well (the conditioning paper's LastBN); gains start from
             U(0, 1), as in Torch 7.
-        classifier_bias: whether the classifier has a bias; that of `keras` has none.
-        checkpointed: whether blocks keep their inputs alone and compute the rest again in the backward pass: less
+        classifier_bias: True for a classifier with a bias; with `keras` it has none.
+        checkpointed: True for blocks that keep only their inputs and recompute the rest in the backward pass: less
             memory, more work, the same numbers.
 
     >>> model = resnet(0, depth=8)
@@ -79,7 +79,7 @@ def resnet(
         linear=linear,
     )
     if last_norm:
-        # After the kernels, so that these do not depend on it.
+        # Drawn after the kernels, so that the kernels do not depend on it.
         nn.init.uniform_(model.get_parameter("last_norm.weight"), generator=generator)
     return model
 
@@ -180,9 +180,9 @@ def preresnet(
         depth: 6n + 2: the number of 3×3 convolutions and the classifier.
         classes: the number of outputs.
         channels: the number of channels of the images.
-        final_norm: whether the sum that leaves the last block is normalized; not in PreResNet_v1.
-        classifier_bias: whether the classifier has a bias.
-        checkpointed: whether blocks keep their inputs alone and compute the rest again in the backward pass.
+        final_norm: True to normalize the output of the last block; False in PreResNet_v1.
+        classifier_bias: True for a classifier with a bias.
+        checkpointed: True for blocks that keep only their inputs and recompute the rest in the backward pass.
 
     >>> preresnet(0, depth=8)(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
@@ -245,11 +245,11 @@ def wrn(
 
     Args:
         seed: of the weights.
-        depth: 6n + 4: the number of convolutions, one in the shortcut of each stage's first block included.
-        width: how many times wider than a ResNet.
+        depth: 6n + 4: the number of convolutions, including one in the shortcut of each stage's first block.
+        width: the width as a multiple of a ResNet's.
         classes: the number of outputs.
         channels: the number of channels of the images.
-        dropout: the share of activations left out within each block, in training.
+        dropout: the share of activations dropped within each block, in training.
 
     >>> sum(p.numel() for p in wrn(0, depth=10, width=1).parameters())
     77360

@@ -1,4 +1,4 @@
-"""One training: what is learned, with what, from which seed, and the loop that does it."""
+"""One training: its task, its recipe, its seed, and the loop that runs it."""
 
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TASKS", "Archive", "Recipe", "Result", "Schedule", "Task", "Training", "Trial", "task", "train"]
 
-if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistake
+if not TYPE_CHECKING:  # type checkers reject names that are not listed above
     __getattr__ = lazy(
         __name__,
         {

@@ -1,4 +1,4 @@
-"""Archives of results, so that no trial is run twice: a folder of trials, or the folder of a single one."""
+"""Archives of results: a folder of many trials, or the folder of one trial. They prevent running a trial twice."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from gyroscope_lab.training.trial import Trial, describes, file_name
 
 
 class Archive:
-    """A folder of trials: each has a folder of its own, with its run, its result, and while it lasts its checkpoint.
+    """A folder of trials. Each trial has its own folder with its run, its result and, until it ends, its checkpoint.
 
-    A trial is found by its key, so the same training under another name is the same trial, and a changed one is not.
+    A trial is found by its key: the same training under another name is the same trial, and a changed training is not.
 
     >>> import tempfile
     >>> from gyroscope_lab.training.recipe import Recipe
@@ -53,7 +53,7 @@ class Archive:
         return next(iter(sorted(self.root.glob(f"*/*-{trial.key[:8]}"))), own)
 
     def result(self, trial: Trial) -> Result | None:
-        """The result of a trial, None while there is none."""
+        """The result of a trial, or None if it has none yet."""
         path = self.folder(trial) / "result.json"
         try:
             content = json.loads(path.read_text())
@@ -73,7 +73,7 @@ class Archive:
         return known and (not trial.recipe.records or (self.folder(trial) / RATES).exists())
 
     def missing(self, trials: Sequence[Trial]) -> list[Trial]:
-        """The trials without a result, each once, and each after the one whose rates it copies."""
+        """The trials without a result, without duplicates. A trial that copies rates comes after their source."""
         wanted: dict[str, Trial] = {}
         for trial in trials:
             if trial.key not in wanted and self.result(trial) is None:
@@ -81,13 +81,13 @@ class Archive:
         return list(wanted.values())
 
     def rates(self, trial: Trial) -> Rates | None:
-        """Return the rates that a trial copies; None for trials that copy none."""
+        """Return the rates that a trial copies, or None if it copies none."""
         if trial.source is None:
             return None
         where = self.folder(trial.source)
         if not where.exists():
             said = f"{trial.recipe.name} copies the rates of {trial.source.recipe.name}, which is not in {self.root}"
-            raise LabError(f"{said}; run that one first, or leave both to run_trials")
+            raise LabError(f"{said}; run that trial first, or pass both to run_trials")
         try:
             return Rates.load(where / RATES)
         except ControlError as error:
@@ -97,7 +97,7 @@ class Archive:
             raise LabError(f"{said}; delete {where} to run {trial.source.recipe.name} again") from error
 
     def weights(self, trial: Trial) -> dict[str, dict[str, Tensor]]:
-        """Return the kept weights of a trial with `keeps`: of its layers at the start ("initial"), all as "tested"."""
+        """Return the weights that a trial with `keeps` kept: "initial" (its layers at the start) and "tested" (all)."""
         path = self.folder(trial) / WEIGHTS
         try:
             return checkpoint.read(path)
@@ -109,7 +109,7 @@ class Archive:
 
     @contextmanager
     def claimed(self, trial: Trial, *, on_wait: Callable[[], None] = lambda: None) -> Iterator[Path]:
-        """Hold a trial's folder alone: other processes that want to run the trial wait, and then find its result."""
+        """Lock a trial's folder: other processes that want to run the trial wait, and then find its result."""
         while True:
             with self.claimed_if_free(trial) as folder:
                 if folder is not None:
@@ -120,7 +120,7 @@ class Archive:
 
     @contextmanager
     def claimed_if_free(self, trial: Trial) -> Iterator[Path | None]:
-        """Hold a trial's folder without waiting, for callers that hold others; None if another process holds it."""
+        """Lock a trial's folder without waiting, for callers with other locks; yield None if another process has it."""
         claim = self.root / ".claims" / trial.key[:16]
         claim.mkdir(parents=True, exist_ok=True)
         try:
@@ -135,7 +135,7 @@ class Archive:
 
 
 class OneFolder(Archive):
-    """An archive of one trial, whose folder is the archive's.
+    """An archive of one trial, which uses the archive's folder itself.
 
     >>> import tempfile
     >>> from gyroscope_lab.training.recipe import Recipe
@@ -181,7 +181,7 @@ def _described(description: Any) -> str:
     try:
         task, recipe = description["task"], description["recipe"]
         return f"{task['name']}: {recipe['name']}, seed {description['seed']}, rate {recipe['rate']:g}"
-    except (KeyError, TypeError, ValueError):  # recorded by somebody else, who calls something else a trial
+    except (KeyError, TypeError, ValueError):  # recorded by another program, with its own meaning of "trial"
         return "of something else than the laboratory"
 
 
@@ -201,15 +201,15 @@ def forget(archive: Archive, trials: Sequence[Trial]) -> None:
     True
     """
     for trial in trials:
-        # Claimed, so that nobody's folder is taken away while they train.
+        # Claimed, so that no folder is deleted while another process trains in it.
         with archive.claimed(trial) as folder:
             for path in _own(folder):
                 path.unlink(missing_ok=True)
-            with suppress(OSError):  # somebody else's files are in it
+            with suppress(OSError):  # it contains other files
                 folder.rmdir()
 
 
-# What a trial leaves in its folder.
+# The files that a trial leaves in its folder.
 _OWN = (
     "run.sqlite*",
     "run.lock",

@@ -1,6 +1,6 @@
-"""Checkpoints of a training: one file, complete or absent, with all that the rest of the training depends on.
+"""Checkpoints of a training: one file, complete or absent, with everything that the rest of the training depends on.
 
-A training saves at the end of an epoch, but only so often that saving takes little of its time (`Pace`).
+A training saves at the end of an epoch, and only as often as keeps the share of time spent on saving small (`Pace`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FILE = "checkpoint.pt"
 
 
 def save(folder: Path, state: dict[str, Any]) -> None:
-    """Write `state` to the folder's checkpoint; the one before is kept until this one is on disk.
+    """Write `state` to the folder's checkpoint; the previous one is kept until the new one is on disk.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -42,12 +42,12 @@ def save(folder: Path, state: dict[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         new.replace(folder / FILE)
-    except (OSError, RuntimeError) as error:  # torch says the latter of a disk that is full
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError when the disk is full
         raise LabError(f"{new} cannot be written ({error}); the previous checkpoint, if any, is kept") from error
 
 
 def load(folder: Path, *, key: str) -> dict[str, Any] | None:
-    """Return what `save` wrote, None if there is nothing; nothing in the file is executed."""
+    """Return the state that `save` wrote, or None if there is none; no code in the file is executed."""
     path = folder / FILE
     if not path.exists():
         return None
@@ -64,27 +64,27 @@ def load(folder: Path, *, key: str) -> dict[str, Any] | None:
 
 
 def epoch(folder: Path) -> int:
-    """Return how many epochs the folder's checkpoint holds: 0 if there is none, or it cannot be read.
+    """Return the number of epochs in the folder's checkpoint: 0 if there is none or it cannot be read.
 
     >>> epoch(Path("nowhere"))
     0
     """
     try:
         require_whole(folder / FILE)
-        # Mapped, so that the weights are not read.
+        # Memory-mapped, so that the weights are not read.
         return int(torch.load(folder / FILE, map_location="cpu", weights_only=True, mmap=True)["epoch"])
     except Exception:
         return 0
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return what `torch.save` wrote to a file, if it is all there; nothing in the file is executed."""
+    """Return the content of a complete file of `torch.save`; no code in the file is executed."""
     found: dict[str, Any] = read_whole(path)
     return found
 
 
 def recorded(monitor: Monitor) -> None:
-    """Wait until the run of a monitor is on disk: a resumed training would not add what is missing."""
+    """Wait until the run of a monitor is on disk: a resumed training would not write the missing part."""
     try:
         monitor.flush()
         if monitor.error is not None:
@@ -95,7 +95,7 @@ def recorded(monitor: Monitor) -> None:
 
 @contextmanager
 def resumed(folder: Path) -> Iterator[None]:
-    """Name the checkpoint in errors about one that cannot be resumed, such as one of another version.
+    """Name the checkpoint in the error when it cannot be resumed, for example because it is of another version.
 
     >>> with resumed(Path("runs/a")):
     ...     {}["epoch"]
@@ -151,18 +151,18 @@ def restore(training: Training, state: dict[str, Any]) -> None:
     training.before = state["seconds"]
 
 
-# A checkpoint of a thousand layers takes two seconds; twice a minute they would be a fifteenth of the training.
+# A checkpoint of a thousand layers takes two seconds; saving twice per minute would take a fifteenth of the training.
 _APART = 50
 
 
 class Pace:
-    """The time until something is due again: some seconds after the last time, and 50 times as long as that took.
+    """When a repeated action is due: after `every` seconds, and after 50 times the duration of the last action.
 
     Args:
-        every: seconds; 0 for always.
+        every: seconds between actions; 0 for always due.
 
     Attributes:
-        took: seconds that the last time took; 0 before the first.
+        took: seconds that the last action took; 0 before the first.
 
     >>> pace = Pace(0.0)
     >>> with pace.taken():
@@ -178,12 +178,12 @@ class Pace:
 
     @property
     def due(self) -> bool:
-        """True when it is due."""
+        """True if the action is due."""
         return time.perf_counter() - self._last >= self._apart
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Measure how long it takes, within this context."""
+        """Measure how long the action takes, within this context."""
         began = time.perf_counter()
         yield
         self._last = time.perf_counter()

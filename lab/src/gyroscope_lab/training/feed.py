@@ -1,4 +1,4 @@
-"""The examples of an epoch, on the device, in the order they are taken."""
+"""The examples of an epoch, on the device, in the order of training."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from gyroscope_lab.data.split import Split
 class Feed:
     """The training examples batch by batch, shuffled anew for each epoch.
 
-    What is random is drawn on the CPU, for a whole epoch; `take` is work for the device alone, always at the same
-    addresses, so that a CUDA graph can hold it. Which examples come next is counted on the device too.
+    Random numbers are drawn on the CPU, for a whole epoch. `take` runs on the device alone, always at the same
+    addresses, so that a CUDA graph can capture it. The position in the epoch is counted on the device too.
 
     Args:
-        split: the examples, on the device or, where they do not fit, elsewhere.
-        batch: the size of a batch, for augmentations that are the same throughout one.
+        split: the examples, on the device, or elsewhere if they do not fit.
+        batch: the batch size, for augmentations that are the same for a whole batch.
         augmentation: how images are shifted and mirrored.
-        seed: of the order, and of the augmentation.
-        device: where batches are wanted.
-        passes: how often an epoch takes every example, in a new order each time.
-        drawn: batches per epoch that are drawn with replacement, instead of passes; 0 for none.
-        share: (r, R) to take the r-th of R near-equal parts of every batch; together they are the batch.
+        seed: the seed of the order and of the augmentation.
+        device: the device of the batches.
+        passes: passes over the examples per epoch, each in a new order.
+        drawn: batches per epoch, drawn with replacement, in place of passes; 0 for passes.
+        share: (r, R) to take the r-th of R near-equal parts of every batch; the R parts make up the batch.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Feed:
 
     @property
     def resident(self) -> bool:
-        """True if the examples are on the device that takes them."""
+        """True if the examples are on the device of the batches."""
         return self._split.x_train.device == self._order.device
 
     def shuffle(self) -> None:
@@ -69,7 +69,7 @@ class Feed:
         self._at.zero_()
 
     def take(self, count: int) -> tuple[Tensor, Tensor]:
-        """The next `count` inputs, as a network takes them, and their labels; or this feed's share of them."""
+        """The next `count` inputs, as the network expects them, and their labels; or this feed's share of them."""
         part, parts = self._share
         where = self._at + self._offsets[part * count // parts : (part + 1) * count // parts]
         chosen = self._order[where]

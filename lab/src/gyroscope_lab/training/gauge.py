@@ -12,9 +12,9 @@ from gyroscope.layers import layers
 from gyroscope.vectors import dots
 from gyroscope_lab.data.split import Split
 
-# Activations of so many images at a time fit anywhere.
+# The activations of this many images fit on any device.
 _AT_ONCE = {"cpu": 2000, "cuda": 5000}
-# Lengths of which the shorter has this share of the longer, or more, can be subtracted.
+# Norms whose ratio, shorter to longer, is at least this can be subtracted.
 _ALIKE = 1e-3
 
 
@@ -47,8 +47,8 @@ class Gauge:
 
         1 − cos θ = (‖w − w₀‖² − (‖w‖ − ‖w₀‖)²) / (2 ‖w‖ ‖w₀‖),
 
-    which is exactly 0 where nothing moved, and keeps its digits at small angles; of lengths that are far apart it is
-    1 − ⟨w, w₀⟩ / (‖w‖ ‖w₀‖) itself. nan for a layer that is zero.
+    which is exactly 0 where nothing moved, and accurate at small angles. For norms that are far apart it is computed as
+    1 − ⟨w, w₀⟩ / (‖w‖ ‖w₀‖). It is nan for a layer that is zero.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[2.0, 0.0]]))
@@ -73,11 +73,11 @@ class Gauge:
         norm, start = products.sqrt().unbind(1)
         distance = dots({"dd": (moved, moved)}).squeeze(1)
         rotation = (distance - (norm - start).square()).clamp(min=0.0) / (2.0 * norm * start)
-        # Where one length is nearly lost beside the other, the difference of squares is rounding alone.
+        # If one norm is much larger than the other, the difference of squares is only rounding error.
         cosine = dots({"wr": (now, self.initial)}).squeeze(1) / (norm * start)
         apart = torch.minimum(norm, start) < _ALIKE * torch.maximum(norm, start)
         rotation = torch.where(apart, 1.0 - cosine, rotation).clamp(min=0.0, max=2.0)
-        rotation = torch.where(norm * start > 0, rotation, torch.nan)  # of rounding alone, divided by 0
+        rotation = torch.where(norm * start > 0, rotation, torch.nan)  # otherwise rounding error divided by 0
         return torch.stack([rotation, norm], dim=1)
 
 

@@ -1,4 +1,4 @@
-"""The last linear layer at every step: where very deep residual networks stall."""
+"""Measurements of the last linear layer at every step. Very deep residual networks stall there."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from gyroscope.diagnose import LAST_LAYER_FILE, read_last_layer
 from gyroscope.layers import layers
 from gyroscope_lab.errors import LabError
 
-#: The file of what was followed; the monitor knows it, and finds stalls in it.
+#: The file of these measurements; the monitor reads it to find stalls.
 FILE = LAST_LAYER_FILE
 _COLUMNS = ("loss", "accuracy", "lambda_x", "lambda_g", "lambda_m", "weight_norm", "gradient_norm")
 
 
 @dataclass(frozen=True)
 class Followed:
-    """The course of a last layer h = Wx, one number per step, before that step is taken.
+    """The last layer h = Wx over time: one number per step and quantity, measured before the step is taken.
 
     Attributes:
-        loss: of the batch.
-        accuracy: of the batch.
+        loss: the loss of the batch.
+        accuracy: the accuracy of the batch.
         lambda_x: λmax of Σx = E[xxᵀ].
         lambda_g: λmax of Σ∇h = E[ggᵀ], with g = ∂ℓ/∂h of each example.
         lambda_m: λmax of the second moment of the weight gradient, E[vec(gxᵀ)vec(gxᵀ)ᵀ].
@@ -47,28 +47,28 @@ class Followed:
 
 
 def followed(folder: Path | str) -> Followed:
-    """Read what a trial with `follows=True` has kept in its folder."""
+    """Read the measurements that a trial with `follows=True` kept in its folder."""
     path = Path(folder) / FILE
     try:
         return Followed(**dict(zip(_COLUMNS, read_last_layer(path, _COLUMNS), strict=True)))
     except FileNotFoundError as error:
         raise LabError(f"{path} does not exist: only trials with follows=True follow the last layer") from error
     except Exception as error:
-        # A damaged file fails in whatever way the bytes at hand happen to lead to.
+        # A damaged file can raise any of many errors.
         raise LabError(f"{path} cannot be read ({error}); delete the trial's folder to train it again") from error
 
 
 class LastLayer:
-    """A table on the device, [steps, quantities], written as training goes; nothing here waits for the device.
+    """A table on the device, [steps, quantities], filled during training; nothing here waits for the device.
 
-    The gradient at the outputs h of a cross-entropy is softmax(h) − y, so one hook, for x, is all that is needed. The
-    second moment of B weight gradients gxᵀ has the eigenvalues of their Gram matrix, (xᵢ·xⱼ)(gᵢ·gⱼ)/B, where this is
-    the smaller of the two.
+    The gradient of the cross-entropy at the outputs h is softmax(h) − y, so one hook, for x, is enough. The
+    second moment of B weight gradients gxᵀ has the eigenvalues of their Gram matrix, (xᵢ·xⱼ)(gᵢ·gⱼ)/B, which is used
+    where it is the smaller matrix.
 
     Args:
-        model: whose last layer is followed; it must be linear.
-        steps: how many there will be.
-        device: where the model is.
+        model: the model whose last layer is followed; that layer must be linear.
+        steps: the number of steps of the training.
+        device: the device of the model.
     """
 
     def __init__(self, model: nn.Module, steps: int, device: torch.device) -> None:
@@ -89,7 +89,7 @@ class LastLayer:
 
     @torch.no_grad()
     def note(self, outputs: Tensor, labels: Tensor, loss: Tensor) -> None:
-        """Note a step, after its backward pass and before its weights change."""
+        """Record a step, after its backward pass and before the weights change."""
         assert self._x is not None
         x, h = self._x.double(), outputs.detach().double()
         g = h.softmax(dim=1)
@@ -109,7 +109,7 @@ class LastLayer:
         self._x = None
 
     def write(self, folder: Path) -> None:
-        """Keep what was followed (waits for the device)."""
+        """Write the measurements to a file (waits for the device)."""
         table = self._so_far().numpy()
         with (folder / FILE).open("wb") as file:
             np.savez_compressed(file, allow_pickle=False, **{name: table[:, i] for i, name in enumerate(_COLUMNS)})
@@ -128,7 +128,7 @@ class LastLayer:
 
 
 def _moment(rows: Tensor) -> Tensor:
-    """E[rrᵀ], or the smaller matrix that has its eigenvalues."""
+    """E[rrᵀ], or the Gram matrix with the same nonzero eigenvalues if it is smaller."""
     count, size = rows.shape
     return (rows.T @ rows if size <= count else rows @ rows.T) / count
 

@@ -1,4 +1,4 @@
-"""Recipes of trials: an optimizer, and its control."""
+"""Recipes of trials: an optimizer and its control."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPTIMIZERS: dict[str, tuple[Callable[..., Optimizer], dict[str, Any]]] = {
     "rmsprop": (torch.optim.RMSprop, {"alpha": 0.9, "eps": 1e-7}),
     "adagrad": (torch.optim.Adagrad, {"eps": 1e-7}),
 }
-#: What can be put around them by name.
+#: The controls of layer rotation by name.
 CONTROLS: dict[str, Callable[..., Layca]] = {
     "layca": Layca,
     "lars": lars,
@@ -33,7 +33,7 @@ CONTROLS: dict[str, Callable[..., Layca]] = {
     "relative": relative_update,
     "block": block_normalized,
 }
-#: Optimizers that a CUDA graph can hold, and what makes them fit for it: a rate that is read from the device.
+#: Optimizers that a CUDA graph can capture, with the options that this needs: a rate that is read from the device.
 _CAPTURED: dict[str, dict[str, Any]] = {
     "sgd": {"fused": True},
     "adam": {"capturable": True},
@@ -41,7 +41,7 @@ _CAPTURED: dict[str, dict[str, Any]] = {
     "rmsprop": {"capturable": True},
 }
 _MOMENTUM = ("sgd", "sgd-amom", "rmsprop")
-# Optimizers that studies register, and whether their rates follow schedules of their own.
+# Optimizers that studies register, and whether they have their own schedules of the rate.
 _REGISTERED: dict[str, tuple[Callable[[Recipe, nn.Module], Optimizer], bool]] = {}
 
 Decayed = Literal["all", "convolutions"]
@@ -53,21 +53,21 @@ class Recipe:
     """An optimizer and its control, by name.
 
     Attributes:
-        name: what figures and tables call it.
+        name: the name in figures and tables.
         rate: the learning rate; under a control, ρ.
         optimizer: one of `OPTIMIZERS`, or one that a study registered (`register`).
         control: one of `CONTROLS`, or None.
-        alpha: α of equation 1: which layers turn faster, the first (negative) or the last (positive).
-        weight_decay: λ of the gradient's term λw, or of AdamW's decay; twice the number that Keras calls l2.
-        momentum: of SGD; of SGD_AMom it is 0.9 unless given.
+        alpha: α of equation 1: the first layers (negative) or the last layers (positive) turn faster.
+        weight_decay: λ of the term λw in the gradient, or of AdamW's decay; twice Keras's `l2`.
+        momentum: the momentum of SGD, or of SGD_AMom, where 0 means the default of 0.9.
         nesterov: whether that momentum is Nesterov's.
-        eps: ε of an adaptive method; None for Keras's 1e-7, which the papers on layer rotation had.
-        others: what a control does with biases and gains: nothing ("frozen"), as in the papers, or an "inner" step.
-        scale: what the initial weights of every layer are multiplied with.
-        only: train this layer alone, kernel and bias, counted from 0 in forward order.
-        frozen: do not train the weights of these layers, counted likewise.
-        records: keep the tangent of the angle that every layer turns by in every step, for others to copy.
-        copies: turn every layer by what it turned by under this recipe (the papers' AdaptCopy).
+        eps: ε of an adaptive method; None for Keras's 1e-7, which the papers on layer rotation used.
+        others: how a control treats biases and gains: "frozen", as in the papers, or an "inner" step.
+        scale: the factor that multiplies the initial weights of every layer.
+        only: the only layer to train, kernel and bias; an index from 0 in forward order.
+        frozen: layers whose weights are not trained; indices from 0 in forward order.
+        records: record the tangent of every layer's rotation angle at every step, for other recipes to copy.
+        copies: the recipe whose recorded rotation angles this one repeats (the papers' AdaptCopy).
         options: further arguments of a registered optimizer, as pairs.
 
     >>> from gyroscope_lab import models
@@ -131,8 +131,8 @@ class Recipe:
         if self.copies is not None and (self.control != "layca" or not self.copies.records):
             raise LabError("a recipe that copies needs control='layca', and records=True in the recipe that it copies")
         if self.copies is not None and (self.alpha != 0.0 or self.others != "frozen"):
-            # The rate is 1 then, which is not meant for biases; and the copied rates take the place of alpha's.
-            raise LabError("a recipe that copies turns layers as recorded and nothing else; leave alpha and others out")
+            # The rate is then 1, which does not suit biases; and the copied rates replace those of alpha.
+            raise LabError("a recipe that copies only repeats the recorded rotations; leave alpha and others out")
 
     def _check_momentum(self) -> None:
         if not 0 <= self.momentum < 1:
@@ -148,9 +148,9 @@ class Recipe:
         """Return the optimizer for `model`.
 
         Args:
-            model: whose parameters it steps.
-            decayed: which layers the weight decay is for: all, or convolutions but not linear layers.
-            captured: whether its steps are to be captured as a CUDA graph, so that the rate lies on the device.
+            model: the model whose parameters it updates.
+            decayed: the layers with weight decay: all, or convolutions but not linear layers.
+            captured: True if the steps will be captured in a CUDA graph; the rate is then on the device.
         """
         if self.optimizer in _REGISTERED:
             return _REGISTERED[self.optimizer][0](self, model)
@@ -173,10 +173,10 @@ class Recipe:
         return CONTROLS[self.control](optimizer, its, alpha=self.alpha, others=self.others)
 
     def set_rate(self, optimizer: Optimizer, multiplier: float) -> None:
-        """Set the rate of what `make` returned to this recipe's, times `multiplier`.
+        """Set the rate of an optimizer of `make` to this recipe's rate times `multiplier`.
 
-        Rates that are copied include the schedule already, and registered optimizers may have one of their own: these
-        are left as they are.
+        Copied rates already include the schedule, and registered optimizers may have their own. Both are left
+        unchanged.
 
         >>> optimizer = Recipe("SGD", rate=0.5).make(nn.Linear(2, 2))
         >>> Recipe("SGD", rate=0.5).set_rate(optimizer, 0.1)
@@ -193,7 +193,7 @@ class Recipe:
 
     @staticmethod
     def forget_momentum(optimizer: Optimizer) -> None:
-        """Set the momentum of an optimizer of `make` to zero, as if no step had been taken; rates are kept.
+        """Set the momentum of an optimizer of `make` to zero, as before the first step; rates are kept.
 
         >>> weight = nn.Parameter(torch.ones(1))
         >>> recipe = Recipe("SGD", rate=0.1, momentum=0.9)
@@ -209,7 +209,7 @@ class Recipe:
 
     @property
     def capturable(self) -> bool:
-        """True if a CUDA graph can hold its steps."""
+        """True if a CUDA graph can capture its steps."""
         return self.optimizer in _CAPTURED or (self.control is not None and self.optimizer == "sgd-amom")
 
     def _groups(self, model: nn.Module, decayed: Decayed) -> list[dict[str, Any]]:
@@ -224,16 +224,16 @@ class Recipe:
 
 
 def register(name: str, factory: Callable[[Recipe, nn.Module], Optimizer], *, own_rates: bool = False) -> None:
-    """Let recipes name an optimizer of a study, so that it trains in the laboratory's loop.
+    """Register an optimizer of a study under a name for recipes, to train it in the laboratory's loop.
 
-    Steps of registered optimizers are not captured as CUDA graphs. A trial with one can be read from its description
-    once the module that registers it is loaded.
+    Steps of registered optimizers are not captured as CUDA graphs. The description of a trial with such an optimizer
+    can be read once the module that registers it is loaded.
 
     Args:
         name: the value of `Recipe.optimizer`; not one of `OPTIMIZERS`.
-        factory: makes the optimizer of a recipe for a model. It reads `rate`, `weight_decay`, `momentum` and `options`
-            from the recipe.
-        own_rates: whether its learning rates follow a schedule of their own, and not the task's.
+        factory: returns the optimizer of a recipe for a model. It reads `rate`, `weight_decay`, `momentum` and
+            `options` from the recipe.
+        own_rates: True if the optimizer has its own schedule of learning rates, in place of the task's.
 
     >>> register("rprop", lambda recipe, model: torch.optim.Rprop(model.parameters(), lr=recipe.rate))
     >>> type(Recipe("Rprop", rate=0.1, optimizer="rprop").make(nn.Linear(2, 2))).__name__
@@ -250,9 +250,9 @@ def _inside(optimizer: str) -> dict[str, Any]:
 
 
 def with_options_of(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Return a saved state with the options of `optimizer` in place of those it was saved with.
+    """Return a saved state with its options replaced by those of `optimizer`.
 
-    The recipe gives both the same, but for where the rate lies: captured steps read it from the device.
+    Both come from the same recipe, and differ only in where the rate is: captured steps read it from the device.
 
     >>> saved = Recipe("SGD", rate=0.5).make(nn.Linear(2, 2)).state_dict()
     >>> with_options_of(Recipe("SGD", rate=0.1).make(nn.Linear(2, 2)), saved)["param_groups"][0]["lr"]

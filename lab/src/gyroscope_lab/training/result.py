@@ -1,7 +1,7 @@
-"""The numbers of a training, and the file they are kept in.
+"""The numbers of a training, and their file.
 
 `result.json` comes in two forms, and `Result.from_json` reads both. The full form has every digit. The small form is
-for results that are kept in a repository: a training of 100 epochs and 25 layers takes about 7 kB instead of 58 kB.
+for results in a repository: a training of 100 epochs and 25 layers takes about 7 kB instead of 58 kB.
 
 | in the small form | resolution |
 |---|---|
@@ -43,17 +43,17 @@ class Result:
     """The numbers of one trial. Lists have one entry per epoch; `rotation` has one more, for the start.
 
     Attributes:
-        train_accuracy: of the weights that were tested, on the training examples, in evaluation mode.
-        test_accuracy: of these, on the test examples.
-        loss: the mean training loss of each epoch, as it was while training.
+        train_accuracy: the accuracy of the tested weights on the training examples, in evaluation mode.
+        test_accuracy: the accuracy of the tested weights on the test examples.
+        loss: the mean training loss of each epoch, measured during training.
         layers: the names of the layers, in forward order.
         rotation: rotation[t][l] is layer l's cosine distance to its initialization after t epochs.
-        accuracy: the training accuracy of each epoch, as it was while training.
-        validation: the validation accuracy after each epoch; empty where nothing was held out.
+        accuracy: the training accuracy of each epoch, measured during training.
+        validation: the validation accuracy after each epoch; empty if no examples were held out.
         norms: ‖w‖ of each layer, at the start and at the end.
         tested: the epoch whose weights were tested, counted from 1.
-        ended: why training stopped before its last epoch; None if it did not.
-        seconds: how long it took, on what it ran.
+        ended: the reason why training stopped before its last epoch; None if it did not.
+        seconds: the wall time of the training, on the device that ran it.
 
     >>> Result(0.5, 0.4, loss=[2.3], layers=["fc"], rotation=[[0.0], [0.1]]).final_rotation
     [0.1]
@@ -92,15 +92,15 @@ class Result:
 
     @property
     def best_validation(self) -> float:
-        """The best validation accuracy, by which rates are chosen; of the test set where nothing was held out."""
+        """The best validation accuracy, used to choose rates; the test accuracy if no examples were held out."""
         known = [value for value in self.validation if isfinite(value)]
         return max(known) if known else self.test_accuracy
 
     def as_json(self, *, small: bool = False) -> dict[str, Any]:
-        """Return every number as strict JSON can hold it: None replaces what is not finite.
+        """Return the result as strict JSON: None replaces numbers that are not finite.
 
         Args:
-            small: round the numbers and pack the rotation, as the module says.
+            small: round the numbers and pack the rotation, as described in the module's docstring.
 
         >>> Result(0.5, 0.4, loss=[2.302585093], layers=["fc"], rotation=[[0.0], [0.1]]).as_json(small=True)["loss"]
         [2.3026]
@@ -119,10 +119,10 @@ class Result:
 
     @classmethod
     def from_json(cls, values: dict[str, Any], where: Path | str = "the result") -> Result:
-        """Read what `as_json` made, in either form.
+        """Read a result of `as_json`, in either form.
 
         Raises:
-            LabError: the values are not those of a result, or the packed ones are damaged.
+            LabError: the values are not those of a result, or the packed values are damaged.
         """
         try:
             known = {key: _number(value) for key, value in values.items() if key in cls.__dataclass_fields__}
@@ -138,12 +138,12 @@ class Result:
             raise LabError(f"{where} does not hold the result of a trial: {error}") from error
 
     def write(self, path: Path, trial: dict[str, Any], *, small: bool = False) -> None:
-        """Write the result and the trial's description to a file, which is replaced as a whole or not at all.
+        """Write the result and the trial's description to a file, which is replaced atomically.
 
         Args:
             path: the file, usually `result.json` in the trial's folder.
             trial: the description of the trial.
-            small: write the small form, which the module describes. Writing a small result again changes nothing.
+            small: write the small form (see the module's docstring). Writing a small result again changes nothing.
         """
         if small:
             dense = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
@@ -160,11 +160,11 @@ class Result:
 
 
 def _packed(rows: list[list[float]]) -> dict[str, Any]:
-    """Return all rows but the last in packed form; the module describes it."""
+    """Return all rows except the last in packed form (see the module's docstring)."""
     values = np.array(rows[:-1], dtype=np.float64)
     known = np.isfinite(values)
     levels = np.where(known, np.rint(np.where(known, values, 0.0) * _SCALE).astype(np.int64), _NAN)
-    # Integers wrap around, here and in `_unpacked`, so that differences from nan are exact too.
+    # Integers wrap around, here and in `_unpacked`, so differences from nan are exact too.
     steps = np.diff(levels, axis=0, prepend=np.zeros_like(levels[:1]))
     coded = ((steps << 1) ^ (steps >> 63)).astype("<i8")
     planes = coded.reshape(-1, 1).view(np.uint8).T.tobytes()
@@ -173,17 +173,17 @@ def _packed(rows: list[list[float]]) -> dict[str, Any]:
 
 
 def _unpacked(values: dict[str, Any], *, epochs: int) -> list[list[float]]:
-    """Return the rows that were packed, one per epoch, and the last one.
+    """Return the packed rows, one per epoch, and the last row.
 
     Raises:
-        Exception: the values are damaged, as KeyError, TypeError, ValueError or zlib.error.
+        Exception: the values are damaged; a KeyError, TypeError, ValueError or zlib.error.
     """
     last, shape, scale = _number(values["last"]), values["shape"], values["scale"]
     if shape != [epochs, len(last)] or type(scale) is not int or scale < 1:
         said = f"its rotation has shape {shape}, scale {scale} and a last row of {len(last)}"
         raise ValueError(f"{said}, for {epochs} epochs")
     size = 8 * epochs * len(last)
-    # One byte more than there can be: a few bytes may unpack to gigabytes.
+    # Limited to one byte more than expected: a few bytes may unpack to gigabytes.
     unpacker = zlib.decompressobj()
     unpacked = unpacker.decompress(base64.b85decode(values["packed"]), size + 1)
     if len(unpacked) > size:
@@ -210,7 +210,7 @@ def _finite(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Return numbers again: nan where JSON has None."""
+    """Return the value with nan in place of JSON's None."""
     if isinstance(value, list):
         return [_number(one) for one in value]
     return float("nan") if value is None else value

@@ -15,15 +15,15 @@ class Schedule:
     """Epochs, batches, and the rate over time: divided by `factor` at each of the `cuts`, after a linear warm-up.
 
     Attributes:
-        epochs: how often every example is seen, `passes` times over.
-        batch: examples per step. The last batch of an epoch is smaller if they do not divide evenly.
-        cuts: when the rate is divided, as shares of all epochs.
-        factor: by how much.
-        warmup: over so many epochs the rate climbs linearly, step by step, from a tenth; 0 for none.
-        drop_last: leave the smaller batch at the end of an epoch out.
-        passes: how often an epoch takes every example; few examples need not be looked at after every pass.
-        restarts: whether the optimizer's momentum is forgotten at every cut.
-        drawn: steps per epoch whose batches are drawn with replacement, instead of passes; 0 for none.
+        epochs: the number of epochs, of `passes` passes over the examples each.
+        batch: examples per step. The last batch of an epoch is smaller if the examples do not divide evenly.
+        cuts: when the rate is divided, as fractions of all epochs.
+        factor: the divisor of the rate at each cut.
+        warmup: epochs in which the rate increases linearly, step by step, from a tenth; 0 for none.
+        drop_last: leave out the smaller batch at the end of an epoch.
+        passes: passes over the examples per epoch; small datasets need no evaluation after every pass.
+        restarts: set the optimizer's momentum to zero at every cut.
+        drawn: steps per epoch, with batches drawn with replacement, in place of passes; 0 for passes.
 
     >>> schedule = Schedule(epochs=100, cuts=(0.8, 0.9, 0.97))
     >>> schedule.milestones, [round(schedule.multiplier(epoch), 3) for epoch in (0, 79, 80, 90, 97)]
@@ -54,7 +54,7 @@ class Schedule:
 
     @property
     def milestones(self) -> list[int]:
-        """The epochs, counted from 0, at whose start the rate is cut: the first only by cuts at 0.
+        """The epochs, counted from 0, at whose start the rate is cut; epoch 0 only for cuts at 0.
 
         >>> Schedule(epochs=1, cuts=(0.4, 0.68, 0.88)).milestones
         [1, 1, 1]
@@ -62,7 +62,7 @@ class Schedule:
         return [max(round(cut * self.epochs), int(cut > 0)) for cut in self.cuts]
 
     def multiplier(self, epoch: int, within: float = 0.0) -> float:
-        """Return the factor of the rate in epoch `epoch`, counted from 0, of which the share `within` is over."""
+        """Return the factor of the rate in epoch `epoch`, counted from 0, after the fraction `within` of it."""
         cut: float = self.factor ** -sum(epoch >= milestone for milestone in self.milestones)
         over = epoch + within
         if over >= self.warmup:
@@ -71,7 +71,7 @@ class Schedule:
         return cut * (share + 0.1 * (1.0 - share))
 
     def batches(self, examples: int) -> Iterator[int]:
-        """Yield the sizes of the batches of an epoch of `examples`; passes follow each other without a break.
+        """Yield the batch sizes of an epoch of `examples`; a batch may span two passes.
 
         >>> list(Schedule(batch=128).batches(300)), list(Schedule(batch=128, passes=2).batches(100))
         ([128, 128, 44], [128, 72])
@@ -98,7 +98,7 @@ class Schedule:
         return max(1, taken // self.batch) if self.drop_last else ceil(taken / self.batch)
 
     def lasting(self, epochs: int) -> Schedule:
-        """Return the schedule over another number of epochs; cuts and warm-up keep their shares.
+        """Return the schedule over another number of epochs; cuts and warm-up keep their fractions.
 
         >>> Schedule(epochs=100, cuts=(0.8, 0.9)).lasting(10).milestones
         [8, 9]

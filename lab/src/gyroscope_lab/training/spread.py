@@ -1,4 +1,4 @@
-"""One training over several processes, which divide every batch and give what one process gives.
+"""One training on several processes, which divide every batch and reach the result of one process.
 
 With "fsdp" the weights are divided too: networks are sharded block by block, and checkpoints hold whole tensors.
 """
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def in_a_group() -> bool:
-    """Return whether this process is one of a process group.
+    """Return whether this process belongs to a process group.
 
     >>> in_a_group()
     False
@@ -36,7 +36,7 @@ def in_a_group() -> bool:
 
 
 def from_first(ask: Callable[[], T]) -> T:
-    """Return the result of rank 0 on every rank, or raise its error; only rank 0 asks."""
+    """Return the result of `ask` on rank 0 to every rank, or raise its error; only rank 0 calls it."""
     found: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:
@@ -51,26 +51,26 @@ def from_first(ask: Callable[[], T]) -> T:
 
 
 class Spread(Training):
-    """A training that the ranks of a process group take every step of together.
+    """A training in which the ranks of a process group take every step together.
 
     Rank r of R has the r-th part of every batch B, and the gradient is that of the whole batch:
 
         ∇L_B = (1/R) Σ_r (R |B_r| / |B|) ∇L_{B_r},
 
-    the mean that the ranks' gradients are reduced to, with shares weighed by their size, as they need not be equal. The
-    shares are of the batches that one process takes, augmented alike, so the training is the same but for the order in
-    which floating-point numbers are added up. Evaluations are divided too. Rank 0 alone writes, a checkpoint of whole
-    tensors: any number of ranks, or a single process, can resume it.
+    the mean of the ranks' gradients, weighted by the size of their shares, which may differ. The shares come from the
+    batches of one process, with the same augmentation, so the training is the same except for the order of
+    floating-point additions. Evaluations are divided too. Only rank 0 writes. Its checkpoints hold whole tensors, so
+    any number of ranks, or a single process, can resume them.
 
-    Two things are not the same. Batch normalization takes the statistics of a rank's share, not of the batch, and those
-    of rank 0 are evaluated and kept. Dropout leaves out other activations on every rank, and others than one process.
-    A trial's key knows nothing of ranks, so keep the results of such networks in an archive of their own; every run
-    notes on how many it was trained.
+    Two things differ. Batch normalization uses the statistics of a rank's share instead of the batch, and the running
+    statistics of rank 0 are evaluated and kept. Dropout draws different activations on every rank, and different ones
+    from a single process. A trial's key does not depend on the ranks, so keep the results of such networks in a
+    separate archive. Every run records its number of ranks.
 
     Args:
         parallel: "ddp": every rank has all weights, and gradients are averaged (`DistributedDataParallel`); "fsdp":
-            every rank has a part of each weight, its gradient and its optimizer state, and weights are put together
-            when they are needed (FSDP2's `fully_shard`).
+            every rank has a part of each weight, gradient and optimizer state, and weights are gathered when they are
+            needed (FSDP2's `fully_shard`).
     """
 
     def __init__(self, trial: Trial, split: Split, *, parallel: Parallel = "ddp", **options: Any) -> None:
@@ -105,8 +105,8 @@ class Spread(Training):
         super()._load(_laid_out(state, self.model, self.optimizer, self.gauge.initial))
 
     def _evaluated(self, x: Tensor, y: Tensor) -> Tensor:
-        # Sharded networks are put together by all ranks at once, so all have as many examples. Where shares overlap,
-        # those of the rank before are given a label that no guess can be.
+        # All ranks gather a sharded network together, so each needs the same number of examples. Where shares overlap,
+        # the examples of the previous rank get a label that no prediction can match.
         each = -(-len(y) // self.ranks)
         begin = min(self.rank * each, len(y) - each)
         labels = y[begin : begin + each].clone()
@@ -155,13 +155,13 @@ class Spread(Training):
             yield from super().proceed(on_epoch)
 
     def finish(self) -> Result:
-        """Test, and return the result; it is kept in the folder."""
+        """Test, and return the result; it is also written to the folder."""
         with self._alone_if_it_fails():
             return super().finish()
 
     @contextmanager
     def _alone_if_it_fails(self) -> Iterator[None]:
-        """Close the monitor without the other ranks, which may not come to the same place."""
+        """Close the monitor without the other ranks, which may not reach the same point."""
         try:
             yield
         except BaseException as error:
@@ -171,7 +171,7 @@ class Spread(Training):
 
 
 def _shard(model: nn.Module, device: torch.device, ranks: int) -> nn.Module:
-    """Divide each weight among the ranks (FSDP2), in place: blocks of a chain one by one, and the rest together."""
+    """Divide each weight among the ranks (FSDP2), in place: blocks of a chain one by one, the rest together."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -183,7 +183,7 @@ def _shard(model: nn.Module, device: torch.device, ranks: int) -> nn.Module:
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The members of chains (`nn.Sequential`) that have members themselves: what is worth having one at a time.
+    """The members of chains (`nn.Sequential`) that have members themselves; they are sharded one by one.
 
     >>> inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     >>> _blocks(nn.Sequential(inner, nn.Linear(2, 2))) == [inner]
@@ -197,7 +197,7 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def whole(state: Any) -> Any:
-    """Return a nest of dicts and lists with every sharded tensor put together; all ranks call it together.
+    """Return nested dicts and lists with every sharded tensor gathered; all ranks call it together.
 
     >>> whole({"a": [1, torch.ones(2)]})
     {'a': [1, tensor([1., 1.])]}
@@ -212,9 +212,9 @@ def _full(value: Any) -> Any:
 def _laid_out(
     state: dict[str, Any], model: nn.Module, optimizer: Optimizer, initial: Sequence[Tensor]
 ) -> dict[str, Any]:
-    """Return a saved state of whole tensors, laid out as the model is on the ranks.
+    """Return a saved state of whole tensors, sharded as the model is on the ranks.
 
-    What an optimizer keeps in the shape of a parameter lies as that one does.
+    Optimizer state in the shape of a parameter is sharded as that parameter.
     """
     now = model.state_dict()
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

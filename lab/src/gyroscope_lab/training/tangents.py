@@ -1,4 +1,4 @@
-"""Rotation rates of every layer at every step: a table on the device, recorded in training or replayed."""
+"""Rotation rates of every layer at every step: a table on the device, recorded during training or replayed."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from gyroscope_lab.errors import LabError
 
 
 class Tangents:
-    """tan θ of every layer at every step, [steps, layers]: recorded, or replayed by a Layca.
+    """tan θ of every layer at every step, [steps, layers]: recorded, or replayed by Layca.
 
-    Which step it is is counted on the device, so that a CUDA graph can hold a recorded or replayed step; this is what
-    `gyroscope.control.rates.record` and `replay` do in a loop of single steps.
+    The step is counted on the device, so that a CUDA graph can capture a recorded or replayed step.
+    `gyroscope.control.rates.record` and `replay` do the same in a loop of single steps.
     """
 
     def __init__(self, names: tuple[str, ...], table: Tensor, weights: list[Tensor], replays: bool) -> None:
         self._names, self._table, self._weights, self._replays = names, table, weights, replays
-        # Always at the same addresses, which a graph's kernels are given in tables.
+        # The addresses never change: the kernels of a graph store them in tables.
         self._before = [weight.detach().clone() for weight in weights]
         self._moved = [torch.zeros_like(weight) for weight in self._before]
         self._at = torch.zeros(1, dtype=torch.int64, device=table.device)
 
     @classmethod
     def blank(cls, model: nn.Module, steps: int, device: torch.device) -> Tangents:
-        """A table to record `steps` steps in."""
+        """An empty table for `steps` steps."""
         its = layers(model)
         table = torch.zeros(steps, len(its), dtype=torch.float64, device=device)
         return cls(tuple(layer.name for layer in its), table, [layer.parameter for layer in its], replays=False)
 
     @classmethod
     def replay(cls, optimizer: Layca, rates: Rates, device: torch.device, *, steps: int = 1) -> Tangents:
-        """A table to be followed by `optimizer`, whose rates are 1, in epochs of so many steps."""
+        """A table for `optimizer`, whose rates are 1, to replay in epochs of `steps` steps."""
         if not len(rates.tangents) or len(rates.tangents) % steps:
             raise LabError(f"`rates` must be those of whole epochs of {steps} steps, got {len(rates.tangents)} steps.")
         if tuple(rates.layers) != optimizer.layers:
@@ -64,7 +64,8 @@ class Tangents:
 
     @torch.no_grad()
     def _note(self) -> None:
-        # From the displacement: differences of nearby numbers are exact, while 1 − cos θ of a small angle is not.
+        # Computed from the displacement: differences of nearby numbers are exact, but 1 − cos θ of a small angle is
+        # not.
         before, moved = self._before, self._moved
         torch._foreach_copy_(local(moved), self._now())
         torch._foreach_sub_(local(moved), local(before))
@@ -81,7 +82,7 @@ class Tangents:
         return {"at": int(self._at), "table": None if self._replays else self._so_far()}
 
     def _so_far(self) -> Tensor:
-        # A copy: a file of a part of a tensor would hold all of it.
+        # A copy: saving a view of a tensor would write the whole tensor.
         return self._table[: int(self._at)].clone().cpu()
 
     def load(self, state: dict[str, Any]) -> None:

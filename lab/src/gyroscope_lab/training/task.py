@@ -1,4 +1,4 @@
-"""Tasks: data, a network, a schedule, and which weights are tested."""
+"""Tasks: data, a network, a schedule, and the weights to test."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Precision = Literal["float32", "tf32", "bf16"]
 
 @dataclass(frozen=True)
 class Task:
-    """Data, a network and a schedule, by name; the rest is how the papers' authors ran it.
+    """Data, a network and a schedule, by name; the other attributes are the settings of the papers' authors.
 
     Attributes:
-        name: what the task is called.
+        name: the name of the task.
         source: the data.
         model: the network, by its name in `gyroscope_lab.models`.
-        options: what else that model is told, as pairs.
-        schedule: how long, in which batches, and when the rate is cut.
-        augmentation: how training images are shifted and mirrored, if they are.
-        decayed: which layers a weight decay is for.
-        tests: the weights that are tested: the "last", or those of the epoch with the "best" validation accuracy.
-        stop_at: stop when the training loss of an epoch is not above this.
-        fails: (epoch, accuracy): stop if in this epoch, counted from 0, the training accuracy is not above that.
-        precision: what to compute in; None for what suits the device.
+        options: further arguments of that model, as pairs.
+        schedule: the number of epochs, the batch size, and the cuts of the rate.
+        augmentation: how training images are shifted and mirrored, if at all.
+        decayed: the layers with weight decay.
+        tests: the weights to test: the "last", or those of the epoch with the "best" validation accuracy.
+        stop_at: stop when the training loss of an epoch is at most this.
+        fails: (epoch, accuracy): stop if the training accuracy of this epoch, counted from 0, is at most this.
+        precision: the precision of the computation; None for the default of the device.
 
     >>> task = Task("digits", Source("digits"), "digits-cnn")
     >>> task.network(seed=0)[0].weight.shape
@@ -66,7 +66,7 @@ class Task:
         """
         if not len(split.y_train):
             raise LabError(f"{self.name} has no examples to train on")
-        # Noticed on a GPU, a label too many ends the process.
+        # Checked here, because a label out of range ends the process on a GPU.
         most = max(int(y.max()) for y in (split.y_train, split.y_test, split.y_val) if y is not None and len(y)) + 1
         told = models.defaults(self.model) | dict(self.options)
         for option in ("classes", "vocab"):
@@ -82,7 +82,7 @@ class Task:
             )
 
     def network(self, seed: int) -> nn.Module:
-        """The network as it starts from `seed`."""
+        """The network as initialized from `seed`."""
         return models.make(self.model, seed=seed, **dict(self.options))
 
     def lasting(self, epochs: int) -> Task:

@@ -13,7 +13,7 @@ from gyroscope_lab.training.task import Task
 _CIFAR_10 = Source("cifar-10", validation=0.1)
 _CIFAR_100 = Source("cifar-100", validation=0.1)
 _DIGITS = Task("digits", Source("digits"), "digits-cnn")
-# The conditioning paper's: rates are cut at the start of the 80th and of the 120th epoch.
+# The schedule of the conditioning paper: the rate is cut at the start of the 80th and the 120th epoch.
 _VERY_DEEP = Schedule(epochs=160, batch=128, cuts=(79 / 160, 119 / 160), factor=10.0, drop_last=True, restarts=True)
 _ALIKE = Augmentation(per="batch", fill="reflect", rounding="uniform", half=True)
 

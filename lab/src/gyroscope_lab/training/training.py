@@ -1,4 +1,4 @@
-"""One training, from initialization to test accuracy, measured and recorded on the way."""
+"""One training, from initialization to test accuracy, measured and recorded throughout."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def train(
     on_epoch: Callable[[Training], None] = lambda training: None,
     parallel: Parallel = "ddp",
 ) -> Result:
-    """Train, and return the result; on a CPU the same trial and thread count give the same, bit for bit.
+    """Train, and return the result; on a CPU it is bitwise reproducible for the same trial and thread count.
 
-    The ranks of a process group call it together, and divide every batch: see `gyroscope_lab.training.spread`.
+    The ranks of a process group call it together and divide every batch; see `gyroscope_lab.training.spread`.
 
     Args:
-        trial: what is learned, with what, from which seed.
-        split: its data.
-        folder: where to record and save the run, and to resume from; None to keep nothing.
-        device: what to train on.
-        rates: for a recipe that copies: what to copy.
-        save_every: seconds from one end of an epoch with a checkpoint to the next; more if it takes long; 0 for all.
+        trial: the task, the recipe and the seed.
+        split: the data of the task.
+        folder: where the run is recorded, saved and resumed; None to keep nothing.
+        device: the device to train on.
+        rates: the rates to replay, for a recipe that copies.
+        save_every: least seconds between checkpoints, longer if saving is slow; 0 to save after every epoch.
         on_epoch: called at the end of every epoch.
         parallel: how ranks share the work: each with all weights ("ddp"), or with a part of them ("fsdp").
 
@@ -67,7 +67,7 @@ def train(
     >>> len(result.rotation), len(result.layers)
     (2, 7)
     """
-    from gyroscope_lab.training.spread import Spread, in_a_group  # itself made of Training
+    from gyroscope_lab.training.spread import Spread, in_a_group  # a subclass of Training
 
     if folder is None:
         require_nothing_kept(trial)
@@ -84,17 +84,17 @@ def train(
 class Training:
     """A trial under way.
 
-    `proceed` is the loop. It yields after every step, so that many trainings can take turns; what it reads at the end
-    of an epoch is asked for first and waited for while others have theirs.
+    `proceed` is the loop. It yields after every step, so that many trainings can take turns. The readings at the end of
+    an epoch are requested first, and other trainings take their turns until they arrive.
 
     Attributes:
-        epoch: how many epochs are over.
+        epoch: the number of completed epochs.
         loss, accuracy, validation, rotation: as in `Result`.
-        ended: why it stops early, if it does.
-        waiting: whether it waits for what an epoch tells.
-        rank, ranks: which of how many processes this is; see `gyroscope_lab.training.spread`.
-        own, tangents, last, best: its random numbers, rates, last layer's course and best weights so far.
-        began, before, pace: when this process began, seconds that others had spent on it, and when it saves again.
+        ended: the reason to stop early, or None.
+        waiting: True while it waits for the readings of an epoch.
+        rank, ranks: the rank of this process, and the number of processes; see `gyroscope_lab.training.spread`.
+        own, tangents, last, best: its random numbers, rates, measurements of the last layer and best weights so far.
+        began, before, pace: when this process began, the seconds spent by earlier ones, and when it saves next.
     """
 
     rank, ranks = 0, 1
@@ -113,7 +113,7 @@ class Training:
     ) -> None:
         if network is not None and folder is not None:
             raise LabError(
-                "`folder` must be None with a `network`: the trial, which the folder would keep, does not describe it."
+                "`folder` must be None with a `network`: the trial in the folder would not describe that network."
             )
         trial.task.check(split)
         self.trial, self.device = trial, torch.device(device)
@@ -221,21 +221,21 @@ class Training:
         self.advance(count)
 
     def _log_batch(self, count: int, before: Tensor) -> None:
-        """Record the loss and accuracy of a batch, where every step is measured; of several ranks, of its share."""
+        """Record the loss and accuracy of a batch, or of this rank's share, if every step is measured."""
         share = (self.rank + 1) * count // self.ranks - self.rank * count // self.ranks
         if self.monitor is not None and share:
             loss, accuracy = (self._sums - before) / share
             self.monitor.log(batch_loss=loss, batch_accuracy=accuracy)
 
     def advance(self, count: int) -> None:
-        """The work of a step for the device; nothing here waits for it, so a CUDA graph can hold it."""
+        """The device's work of a step; nothing here waits for the device, so a CUDA graph can capture it."""
         x, y = self.take(count)
         with self._autocast():
             outputs = self.forward(x)
         scores = outputs if outputs.dtype == torch.float64 else outputs.float()
         loss = F.cross_entropy(scores.flatten(0, -2), y.flatten())
         self.optimizer.zero_grad()
-        # The gradients of ranks are averaged, which is right as it is for shares of equal size.
+        # The gradients of the ranks are averaged, which is exact for shares of equal size.
         torch.autograd.backward(loss if self.ranks == 1 else loss * (self.ranks * len(y) / count))
         if self.last is not None:
             self.last.note(outputs, y, loss)
@@ -257,7 +257,7 @@ class Training:
             return correct(self.model, self.split, x, y) / y.numel()
 
     def _read(self) -> Reading:
-        """Ask for what an epoch tells: loss, accuracy, validation accuracy, rotation and norm of every layer."""
+        """Request the readings of an epoch: loss, accuracy, validation accuracy, rotation and norm of every layer."""
         seen = sum(self.trial.schedule.batches(len(self.split.y_train)))
         values = [self._sums / seen, self.gauge.read().T.flatten()]
         if self.split.x_val is not None and self.split.y_val is not None:
@@ -289,7 +289,7 @@ class Training:
 
     @contextmanager
     def _tested(self) -> Iterator[int]:
-        """The weights that are to be tested, in place of the last ones; gives their epoch."""
+        """Put the weights to test in place of the last ones; yield their epoch."""
         if self.best is None:
             yield self.epoch
             return
@@ -301,7 +301,7 @@ class Training:
             self.model.load_state_dict(last)
 
     def finish(self) -> Result:
-        """Test, and return the result; it is kept in the folder."""
+        """Test, and return the result; it is also written to the folder."""
         split = self.split
         with self._tested() as tested, self.own.turn():
             trained = float(self._evaluated(split.x_train, split.y_train))
@@ -334,7 +334,7 @@ class Training:
         return {"initial": initial, "tested": self.model.state_dict()}
 
     def close(self) -> None:
-        """Finish the run, wherever training is: before its end, it is interrupted."""
+        """Finish the run; it is marked as interrupted if training has not ended."""
         if self.monitor is not None:
             self.monitor.close(interrupted=True)
 
@@ -358,17 +358,17 @@ class Training:
 
 
 def why_end(task: Task, *, loss: Sequence[float], accuracy: Sequence[float], copied: int | None = None) -> str | None:
-    """Return why a training ends after the epochs it has had, None if it continues: the rules of the papers' authors.
+    """Return the reason why a training ends after its epochs so far, or None if it continues.
 
-    It ends if the loss is not finite. With `stop_at`, also if the loss is not above that, or is the same in three
-    consecutive epochs; with `fails`, if the accuracy is still that low in that epoch; and where the rates that it
-    copies end.
+    These are the rules of the papers' authors. A training ends if the loss is not finite. With `stop_at`, it ends if
+    the loss is at most that, or is the same in three consecutive epochs. With `fails`, it ends if the accuracy is at
+    most that in that epoch. A training that copies rates ends when they end.
 
     Args:
-        task: the task, whose `stop_at` and `fails` say when to stop.
+        task: the task, with its `stop_at` and `fails`.
         loss: the training loss of each epoch so far.
         accuracy: the training accuracy of each.
-        copied: how many epochs the training had whose rates are copied.
+        copied: the number of epochs of the training whose rates are copied.
 
     >>> from gyroscope_lab.training.tasks import task
     >>> why_end(task("c10-cnn1"), loss=[1.0, 5e-5], accuracy=[0.5, 1.0])
@@ -389,17 +389,16 @@ def why_end(task: Task, *, loss: Sequence[float], accuracy: Sequence[float], cop
 
 
 class Own:
-    """The random numbers of one training, such as dropout's, and its precision; both in place during its turns alone.
+    """The random numbers of one training, such as dropout's, and its precision; both are set only during its turns.
 
-    torch has one generator of random numbers per device, and one precision for everything. Between turns they are what
-    they were: to whoever calls, to other trainings, and to the captured steps of these, which keep the generator that
-    they were captured with.
+    torch has one random generator per device, and one global precision. Between turns both are restored, for the
+    caller, for other trainings, and for their captured steps, which keep the generator of their capture.
 
     Args:
-        device: what the training is on.
-        seed: of the training.
-        rank: of the process, of those that divide its batches: each has other random numbers.
-        tf32: whether a GPU may round what it multiplies to TF32.
+        device: the device of the training.
+        seed: the seed of the training.
+        rank: the rank of the process, if several divide the batches; each rank has its own random numbers.
+        tf32: True to let a GPU round the factors of products to TF32.
 
     >>> first, other = (Own(torch.device("cpu"), seed=1) for _ in range(2))
     >>> _ = torch.manual_seed(0)
@@ -422,7 +421,7 @@ class Own:
         self._begin(epoch=0)
 
     def _begin(self, *, epoch: int) -> None:
-        # Not the seed itself, which the weights and the order of the examples are drawn from; 32 bits of it count.
+        # Not the seed itself: the weights and the order of the examples are drawn from it. torch uses 32 bits of it.
         seed = ((self._seed * 1_000_003 + epoch) * 1_000_003 + self._rank + 1) % 2**32
         self._cpu = torch.Generator().manual_seed(seed).get_state()
         if self._gpu is not None:
@@ -430,7 +429,7 @@ class Own:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Put them in place for a turn."""
+        """Set the random state and the precision for a turn."""
         before = torch.get_rng_state()
         torch.set_rng_state(self._cpu)
         try:
@@ -449,7 +448,7 @@ class Own:
         tf32 = products.allow_tf32, convolutions.allow_tf32
         shared = torch.cuda.default_generators[self._index]
         before = shared.graphsafe_get_state()
-        # Its state itself, not a copy: captured steps count on in it.
+        # The state itself, not a copy: captured steps advance it.
         shared.graphsafe_set_state(self._gpu)
         products.allow_tf32 = convolutions.allow_tf32 = self._tf32
         try:
@@ -463,11 +462,11 @@ class Own:
         return {"random": self._cpu, "random_cuda": None if self._gpu is None else self._gpu.get_state()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Resume from a training's checkpoint, which is that of its first process."""
+        """Resume from a checkpoint of a training, which its first process wrote."""
         if self._rank > 0:
             self._begin(epoch=state["epoch"])
             return
-        torch.Generator().set_state(state["random"])  # refuses what is none
+        torch.Generator().set_state(state["random"])  # rejects invalid states
         self._cpu = state["random"]
         if self._gpu is not None and state["random_cuda"] is not None:
             self._gpu.set_state(state["random_cuda"])

@@ -19,11 +19,11 @@ from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Precision, Task
 
-# Changed when a training of the same description comes out differently, so that old results are not taken for new.
+# Changed when the same description gives a different training, so that old results are not mistaken for new ones.
 _VERSION = 1
-# What results do not depend on: what tasks and recipes are called, and a task's precision, as that of the trial counts.
+# Results do not depend on the names of tasks and recipes, nor on a task's precision: the trial's precision counts.
 _UNHEEDED = ("name", "precision")
-# Of a name, so many letters are taken for a file's; systems allow 255 bytes, and some letters have four.
+# The number of letters of a name that a file name takes: systems allow 255 bytes, and a letter has up to four.
 _LONGEST = 50
 
 
@@ -32,12 +32,12 @@ class Trial:
     """A task, a recipe and a seed: all that a result depends on.
 
     Attributes:
-        task: what is learned.
-        recipe: what trains it.
-        seed: of the initialization and of the order of the examples.
-        precision: what products are computed in: "float32", "tf32" (on GPUs that have it), or "bf16" by autocast.
+        task: the task to learn.
+        recipe: the recipe that trains it.
+        seed: the seed of the initialization and of the order of the examples.
+        precision: the precision of products: "float32", "tf32" (on GPUs that have it), or "bf16" by autocast.
         every: steps between measurements; None for once per epoch.
-        keeps: keep the weights too, as they were at the start and as they were tested.
+        keeps: keep the initial weights and the tested weights too.
         conditions: steps between measurements of each layer's conditioning; None for never.
         follows: follow the last layer at every step; see `gyroscope_lab.training.last_layer`.
 
@@ -57,14 +57,14 @@ class Trial:
     follows: bool = False
 
     def __post_init__(self) -> None:
-        if type(self.seed) is not int or not 0 <= self.seed < 2**32:  # torch would leave the other bits out
+        if type(self.seed) is not int or not 0 <= self.seed < 2**32:  # torch ignores the other bits
             raise LabError(f"`seed` must be a whole number from 0 to 2³² − 1, got {self.seed!r}.")
         if self.precision not in get_args(Precision):
             accepted = ", ".join(map(repr, get_args(Precision)))
             raise LabError(f"`precision` must be one of {accepted}, got {self.precision!r}.")
         for name, none in (("every", "once per epoch"), ("conditions", "never")):
             value = getattr(self, name)
-            # True is 1, and 2.5 would be a key of its own.
+            # True equals 1, and 2.5 would give another key.
             if value is not None and (type(value) is not int or value < 1):
                 raise LabError(f"`{name}` must be a whole number of steps >= 1, or None for {none}, got {value!r}.")
         for name in ("keeps", "follows"):
@@ -72,7 +72,7 @@ class Trial:
                 raise LabError(f"`{name}` must be True or False, got {getattr(self, name)!r}.")
         if self.follows and self.task.source.is_text:
             said = f"`follows` must be False for {self.task.name}"
-            raise LabError(f"{said}: its texts have a label per character, and it takes one label per example.")
+            raise LabError(f"{said}: its texts have one label per character, not one per example.")
         try:
             json.dumps(asdict(self), allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -86,13 +86,13 @@ class Trial:
 
     @cached_property
     def key(self) -> str:
-        """A fingerprint of everything the result depends on but names: equal keys, equal results."""
+        """A fingerprint of everything that the result depends on, without names: equal keys mean equal results."""
         text = json.dumps([_VERSION, _told(self)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def description(self) -> dict[str, Any]:
-        """The trial as what JSON can hold."""
+        """The trial as JSON values."""
         described: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return described
 
@@ -109,11 +109,11 @@ class Trial:
 
     @property
     def lineage(self) -> list[Trial]:
-        """This trial, after all that it needs: what it copies, what that copies, and so on."""
+        """This trial, preceded by all trials it needs: the one it copies, the one that one copies, and so on."""
         return [self] if self.source is None else [*self.source.lineage, self]
 
     def network(self) -> nn.Module:
-        """The network as it starts: initialized from the seed, scaled, and frozen but for what is trained."""
+        """The network at the start: initialized from the seed, scaled, and with the untrained layers frozen."""
         model = self.task.network(self.seed)
         its = layers(model)
         if self.recipe.scale != 1.0:
@@ -136,7 +136,7 @@ class Trial:
 
 
 def require_nothing_kept(trial: Trial) -> None:
-    """Reject a trial without a folder whose measurements only a folder would keep.
+    """Reject a trial without a folder if its measurements need one.
 
     >>> from gyroscope_lab.training.tasks import task
     >>> require_nothing_kept(Trial(task("digits"), Recipe("SGD", 0.1), follows=True))
@@ -152,7 +152,7 @@ def require_nothing_kept(trial: Trial) -> None:
 
 
 def file_name(name: str) -> str:
-    """Return a name as that of a file within a folder.
+    """Return a valid file name for `name`.
 
     >>> file_name("Layca 3^-3, alpha +0.6"), file_name("../mine: 50 %")
     ('Layca-3^-3-alpha-+0.6', 'mine-50')
@@ -161,7 +161,7 @@ def file_name(name: str) -> str:
 
 
 def describes(description: Any, trial: Trial) -> bool:
-    """Return whether a description is that of `trial`, under any name; options it lacks were added later.
+    """Return whether a description matches `trial`, under any name; missing options have their defaults.
 
     >>> from gyroscope_lab.training.tasks import task
     >>> trial = Trial(task("digits"), Recipe("SGD", 0.1))
@@ -172,7 +172,7 @@ def describes(description: Any, trial: Trial) -> bool:
 
 
 def from_description(description: Any) -> Trial:
-    """Return the trial that a description is of; options that it lacks were added later, and have their defaults.
+    """Return the trial of a description; options that it lacks were added later and have their defaults.
 
     Raises:
         LabError: it is not a description of a trial.
@@ -187,14 +187,14 @@ def from_description(description: Any) -> Trial:
         task["source"], task["schedule"] = _source(task["source"]), Schedule(**task["schedule"])
         task["augmentation"] = None if augmentation is None else Augmentation(**augmentation)
         return Trial(**description | {"task": Task(**task), "recipe": _recipe(description["recipe"])})
-    except LabError:  # it is one, of a trial that cannot be
+    except LabError:  # a valid description of an impossible trial
         raise
     except (KeyError, TypeError, ValueError) as error:
         raise LabError(f"Expected the description of a trial, got {str(description)[:80]!r} ({error}).") from error
 
 
 def _source(description: dict[str, Any]) -> Source:
-    """Studies have sources with fields of their own."""
+    """Return the data source; studies have sources with further fields."""
     kinds: list[type[Source]] = [Source, *Source.__subclasses__()]
     return next((one for one in kinds if description.keys() <= {its.name for its in fields(one)}), Source)(
         **description
@@ -215,8 +215,8 @@ def _agrees(there: Any, own: Any, named: str = "") -> bool:
 
 
 def _told(value: Any, kind: str = "") -> Any:
-    """Return all that differs from its default, so that an option that is added later changes no key."""
-    if isinstance(value, Task | Recipe):  # what a task would be computed in is not what the trial is
+    """Return the values that differ from their defaults, so that an option added later changes no key."""
+    if isinstance(value, Task | Recipe):  # a task's precision does not decide the trial's
         return {key: told for key, told in _fields(value).items() if key not in _UNHEEDED}
     if is_dataclass(value):
         return _fields(value)

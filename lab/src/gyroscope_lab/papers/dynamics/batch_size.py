@@ -4,14 +4,14 @@ Both divide by the root of diag(F_emp^batch) = Cov(∇J_{x,t})/|B| + (∇J)², w
 batch sizes imply larger effective learning rates", which does not hold for SGD. The study measures the law and its
 consequences at fixed weights, at the start and after some training. It then trains for the same number of steps with
 small and with large batches, and compares the recorded updates. Section 6 of the chapter states the opposite ("larger
-batch sizes result in more gradient noise, and hence smaller steps"), which cannot be meant; it is tested on the same
+batch sizes result in more gradient noise, and hence smaller steps"), which must be a slip; it is tested on the same
 numbers.
 
-At fixed weights the gradients are those of batches drawn at one point, because in a training larger batches also lead
-elsewhere. Two numbers describe a step Δ: its length E‖Δ‖, and its distance down the whole loss, E⟨Δ, −∇J⟩/‖∇J‖.
-Gradients of small batches are mostly noise, which makes the steps of SGD long without taking them far. RMSprop divides
-by noise and signal together, so the length hardly depends on the batch, but the distance does. Adam's steps also grow
-in length, because it averages the noise out of the numerator and not out of the denominator.
+At fixed weights, the gradients are those of batches drawn at one point, because in a training, batches of other sizes
+also lead to other weights. Two numbers describe a step Δ: its length E‖Δ‖, and its distance down the whole loss, E⟨Δ,
+−∇J⟩/‖∇J‖. Gradients of small batches are mostly noise, which makes the steps of SGD long without taking them far.
+RMSprop divides by noise and signal together, so the length hardly depends on the batch, but the distance does. Adam's
+steps also grow in length, because it averages the noise out of the numerator but not out of the denominator.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ RULES: dict[str, Rule[Any]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """All that a measurement depends on.
+    """Everything that a measurement depends on.
 
     Attributes:
         source: the data.
         model: the network.
-        options: of the network.
-        sizes: |B|, from small to large.
-        trained: how many steps of Adam, with batches of 64, come before.
-        steps: how many batches of each size are drawn.
-        warm: so many of the steps are left out, until averages are filled.
-        elements: the law is measured on so many elements of the gradient, chosen at random.
-        examples: at most so many are drawn from.
-        seed: of everything.
+        options: the options of the network.
+        sizes: |B|, in increasing order.
+        trained: the number of preceding steps of Adam, with batches of 64.
+        steps: the number of batches drawn per size.
+        warm: the number of first steps to leave out, until the averages are filled.
+        elements: the number of elements of the gradient, chosen at random, on which the law is measured.
+        examples: the most examples to draw from.
+        seed: the seed of all random choices.
     """
 
     source: Source
@@ -83,11 +83,12 @@ class Setting:
 
 
 def held(lab: Lab, setting: Setting) -> dict[str, Any]:
-    """The law of the second moment, gains and steps at one point: what JSON can hold.
+    """The law of the second moment, gains and steps at one point, as JSON values.
 
     Returns:
-        "exponent" of |B|; by size "measured" and "predicted" traces and the share of "noise" in them; "gain", from the
-        smallest size to each, of 1/√s as "measured" in Adam and as "predicted"; and of each rule "length" and "along".
+        The "exponent" of |B|; per size the "measured" and "predicted" traces, and the share of "noise" in them; the
+        "gain" of 1/√s from the smallest size to each, "measured" in Adam and "predicted"; and "length" and "along" of
+        each rule.
     """
 
     def measured() -> dict[str, Any]:
@@ -116,7 +117,7 @@ def held(lab: Lab, setting: Setting) -> dict[str, Any]:
 
 
 def steps_of(rule: Rule[Any], gradients: Tensor, whole: Tensor, warm: int) -> tuple[float, float]:
-    """E‖Δ‖ and E⟨Δ, −∇J⟩/‖∇J‖ of a rule that is given gradients [K, P] one after the other, weights held.
+    """E‖Δ‖ and E⟨Δ, −∇J⟩/‖∇J‖ of a rule on gradients [K, P], one step per gradient, at fixed weights.
 
     >>> g = torch.tensor([[3.0, 4.0], [3.0, -4.0]])
     >>> steps_of(partial(sgd, lr=0.1), g, g.mean(0), 0)
@@ -133,7 +134,7 @@ def steps_of(rule: Rule[Any], gradients: Tensor, whole: Tensor, warm: int) -> tu
 
 
 def _square(gradients: Tensor) -> Tensor:
-    """Adam's ŝ in the end."""
+    """Adam's ŝ after the last step."""
     state: Moments | None = None
     there = torch.zeros_like(gradients[0])
     for g in gradients:
@@ -171,7 +172,7 @@ def _point(lab: Lab, setting: Setting) -> tuple[nn.Module, Tensor, Tensor]:
 Held = Mapping[str, dict[str, Any]]
 ByRecipe = Mapping[str, npt.NDArray[np.float64]]
 
-# The exponent of |B|, and gains, as a share of what they are predicted to be, within this; growth is beyond it.
+# The tolerance for the exponent of |B| and for gains relative to their prediction; growth must exceed it.
 _CLOSE = 0.1
 # Updates are compared over this share of the training, while all batch sizes still learn, and over all of it.
 _EARLY = 1 / 3
@@ -180,7 +181,7 @@ _COLORS = {"SGD": "C0", "RMSprop": "C1", "Adam": "C3"}
 
 
 def growth(values: Sequence[float] | npt.NDArray[np.float64]) -> float:
-    """From the smallest batch to the largest, as a factor.
+    """The factor from the smallest batch to the largest.
 
     >>> growth([2.0, 3.0, 5.0])
     2.5
@@ -198,7 +199,7 @@ def early(updates: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def verdicts(sizes: Sequence[int], at: Held, updates: ByRecipe, moved: ByRecipe) -> tuple[Verdict, ...]:
-    """Return the chapter's statements on batch sizes, with the numbers found here."""
+    """Return the verdicts on the chapter's statements on batch sizes."""
     exponents = [one["law"]["exponent"] for one in at.values()]
     gains = [(one["gain"]["measured"][-1], one["gain"]["predicted"][-1]) for one in at.values()]
     most = next(iter(at.values()))["gain"]["most"][-1]
@@ -220,7 +221,7 @@ def verdicts(sizes: Sequence[int], at: Held, updates: ByRecipe, moved: ByRecipe)
         ),
         *(
             Verdict(
-                f"at held weights {_NAMES[name]} goes further down the loss in a step",
+                f"at fixed weights, a step of {_NAMES[name]} goes further down the loss with larger batches",
                 f"larger steps {between}",
                 "by a factor of " + _each(ways[name], at, ".2f"),
                 all(one > 1 + _CLOSE for one in ways[name]),
@@ -229,7 +230,7 @@ def verdicts(sizes: Sequence[int], at: Held, updates: ByRecipe, moved: ByRecipe)
         ),
         Verdict(
             "SGD does not share this",
-            "the same step in the mean",
+            "the same step on average",
             "by a factor of " + _each(ways["sgd"], at, ".2f"),
             all(abs(one - 1) < _CLOSE for one in ways["sgd"]),
         ),
@@ -238,10 +239,10 @@ def verdicts(sizes: Sequence[int], at: Held, updates: ByRecipe, moved: ByRecipe)
         first, whole = growth(early(updates[name])), growth(updates[name].mean(axis=1))
         found.append(
             Verdict(
-                f"in training, updates of {name} {'are longer' if grows else 'are not longer'} with larger batches",
+                f"in training, updates of {name} are {'longer' if grows else 'not longer'} with larger batches",
                 f"{'larger' if grows else 'no larger'} steps {between}",
                 f"by a factor of {first:.2f} in the first third, {whole:.2f} over all steps; "
-                f"in the end weights are {growth(moved[name]):.2f} times as far from their start",
+                f"at the end the weights are {growth(moved[name]):.2f} times as far from their start",
                 first > 1 + _CLOSE if grows else first < 1 + _CLOSE,
             )
         )
@@ -262,15 +263,15 @@ def _each(values: Sequence[float], at: Held, form: str) -> str:
 
 
 def tables(sizes: Sequence[int], at: Held, updates: ByRecipe, moved: ByRecipe, losses: ByRecipe) -> tuple[Table, ...]:
-    """Held weights, a table each; and training."""
+    """One table per point with fixed weights, and one for training."""
     found = [_held_table(sizes, name, one) for name, one in at.items()]
     rows = []
     for name, its in updates.items():
         first, whole = 1000 * early(its), 1000 * its.mean(axis=1)
         numbers = np.stack([first, whole, moved[name], losses[name]], axis=1)
         rows += [(name, size, *row) for size, row in zip(sizes, numbers.tolist(), strict=True)]
-    columns = ("", "batch", "1000 ‖Δw‖, first third", "all steps", "‖w − w₀‖ in the end", "loss, mean of all steps")
-    return (*found, Table("In training: lengths of updates, and how far weights came", columns, tuple(rows)))
+    columns = ("", "batch", "1000 ‖Δw‖, first third", "all steps", "‖w − w₀‖ at the end", "loss, mean of all steps")
+    return (*found, Table("In training: lengths of updates, and distance of the weights", columns, tuple(rows)))
 
 
 def _held_table(sizes: Sequence[int], name: str, one: dict[str, Any]) -> Table:
@@ -283,12 +284,12 @@ def _held_table(sizes: Sequence[int], name: str, one: dict[str, Any]) -> Table:
     each = [f"{rule}: {kind}" for rule in _NAMES.values() for kind in ("length of a step", "along −∇J")]
     columns = ("batch", "second moment / equation 4", "noise in it", "gain of 1/√s", "by equation 4", *each)
     return Table(
-        f"Weights held {name}; gains and steps as multiples of those of the smallest batch", columns, tuple(rows)
+        f"Weights fixed {name}; gains and steps as multiples of those of the smallest batch", columns, tuple(rows)
     )
 
 
 def figure(sizes: Sequence[int], at: Held, updates: ByRecipe) -> Figure:
-    """The law; the gain and the steps at held weights; updates in training."""
+    """Draw the law, the gain and the steps at fixed weights, and updates in training."""
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(13.5, 3.9), layout="constrained")
@@ -305,7 +306,7 @@ def figure(sizes: Sequence[int], at: Held, updates: ByRecipe) -> Figure:
         for kind, style in (("along", "-"), ("length", ":")):
             its = np.array(last["steps"][rule][kind])
             label = name if kind == "along" else None
-            # Adam's and RMSprop's ways are alike: one is drawn around the other.
+            # The curves of Adam and RMSprop nearly coincide: one is drawn wider.
             width = 4.0 if (rule, kind) == ("rmsprop", "along") else 1.4
             held.plot(
                 sizes, its / its[0], f"o{style}", markersize=3, linewidth=width, color=_COLORS[name], label=label
@@ -316,7 +317,7 @@ def figure(sizes: Sequence[int], at: Held, updates: ByRecipe) -> Figure:
     titles = (
         "tr F_emp^batch (points), equation 4 (lines)",
         "Gain of 1/√s in Adam, and by equation 4",
-        f"Held {list(at)[-1]}: along −∇J (line),\nlength (dotted)",
+        f"Fixed {list(at)[-1]}: along −∇J (line),\nlength (dotted)",
         "In training: lengths of updates,\nfirst third of the steps",
     )
     for ax, title in zip((law, gain, held, trained), titles, strict=True):
@@ -347,13 +348,13 @@ class Plan:
     """The trainings and measurements of a scale.
 
     Attributes:
-        per_class: examples of each class.
-        sizes: of batches.
-        steps: of each training.
-        seeds: of the trainings.
-        drawn: steps at held weights.
-        warm: of these, so many are left out.
-        trained: steps of training before the second measurement at held weights.
+        per_class: examples per class.
+        sizes: the batch sizes.
+        steps: the steps of each training.
+        seeds: the seeds of the trainings.
+        drawn: the steps at fixed weights.
+        warm: the number of these to leave out at the start.
+        trained: the steps of training before the second measurement at fixed weights.
     """
 
     per_class: int
@@ -373,7 +374,7 @@ PLANS = {
 
 
 def task_of(lab: Lab, batch: int) -> Task:
-    """The task with batches of a size, for as many steps whatever that size: they take the examples more often.
+    """The task with a batch size; larger batches take the examples more often, for the same number of steps.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> for batch in (16, 512):
@@ -386,14 +387,14 @@ def task_of(lab: Lab, batch: int) -> Task:
     plan, options = PLANS[lab.scale], dict(task.options)
     kept = tuple((name, options[name]) for name in ("biases", "init", "inputs"))
     passes, rest = divmod(plan.steps * batch, 10 * plan.per_class)
-    assert not rest, "the batches of a training are to be whole passes"
+    assert not rest, "the batches of a training must be whole passes"
     schedule = Schedule(1, batch, cuts=(), passes=passes)
     source = replace(task.source, per_class=plan.per_class)
     return replace(task, model="mlp-3x32", options=kept, schedule=schedule, source=source)
 
 
 def trials(lab: Lab) -> list[Trial]:
-    """Every recipe with every batch size from every seed, measured at every step.
+    """Return every recipe with every batch size and seed, measured at every step.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [(one.recipe.name, one.schedule.batch) for one in trials(Lab(Archive("runs")))][:3]
@@ -415,7 +416,7 @@ class Trained:
     Attributes:
         updates: ‖Δw‖ over all layers [sizes, steps].
         moved: ‖w − w₀‖ after the last step [sizes].
-        loss: of the training, the mean over its steps [sizes].
+        loss: the training loss, the mean over its steps [sizes].
     """
 
     updates: npt.NDArray[np.float64]
@@ -437,7 +438,7 @@ def trained(lab: Lab, recipe: Recipe) -> Trained:
 
 
 def recorded(lab: Lab, trial: Trial) -> tuple[npt.NDArray[np.float64], float]:
-    """The length of every update of a recorded training, [steps], and how far the weights are from their start."""
+    """The length of every update of a recorded training, [steps], and the distance of the weights from their start."""
     run = gyroscope.load(lab.archive.folder(lab.trial(trial)))
     steps = run.steps[run.steps > 0]
     each = np.asarray(run.series("update_norm", steps=steps), dtype=np.float64)
@@ -461,7 +462,7 @@ def points(lab: Lab) -> dict[str, dict[str, Any]]:
 
 
 def conclude(lab: Lab) -> Report:
-    """The law, the gain, and steps at held weights and in training, by batch size."""
+    """Report the law, the gain, and steps at fixed weights and in training, by batch size."""
     plan = PLANS[lab.scale]
     at, runs = points(lab), {recipe.name: trained(lab, recipe) for recipe in RECIPES}
     told: dict[str, Any] = {

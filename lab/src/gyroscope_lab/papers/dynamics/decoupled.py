@@ -1,16 +1,16 @@
 """Weight decay and L2 regularization: equal for gradient descent, different for Adam (section 5 of Grosse's chapter).
 
 Decay is w ← (1 − ηλ)w − ηC⁻¹∇J (equation 22), L2 is w ← w − ηC⁻¹(∇J + λw). They are equal for C = I, unless a running
-average of gradients takes part, as in momentum.
+average of gradients is used, as in momentum.
 
 The first part compares trajectories of four rules from the same weights on the same batches, decay with λ' against L2
 with λ. Their distance is given as a share of the effect of L2,
 
     d_k(λ') = ‖w_k(L2 λ) − w_k(decay λ')‖ / ‖w_k(L2 λ) − w_k(neither)‖,
 
-0 where the two are equal, and 1 where decay comes no closer to L2 than doing nothing. λ' covers a range, so that a
-difference is not one of strength. These trajectories are those of the pure rules of `gyroscope.theory` in float64,
-without an optimizer, so they are not trainings.
+which is 0 if the two are equal, and 1 if decay comes no closer to L2 than neither. λ' covers a range, so that a
+difference in strength does not count. The trajectories follow the pure rules of `gyroscope.theory` in float64, without
+an optimizer, so they are not trainings.
 
 The second part is the test accuracy of Adam over a grid of λ and rates, with L2 (`torch.optim.Adam`) and with decay
 (`torch.optim.AdamW`). The two λ are not comparable, so each has its own range. The best of each grid, chosen by test
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-#: The rules by name, and the rate each is bound to.
+#: The rules by name, with their rates.
 RULES: dict[str, tuple[Rule[Any], float]] = {
     "SGD": (partial(sgd, lr=0.1), 0.1),
     "SGD with momentum 0.9": (partial(sgd, lr=0.02, momentum=0.9), 0.02),
@@ -62,16 +62,16 @@ RULES: dict[str, tuple[Rule[Any], float]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """All that the trajectories of a rule depend on.
+    """Everything that the trajectories of a rule depend on.
 
     Attributes:
         rule: one of `RULES`.
         source: the data.
         decay: λ of L2.
         multiples: λ'/λ of decay.
-        steps: how many.
+        steps: the number of steps.
         batch: examples per step, drawn with replacement.
-        seed: of the weights and of the batches.
+        seed: the seed of the weights and of the batches.
         model: the network.
     """
 
@@ -128,9 +128,9 @@ def path(rule: Rule[Any], gradient: Callable[[Tensor, int], Tensor], start: Tens
 
     Args:
         rule: (w, g, state) → (w, state).
-        gradient: of the weights and the number of the step, from 0.
-        start: the weights to begin with [P].
-        steps: how many.
+        gradient: the gradient as a function of the weights and the step, from 0.
+        start: the initial weights [P].
+        steps: the number of steps.
 
     >>> path(partial(sgd, lr=0.5), lambda w, k: w, torch.tensor([1.0]), 2)
     tensor([[0.5000],
@@ -144,9 +144,9 @@ def path(rule: Rule[Any], gradient: Callable[[Tensor, int], Tensor], start: Tens
 
 
 def _problem(lab: Lab, setting: Setting) -> tuple[nn.Module, Callable[[Tensor, int], Tensor]]:
-    """The network, and the gradient of its loss on the batch of a step by all weights in one row."""
+    """The network, and the gradient of its loss on the batch of a step, with respect to all weights in one row."""
     split = split_of(lab, setting.source)
-    # In double precision at every scale, so that what is one is one.
+    # In double precision at every scale, so that equal trajectories stay equal.
     x, y = split.inputs(split.x_train).double(), split.y_train
     inputs = x[0].numel()
     model = models.make(setting.model, seed=setting.seed, inputs=inputs, biases=True, init="glorot_uniform").to(x)
@@ -163,15 +163,15 @@ def _problem(lab: Lab, setting: Setting) -> tuple[nn.Module, Callable[[Tensor, i
     return model, lambda w, step: of(w, batches[step])
 
 
-#: In double precision two trajectories are one below this; and they differ above a hundredth of what L2 does.
+#: In double precision, two trajectories are equal below this share of the effect of L2, and differ above a hundredth.
 ONE, TWO = 1e-9, 0.01
 _KINDS = {"adam": "L2", "adamw": "decay"}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a scale trains: a network, how long, at which rates, with which λ of L2 and of decay; from how many seeds,
-    and from how many others the best of both."""
+    """The trainings of a scale: network, length, rates, λ of L2 and of decay, number of seeds, and number of further
+    seeds for the best of both."""
 
     model: str
     schedule: Schedule
@@ -199,7 +199,7 @@ PLANS = {
 
 
 def task_of(lab: Lab) -> Task:
-    """The task: a perceptron without normalization, for which L2 is a constraint at all."""
+    """The task: a perceptron without normalization, because with it L2 would not constrain the function."""
     [task] = lab.tasks(("mnist-mlp",))
     plan, options = PLANS[lab.scale], dict(task.options)
     kept = tuple((name, options[name]) for name in ("biases", "init", "inputs"))
@@ -207,7 +207,7 @@ def task_of(lab: Lab) -> Task:
 
 
 def trials(lab: Lab) -> list[Trial]:
-    """Adam without either, with L2 and with decay, at every rate, from every seed.
+    """Return Adam with neither, with L2 and with decay, at every rate, from every seed.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [trial.recipe.name for trial in trials(Lab(Archive("runs")))]
@@ -225,7 +225,7 @@ def trials(lab: Lab) -> list[Trial]:
 
 
 def conclude(lab: Lab) -> Report:
-    """Distances of trajectories, and test accuracies over the grids."""
+    """Report distances of trajectories, and test accuracies over the grids."""
     plan, found = PLANS[lab.scale], cells(lab, trials(lab))
     source = task_of(lab).source
     paths = {
@@ -257,8 +257,8 @@ def _trajectories(paths: dict[str, Apart]) -> Table:
         (rule, f"{_at_one(its):.3g}", float(its.multiples[its.closest]), f"{its.shares[its.closest, -1]:.3g}")
         for rule, its in paths.items()
     ]
-    columns = ("rule", "apart at λ' = λ", "closest λ'/λ", "apart there")
-    return Table("Decay beside L2 after the last step, as a share of what L2 does", columns, tuple(rows))
+    columns = ("rule", "distance at λ' = λ", "closest λ'/λ", "distance there")
+    return Table("Distance of decay from L2 after the last step, as a share of the effect of L2", columns, tuple(rows))
 
 
 def _at_one(its: Apart) -> float:
@@ -279,9 +279,9 @@ def _paths_verdicts(paths: dict[str, Apart]) -> list[Verdict]:
     same = float(paths["SGD"].shares[int(np.argmin(np.abs(np.log(paths["SGD"].multiples))))].max())
     found = [
         Verdict(
-            "for gradient descent weight decay is an L2 penalty",
+            "for gradient descent, weight decay equals an L2 penalty",
             "equal (equation 22)",
-            f"apart by {same:.1g} of what L2 does, at most over {paths['SGD'].shares.shape[1]} steps",
+            f"at most {same:.1g} of the effect of L2 apart over {paths['SGD'].shares.shape[1]} steps",
             same < ONE,
         )
     ]
@@ -290,9 +290,9 @@ def _paths_verdicts(paths: dict[str, Apart]) -> list[Verdict]:
             least, where = float(its.shares[:, -1].min()), its.multiples[its.closest]
             found.append(
                 Verdict(
-                    f"for {rule} it is none, whatever the strength",
+                    f"for {rule}, weight decay differs from an L2 penalty of any strength",
                     "only in the context of gradient descent",
-                    f"apart by {100 * least:.0f} % of what L2 does at the closest λ' ({where:.3g} λ)",
+                    f"{100 * least:.0f} % of the effect of L2 apart at the closest λ' ({where:.3g} λ)",
                     least > TWO,
                 )
             )
@@ -300,12 +300,12 @@ def _paths_verdicts(paths: dict[str, Apart]) -> list[Verdict]:
 
 
 def best(found: list[Cell], kind: str) -> Cell:
-    """The rate and λ of the highest test accuracy, with "adam" (L2) or "adamw" (decay); no λ = 0."""
+    """The rate and λ of the highest test accuracy, with "adam" (L2) or "adamw" (decay); λ = 0 is excluded."""
     return max((c for c in found if c.recipe.optimizer == kind and c.recipe.weight_decay), key=lambda cell: cell.test)
 
 
 def again(lab: Lab, chosen: Cell) -> Cell:
-    """A recipe that was chosen, from seeds that had no part in the choice."""
+    """Train a chosen recipe from seeds that had no part in the choice."""
     plan = PLANS[lab.scale]
     seeds = range(plan.seeds, plan.seeds + plan.fresh)
     return Cell(chosen.task, chosen.recipe, tuple(lab.run([Trial(chosen.task, chosen.recipe, seed) for seed in seeds])))
@@ -339,7 +339,7 @@ def _figure(paths: dict[str, Apart], found: list[Cell]) -> Figure:
     left, middle, right = figure.subplots(1, 3)
     for place, (rule, its) in enumerate(paths.items()):
         steps = np.arange(1, its.shares.shape[1] + 1)
-        # What is zero to the last bit has no logarithm.
+        # Exact zeros have no logarithm.
         left.plot(steps, np.maximum(its.shares[its.closest], 1e-17), color=f"C{place}", label=rule)
         middle.plot(its.multiples, np.maximum(its.shares[:, -1], 1e-17), "o-", markersize=3, color=f"C{place}")
     for ax in (left, middle):
@@ -347,11 +347,11 @@ def _figure(paths: dict[str, Apart], found: list[Cell]) -> Figure:
         ax.set_yscale("log")
         ax.set_ylabel("distance from L2 / effect of L2", fontsize=9)
     left.set_xlabel("step", fontsize=9)
-    left.set_title("Decay beside L2, at the closest λ'", fontsize=10)
+    left.set_title("Distance of decay from L2, at the closest λ'", fontsize=10)
     left.legend(fontsize=8, frameon=False)
     middle.set_xscale("log")
     middle.set_xlabel("λ' of decay / λ of L2", fontsize=9)
-    # Where SGD's line goes would leave no room for the others.
+    # The range of SGD's line would leave no room for the others.
     middle.set_ylim(bottom=3e-3)
     middle.set_title(f"At the last step; SGD at λ' = λ: {_at_one(paths['SGD']):.0e}", fontsize=10)
     _draw_accuracies(right, found)

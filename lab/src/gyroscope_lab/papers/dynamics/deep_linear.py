@@ -25,7 +25,7 @@ from gyroscope_lab.errors import LabError
 
 
 def product(factors: Sequence[Tensor]) -> Tensor:
-    """W_K ⋯ W_1, what a deep linear network computes.
+    """W_K ⋯ W_1, the matrix of a deep linear network.
 
     >>> product([torch.tensor([[2.0]]), torch.tensor([[3.0], [1.0]])])
     tensor([[6.],
@@ -39,7 +39,7 @@ def product(factors: Sequence[Tensor]) -> Tensor:
 
 
 def penalty(factors: Sequence[Tensor]) -> Tensor:
-    """Σ_l ‖W_l‖², what weight decay penalizes.
+    """Σ_l ‖W_l‖², the penalty of weight decay.
 
     >>> penalty([torch.tensor([[2.0]]), torch.tensor([[3.0], [1.0]])])
     tensor(14.)
@@ -72,12 +72,12 @@ def smallest_penalty(w: Tensor, depth: int) -> Tensor:
 def balanced_factors(w: Tensor, depth: int, *, width: int | None = None) -> list[Tensor]:
     """K factors with the product W = UΣVᵀ and the smallest Σ_l ‖W_l‖²: Σ^{1/K}Vᵀ, Σ^{1/K}, …, UΣ^{1/K}.
 
-    They are balanced, W_{l+1}ᵀ W_{l+1} = W_l W_lᵀ, as gradient flow keeps factors that once were.
+    They are balanced, W_{l+1}ᵀ W_{l+1} = W_l W_lᵀ, which gradient flow preserves.
 
     Args:
         w: W.
         depth: K.
-        width: of the layers in between; the smaller side of W unless given, and never less than its rank.
+        width: the width of the layers in between, at least the rank of W; by default the smaller side of W.
 
     >>> factors = balanced_factors(torch.tensor([[8.0, 0.0], [0.0, 1.0]]), 3)
     >>> factors[1].abs()
@@ -103,11 +103,11 @@ def balanced_factors(w: Tensor, depth: int, *, width: int | None = None) -> list
 
 
 def descended_factors(factors: Sequence[Tensor], *, iterations: int = 200) -> list[Tensor]:
-    """Factors of the same product with the smallest Σ_l ‖W_l‖² that descent finds, from the given ones.
+    """Factors with the same product and the smallest Σ_l ‖W_l‖² that descent finds, from the given ones.
 
-    W_l → G_l W_l G_{l−1}⁻¹ with G_0 = G_K = I leaves the product as it is. Quasi-Newton steps (L-BFGS) are taken in the
-    logarithms of the G_l, symmetric ones, since rotations change no norm. Singular values do not enter: this is a check
-    on `balanced_factors`.
+    W_l → G_l W_l G_{l−1}⁻¹ with G_0 = G_K = I leaves the product unchanged. Quasi-Newton steps (L-BFGS) are taken in
+    the logarithms of symmetric G_l, since rotations change no norm. Singular values are not used, so this is a check of
+    `balanced_factors`.
 
     >>> given = [torch.tensor([[w]], dtype=torch.float64) for w in (8.0, 1.0, 1.0)]
     >>> [round(factor.item(), 6) for factor in descended_factors(given)]
@@ -142,7 +142,7 @@ def descended_factors(factors: Sequence[Tensor], *, iterations: int = 200) -> li
 
 
 def imbalance(factors: Sequence[Tensor]) -> float:
-    """The largest ‖W_{l+1}ᵀW_{l+1} − W_lW_lᵀ‖, as a share of the largest ‖W_l‖²: 0 where factors are balanced.
+    """The largest ‖W_{l+1}ᵀW_{l+1} − W_lW_lᵀ‖, as a share of the largest ‖W_l‖²: 0 for balanced factors.
 
     >>> imbalance([torch.tensor([[2.0]]), torch.tensor([[2.0]])])
     0.0
@@ -156,8 +156,8 @@ def imbalance(factors: Sequence[Tensor]) -> float:
 def shrunk(target: Tensor, *, decay: float, depth: int) -> Tensor:
     """Return argmin_β ½(β − b)² + ½λK|β|^{2/K} elementwise: the target b as learned under an L2 penalty on K layers.
 
-    One layer shrinks everything by 1/(1 + λ); two take away λ, down to zero; from three on, what is below a `threshold`
-    becomes zero at once, and what is far above it is hardly touched. For matrices it acts on singular values.
+    One layer shrinks everything by 1/(1 + λ). Two layers subtract λ, down to zero. From three layers on, values below a
+    `threshold` become zero, and values far above it hardly change. For matrices it acts on singular values.
 
     >>> b = torch.tensor([0.5, 2.0, 10.0])
     >>> for depth in (1, 2, 3):
@@ -172,8 +172,8 @@ def shrunk(target: Tensor, *, decay: float, depth: int) -> Tensor:
         return target / (1 + decay if depth == 1 else 1)
     if depth == 2:
         return target.sign() * (size - decay).clamp_min(0)
-    # Above the threshold the equation β − b + λβ^(2/K − 1) = 0 is convex in β and Newton's method falls to its larger
-    # root from b without passing it.
+    # Above the threshold the equation β − b + λβ^(2/K − 1) = 0 is convex in β, and Newton's method descends from b to
+    # its larger root without overshooting.
     alive = size >= at
     b = torch.where(alive, size, torch.ones_like(size) * max(at, 1.0))
     beta = b
@@ -186,7 +186,8 @@ def shrunk(target: Tensor, *, decay: float, depth: int) -> Tensor:
 def threshold(decay: float, depth: int) -> float:
     """The |b| below which `shrunk` gives zero: 0 for one layer, λ for two, β + λβ^{2/K−1} for K > 2.
 
-    β = (λ(K − 2))^{K/(2K−2)} is the smallest that is ever learned: for K > 2 nothing lies between zero and it.
+    β = (λ(K − 2))^{K/(2K−2)} is the smallest nonzero value that is learned: for K > 2 there is a gap between it and
+    zero.
 
     >>> [round(threshold(1.0, depth), 3) for depth in (1, 2, 3, 4)]
     [0.0, 1.0, 2.0, 2.381]

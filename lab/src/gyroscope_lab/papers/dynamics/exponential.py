@@ -1,10 +1,10 @@
 """Weight decay and an exponentially growing learning rate: the same training (section 4.3; Li and Arora, 2020).
 
-Where every trained weight is scale-invariant, SGD at the rate η with weight decay λ goes through the same functions as
-SGD without it at the rates η̃_t = η a^{−(2t+1)}, with a = 1 − ηλ, or with momentum the larger root of
-a² − (1 + β − ηλ)a + β = 0; its weights are a^{−t} times as long. Both are trained here on the same batches, in float64
-and in float32. Two more trainings show what to compare with: one without weight decay, and one with it whose initial
-weights differ in their last digit, which shows the effect of rounding alone.
+If every trained weight is scale-invariant, SGD at the rate η with weight decay λ computes the same functions as SGD
+without decay at the rates η̃_t = η a^{−(2t+1)}. Here a = 1 − ηλ, or with momentum the larger root of a² − (1 + β − ηλ)a
++ β = 0. The weights without decay are a^{−t} times as long. Both are trained here on the same batches, in float64 and
+in float32. Two further trainings are baselines: one without weight decay, and one with it whose initial weights differ
+in their last digit, which shows the effect of rounding alone.
 """
 
 from __future__ import annotations
@@ -43,33 +43,34 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-#: With weight decay; with the exponential schedule in its place; with neither; with decay from another last digit.
+#: With weight decay; with the exponential schedule instead; with neither; with decay and another last digit at the
+#: start.
 Way = Literal["decay", "exponential", "neither", "rounding"]
 
-# Too little to matter beside any variance, and not the 0 that torch refuses: layers are scale-invariant to rounding.
+# Negligible compared with any variance; torch rejects 0. Layers are scale-invariant up to rounding.
 NO_EPS = 1e-30
 _PROBES = 200
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A perceptron with batch normalization and how it is trained: all that a pair of trainings depends on.
+    """A perceptron with batch normalization and its training: everything that a pair of trainings depends on.
 
-    Its classifier stays as it was drawn, so that every weight that is trained is scale-invariant.
+    Its classifier is not trained, so that every trained weight is scale-invariant.
 
     Attributes:
         source: the name of the data.
-        pixels: how many an image has.
-        width: of the three hidden layers.
+        pixels: the number of pixels per image.
+        width: the width of the three hidden layers.
         rate: η.
         decay: λ.
         momentum: β.
-        batch: examples per step, drawn anew for each.
-        steps: how many.
-        every: steps from one look to the next.
-        double: float64, or else float32.
-        eps: what batch normalization adds to variances.
-        seed: of weights and batches.
+        batch: examples per step, drawn for each step.
+        steps: the number of steps.
+        every: steps between measurements.
+        double: True for float64, False for float32.
+        eps: ε of batch normalization.
+        seed: the seed of the weights and batches.
     """
 
     source: str
@@ -88,7 +89,7 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class Course:
-    """One training: at every look the outputs for some test images [looks, images, classes], norms and rate."""
+    """One training: outputs for test images [measurements, images, classes], norms and rate over time."""
 
     outputs: Tensor
     norms: npt.NDArray[np.float64]
@@ -98,13 +99,13 @@ class Course:
 
 @dataclass(frozen=True)
 class Twins:
-    """A training compared with that with weight decay, as it is kept.
+    """The kept comparison of a training with the one with weight decay.
 
     Attributes:
-        steps: when they were looked at.
-        apart: the largest difference of outputs, as a share of the largest output, at each look.
-        agree: the share of test images that both put in the same class in the end.
-        norms: the norms of the layers [looks][layers], with weight decay and without.
+        steps: the steps of the measurements.
+        apart: the largest difference of outputs at each measurement, as a share of the largest output.
+        agree: the share of test images that both put in the same class at the end.
+        norms: the norms of the layers [measurements][layers], with weight decay and without.
         rates: the learning rates, with weight decay and without.
         tests: the test accuracies, with weight decay and without.
     """
@@ -117,12 +118,12 @@ class Twins:
     tests: tuple[float, float]
 
     def write(self, path: Path) -> None:
-        """Keep it in a file that is there whole or not at all."""
+        """Write it to a file atomically."""
         write_whole(path, json.dumps(asdict(self), allow_nan=False) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Twins:
-        """Read what `write` kept."""
+        """Read a file of `write`."""
         try:
             kept: dict[str, Any] = json.loads(path.read_text())
             return cls(**kept | {name: tuple(kept[name]) for name in ("norms", "rates", "tests")})
@@ -131,7 +132,7 @@ class Twins:
 
 
 def key(setting: Setting, way: Way) -> str:
-    """A name for the file of a pair: another for whatever could come out differently.
+    """A name for the file of a pair; it differs for everything that could change the outcome.
 
     >>> one = Setting("digits", 64, 8, 0.3, 0.03)
     >>> key(one, "exponential") == key(one, "exponential"), key(one, "exponential") == key(one, "neither")
@@ -142,7 +143,7 @@ def key(setting: Setting, way: Way) -> str:
 
 
 def train(setting: Setting, way: Way, split: Split, *, device: str = "cpu") -> Course:
-    """Train one way or another, on one thread where on a CPU.
+    """Train in one of the ways, on one thread if on a CPU.
 
     >>> from gyroscope_lab.data.source import Source
     >>> split = Source("digits").load()
@@ -185,7 +186,7 @@ def _train(setting: Setting, way: Way, split: Split, device: str) -> Course:
 
 
 def _undone(recipe: Recipe, model: nn.Module) -> Optimizer:
-    """SGD at the exponential rates that take the place of its weight decay; they are set after every step."""
+    """SGD at the exponential rates that replace its weight decay; they are set after every step."""
     sgd = SGD(
         [weight for weight in model.parameters() if weight.requires_grad], lr=recipe.rate, momentum=recipe.momentum,
         weight_decay=recipe.weight_decay,
@@ -209,7 +210,7 @@ def _jog(weights: Sequence[Tensor], seed: int) -> None:
 
 @torch.no_grad()
 def _outputs(model: nn.Module, x: Tensor) -> Tensor:
-    """Normalized over these images themselves: running averages are of another scale in each twin's past."""
+    """Return outputs normalized over these images: the running averages of the twins have different scales."""
     averages = {name: value.clone() for name, value in model.state_dict().items() if "running" in name}
     found: Tensor = model(x)
     model.load_state_dict(averages, strict=False)
@@ -218,7 +219,7 @@ def _outputs(model: nn.Module, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _test(model: nn.Module, split: Split, device: str) -> float:
-    """By batch statistics of the test set, for the same reason."""
+    """Return the test accuracy, with batch statistics of the test set for the same reason."""
     x = split.inputs(split.x_test).to(device)
     return float((model(x).argmax(1).cpu() == split.y_test.cpu()).double().mean())
 
@@ -249,18 +250,18 @@ def compare(setting: Setting, first: Course, second: Course) -> Twins:
 
 @dataclass(frozen=True)
 class Pair:
-    """A training that is compared with that with weight decay, and its name."""
+    """A training to compare with the one with weight decay, and its name."""
 
     name: str
     setting: Setting
     way: Way
 
 
-# Outputs are the same that differ by no more, as a share of the largest: rounding of float64, magnified by training.
+# Outputs that differ by at most this share of the largest are equal: rounding of float64, magnified by training.
 _SAME = 1e-9
-# An effective learning rate stays that changes by no more than this factor, between means over quarters of the steps.
+# An effective learning rate is constant if the means over quarters of the steps differ by at most this factor.
 _STAYS = 1.1
-# What draws the same line as rounding, up to a factor that chance accounts for.
+# Curves that equal the one of rounding, up to this factor by chance, have the same cause.
 _ALIKE = 100.0
 
 
@@ -273,7 +274,7 @@ def report(pairs: Sequence[Pair], found: Sequence[Twins]) -> Report:
          100 * twins.tests[0], 100 * twins.tests[1])
         for pair, twins in by_name.values()
     )  # fmt: skip
-    columns = ("beside weight decay in the same type", "outputs apart, at most", "1 % apart from step",
+    columns = ("compared with weight decay in the same type", "largest difference of outputs", "1 % apart from step",
                "same class at the end, %", "paper", "last rate", "first layer's norm with decay", "without",
                "test % with decay", "without")  # fmt: skip
     one = pairs[0].setting
@@ -290,7 +291,7 @@ def report(pairs: Sequence[Pair], found: Sequence[Twins]) -> Report:
 
 
 def _step_apart(twins: Twins) -> int | None:
-    """The first look at which outputs are a hundredth apart."""
+    """The first measurement at which outputs are a hundredth apart."""
     return next((step for step, apart in zip(twins.steps, twins.apart, strict=True) if apart > 0.01), None)
 
 
@@ -306,37 +307,37 @@ def _verdicts(by_name: dict[str, tuple[Pair, Twins]]) -> tuple[Verdict, ...]:
     rests = levels[-1] / levels[-2]
     return (
         Verdict(
-            "weight decay and the exponential schedule without it train the same function",
+            "training with weight decay and training with the exponential schedule instead give the same function",
             "exactly",
             f"in float64 outputs are at most {max(plain.apart):.1g} apart over {pair.setting.steps:,} steps, in which "
-            f"the rate grows to {plain.rates[1][-1] / plain.rates[0][-1]:.2g} times what it was; with momentum "
+            f"the rate grows by a factor of {plain.rates[1][-1] / plain.rates[0][-1]:.2g}; with momentum "
             f"{max(heavy.apart):.1g}; without weight decay at a constant rate {max(neither.apart):.2g}",
             bool(worst < _SAME < max(neither.apart)),
         ),
         Verdict(
-            "weights are a^t as long with weight decay as with the schedule",
+            "with weight decay, weights are a^t times as long as with the schedule",
             "exactly",
-            f"within {scale:.1g} of it",
+            f"within {scale:.1g} of that",
             scale < _SAME,
         ),
         Verdict(
-            "an exponentially increasing learning rate makes up for the implicit decay: the effective one is constant",
+            "an exponentially increasing learning rate compensates the implicit decay: the effective rate is constant",
             "in words",
             f"with it, α̂ goes from {levels[0]:.3g} to {levels[-1]:.3g}, the mean of the last quarter of the steps; "
             f"without it and without weight decay from {falling[0]:.3g} to {_quarters(falling)[-1]:.3g}",
             max(levels) < _STAYS * min(levels),
         ),
         Verdict(
-            "the effective one comes to rest, as with weight decay",
+            "the effective rate reaches an equilibrium, as with weight decay",
             "–",
             f"α̂ of the last quarter of the steps is {rests:.2f} times that of the quarter before",
             True if 1 / _STAYS < rests < _STAYS else None,
         ),
         Verdict(
-            "what is left apart is rounding, magnified by training",
+            "the remaining difference is rounding, magnified by training",
             "–",
-            f"{max(plain.apart):.1g} beside {max(jogged.apart):.1g} from another last digit of the first weights; in "
-            f"float32 {max(single.apart):.1g} beside {max(jogged32.apart):.1g}, a hundredth {_said(single)} and "
+            f"{max(plain.apart):.1g}, and {max(jogged.apart):.1g} from another last digit of the initial weights; in "
+            f"float32 {max(single.apart):.1g} and {max(jogged32.apart):.1g}, a hundredth {_said(single)} and "
             f"{_said(jogged32)}",
             max(plain.apart) < _ALIKE * max(jogged.apart) and max(single.apart) < _ALIKE * max(jogged32.apart),
         ),
@@ -365,14 +366,14 @@ def _scale_off(known: tuple[Pair, Twins]) -> float:
 
 
 def _effective(twins: Twins, which: int) -> list[float]:
-    """η/‖w‖² of the first layer over the looks."""
+    """η/‖w‖² of the first layer over the measurements."""
     norms = [norm[0] for norm in twins.norms[which]]
     found: list[float] = effective_lr(twins.rates[which], norms).tolist()
     return found
 
 
 def _quarters(rates: Sequence[float]) -> list[float]:
-    """The means of the four quarters, or of as many parts as there are looks.
+    """The means of the four quarters, or of as many parts as there are measurements.
 
     >>> _quarters([1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0])
     [1.0, 2.0, 3.0, 4.0]
@@ -405,7 +406,7 @@ def draw(by_name: dict[str, tuple[Pair, Twins]]) -> Figure:
         left.plot(*zip(*shown, strict=True), styles[name], linewidth=1.3, label=name)
     left.set_ylim(1e-17, 1e6)
     left.legend(fontsize=7, loc="upper left", ncols=2, columnspacing=1.0, handlelength=1.5)
-    _finish(left, "largest difference of outputs, relative", "Outputs beside those with weight decay")
+    _finish(left, "largest difference of outputs, relative", "Outputs compared with those with weight decay")
     plain, neither = by_name["float64"][1], by_name["float64, neither"][1]
     middle.plot(plain.steps, plain.rates[0], "k--", label="with weight decay: η")
     middle.plot(plain.steps, plain.rates[1], "C0-", label="without: η a^−(2t+1)")
@@ -427,21 +428,21 @@ def _finish(ax: Axes, says: str, title: str) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-#: What the digits' task and MNIST's are called, and how a scale trains on them.
+#: The names of the tasks on digits and MNIST, and the settings of each scale.
 SETTINGS = {
     "smoke": Setting("digits", 64, 16, rate=0.3, decay=0.03, batch=50, steps=60, every=5),
     "small": Setting("digits", 64, 64, rate=0.3, decay=0.03, steps=1000),
     "full": Setting("mnist", 784, 784, rate=0.3, decay=0.01, batch=128, steps=5000, every=50),
 }
 _TASKS = {"digits": "digits-mlp", "mnist": "mnist-mlp"}
-#: The ε that torch's batch normalization has unless told.
+#: The default ε of torch's batch normalization.
 USUAL_EPS = 1e-5
 
 
 def pairs(setting: Setting) -> list[Pair]:
-    """Return the trainings that are compared with the same one with weight decay: name, setting, way.
+    """Return the trainings to compare with the same training with weight decay: name, setting, way.
 
-    With momentum the rate is a tenth, and a step is as long in the end.
+    With momentum the rate is a tenth, so that steps are as long in the long run.
 
     >>> [pair.name for pair in pairs(SETTINGS["small"])][:2]
     ['float64', 'float64, momentum 0.9']
@@ -460,7 +461,7 @@ def pairs(setting: Setting) -> list[Pair]:
 
 
 def found(lab: Lab, wanted: Iterable[Pair]) -> list[Twins]:
-    """Every pair, trained now unless the archive has it; the training with weight decay is shared."""
+    """Return every pair, trained now unless the archive has it; the training with weight decay is shared."""
     courses: dict[tuple[Setting, Way], Course] = {}
     return [_twins(lab, pair, courses) for pair in wanted]
 
@@ -489,7 +490,7 @@ def _split(lab: Lab, setting: Setting) -> Split:
 
 
 def conclude(lab: Lab) -> Report:
-    """Draw how far apart outputs are, the two schedules, and the effective learning rates."""
+    """Draw the differences of outputs, the two schedules, and the effective learning rates."""
     wanted = pairs(SETTINGS[lab.scale])
     return report(wanted, found(lab, wanted))
 

@@ -2,8 +2,8 @@
 
 Diagonal preconditioners rescale every element; perhaps only the rescaling of every layer matters. To find out, the step
 D of one optimizer is given, layer by layer, the length of the step M of another, ‖M‖ D/‖D‖, with the same gradients for
-both (`gyroscope.Graft`). If lengths are what matters, SGD's directions with Adam's lengths train like Adam, and Adam's
-directions with SGD's lengths like SGD; where one of the two trains better, its lengths close the gap.
+both (`gyroscope.Graft`). If only lengths matter, SGD's directions with Adam's lengths train like Adam, and Adam's
+directions with SGD's lengths train like SGD. If one of the two trains better, its lengths close the gap.
 
 Lengths are compared per tensor, weights and biases of a layer separately; "global" is one length for all. SGD has the
 momentum of Adam, 0.9, so that the two differ only in the diagonal. Losses are compared on a log scale: the distance of
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 
 _GLOROT = (("biases", True), ("init", "glorot_uniform"))
-#: The networks by name: the one that is easy for both, one whose layers feed into batch normalization or do not, and
-#: one whose signals shrink from layer to layer, which SGD hardly trains.
+#: The networks by name: one that is easy for both optimizers, one with batch normalization, and one whose signals
+#: shrink from layer to layer, which SGD hardly trains.
 NETWORKS: dict[str, tuple[str, tuple[tuple[str, Any], ...]]] = {
     "3 layers": ("mlp-3x64", _GLOROT),
     "4 layers, batch norm": ("mlp-4x64", (*_GLOROT, ("batch_norm", True), ("affine", True))),
     "8 layers": ("mlp-8x64", (("biases", True), ("init", "uniform"))),
 }
-#: What is trained with: whose lengths, whose directions, and compared over what.
+#: The methods: the optimizer of the lengths, the optimizer of the directions, and the granularity of the lengths.
 METHODS: dict[str, tuple[str, str, str]] = {
     "SGD": ("SGD", "SGD", "tensor"),
     "Adam": ("Adam", "Adam", "tensor"),
@@ -60,7 +60,7 @@ METHODS: dict[str, tuple[str, str, str]] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """The trainings of a scale: networks, rates of the optimizer that gives the lengths, steps, looks, seeds."""
+    """The trainings of a scale: networks, rates of the optimizer that gives the lengths, steps, measurements, seeds."""
 
     networks: tuple[str, ...]
     rates: Mapping[str, tuple[float, ...]]
@@ -86,7 +86,7 @@ PLANS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One training: a network, a method, the rate of whoever gives the lengths, a seed; and the plan's."""
+    """One training: a network, a method, the rate of the optimizer that gives the lengths, a seed, and the plan."""
 
     model: str
     options: tuple[tuple[str, Any], ...]
@@ -103,7 +103,7 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """Losses of every method at every rate on one network: {method: [rates, seeds, looks]}; inf once not finite."""
+    """Losses on one network: {method: [rates, seeds, measurements]}; inf after divergence."""
 
     rates: dict[str, tuple[float, ...]]
     losses: dict[str, npt.NDArray[np.float64]]
@@ -114,28 +114,28 @@ class Curves:
         return np.asarray(np.exp(np.log(self.losses[method][:, :, -1]).mean(axis=1)))
 
     def best(self, method: str) -> int:
-        """Return the index of the rate that ends lowest."""
+        """Return the index of the rate with the lowest final loss."""
         return int(np.argmin(self.end(method)))
 
     def logs(self, method: str, rate: int | None = None) -> npt.NDArray[np.float64]:
-        """ln of the losses [seeds, looks] at a rate: unless given, the best of the optimizer whose lengths it takes."""
+        """ln of the losses [seeds, measurements] at a rate; by default the best rate of the lengths' optimizer."""
         place = self.best(METHODS[method][0]) if rate is None else rate
         return np.asarray(np.log(self.losses[method][place]))
 
     def distance(self, one: str, other: str) -> float:
-        """The mean of |ln a − ln b| over looks and seeds, each at the best rate of whose lengths it takes."""
+        """The mean of |ln a − ln b| over measurements and seeds, each at the best rate of its lengths' optimizer."""
         return float(np.abs(self.logs(one) - self.logs(other)).mean())
 
     def gap(self, worse: str, better: str) -> tuple[float, float]:
-        """ln(a/b) of the losses in the end, each method at its own best rate: the mean over seeds and its error."""
+        """ln(a/b) of the final losses, each method at its own best rate: the mean over seeds and its error."""
         ends = self.logs(worse, self.best(worse))[:, -1] - self.logs(better, self.best(better))[:, -1]
         return float(ends.mean()), float(ends.std(ddof=1) / len(ends) ** 0.5) if len(ends) > 1 else inf
 
 
 def make(lengths: str, directions: str, over: str, model: nn.Module, rate: float) -> Optimizer:
-    """The optimizer: SGD, Adam, or one grafted onto the other.
+    """Return the optimizer: SGD, Adam, or a graft of the two.
 
-    The rate of the one that gives directions has no effect.
+    The rate of the optimizer that gives directions has no effect.
 
     >>> make("SGD", "SGD", "tensor", nn.Linear(2, 2), 0.1).param_groups[0]["momentum"]
     0.9
@@ -158,7 +158,7 @@ register("graft", lambda recipe, model: make(model=model, rate=recipe.rate, **di
 
 
 def course(lab: Lab, setting: Setting) -> list[float]:
-    """The training loss over steps, of all examples that are trained on; inf from where it is not finite."""
+    """The loss over steps, on all training examples; inf from the first that is not finite."""
 
     def measured() -> dict[str, Any]:
         schedule = Schedule(epochs=1, batch=setting.batch, cuts=(), drawn=setting.steps)
@@ -218,7 +218,7 @@ def curves(lab: Lab, network: str) -> Curves:
 def closed(found: Curves, graft: str) -> tuple[float, float, float]:
     """The gap ln(worse/better) of the two optimizers, its error, and the share of it that a graft closes.
 
-    Every method is at its own best rate. The share is 1 where the graft ends as the better one does.
+    Every method is at its own best rate. The share is 1 if the graft ends at the loss of the better optimizer.
     """
     ends = {name: log(float(found.end(name).min())) for name in ("SGD", "Adam", graft)}
     worse, better = ("SGD", "Adam") if ends["SGD"] >= ends["Adam"] else ("Adam", "SGD")
@@ -231,10 +231,10 @@ _GLOBAL = {
     _LAYERWISE: "Adam's length, SGD's direction, global",
     _REVERSED: "SGD's length, Adam's direction, global",
 }
-# This share of the gap counts as closing it; and a graft trains like an optimizer if it is nearer to that one's curve
-# than to the other's, and at most this share of the distance between the two.
+# This share of the gap counts as closing it. A graft trains like an optimizer if its curve is nearer to that of this
+# optimizer, and within this share of the distance between the two.
 _CLOSED = 0.5
-# Two curves train alike within so many nats: a factor of e^0.1, as far as seeds are apart at least.
+# Two curves within this many nats are alike: a factor of e^0.1, at least the distance between seeds.
 _ALIKE = 0.1
 _LOOKS = {
     "SGD": ("C0", "-"),
@@ -247,7 +247,7 @@ _LOOKS = {
 
 
 def conclude(lab: Lab) -> Report:
-    """Loss curves, their distances, and the share of the gap that grafting closes."""
+    """Report loss curves, their distances, and the share of the gap that grafting closes."""
     plan = PLANS[lab.scale]
     found = {network: curves(lab, network) for network in plan.networks}
     tables, verdicts = [], []
@@ -273,15 +273,13 @@ def _distances(network: str, its: Curves) -> Table:
         )
         for method in METHODS
     ]
-    columns = ("method", "rate (best of whose lengths)", "distance to SGD's", "to Adam's", "to the global graft's")
+    columns = ("method", "rate (best of its lengths)", "distance to SGD", "to Adam", "to the global graft")
     return Table(f"{network}: distance of loss curves, in nats", columns, tuple(rows))
 
 
 def _ends(network: str, its: Curves) -> Table:
     rows = [(method, its.rates[method][its.best(method)], f"{its.end(method).min():.3g}") for method in METHODS]
-    return Table(
-        f"{network}: loss in the end, each at its own best rate", ("method", "rate", "training loss"), tuple(rows)
-    )
+    return Table(f"{network}: final loss, each at its own best rate", ("method", "rate", "training loss"), tuple(rows))
 
 
 def _verdicts(network: str, its: Curves) -> list[Verdict]:
@@ -303,7 +301,7 @@ def _verdicts(network: str, its: Curves) -> list[Verdict]:
             None if no_gap else share >= _CLOSED,
         ),
         Verdict(
-            f"{network}: it takes the lengths of layers, one length for all of them does less",
+            f"{network}: the lengths of layers are needed; one length for all of them closes less of the gap",
             "layerwise rescaling is what is important",
             f"{'' if no_gap else both + ': '}{more:+.2f} nats{_sure(noise)} layer by layer",
             None if no_gap or abs(more) <= 2 * noise else more > 0,
@@ -348,7 +346,7 @@ def _figure(found: dict[str, Curves], data: str) -> Figure:
         axes[0, column].set_title(network, fontsize=9)
         _draw_ends(axes[1, column], its)
     axes[0, 0].set_ylabel("training loss", fontsize=8)
-    axes[1, 0].set_ylabel("training loss in the end", fontsize=8)
+    axes[1, 0].set_ylabel("final training loss", fontsize=8)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=7, frameon=False)
     figure.suptitle(f"Lengths of one optimizer, directions of another ({data})", fontsize=11)
@@ -375,13 +373,13 @@ def _draw_ends(ax: Axes, its: Curves) -> None:
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.tick_params(labelsize=7)
-    ax.set_xlabel("rate / best of whose lengths it takes", fontsize=7)
+    ax.set_xlabel("rate / best rate of its lengths", fontsize=7)
     ax.spines[["top", "right"]].set_visible(False)
 
 
 def _none(lab: Lab) -> Sequence[Trial]:
-    """No recipe grafts: the trainings are the study's own."""
-    lab.tasks(("mnist-mlp",))  # refuses a choice of tasks that has not this one
+    """Return no trials: no recipe grafts, so the study has its own trainings."""
+    lab.tasks(("mnist-mlp",))  # rejects a choice of tasks without this one
     return []
 
 

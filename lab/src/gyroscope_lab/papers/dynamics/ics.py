@@ -1,11 +1,11 @@
-"""Outliers of the curvature from uncentered activations, and what they cost (section 3 of Grosse's chapter).
+"""Outliers of the curvature from uncentered activations, and their cost (section 3 of Grosse's chapter).
 
-Where a layer's activations have the mean m, its curvature is said to have the outliers ν λ_i(S), ν = ‖m‖² + 1, along
+If a layer's activations have the mean m, its curvature is said to have the outliers ν λ_i(S), ν = ‖m‖² + 1, along
 m ⊗ v_i (the ICS conditioning hypothesis). They are predicted and measured in a perceptron without batch normalization;
-in one with it, with its statistics held fixed; and in the same one in training mode, through its statistics. There,
-what is added to all pre-activations alike is removed again, and the outliers with it (section 4.2). Without the mean,
-what remains is what is found after m is taken out of the layer's inputs and put into its bias: the same function, and
-the same S.
+in one with it, with its statistics held fixed; and in the same one in training mode, through its statistics. In
+training mode, a common shift of all pre-activations is removed again, and the outliers with it (section 4.2). The
+curvature without the mean is measured after m is moved from the layer's inputs into its bias, which keeps the function
+and S.
 
 Their cost: the inputs are shifted by a constant, and the first bias is changed so that the network computes the same
 function. Only m changes. Gradient descent suffers from it; batch normalization, the quasi-diagonal preconditioner and
@@ -49,11 +49,11 @@ from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.training import Training
 from gyroscope_lab.training.trial import Trial
 
-# Predicted eigenvalues are right within this factor, either way; losses and eigenvalues are alike within this share.
+# Predicted eigenvalues are right within this factor; losses and eigenvalues are alike within this share.
 _FACTOR, _SHARE = 2.0, 0.1
-# And most of them is where it should be from here, in percent.
+# The predicted vectors count as found from this share within the measured ones, in percent.
 _WITHIN = 70.0
-# The networks whose curvature is looked at.
+# The networks whose curvature is measured.
 PLAIN, FIXED, CENTRED, THROUGH = "plain", "BN, statistics fixed", "BN, fixed, inputs centred", "BN"
 _COLORS = {PLAIN: "C0", FIXED: "C2", CENTRED: "0.6", THROUGH: "C3"}
 # Losses above this have diverged, and are left out of the figure.
@@ -67,9 +67,9 @@ class Curve(LossCurve):
 
     Attributes:
         method: its name.
-        moved: what the inputs are moved by.
+        moved: the shift of the inputs.
         rate: that rate.
-        loss: of every epoch, the mean over seeds.
+        loss: the loss of every epoch, the mean over seeds.
         tests: test accuracies in percent, seed by seed.
         bound: the loss that counts as learned.
 
@@ -111,7 +111,7 @@ def report(moved: float, bound: float, curves: list[Curve], spectra: dict[str, d
 
 def _row(name: str, when: str, one: dict[str, Any]) -> tuple[Any, ...]:
     predicted, measured = np.array(one["predicted"]), np.array(one["measured"])
-    # Through statistics S is 0 up to rounding, and centered inputs have no m: no outliers are predicted.
+    # Through the statistics, S is 0 up to rounding, and centered inputs have no m: no outliers are predicted.
     none = name == CENTRED or predicted[0] < 1e-12 * measured[0]
     ratio = None if none else float(np.median(measured / predicted))
     within = None if none else 100 * one["share"]
@@ -129,20 +129,20 @@ def _of_outliers(spectra: dict[str, dict[str, Any]]) -> list[Verdict]:
     by_centering = [_times(one, other) for one, other in zip(there, left, strict=True)]
     return [
         Verdict(
-            "without normalization the curvature of a layer has the outliers ν λ_i(S), in directions m ⊗ v_i",
+            "without normalization, the curvature of a layer has the outliers ν λ_i(S) in the directions m ⊗ v_i",
             "expected, if m is far from zero",
-            f"the nine largest are {_span(ratios[0])} times what is predicted at the start and {_span(ratios[1])} at "
-            f"the end; {within[0]:.0f} and {within[1]:.0f} % of the predicted lies in their vectors",
+            f"the nine largest are {_span(ratios[0])} times the prediction at the start and {_span(ratios[1])} at "
+            f"the end; their vectors contain {within[0]:.0f} and {within[1]:.0f} % of the predicted vectors",
             all(bool(1 / _FACTOR <= np.median(one) <= _FACTOR) for one in ratios) and min(within) > _WITHIN,
         ),
         Verdict(
-            "batch normalization of the next pre-activations removes what the means add to them",
+            "batch normalization of the next pre-activations removes the effect of the means on them",
             "expected to disappear",
             f"the largest eigenvalue is {falls[0]:.1f} and {falls[1]:.1f} times smaller through the statistics than "
-            f"with these held fixed, at the start and at the end; centered inputs make it {by_centering[0]:.1f} and "
+            f"with fixed statistics, at the start and at the end; centered inputs make it {by_centering[0]:.1f} and "
             f"{by_centering[1]:.1f} times smaller. It is then {_beside(spectra[THROUGH])} times the mean of the "
             f"others, with centered inputs {_beside(spectra[CENTRED])} times",
-            # As small as without means; where centering takes nothing away, there is nothing to remove.
+            # As small as without means; if centering changes nothing, there is nothing to remove.
             max(_times(*pair) for pair in zip(through, left, strict=True)) < 1 + _SHARE
             if min(by_centering) > 1 + _SHARE
             else None,
@@ -157,7 +157,7 @@ def _of_cost(curves: Sequence[Curve]) -> list[Verdict]:
     rest = {method: cost for method, cost in costs.items() if method != "SGD"}
     return [
         Verdict(
-            "means far from zero slow gradient descent down",
+            "means far from zero slow down gradient descent",
             "the convergence rate depends on the condition number",
             f"moving the inputs takes the mean loss from {plain.area:.3g} to {by['SGD', True].area:.3g} "
             f"({_epochs(plain)} and {_epochs(by['SGD', True])} epochs), at the best rate for each",
@@ -165,7 +165,7 @@ def _of_cost(curves: Sequence[Curve]) -> list[Verdict]:
         ),
         *(
             Verdict(
-                f"{method}: the cost of the means is gone",
+                f"{method} removes the cost of the means",
                 "undamped, invariant" if method == "K-FAC" else "expected",
                 f"the mean loss changes by {100 * (cost - 1):+.1f} %, under SGD by {100 * (costs['SGD'] - 1):+.0f} %"
                 + (", with damping" if method == "K-FAC" else ""),
@@ -210,7 +210,7 @@ def _figure(moved: float, curves: Sequence[Curve], spectra: dict[str, dict[str, 
     figure = Figure(figsize=(11.5, 3.8), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     for name, one in spectra.items():
-        # What fixed statistics predict is what centering would have to take away.
+        # The prediction with fixed statistics is the part that centering has to remove.
         of = spectra[FIXED] if name in (CENTRED, THROUGH) else one
         for when, marker in (("start", "o"), ("end", "^")):
             left.loglog(of[when]["predicted"], one[when]["measured"], marker, markersize=4, color=_COLORS[name],
@@ -234,7 +234,7 @@ def _figure(moved: float, curves: Sequence[Curve], spectra: dict[str, dict[str, 
     for ax in (left, middle, right):
         ax.title.set_fontsize(10)
         ax.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("Uncentered activations: outliers of the curvature, and what they cost")
+    figure.suptitle("Uncentered activations: outliers of the curvature, and their cost")
     return figure
 
 
@@ -242,11 +242,11 @@ Method = Literal["SGD", "SGD, BN", "quasi-diagonal", "K-FAC"]
 # Pixels of an image.
 _PIXELS = {"digits": 64, "mnist": 784}
 _CLASSES = 10
-# Softmax leaves so many directions of the outputs, and so the outliers of S.
+# Softmax leaves this many directions of the outputs, and so this many outliers of S.
 _OUTLIERS = _CLASSES - 1
-# Of K-FAC: what is added to the curvature, and the most of a step's divergence. Without a bound first steps diverge.
+# K-FAC's damping, and the largest divergence of a step. Without this bound the first steps diverge.
 _DAMPING, _CLIP = 0.03, 0.1
-# Of the trainings whose curvature is looked at: the chapter's methods go along, and gradient descent is the plain one.
+# The methods of the trainings whose curvature is measured: without normalization it is plain gradient descent.
 _LOOKED_AT: dict[Method, tuple[str, ...]] = {"SGD": (PLAIN,), "SGD, BN": (FIXED, CENTRED, THROUGH)}
 
 
@@ -256,14 +256,14 @@ class Plan:
 
     Attributes:
         source: the data.
-        depth, width: of the perceptron.
-        layer: whose curvature is measured.
-        examples: how many it is measured on.
-        schedule: of the trainings.
-        moved: what is added to every input.
-        rates: that each method is tried at; its best is shown.
-        seeds: of the weights and the order of examples.
-        bound: a loss that counts as learned.
+        depth, width: the depth and width of the perceptron.
+        layer: the layer whose curvature is measured.
+        examples: the number of examples for this measurement.
+        schedule: the schedule of the trainings.
+        moved: the shift of every input.
+        rates: the rates to try for each method; the best is shown.
+        seeds: the seeds of the weights and of the order of examples.
+        bound: the loss that counts as learned.
     """
 
     source: Source
@@ -302,7 +302,7 @@ PLANS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """All that one training depends on."""
+    """Everything that one training depends on."""
 
     source: Source
     depth: int
@@ -317,7 +317,7 @@ class Setting:
 
 
 def network(lab: Lab, setting: Setting) -> nn.Sequential:
-    """The network: whatever the inputs are moved by, it computes the same of the same images.
+    """The network; for any shift of the inputs, it computes the same function of the images.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> lab, plan = Lab(Archive("runs")), PLANS["smoke"]
@@ -351,7 +351,7 @@ def training(lab: Lab, setting: Setting) -> Training:
 
 
 def trained(lab: Lab, setting: Setting) -> dict[str, Any]:
-    """The loss of every epoch, and the test accuracy in the end."""
+    """The loss of every epoch, and the final test accuracy."""
 
     def measure() -> dict[str, Any]:
         its = training(lab, setting)
@@ -361,7 +361,7 @@ def trained(lab: Lab, setting: Setting) -> dict[str, Any]:
 
 
 def curves(lab: Lab) -> list[Curve]:
-    """Every method where the inputs are and where they are moved to, at the best of its rates for each."""
+    """Every method with original and with shifted inputs, at the best of its rates for each."""
     plan, found = PLANS[lab.scale], []
     for method, rates in plan.rates.items():
         for moved in (0.0, plan.moved):
@@ -382,7 +382,7 @@ def _at(lab: Lab, plan: Plan, method: Any, rate: float, moved: float) -> Curve:
 
 @dataclass(frozen=True)
 class _Measurement:
-    """All that a measurement of the curvature depends on."""
+    """Everything that a measurement of the curvature depends on."""
 
     trained: Setting
     layer: str
@@ -399,8 +399,8 @@ def spectra(lab: Lab, found: list[Curve]) -> dict[str, dict[str, Any]]:
 
     Returns:
         By the names "plain", "BN, statistics fixed", "BN, fixed, inputs centred" and "BN": "start" and "end", each
-        with `nu`, `predicted`, `measured`, `within` and the `share` of the predicted that lies in the measured vectors,
-        None where there is no mean.
+        with `nu`, `predicted`, `measured`, `within` and the `share` of the predicted vectors within the measured ones,
+        None if there is no mean.
     """
     plan = PLANS[lab.scale]
     spectra: dict[str, dict[str, Any]] = {}
@@ -442,7 +442,7 @@ def _without_mean(model: nn.Module, x: torch.Tensor, y: torch.Tensor, layer: str
 
 
 def centred_at(model: nn.Module, layer: str, mean: torch.Tensor) -> tuple[nn.Module, str]:
-    """A network that computes the same with inputs of a layer that are centered, and the name of that layer in it.
+    """An equivalent network in which the inputs of a layer are centered, and the name of that layer in it.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
     >>> x = torch.randn(9, 2)
@@ -459,18 +459,18 @@ def centred_at(model: nn.Module, layer: str, mean: torch.Tensor) -> tuple[nn.Mod
 
 def _told(found: Outliers) -> dict[str, Any]:
     kept = {name: getattr(found, name).tolist() for name in ("predicted", "measured", "within")}
-    # Of what the predicted vectors would hold, the part that the measured ones do.
+    # The part of the predicted vectors that lies in the span of the measured ones.
     share = float(found.predicted @ found.within.square() / found.predicted.sum())
     return {"nu": found.nu, "share": share, "rest": float(found.spectrum[_OUTLIERS:].mean()), **kept}
 
 
 def trials(lab: Lab) -> list[Trial]:
-    """None of the laboratory's own: these trainings have no recipes."""
+    """Return no trials: these trainings have no recipes."""
     return []
 
 
 def conclude(lab: Lab) -> Report:
-    """Predicted and measured outliers, and the loss of every method."""
+    """Report predicted and measured outliers, and the loss of every method."""
     found = curves(lab)
     return report(PLANS[lab.scale].moved, PLANS[lab.scale].bound, found, spectra(lab, found))
 

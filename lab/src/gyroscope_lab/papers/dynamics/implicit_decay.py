@@ -1,11 +1,12 @@
-"""Implicit decay in networks with batch normalization: five learning rates, and how alike they become (section 4.3).
+"""Implicit decay in networks with batch normalization: five learning rates, and their convergence to one effective rate
+(section 4.3).
 
 A layer followed by batch normalization is scale-invariant. Under SGD its norm grows by equation 19, faster the larger
-the explicit learning rate α of the chapter is, and its effective learning rate α̂_k = α/‖w_k‖² falls, about as
-α̂₀/√(1 + k/k₀) with k₀ = ‖w₀‖⁴/(2α²g̃²), g̃ = ‖∇J(w)‖‖w‖. This holds for all layers but the last, which no layer
-normalizes. So networks are trained twice: with the classifier left as it was drawn, so that only scale-invariant layers
-are trained, and with the classifier trained at the same rate, as usual. Norms and gradients are read from what the
-monitor recorded. `homogeneity` and the functions after it are equations 15 to 18, which equation 19 follows from.
+the explicit learning rate α of the chapter is, and its effective learning rate α̂_k = α/‖w_k‖² falls, about as α̂₀/√(1
++ k/k₀) with k₀ = ‖w₀‖⁴/(2α²g̃²), g̃ = ‖∇J(w)‖‖w‖. This holds for all layers except the last, which no normalization
+follows. So networks are trained twice: with an untrained classifier, so that only scale-invariant layers are trained,
+and with the classifier trained at the same rate, as usual. Norms and gradients come from the monitor's recordings.
+`homogeneity` and the functions after it are equations 15 to 18, from which equation 19 follows.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Course:
-    """The norms of the layers that batch normalization makes scale-invariant, all but the last.
+    """The norms of the layers that batch normalization makes scale-invariant: all except the last.
 
     Attributes:
         rate: the explicit learning rate α.
@@ -50,7 +51,7 @@ class Course:
         steps: k, [S], from 0.
         norms: ‖w_k‖, [S, layers].
         gradients: g̃ = ‖∇J(w)‖‖w‖ of the step that led to each k, [S, layers]; NaN at 0.
-        result: what the training came to.
+        result: the result of the training.
     """
 
     rate: float
@@ -66,20 +67,20 @@ class Course:
         return effective_lr(self.rate, self.norms)
 
     def typical(self) -> Values:
-        """√(mean g̃²) after the first step, [layers]: the constant that the chapter supposes g̃ to be."""
+        """√(mean g̃²) after the first step, [layers]: the chapter assumes that g̃ is this constant."""
         return np.asarray(np.sqrt(np.square(self.gradients[2:]).mean(axis=0)))
 
     def laws(self) -> list[Law]:
         """1/√(1 + k/k₀) fitted to each layer, from the first step on.
 
-        With a large α that step is most of the norm, which the law, being for small steps, does not know of.
+        With a large α, that step makes up most of the norm. The law holds for small steps and does not cover it.
         """
         return [fit_norms(self.steps[1:], norms[1:], lr=self.rate) for norms in self.norms.T]
 
     def off(self) -> float:
         """Return the largest relative distance of norms from equation 19, given the first norm and the gradients.
 
-        Between two measurements the later gradient is taken to hold; it is exact where every step was measured.
+        Between two measurements the later gradient is used; the result is exact if every step was measured.
         """
         gaps, worst = np.diff(self.steps), 0.0
         for norms, gradients in zip(self.norms.T, self.gradients.T, strict=True):
@@ -107,7 +108,7 @@ class Course:
 
 
 def course(lab: Lab, trial: Trial) -> Course:
-    """Read a training, which is done now if it is not known yet; every layer but the last is followed."""
+    """Read a training, or train it now if it is not known; all layers except the last are read."""
     run = recorded(lab, trial)
     [result] = lab.run([trial])
     norms = run.series("weight_norm").astype(np.float64)[:, :-1]
@@ -124,17 +125,17 @@ def course(lab: Lab, trial: Trial) -> Course:
 
 
 def _before(run: Any, norms: Values) -> Values:
-    """‖w‖ that each measured gradient was taken at: of the step before, [S − 1, layers]."""
+    """‖w‖ at which each gradient was measured, that of the step before, [S − 1, layers]."""
     if (np.diff(run.steps) == 1).all():
         return norms[:-1]
-    # Where steps in between were not measured: ‖Δw‖ over ‖Δw‖/‖w‖.
+    # If steps in between were not measured: ‖Δw‖ divided by ‖Δw‖/‖w‖.
     update, ratio = (run.series(name).astype(np.float64)[1:, :-1] for name in ("update_norm", "update_ratio"))
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.where(ratio > 0, update / ratio, norms[1:]))
 
 
 def spread(courses: Sequence[Course], at: int) -> Values:
-    """The largest over the smallest effective learning rate among trainings, at a place of their steps, [layers]."""
+    """The largest over the smallest effective learning rate among trainings, at one index of their steps, [layers]."""
     rates = np.stack([one.rates[at] for one in courses])
     return np.asarray(rates.max(axis=0) / rates.min(axis=0))
 
@@ -144,22 +145,22 @@ def _short(values: npt.ArrayLike) -> Any:
     return [_short(row) for row in array] if array.ndim > 1 else [float(f"{value:.5g}") for value in array]
 
 
-#: The trainings of a task with the classifier as drawn, and with the classifier trained.
+#: The trainings of a task with an untrained classifier, and with a trained one.
 Both = tuple[Sequence[Course], Sequence[Course]]
 
-# Rates have become alike where of the logarithm of their ratio so little is left; not, where more than that is.
+# Rates have converged if at most this share of the logarithm of their ratio is left, and not if more is left.
 _ALIKE, _APART = 0.25, 0.5
-# Norms are those of equation 19: over thousands of steps float32 and the ε of batch normalization leave about 1e-3.
+# The tolerance for equation 19: over thousands of steps, float32 and batch normalization's ε cause about 1e-3.
 _EXACT = 5e-3
-# A law fits that explains so much, and does not that explains less than half.
+# A law fits if its R² is at least this, and does not fit if it is below one half.
 _FITS = 0.9
-# Test accuracies within so many points are the same.
+# Test accuracies within this many points are equal.
 _NEAR = 2.0
 
 
 def report(tasks: Mapping[str, Both]) -> Report:
     """Return the report on all tasks; the figure is of the first, its middle layer."""
-    several = {name: both for name, both in tasks.items() if len(both[0]) > 1}  # of one rate there is nothing to say
+    several = {name: both for name, both in tasks.items() if len(both[0]) > 1}  # one rate allows no comparison
     verdicts = [one for name, both in several.items() for one in _verdicts(name if len(tasks) > 1 else "", *both)]
     return Report(
         {("figure" if i == 0 else name): draw(name, both) for i, (name, both) in enumerate(tasks.items())},
@@ -204,16 +205,16 @@ def _verdicts(name: str, drawn: Sequence[Course], trained: Sequence[Course]) -> 
     exact = (np.diff(drawn[0].steps) == 1).all()
     found = [
         Verdict(
-            f"{where}norms grow as equation 19 says",
+            f"{where}norms grow according to equation 19",
             "exactly, for scale-invariant layers",
-            f"within {off:.1g} of it at every step of {len(drawn) + len(trained)} trainings"
+            f"within {off:.1g} at every step of {len(drawn) + len(trained)} trainings"
             + ("" if exact else ", from the gradients of some steps"),
             off < _EXACT if exact else None,
         ),
         Verdict(
             f"{where}for larger α norms grow more rapidly",
             "figure 6",
-            f"{', '.join(f'{one:.2f}' for one in grown)} times as long in the end for α = {_rates(drawn)}",
+            f"{', '.join(f'{one:.2f}' for one in grown)} times as long at the end for α = {_rates(drawn)}",
             bool((np.diff(grown) > 0).all()),
         ),
         _alike(where, drawn),
@@ -228,10 +229,10 @@ def _alike(where: str, drawn: Sequence[Course]) -> Verdict:
     left = log(last) / log(first)
     passed = sum(_mean(_k0(one)) < one.steps[-1] for one in drawn)
     return Verdict(
-        f"{where}regardless of α, effective learning rates come to the same trend",
+        f"{where}regardless of α, effective learning rates approach the same trend",
         "figure 6, asymptotically",
         f"the largest is {first:.0f} times the smallest at first, {second:.1f} times after {drawn[0].steps[1]:,} and "
-        f"{last:.2f} times after {drawn[0].steps[-1]:,} steps, by when k₀ has passed in {passed} of "
+        f"{last:.2f} times after {drawn[0].steps[-1]:,} steps, when k₀ has passed in {passed} of "
         f"{len(drawn)} trainings",
         True if left < _ALIKE else False if left > _APART else None,
     )
@@ -243,8 +244,8 @@ def _law(where: str, drawn: Sequence[Course]) -> Verdict:
     return Verdict(
         f"{where}effective learning rates fall about as 1/√(1 + k/k₀)",
         "where ‖∇J(ŵ)‖ is constant",
-        f"R² is {r2.min():.2f} to {r2.max():.2f}, a median of {np.median(r2):.2f}; ‖∇J(ŵ)‖ is not constant: in the "
-        f"last tenth of the steps it is {min(falls):.2f} to {max(falls):.2f} times what it was in the first step",
+        f"R² is {r2.min():.2f} to {r2.max():.2f}, the median {np.median(r2):.2f}; ‖∇J(ŵ)‖ is not constant: in the "
+        f"last tenth of the steps it is {min(falls):.2f} to {max(falls):.2f} times its value in the first step",
         True if np.median(r2) > _FITS else None if np.median(r2) > 0.5 else False,
     )
 
@@ -252,7 +253,7 @@ def _law(where: str, drawn: Sequence[Course]) -> Verdict:
 def _matters_little(where: str, drawn: Sequence[Course]) -> Verdict:
     tests = [100 * one.result.test_accuracy for one in drawn]
     return Verdict(
-        f"{where}the explicit learning rate matters for a transient phase at the start alone",
+        f"{where}the explicit learning rate matters only in a transient phase at the start",
         "in words",
         f"test accuracies are {', '.join(f'{one:.1f}' for one in tests)} % for α = {_rates(drawn)}",
         True if max(tests) - min(tests) < _NEAR else None,
@@ -264,10 +265,10 @@ def _last_layer(where: str, trained: Sequence[Course]) -> Verdict:
     ends = [_mean(one.rates[-1]) for one in trained]
     typical = [_mean(one.typical()) for one in trained]
     return Verdict(
-        f"{where}implicit decay does not apply to the output layer: α goes on to matter where that is trained too",
+        f"{where}implicit decay does not apply to the output layer: α still matters if that layer is trained too",
         "in words",
-        f"the gradients that reach the other layers grow with α, to {typical[-1]:.3g} from {typical[0]:.3g}, and "
-        f"effective learning rates are {last:.1f} times apart in the end, {first:.0f} at first: the largest α has "
+        f"the gradients that reach the other layers grow with α, from {typical[0]:.3g} to {typical[-1]:.3g}, and "
+        f"effective learning rates are {last:.1f} times apart at the end, {first:.0f} at first; the largest α has "
         f"{ends[-1]:.2g}, the smallest {ends[0]:.2g}",
         typical[-1] > 2 * typical[0],
     )
@@ -278,7 +279,7 @@ def _rates(courses: Sequence[Course]) -> str:
 
 
 def draw(name: str, both: Both) -> Figure:
-    """Norms on the left, effective learning rates on the right, as in figure 6; below with the classifier trained."""
+    """Draw norms and effective learning rates, as in figure 6; below with a trained classifier."""
     from matplotlib.figure import Figure
 
     rows = _named(both)
@@ -312,11 +313,11 @@ class Plan:
     every: int
 
 
-# Passes of an epoch: nobody looks at accuracies in between.
+# Passes per epoch: accuracies in between are not needed.
 _TOGETHER = 10
 _RATES = (0.1, 0.3, 1.0, 3.0, 10.0)
-#: Batches are small, so that gradients do not vanish with the loss and k₀ passes for every rate; with the classifier
-#: trained too, a smoke test takes the extremes.
+#: Batches are small, so that gradients do not vanish with the loss and k₀ passes for every rate. With a trained
+#: classifier, a smoke test takes only the extreme rates.
 PLANS = {
     "smoke": Plan(_RATES, (0.1, 10.0), passes=3, batch=8, every=1),
     "small": Plan(_RATES, _RATES, passes=160, batch=8, every=1),
@@ -328,7 +329,7 @@ _PERCEPTRON = (("batch_norm", True),)
 def tasks(lab: Lab) -> list[Task]:
     """The networks: a perceptron on digits; at full scale one on MNIST and C10-CNN1 on CIFAR-10.
 
-    Rates stay as they are, batch normalization has no gains and layers no biases.
+    Rates are constant, batch normalization has no gains, and layers have no biases.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [(task.name, task.model) for task in tasks(Lab(Archive("runs"), "full"))]
@@ -360,7 +361,7 @@ def trial(task: Task, rate: float, *, frozen: bool, every: int) -> Trial:
 
 
 def trials(lab: Lab) -> list[Trial]:
-    """Every rate with the classifier as drawn, and trained.
+    """Return every rate with an untrained and with a trained classifier.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> len(trials(Lab(Archive("runs"), "small")))
@@ -386,7 +387,7 @@ def conclude(lab: Lab) -> Report:
     some = {name: both for name, both in found.items() if both[0]}
     if not some:
         raise LabError(
-            f"no training with the classifier as drawn is in {lab.archive.root}; leave --known out to train them"
+            f"no training with an untrained classifier is in {lab.archive.root}; leave --known out to train them"
         )
     return report(some)
 
@@ -398,8 +399,8 @@ class Homogeneity(NamedTuple):
     """The response of a function to the scale of its argument.
 
     Attributes:
-        degree: k of g(γx) = γᵏ g(x), from the two norms; NaN where g is zero.
-        residual: ‖g(γx) − γᵏ g(x)‖/‖γᵏ g(x)‖: zero where g is homogeneous, for these x and γ.
+        degree: k of g(γx) = γᵏ g(x), from the two norms; NaN if g is zero.
+        residual: ‖g(γx) − γᵏ g(x)‖/‖γᵏ g(x)‖: zero if g is homogeneous, for these x and γ.
     """
 
     degree: float
@@ -407,11 +408,11 @@ class Homogeneity(NamedTuple):
 
 
 def homogeneity(function: Function, x: Tensor, *, factor: float = 2.0) -> Homogeneity:
-    """The degree k for which g(γx) = γᵏ g(x) (equation 15), and how far that is from holding.
+    """The degree k for which g(γx) = γᵏ g(x) (equation 15), and the residual.
 
     Args:
         function: g, with values of any shape.
-        x: where.
+        x: the argument.
         factor: γ, above 0 and not 1.
 
     >>> found = homogeneity(lambda x: x[0] * x[1] ** 2, torch.tensor([2.0, 3.0], dtype=torch.float64))
@@ -467,7 +468,7 @@ def gradient_homogeneity(function: Function, x: Tensor, *, factor: float = 2.0) 
 
 
 def effective_gradient(weight: Tensor, gradient: Tensor) -> Tensor:
-    """‖w‖⁻² ∇J(ŵ), what SGD on the unit vector ŵ = w/‖w‖ would be given (section 4.3).
+    """‖w‖⁻² ∇J(ŵ), the gradient for SGD on the unit vector ŵ = w/‖w‖ (section 4.3).
 
     Since ∇J(ŵ) = ‖w‖ ∇J(w) for a scale-invariant J, it is ∇J(w)/‖w‖, and homogeneous of degree −2.
 

@@ -1,9 +1,10 @@
-"""Covariate shift put back behind batch normalization, and its effect on training (section 4.2 of the chapter).
+"""Covariate shift put back after batch normalization, and its effect on training (section 4.2 of the chapter).
 
-If batch normalization helped by centering and scaling the inputs of the next layer, random means and scales behind it,
-drawn anew for every batch, should undo the help. Santurkar et al. (2018) found that they hardly matter. The chapter's
-explanation: the normalization of the next layer removes what was added. This cannot hold behind the last normalization,
-where none follows, so a separate network leaves that one alone.
+If batch normalization helped by centering and scaling the inputs of the next layer, random means and scales after it,
+redrawn for every batch, should undo the benefit. Santurkar et al. (2018) found that they hardly matter. The chapter's
+explanation: the normalization of the next layer removes the added noise. This cannot hold after the last normalization,
+    because no other follows, so a separate
+network has no noise there.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
-# Noise "hardly matters" where it takes less than this share of what batch normalization gains.
+# Noise "hardly matters" if it costs less than this share of the gain of batch normalization.
 _SHARE = 0.25
-# Means move as far as without normalization within this factor.
+# Means move as far as without normalization if they do so within this factor.
 _FACTOR = 2.0
 _COLORS = {"no BN": "C0", "BN": "C3", "BN + noise": "C1", "BN + noise, not behind the last": "C2"}
 
@@ -50,8 +51,8 @@ class Arm(LossCurve):
     Attributes:
         kind: its name.
         rate: that rate.
-        loss: the training loss of every epoch, the mean over seeds; with the noise, where there is one.
-        drifts: how far means move from batch to batch, seed by seed.
+        loss: the training loss of every epoch, the mean over seeds; with the noise, if there is one.
+        drifts: the movement of means from batch to batch, seed by seed.
         tests: test accuracies in percent, seed by seed.
         bound: the loss that counts as learned.
 
@@ -89,34 +90,34 @@ def report(arms: list[Arm]) -> Report:
     rows = tuple((one.kind, one.rate, one.epochs, one.area, float(one.loss[-1]), one.test, one.drift) for one in arms)
     return Report(
         {"figure": _figure(arms)},
-        (Table("Training; means of pre-activations in standard deviations a step", columns, rows),),
+        (Table("Training; movement of the means of pre-activations in standard deviations per step", columns, rows),),
         verdicts(arms),
         {"arms": [arm.numbers() for arm in arms]},
     )
 
 
 def verdicts(arms: Sequence[Arm]) -> tuple[Verdict, ...]:
-    """Return the chapter's statements, compared with these numbers."""
+    """Return the verdicts on the chapter's statements."""
     plain, normal, noisy, spared = (next(arm for arm in arms if arm.kind == kind) for kind in _COLORS)
     gain = plain.area - normal.area
     return (
         Verdict(
-            "noise behind batch normalization puts covariate shift back",
+            "noise after batch normalization puts covariate shift back",
             "as in training without it",
             f"means move by {noisy.drift:.2f} standard deviations from batch to batch, {normal.drift:.2f} without "
             f"noise and {plain.drift:.2f} without batch normalization",
             noisy.drift > max(plain.drift / _FACTOR, normal.drift),
         ),
         Verdict(
-            "batch normalization speeds training up",
+            "batch normalization speeds up training",
             "works amazingly well",
             f"mean loss {normal.area:.3g} against {plain.area:.3g}, at the best rate for each",
             gain > 0,
         ),
-        _unhurt("with this noise behind every normalization training is hardly worse", "almost no effect", noisy,
+        _unhurt("with this noise after every normalization, training is hardly worse", "almost no effect", noisy,
                 normal, gain),
-        _unhurt("nor is it with noise where another normalization follows", "shifts are undone by the next one",
-                spared, normal, gain),
+        _unhurt("with this noise only before another normalization, training is hardly worse",
+                "shifts are undone by the next one", spared, normal, gain),
         Verdict(
             "networks with noise still train better than those without batch normalization",
             "not degraded to that level",
@@ -128,7 +129,7 @@ def verdicts(arms: Sequence[Arm]) -> tuple[Verdict, ...]:
 
 def _unhurt(says: str, told: str, noisy: Arm, normal: Arm, gain: float) -> Verdict:
     loss = noisy.area - normal.area
-    share = "" if gain <= 0 else f", {100 * loss / gain:.0f} % of what batch normalization gains"
+    share = "" if gain <= 0 else f", {100 * loss / gain:.0f} % of the gain of batch normalization"
     here = (
         f"mean loss {noisy.area:.3g} against {normal.area:.3g}{share}; {_epochs(noisy)} epochs to a loss of "
         f"{noisy.bound:g} against {_epochs(normal)}; test {noisy.test - normal.test:+.1f} points"
@@ -154,18 +155,18 @@ def _figure(arms: Sequence[Arm]) -> Any:
     names = [arm.kind.replace(", ", ",\n") for arm in arms]
     right.barh(names, [arm.drift for arm in arms], color=[_COLORS[arm.kind] for arm in arms], height=0.6)
     right.invert_yaxis()
-    right.set(xlabel="standard deviations a step", title="How far means of units move")
+    right.set(xlabel="standard deviations per step", title="Movement of the means of units")
     for ax in (left, right):
         ax.title.set_fontsize(10)
         ax.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("Knock-out: random means and scales behind batch normalization")
+    figure.suptitle("Knock-out: random means and scales after batch normalization")
     return figure
 
 
 Kind = Literal["no BN", "BN", "BN + noise", "BN + noise, not behind the last"]
 KINDS: tuple[Kind, ...] = ("no BN", "BN", "BN + noise", "BN + noise, not behind the last")
 _PIXELS = {"digits": 64, "mnist": 784}
-# Of the noise: half the width of its means, and the range of its scales, in standard deviations of a unit.
+# The noise: half the width of its means, and the range of its scales, in standard deviations of a unit.
 _SHIFT, _GAIN = 0.5, (0.5, 1.5)
 
 
@@ -175,11 +176,11 @@ class Plan:
 
     Attributes:
         source: the data.
-        depth, width: of the perceptron.
-        schedule: of the trainings.
-        rates: all networks are trained at these, and shown at the best for each.
-        seeds: of the weights and the order of examples.
-        bound: a loss that counts as learned.
+        depth, width: the depth and width of the perceptron.
+        schedule: the schedule of the trainings.
+        rates: the rates of all networks; each is shown at its best.
+        seeds: the seeds of the weights and of the order of examples.
+        bound: the loss that counts as learned.
     """
 
     source: Source
@@ -205,7 +206,7 @@ PLANS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """All that one training depends on."""
+    """Everything that one training depends on."""
 
     source: Source
     depth: int
@@ -219,7 +220,7 @@ class Setting:
 
 
 def network(lab: Lab, setting: Setting) -> nn.Sequential:
-    """The network of its kind; all kinds start from the same weights.
+    """The network of the setting's kind; all kinds start from the same weights.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> plan = PLANS["smoke"]
@@ -243,7 +244,7 @@ def network(lab: Lab, setting: Setting) -> nn.Sequential:
 class Drift:
     """The movement of a unit's mean pre-activation from batch to batch, in standard deviations of the unit.
 
-    What is looked at is what goes into every ReLU: E_j |μ_j(t+1) − μ_j(t)| / σ_j(t), over units, layers and steps.
+    It is measured at the input of every ReLU: E_j |μ_j(t+1) − μ_j(t)| / σ_j(t), over units, layers and steps.
 
     Args:
         model: the network.
@@ -270,7 +271,7 @@ class Drift:
             deviation, mean = torch.std_mean(args[0].detach(), dim=0, correction=0)
             if name in self._before:
                 was, unit = self._before[name]
-                # Units that are dead have nowhere to move from.
+                # Dead units have no standard deviation.
                 alive = unit > 0
                 self._sum = self._sum + float(((mean - was).abs()[alive] / unit[alive]).sum())
                 self._count += int(alive.sum())
@@ -280,12 +281,12 @@ class Drift:
 
     @property
     def mean(self) -> float:
-        """The mean over all that was seen."""
+        """The mean over all measurements."""
         return self._sum / self._count if self._count else float("nan")
 
 
 def trained(lab: Lab, setting: Setting) -> dict[str, Any]:
-    """The loss of every epoch, accuracies in the end, and how far means moved."""
+    """The loss of every epoch, the final accuracies, and the movement of means."""
 
     def measure() -> dict[str, Any]:
         model = network(lab, setting)
@@ -317,12 +318,12 @@ def arms(lab: Lab) -> list[Arm]:
 
 
 def trials(lab: Lab) -> list[Trial]:
-    """None of the laboratory's own: these trainings have no recipes."""
+    """Return no trials: these trainings have no recipes."""
     return []
 
 
 def conclude(lab: Lab) -> Report:
-    """The loss of every kind."""
+    """Report the loss of every kind."""
     return report(arms(lab))
 
 

@@ -1,8 +1,8 @@
 """The odd path of the empirical Fisher matrix on least squares (figure 2 of Grosse's chapter, after Kunstner et al.).
 
-For predictions θᵀφ with errors e_n, Newton's step divides by F = (1/N) Σ φ_n φ_nᵀ, the step of equation 3 by
-F_emp = (1/N) Σ e_n² φ_n φ_nᵀ, which grows with the square of the errors: so far from the optimum, where gradients are
-large, steps are small. Which data the chapter's picture has is not said; ours are points about a line.
+For predictions θᵀφ with errors e_n, Newton's step divides by F = (1/N) Σ φ_n φ_nᵀ, the step of equation 3 by F_emp =
+(1/N) Σ e_n² φ_n φ_nᵀ, which grows with the square of the errors. So steps are small far from the optimum, where
+gradients are large. The chapter does not state the data of its figure; ours are points around a line.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Where paths begin, as (offset, slope): all around the optimum, which is near (1, 2).
+#: The starts of the paths, as (offset, slope): all around the optimum, which is near (1, 2).
 STARTS = tuple((1 + 3.5 * cos(pi * turn / 4), 2 + 3.5 * sin(pi * turn / 4)) for turn in range(8))
-#: How many times as far from the optimum as a start is, a step is taken to see how long it is.
+#: The distances from the optimum at which step lengths are compared, as multiples of that of a start.
 DISTANCES = (1.0, 2.0, 4.0)
 _TITLES = {"gradient": "gradient descent", "natural": "natural gradient", "empirical": "empirical Fisher"}
 _COLORS = {"gradient": "C0", "natural": "C2", "empirical": "C3"}
-# Data sets, each drawn anew, and how many of the starts; a smoke test does without half of them.
+# The number of random data sets and of starts; a smoke test uses one data set and half of the starts.
 _PLANS = {"smoke": (1, 4), "small": (10, 8), "full": (10, 8)}
 _OFFSETS, _SLOPES = (-4.0, 6.0), (-3.0, 7.0)
 _ARROWS = 7
-# A path leads away that is at some time so many times as far from the optimum as at its start.
+# A path leads away if it is at some time this many times as far from the optimum as at its start.
 _AWAY = 1.01
 
 
 @dataclass(frozen=True, eq=False)
 class Ways:
-    """The paths over one data set, a start each."""
+    """The paths on one data set, one per start."""
 
     problem: Problem
     paths: tuple[Paths, ...]
@@ -82,7 +82,7 @@ def ways(seed: int, starts: Sequence[tuple[float, float]] = STARTS) -> Ways:
 def step_lengths(problem: Problem, method: Method, start: Sequence[float]) -> list[float]:
     """‖M⁻¹∇J‖ at θ* + c(θ₀ − θ*) for c in `DISTANCES`, over that at c = 1.
 
-    Newton's is as long as the way to the optimum; with F_emp it shrinks while gradients grow.
+    Newton's step is as long as the distance to the optimum; with F_emp it shrinks while gradients grow.
 
     >>> [round(one, 2) for one in step_lengths(line_problem(), "natural", STARTS[0])]
     [1.0, 2.0, 4.0]
@@ -94,7 +94,7 @@ def step_lengths(problem: Problem, method: Method, start: Sequence[float]) -> li
 
 
 def conclude(lab: Lab) -> Report:
-    """Draw the paths over one data set, and say how long they are over all."""
+    """Draw the paths on one data set, and report their lengths on all."""
     seeds, begun = _PLANS[lab.scale]
     starts = STARTS[:begun]
     found = [ways(seed, starts) for seed in range(seeds)]
@@ -109,7 +109,7 @@ def conclude(lab: Lab) -> Report:
          f"{far[method][:, -1].max():.1g}", float(np.median(steps[method][:, -1])))
         for method in METHODS
     )  # fmt: skip
-    columns = ("method", "detour, median", "largest", "paper", "lead away at first", "distance left, largest share",
+    columns = ("method", "detour, median", "largest", "paper", "lead away at first", "largest share left",
                f"step at {DISTANCES[-1]:g} times the distance")  # fmt: skip
     title = f"Paths from {begun} starts on {len(found)} data sets, of 1,500 steps"
     return Report(
@@ -130,15 +130,15 @@ def _verdicts(
         Verdict(
             "preconditioning with the inverse of the empirical Fisher matrix results in a rather bizarre path",
             "a picture",
-            f"up to {max(odd):.2f} times the straight way, beside {max(gradient):.2f} of gradient descent and "
-            f"{max(detours['natural']):.2f} of the natural gradient; {away['empirical']} of {len(odd)} paths first "
-            f"lead away from the optimum, beside {away['gradient']} and {away['natural']}",
+            f"up to {max(odd):.2f} times the straight line, compared with {max(gradient):.2f} for gradient descent and "
+            f"{max(detours['natural']):.2f} for the natural gradient; {away['empirical']} of {len(odd)} paths first "
+            f"lead away from the optimum, compared with {away['gradient']} and {away['natural']}",
             max(odd) > max(gradient) and away["empirical"] > max(away["gradient"], away["natural"]),
         ),
         Verdict(
             "it takes smaller steps where there is a larger gradient",
             "in words",
-            f"{DISTANCES[-1]:g} times as far from the optimum its step is {lengths.min():.2f} to {lengths.max():.2f} "
+            f"{DISTANCES[-1]:g} times as far from the optimum, its step is {lengths.min():.2f} to {lengths.max():.2f} "
             f"times as long; that of the natural gradient {steps['natural'][:, -1].mean():.2f} times",
             bool((lengths < 1).all()),
         ),
@@ -146,7 +146,7 @@ def _verdicts(
             "the natural gradient goes straight to the optimum",
             "a picture",
             f"its detours are at most {max(detours['natural']):.6f}; "
-            f"{far['natural'][:, -1].max():.1g} of the way is left",
+            f"{far['natural'][:, -1].max():.1g} of the distance is left",
             max(detours["natural"]) < 1 + 1e-6 and bool(far["natural"][:, -1].max() < 1e-6),
         ),
     )
@@ -172,7 +172,7 @@ def _numbers(shown: Ways, detours: dict[Method, list[float]]) -> dict[str, Any]:
 
 
 def draw(shown: Ways) -> Figure:
-    """The data on the left, and a panel for each method: arrows where it would go, and the paths from every start."""
+    """Draw the data on the left, and one panel per method: arrows for its steps, and the paths from every start."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.0, 2.8), layout="constrained")

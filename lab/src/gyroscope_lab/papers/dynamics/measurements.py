@@ -1,8 +1,9 @@
 """Measurements of a study in trainings of its own, kept next to the laboratory's trials.
 
 The trainings are the laboratory's (`gyroscope_lab.training.training`), with optimizers that the studies register as
-recipes: K-FAC, grafts, rates by layer. What they measure is not in a trial's result, so the numbers are kept in a file
-of their own, under a fingerprint of all that they depend on.
+recipes: K-FAC, grafts, rates by layer. Their measurements are not part of a trial's result, so the numbers are kept in
+    separate files, under a fingerprint of
+everything that they depend on.
 """
 
 from __future__ import annotations
@@ -68,10 +69,10 @@ def kept(lab: Lab, study: str, setting: Any, measure: Callable[[], dict[str, Any
     """Return the result of `measure` for a setting, measured once per archive.
 
     Args:
-        lab: the laboratory; one that is to show what is known measures nothing.
-        study: whose it is.
-        setting: a dataclass with all that the outcome depends on.
-        measure: the measurement; what is not finite is kept as None.
+        lab: the laboratory; with `known` it measures nothing.
+        study: the name of the study.
+        setting: a dataclass with everything that the outcome depends on.
+        measure: the measurement; numbers that are not finite are kept as None.
 
     >>> import tempfile
     >>> from gyroscope_lab.training.archive import Archive
@@ -82,7 +83,7 @@ def kept(lab: Lab, study: str, setting: Any, measure: Callable[[], dict[str, Any
     ...     kept(lab, "example", Schedule(), lambda: {"loss": [0.25]})
     {'loss': [0.5]}
     """
-    # A schedule's `drawn` is younger than kept measurements: left out where it is 0, it changes no fingerprint.
+    # A schedule's `drawn` is newer than kept measurements; it is left out if 0, so that no fingerprint changes.
     fields = asdict(setting, dict_factory=lambda pairs: dict(pair for pair in pairs if pair != ("drawn", 0)))
     told = json.loads(json.dumps(fields))
     text = json.dumps([study, str(dtype_of(lab)), told], sort_keys=True)
@@ -124,9 +125,9 @@ def training_of(
         lab: the laboratory.
         task: data, a network and a schedule.
         recipe: the optimizer.
-        seed: of the weights and of the order of the examples.
+        seed: the seed of the weights and of the order of the examples.
         network: the network to train, in place of the task's own.
-        moved: added to every input.
+        moved: the shift of every input.
     """
     split = split_of(lab, task.source).converted(dtype_of(lab), moved=moved)
     model = task.network(seed) if network is None else network
@@ -134,14 +135,14 @@ def training_of(
 
 
 def followed(training: Training, look: Callable[[], dict[str, Any]] = dict) -> Numbers:
-    """Train to the end, and return the loss of every epoch and what was seen between epochs.
+    """Train to the end, and return the loss of every epoch and the measurements between epochs.
 
     Args:
-        training: as `training_of` gives it.
-        look: called before the first and after every epoch.
+        training: a training of `training_of`.
+        look: the measurement, called before the first and after every epoch.
 
     Returns:
-        "loss", the mean over the batches of each epoch, up to the first that is not finite; and what `look` returned,
+        "loss", the mean over the batches of each epoch, up to the first that is not finite; and the values of `look`,
         one entry more.
 
     >>> from gyroscope_lab.training.archive import Archive
@@ -175,7 +176,7 @@ def _sgd(recipe: Recipe, model: nn.Module) -> Optimizer:
     return SGD(model.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay)
 
 
-# SGD on preconditioned gradients. Weight decay is next to them, not preconditioned, as in equation 22.
+# SGD on preconditioned gradients. Weight decay is added without preconditioning, as in equation 22.
 register("kfac", _kfac)
 register("quasi-diagonal", _quasi_diagonal)
 
@@ -197,17 +198,17 @@ class LossCurve:
 
     @property
     def area(self) -> float:
-        """The mean loss over training: low where it falls early and far."""
+        """The mean loss over training: low if it falls early and far."""
         return float(self.loss.mean())
 
     @property
     def epochs(self) -> int | None:
-        """Epochs until it is learned."""
+        """Epochs until the loss counts as learned."""
         return until(self.loss.tolist(), self.bound)
 
 
 def mean_curve(curves: list[list[float | None]], length: int) -> npt.NDArray[np.float64]:
-    """The mean over seeds, epoch by epoch; inf from where one of them diverged.
+    """The mean over seeds, epoch by epoch; inf from the epoch in which one of them diverged.
 
     >>> mean_curve([[1.0, 2.0], [3.0, None]], 3).tolist()
     [2.0, inf, inf]
@@ -218,7 +219,7 @@ def mean_curve(curves: list[list[float | None]], length: int) -> npt.NDArray[np.
 
 @dataclass(frozen=True)
 class Gain:
-    """A mean difference, and its standard error over seeds; None of one seed.
+    """A mean difference, and its standard error over seeds; None for one seed.
 
     >>> Gain(1.0, 0.25).told, Gain(1.0, 0.25).above, Gain(-1.0, 0.25).above, Gain(0.4, 0.25).above
     ('+1.00 ± 0.25', True, False, None)
@@ -246,7 +247,7 @@ class Gain:
 
 
 def gain(these: Sequence[float], those: Sequence[float]) -> Gain:
-    """By how much these are above those, seed by seed.
+    """The difference of `these` and `those`, seed by seed.
 
     >>> gain([2.0, 4.0], [1.0, 1.0])
     Gain(mean=2.0, error=1.0)
@@ -257,7 +258,7 @@ def gain(these: Sequence[float], those: Sequence[float]) -> Gain:
 
 
 def reproduced(whole: Gain, part: Gain, *, share: float) -> bool | None:
-    """Return whether another cause gives at least a share of a gain; None where either may be chance.
+    """Return whether another cause gives at least a share of a gain; None if either may be chance.
 
     >>> reproduced(Gain(1.0, 0.1), Gain(0.9, 0.1), share=0.5), reproduced(Gain(1.0, 0.1), Gain(0.1, 0.1), share=0.5)
     (True, False)

@@ -9,8 +9,8 @@ with decay:
     η'_k = η_k ‖w'_k‖/‖w_k‖ / (1 − η_k λ)       for Adam, whose steps are not
 
 where w' are the weights of the run that copies and w those of the run that is copied. For SGD without momentum this is
-exact: the networks compute the same function at every step. With momentum, and for Adam, it holds as far as norms
-change slowly.
+exact: the networks compute the same function at every step. With momentum, and for Adam, it holds if norms change
+    slowly.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NAMES = {
     "copied": "no decay, copied effective rates",
 }
 _COLORS = {"none": "C0", "all": "C3", "normalized": "C1", "last": "C2", "copied": "C4"}
-# Copied rates give back what decay gains from this share of it; an effective rate is raised from this factor on.
+# Copied rates reproduce the gain of decay from this share of it on; an effective rate is raised from this factor on.
 _MOST, _RAISED = 0.5, 1.1
 
 
@@ -60,10 +60,10 @@ class Arm:
     """A method with one kind of decay, over seeds.
 
     Attributes:
-        rule: of the optimizer.
-        decayed: which layers are decayed, "none", or "copied".
+        rule: the rule of the optimizer.
+        decayed: the layers with decay, "none", or "copied".
         tests: test accuracies in percent, seed by seed.
-        loss: of every epoch, the mean over seeds.
+        loss: the loss of every epoch, the mean over seeds.
         effective: [epochs + 1], effective learning rates before the first and after every epoch: geometric means over
             layers and seeds.
     """
@@ -76,7 +76,7 @@ class Arm:
 
     @classmethod
     def of(cls, rule: str, decayed: str, runs: Sequence[dict[str, Any]]) -> Arm:
-        """From what the runs of all seeds told.
+        """Return the arm of the runs of all seeds.
 
         >>> run = {"test": 90.0, "loss": [1.0], "effective": [[0.1, 0.4], [0.2, 0.2]]}
         >>> Arm.of("SGD", "none", [run]).effective.round(3).tolist()
@@ -98,7 +98,7 @@ class Arm:
 
 
 def report(arms: list[Arm], schedule: Schedule) -> Report:
-    """The figure, the table and the verdicts, of arms that were all trained with a schedule."""
+    """The figure, the table and the verdicts of arms that were all trained with one schedule."""
     cut = first_cut(schedule)
     columns = ("optimizer", "", "test %", "gain over no decay", "last loss", "effective rate before the first cut",
                "relative to no decay")  # fmt: skip
@@ -111,7 +111,7 @@ def report(arms: list[Arm], schedule: Schedule) -> Report:
             rows.append((rule, _NAMES[arm.decayed], arm.test, gain(arm.tests, none.tests).told, float(arm.loss[-1]),
                          f"{at:.3g}", at / float(none.effective[cut])))  # fmt: skip
         verdicts += _verdicts(rule, by, cut)
-    table = Table("Test accuracy by what is decayed", columns, tuple(rows))
+    table = Table("Test accuracy by the decayed layers", columns, tuple(rows))
     numbers = {"arms": [arm.numbers() for arm in arms]}
     return Report({"figure": _figure(arms)}, (table,), tuple(verdicts), numbers)
 
@@ -145,20 +145,20 @@ def _verdicts(rule: str, by: dict[str, Arm], cut: int) -> list[Verdict]:
             whole.above,
         ),
         Verdict(
-            f"{rule}: it does so through normalized layers, whose size does not matter",
+            f"{rule}: the gain comes from normalized layers, whose size does not matter",
             "most of the gain is theirs",
-            f"{decay.told} points with decay of these alone, {last.told} of the last, {whole.told} of all",
+            f"{decay.told} points with decay of these only, {last.told} of the last, {whole.told} of all",
             None if decay.above is None else decay.mean > max(last.mean, _MOST * whole.mean),
         ),
         Verdict(
-            f"{rule}: its effective learning rates, copied onto a run without decay, make it train alike",
+            f"{rule}: with the effective learning rates of decay, a run without decay trains alike",
             "nothing to do with capacity",
-            f"losses are off by a factor of {np.exp(apart[0]):.2f} on average, without the copy by "
+            f"losses differ by a factor of {np.exp(apart[0]):.2f} on average, without the copy by "
             f"{np.exp(apart[1]):.2f}; effective rates agree within {np.exp(off):.2f}",
             apart[0] < _MOST * apart[1],
         ),
         Verdict(
-            f"{rule}: and give it the same gain",
+            f"{rule}: with the effective learning rates of decay, a run without decay has the same gain",
             "all that it does",
             f"{gain(copied.tests, none.tests).told} of {decay.told} points",
             reproduced(decay, gain(copied.tests, none.tests), share=_MOST),
@@ -175,7 +175,7 @@ def _figure(arms: Sequence[Arm]) -> Any:
         mine = [arm for arm in arms if arm.rule == rule]
         for arm in mine:
             color, label = _COLORS[arm.decayed], _NAMES[arm.decayed]
-            # Curves lie on each other in pairs: one of each is wide, and that of the copy is dashed.
+            # Curves coincide in pairs: one of each pair is wide, and that of the copy is dashed.
             if arm.decayed == "copied":
                 left.semilogy(arm.effective, linestyle=(0, (2, 2)), color=color, linewidth=2, zorder=3, label=label)
             else:
@@ -218,7 +218,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Plan:
-    """The trainings of a scale, of networks with batch normalization after every layer but the last."""
+    """The trainings of a scale, of networks with batch normalization after every layer except the last."""
 
     source: Source
     model: str
@@ -240,7 +240,7 @@ PLANS = {
         Source("digits"), "digits-cnn", (), _DIGITS, None,
         (Method("SGD", 0.01, 3e-2, momentum=0.9), Method("Adam", 1e-3, 3.0)), 3,
     ),
-    # The authors' rates and decays for VGG16; this network has one linear layer more, normalized as the others.
+    # The authors' rates and decays for VGG16; this network has one more linear layer, normalized as the others.
     "full": Plan(
         Source("cifar-10", normalization="channel"), "c10-cnn2", (),
         Schedule(epochs=200, batch=128, cuts=(0.3, 0.6, 0.9), factor=10.0), Augmentation(),
@@ -251,7 +251,7 @@ PLANS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """All that one training depends on."""
+    """Everything that one training depends on."""
 
     source: Source
     model: str
@@ -264,9 +264,9 @@ class Setting:
 
 
 def recipe_of(method: Method, decayed: Decayed) -> Recipe:
-    """Return the recipe of a method: each layer is a group of its own, and some of them are decayed.
+    """Return the recipe of a method: each layer is a separate group, and some of them have weight decay.
 
-    All layers but the last are followed by a normalization.
+    All layers except the last are followed by a normalization.
 
     >>> from gyroscope_lab import models
     >>> model = models.make("mlp-3x16", seed=0, batch_norm=True)
@@ -303,7 +303,7 @@ register("by-layer", _by_layer)
 
 
 def copied_rate(method: Method, rate: float, norm: float, copied: float) -> float:
-    """α' of a layer of norm `norm` that has the effective rate of one under decay, of norm `copied`, at the rate α.
+    """α' that gives a layer of norm `norm` the effective rate of a layer of norm `copied` at the rate α.
 
     >>> copied_rate(Method("SGD", 0.1, 0.0), 0.1, 2.0, 1.0), copied_rate(Method("Adam", 0.1, 0.0), 0.1, 2.0, 1.0)
     (0.4, 0.2)
@@ -313,7 +313,7 @@ def copied_rate(method: Method, rate: float, norm: float, copied: float) -> floa
 
 
 def trained(lab: Lab, setting: Setting) -> dict[str, Any]:
-    """Loss, test accuracy, effective rates over epochs; and the norms at every step, where others are to copy them."""
+    """Loss, test accuracy, effective rates over epochs; and the norms at every step, if others copy them."""
 
     def measure() -> dict[str, Any]:
         table: list[list[float]] | None = None
@@ -368,12 +368,12 @@ def arms(lab: Lab) -> list[Arm]:
 
 
 def trials(lab: Lab) -> list[Trial]:
-    """None of the laboratory's own: copied rates have no recipes."""
+    """Return no trials: copied rates have no recipes."""
     return []
 
 
 def conclude(lab: Lab) -> Report:
-    """Test accuracies and effective rates of all."""
+    """Report test accuracies and effective rates of all arms."""
     return report(arms(lab), PLANS[lab.scale].schedule)
 
 

@@ -2,15 +2,15 @@
 
 With batch normalization the curvature of a layer is proportional to 1/‖w‖², while the damping η of a second-order step,
 (G + ηI)⁻¹∇J (equation 26), is constant. At the unit vector it is η‖w‖², so growing weights turn K-FAC into gradient
-descent, and weight decay keeps them from growing. If that is what decay does, holding norms at their initial values
-must do as well: it changes nothing that the network computes, and the effective damping stays what it was.
+descent, and weight decay keeps them from growing. If that is the effect of decay, keeping norms at their initial values
+must work as well: it does not change the function of the network, and the effective damping stays constant.
 
 K-FAC depends on the size of weights in no other way, so no effective learning rate is involved as in mechanism 1. But
-the curvature also falls with the loss, and damping outweighs it for that reason too. Weights grow by long steps, so the
-study has runs with steps of any length and runs with short ones. Where norms stay low, steps are long enough to magnify
-rounding: these runs differ in their digits wherever sums are taken in another order.
+the curvature also falls with the loss, and damping outweighs it for that reason too. Long steps make weights grow, so
+the study has runs with steps of any length and runs with short steps. If norms stay low, steps are long enough to
+magnify rounding, so the digits of these runs depend on the order of summation.
 
-The law behind it, which `damped_step` and the functions after it state: where only the direction of w matters, w → γw
+`damped_step` and the functions after it state the law behind this. If only the direction of w matters, w → γw
 takes ∇J to ∇J/γ and G to G/γ², while η is constant, so that
 
     (G(γw) + ηI)⁻¹ ∇J(γw)  =  γ (G(w) + γ²ηI)⁻¹ ∇J(w):
@@ -54,11 +54,11 @@ from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
 _COLORS = {"no decay": "C0", "decay": "C3", "norms held": "C2"}
-# A cause accounts for an effect where most of it goes with it.
+# A cause accounts for an effect if this share of the effect disappears with it.
 _HALF = 0.5
 # A norm, a damping or an angle is larger than another from this factor on.
 _MORE = 1.2
-# Runs can be compared where their mean losses are within this factor.
+# Runs can be compared if their mean losses are within this factor.
 _COMPARABLE = 2.0
 Floats = npt.NDArray[np.float64]
 
@@ -70,11 +70,11 @@ class Arm:
     Attributes:
         kind: its name.
         tests: test accuracies in percent, seed by seed.
-        loss: of every epoch.
-        grown: ‖w‖²/‖w₀‖² before the first and after every epoch, the geometric mean: what the effective damping η‖w‖²
-            has grown by.
+        loss: the loss of every epoch.
+        grown: ‖w‖²/‖w₀‖² before the first and after every epoch, the geometric mean: the growth factor of the effective
+            damping η‖w‖².
         damping: η as a multiple of the mean curvature of the layer after every epoch, the geometric mean.
-        cosine: between steps and gradients in every epoch, 1 for gradient descent.
+        cosine: the cosine between steps and gradients in every epoch, 1 for gradient descent.
     """
 
     kind: str
@@ -86,7 +86,7 @@ class Arm:
 
     @classmethod
     def of(cls, kind: str, damping: float, runs: Sequence[dict[str, Any]]) -> Arm:
-        """From what the runs of all seeds told.
+        """Return the arm of the runs of all seeds.
 
         >>> run = {"test": 90.0, "loss": [1.0], "squares": [[1.0], [4.0]], "curvature": [None, [0.5]],
         ...        "cosine": [None, 0.7]}
@@ -117,7 +117,7 @@ class Arm:
 
 
 def report(regimes: dict[str, list[Arm]]) -> Report:
-    """The figure, the table and the verdicts, of arms by the name of their regime."""
+    """The figure, the table and the verdicts of arms by the name of their regime."""
     columns = ("steps", "run", "test %", "last loss", "‖w‖² has grown by", "damping / mean curvature, first epoch",
                "last epoch", "cosine of steps and gradients, first epoch", "last epoch")  # fmt: skip
     rows = tuple(
@@ -134,41 +134,41 @@ def report(regimes: dict[str, list[Arm]]) -> Report:
 
 
 def verdicts(name: str, arms: Sequence[Arm]) -> tuple[Verdict, ...]:
-    """Return the chapter's statements, compared with the numbers of one regime."""
+    """Return the verdicts on the chapter's statements for one regime."""
     none, decay, held = (next(arm for arm in arms if arm.kind == kind) for kind in _COLORS)
     gains = gain(decay.tests, none.tests)
     alone = gain(held.tests, none.tests)
-    # Whether steps have come nearer to the gradient.
+    # True if steps have come nearer to the gradient.
     turned = bool(_angle(none.cosine[0]) > _MORE * _angle(none.cosine[-1]))
     return (
         Verdict(
-            f"{name}: without decay weights grow, and with them the effective damping η‖w‖²; with decay it stays lower",
+            f"{name}: without decay, weights and the effective damping η‖w‖² grow; with decay it stays lower",
             "the norm increases over training",
             f"it grows {none.grown[-1]:.2f}-fold without decay, {decay.grown[-1]:.2f}-fold with it",
             bool(none.grown[-1] > _MORE and none.grown[-1] > _MORE * decay.grown[-1]),
         ),
         Verdict(
-            f"{name}: the damping comes to outweigh the curvature without decay",
+            f"{name}: without decay, the damping comes to outweigh the curvature",
             "comes to dominate the preconditioner",
-            f"damping over mean curvature {none.damping[-1]:.3g} in the end ({none.damping[0]:.3g} after one epoch), "
-            f"with decay {decay.damping[-1]:.3g}, with norms held {held.damping[-1]:.3g}",
-            # Above the curvature in the end, by more than at first and by more than with decay.
+            f"damping / mean curvature is {none.damping[-1]:.3g} at the end ({none.damping[0]:.3g} after one epoch), "
+            f"with decay {decay.damping[-1]:.3g}, with constant norms {held.damping[-1]:.3g}",
+            # Above the curvature at the end, by more than at first and by more than with decay.
             bool(none.damping[-1] > max(1.0, _MORE * none.damping[0], _MORE * decay.damping[-1])),
         ),
         Verdict(
-            f"{name}: K-FAC behaves increasingly like a first-order method without decay, and less so with it",
+            f"{name}: without decay, K-FAC behaves increasingly like a first-order method, and with decay less so",
             "retains its second-order behavior",
             f"the cosine of steps and gradients goes from {none.cosine[0]:.3f} to {none.cosine[-1]:.3f} without decay, "
-            f"to {decay.cosine[-1]:.3f} with it, to {held.cosine[-1]:.3f} with norms held; the angles are then "
+            f"to {decay.cosine[-1]:.3f} with it, to {held.cosine[-1]:.3f} with constant norms; the angles are then "
             f"{_angle(none.cosine[-1]):.0f}°, {_angle(decay.cosine[-1]):.0f}° and {_angle(held.cosine[-1]):.0f}°",
             turned and bool(_angle(decay.cosine[-1]) > _MORE * _angle(none.cosine[-1])),
         ),
         Verdict(
-            f"{name}: it is the norm that does it: with norms held K-FAC stays of second order without decay",
+            f"{name}: the norm is the cause: with constant norms, K-FAC stays a second-order method without decay",
             "due to the growing weight norm",
-            f"the cosine changes by {_rise(held):+.3f} with norms held, by {_rise(none):+.3f} without decay; mean "
+            f"the cosine changes by {_rise(held):+.3f} with constant norms, by {_rise(none):+.3f} without decay; mean "
             f"losses are {held.loss.mean():.2g} and {none.loss.mean():.2g}",
-            # A curvature that has not fallen because the loss has not tells nothing of norms.
+            # If the curvature has not fallen because the loss has not, it says nothing about norms.
             _rise(held) < _HALF * _rise(none) if turned and _as_low(held, none) else None,
         ),
         Verdict(
@@ -178,7 +178,7 @@ def verdicts(name: str, arms: Sequence[Arm]) -> tuple[Verdict, ...]:
             gains.above,
         ),
         Verdict(
-            f"{name}: by way of the damping: norms held without decay gain as much",
+            f"{name}: the gain comes from the damping: constant norms without decay gain as much",
             "the explanation of mechanism 2",
             f"{alone.told} of {gains.told} points",
             reproduced(gains, alone, share=_HALF),
@@ -192,7 +192,7 @@ def _as_low(these: Arm, those: Arm) -> bool:
 
 
 def _rise(arm: Arm) -> float:
-    """By how much steps have come nearer to the gradient."""
+    """The change of the cosine between steps and gradients."""
     return float(arm.cosine[-1] - arm.cosine[0])
 
 
@@ -243,10 +243,10 @@ class Regime:
     """A regime of step lengths.
 
     Attributes:
-        name: in words.
+        name: a description.
         rate: the learning rate.
         decay: λ of the runs with decay.
-        clip: the most of a step's divergence, as of `KFAC`; longer ones are shortened.
+        clip: the largest divergence of a step, as in `KFAC`; longer steps are shortened.
     """
 
     name: str
@@ -260,11 +260,11 @@ class Plan:
     """The trainings of a scale.
 
     Attributes:
-        source, model, options, schedule, augmentation: the task; all layers but the last are normalized.
-        regimes: how long steps are.
+        source, model, options, schedule, augmentation: the task; all layers except the last are normalized.
+        regimes: the regimes of step lengths.
         damping: η.
         every, decompose_every: steps between two measurements of the factors, and between two decompositions.
-        seeds: of the weights and the order of examples.
+        seeds: the seeds of the weights and of the order of examples.
     """
 
     source: Source
@@ -300,7 +300,7 @@ PLANS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """All that one training depends on."""
+    """Everything that one training depends on."""
 
     plan: Plan
     regime: Regime
@@ -309,20 +309,20 @@ class Setting:
 
 
 def trained(lab: Lab, setting: Setting) -> dict[str, Any]:
-    """Loss and test accuracy; and over epochs, of normalized layers, what damping there was and what came of it."""
+    """Loss and test accuracy; and over epochs, the damping of normalized layers and its effect."""
     return kept(lab, "wd-mechanism-2", setting, lambda: _run(lab, setting))
 
 
 class Steps:
-    """The cosine of a damped step with the gradient, layer by layer; and what holds norms, where these are held.
+    """Hooks that measure the cosine of damped steps with the gradient, and keep norms constant if `holds`.
 
-    1 is gradient descent, (G + ηI)⁻¹ ≈ I/η.
+    A cosine of 1 is gradient descent, (G + ηI)⁻¹ ≈ I/η.
 
     Args:
         optimizer: the optimizer, whose steps are damped.
-        weights: of the layers that are looked at.
-        holds: whether to bring them back to the norms they start with after every step.
-        decay: that of the optimizer, which is no part of the direction.
+        weights: the weights of the measured layers.
+        holds: True to restore their initial norms after every step.
+        decay: the weight decay of the optimizer, which is not part of the direction.
     """
 
     def __init__(self, optimizer: Optimizer, weights: list[nn.Parameter], *, holds: bool, decay: float) -> None:
@@ -332,7 +332,7 @@ class Steps:
         self._cosines: list[Tensor] = []
 
     def before(self, *_: Any) -> None:
-        """Note weights and gradients; a hook before the step."""
+        """Record weights and gradients; a hook before the step."""
         grads = [weight.grad for weight in self._weights]
         self._before = [
             (w.detach().clone(), g.clone()) for w, g in zip(self._weights, grads, strict=True) if g is not None
@@ -340,7 +340,7 @@ class Steps:
 
     @torch.no_grad()
     def after(self, *_: Any) -> None:
-        """Note the cosine, and hold norms; a hook after the step."""
+        """Record the cosine, and restore norms; a hook after the step."""
         rate, cosines = self._optimizer.param_groups[0]["lr"], []
         for weight, (was, gradient), norm in zip(self._weights, self._before, self.start, strict=True):
             direction = (was - weight) / rate - self._decay * was
@@ -350,7 +350,7 @@ class Steps:
         self._cosines.append(torch.stack(cosines).mean())
 
     def cosine(self) -> float | None:
-        """The mean over layers and the steps since the last time."""
+        """The mean over layers and over the steps since the last call."""
         seen, self._cosines = self._cosines, []
         return float(torch.stack(seen).mean()) if seen else None
 
@@ -384,7 +384,7 @@ def _run(lab: Lab, setting: Setting) -> dict[str, Any]:
 
 
 def _normalized(model: nn.Module) -> list[nn.Parameter]:
-    """Return the weights of all layers but the last, which no normalization follows."""
+    """Return the weights of all layers except the last, which no normalization follows."""
     return [layer.parameter for layer in layers(model)][:-1]
 
 
@@ -416,12 +416,12 @@ def arms(lab: Lab, regime: Regime) -> list[Arm]:
 
 
 def trials(lab: Lab) -> list[Trial]:
-    """None of the laboratory's own: K-FAC has no recipe."""
+    """Return no trials: K-FAC has no recipe."""
     return []
 
 
 def conclude(lab: Lab) -> Report:
-    """Effective damping and what came of it."""
+    """Report the effective damping and its effects."""
     return report({regime.name: arms(lab, regime) for regime in PLANS[lab.scale].regimes})
 
 
@@ -437,7 +437,7 @@ def damped_step(G: Tensor, gradient: Tensor, *, damping: float) -> Tensor:
 
 
 def rescaled(G: Tensor, gradient: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
-    """G(γw) = G(w)/γ² and ∇J(γw) = ∇J(w)/γ of a layer whose scale does not matter.
+    """G(γw) = G(w)/γ² and ∇J(γw) = ∇J(w)/γ of a scale-invariant layer.
 
     >>> rescaled(torch.tensor([[4.0]]), torch.tensor([4.0]), scale=2.0)
     (tensor([[1.]]), tensor([2.]))
@@ -446,7 +446,7 @@ def rescaled(G: Tensor, gradient: Tensor, *, scale: float) -> tuple[Tensor, Tens
 
 
 def effective_damping(damping: float, *, scale: float) -> float:
-    """γ²η, the damping at w that acts as η does at γw; with γ = ‖w‖, that at the unit vector.
+    """γ²η, the damping at w that acts like η at γw; with γ = ‖w‖, the damping at the unit vector.
 
     >>> effective_damping(0.01, scale=3.0)
     0.09
@@ -455,10 +455,10 @@ def effective_damping(damping: float, *, scale: float) -> float:
 
 
 def curvature_shares(eigenvalues: Tensor, *, damping: float, scale: float = 1.0) -> Tensor:
-    """λ_i/(λ_i + γ²η): how much of Newton's step is left along each eigenvector, between 0 and 1.
+    """λ_i/(λ_i + γ²η): the share of Newton's step left along each eigenvector, between 0 and 1.
 
-    Where it is near 1 the curvature sets the step, where it is near 0 the damping does. The sum is the number of
-    directions in which the method is of second order.
+    Near 1 the curvature sets the step, and near 0 the damping does. The sum is the number of directions in which the
+    method is of second order.
 
     Args:
         eigenvalues: λ_i of G at w; for K-FAC `torch.outer(s, a)`, the products of the factors' eigenvalues.
@@ -475,7 +475,7 @@ def curvature_shares(eigenvalues: Tensor, *, damping: float, scale: float = 1.0)
 
 
 def balance_scale(eigenvalue: float, *, damping: float) -> float:
-    """γ = √(λ/η), by which the weights have to grow for the damping to weigh as much as an eigenvalue λ of G at w.
+    """γ = √(λ/η), the growth of the weights at which the damping equals an eigenvalue λ of G at w.
 
     >>> balance_scale(4.0, damping=0.01)
     20.0
@@ -484,7 +484,7 @@ def balance_scale(eigenvalue: float, *, damping: float) -> float:
 
 
 def first_order_rate(lr: float, *, damping: float, norm: float) -> float:
-    """α/(η‖w‖²): the effective learning rate of gradient descent that damped steps end up as when weights are large.
+    """α/(η‖w‖²): the effective learning rate of gradient descent, which damped steps approach for large weights.
 
     >>> first_order_rate(0.1, damping=0.5, norm=2.0)
     0.05
@@ -493,7 +493,7 @@ def first_order_rate(lr: float, *, damping: float, norm: float) -> float:
 
 
 def first_order_cosine(G: Tensor, gradient: Tensor, *, damping: float, scale: float = 1.0) -> float:
-    """The cosine between the damped step at γw and the gradient there: 1 where the method is gradient descent.
+    """The cosine between the damped step at γw and the gradient there: 1 for gradient descent.
 
     >>> G, g = torch.diag(torch.tensor([100.0, 1.0])), torch.tensor([1.0, 1.0])
     >>> [round(first_order_cosine(G, g, damping=1.0, scale=scale), 3) for scale in (0.1, 1.0, 10.0, 100.0)]

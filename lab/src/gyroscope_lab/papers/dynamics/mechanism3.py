@@ -1,9 +1,9 @@
 """Weight decay under K-FAC as a penalty on the input-output Jacobian (section 5.3, mechanism 3; Zhang et al. 2019).
 
 Without normalization, weight decay with a preconditioner C⁻¹ is a penalty on wᵀCw (equation 27). For the Gauss-Newton
-matrix of a network of L layers with ReLUs and without biases that is L² E‖z‖², with z = J_zx x its outputs; where
-inputs are spread evenly, it is the Frobenius norm of the input-output Jacobian. The study trains networks by K-FAC with
-increasing decay, measures their Jacobian, and compares it with the test accuracy.
+matrix of a network of L layers with ReLUs and without biases this is L² E‖z‖², with outputs z = J_zx x. For isotropic
+inputs, it is proportional to the squared Frobenius norm of the input-output Jacobian. The study trains networks by
+K-FAC with increasing decay, measures their Jacobian, and compares it with the test accuracy.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
-# Two quantities go together from this correlation of logarithms; norms are said equal within this.
+# Two quantities are proportional from this correlation of logarithms on; norms are equal within this tolerance.
 _TOGETHER, _EQUAL = 0.9, 1e-4
-# A correlation over levels of decay is more than chance that is as low in no more than this share of their orders.
+# A correlation over levels of decay is more than chance if at most this share of their orders has one as low.
 _CHANCE = 0.05
 
 
@@ -56,7 +56,7 @@ class Level:
         return [float("nan") if run[name] is None else float(run[name]) for run in self.runs]
 
     def mean(self, name: str) -> float:
-        """The geometric mean over seeds, for what is above zero and spans orders of magnitude."""
+        """The geometric mean over seeds, for positive quantities that span orders of magnitude."""
         return float(np.exp(np.mean(np.log(self.all(name)))))
 
     @property
@@ -71,7 +71,7 @@ class Level:
 
     @property
     def last_loss(self) -> float:
-        """The training loss of the last epoch, the mean over seeds; inf where one diverged."""
+        """The training loss of the last epoch, the mean over seeds; inf if one diverged."""
         return float(np.mean([np.inf if run["loss"][-1] is None else run["loss"][-1] for run in self.runs]))
 
 
@@ -94,7 +94,7 @@ def report(depth: int, levels: list[Level]) -> Report:
 
 
 def verdicts(depth: int, levels: Sequence[Level]) -> tuple[Verdict, ...]:
-    """Return the chapter's statements, compared with these numbers."""
+    """Return the verdicts on the chapter's statements."""
     names = ("jacobian", "outputs", "gauss_newton")
     jacobian, outputs, newton = (np.array([one.all(name) for one in levels]).ravel() for name in names)
     off = float(np.abs(newton / (depth**2 * outputs) - 1).max())
@@ -110,19 +110,19 @@ def verdicts(depth: int, levels: Sequence[Level]) -> tuple[Verdict, ...]:
     lower, higher = (_by_chance(sign * over_all, len(levels)) for sign in (1, -1))
     return (
         Verdict(
-            "for L layers with ReLUs and without biases wᵀGw = L² E‖z‖², G the Gauss-Newton matrix of squared errors",
+            "for L layers with ReLUs and without biases, wᵀGw = L² E‖z‖², G the Gauss-Newton matrix of squared errors",
             "exactly",
             f"within {100 * off:.1e} % in all {len(newton)} networks",
             off < _EQUAL,
         ),
         Verdict(
-            "and the norm that weight decay penalizes is proportional to that of the input-output Jacobian",
+            "the norm that weight decay penalizes is proportional to that of the input-output Jacobian",
             "proportional, in a restricted case",
             f"correlation of logarithms {together:.3f}; their ratio is {_ratio(newton / jacobian)}",
             together > _TOGETHER,
         ),
         Verdict(
-            "more decay, smaller Jacobians",
+            "more decay leads to smaller Jacobians",
             "smaller input-output Jacobian norms",
             f"E‖J‖² from {levels[0].mean('jacobian'):.3g} without decay to {levels[-1].mean('jacobian'):.3g} at "
             f"λ = {levels[-1].decay:g}, smaller at {int((steps < 0).sum())} of {len(steps)} steps",
@@ -131,12 +131,12 @@ def verdicts(depth: int, levels: Sequence[Level]) -> tuple[Verdict, ...]:
         Verdict(
             "weight decay raises test accuracy",
             "improves generalization",
-            f"{better.told} points at the λ, of {len(levels) - 1}, that is best for the other seeds; for all of them "
+            f"{better.told} points at the λ, out of {len(levels) - 1}, that is best for the other seeds; for all seeds "
             f"that is {best.decay:g}",
             better.above,
         ),
         Verdict(
-            "networks with smaller Jacobians generalise better",
+            "networks with smaller Jacobians generalize better",
             "a smoother function, less capacity",
             f"rank correlation of E‖J‖² and test accuracy {over_all:+.2f} over all {len(levels)} λ, as low in "
             f"{100 * lower:.0f} % of all orders; up to the best λ = {best.decay:g} it is {up_to_best:+.2f}, but a part "
@@ -149,7 +149,7 @@ def verdicts(depth: int, levels: Sequence[Level]) -> tuple[Verdict, ...]:
 def _chosen_on_others(levels: Sequence[Level]) -> tuple[list[float], list[float]]:
     """Test accuracies seed by seed at the λ above 0 that is best for all other seeds, and without decay.
 
-    Chosen on the same seeds, the best of several is above none by chance as well. Of one seed there are no others.
+    If chosen on the same seeds, the best of several λ would be above no decay by chance. One seed has no others.
 
     >>> tests = {0.0: [5, 5], 0.1: [6, 1], 0.2: [2, 9]}
     >>> _chosen_on_others([Level(decay, [{"test": one} for one in its]) for decay, its in tests.items()])
@@ -167,7 +167,7 @@ def _ratio(values: Any) -> str:
 
 
 def _rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    """Spearman's; there are no ties to speak of.
+    """Spearman's rank correlation, without a treatment of ties.
 
     >>> round(_rank_correlation([1.0, 2.0, 3.0], [9.0, 5.0, 1.0]), 6)
     -1.0
@@ -214,7 +214,7 @@ def _figure(levels: Sequence[Level]) -> Any:
     for one, color in zip(levels, colors, strict=True):
         right.plot(one.all("jacobian"), one.tests, "o", markersize=5, color=colormaps["viridis"](color),
                    label=f"$\\lambda$ = {one.decay:g}")  # fmt: skip
-    right.set(xscale="log", xlabel=r"$E\|J_{zx}\|_F^2$", ylabel="test accuracy (%)", title="One point a network")
+    right.set(xscale="log", xlabel=r"$E\|J_{zx}\|_F^2$", ylabel="test accuracy (%)", title="One point per network")
     right.legend(fontsize=7)
     for ax in (left, middle, right):
         ax.title.set_fontsize(10)
@@ -230,10 +230,10 @@ class Plan:
     Attributes:
         source, model, options, depth, schedule: the task: a network without normalization and biases, of `depth`
             layers.
-        rate, damping, clip: of K-FAC.
+        rate, damping, clip: the options of K-FAC.
         decays: λ, one run each.
-        examples: how many test examples the Jacobian is measured on.
-        seeds: of the weights and the order of examples.
+        examples: the number of test examples for the Jacobian.
+        seeds: the seeds of the weights and of the order of examples.
     """
 
     source: Source
@@ -259,7 +259,7 @@ PLANS = {
         Source("digits"), "mlp-4x48", _MLP, 4, Schedule(epochs=80, batch=50, cuts=(0.8,), factor=10.0), 0.1, 0.1, 0.1,
         (0.0, 0.003, 0.01, 0.03, 0.1, 0.3), 500, 5,
     ),
-    # Damping as the authors have it without normalization; rates and decays are ours.
+    # The authors' damping without normalization; rates and decays are ours.
     "full": Plan(
         Source("mnist", per_class=1000), "mlp-5x400", (("inputs", 784), ("init", "glorot_uniform")), 5,
         Schedule(epochs=60, batch=128, cuts=(0.8,), factor=10.0, drop_last=True), 0.1, 1e-2, 1e-2,
@@ -270,7 +270,7 @@ PLANS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """All that one training depends on."""
+    """Everything that one training depends on."""
 
     plan: Plan
     decay: float
@@ -312,12 +312,12 @@ def levels(lab: Lab) -> list[Level]:
 
 
 def trials(lab: Lab) -> list[Trial]:
-    """None of the laboratory's own: K-FAC has no recipe."""
+    """Return no trials: K-FAC has no recipe."""
     return []
 
 
 def conclude(lab: Lab) -> Report:
-    """The Jacobian's norm and test accuracy by decay."""
+    """Report the Jacobian's norm and the test accuracy by decay."""
     return report(PLANS[lab.scale].depth, levels(lab))
 
 

@@ -1,11 +1,12 @@
-"""The schedules that normalization and weight decay give a learning rate (figures 6 and 7 of Grosse's chapter).
+"""The schedules of the effective learning rate due to normalization and weight decay (figures 6 and 7 of Grosse's
+chapter).
 
 For a scale-invariant layer under SGD, with ‖∇J(ŵ)‖ = 1 and ‖w₀‖ = 1,
 
     ‖w_{k+1}‖² = (1 − αλ)² ‖w_k‖² + α²/‖w_k‖²        (19 with λ = 0, and 23)
 
-and the effective learning rate is α̂_k = α/‖w_k‖². These are simulations, the same at every scale; which α, λ and how
-many steps the chapter draws is not said.
+and the effective learning rate is α̂_k = α/‖w_k‖². These are simulations, the same at every scale. The chapter does not
+state its α, λ and number of steps.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from gyroscope_lab.training.trial import Trial
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Explicit learning rates α, and how many steps.
+#: Explicit learning rates α, and the number of steps.
 RATES = (0.01, 0.1, 1.0, 5.0)
 STEPS = 100_000
 #: λ for all rates of figure 7's left half, and αλ for all of its right half.
 DECAY, PRODUCT = 0.01, 0.001
-# What counts as having come to the same: within so much of it.
+# The tolerance for equality.
 _SAME = 0.05
 
 
@@ -38,7 +39,7 @@ def nothing_trained(lab: Lab) -> list[Trial]:
 
 
 def spaced(count: int, points: int = 80) -> npt.NDArray[np.int64]:
-    """Places among the first `count`, as far apart on a logarithmic axis as whole numbers allow; 0 and the last too.
+    """Indices below `count`, evenly spaced on a logarithmic axis as far as whole numbers allow, with 0 and the last.
 
     >>> spaced(1001, points=7).tolist()
     [0, 1, 4, 16, 63, 251, 1000]
@@ -49,7 +50,7 @@ def spaced(count: int, points: int = 80) -> npt.NDArray[np.int64]:
 
 
 def conclude_growth(lab: Lab) -> Report:
-    """Figure 6: norms and effective learning rates without weight decay."""
+    """Report figure 6: norms and effective learning rates without weight decay."""
     from matplotlib.figure import Figure
 
     found = figure6(RATES, STEPS)
@@ -84,11 +85,11 @@ def _of_growth(found: Growth) -> tuple[Verdict, ...]:
     grown = found.norms[:, -1]
     first, last = (np.ptp(np.log(found.rates[:, at])) for at in (0, -1))
     slopes = [_slope(found.steps, rates) for rates in found.rates]
-    small = [i for i, alpha in enumerate(found.lr) if alpha <= 0.1]  # where a step changes the norm by little
+    small = [i for i, alpha in enumerate(found.lr) if alpha <= 0.1]  # a step changes the norm by little
     off = max(_off(found, i) for i in small)
     return (
         Verdict(
-            "for larger α norms grow more rapidly",
+            "for larger α, norms grow more rapidly",
             "a picture",
             f"to {', '.join(f'{norm:.3g}' for norm in grown)} for α = {_listed(found.lr)}",
             bool((np.diff(grown) > 0).all()),
@@ -96,11 +97,11 @@ def _of_growth(found: Growth) -> tuple[Verdict, ...]:
         Verdict(
             "regardless of α, all effective learning rates asymptote to the same trend",
             "a picture",
-            f"the largest is {np.exp(first):.0f} times the smallest at first and {np.exp(last):.3f} times in the end",
+            f"the largest is {np.exp(first):.0f} times the smallest at first and {np.exp(last):.3f} times at the end",
             bool(last < np.log1p(_SAME)),
         ),
         Verdict(
-            "which falls as 1/√k",
+            "this trend falls as 1/√k",
             "O(1/√k)",
             f"as k^{min(slopes):.3f} to k^{max(slopes):.3f} over the last half of the steps",
             max(abs(slope + 0.5) for slope in slopes) < _SAME,
@@ -128,7 +129,7 @@ def _slope(steps: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> flo
 
 
 def conclude_decay(lab: Lab) -> Report:
-    """Figure 7: effective learning rates with weight decay; with one λ for all α, and with one αλ."""
+    """Report figure 7: effective learning rates with weight decay, with one λ for all α and with one αλ."""
     from matplotlib.figure import Figure
 
     halves = {
@@ -158,7 +159,7 @@ def conclude_decay(lab: Lab) -> Report:
 
 
 def _arrival(found: Schedules, i: int) -> int:
-    """The step from which on the effective learning rate stays within 5 % of its fixed point."""
+    """The step from which the effective learning rate stays within 5 % of its fixed point."""
     away = np.flatnonzero(np.abs(found.rate[i] / found.exact[i] - 1) > _SAME)
     return int(away[-1]) + 1 if len(away) else 0
 
@@ -170,7 +171,7 @@ def _of_decay(one_decay: Schedules, one_product: Schedules) -> tuple[Verdict, ..
     worst = one_decay.lr[int(off[0].argmax())] * DECAY
     return (
         Verdict(
-            "with weight decay the effective learning rate levels off at about √(2αλ), for every α",
+            "with weight decay, the effective learning rate levels off at about √(2αλ), for every α",
             "equation 25",
             f"within {100 * max(o.max() for o in off):.2g} % of it, the most for αλ = {worst:g}; that is the first "
             f"order of the fixed point √(αλ(2 − αλ)), which it comes within {100 * exact:.1g} % of",
@@ -179,7 +180,7 @@ def _of_decay(one_decay: Schedules, one_product: Schedules) -> tuple[Verdict, ..
         Verdict(
             "it converges to α̂_∞ regardless of α",
             "a picture",
-            f"with one αλ to {ends[1].min():.5f} to {ends[1].max():.5f}, whatever α; with one λ, α̂_∞ itself goes with "
+            f"with one αλ to {ends[1].min():.5f} to {ends[1].max():.5f} for all α; with one λ, α̂_∞ itself grows as "
             f"√α: from {ends[0].min():.4f} to {ends[0].max():.4f}",
             bool(np.ptp(np.log(ends[1])) < np.log1p(_SAME)),
         ),
