@@ -7,7 +7,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from gyroscope.layers.layer import layers
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.conditioning.gradient_explosion import ITERATIONS, STUDIES, Course, _verdicts, trials
+from gyroscope_lab.papers.conditioning.gradient_explosion import ITERATIONS, STUDIES, Course, _draw, _verdicts, trials
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.feed import Feed
 
@@ -157,3 +157,12 @@ def test_what_does_not_explode_grow_or_shrink_is_told_of():
 
 def test_a_network_whose_first_step_is_small_cannot_tell_what_a_large_one_does():
     assert verdicts(course(explodes=True, rate=1e-3)) == [True, None, None, None]
+
+
+def test_the_legend_of_a_figure_of_one_network_fits_into_it():
+    eight = np.ones((8, 16))
+    figure = _draw([Course("made up", 1.0, eight, eight, eight)])
+    figure.canvas.draw()
+    box = figure.legends[0].get_window_extent()
+    assert figure.bbox.x0 <= box.x0
+    assert box.x1 <= figure.bbox.x1

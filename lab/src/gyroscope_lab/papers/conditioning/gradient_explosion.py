@@ -257,7 +257,8 @@ def _draw(networks: Sequence[Course]) -> Figure:
             ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         axes[-1, column].axhline(1.0, color="0.6", linewidth=0.8, linestyle=":")
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
+    wide = min(len(labels), 4 * columns)  # a figure of one network has no room for eight in a row
+    figure.legend(handles, labels, loc="outside lower center", ncols=wide, fontsize=8, frameon=False)
     return figure
 
 

@@ -543,7 +543,7 @@ def figure7(lab: Lab) -> Report:
     figure = _draw(
         [(column.name, [found[pair] for pair in copied(column)]) for column in its],
         rows=("accuracy",),
-        heading="Training curves: an adaptive method, and SGD that turns its layers alike",
+        heading="Training curves of adaptive methods, and of SGD that copies them",
     )
     return Report(
         {"figure": figure},
