@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, get_args
 
@@ -74,7 +74,7 @@ class Trial:
             said = f"`follows` must be False for {self.task.name}"
             raise LabError(f"{said}: its texts have one label per character, not one per example.")
         try:
-            json.dumps(asdict(self), allow_nan=False)
+            json.dumps(_as_dict(self), allow_nan=False, default=_as_dict)
         except (TypeError, ValueError) as error:
             said = f"{self.recipe.name} on {self.task.name} cannot be kept as JSON: {error}"
             raise LabError(f"{said}; options must be text, True, False and finite numbers") from error
@@ -93,7 +93,7 @@ class Trial:
     @property
     def description(self) -> dict[str, Any]:
         """The trial as JSON values."""
-        described: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        described: dict[str, Any] = json.loads(json.dumps(_as_dict(self), default=_as_dict))
         return described
 
     @property
@@ -212,6 +212,11 @@ def _agrees(there: Any, own: Any, named: str = "") -> bool:
     nameless = named in ("task", "recipe", "copies")
     common = [key for key in own if key in there and not (nameless and key in _UNHEEDED)]
     return bool(common) and all(_agrees(there[key], own[key], key) for key in common)
+
+
+def _as_dict(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass, as `json.dumps` asks for them; `asdict` would copy each value first."""
+    return {one.name: getattr(value, one.name) for one in fields(value)}
 
 
 def _told(value: Any, kind: str = "") -> Any:
