@@ -79,7 +79,7 @@ def test_again_trains_anew_on_ranks_too(
 ) -> None:
     monkeypatch.setattr(ranks, "started_by_torchrun", lambda: True)
     monkeypatch.chdir(tmp_path)
-    for more, says in (([], "Trained in"), ([], "This was trained before"), (["--again"], "Trained in")):
+    for more, says in (([], "Trained in"), ([], "already known"), (["--again"], "Trained in")):
         app(["train", *ONE_LAYER, "--device", "cpu", *more], standalone_mode=False)
         assert says in capsys.readouterr().out
 
