@@ -13,7 +13,7 @@ QUICK  := \
         $(addprefix cli/test_, cli.py cli_explain.py) \
         $(addprefix conditioning/test_, product_spectra.py spectra.py) \
         $(addprefix control/test_, law_granularity.py rates_claims.py) preconditioners/test_renormalize.py \
-        $(addprefix diagnose/test_, explain.py rank_correlation.py) \
+        $(addprefix diagnosis/test_, explain.py rank_correlation.py) \
         $(addprefix figures/test_, run_data.py rotation_curves.py) \
         integrations/test_sink_choice.py \
         $(addprefix layers/test_, layer_order.py layer_parts.py) \

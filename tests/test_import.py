@@ -38,8 +38,8 @@ def core():
 def readers():
     """What reads runs, each beside those before it."""
     return loaded(
-        "gyroscope", "gyroscope.store", "gyroscope.cli.app", "gyroscope.diagnose.standing_out",
-        "gyroscope.store.folder", "gyroscope.diagnose.explain", "gyroscope.diagnose.compare", "gyroscope.figures",
+        "gyroscope", "gyroscope.store", "gyroscope.cli.app", "gyroscope.diagnosis.standing_out",
+        "gyroscope.store.folder", "gyroscope.diagnosis.explain", "gyroscope.diagnosis.compare", "gyroscope.figures",
     )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def test_importing_gyroscope_loads_no_room(core):
 
 def test_runs_are_read_compared_drawn_and_explained_without_torch(readers):
     everything = readers["gyroscope.figures"]
-    assert {"gyroscope.figures.dashboard", "gyroscope.diagnose.explain", "gyroscope.diagnose.compare"} <= everything
+    assert {"gyroscope.figures.dashboard", "gyroscope.diagnosis.explain", "gyroscope.diagnosis.compare"} <= everything
     assert "torch" not in everything
 
 
@@ -73,7 +73,7 @@ def test_importing_the_store_loads_neither_pandas_nor_pyarrow(readers):
 
 ROOMS = [
     import_module(f"gyroscope{room}")
-    for room in ("", ".base", ".conditioning", ".control", ".diagnose", ".monitor", ".passes", ".theory")
+    for room in ("", ".base", ".conditioning", ".control", ".diagnosis", ".monitor", ".passes", ".theory")
 ]
 
 

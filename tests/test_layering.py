@@ -13,7 +13,7 @@ ORDER = (
     "layers",
     "passes",
     "theory",
-    "diagnose",
+    "diagnosis",
     "control",
     "conditioning",
     "monitor",

@@ -10,7 +10,7 @@ from torch import nn, optim
 import gyroscope
 from gyroscope.conditioning import Spectrum
 from gyroscope.control import KFAC
-from gyroscope.diagnose import Explanation, stalled
+from gyroscope.diagnosis import Explanation, stalled
 from gyroscope.theory import Invariance
 
 

@@ -15,7 +15,7 @@ import torch
 
 from gyroscope.base.whole_file import read_whole
 from gyroscope.control.rates import Rates
-from gyroscope.diagnose.stall import stalls
+from gyroscope.diagnosis.stall import stalls
 from gyroscope.errors import ControlError, MonitorError, StoreError
 from gyroscope.monitor.reference import read_tensors
 from gyroscope.store import LayerInfo, Rows, Writer, load, query

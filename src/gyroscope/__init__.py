@@ -9,11 +9,12 @@ from gyroscope.base.lazy import lazy
 from gyroscope.errors import GyroscopeError
 
 if TYPE_CHECKING:
-    from gyroscope import conditioning, control, diagnose, figures, integrations, monitor, store, theory, vectors
+    from gyroscope import conditioning, control, diagnosis, figures, integrations, monitor, store, theory, vectors
     from gyroscope.conditioning import Conditioning
     from gyroscope.conditioning.condition import condition
     from gyroscope.control import Graft, Layca, SGD_AMom
-    from gyroscope.diagnose.explain import explain
+    from gyroscope.diagnosis.diagnose import diagnose
+    from gyroscope.diagnosis.explain import explain
     from gyroscope.layers import Layer, layers
     from gyroscope.layers.last_norm import last_norm
     from gyroscope.monitor.monitor import Monitor
@@ -36,6 +37,7 @@ __all__ = [
     "conditioning",
     "control",
     "diagnose",
+    "diagnosis",
     "errors",
     "explain",
     "figures",
@@ -63,7 +65,7 @@ if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistak
         {
             "conditioning": "Conditioning condition",
             "control": "Graft Layca SGD_AMom",
-            "diagnose": "explain",
+            "diagnosis": "diagnose explain",
             "layers": "Layer layers",
             "layers.last_norm": "last_norm",
             "monitor": "Monitor watch",

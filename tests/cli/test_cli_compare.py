@@ -8,7 +8,7 @@ import gyroscope
 from figures.made import run_of, written
 from gyroscope import figures
 from gyroscope.cli import app
-from gyroscope.diagnose.compare import compared
+from gyroscope.diagnosis.compare import compared
 from gyroscope.errors import StoreError
 from gyroscope_lab.engine.run_one import run_one
 from gyroscope_lab.training.archive import Archive

@@ -4,9 +4,9 @@ import sqlite3
 import pytest
 from typer.testing import CliRunner
 
-from diagnose.explain_runs import walk, written
+from diagnosis.explain_runs import walk, written
 from gyroscope.cli import app
-from gyroscope.diagnose.explain import explain
+from gyroscope.diagnosis.explain import explain
 from gyroscope.store.example import write_example
 
 

@@ -11,7 +11,7 @@ import gyroscope.cli.show as module
 from figures.made import example_run, run_of, written
 from gyroscope.cli.layer_table import BLOCKS, Kept, sparklines
 from gyroscope.cli.show import show
-from gyroscope.diagnose.standing_out import in_words
+from gyroscope.diagnosis.standing_out import in_words
 from gyroscope.store import Event, LayerInfo, QuantityInfo, Rows, Run, Writer
 
 NAN = np.nan

@@ -5,7 +5,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from figures.made import example_run, run_of, texts
-from gyroscope.diagnose import predict
+from gyroscope.diagnosis import predict
 from gyroscope.errors import FigureError
 from gyroscope.figures import curves, effective_rates, norms, rates
 

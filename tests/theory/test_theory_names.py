@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 import gyroscope
-from gyroscope import diagnose, theory
+from gyroscope import diagnosis, theory
 
 
 def listed_for_type_checkers():
@@ -53,6 +53,6 @@ def test_a_name_that_is_not_there_is_refused_as_of_any_module():
 def test_the_theory_is_at_hand_from_the_library_itself():
     assert gyroscope.theory is theory
     assert gyroscope.invariance is theory.invariance
-    assert gyroscope.explain is diagnose.explain
+    assert gyroscope.explain is diagnosis.explain
     assert gyroscope.errors.DynamicsError is theory.DynamicsError
     assert issubclass(theory.DynamicsError, gyroscope.GyroscopeError)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import gyroscope
-from gyroscope.diagnose import dominated, stalled
-from gyroscope.diagnose.standing_out import in_words
+from gyroscope.diagnosis import dominated, stalled
+from gyroscope.diagnosis.standing_out import in_words
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.conditioning.by_depth import Network

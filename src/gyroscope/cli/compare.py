@@ -18,7 +18,7 @@ from gyroscope.cli.printed import console, echo, text
 from gyroscope.errors import GyroscopeError, StoreError
 
 if TYPE_CHECKING:
-    from gyroscope.diagnose.compare import Compared
+    from gyroscope.diagnosis.compare import Compared
     from gyroscope.store import Run
 
 # Width for a pipe or a file; every column fits.
@@ -134,7 +134,7 @@ def _figure(out: Target) -> Path:
 def _find(listed: list[Given], problems: list[StoreError], stack: ExitStack) -> tuple[list[Run], list[str]]:
     """Return the runs at these paths and in these folders, each once, and their labels; collect unreadable ones."""
     from gyroscope import store
-    from gyroscope.diagnose.compare import compared
+    from gyroscope.diagnosis.compare import compared
     from gyroscope.store.find import distinct_names
 
     found: dict[Path, Run] = {}
@@ -161,7 +161,7 @@ def _find(listed: list[Given], problems: list[StoreError], stack: ExitStack) -> 
 
 
 def _print(runs: list[Run], labels: list[str]) -> None:
-    from gyroscope.diagnose.compare import compared, in_words
+    from gyroscope.diagnosis.compare import compared, in_words
 
     rows = compared(runs, labels=labels)
     wide = console(_UNBOUNDED)
@@ -190,7 +190,7 @@ def _print(runs: list[Run], labels: list[str]) -> None:
 
 def _columns(rows: list[Compared]) -> dict[str, list[str]]:
     """Return the cells of all rows, by the heading of their column."""
-    from gyroscope.diagnose.compare import ACCURACIES
+    from gyroscope.diagnosis.compare import ACCURACIES
 
     columns = {
         "run": [row.name for row in rows],
@@ -227,7 +227,7 @@ def _width(heading: str, cells: list[str]) -> int:
 
 def _draw(runs: list[Run], labels: list[str], accuracy: str | None, target: Path) -> list[Path]:
     from gyroscope import figures
-    from gyroscope.diagnose.compare import shared_accuracy
+    from gyroscope.diagnosis.compare import shared_accuracy
 
     shown = accuracy or shared_accuracy(runs) or "test_accuracy"
     return figures.save(figures.compare(runs, accuracy=shown, labels=labels), target)

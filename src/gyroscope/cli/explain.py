@@ -17,7 +17,7 @@ from gyroscope.cli.printed import console, echo, text
 from gyroscope.errors import GyroscopeError
 
 if TYPE_CHECKING:
-    from gyroscope.diagnose.explain import Explanation
+    from gyroscope.diagnosis.explain import Explanation
 
 # Width for a pipe or a file; every column fits.
 _UNBOUNDED = 150
@@ -45,7 +45,7 @@ def explain(
     """
     from fnmatch import fnmatchcase
 
-    from gyroscope.diagnose.explain import explain as explained
+    from gyroscope.diagnosis.explain import explain as explained
     from gyroscope.store import load
 
     try:
@@ -73,7 +73,7 @@ def _plain(found: Explanation) -> dict[str, object]:
 
 
 def _table(found: Explanation, width: int) -> Table:
-    from gyroscope.diagnose.explain import HEADS, cells
+    from gyroscope.diagnosis.explain import HEADS, cells
 
     columns = dict(zip(HEADS, zip(*map(cells, found.entries), strict=True), strict=True))
     for head in (HEADS[place] for place in _YIELD):
@@ -88,7 +88,7 @@ def _table(found: Explanation, width: int) -> Table:
 
 
 def _page(found: Explanation, width: int) -> RenderableType:
-    from gyroscope.diagnose.explain import headline, title
+    from gyroscope.diagnosis.explain import headline, title
 
     parts: list[RenderableType] = [text(headline(found)), _table(found, width)]
     for alike in found.sorts():

@@ -15,7 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gyroscope.cli.printed import plain, text
-from gyroscope.diagnose.standing_out import last_values, lost_at
+from gyroscope.diagnosis.standing_out import last_values, lost_at
 from gyroscope.store import Run
 from gyroscope.store.record import Steps, Values
 

@@ -87,7 +87,7 @@ def _follow(run: Run, screen: Console, quantity: str, layers: str) -> None:
 
 def _page(run: Run, quantity: str, rows: list[int], width: int) -> RenderableType:
     from gyroscope.cli.layer_table import layer_table, of_earlier_steps
-    from gyroscope.diagnose.standing_out import in_words
+    from gyroscope.diagnosis.standing_out import in_words
 
     table, left_out = layer_table(run, quantity=quantity, rows=rows, width=width)
     below = [in_words(run)]

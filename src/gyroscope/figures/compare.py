@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
-from gyroscope.diagnose.compare import rank_correlation
+from gyroscope.diagnosis.compare import rank_correlation
 from gyroscope.errors import FigureError
 from gyroscope.figures.drawing import finish, own_axes
 from gyroscope.figures.looks import limits, literal, look_of, short_names

@@ -15,7 +15,7 @@ from gyroscope.figures.looks import frame, look_of, settle
 from gyroscope.figures.run_data import Layers, Measured, RunLike, as_run, choose, find, flag
 
 if TYPE_CHECKING:
-    from gyroscope.diagnose.predict import Prediction
+    from gyroscope.diagnosis.predict import Prediction
 
 
 def curves(
@@ -187,7 +187,7 @@ def predicted(run: Measured, layers: Collection[str]) -> dict[str, Prediction]:
     >>> predicted(example_run(quantities=["rotation"]), ["block1.conv1.weight"])
     {}
     """
-    from gyroscope.diagnose.predict import predictions
+    from gyroscope.diagnosis.predict import predictions
 
     measured: Any = run  # an `Example` has no layer table, and predictions do not need one
     try:

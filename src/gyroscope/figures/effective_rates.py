@@ -28,7 +28,7 @@ from gyroscope.figures.looks import frame, look_of, settle, spread
 from gyroscope.figures.run_data import Layers, Measured, RunLike, Series, as_run, described, find, flag, held, holds
 
 if TYPE_CHECKING:
-    from gyroscope.diagnose.predict import Prediction
+    from gyroscope.diagnosis.predict import Prediction
 
 Values = npt.NDArray[np.float64]
 

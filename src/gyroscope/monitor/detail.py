@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gyroscope.base.transfer import to_host
+from gyroscope.base.alone import listens
+from gyroscope.base.transfer import is_capturing, to_host
 from gyroscope.errors import MonitorError
 from gyroscope.layers.layer import Layer, split
 from gyroscope.monitor.reference import Reference
@@ -220,6 +221,95 @@ class Exchanged:
         return f"{names} {verb} no longer part of the model; {follows}"
 
 
+STATE_INFO = {
+    "gradient_carried": QuantityInfo(
+        "gradient_carried", "1",
+        "share of the gradient that does not come from the step's own backward passes: 0 unless it was not cleared",
+    ),
+    "norm_evaluates": QuantityInfo(
+        "norm_evaluates", "1", "1 if the normalizer after the layer uses stored statistics, 0 if those of the batch"
+    ),
+}  # fmt: skip
+
+
+class Fresh:
+    """Compares the gradient of a step with that of its own backward passes, for the smallest of the layers.
+
+    Clipping of norms and loss scaling change the length of a gradient, not its direction. What was carried over from
+    earlier steps changes the direction. Ranks that average gradients, and sharded layers, are not compared.
+    """
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        sizes = {
+            i: layer.parameter.numel()
+            for i, layer in enumerate(layers)
+            if layer.parameter.requires_grad and not is_sharded(layer.parameter)
+        }
+        self._layers, self._index = layers, min(sizes, key=lambda i: sizes[i], default=None)
+        self._own: Tensor | None = None
+        self._handle: Any = None
+
+    @property
+    def attached(self) -> bool:
+        """True while it listens."""
+        return self._handle is not None
+
+    def attach(self) -> None:
+        """Listen to the backward passes of one step."""
+        self.detach()
+        alone = not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
+        if self._index is not None and alone:
+            parameter = self._layers[self._index].parameter
+            if parameter.requires_grad:
+                self._handle = parameter.register_hook(self._add)  # type: ignore[no-untyped-call]
+
+    def detach(self) -> None:
+        """Stop listening."""
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle = self._own = None
+
+    def _add(self, gradient: Tensor) -> None:
+        if is_capturing() or not listens(self):
+            return
+        if gradient.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(gradient):
+            fresh = gradient.detach()
+            self._own = fresh.clone() if self._own is None else self._own + fresh
+
+    def take(self) -> Tensor | None:
+        """Return the share that was carried over, [layers] on the device; NaN for layers that were not compared."""
+        own, self._own = self._own, None
+        if own is None or self._index is None:
+            return None
+        gradient = self._layers[self._index].parameter.grad
+        if gradient is None or gradient.shape != own.shape or gradient.layout is not torch.strided:
+            return None
+        a, b = gradient.detach().float().flatten(), own.float().flatten()
+        lengths = torch.linalg.vector_norm(a), torch.linalg.vector_norm(b)
+        cosine = torch.where(lengths[1] > 0, torch.dot(a, b) / (lengths[0] * lengths[1]), torch.zeros_like(lengths[0]))
+        found = torch.full((len(self._layers),), torch.nan, device=a.device)
+        found[self._index] = torch.where(lengths[0] > 0, (1 - cosine.square()).clamp(0, 1).sqrt(), torch.nan)
+        return found
+
+
+def _normalizers(model: nn.Module, layers: Sequence[Layer]) -> list[tuple[int, nn.Module]]:
+    """Return the normalizers that keep statistics of the data, each with the position of the layer before it.
+
+    >>> from gyroscope.layers.layer import layers
+    >>> net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 3))
+    >>> [(i, type(module).__name__) for i, module in _normalizers(net, layers(net))]
+    [(0, 'BatchNorm2d')]
+    """
+    own = {id(layer.module): i for i, layer in enumerate(layers)}
+    found: list[tuple[int, nn.Module]] = []
+    last = 0
+    for module in model.modules():
+        last = own.get(id(module), last)
+        if getattr(module, "running_mean", None) is not None and isinstance(module, nn.modules.batchnorm._NormBase):
+            found.append((last, module))
+    return found
+
+
 _PERCENTS = (0, 10, 50, 90, 100)
 
 _NEURON_NAMES = tuple(f"neuron_p{p}" for p in _PERCENTS)
@@ -295,12 +385,15 @@ class Detail:
 
             self.conditioned = Conditioned(model, layers, conditioning, shared=shared)
         self.probe = acts.ActivationProbe(model, layers, threshold=threshold) if activations and not hidden else None
+        self.fresh = Fresh(layers)
+        self.normalizers = _normalizers(model, layers) if layers else []
+        self._count = len(layers)
         self.attached = False
 
     @property
     def infos(self) -> dict[str, QuantityInfo]:
         """Names, units and meanings of the quantities that may be found."""
-        found = dict(MOMENT_INFO)
+        found = MOMENT_INFO | STATE_INFO
         if self.neurons is not None:
             found |= _NEURON_INFO
         if self.probe is not None:
@@ -310,12 +403,18 @@ class Detail:
         return found
 
     @property
+    def listens(self) -> bool:
+        """True if anything is attached for one step."""
+        return self.attached or self.fresh.attached
+
+    @property
     def looks_inside(self) -> bool:
         """True if hooks are attached, of this or of the analysis of conditioning."""
         return self.attached or (self.conditioned is not None and self.conditioned.attached)
 
     def attach(self) -> None:
         """Attach forward hooks for one step."""
+        self.fresh.attach()
         if self.probe is not None:
             self.probe.reset()
             if not self.attached:
@@ -324,6 +423,7 @@ class Detail:
 
     def detach(self) -> None:
         """Remove the forward hooks."""
+        self.fresh.detach()
         if self.probe is not None and self.attached:
             self.probe.detach()
             self.attached = False
@@ -338,6 +438,12 @@ class Detail:
             found["activations"] = self.probe.collect()
         if self.neurons is not None:
             found["neurons"] = self.neurons.measure(parameters, track.reference)
+        found["gradient_carried"] = self.fresh.take()
+        if self.normalizers:
+            modes = torch.full((self._count,), torch.nan)
+            for i, module in self.normalizers:
+                modes[i] = float(not module.training)
+            found["norm_evaluates"] = modes
         seen = {name: to_host(value) for name, value in found.items() if value is not None}
         return seen | self._analyzed()
 
@@ -355,6 +461,7 @@ class Detail:
         if "neurons" in found and self.neurons is not None:
             rows = self.neurons.quantiles(found["neurons"]).astype(np.float32)
             values |= dict(zip(_NEURON_NAMES, rows, strict=True))
+        values |= {name: found[name].float().numpy().astype(np.float32) for name in STATE_INFO if name in found}
         kept = {name: value for name, value in values.items() if np.isfinite(value).any()}
         if "conditioning" in found and self.conditioned is not None:
             with np.errstate(over="ignore"):

@@ -519,7 +519,7 @@ class Loop:
                 if track.sampling:
                     with plainly():
                         detail.attach()
-                elif detail.attached:
+                elif detail.listens:
                     detail.detach()
                 self._arm_conditioning(track, detail)
 

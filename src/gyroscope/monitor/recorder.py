@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gyroscope.diagnose.naming import Naming
+from gyroscope.diagnosis.naming import Naming
 from gyroscope.errors import GyroscopeError, StoreError
 from gyroscope.monitor.clock import Clock
 from gyroscope.monitor.detail import Detail

@@ -124,7 +124,8 @@ def watch(
     chosen = _layers(model, layers)
     parts = _parts(chosen, optimizers)
     wanted = find(quantities)
-    its_meta = meta_of(meta, model, optimizers, every=every, budget=budget)
+    facts = facts_of(model, chosen, optimizers)
+    its_meta = meta_of(meta, model, optimizers, every=every, budget=budget, facts=facts)
     values = None if reference is None else from_source(reference, chosen)
     sharded = any_sharded(layer.parameter for layer in chosen)
     _check_neurons(chosen, neurons, sharded)
@@ -348,7 +349,7 @@ def meta_of(
             raise ValueError(f"the key {unwritable[0]!r} is not valid Unicode")
     except (TypeError, ValueError) as error:
         raise MonitorError(f"`meta` must be a dict that JSON can hold, got {given!r:.80}: {error}.") from None
-    about = {
+    about: dict[str, Any] = {
         "model": type(model).__name__,
         "torch": torch.__version__,
         "optimizers": [_optimizer(one) for one in optimizers],
@@ -361,6 +362,55 @@ def meta_of(
             f"{taken[0]!r}. Try {'my_' + taken[0]!r}."
         )
     return {**about, **own}
+
+
+# Rows of a weight that are compared to find units that start alike.
+_ALIKE = 16
+
+
+def facts_of(model: nn.Module, layers: Sequence[Layer], optimizers: Sequence[Optimizer]) -> dict[str, Any]:
+    """Return what is known about the objects before the first step: names of layers by fact, for `diagnose`.
+
+    "frozen" layers need no gradient; "unheld" ones do, and no optimizer holds them; "replaced" ones are unheld while an
+    optimizer holds a parameter of the same shape that is not in the model; "symmetric" ones have equal units. "foreign"
+    is the number of parameters that the optimizers hold and the model does not.
+
+    >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> nn.init.ones_(net[1].weight) is net[1].weight
+    True
+    >>> facts_of(net, find_layers(net), [torch.optim.SGD(net[1].parameters(), lr=0.1)])
+    {'unheld': ['0.weight'], 'symmetric': ['1.weight']}
+    """
+    held = {id(p): p for one in optimizers for group in one.param_groups for p in group["params"]}
+    own = set(map(id, model.parameters())) | {id(layer.parameter) for layer in layers}
+    foreign = [p for key, p in held.items() if key not in own]
+    shapes = [tuple(p.shape) for p in foreign]
+    unheld = [layer for layer in layers if layer.parameter.requires_grad and id(layer.parameter) not in held]
+    replaced = [layer.name for layer in unheld if tuple(layer.parameter.shape) in shapes]
+    facts = {
+        "frozen": [layer.name for layer in layers if not layer.parameter.requires_grad],
+        "unheld": [layer.name for layer in unheld],
+        "replaced": replaced,
+        "foreign": len(foreign),
+        "symmetric": _symmetric(layers),
+    }
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def _symmetric(layers: Sequence[Layer]) -> list[str]:
+    """Return the layers whose units all have the same weights, other than zero."""
+    whole = [
+        layer for layer in layers
+        if layer.parameter.dim() > 1 and layer.parameter.shape[0] > 1 and not any_sharded([layer.parameter])
+    ]  # fmt: skip
+    with torch.no_grad():
+        alike = [
+            (rows[1:] == rows[:1]).all() & (rows[0] != 0).any()
+            for layer in whole
+            if (rows := layer.parameter.detach()[:_ALIKE].flatten(1)).numel()
+        ]
+        known = torch.stack([one.cpu() for one in alike]).tolist() if alike else []
+    return [layer.name for layer, one in zip(whole, known, strict=True) if one]
 
 
 def _optimizer(optimizer: Optimizer) -> dict[str, Any]:

@@ -37,6 +37,10 @@ _MEANING = {
     "activation_mean": "mean activation over units and samples; of the layer's own output where no module rectifies it",
     "nu": "ν = ‖m‖² + 1 of the channels' mean activations m: how far an eigenvalue of the curvature lies out",
     "activation_rank": "numerical rank of the matrix of activations, samples by channels",
+    "input_mean": "mean of the numbers that enter the layer",
+    "input_rms": "root mean square of the numbers that enter the layer",
+    "input_low": "smallest number that enters the layer",
+    "input_high": "largest number that enters the layer",
 }
 COLUMNS = tuple(_MEANING)
 INFO = {name: QuantityInfo(name, "1", meaning) for name, meaning in _MEANING.items()}
@@ -103,10 +107,10 @@ class ActivationProbe:
     ...     _ = net[0].weight.zero_(), net[0].bias.copy_(torch.tensor([-1.0, 0.5, 1.0]))
     >>> probe = ActivationProbe(net, gyroscope.layers(net))
     >>> probe.attach()
-    >>> _ = net(torch.randn(10, 2))
+    >>> _ = net(torch.ones(10, 2))
     >>> dict(zip(COLUMNS, [round(v, 3) for v in probe.collect()[0].tolist()]))
     {'dying': 0.333, 'full': 0.667, 'dying_channels': 0.333, 'full_channels': 0.667, 'activation_mean': 0.5,
-     'nu': 2.25, 'activation_rank': 1.0}
+     'nu': 2.25, 'activation_rank': 1.0, 'input_mean': 1.0, 'input_rms': 1.0, 'input_low': 1.0, 'input_high': 1.0}
     >>> probe.detach()
     """
 
@@ -147,6 +151,7 @@ class ActivationProbe:
                 self._expected[i] = next(iter(found)) if len(found) == 1 else "own"
         self._sources = [set() for _ in self.layers]
         self._tallies: list[_Tally | None] = [None] * len(self.layers)
+        self._inputs: list[list[Tensor]] = [[] for _ in self.layers]
         self._pending: _Pending | None = None
         self._seen: set[int] = set()
         self._node: int | None = None
@@ -155,10 +160,14 @@ class ActivationProbe:
         """Return the numbers since `reset`, [layers, columns] on the first layer's device; NaN for unseen layers."""
         self._settle()
         device = self.layers[0].parameter.device
-        unseen = torch.full((len(COLUMNS),), torch.nan, device=device)
+        unseen = torch.full((len(COLUMNS) - 4,), torch.nan, device=device)
+        unfed = torch.full((4,), torch.nan, device=device)
         return torch.stack([
-            unseen if tally is None else tally.values().to(device, torch.float32, non_blocking=True)
-            for tally in self._tallies
+            torch.cat([
+                unseen if tally is None else tally.values().to(device, torch.float32, non_blocking=True),
+                _together(fed).to(device, torch.float32, non_blocking=True) if fed else unfed,
+            ])
+            for tally, fed in zip(self._tallies, self._inputs, strict=True)
         ])  # fmt: skip
 
     def _settle(self) -> None:
@@ -182,6 +191,8 @@ class ActivationProbe:
             self._settle()
             if x is not None and (node is None or role not in self._seen):
                 self._seen |= {role} if node is None else set()
+                if args and (fed := _fed(args[0])) is not None:
+                    self._inputs[role].append(fed)
                 layout = Layout.of(self.layers[role], x)
                 seen = self._look(x, layout, self.threshold) if self._expected[role] == "own" else None
                 self._pending = _Pending(role, layout, "own", seen, weakref.ref(x))
@@ -196,6 +207,25 @@ class ActivationProbe:
     def _look(self, x: Tensor, layout: Layout, threshold: float) -> _Look:
         x, axis, positions = layout.place(x.detach())
         return look(x, axis, positions=positions, threshold=threshold, rank=self.rank)
+
+
+def _fed(x: Any) -> Tensor | None:
+    """Return the number, sum, sum of squares, minimum and maximum of what enters a layer; None if it is no tensor."""
+    if not isinstance(x, Tensor) or not x.numel() or x.is_complex() or is_sharded(x) or x.is_nested:
+        return None
+    x = x.detach()
+    values = x if x.is_floating_point() else x.to(torch.float32)
+    kind = accumulator(x.device)
+    low, high = values.aminmax()
+    total, squares = values.sum(dtype=kind), torch.linalg.vector_norm(values, dtype=kind).square()
+    return torch.stack([torch.full_like(total, x.numel()), total, squares, low.to(kind), high.to(kind)])
+
+
+def _together(fed: Sequence[Tensor]) -> Tensor:
+    """Return the mean, root mean square, minimum and maximum over calls."""
+    count, total, squares, low, high = torch.stack(list(fed)).unbind(1)
+    n = count.sum()
+    return torch.stack([total.sum() / n, (squares.sum() / n).sqrt(), low.amin(), high.amax()])
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gyroscope.conditioning import largest_by_squaring
-from gyroscope.diagnose import LAST_LAYER_FILE, read_last_layer
+from gyroscope.diagnosis import LAST_LAYER_FILE, read_last_layer
 from gyroscope.layers import layers
 from gyroscope_lab.errors import LabError
 

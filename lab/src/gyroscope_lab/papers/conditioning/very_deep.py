@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.diagnose import MARGIN, Stall, stall
+from gyroscope.diagnosis import MARGIN, Stall, stall
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.cells import some

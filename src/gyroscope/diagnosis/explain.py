@@ -14,9 +14,9 @@ import numpy as np
 
 from gyroscope.base.accepted import listed
 from gyroscope.base.by_layer import ByLayer
-from gyroscope.diagnose.evidence import Evidence, evidence, resumed_at
-from gyroscope.diagnose.scale_invariance import orthogonality
-from gyroscope.diagnose.statements import (
+from gyroscope.diagnosis.evidence import Evidence, evidence, resumed_at
+from gyroscope.diagnosis.scale_invariance import orthogonality
+from gyroscope.diagnosis.statements import (
     TOPICS,
     Statement,
     Topic,

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import gyroscope
-from diagnose.predict_runs import clusters
-from gyroscope.diagnose.domination import Domination, Episodes, dominated
-from gyroscope.diagnose.naming import Naming
-from gyroscope.diagnose.standing_out import in_words
+from diagnosis.predict_runs import clusters
+from gyroscope.diagnosis.domination import Domination, Episodes, dominated
+from gyroscope.diagnosis.naming import Naming
+from gyroscope.diagnosis.standing_out import in_words
 from gyroscope.errors import MonitorError
 from gyroscope.store import LayerInfo, QuantityInfo, Rows, Writer
 from gyroscope_lab import models

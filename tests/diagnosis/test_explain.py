@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import gyroscope
-from diagnose import predict_runs
-from diagnose.explain_runs import clusters, normalized, plain, train, walk, written
-from gyroscope.diagnose.explain import TOPICS, cells, explain
-from gyroscope.diagnose.predict import predictions
-from gyroscope.diagnose.scale_invariance import orthogonality
+from diagnosis import predict_runs
+from diagnosis.explain_runs import clusters, normalized, plain, train, walk, written
+from gyroscope.diagnosis.explain import TOPICS, cells, explain
+from gyroscope.diagnosis.predict import predictions
+from gyroscope.diagnosis.scale_invariance import orthogonality
 from gyroscope.errors import DynamicsError, StoreError
 from gyroscope.store.example import write_example
 from gyroscope.theory.recurrence import optimizer_of

@@ -6,7 +6,7 @@ to its weights, and shrinks as they grow: ⟨w, ∇⟩ = 0 and ‖∇‖ = g̃/�
 w/‖w‖. Its training depends on the effective learning rate η/‖w‖². And orthogonal steps make the norm grow, by
 Pythagoras, until weight decay takes as much as they add.
 
-The rule tests the first of the three. `gyroscope.diagnose.explain` and `gyroscope.diagnose.predict` both use it.
+The rule tests the first of the three. `gyroscope.diagnosis.explain` and `gyroscope.diagnosis.predict` both use it.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.diagnose.evidence import require_run
-from gyroscope.diagnose.scale_invariance import ENOUGH, scale_invariant
+from gyroscope.diagnosis.evidence import require_run
+from gyroscope.diagnosis.scale_invariance import ENOUGH, scale_invariant
 from gyroscope.errors import MonitorError
 from gyroscope.store.record import LayerInfo
 from gyroscope.theory.effective_rate import Floats, Kind, Law, decay_law, effective_lr

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from gyroscope.diagnose.predict import decay_law, effective_lr, equilibrium, scale_invariant
+from gyroscope.diagnosis.predict import decay_law, effective_lr, equilibrium, scale_invariant
 from gyroscope.errors import DynamicsError, MonitorError
 from oracles.equilibrium import slide, walk
 

@@ -14,8 +14,8 @@ from predict_runs import made, train
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from gyroscope.diagnose import dominated, stalled
-from gyroscope.diagnose.predict import Prediction, in_words, predictions
+from gyroscope.diagnosis import dominated, stalled
+from gyroscope.diagnosis.predict import Prediction, in_words, predictions
 from gyroscope.errors import MonitorError
 from gyroscope.store.record import LayerInfo
 
@@ -248,12 +248,12 @@ def test_every_kind_of_prediction_has_its_sentence():
 
 def test_the_module_itself_imports_numpy_alone():
     names = [
-        "gyroscope.diagnose.scale_invariance",
+        "gyroscope.diagnosis.scale_invariance",
         "gyroscope.theory.effective_rate",
         "gyroscope.theory.domains",
         "gyroscope.theory.effective_rate",
         "gyroscope.theory.equilibrium",
-        "gyroscope.diagnose.predict",
+        "gyroscope.diagnosis.predict",
     ]
     code = (
         "import sys, importlib\n"

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.diagnose.domination import Episodes, known_steps, norms_ratio, of_stall, seen
-from gyroscope.diagnose.stall import FALLEN, GROWN, PATIENCE, Stall, found_in, stalls
+from gyroscope.diagnosis.domination import Episodes, known_steps, norms_ratio, of_stall, seen
+from gyroscope.diagnosis.stall import FALLEN, GROWN, PATIENCE, Stall, found_in, stalls
 from gyroscope.errors import GyroscopeError
 from gyroscope.store import Run
 from gyroscope.store.record import Event, LayerInfo

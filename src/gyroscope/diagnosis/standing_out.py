@@ -8,7 +8,7 @@ from contextlib import suppress
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.diagnose import dominated, stalled
+from gyroscope.diagnosis import dominated, stalled
 from gyroscope.errors import MonitorError
 from gyroscope.store import Run
 

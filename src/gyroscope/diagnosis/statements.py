@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from gyroscope.diagnose.evidence import Balance, Evidence, Fit, balance, fitted, unsteady
-from gyroscope.diagnose.scale_invariance import ENOUGH, INVARIANT, RELATED, Orthogonality
+from gyroscope.diagnosis.evidence import Balance, Evidence, Fit, balance, fitted, unsteady
+from gyroscope.diagnosis.scale_invariance import ENOUGH, INVARIANT, RELATED, Orthogonality
 from gyroscope.theory.effective_rate import Floats
 from gyroscope.theory.invariance_result import LayerInvariance
 from gyroscope.theory.recurrence import Optimizer

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from gyroscope.diagnose.compare import rank_correlation
+from gyroscope.diagnosis.compare import rank_correlation
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import gyroscope
-from diagnose.predict_runs import clusters
-from gyroscope.diagnose import dominated
-from gyroscope.diagnose.naming import Stalling
-from gyroscope.diagnose.stall import LAST_LAYER_FILE, found_in, stall, stalled
-from gyroscope.diagnose.standing_out import in_words
+from diagnosis.predict_runs import clusters
+from gyroscope.diagnosis import dominated
+from gyroscope.diagnosis.naming import Stalling
+from gyroscope.diagnosis.stall import LAST_LAYER_FILE, found_in, stall, stalled
+from gyroscope.diagnosis.standing_out import in_words
 from gyroscope.errors import MonitorError
 from gyroscope.store import LayerInfo, QuantityInfo, Rows, Scalars, Writer
 from gyroscope.store.example import write_example

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 import gyroscope
-from diagnose.explain_runs import clusters, normalized, train
+from diagnosis.explain_runs import clusters, normalized, train
 from gyroscope.control import KFAC, QuasiDiagonal
 from gyroscope.control.layca import block_normalized, hyperball, relative_update
-from gyroscope.diagnose.explain import TOPICS, explain
+from gyroscope.diagnosis.explain import TOPICS, explain
 from gyroscope.monitor.watch import meta_of
 from gyroscope.theory.recurrence import optimizer_of
 

@@ -19,7 +19,7 @@ from zipfile import ZipFile
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.diagnose.evidence import require_run
+from gyroscope.diagnosis.evidence import require_run
 from gyroscope.errors import MonitorError
 from gyroscope.store import Run
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.diagnose.scale_invariance import ENOUGH
+from gyroscope.diagnosis.scale_invariance import ENOUGH
 from gyroscope.errors import DynamicsError, MonitorError
 from gyroscope.store import LayerInfo, Run
 from gyroscope.theory.effective_rate import Floats, decay_law

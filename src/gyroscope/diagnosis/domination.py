@@ -25,7 +25,7 @@ bounds has been exceeded by a factor of three for as many: a layer that hovers a
 
 One state is domination without comparison: the stall of section 5, in which the last layer's input has become small,
 its weight large, and the gradients of all layers small at once. Then the last layer is reported for as long as the
-stall lasts; `gyroscope.diagnose.stall` describes how it shows.
+stall lasts; `gyroscope.diagnosis.stall` describes how it shows.
 
 The bounds have margins on both sides. In healthy trainings of perceptrons, residual networks and a transformer, with
 SGD and Adam, no layer stayed below 0.06 of the moving layers in both 2. and 3.; a layer scaled by 30 under batch
@@ -44,8 +44,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gyroscope.base.accepted import real
-from gyroscope.diagnose.evidence import require_run
-from gyroscope.diagnose.stall import Stall, stalls
+from gyroscope.diagnosis.evidence import require_run
+from gyroscope.diagnosis.stall import Stall, stalls
 from gyroscope.errors import MonitorError
 from gyroscope.store import Run
 from gyroscope.store.record import LayerInfo

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import gyroscope
-from diagnose.explain_runs import clusters, normalized, plain, train, walk, written
+from diagnosis.explain_runs import clusters, normalized, plain, train, walk, written
 from gyroscope.control import keep_norms
-from gyroscope.diagnose.explain import TOPICS, explain
+from gyroscope.diagnosis.explain import TOPICS, explain
 
 
 def sgd(**options):

@@ -1,0 +1,150 @@
+"""The benchmark: train every network with every fault and every healthy variant, and diagnose each run."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import gyroscope
+from gyroscope.diagnosis import Finding, course_of, findings, ordered
+from gyroscope.errors import MonitorError
+from gyroscope_lab.faults.healthy import HEALTHY
+from gyroscope_lab.faults.injections import FAULTS, Injected, accuracy, scene, train
+from gyroscope_lab.faults.networks import NETWORKS
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training of the benchmark.
+
+    Attributes:
+        network: the name of the network.
+        seed: the seed of weights and batches.
+        fault: the name of the fault; None for a healthy run.
+        variant: the name of the healthy variant; None for a run with a fault.
+    """
+
+    network: str
+    seed: int
+    fault: str | None = None
+    variant: str | None = None
+
+    @property
+    def is_held_out(self) -> bool:
+        """True if no threshold was set by looking at it: all but the first seed of the first six networks."""
+        return NETWORKS[self.network].held_out or self.seed > 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out of a case.
+
+    Attributes:
+        case: the training.
+        accuracy: the share of right answers on examples that were not trained on.
+        layers, since: where the fault is and when it began.
+        alarms: kind, layers and step of each alarm, the first one first, from a run with its loss.
+        alarms_default: the same, without the loss.
+        notes: the kinds of the notes.
+        refused: the error of `watch`, if it refused the objects.
+    """
+
+    case: Case
+    accuracy: float
+    layers: tuple[str, ...]
+    since: int | None
+    alarms: tuple[tuple[str, tuple[str, ...], int | None], ...]
+    alarms_default: tuple[tuple[str, tuple[str, ...], int | None], ...]
+    notes: tuple[str, ...]
+    refused: str | None = None
+
+
+def cases(
+    *,
+    networks: Sequence[str] | None = None,
+    seeds: Sequence[int] = (0, 1, 2),
+    faults: Sequence[str] | None = None,
+    variants: Sequence[str] | None = None,
+) -> Iterator[Case]:
+    """Yield the cases of the benchmark."""
+    for network in NETWORKS if networks is None else networks:
+        for seed in seeds:
+            for fault in FAULTS if faults is None else faults:
+                yield Case(network, seed, fault=fault)
+            for variant in HEALTHY if variants is None else variants:
+                yield Case(network, seed, variant=variant)
+
+
+def evaluate(case: Case, folder: Path | None = None) -> Outcome | None:
+    """Train a case and diagnose its run; None if the network has no place for the fault or the variant."""
+    torch.set_num_threads(1)
+    it = scene(NETWORKS[case.network], case.seed)
+    injected: Injected | None = Injected()
+    if case.fault is not None:
+        injected = FAULTS[case.fault].inject(it)
+    elif case.variant is not None and not HEALTHY[case.variant].prepare(it):
+        injected = None
+    if injected is None:
+        return None
+    made = it.build(it.model)
+    it.optimizers = made if isinstance(made, list) else [made]
+    for act in it.after_build:
+        act()
+    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = Path(place) / "run" if folder is None else folder
+        torch.manual_seed(case.seed)
+        try:
+            monitor = gyroscope.watch(it.model, it.optimizers, path)
+        except MonitorError as error:
+            alarm = (("replaced", tuple(it.names), None),)
+            return Outcome(case, 0.0, injected.layers, injected.since, alarm, alarm, (), str(error))
+        with monitor:
+            train(it, each=lambda step, value: monitor.log(loss=value))
+        with gyroscope.load(path) as run:
+            course = course_of(run)
+    found = ordered(findings(course))
+    silent = replace(course, loss=np.empty(0), loss_steps=np.empty(0, dtype=np.int64))
+    default = ordered(findings(silent))
+    return Outcome(
+        case,
+        accuracy(it),
+        injected.layers,
+        injected.since,
+        _alarms(found),
+        _alarms(default),
+        tuple(one.kind for one in found if not one.is_alarm),
+    )
+
+
+def _alarms(found: Sequence[Finding]) -> tuple[tuple[str, tuple[str, ...], int | None], ...]:
+    return tuple((one.kind, one.layers[:5], one.since) for one in found if one.is_alarm)
+
+
+def run_all(chosen: Sequence[Case], *, jobs: int = 2, done: Any = None) -> list[Outcome]:
+    """Evaluate cases in `jobs` processes; `done` is called with each outcome as it comes."""
+    found: list[Outcome] = []
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        for future in as_completed([pool.submit(evaluate, case) for case in chosen]):
+            outcome = future.result()
+            if outcome is not None:
+                found.append(outcome)
+                if done is not None:
+                    done(outcome)
+    return found
+
+
+def to_json(outcomes: Sequence[Outcome]) -> str:
+    """Return outcomes as JSON, one per line."""
+    return "\n".join(json.dumps(asdict(one), ensure_ascii=False) for one in outcomes) + "\n"

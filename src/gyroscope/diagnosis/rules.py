@@ -1,0 +1,863 @@
+"""The rules of a diagnosis: small pure functions over the course of a run, with every threshold in `LIMITS`.
+
+A rule returns a finding, or None if the run does not show it or does not hold enough to tell. Where a threshold comes
+from is written beside it. "Healthy" and "fault" there mean the runs of the benchmark's development half
+(docs/diagnosis.md); the other half was not looked at when they were set.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import e, isfinite, log
+from typing import Any
+
+import numpy as np
+
+from gyroscope.diagnosis.course import Course, Floats, Mask
+from gyroscope.diagnosis.finding import PAGE, Finding, Severity
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The thresholds of all rules.
+
+    Attributes:
+        enough: measured steps that a rule about a course needs.
+        fast: ‖Δw‖/‖w‖ of the middle layer, in one step. Healthy runs stay below 0.08; a rate 300 times too large gives
+            1 and more.
+        slow: radians per step of the fastest layer, at the 90th percentile of steps, below which a network does not
+            learn. Fine-tuning at a learning rate of 1e-5 turns layers by about 1e-4.
+        unturned: radians that no layer has turned by in a run that is too slow.
+        straight, straight_rate: a layer whose successive displacements have a cosine above the first while it turns by
+            less than the second goes on in a line: a larger rate would lead further. With momentum 0.9 healthy runs
+            reach 0.95 at 2e-3 rad per step and more.
+        behind: a layer that turns this many times slower than the layers beside it.
+        large: ‖w‖/√(number of units) of initial weights. Common initializations give 0.1 to 2.
+        apart: and this many times that of the middle layer.
+        blown_up: the factor by which a norm may grow.
+        jump: the factor by which the norm of one layer may change between two measurements, in the middle of a run.
+        carried: share of a step's gradient that is not parallel to that of its own backward passes. Clipping of norms
+            and unscaling leave it at 0, clipping of values raises it to about 0.5.
+        fades: relative gradients ‖∇‖/‖w‖ of the first third of the layers over those of the last third.
+        dead: share of a layer's channels that no example of a batch activates. Healthy runs reach 0.65.
+        input_rms: root mean square of what enters the first layer; standardized inputs have 1.
+        same_batch: relative difference below which two batches are the same.
+        halved: steps after which weight decay alone halves the weights. SGD at η = 0.1 and λ = 5e-4 takes 1,400.
+        pulled: λ‖w‖/‖∇‖ at the beginning, where decay passes through Adam's √v with the gradient.
+        collapsed: share of its peak that the learning rate stays below for `collapsed_for` of the run.
+        chance: share of log(classes) that the loss stays above.
+        chance_steps: steps for which it does so.
+        floor: distance to the lowest loss that probabilities, taken for logits, can reach.
+        clipped: relative spread of the norm of all gradients where clipping cuts every step.
+        unbalanced: the most rotated layer has this many times the rotation of the least rotated one.
+    """
+
+    enough: int = 10
+    fast: float = 0.5
+    slow: float = 1e-4
+    unturned: float = 0.01
+    straight: float = 0.985
+    straight_rate: float = 1e-3
+    behind: float = 50.0
+    large: float = 20.0
+    apart: float = 20.0
+    blown_up: float = 1e3
+    jump: float = 10.0
+    carried: float = 0.8
+    fades: float = 0.01
+    dead: float = 0.95
+    input_rms: float = 20.0
+    same_batch: float = 1e-6
+    halved: float = 100.0
+    pulled: float = 1.0
+    collapsed: float = 1e-5
+    collapsed_for: float = 0.2
+    chance: float = 0.95
+    chance_steps: int = 100
+    floor: float = 0.1
+    clipped: float = 0.02
+    unbalanced: float = 10.0
+
+
+LIMITS = Limits()
+
+
+def _finding(
+    kind: str,
+    severity: Severity,
+    sentence: str,
+    remedy: str,
+    *,
+    layers: Sequence[str] = (),
+    since: int | None = None,
+    **evidence: Any,
+) -> Finding:
+    plain = {key: _plain(value) for key, value in evidence.items()}
+    return Finding(kind, severity, tuple(layers), since, sentence, plain, remedy, f"{PAGE}#{kind.replace('_', '-')}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float | np.floating):
+        return float(f"{float(value):.4g}") if isfinite(value) else str(float(value))
+    return int(value) if isinstance(value, np.integer) else value
+
+
+def told(names: Sequence[str], *, starts: bool = False) -> str:
+    """Return layers in words.
+
+    >>> told(["a"]), told(["a", "b", "c", "d", "e"])
+    ('a', '5 layers (a, b, … e)')
+    """
+    if len(names) == 1:
+        return names[0]
+    some = ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]}, … {names[-1]}"
+    return f"{len(names):,} layers ({some})"
+
+
+def _are(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _chosen(course: Course, which: Mask) -> list[str]:
+    return [course.names[i] for i in np.flatnonzero(which).tolist()]
+
+
+def _quiet(reduce: Callable[..., Any], values: Floats, **options: Any) -> Any:
+    """Reduce without warnings about columns that are all NaN."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return reduce(values, **options)
+
+
+# What is known from the objects.
+
+
+def not_trained(course: Course) -> Finding | None:
+    """A layer inside the trained region that no optimizer steps, or that needs no gradient.
+
+    Frozen layers are healthy where they are a whole backbone (the first layers), the majority, or have trained
+    adapters beside them.
+    """
+    which = course.untrained
+    if not which.any() or which.all():
+        return None
+    names = _chosen(course, which)
+    foreign = int(course.facts.get("foreign", 0) or 0)
+    if course.fact("unheld").any() and foreign and course.facts.get("replaced"):
+        found = _chosen(course, course.fact("replaced"))
+        return _finding(
+            "replaced", "serious",
+            f"The optimizer steps parameters that are not in the model, in place of {told(found)}: the model's own do "
+            "not train.",
+            "Build the optimizer after the model is complete: after wrappers, `to`, quantization and new heads.",
+            layers=found, optimizer_parameters_outside=foreign,
+        )  # fmt: skip
+    inside = which & _inside(course, which)
+    unheld = course.fact("unheld")
+    kind = "not_in_optimizer" if (inside & unheld).any() or (not inside.any() and (which & unheld).any()) else "frozen"
+    if not inside.any():
+        said = f"{told(names)} {_are(names)} not trained, as a backbone or beside adapters."
+        return _finding(
+            kind, "note", said[0].upper() + said[1:], "Nothing needs to be done if this is intended.", layers=names
+        )
+    culprits = _chosen(course, inside & (unheld if kind == "not_in_optimizer" else ~unheld))
+    who = told(culprits)
+    clause = f"No optimizer holds {who}" if kind == "not_in_optimizer" else f"{who} {_are(culprits)} frozen"
+    knob = (
+        "Pass all parameters that require gradients to the optimizer."
+        if kind == "not_in_optimizer"
+        else "Call requires_grad_(True) on it, or freeze whole blocks from the input on."
+    )
+    return _finding(
+        kind, "serious", f"{clause}, between layers that train: it keeps its initial weights.", knob,
+        layers=culprits, layers_untrained=int(which.sum()), layers_in_all=len(course.layers),
+    )  # fmt: skip
+
+
+def _inside(course: Course, which: Mask) -> Mask:
+    """Return the untrained layers that lie inside a trained region [L]."""
+    trained = ~which
+    if which.sum() > trained.sum():
+        return np.zeros_like(which)
+    modules = [name.split(".") for name in course.names]
+    found = np.zeros_like(which)
+    for i in np.flatnonzero(which).tolist():
+        before, after = trained[:i].any(), trained[i + 1 :].any()
+        # An adapter is a trained layer in the same module, or in one beside it whose name says so.
+        scope = modules[i][:-2]
+        beside = any(
+            trained[j] and (modules[j][: len(scope)] == scope if scope else False) and _ADAPTER.search(course.names[j])
+            for j in range(len(modules))
+        )
+        found[i] = before and after and not beside
+    return found
+
+
+_ADAPTER = re.compile(r"lora|adapter|ia3|prompt|prefix|dora|hypernet", re.IGNORECASE)
+
+
+def no_learning_rate(course: Course) -> Finding | None:
+    """A learning rate of zero for most of the run, while the optimizer holds the layer."""
+    lr = course["lr"]
+    known = np.isfinite(lr)
+    enough = known.sum(0) >= LIMITS.enough
+    zero = enough & (((lr == 0) & known).sum(0) > 0.5 * known.sum(0)) & ~course.untrained
+    if not zero.any():
+        return None
+    names = _chosen(course, zero)
+    return _finding(
+        "no_learning_rate", "serious",
+        f"The learning rate of {told(names)} is 0 at most steps.",
+        "Check the scheduler and the parameter groups: a warm-up must end, and a group's lr must not be 0.",
+        layers=names, share_of_steps=float(((lr == 0) & known).sum() / max(1, known.sum())),
+    )  # fmt: skip
+
+
+def symmetric(course: Course) -> Finding | None:
+    """Initial weights that are equal for all units of a layer: the units get equal gradients and stay alike."""
+    which = course.fact("symmetric") & ~course.untrained
+    if not which.any():
+        return None
+    names = _chosen(course, which)
+    return _finding(
+        "symmetric", "warning",
+        f"All units of {told(names)} start with the same weights, so their gradients start alike too.",
+        "Initialize with random weights, for example torch.nn.init.kaiming_normal_.",
+        layers=names,
+    )  # fmt: skip
+
+
+def large_weights(course: Course) -> Finding | None:
+    """Initial weights that are far larger than those of the other layers."""
+    norm = course["weight_norm"]
+    if not len(norm):
+        return None
+    units = np.array([layer.shape[0] for layer in course.layers], dtype=float)
+    size = norm[0] / np.sqrt(units)
+    middle = _quiet(np.nanmedian, size[course.weights]) if course.weights.any() else np.nan
+    which = course.weights & (size > LIMITS.large) & (size > LIMITS.apart * middle)
+    if not which.any():
+        return None
+    order = np.argsort(-np.where(which, size, -1.0))[: int(which.sum())]
+    names = [course.names[i] for i in order.tolist()]
+    return _finding(
+        "large_weights", "warning",
+        f"{told(names)} began with weights of {size[order[0]]:.3g} per unit, {size[order[0]] / middle:.3g} times "
+        "the middle layer's.",
+        "Check its initialization: the weights of a unit should have a norm of about 1. Behind a normalizer such a "
+        "layer hardly turns; without one its outputs explode.",
+        layers=names, norm_per_unit=float(size[order[0]]), middle=float(middle), limit=LIMITS.large,
+    )  # fmt: skip
+
+
+def evaluates(course: Course) -> Finding | None:
+    """Normalization layers in eval mode while the optimizer steps the layers before them."""
+    flags = course["norm_evaluates"]
+    rows = np.isfinite(flags).any(1)
+    if not rows.any():
+        return None
+    last = flags[rows][-1]
+    which = (last > 0.5) & ~course.untrained
+    if not which.any():
+        return None
+    names = _chosen(course, which)
+    every = which.sum() == np.isfinite(last).sum()
+    return _finding(
+        "eval_mode", "warning",
+        f"The normalizers after {told(names)} are in eval mode during training: they use stored statistics, not those "
+        "of the batch.",
+        "Call model.train() before training, and again after each evaluation; to keep statistics fixed on purpose, "
+        "freeze the layer before them too.",
+        layers=() if every else names, normalizers=int(which.sum()), step=int(course.steps[rows][-1]),
+    )  # fmt: skip
+
+
+def gradients_accumulate(course: Course) -> Finding | None:
+    """Gradients that were not cleared: the step's gradient is not that of its own backward passes."""
+    carried = _quiet(np.nanmax, course["gradient_carried"], axis=1)
+    rows = np.flatnonzero(np.isfinite(carried) & (course.steps > 1))
+    which = rows[carried[rows] > LIMITS.carried]
+    if not len(which) or len(which) < min(2, len(rows)):
+        return None
+    return _finding(
+        "gradients_accumulate", "serious",
+        f"Gradients are not cleared between steps: at step {course.steps[which[-1]]:,} most of the gradient "
+        f"({100 * carried[which[-1]]:.0f} %) did not come from the step's own backward passes.",
+        "Call optimizer.zero_grad() once per step, before the backward pass.",
+        share=float(carried[which[-1]]), limit=LIMITS.carried,
+    )  # fmt: skip
+
+
+def repeated_batch(course: Course) -> Finding | None:
+    """The same batch at every sampled step."""
+    means, roots = course["input_mean"], course["input_rms"]
+    known = np.isfinite(means) & np.isfinite(roots)
+    columns = np.flatnonzero(known.any(0)).tolist()
+    # Data enters at embeddings, or at the first layer: what enters the others changes with the weights before them.
+    enters = [i for i in columns if course.layers[i].kind == "embedding"] or columns[:1]
+    seen = [(means[known[:, i], i], roots[known[:, i], i]) for i in enters]
+    seen = [(mean, rms) for mean, rms in seen if rms.max() > 0 and not _counts_up(float(mean[0]), float(rms[0]))]
+    if not seen or min(len(rms) for _, rms in seen) < 3:
+        return None
+    spread = max(float(max(np.ptp(mean), np.ptp(rms)) / rms.max()) for mean, rms in seen)
+    if spread > LIMITS.same_batch:
+        return None
+    count = min(len(rms) for _, rms in seen)
+    return _finding(
+        "repeated_batch", "warning",
+        f"All {count} sampled steps saw the same batch: what enters {course.names[enters[0]]} did not change.",
+        "Iterate over the data loader, and shuffle it. Nothing is wrong if one batch is all the data.",
+        sampled_steps=count, relative_difference=spread, limit=LIMITS.same_batch,
+    )  # fmt: skip
+
+
+def _counts_up(mean: float, rms: float) -> bool:
+    """Return True for the moments of 0, 1, …, T − 1: positions, which are the same for every batch."""
+    last = 2 * mean
+    return abs(rms**2 - last * (2 * last + 1) / 6) < 1e-4 * max(1.0, rms**2)
+
+
+def input_scale(course: Course) -> Finding | None:
+    """Inputs of unusual scale at the first layer."""
+    rms = course["input_rms"]
+    known = np.isfinite(rms)
+    if not known.any():
+        return None
+    column = int(np.flatnonzero(known.any(0))[0])
+    if course.layers[column].kind == "embedding":
+        return None
+    value = float(rms[known[:, column], column][0])
+    if value <= LIMITS.input_rms:
+        return None
+    return _finding(
+        "input_scale", "warning",
+        f"The inputs of {course.names[column]} have a root mean square of {value:.3g}; standardized ones have 1.",
+        "Standardize the inputs: subtract the mean and divide by the standard deviation of the training data.",
+        layers=(course.names[column],), input_rms=value, limit=LIMITS.input_rms,
+    )  # fmt: skip
+
+
+# What goes wrong at a step.
+
+
+def not_finite(course: Course) -> Finding | None:
+    """The first layer and step whose gradient or weights are not finite."""
+    if not course.known("weight_norm"):
+        return None
+    lr, norm, gradient = course["lr"], course["weight_norm"], course["gradient_norm"]
+    measured = np.isfinite(lr) | ~np.isfinite(lr).any(0)
+    bad = measured & ~np.isfinite(norm) & np.isfinite(norm).any(0)
+    pulled = np.isinf(gradient)
+    rows = np.flatnonzero((bad | pulled).any(1))
+    rows = rows[course.steps[rows] > 0]
+    broken_loss = np.flatnonzero(~np.isfinite(course.loss)) if len(course.loss) else np.empty(0, dtype=int)
+    if not bad.any():
+        if len(broken_loss) and broken_loss[-1] == len(course.loss) - 1:
+            since = int(course.loss_steps[broken_loss[0]])
+            return _finding(
+                "not_finite", "serious", f"The loss is not finite since step {since:,}.",
+                "Lower the learning rate, and look for divisions by zero and logarithms of zero.", since=since,
+            )  # fmt: skip
+        return None
+    row = int(np.flatnonzero(bad.any(1))[0])
+    first = bad[row]
+    # Of several layers that broke between two measurements, the one whose norm grew most is the likeliest origin.
+    before = norm[:row]
+    grown = np.ones(len(first))
+    if row:
+        grown = _quiet(np.nanmax, before[-3:], axis=0) / _quiet(np.nanmedian, before, axis=0)
+    order = sorted(np.flatnonzero(first).tolist(), key=lambda i: -float(np.nan_to_num(grown[i])))
+    names = [course.names[i] for i in order]
+    since = int(course.steps[row])
+    last = int(course.steps[row - 1]) if row else since
+    at = f"at step {since:,}" if since - last <= 1 else f"between steps {last:,} and {since:,}"
+    return _finding(
+        "not_finite", "serious",
+        f"The weights of {told(names)} became not finite {at}.",
+        "Everything after that is lost: go back to a checkpoint from before. Lower the learning rate, clip gradients, "
+        "and look for divisions by zero, logarithms of zero and overflow in half precision there.",
+        layers=names, since=since, last_finite_step=last,
+    )  # fmt: skip
+
+
+_HUGE = float(np.finfo(np.float32).max)
+
+
+def jump(course: Course) -> Finding | None:
+    """The norm of one layer jumps between two measurements, in the middle of a calm run."""
+    norm = np.nan_to_num(course["weight_norm"], nan=np.nan, posinf=_HUGE)
+    if len(norm) < LIMITS.enough:
+        return None
+    with np.errstate(all="ignore"):
+        change = np.abs(np.diff(np.log(norm), axis=0))
+    change[~np.isfinite(change)] = 0.0
+    change[: LIMITS.enough // 2] = 0.0
+    usual = _quiet(np.nanmedian, change, axis=0)
+    which = (change > log(LIMITS.jump)) & (change > 20 * usual)
+    # A layer whose own steps are too short for the jump was changed by something else, whatever the others did after.
+    length = np.nan_to_num(course["update_norm"], nan=_HUGE, posinf=_HUGE)
+    reach = np.diff(course.steps)[:, None] * np.maximum(length[1:], np.where(length[:-1] < _HUGE, length[:-1], 0.0))
+    outside = which & (np.abs(np.diff(norm, axis=0)) > 10 * reach)
+    if outside.any():
+        which = outside
+    else:
+        which &= (which.sum(1) <= max(1, len(course.layers) // 4))[:, None]
+    if not which.any():
+        return None
+    row = int(np.flatnonzero(which.any(1))[0])
+    order = np.argsort(-np.where(which[row], change[row], -1.0))[: int(which[row].sum())]
+    names = [course.names[i] for i in order.tolist()]
+    since = int(course.steps[row + 1])
+    factor = float(np.exp(min(change[row][order[0]], 700.0)))
+    return _finding(
+        "jump", "serious",
+        f"The norm of {told(names)} jumped by a factor of {factor:.3g} at step {since:,}, alone among the layers.",
+        "Look for a corrupted checkpoint, an assignment to the weights, or a faulty device; go back to a checkpoint "
+        "from before.",
+        layers=names, since=since, factor=factor, limit=LIMITS.jump,
+    )  # fmt: skip
+
+
+# What a whole course shows.
+
+
+def too_fast(course: Course) -> Finding | None:
+    """Steps as long as the weights themselves, or norms that blow up."""
+    ratio, norm = course["update_ratio"], course["weight_norm"]
+    start = norm[:1] > 0 if len(norm) else np.zeros((1, len(course.layers)), dtype=bool)
+    ratio = np.where(start, ratio, np.nan)  # layers that begin at zero take long steps first
+    if np.isfinite(ratio).sum(0).max(initial=0) < 3:
+        return None
+    middle = _quiet(np.nanmedian, ratio, axis=1)
+    rows = np.flatnonzero(middle > LIMITS.fast)
+    with np.errstate(all="ignore"):
+        grown = np.where(start, norm / norm[:1], np.nan)
+    burst = np.flatnonzero(_quiet(np.nanmedian, grown, axis=1) > LIMITS.blown_up)
+    if not len(rows) and not len(burst):
+        return None
+    since = int(course.steps[min(rows[0] if len(rows) else len(ratio), burst[0] if len(burst) else len(ratio))])
+    steepest = _quiet(np.nanmax, ratio, axis=0)
+    order = np.argsort(-np.nan_to_num(steepest, nan=-1.0))
+    names = [course.names[i] for i in order[:3].tolist()]
+    most = float(np.nanmax(middle))
+    if len(rows):
+        said = f"A step changed the middle layer by {most:.3g} times its norm (step {since:,})."
+    else:
+        said = f"Half of the layers have over {LIMITS.blown_up:,.0f} times their initial norm since step {since:,}."
+    return _finding(
+        "too_fast", "serious", said,
+        "Lower the learning rate by a factor of 10 to 100, or warm it up; check the scale of inputs and loss.",
+        layers=names, since=None if since <= 2 else since, update_ratio=most, limit=LIMITS.fast,
+    )  # fmt: skip
+
+
+def too_slow(course: Course) -> Finding | None:
+    """No layer turns to speak of: training is wasted."""
+    rate = np.where(course.untrained, np.nan, course["rate_per_step"])
+    if np.isfinite(rate).sum(0).max(initial=0) < LIMITS.enough:
+        return None
+    typical = _quiet(np.nanquantile, rate, q=0.9, axis=0)
+    most = float(_quiet(np.nanmax, typical))
+    turned = float(_quiet(np.nanmax, _angle(course["rotation"]))) if course.known("rotation") else 0.0
+    aligned = float(_quiet(np.nanmedian, np.where(course.untrained, np.nan, course["alignment"])))
+    slow = most < LIMITS.slow and turned < LIMITS.unturned
+    straight = most < LIMITS.straight_rate and aligned > LIMITS.straight and _falls(course) is not True
+    if not (slow or straight) or not isfinite(most) or (slow and _falls(course) is True):
+        return None
+    if most == 0.0:
+        return None  # no step changes anything: other rules say why
+    if slow:
+        said = (
+            f"The layers hardly turn: by {most:.2g} rad per step or less, and none by more than {turned:.2g} rad in "
+            f"{int(course.steps[-1]):,} steps."
+        )
+    else:
+        said = (
+            f"The layers turn by at most {most:.2g} rad per step and keep their direction (cosine {aligned:.3f} between "
+            "successive steps): they could go much faster."
+        )
+    return _finding(
+        "too_slow", "serious" if slow else "warning", said,
+        "Raise the learning rate by a factor of 10 to 1,000; look for clipping far below the gradients' norm, for a "
+        "large ε of Adam, and for gradients that were not unscaled before clipping.",
+        rate_per_step=most, limit=LIMITS.slow if slow else LIMITS.straight_rate, alignment=aligned, turned=turned,
+    )  # fmt: skip
+
+
+def _angle(rotation: Floats) -> Floats:
+    return np.arccos(np.clip(1.0 - rotation, -1.0, 1.0))
+
+
+def _falls(course: Course) -> bool | None:
+    """Return True if the loss has fallen by a tenth; None if it was not recorded."""
+    loss = course.loss[np.isfinite(course.loss)]
+    if len(loss) < 2 * LIMITS.enough:
+        return None
+    part = max(3, len(loss) // 10)
+    first, last = float(np.median(loss[:part])), float(np.median(loss[-part:]))
+    return last < 0.9 * first
+
+
+def slow_layer(course: Course) -> Finding | None:
+    """A layer inside the network that turns far slower than the layers beside it, or not at all."""
+    held = course.weights & ~course.untrained
+    rate = np.where(held, course["rate_per_step"], np.nan)
+    if np.isfinite(rate).sum(0).max(initial=0) < LIMITS.enough:
+        return None
+    typical = _quiet(np.nanquantile, rate, q=0.9, axis=0)
+    moving = np.flatnonzero(np.isfinite(typical))
+    if len(moving) < 3 or not (typical[moving] > 0).any():
+        return None
+    slower: dict[int, float] = {}
+    for place, i in enumerate(moving.tolist()):
+        beside = [typical[j] for j in moving[max(0, place - 2) : place + 3].tolist() if j != i]
+        neighbors = float(np.median(beside))
+        if typical[i] * LIMITS.behind < neighbors:
+            slower[i] = neighbors / max(float(typical[i]), 1e-30)
+    # The first layers may be slow on purpose: a backbone with a smaller rate than the new head.
+    for i in moving.tolist():
+        if i not in slower:
+            break
+        slower.pop(i)
+    if not slower or len(slower) > len(moving) // 2:
+        return None
+    order = sorted(slower, key=lambda i: -slower[i])
+    names = [course.names[i] for i in order]
+    gradient = course["gradient_norm"][:, order[0]]
+    none = not (np.nan_to_num(gradient) > 0).any()
+    if none and _is_one_of_many(course, order):
+        return _finding(
+            "idle", "note", f"{told(names)} got no gradient, unlike the layers like it: it was not used.",
+            "Nothing needs to be done if it is an expert or a branch that is used seldom.", layers=names,
+        )  # fmt: skip
+    times = f"{slower[order[0]]:.3g} times slower than the layers beside it" if slower[order[0]] < 1e9 else "not at all"
+    return _finding(
+        "slow_layer", "serious" if slower[order[0]] > 1e9 else "warning",
+        f"{told(names)} {'turns' if len(names) == 1 else 'turn'} {times}.",
+        "Compare its learning rate, gradient and weights with those of its neighbors: a parameter group with another "
+        "rate, weights that are far larger, or no path from the loss to it.",
+        layers=names, rate_per_step=float(typical[order[0]]), times_slower=float(slower[order[0]]), limit=LIMITS.behind,
+    )  # fmt: skip
+
+
+def _is_one_of_many(course: Course, which: Sequence[int]) -> bool:
+    """Return True if other layers have the same name up to a number, as experts do, and do train."""
+
+    def pattern(name: str) -> str:
+        return re.sub(r"\d+", "#", name)
+
+    kinds = {pattern(course.names[i]) for i in which}
+    others = [i for i in range(len(course.names)) if i not in set(which) and pattern(course.names[i]) in kinds]
+    parents = [{course.names[i].rsplit(".", 3)[0] for i in some} for some in (which, others)]
+    return bool(parents[0] & parents[1]) and any("expert" in course.names[i].lower() for i in which)
+
+
+def no_gradient(course: Course) -> Finding | None:
+    """Trained layers that no gradient reaches: everything below a `detach`, or all layers."""
+    gradient = course["gradient_norm"]
+    trained = ~course.untrained
+    known = len(gradient) >= 3 and course.known("lr")
+    if not known:
+        return None
+    stepped = np.isfinite(course["lr"]).sum(0) >= 3
+    none = trained & stepped & ~(np.nan_to_num(gradient[1:]) > 0).any(0)
+    if not none.any():
+        return None
+    if none[trained].all():
+        return _finding(
+            "no_gradient", "serious", "No layer gets a gradient: nothing trains.",
+            "Check that the loss depends on the model's output, and that it is not cut off by detach, no_grad, "
+            "argmax or saturated units.",
+            layers=_chosen(course, none),
+        )  # fmt: skip
+    places = np.flatnonzero(trained)
+    count = 0
+    for i in places.tolist():
+        if not none[i]:
+            break
+        count += 1
+    if count == 0:
+        return None
+    names = [course.names[i] for i in places[:count].tolist()]
+    return _finding(
+        "no_gradient", "serious",
+        f"No gradient reaches {told(names)}, the first {'layer' if count == 1 else 'layers'} of the network.",
+        f"Something cuts the graph after {names[-1]}: detach, no_grad, a copy through NumPy, or units that are all "
+        "dead.",
+        layers=names[::-1] if count > 1 else names, layers_without_gradient=count,
+    )  # fmt: skip
+
+
+def schedule_collapsed(course: Course) -> Finding | None:
+    """A learning rate that falls to nothing early in the run."""
+    lr = _quiet(np.nanmax, course["lr"], axis=1) if course.known("lr") else np.empty(0)
+    known = np.isfinite(lr)
+    if known.sum() < LIMITS.enough:
+        return None
+    lr, steps = lr[known], course.steps[known]
+    peak, low = float(lr.max()), lr < LIMITS.collapsed * float(lr.max())
+    if peak <= 0 or not low[-1]:
+        return None
+    first = int(np.flatnonzero(~low)[-1]) + 1
+    if steps[-1] - steps[first] < LIMITS.collapsed_for * steps[-1]:
+        return None
+    half = int(np.flatnonzero(lr >= 0.5 * peak)[-1])
+    since = int(steps[half])
+    return _finding(
+        "schedule_collapsed", "serious",
+        f"The learning rate began to fall at step {since:,} and has been below {LIMITS.collapsed:g} of its peak since "
+        f"step {int(steps[first]):,}: nothing was learned after that.",
+        "Step the scheduler once per epoch if it counts epochs; if it counts steps, give it the right number.",
+        since=since, peak=peak, last=float(lr[-1]), limit=LIMITS.collapsed,
+    )  # fmt: skip
+
+
+def decay_dominates(course: Course) -> Finding | None:
+    """Weight decay that shrinks weights faster than gradients can build them."""
+    lr, decay = course["lr"], course["weight_decay"]
+    if not (course.known("lr") and course.known("weight_decay")):
+        return None
+    classes = [str(course.optimizer(layer.part).get("class", "")) for layer in course.layers]
+    coupled = np.array([
+        name in ("Adam", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adamax")
+        and not course.optimizer(layer.part).get("decoupled_weight_decay")
+        for name, layer in zip(classes, course.layers, strict=True)
+    ])  # fmt: skip
+    unwrapped = np.array(["inner" not in course.optimizer(layer.part) for layer in course.layers])
+    momentum = np.array([name == "SGD" for name in classes]) * course.option("momentum")
+    with np.errstate(all="ignore"):
+        share = _quiet(np.nanmedian, lr * decay, axis=0) / (1 - momentum)
+        steps = np.where(share > 0, log(2) / share, np.inf)
+        early = slice(1, 1 + max(LIMITS.enough, 20))
+        pull = _quiet(np.nanmedian, (decay * course["weight_norm"] / course["gradient_norm"])[early], axis=0)
+    fast = unwrapped & ~coupled & (steps < LIMITS.halved)
+    heavy = unwrapped & coupled & (pull > LIMITS.pulled)
+    which = (fast | heavy) & ~course.untrained
+    if which.sum() < 0.5 * (~course.untrained).sum():
+        return None
+    names = _chosen(course, which)
+    if fast.any():
+        least = float(steps[which].min())
+        said = f"Weight decay alone halves the weights every {least:.0f} steps."
+        evidence: dict[str, Any] = {"steps_to_halve": least, "limit": LIMITS.halved}
+    else:
+        most = float(np.median(pull[which]))
+        said = f"Weight decay pulls {most:.3g} times as hard as the gradient, and Adam divides both by √v."
+        evidence = {"decay_over_gradient": most, "limit": LIMITS.pulled}
+    return _finding(
+        "decay_dominates", "serious", said,
+        "Lower weight_decay by a factor of 100; with Adam, use AdamW, whose decay is not divided by √v.",
+        layers=names if len(names) < len(course.layers) else (), **evidence,
+    )  # fmt: skip
+
+
+def dead_units(course: Course) -> Finding | None:
+    """A layer with hardly any unit that is ever active."""
+    dead = course["dying_channels"]
+    known = np.isfinite(dead)
+    hidden = np.arange(len(course.layers)) < len(course.layers) - 1
+    which = hidden & course.weights & known.any(0)
+    which &= _quiet(np.nanmin, np.where(known, dead, np.nan), axis=0) >= LIMITS.dead
+    if not which.any():
+        return None
+    share = _quiet(np.nanmin, dead, axis=0)
+    order = sorted(np.flatnonzero(which).tolist(), key=lambda i: -float(share[i]))
+    names = [course.names[i] for i in order]
+    return _finding(
+        "dead_units", "serious",
+        f"{100 * float(share[order[0]]):.0f} % of the units of {told(names)} are active for no example.",
+        "Check its bias and the scale of its weights; a smaller learning rate or a leaky activation keeps units alive.",
+        layers=names, share=float(share[order[0]]), limit=LIMITS.dead,
+    )  # fmt: skip
+
+
+def vanishing(course: Course) -> Finding | None:
+    """Gradients that fade on their way to the first layers."""
+    which = np.flatnonzero(course.weights & ~course.untrained)
+    if len(which) < 3:
+        return None
+    with np.errstate(all="ignore"):
+        relative = (course["gradient_norm"] / course["weight_norm"])[1:, which]
+    if np.isfinite(relative).sum(0).max(initial=0) < LIMITS.enough:
+        return None
+    size = _quiet(np.nanmedian, relative[:50], axis=0)
+    third = max(1, len(which) // 3)
+    first, last = float(_quiet(np.nanmedian, size[:third])), float(_quiet(np.nanmedian, size[-third:]))
+    if not (0 < first < LIMITS.fades * last):
+        return None
+    names = [course.names[i] for i in which[:third].tolist()]
+    return _finding(
+        "vanishing", "warning",
+        f"Gradients fade toward the input: relative to the weights, those of {told(names)} are {last / first:.3g} "
+        "times smaller than those of the last layers.",
+        "Use ReLU-like activations, residual connections or normalizers, and an initialization that keeps variances.",
+        layers=names, first=first, last=last, limit=LIMITS.fades,
+    )  # fmt: skip
+
+
+def saturating(course: Course) -> Finding | None:
+    """Hidden layers that get nothing but numbers between 0 and 1: sigmoids everywhere."""
+    low, high = course["input_low"], course["input_high"]
+    known = np.isfinite(low) & np.isfinite(high)
+    columns = np.flatnonzero(known.any(0) & course.weights)
+    if len(columns) < 3:
+        return None
+    inner = columns[1:]
+    bounded = np.array([bool(((low[:, i] > 0) & (high[:, i] <= 1))[known[:, i]].all()) for i in inner.tolist()])
+    if bounded.sum() < 2 or bounded.mean() < 0.4:
+        return None
+    names = [course.names[i] for i in inner[bounded].tolist()]
+    before = [course.names[i] for i in columns[: max(1, len(columns) // 3)].tolist()]
+    return _finding(
+        "saturating", "warning",
+        f"{told(names)} get only inputs between 0 and 1, as from sigmoids: the gradient shrinks by 4 or more at each.",
+        "Use ReLU or GELU between layers, and keep sigmoids for gates and outputs.",
+        layers=before, layers_with_such_inputs=int(bounded.sum()), of=len(inner),
+    )  # fmt: skip
+
+
+def at_chance(course: Course) -> Finding | None:
+    """A loss that stays where guessing is."""
+    loss, classes = _smooth_loss(course), _classes(course)
+    if loss is None or classes is None:
+        return None
+    chance = log(classes)
+    later = loss[len(loss) // 2 :]
+    if float(later.min()) < LIMITS.chance * chance or float(np.median(later)) > 3 * chance:
+        return None
+    return _finding(
+        "at_chance", "serious",
+        f"The loss is {float(np.median(later)):.3g}, and guessing among the {classes:,} classes gives {chance:.3g}: "
+        "nothing has been learned.",
+        "Check that labels belong to their inputs, that the loss gets logits, and that the learning rate is neither "
+        "far too high nor far too low.",
+        layers=(), loss=float(np.median(later)), chance=chance, limit=LIMITS.chance,
+    )  # fmt: skip
+
+
+def double_softmax(course: Course) -> Finding | None:
+    """A loss stuck at the lowest value that probabilities can reach where logits are expected."""
+    loss, classes = _smooth_loss(course), _classes(course)
+    if loss is None or classes is None:
+        return None
+    floor = log(e + classes - 1) - 1
+    last = float(np.median(loss[-max(3, len(loss) // 10) :]))
+    near = floor - 0.01 <= float(loss.min()) and last <= floor + LIMITS.floor and last < LIMITS.chance * log(classes)
+    still = abs(float(np.median(loss[-len(loss) // 4 :])) - last) < 0.5 * LIMITS.floor
+    if not near or not still:
+        return None
+    return _finding(
+        "double_softmax", "serious",
+        f"The loss stays at {last:.4g}, just above {floor:.4g}: the lowest cross-entropy of {classes:,} probabilities "
+        "taken for logits.",
+        "Leave out the softmax before the loss: cross_entropy expects logits.",
+        layers=course.names[-1:], loss=last, floor=floor, limit=LIMITS.floor,
+    )  # fmt: skip
+
+
+def _smooth_loss(course: Course) -> Floats | None:
+    """Return the loss, averaged over a twentieth of the run; None if there is too little of it."""
+    loss = course.loss
+    if len(loss) < 2 * LIMITS.enough or course.loss_steps[-1] < LIMITS.chance_steps or not np.isfinite(loss).all():
+        return None
+    width = max(1, len(loss) // 20)
+    return np.asarray(np.convolve(loss, np.ones(width) / width, mode="valid"))
+
+
+def _classes(course: Course) -> int | None:
+    """Return the number of outputs of the last layer, if there are several."""
+    shape = course.layers[-1].shape
+    return int(shape[0]) if len(shape) >= 2 and shape[0] >= 2 and course.layers[-1].kind != "embedding" else None
+
+
+# Notes: true, useful and no alarms.
+
+
+def clipped(course: Course) -> Finding | None:
+    """Clipping that cuts every step: the norm of all gradients is the same at each."""
+    gradient = course["gradient_norm"]
+    rows = np.isfinite(gradient).any(1)
+    if rows.sum() < 2 * LIMITS.enough:
+        return None
+    total = np.sqrt(np.nansum(np.square(gradient[rows]), axis=1))
+    if not total.min() > 0 or len(course.layers) < 2:
+        return None
+    spread = float(np.std(total) / np.mean(total))
+    shares = gradient[rows] / total[:, None]
+    varied = float(_quiet(np.nanmedian, _quiet(np.nanstd, shares, axis=0) / _quiet(np.nanmean, shares, axis=0)))
+    if spread > LIMITS.clipped or varied < 2 * spread:
+        return None
+    return _finding(
+        "clipped", "note",
+        f"The gradients of all layers together have a norm of {float(np.mean(total)):.3g} at every step: clipping cuts "
+        "each of them.",
+        "The learning rate then sets the length of steps alone. Raise the limit if that is not intended.",
+        norm=float(np.mean(total)), spread=spread, limit=LIMITS.clipped,
+    )  # fmt: skip
+
+
+def large_epsilon(course: Course) -> Finding | None:
+    """Adam's ε above √v: steps are those of SGD, scaled."""
+    moment = course["moment_p50"]
+    known = np.isfinite(moment).any(0)
+    eps = course.option("eps", 0.0)
+    if not known.any():
+        return None
+    root = np.sqrt(_quiet(np.nanmax, moment, axis=0))
+    which = known & (eps > root) & (root > 0)
+    if which.sum() < 0.5 * known.sum():
+        return None
+    names = _chosen(course, which)
+    return _finding(
+        "large_epsilon", "note",
+        f"ε = {eps[which][0]:.3g} is larger than √v in {told(names)}: steps are proportional to the gradient there.",
+        "Lower eps to 1e-8 for steps of Adam's length.",
+        layers=names, eps=float(eps[which][0]), root_of_second_moment=float(np.median(root[which])),
+    )  # fmt: skip
+
+
+def unbalanced(course: Course) -> Finding | None:
+    """Layers that have rotated by very different amounts; the papers connect balance with generalization."""
+    rotation = course["rotation"]
+    rows = np.flatnonzero(np.isfinite(rotation).any(1))
+    if len(rows) < LIMITS.enough:
+        return None
+    which = course.weights & ~course.untrained
+    last = np.where(which, rotation[rows[-1]], np.nan)
+    known = np.flatnonzero(np.isfinite(last) & (last > 0))
+    if len(known) < 2 or last[known].max() < 0.05 or last[known].max() < LIMITS.unbalanced * last[known].min():
+        return None
+    least, most = known[last[known].argmin()], known[last[known].argmax()]
+    return _finding(
+        "unbalanced", "note",
+        f"{course.names[most]} has rotated by {last[most]:.3g} and {course.names[least]} by {last[least]:.3g}.",
+        "Layca turns all layers alike; the papers found that to generalize best.",
+        layers=(course.names[least], course.names[most]), most=float(last[most]), least=float(last[least]),
+    )  # fmt: skip
+
+
+Rule = Callable[[Course], Finding | None]
+
+#: All rules, the most important first: causes before their consequences.
+RULES: tuple[Rule, ...] = (
+    not_trained, no_learning_rate, gradients_accumulate, large_weights, symmetric, evaluates, repeated_batch,
+    input_scale, jump, decay_dominates, schedule_collapsed, too_fast, not_finite, dead_units, no_gradient, saturating,
+    vanishing, slow_layer, too_slow, double_softmax, at_chance, clipped, large_epsilon, unbalanced,
+)  # fmt: skip
+
+#: The kinds of finding.
+KINDS = (
+    "replaced", "not_in_optimizer", "frozen", "no_learning_rate", "gradients_accumulate", "large_weights", "symmetric",
+    "eval_mode", "repeated_batch", "input_scale", "jump", "decay_dominates", "schedule_collapsed", "too_fast",
+    "not_finite", "dead_units", "no_gradient", "saturating", "vanishing", "slow_layer", "too_slow", "double_softmax",
+    "at_chance", "stalled", "dominated", "idle", "clipped", "large_epsilon", "unbalanced",
+)  # fmt: skip
+
+#: Kinds that another fault may cause.
+CONSEQUENCES = frozenset({
+    "jump", "too_fast", "not_finite", "dead_units", "no_gradient", "saturating", "vanishing", "slow_layer", "too_slow",
+    "double_softmax", "at_chance", "stalled", "dominated",
+})  # fmt: skip
