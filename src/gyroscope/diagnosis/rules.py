@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import e, isfinite, log
 from typing import Any
 
@@ -38,11 +39,15 @@ class Limits:
         large: ‖w‖/√(number of units) of initial weights. Common initializations give 0.1 to 2.
         apart: and this many times that of the middle layer.
         blown_up: the factor by which a norm may grow.
+        calm: ‖Δw‖/‖w‖ of the middle layer in the steps before a jump.
         jump: the factor by which the norm of one layer may change between two measurements, in the middle of a run.
-        carried: share of a step's gradient that is not parallel to that of its own backward passes. Clipping of norms
-            and unscaling leave it at 0, clipping of values raises it to about 0.5.
+        carried: share of a step's gradient whose sign is not that of its own backward passes. Clipping and unscaling
+            leave it at exactly 0; gradients that were not cleared give 0.08 and more.
         fades: relative gradients ‖∇‖/‖w‖ of the first third of the layers over those of the last third.
         dead: share of a layer's channels that no example of a batch activates. Healthy runs reach 0.65.
+        bounded: share of the hidden layers that get nothing but numbers between 0 and 1.
+        branch: factor by which inputs grow, or relative gradients fall, from one block to the next in all layers alike.
+        evenly: and the factor that no other two blocks may differ by.
         input_rms: root mean square of what enters the first layer; standardized inputs have 1.
         same_batch: relative difference below which two batches are the same.
         halved: steps after which weight decay alone halves the weights. SGD at η = 0.1 and λ = 5e-4 takes 1,400.
@@ -58,17 +63,21 @@ class Limits:
     enough: int = 10
     fast: float = 0.5
     slow: float = 1e-4
-    unturned: float = 0.01
-    straight: float = 0.985
+    unturned: float = 0.03
+    straight: float = 0.96
     straight_rate: float = 1e-3
     behind: float = 50.0
     large: float = 20.0
     apart: float = 20.0
     blown_up: float = 1e3
+    calm: float = 0.2
     jump: float = 10.0
-    carried: float = 0.8
+    carried: float = 0.05
     fades: float = 0.01
     dead: float = 0.95
+    bounded: float = 0.2
+    branch: float = 4.0
+    evenly: float = 2.5
     input_rms: float = 20.0
     same_batch: float = 1e-6
     halved: float = 100.0
@@ -284,8 +293,8 @@ def gradients_accumulate(course: Course) -> Finding | None:
         return None
     return _finding(
         "gradients_accumulate", "serious",
-        f"Gradients are not cleared between steps: at step {course.steps[which[-1]]:,} most of the gradient "
-        f"({100 * carried[which[-1]]:.0f} %) did not come from the step's own backward passes.",
+        f"Gradients are not cleared between steps: {100 * carried[which[-1]]:.0f} % of that of step "
+        f"{course.steps[which[-1]]:,} has another sign than the step's own backward passes gave it.",
         "Call optimizer.zero_grad() once per step, before the backward pass.",
         share=float(carried[which[-1]]), limit=LIMITS.carried,
     )  # fmt: skip
@@ -396,7 +405,10 @@ def jump(course: Course) -> Finding | None:
     change[~np.isfinite(change)] = 0.0
     change[: LIMITS.enough // 2] = 0.0
     usual = _quiet(np.nanmedian, change, axis=0)
-    which = (change > log(LIMITS.jump)) & (change > 20 * usual)
+    # Only a calm run can show it: where every layer takes long steps, one of them is the longest.
+    before = np.nan_to_num(_quiet(np.nanmedian, course["update_ratio"], axis=1))[:-1]
+    calm = np.maximum.accumulate(before) < LIMITS.calm
+    which = (change > log(LIMITS.jump)) & (change > 20 * usual) & calm[:, None]
     # A layer whose own steps are too short for the jump was changed by something else, whatever the others did after.
     length = np.nan_to_num(course["update_norm"], nan=_HUGE, posinf=_HUGE)
     reach = np.diff(course.steps)[:, None] * np.maximum(length[1:], np.where(length[:-1] < _HUGE, length[:-1], 0.0))
@@ -464,7 +476,7 @@ def too_slow(course: Course) -> Finding | None:
     turned = float(_quiet(np.nanmax, _angle(course["rotation"]))) if course.known("rotation") else 0.0
     aligned = float(_quiet(np.nanmedian, np.where(course.untrained, np.nan, course["alignment"])))
     slow = most < LIMITS.slow and turned < LIMITS.unturned
-    straight = most < LIMITS.straight_rate and aligned > LIMITS.straight and _falls(course) is not True
+    straight = most < LIMITS.straight_rate and aligned > LIMITS.straight
     if not (slow or straight) or not isfinite(most) or (slow and _falls(course) is True):
         return None
     if most == 0.0:
@@ -476,8 +488,8 @@ def too_slow(course: Course) -> Finding | None:
         )
     else:
         said = (
-            f"The layers turn by at most {most:.2g} rad per step and keep their direction (cosine {aligned:.3f} between "
-            "successive steps): they could go much faster."
+            f"The layers turn by at most {most:.2g} rad per step and keep their direction (the cosine between "
+            f"successive steps is {aligned:.3f}): they could go much faster."
         )
     return _finding(
         "too_slow", "serious" if slow else "warning", said,
@@ -518,7 +530,10 @@ def slow_layer(course: Course) -> Finding | None:
         if typical[i] * LIMITS.behind < neighbors:
             slower[i] = neighbors / max(float(typical[i]), 1e-30)
     # The first layers may be slow on purpose: a backbone with a smaller rate than the new head.
-    for i in moving.tolist():
+    whole = _quiet(np.nanquantile, np.where(course.untrained, np.nan, course["rate_per_step"]), q=0.9, axis=0)
+    for i in range(len(whole)):
+        if i not in slower and (np.isnan(whole[i]) or whole[i] * LIMITS.behind < np.nanmax(whole)):
+            continue
         if i not in slower:
             break
         slower.pop(i)
@@ -707,7 +722,7 @@ def saturating(course: Course) -> Finding | None:
         return None
     inner = columns[1:]
     bounded = np.array([bool(((low[:, i] > 0) & (high[:, i] <= 1))[known[:, i]].all()) for i in inner.tolist()])
-    if bounded.sum() < 2 or bounded.mean() < 0.4:
+    if bounded.sum() < 2 or bounded.mean() < LIMITS.bounded:
         return None
     names = [course.names[i] for i in inner[bounded].tolist()]
     before = [course.names[i] for i in columns[: max(1, len(columns) // 3)].tolist()]
@@ -717,6 +732,59 @@ def saturating(course: Course) -> Finding | None:
         "Use ReLU or GELU between layers, and keep sigmoids for gates and outputs.",
         layers=before, layers_with_such_inputs=int(bounded.sum()), of=len(inner),
     )  # fmt: skip
+
+
+def large_branch(course: Course) -> Finding | None:
+    """A block whose output dwarfs what passes by it: the blocks after it get larger inputs, or smaller gradients."""
+    blocks = _blocks(course)
+    if len(blocks) < 3:
+        return None
+    known = np.isfinite(course["input_rms"]).any(1)
+    inputs = course["input_rms"][int(known.argmax())]
+    with np.errstate(all="ignore"):
+        relative = _quiet(np.nanmedian, (course["gradient_norm"] / course["weight_norm"])[1:21], axis=0)
+    growth = _between(blocks, inputs, falls=False)
+    fall = _between(blocks, relative, falls=True)
+    for what, ratios in (
+        ("get inputs {:.3g} times as large", growth),
+        ("have relative gradients {:.3g} times smaller", fall),
+    ):
+        if not np.isfinite(ratios).all():
+            continue
+        at = int(ratios.argmax())
+        others = np.delete(ratios, at)
+        if ratios[at] >= LIMITS.branch and (others < LIMITS.evenly).all():
+            names = [course.names[i] for i in blocks[at].values()]
+            return _finding(
+                "large_branch", "warning",
+                f"The layers after {told(names)} {what.format(ratios[at])} those of the blocks before: the "
+                "output of this block dwarfs what passes by it.",
+                "Check the factor on its residual branch and its initialization: blocks should add about as much as "
+                "they get, or less.",
+                layers=names, ratio=float(ratios[at]), limit=LIMITS.branch,
+            )  # fmt: skip
+    return None
+
+
+def _blocks(course: Course) -> list[dict[str, int]]:
+    """Return the repeated blocks of a network: for each, the positions of its layers by their name within it."""
+    found: dict[str, dict[int, dict[str, int]]] = {}
+    for i, name in enumerate(course.names):
+        match = re.match(r"(.*?)(\d+)\.(.*)", name)
+        if match and course.weights[i] and match[3] != "weight":
+            found.setdefault(match[1], {}).setdefault(int(match[2]), {})[match[3]] = i
+    longest = max(found.values(), key=len, default={})
+    return [longest[number] for number in sorted(longest)]
+
+
+def _between(blocks: Sequence[dict[str, int]], values: Floats, *, falls: bool) -> Floats:
+    """Return the factor by which values grow or fall from each block to the next: the median over their layers."""
+    ratios = []
+    for one, two in pairwise(blocks):
+        common = [name for name in one if name in two]
+        grows = [values[two[name]] / values[one[name]] for name in common]
+        ratios.append(_quiet(np.nanmedian, np.array([1 / r for r in grows] if falls else grows)) if grows else np.nan)
+    return np.array(ratios)
 
 
 def at_chance(course: Course) -> Finding | None:
@@ -746,7 +814,7 @@ def double_softmax(course: Course) -> Finding | None:
     floor = log(e + classes - 1) - 1
     last = float(np.median(loss[-max(3, len(loss) // 10) :]))
     near = floor - 0.01 <= float(loss.min()) and last <= floor + LIMITS.floor and last < LIMITS.chance * log(classes)
-    still = abs(float(np.median(loss[-len(loss) // 4 :])) - last) < 0.5 * LIMITS.floor
+    still = abs(float(np.median(loss[-len(loss) // 4 :])) - last) < 0.2 * LIMITS.floor
     if not near or not still:
         return None
     return _finding(
@@ -844,20 +912,21 @@ Rule = Callable[[Course], Finding | None]
 #: All rules, the most important first: causes before their consequences.
 RULES: tuple[Rule, ...] = (
     not_trained, no_learning_rate, gradients_accumulate, large_weights, symmetric, evaluates, repeated_batch,
-    input_scale, jump, decay_dominates, schedule_collapsed, too_fast, not_finite, dead_units, no_gradient, saturating,
-    vanishing, slow_layer, too_slow, double_softmax, at_chance, clipped, large_epsilon, unbalanced,
+    input_scale, schedule_collapsed, jump, too_fast, decay_dominates, not_finite, dead_units, no_gradient, saturating,
+    large_branch, vanishing, slow_layer, too_slow, double_softmax, at_chance, clipped, large_epsilon, unbalanced,
 )  # fmt: skip
 
 #: The kinds of finding.
 KINDS = (
-    "replaced", "not_in_optimizer", "frozen", "no_learning_rate", "gradients_accumulate", "large_weights", "symmetric",
-    "eval_mode", "repeated_batch", "input_scale", "jump", "decay_dominates", "schedule_collapsed", "too_fast",
-    "not_finite", "dead_units", "no_gradient", "saturating", "vanishing", "slow_layer", "too_slow", "double_softmax",
-    "at_chance", "stalled", "dominated", "idle", "clipped", "large_epsilon", "unbalanced",
+    "replaced", "not_in_optimizer", "frozen", "no_learning_rate", "gradients_accumulate", "large_weights",
+    "symmetric", "eval_mode", "repeated_batch", "input_scale", "jump", "decay_dominates", "schedule_collapsed",
+    "too_fast", "not_finite", "dead_units", "no_gradient", "saturating", "large_branch", "vanishing", "slow_layer",
+    "too_slow", "double_softmax", "at_chance", "stalled", "dominated", "idle", "clipped", "large_epsilon",
+    "unbalanced",
 )  # fmt: skip
 
 #: Kinds that another fault may cause.
 CONSEQUENCES = frozenset({
-    "jump", "too_fast", "not_finite", "dead_units", "no_gradient", "saturating", "vanishing", "slow_layer", "too_slow",
+    "jump", "too_fast", "decay_dominates", "not_finite", "dead_units", "no_gradient", "saturating", "large_branch", "vanishing", "slow_layer", "too_slow",
     "double_softmax", "at_chance", "stalled", "dominated",
 })  # fmt: skip

@@ -224,7 +224,7 @@ class Exchanged:
 STATE_INFO = {
     "gradient_carried": QuantityInfo(
         "gradient_carried", "1",
-        "share of the gradient that does not come from the step's own backward passes: 0 unless it was not cleared",
+        "share of the gradient whose sign is not that of the step's own backward passes: 0 unless it was not cleared",
     ),
     "norm_evaluates": QuantityInfo(
         "norm_evaluates", "1", "1 if the normalizer after the layer uses stored statistics, 0 if those of the batch"
@@ -235,15 +235,16 @@ STATE_INFO = {
 class Fresh:
     """Compares the gradient of a step with that of its own backward passes, for the smallest of the layers.
 
-    Clipping of norms and loss scaling change the length of a gradient, not its direction. What was carried over from
-    earlier steps changes the direction. Ranks that average gradients, and sharded layers, are not compared.
+    Clipping and loss scaling change the size of a gradient's elements, not their signs. What was carried over from
+    earlier steps changes many signs. Ranks that average gradients, and sharded layers, are not compared.
     """
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
+    def __init__(self, layers: Sequence[Layer], optimizer: Optimizer) -> None:
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}  # it clears these only
         sizes = {
             i: layer.parameter.numel()
             for i, layer in enumerate(layers)
-            if layer.parameter.requires_grad and not is_sharded(layer.parameter)
+            if layer.parameter.requires_grad and id(layer.parameter) in held and not is_sharded(layer.parameter)
         }
         self._layers, self._index = layers, min(sizes, key=lambda i: sizes[i], default=None)
         self._own: Tensor | None = None
@@ -284,11 +285,10 @@ class Fresh:
         gradient = self._layers[self._index].parameter.grad
         if gradient is None or gradient.shape != own.shape or gradient.layout is not torch.strided:
             return None
-        a, b = gradient.detach().float().flatten(), own.float().flatten()
-        lengths = torch.linalg.vector_norm(a), torch.linalg.vector_norm(b)
-        cosine = torch.where(lengths[1] > 0, torch.dot(a, b) / (lengths[0] * lengths[1]), torch.zeros_like(lengths[0]))
+        a, b = gradient.detach().float(), own.float()
+        carried = (a.abs() * (a * b <= 0)).sum() / a.abs().sum()  # NaN without a gradient
         found = torch.full((len(self._layers),), torch.nan, device=a.device)
-        found[self._index] = torch.where(lengths[0] > 0, (1 - cosine.square()).clamp(0, 1).sqrt(), torch.nan)
+        found[self._index] = carried
         return found
 
 
@@ -385,7 +385,7 @@ class Detail:
 
             self.conditioned = Conditioned(model, layers, conditioning, shared=shared)
         self.probe = acts.ActivationProbe(model, layers, threshold=threshold) if activations and not hidden else None
-        self.fresh = Fresh(layers)
+        self.fresh = Fresh(layers, optimizer)
         self.normalizers = _normalizers(model, layers) if layers else []
         self._count = len(layers)
         self.attached = False

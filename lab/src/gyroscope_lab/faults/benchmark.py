@@ -86,7 +86,12 @@ def cases(
 
 
 def evaluate(case: Case, folder: Path | None = None) -> Outcome | None:
-    """Train a case and diagnose its run; None if the network has no place for the fault or the variant."""
+    """Train a case and diagnose its run; None if the network has no place for the fault or the variant.
+
+    Args:
+        case: the training.
+        folder: where to keep the run; by default it is not kept.
+    """
     torch.set_num_threads(1)
     it = scene(NETWORKS[case.network], case.seed)
     injected: Injected | None = Injected()
