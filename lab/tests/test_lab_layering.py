@@ -6,7 +6,7 @@ from test_layering import imported, modules, part
 
 SOURCES = Path(__file__).parents[1] / "src"
 #: Lowest first.
-ORDER = ("errors", "kinds", "orphans", "data", "models", "training", "engine", "papers", "cli")
+ORDER = ("errors", "kinds", "orphans", "data", "models", "training", "engine", "faults", "papers", "cli")
 
 
 def test_imports_point_downward():

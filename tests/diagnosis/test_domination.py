@@ -50,7 +50,7 @@ def train(model, path, make=sgd, *, steps=STEPS, each=None, seen=None, **options
     """Steps with a monitor; `each(i)` is called before the i-th, `seen` gets weights and gradients of each."""
     x, y = clusters(64, (16,))
     optimizer = make(model)
-    with gyroscope.watch(model, optimizer, path, **options) as monitor:
+    with gyroscope.watch(model, optimizer, path, diagnose=False, **options) as monitor:
         for i in range(steps):
             if each is not None:
                 each(i)

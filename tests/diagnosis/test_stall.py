@@ -176,7 +176,7 @@ def kicked(model: nn.Sequential, path, *, steps: int = 60, kicks: int = 3, **opt
     draw = torch.Generator().manual_seed(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=3.0, momentum=0.9)
     options = {"conditioning": 2, "layers": f"{len(model) - 1}.weight", "activations": False} | options
-    with gyroscope.watch(model, optimizer, path, **options) as monitor:
+    with gyroscope.watch(model, optimizer, path, diagnose=False, **options) as monitor:
         for i in range(steps):
             optimizer.param_groups[0]["lr"] = 3.0 if i < kicks else 0.05
             pick = torch.randint(len(x), (128,), generator=draw)

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 import gyroscope
 from gyroscope.errors import MonitorError
-from gyroscope.passes.activations import COLUMNS, INFO, ActivationProbe, unavailable
+from gyroscope.passes.activations import COLUMNS, INFO, INPUTS, ActivationProbe, unavailable
 
 
 def net(seed: int = 0) -> nn.Sequential:
@@ -223,7 +223,7 @@ def test_hooks_that_are_there_when_a_model_is_compiled_break_no_graph():
 
 
 def test_every_column_says_what_it_means():
-    assert tuple(INFO) == COLUMNS
+    assert tuple(INFO) == (*COLUMNS, *INPUTS)
     assert all(info.name == name and info.unit and info.meaning for name, info in INFO.items())
 
 

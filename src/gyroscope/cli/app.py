@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 import gyroscope
 from gyroscope.cli.compare import compare
+from gyroscope.cli.diagnose import diagnose
 from gyroscope.cli.events import events
 from gyroscope.cli.explain import explain
 from gyroscope.cli.export import export
@@ -61,7 +62,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for command in (compare, runs, show, events, explain, plot, export, sample):
+for command in (compare, runs, show, diagnose, events, explain, plot, export, sample):
     app.command()(command)
 
 

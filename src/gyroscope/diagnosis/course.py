@@ -111,7 +111,7 @@ def course_of(run: Run) -> Course:
     >>> with tempfile.TemporaryDirectory() as folder, write_example(folder) as run:
     ...     course = course_of(run)
     >>> course.steps.tolist(), course.known("rotation"), course.known("weight_norm")
-    ([10, 20, 30, 40], True, False)
+    ([0, 10, 20, 30, 40], True, False)
     """
     recorded = [name for name in (*SERIES, *DETAILS) if name in run.quantities]
     steps = [run.steps[thinned(len(run.steps))], *(run.where(name) for name in DETAILS if name in run.quantities)]

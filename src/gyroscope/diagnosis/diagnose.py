@@ -42,8 +42,8 @@ def diagnose(run: Run | str | Path | Any, *, mute: str | Iterable[str] = ()) -> 
     >>> with tempfile.TemporaryDirectory() as folder, write_example(f"{folder}/first") as opened:
     ...     print(diagnose(opened))
     first: the run does not hold enough to tell more
-    It has 4 measured steps; rules need 10. Train longer, or measure more often: watch(every=1).
-    It has no series weight_norm, gradient_norm; gyroscope.watch records them unless quantities= leaves them out.
+    It has 5 measured steps; rules need 10. Train longer, or measure more often: watch(every=1).
+    It has no series rate_per_step, weight_norm, gradient_norm, lr; gyroscope.watch records them unless quantities= ...
     """
     muted = checked_kinds(mute)
     if isinstance(run, str | Path):

@@ -146,7 +146,7 @@ class Diagnosis(Sequence[Finding]):
         return f"<p>{html.escape(self.headline())}</p>{table}{missing}"
 
 
-class FindingError(MonitorError, RuntimeError):
+class FindingError(MonitorError):
     """Raised on the training thread by `watch(on_finding="raise")`.
 
     Attributes:

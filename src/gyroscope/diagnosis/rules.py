@@ -927,6 +927,6 @@ KINDS = (
 
 #: Kinds that another fault may cause.
 CONSEQUENCES = frozenset({
-    "jump", "too_fast", "decay_dominates", "not_finite", "dead_units", "no_gradient", "saturating", "large_branch", "vanishing", "slow_layer", "too_slow",
-    "double_softmax", "at_chance", "stalled", "dominated",
+    "jump", "too_fast", "decay_dominates", "not_finite", "dead_units", "no_gradient", "saturating", "large_branch",
+    "vanishing", "slow_layer", "too_slow", "double_softmax", "at_chance", "stalled", "dominated",
 })  # fmt: skip

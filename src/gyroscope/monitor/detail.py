@@ -435,7 +435,7 @@ class Detail:
         parameters = track.parameters()
         found: dict[str, Tensor | None] = {"moments": moment_percentiles(self.optimizer, parameters)}
         if self.probe is not None and self.attached:
-            found["activations"] = self.probe.collect()
+            found["activations"], found["inputs"] = self.probe.collect(), self.probe.inputs()
         if self.neurons is not None:
             found["neurons"] = self.neurons.measure(parameters, track.reference)
         found["gradient_carried"] = self.fresh.take()
@@ -454,7 +454,7 @@ class Detail:
     def resolve(self, found: dict[str, Any]) -> dict[str, npt.NDArray[np.float32]]:
         """Return what `collect` found, once it has arrived, as one value per layer by quantity."""
         values: dict[str, npt.NDArray[np.float32]] = {}
-        for key, names in (("moments", MOMENT_NAMES), ("activations", acts.COLUMNS)):
+        for key, names in (("moments", MOMENT_NAMES), ("activations", acts.COLUMNS), ("inputs", acts.INPUTS)):
             if key in found:
                 columns = found[key].float().numpy().astype(np.float32).T
                 values |= dict(zip(names, columns, strict=True))

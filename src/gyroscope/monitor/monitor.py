@@ -22,6 +22,7 @@ from gyroscope.base.accepted import real, text
 from gyroscope.base.alone import listens
 from gyroscope.base.outermost import register_outermost
 from gyroscope.base.transfer import is_capturing
+from gyroscope.diagnosis.finding import Finding, FindingError
 from gyroscope.errors import GyroscopeError, MonitorError, StoreError
 from gyroscope.layers.layer import Layer
 from gyroscope.monitor.clock import Cost, Pace, Stopwatch
@@ -55,6 +56,24 @@ def plainly() -> Iterator[None]:
                 yield
         else:
             yield
+
+
+class Raised:
+    """Keeps a serious finding until the training loop takes its next step, where it is raised."""
+
+    def __init__(self) -> None:
+        self._finding: Finding | None = None
+
+    def __call__(self, finding: Finding) -> None:
+        """Keep the first serious finding."""
+        if finding.severity == "serious" and self._finding is None:
+            self._finding = finding
+
+    def throw(self) -> None:
+        """Raise the finding that is kept, once."""
+        kept, self._finding = self._finding, None
+        if kept is not None:
+            raise FindingError(kept)
 
 
 class Monitor:
@@ -93,6 +112,7 @@ class Monitor:
         self._tracks: list[Track] = []
         self._details: list[Detail] = []
         self._handles: list[Any] = []
+        self._raised = about.on_finding if isinstance(about.on_finding, Raised) else None
         self._chronicle = Chronicle(about, step=step, own_reference=reference is not None)
         try:
             moves = any({"pp", "vp"} & one.needs for one in about.quantities)
@@ -334,6 +354,8 @@ class Monitor:
             elif not is_capturing():  # hooks are not part of a graph, and do not run when it is replayed
                 with stopwatch:
                     self._safely(act, track, joining=self._sharded, within=nullcontext)
+                if self._raised is not None:
+                    self._raised.throw()
 
         return hook
 

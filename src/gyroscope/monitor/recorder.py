@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gyroscope.diagnosis.finding import Finding
+from gyroscope.diagnosis.live import Live
 from gyroscope.diagnosis.naming import Naming
 from gyroscope.errors import GyroscopeError, StoreError
 from gyroscope.monitor.clock import Clock
@@ -87,9 +89,12 @@ class Recorder:
         meta: Mapping[str, Any],
         sinks: Sequence[Sink],
         lock: Lock | None = None,
+        live: Live | None = None,
+        on_finding: Callable[[Finding], object] | None = None,
     ) -> None:
         self.path = path
         self.asked = 0
+        self._live, self._on_finding = live, on_finding
         self._used = 0.0  # seconds of the writer's thread
         self._lost = self._lost_at = 0
         self._tracks, self._details, self._quantities, self._clock = tracks, details, list(quantities), clock
@@ -204,17 +209,43 @@ class Recorder:
                 _LOG.warning("%s: %s", self.path, text)
                 yield Event(steps[-1], "error", text)
         yield Rows(part, at, values)
+        if self._live is not None:
+            self._live.measured(part, steps, values)
         analyzed: dict[int, dict[str, Values]] = {}
         for i, (_, detail) in enumerate(kept):
             if detail:
                 found = self._details[part].resolve(detail)
                 yield Rows(part, np.array([steps[i]]), {name: value[None] for name, value in found.items()})
                 analyzed[i] = found
+                if self._live is not None:
+                    self._live.measured(part, [steps[i]], {name: value[None] for name, value in found.items()})
         yield from self._naming.events(part, steps, products, analyzed)
+        yield from self._diagnosed(steps[-1])
+
+    def _diagnosed(self, step: int) -> Iterator[Event]:
+        """Yield the alarms that the rules state now; an error in them ends the live diagnosis, never the recording."""
+        if self._live is None:
+            return
+        try:
+            stated = self._live.stated()
+        except Exception as error:
+            self._live = None
+            yield Event(step, "error", f"the live diagnosis failed and is off: {type(error).__name__}: {error}")
+            return
+        for one in stated:
+            _LOG.warning("%s: %s %s", self.path, one.sentence, one.remedy)
+            yield Event(step if one.since is None else one.since, "finding", f"{one.severity}: {one.sentence}")
+            if self._on_finding is not None:
+                try:
+                    self._on_finding(one)
+                except Exception as error:
+                    yield Event(step, "error", f"on_finding failed: {type(error).__name__}: {error}")
 
     def _told(self, payloads: Sequence[Numbers]) -> Iterator[Scalars]:
         for record in _scalars(payloads):
             self._naming.heard(record.step, record.values)
+            if self._live is not None:
+                self._live.heard(record.step, record.values)
             yield record
 
     def _tick(self) -> None:
@@ -293,6 +324,9 @@ class About:
         writes: True on the rank that writes it.
         shared: True if several ranks measure it together.
         held: the precision and place of references.
+        diagnoses: True if the rules are evaluated while the run is written.
+        mute: kinds of finding that are left out then.
+        on_finding: called with each alarm, on the writer's thread.
     """
 
     path: Path
@@ -304,6 +338,9 @@ class About:
     writes: bool
     shared: bool
     held: tuple[Precision, Place]
+    diagnoses: bool = True
+    mute: tuple[str, ...] = ()
+    on_finding: Callable[[Finding], object] | None = None
 
 
 class Chronicle:
@@ -449,8 +486,14 @@ class Chronicle:
         self.recorder = Recorder(
             about.path, about.layers, self._tracks, self._details, about.quantities, self._clock,
             step=step, meta=meta, sinks=about.sinks, lock=None if self._existing is None else self._existing.lock,
+            live=self._live(step, meta), on_finding=about.on_finding,
         )  # fmt: skip
         return self.recorder
+
+    def _live(self, step: int, meta: Mapping[str, Any]) -> Live | None:
+        about = self.about
+        earlier = about.path if step > 0 else None
+        return Live(about.layers, meta, mute=about.mute, resumes=earlier) if about.diagnoses else None
 
     def close(self, *, interrupted: bool) -> None:
         """Finish the run, or unlock one that was not opened again."""

@@ -6,7 +6,7 @@ import inspect
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
@@ -19,12 +19,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gyroscope.base.accepted import listed, text
+from gyroscope.diagnosis.diagnose import checked_kinds
+from gyroscope.diagnosis.finding import Finding
 from gyroscope.errors import ConditioningError, MonitorError, StoreError
 from gyroscope.layers.layer import Layer, split
 from gyroscope.layers.layer import layers as find_layers
 from gyroscope.monitor import resume
 from gyroscope.monitor.clock import Pace
-from gyroscope.monitor.monitor import Monitor, check_numbers
+from gyroscope.monitor.monitor import Monitor, Raised, check_numbers
 from gyroscope.monitor.quantities import find
 from gyroscope.monitor.recorder import About
 from gyroscope.monitor.reference import DTYPES, Place, Precision, Source, from_source
@@ -58,6 +60,9 @@ def watch(
     meta: Mapping[str, Any] | None = None,
     sinks: Sequence[Sink] = (),
     conditioning: int | Literal["budget"] | Schedule | None = None,
+    diagnose: bool = True,
+    on_finding: Callable[[Finding], object] | Literal["raise"] | None = None,
+    mute: str | Iterable[str] = (),
 ) -> Monitor:
     """Measure and record what every layer of `model` does at each step of `optimizer`.
 
@@ -94,6 +99,11 @@ def watch(
         conditioning: the number of steps between analyses of the conditioning of each layer (`gyroscope.condition`),
             which use the forward and backward passes of training itself; "budget" spaces them to stay within the
             budget. The loss must be a mean over the batch; for other losses pass a `gyroscope.conditioning.Schedule`.
+        diagnose: evaluate the rules of `gyroscope.diagnose` while training, on the writer's thread and within the
+            budget. Each alarm is recorded as an event and logged once.
+        on_finding: called with each alarm (a `gyroscope.diagnosis.Finding`), on the writer's thread; or "raise", to
+            raise a `FindingError` in the training loop, at the next step after a serious finding.
+        mute: kinds of finding to leave out.
 
     Returns:
         The monitor, with `log`, `note`, `flush`, `sample`, `cost` and `close`. It is also a context manager.
@@ -115,7 +125,9 @@ def watch(
     """
     check_numbers(every=every, budget=budget, detail_every=detail_every, step=step, threshold=threshold)
     _check_choices(reference_dtype, reference_device)
-    _check_flags(neurons=neurons, activations=activations)
+    _check_flags(neurons=neurons, activations=activations, diagnose=diagnose)
+    _check_on_finding(on_finding)
+    muted = checked_kinds(mute)
     _check_loss(loss)
     analyses = None if conditioning is None else _schedule(conditioning, budget)
     every, budget = int(every), None if budget is None else float(budget)
@@ -138,7 +150,8 @@ def watch(
     about = About(
         path=path or Path(),  # ranks without a path do not use it
         layers=table, members=parts, quantities=wanted, meta=its_meta, sinks=places, writes=resume.rank() == 0,
-        shared=sharded, held=(reference_dtype, reference_device),
+        shared=sharded, held=(reference_dtype, reference_device), diagnoses=bool(diagnose), mute=muted,
+        on_finding=Raised() if on_finding == "raise" else on_finding,
     )  # fmt: skip
     pace = Pace(
         every=every, budget=budget, detail_every=int(detail_every), details=activations or neurons, shared=sharded,
@@ -281,6 +294,12 @@ def _check_loss(loss: Any) -> None:
             f"`loss` must be a loss module, such as torch.nn.CrossEntropyLoss(), or a function without arguments that "
             f"returns the loss, got {what}. Record other values with `monitor.log(loss=...)`."
         )
+
+
+def _check_on_finding(given: Any) -> None:
+    """Reject what can neither be called nor is "raise"."""
+    if given is not None and given != "raise" and not callable(given):
+        raise MonitorError(f"`on_finding` must be a function of a finding, 'raise' or None, got {given!r:.80}.")
 
 
 def _check_flags(**values: Any) -> None:

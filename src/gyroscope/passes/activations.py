@@ -37,13 +37,15 @@ _MEANING = {
     "activation_mean": "mean activation over units and samples; of the layer's own output where no module rectifies it",
     "nu": "ν = ‖m‖² + 1 of the channels' mean activations m: how far an eigenvalue of the curvature lies out",
     "activation_rank": "numerical rank of the matrix of activations, samples by channels",
+}
+_ENTERS = {
     "input_mean": "mean of the numbers that enter the layer",
     "input_rms": "root mean square of the numbers that enter the layer",
     "input_low": "smallest number that enters the layer",
     "input_high": "largest number that enters the layer",
 }
-COLUMNS = tuple(_MEANING)
-INFO = {name: QuantityInfo(name, "1", meaning) for name, meaning in _MEANING.items()}
+COLUMNS, INPUTS = tuple(_MEANING), tuple(_ENTERS)
+INFO = {name: QuantityInfo(name, "1", meaning) for name, meaning in (_MEANING | _ENTERS).items()}
 
 Source = Literal["own", "norm", "rectifier"]  # the module whose output was taken for a layer's activation
 
@@ -110,7 +112,9 @@ class ActivationProbe:
     >>> _ = net(torch.ones(10, 2))
     >>> dict(zip(COLUMNS, [round(v, 3) for v in probe.collect()[0].tolist()]))
     {'dying': 0.333, 'full': 0.667, 'dying_channels': 0.333, 'full_channels': 0.667, 'activation_mean': 0.5,
-     'nu': 2.25, 'activation_rank': 1.0, 'input_mean': 1.0, 'input_rms': 1.0, 'input_low': 1.0, 'input_high': 1.0}
+     'nu': 2.25, 'activation_rank': 1.0}
+    >>> dict(zip(INPUTS, probe.inputs()[0].tolist()))
+    {'input_mean': 1.0, 'input_rms': 1.0, 'input_low': 1.0, 'input_high': 1.0}
     >>> probe.detach()
     """
 
@@ -160,14 +164,18 @@ class ActivationProbe:
         """Return the numbers since `reset`, [layers, columns] on the first layer's device; NaN for unseen layers."""
         self._settle()
         device = self.layers[0].parameter.device
-        unseen = torch.full((len(COLUMNS) - 4,), torch.nan, device=device)
-        unfed = torch.full((4,), torch.nan, device=device)
+        unseen = torch.full((len(COLUMNS),), torch.nan, device=device)
         return torch.stack([
-            torch.cat([
-                unseen if tally is None else tally.values().to(device, torch.float32, non_blocking=True),
-                _together(fed).to(device, torch.float32, non_blocking=True) if fed else unfed,
-            ])
-            for tally, fed in zip(self._tallies, self._inputs, strict=True)
+            unseen if tally is None else tally.values().to(device, torch.float32, non_blocking=True)
+            for tally in self._tallies
+        ])  # fmt: skip
+
+    def inputs(self) -> Tensor:
+        """Return the numbers of `INPUTS` since `reset`, [layers, columns]; NaN for layers that got no tensor."""
+        device = self.layers[0].parameter.device
+        unfed = torch.full((len(INPUTS),), torch.nan, device=device)
+        return torch.stack([
+            _together(fed).to(device, torch.float32, non_blocking=True) if fed else unfed for fed in self._inputs
         ])  # fmt: skip
 
     def _settle(self) -> None:

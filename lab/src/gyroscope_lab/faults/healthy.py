@@ -277,7 +277,7 @@ def _accumulation(it: Scene) -> bool:
         for one in it.optimizers:
             one.zero_grad()
         x, y = next(usual)
-        (0.5 * it.loss(it.model(x[:halves]), y[:halves])).backward()
+        (0.5 * it.loss(it.model(x[:halves]), y[:halves])).backward()  # type: ignore[no-untyped-call]
 
     it.before_forward.append(first)
     it.clears = False

@@ -95,7 +95,7 @@ def train(it: Scene, *, each: Callable[[int, Tensor], None] | None = None) -> No
         if it.clears:
             for one in it.optimizers:
                 one.zero_grad()
-        value.backward()
+        value.backward()  # type: ignore[no-untyped-call]
         for act in it.after_backward:
             act(step)
         if it.clip is not None:

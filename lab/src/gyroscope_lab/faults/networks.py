@@ -99,6 +99,8 @@ def loss(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def seeded(build: Callable[[], nn.Module]) -> Callable[[int], nn.Module]:
+    """Return a function that builds the network from a seed, without touching the random numbers of others."""
+
     def make(seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -133,9 +135,11 @@ class Block(nn.Module):
         self.conv1, self.bn1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs)
         self.conv2, self.bn2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs)
         self.shortcut = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-        self.scale, self.activation = 1.0, F.relu
+        self.scale = 1.0
+        self.activation: Callable[[Tensor], Tensor] = F.relu
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs."""
         branch = self.bn2(self.conv2(self.activation(self.bn1(self.conv1(x)))))
         return self.activation(self.shortcut(x) + self.scale * branch)
 
@@ -155,14 +159,17 @@ class Attention(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.causal, self.scale, self.activation = causal, 1.0, F.gelu
+        self.causal, self.scale = causal, 1.0
+        self.activation: Callable[[Tensor], Tensor] = F.gelu
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs."""
         n, t, width = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(n, t, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         x = x + self.scale * self.out(mixed.transpose(1, 2).reshape(n, t, width))
-        return x + self.scale * self.down(self.activation(self.up(self.norm2(x))))
+        out: Tensor = x + self.scale * self.down(self.activation(self.up(self.norm2(x))))
+        return out
 
 
 class Characters(nn.Module):
@@ -177,6 +184,7 @@ class Characters(nn.Module):
         nn.init.normal_(self.embedding.weight, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs."""
         out: Tensor = self.head(self.norm(self.blocks(self.embedding(x) + self.places)))
         return out
 
@@ -187,9 +195,11 @@ class Layer(nn.Module):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.linear, self.bn = nn.Linear(inputs, outputs, bias=False), nn.BatchNorm1d(outputs)
-        self.skips, self.scale, self.activation = inputs == outputs, 1.0, F.relu
+        self.skips, self.scale = inputs == outputs, 1.0
+        self.activation: Callable[[Tensor], Tensor] = F.relu
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs."""
         branch = self.activation(self.bn(self.linear(x)))
         return x + self.scale * branch if self.skips else branch
 
@@ -204,13 +214,14 @@ def _mlp100() -> nn.Module:
 class Recurrent(nn.Module):
     """An LSTM or GRU of characters."""
 
-    def __init__(self, kind: type[nn.RNNBase], width: int = 96) -> None:
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], width: int = 96) -> None:
         super().__init__()
         self.embedding = nn.Embedding(128, 32)
         self.cells = kind(32, width, batch_first=True)
         self.head = nn.Linear(width, 128)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs."""
         out: Tensor = self.head(self.cells(self.embedding(x))[0])
         return out
 
@@ -226,6 +237,7 @@ class ViT(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs."""
         tokens = self.patches(x).flatten(2).transpose(1, 2) + self.places
         out: Tensor = self.head(self.norm(self.blocks(tokens)).mean(1))
         return out
@@ -235,6 +247,8 @@ class Mixer(nn.Module):
     """An MLP-mixer of patches of 2x2 pixels."""
 
     class Layer(nn.Module):
+        """A perceptron over the patches and one over the channels."""
+
         def __init__(self, tokens: int, width: int) -> None:
             super().__init__()
             self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -243,8 +257,10 @@ class Mixer(nn.Module):
             self.scale = 1.0
 
         def forward(self, x: Tensor) -> Tensor:
+            """Return the outputs."""
             x = x + self.scale * self.tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
-            return x + self.scale * self.channels(self.norm2(x))
+            out: Tensor = x + self.scale * self.channels(self.norm2(x))
+            return out
 
     def __init__(self, width: int = 48, depth: int = 4) -> None:
         super().__init__()
@@ -253,6 +269,7 @@ class Mixer(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs."""
         out: Tensor = self.head(self.norm(self.blocks(self.patches(x).flatten(2).transpose(1, 2))).mean(1))
         return out
 
@@ -270,6 +287,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(width, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs."""
         one = self.down1(x)
         two = self.down2(one)
         up = self.up2(torch.cat([two, F.interpolate(self.bottom(two), scale_factor=2.0)], 1))

@@ -1,0 +1,142 @@
+"""The rules while a run is written: on the writer's thread, at growing distances, each kind of finding once."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gyroscope.diagnosis.course import DETAILS, MOST, SERIES, Course, course_of, loss_of, thinned
+from gyroscope.diagnosis.diagnose import findings, ordered
+from gyroscope.diagnosis.finding import Finding
+from gyroscope.errors import GyroscopeError
+from gyroscope.store import Run
+from gyroscope.store.record import LayerInfo
+
+# Rows after which the rules are evaluated first, and the factor between one evaluation and the next.
+_FIRST, _APART = 10, 1.3
+# Steps after which a finding about a whole course may be stated, and how much the learning rate may still rise then.
+_PATIENCE, _RISING = 500, 1.2
+# Losses that are kept: twice as many at most, half of which are then left out evenly.
+_LOSSES = 4 * MOST
+# Kinds that hold at once, whatever follows.
+_AT_ONCE = frozenset({
+    "replaced", "not_in_optimizer", "frozen", "gradients_accumulate", "large_weights", "symmetric", "eval_mode",
+    "input_scale", "jump", "too_fast", "not_finite",
+})  # fmt: skip
+
+_Values = npt.NDArray[np.float32]
+
+
+class Live:
+    """Follows a run and states its alarms, each kind once.
+
+    At most twice `MOST` rows of the past are kept: of a longer run, rows between the first and the last ones are left
+    out evenly, as for a recorded run.
+
+    Args:
+        layers: the run's layers.
+        meta: its meta.
+        mute: kinds of finding that are left out.
+        resumes: the folder of the run if it resumes an earlier one, whose findings are not stated again.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerInfo],
+        meta: Mapping[str, Any],
+        *,
+        mute: Iterable[str] = (),
+        resumes: Path | None = None,
+    ) -> None:
+        self._layers, self._meta, self._mute = tuple(layers), meta, tuple(mute)
+        parts = range(1 + max((layer.part for layer in layers), default=0))
+        self._members = [[i for i, layer in enumerate(layers) if layer.part == part] for part in parts]
+        self._rows: dict[int, dict[str, npt.NDArray[np.float64]]] = {}
+        self._losses: deque[tuple[int, Mapping[str, float]]] = deque()
+        self._seen, self._next, self._stated = 0, float(_FIRST), set[str]()
+        self._resumes = resumes
+
+    def heard(self, step: int, values: Mapping[str, float]) -> None:
+        """Record numbers of the whole network; called on any thread."""
+        self._losses.append((step, values))
+
+    def measured(self, part: int, steps: Iterable[int], values: Mapping[str, _Values]) -> None:
+        """Record the values [steps, layers of the part] of some steps."""
+        known = [name for name in (*SERIES, *DETAILS) if name in values]
+        for i, step in enumerate(steps):
+            row = self._rows.setdefault(int(step), {})
+            self._seen += 1
+            for name in known:
+                column = row.setdefault(name, np.full(len(self._layers), np.nan))
+                column[self._members[part]] = values[name][i]
+
+    def stated(self) -> list[Finding]:
+        """Return the alarms that were not stated before, if it is time to look for them."""
+        if self._seen < self._next or len(self._rows) < _FIRST:
+            return []
+        self._next = self._seen * _APART
+        if self._resumes is not None:
+            self._recall(self._resumes)
+            self._resumes = None
+        self._thin()
+        course = self._course()
+        settled = self._settled(course)
+        found = []
+        for one in ordered(findings(course), self._mute):
+            if one.is_alarm and one.kind not in self._stated and (settled or one.kind in _AT_ONCE):
+                self._stated.add(one.kind)
+                found.append(one)
+        return found
+
+    def _recall(self, path: Path) -> None:
+        """Continue from the course of the earlier run; what it showed already counts as stated."""
+        with suppress(GyroscopeError), Run(path) as run:
+            before = course_of(run)
+            first = min(self._rows)
+            for i, step in enumerate(before.steps.tolist()):
+                if step < first:
+                    self._rows[step] = {name: values[i] for name, values in before.series.items()}
+            until = replace(before, steps=before.steps[before.steps < first])
+            kept = len(until.steps)
+            until = replace(until, series={name: values[:kept] for name, values in before.series.items()})
+            self._stated |= {one.kind for one in findings(until)}
+
+    def _thin(self) -> None:
+        steps = sorted(self._rows)
+        if len(steps) > 2 * MOST:
+            kept = {steps[i] for i in thinned(len(steps)).tolist()}
+            kept |= {step for step in steps if any(name in self._rows[step] for name in DETAILS)}
+            self._rows = {step: self._rows[step] for step in steps if step in kept}
+        while len(self._losses) > 2 * _LOSSES:
+            self._losses = deque(list(self._losses)[::2])
+
+    def _course(self) -> Course:
+        steps = sorted(self._rows)
+        unknown = np.full(len(self._layers), np.nan)
+        names = {name for row in self._rows.values() for name in row}
+        series = {name: np.array([self._rows[step].get(name, unknown) for step in steps]) for name in names}
+        curves: dict[str, tuple[list[int], list[float]]] = {}
+        for step, values in list(self._losses):
+            for name, value in values.items():
+                at, curve = curves.setdefault(name, ([], []))
+                at.append(step)
+                curve.append(value)
+        loss_steps, loss = loss_of(curves)
+        at_all = np.array(steps, dtype=np.int64)
+        return Course(self._layers, at_all, series, loss_steps, loss, self._meta, ended=False)
+
+    @staticmethod
+    def _settled(course: Course) -> bool:
+        """Return True if the run is long enough to speak of its course, and warm-up is over."""
+        if course.steps[-1] < _PATIENCE or not course.known("lr"):
+            return False
+        lr = np.nanmax(np.where(np.isfinite(course["lr"]), course["lr"], 0.0), axis=1)
+        half = int(np.searchsorted(course.steps, course.steps[-1] / 2))
+        return bool(lr[-1] <= _RISING * max(float(lr[min(half, len(lr) - 1)]), 1e-30))
