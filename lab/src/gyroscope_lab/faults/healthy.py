@@ -203,10 +203,10 @@ def _expert(it: Scene) -> bool:
 def _dead(it: Scene) -> bool:
     for module in it.model.modules():
         own = getattr(module, "bias", None)
-        if isinstance(module, nn.Linear | nn.BatchNorm2d | nn.BatchNorm1d) and isinstance(own, Tensor):
-            if own.numel() > 16 and module is not list(it.model.modules())[-1]:
-                with torch.no_grad():
-                    own[: own.numel() * 3 // 10] -= 10.0
+        rectified = isinstance(module, nn.Linear | nn.BatchNorm2d | nn.BatchNorm1d) and isinstance(own, Tensor)
+        if rectified and own.numel() > 16 and module is not list(it.model.modules())[-1]:
+            with torch.no_grad():
+                own[: own.numel() * 3 // 10] -= 10.0
     return it.network.name in ("mlp-4", "cnn", "unet")
 
 

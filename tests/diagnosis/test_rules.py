@@ -1,0 +1,379 @@
+"""Every rule on a course that it is about, and on one in which nothing is wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import e, log
+
+import numpy as np
+import pytest
+
+from diagnosis.courses import NAMES, STEPS, healthy
+from gyroscope.diagnosis import KINDS, findings, ordered
+from gyroscope.diagnosis.rules import CONSEQUENCES, LIMITS, RULES
+
+MIDDLE = 2
+
+
+def spoiled(course=None, **values):
+    """The course with some series changed: by a function of the array, or with an array."""
+    course = healthy() if course is None else course
+    series = {name: values_.copy() for name, values_ in course.series.items()}
+    for name, change in values.items():
+        series[name] = change(series[name]) if callable(change) else change
+    return replace(course, series=series)
+
+
+def column(change, index=MIDDLE):
+    """Change one layer's column."""
+
+    def act(values):
+        values[:, index] = change(values[:, index])
+        return values
+
+    return act
+
+
+def alarms(course):
+    return [one for one in ordered(findings(course)) if one.is_alarm]
+
+
+def first(course):
+    found = alarms(course)
+    assert found, "no alarm"
+    return found[0]
+
+
+def test_a_healthy_course_raises_no_alarm_with_or_without_its_loss():
+    course = healthy()
+    assert alarms(course) == []
+    assert alarms(replace(course, loss=np.empty(0), loss_steps=np.empty(0, dtype=np.int64))) == []
+
+
+@pytest.mark.parametrize("fact", ["frozen", "unheld"])
+def test_an_untrained_layer_between_trained_ones_is_serious(fact):
+    found = first(healthy(facts={fact: [NAMES[MIDDLE]]}))
+    assert (found.kind, found.severity) == ({"frozen": "frozen", "unheld": "not_in_optimizer"}[fact], "serious")
+    assert found.layers == (NAMES[MIDDLE],)
+
+
+@pytest.mark.parametrize("fact", ["frozen", "unheld"])
+@pytest.mark.parametrize("names", [NAMES[:2], NAMES[:4]], ids=["first layers", "all but the head"])
+def test_a_backbone_that_is_not_trained_is_a_note(fact, names):
+    found = ordered(findings(healthy(facts={fact: list(names)})))
+    assert [one.severity for one in found if one.kind in ("frozen", "not_in_optimizer")] == ["note"]
+    assert not any(one.is_alarm for one in found)
+
+
+def test_layers_with_trained_adapters_are_a_note():
+    course = healthy()
+    names = ["q.base.weight", "q.lora_a.weight", "q.lora_b.weight", "k.base.weight", "k.lora_b.weight"]
+    table = tuple(replace(layer, name=name) for layer, name in zip(course.layers, names, strict=True))
+    frozen = [name for name in names if "base" in name]
+    found = ordered(findings(replace(course, layers=table, meta=course.meta | {"facts": {"frozen": frozen}})))
+    assert [(one.kind, one.severity) for one in found] == [("frozen", "note")]
+
+
+def test_parameters_that_were_replaced_are_named():
+    facts = {"unheld": [NAMES[1]], "replaced": [NAMES[1]], "foreign": 1}
+    found = first(healthy(facts=facts))
+    assert (found.kind, found.layers, found.severity) == ("replaced", (NAMES[1],), "serious")
+
+
+def test_parameters_of_other_models_alone_are_no_finding():
+    assert alarms(healthy(facts={"foreign": 7})) == []
+
+
+def test_a_learning_rate_of_zero():
+    assert first(spoiled(lr=column(lambda lr: 0 * lr))).kind == "no_learning_rate"
+
+
+def test_a_warm_up_from_zero_and_a_cosine_to_zero_are_healthy():
+    rise = np.minimum(1.0, np.arange(61) / 12)[:, None]
+    fall = 0.5 * (1 + np.cos(np.pi * np.arange(61) / 60))[:, None]
+    for shape in (rise, fall):
+        assert alarms(spoiled(lr=lambda lr, shape=shape: lr * shape)) == []
+
+
+def test_units_that_start_alike():
+    found = first(healthy(facts={"symmetric": [NAMES[MIDDLE]]}))
+    assert (found.kind, found.severity, found.layers) == ("symmetric", "warning", (NAMES[MIDDLE],))
+
+
+def test_large_initial_weights():
+    found = first(spoiled(weight_norm=column(lambda norm: 100 * norm)))
+    assert (found.kind, found.layers) == ("large_weights", (NAMES[MIDDLE],))
+    assert found.evidence["norm_per_unit"] == pytest.approx(100, rel=0.01)
+
+
+def test_normalizers_in_eval_mode():
+    found = first(spoiled(norm_evaluates=column(lambda flag: flag + 1)))
+    assert (found.kind, found.layers) == ("eval_mode", (NAMES[MIDDLE],))
+    assert "eval mode" in found.sentence
+    frozen = healthy(facts={"frozen": list(NAMES[:2])})
+    assert alarms(spoiled(frozen, norm_evaluates=column(lambda flag: flag + 1, index=1))) == []
+
+
+def test_gradients_that_are_not_cleared():
+    carried = column(lambda share: share + 0.3 * (np.arange(len(share)) > 1))
+    assert first(spoiled(gradient_carried=carried)).kind == "gradients_accumulate"
+
+
+def test_one_strange_sampled_step_of_several_is_not_enough():
+    assert alarms(spoiled(gradient_carried=column(lambda share: share + 0.3 * (np.arange(len(share)) == 20)))) == []
+
+
+def test_a_repeated_batch_is_recognized_by_what_enters_the_first_layer():
+    def same(values):
+        values[np.isfinite(values[:, 0]), 0] = 0.7
+        return values
+
+    assert first(spoiled(input_mean=same, input_rms=same)).kind == "repeated_batch"
+
+
+def test_positions_that_enter_an_embedding_are_no_repeated_batch():
+    course = healthy()
+    table = (replace(course.layers[0], kind="embedding"), *course.layers[1:])
+    at = np.isfinite(course["input_mean"][:, 0])
+    positions = np.arange(32)
+
+    def fixed(value):
+        return column(lambda x: np.where(at, value, np.nan), index=0)
+
+    mean, rms = positions.mean(), np.sqrt(np.square(positions).mean())
+    assert alarms(spoiled(replace(course, layers=table), input_mean=fixed(mean), input_rms=fixed(rms))) == []
+
+
+def test_inputs_of_unusual_scale():
+    found = first(spoiled(input_rms=column(lambda rms: 255 * rms, index=0)))
+    assert (found.kind, found.layers) == ("input_scale", NAMES[:1])
+
+
+def test_weights_that_are_not_finite_name_their_layer_and_step():
+    def broken(norm):
+        norm[31:, MIDDLE] = np.nan
+        norm[33:] = np.nan
+        return norm
+
+    found = first(spoiled(weight_norm=broken))
+    assert (found.kind, found.layers, found.severity) == ("not_finite", (NAMES[MIDDLE],), "serious")
+    assert found.since == healthy().steps[31]
+
+
+def test_a_loss_that_is_not_finite_is_told_without_a_layer():
+    course = healthy()
+    loss = course.loss.copy()
+    loss[200:] = np.nan
+    found = first(replace(course, loss=loss))
+    assert (found.kind, found.layers, found.since) == ("not_finite", (), 201)
+
+
+def test_a_jump_of_one_layer():
+    found = first(spoiled(weight_norm=column(lambda norm: np.where(np.arange(len(norm)) >= 30, 1e6, 1) * norm)))
+    assert (found.kind, found.layers, found.since) == ("jump", (NAMES[MIDDLE],), healthy().steps[30])
+
+
+def test_a_jump_that_no_step_explains_names_its_layer_although_the_others_follow():
+    def all_jump(norm):
+        norm[30:] *= 1e6
+        return norm
+
+    def long_steps(length):
+        length[30:, [0, 1, 3, 4]] *= 1e9
+        return length
+
+    found = first(spoiled(weight_norm=all_jump, update_norm=long_steps))
+    assert (found.kind, found.layers) == ("jump", (NAMES[MIDDLE],))
+
+
+def test_steps_as_long_as_the_weights():
+    def long(ratio):
+        ratio[2:5] = 3.0
+        return ratio
+
+    found = first(spoiled(update_ratio=long))
+    assert (found.kind, found.evidence["update_ratio"]) == ("too_fast", 3.0)
+
+
+def test_layers_that_hardly_turn():
+    course = spoiled(rate_per_step=lambda rate: 1e-4 * rate, rotation=lambda rotation: 1e-6 * rotation)
+    course = replace(course, loss=np.full(STEPS, 2.0))
+    found = first(course)
+    assert (found.kind, found.severity) == ("too_slow", "serious")
+    # Where the loss falls, slow layers are slow on purpose.
+    assert alarms(replace(course, loss=healthy().loss)) == []
+
+
+def test_slow_layers_that_keep_their_direction_could_go_faster():
+    course = spoiled(rate_per_step=lambda rate: 0.02 * rate, alignment=lambda cosine: 0 * cosine + 0.99)
+    assert (first(course).kind, first(course).severity) == ("too_slow", "warning")
+
+
+def test_one_layer_that_is_far_behind_its_neighbors():
+    found = first(spoiled(rate_per_step=column(lambda rate: 1e-3 * rate)))
+    assert (found.kind, found.layers) == ("slow_layer", (NAMES[MIDDLE],))
+
+
+def test_a_slow_backbone_is_no_alarm():
+    def slow(rate):
+        rate[:, :4] *= 1e-3
+        return rate
+
+    assert alarms(spoiled(rate_per_step=slow)) == []
+
+
+def test_an_idle_expert_is_a_note():
+    course = healthy()
+    names = ["in.weight", "moe.experts.0.w.weight", "moe.experts.1.w.weight", "moe.experts.2.w.weight", "out.weight"]
+    table = tuple(replace(layer, name=name) for layer, name in zip(course.layers, names, strict=True))
+    nothing = column(lambda values: 0 * values)
+    found = ordered(findings(spoiled(replace(course, layers=table), rate_per_step=nothing, gradient_norm=nothing)))
+    assert [(one.kind, one.severity) for one in found] == [("idle", "note")]
+
+
+def test_no_gradient_below_a_detach():
+    def cut(gradient):
+        gradient[:, :2] = np.nan
+        return gradient
+
+    def still(rate):
+        rate[:, :2] = 0.0
+        return rate
+
+    found = first(spoiled(gradient_norm=cut, rate_per_step=still))
+    assert (found.kind, found.layers) == ("no_gradient", (NAMES[1], NAMES[0]))
+
+
+def test_no_gradient_at_all():
+    course = spoiled(gradient_norm=lambda g: 0 * g, rate_per_step=lambda r: 0 * r)
+    assert first(course).kind == "no_gradient"
+    assert "nothing trains" in first(course).sentence
+
+
+def test_a_schedule_that_collapses():
+    shape = np.where(np.arange(61) < 12, 1.0, 0.9 ** (5.0 * (np.arange(61) - 12)))[:, None]
+    found = first(spoiled(lr=lambda lr: lr * shape))
+    assert found.kind == "schedule_collapsed"
+    assert abs(found.since - 60) <= 10
+
+
+def test_decay_that_halves_the_weights_in_a_few_steps():
+    assert first(spoiled(weight_decay=lambda decay: 100 * decay)).kind == "decay_dominates"
+
+
+def test_decay_that_adam_divides_with_the_gradient():
+    adam = {"class": "Adam", "lr": 1e-3, "weight_decay": 1.0}
+    course = healthy(optimizer=adam)
+    pulled = spoiled(course, weight_decay=lambda decay: 0 * decay + 1.0, lr=lambda lr: 0.01 * lr)
+    assert first(pulled).kind == "decay_dominates"
+    decoupled = adam | {"class": "AdamW", "decoupled_weight_decay": True}
+    assert alarms(replace(pulled, meta={"optimizers": [decoupled]})) == []
+
+
+def test_dead_units():
+    found = first(spoiled(dying_channels=column(lambda share: 0 * share + 1.0)))
+    assert (found.kind, found.layers) == ("dead_units", (NAMES[MIDDLE],))
+    assert alarms(spoiled(dying_channels=column(lambda share: 0 * share + 0.6))) == []
+
+
+def test_gradients_that_fade_toward_the_input():
+    found = first(spoiled(gradient_norm=lambda g: g * np.array([1e-4, 1e-3, 1e-2, 0.1, 1.0])))
+    assert found.kind == "vanishing"
+    assert found.layers[0] == NAMES[0]
+
+
+def test_inputs_between_zero_and_one_everywhere():
+    def between(low, high):
+        return {
+            "input_low": lambda values: np.where(np.isfinite(values), low, np.nan),
+            "input_high": lambda values: np.where(np.isfinite(values), high, np.nan),
+        }
+
+    assert first(spoiled(**between(0.1, 0.9))).kind == "saturating"
+    assert alarms(spoiled(**between(0.0, 0.9))) == []  # after ReLUs, some inputs are exactly zero
+
+
+def test_a_block_that_dwarfs_what_passes_by_it():
+    def larger(rms):
+        rms[:, 3:] *= 10
+        return rms
+
+    found = first(spoiled(input_rms=larger))
+    assert (found.kind, found.layers) == ("large_branch", (NAMES[2],))
+
+
+def test_a_loss_at_chance():
+    course = replace(healthy(), loss=np.full(STEPS, log(10)) + 0.02 * np.sin(np.arange(STEPS)))
+    assert (first(course).kind, first(course).severity) == ("at_chance", "serious")
+
+
+def test_a_loss_at_the_floor_of_a_second_softmax():
+    floor = log(e + 9) - 1
+    course = replace(healthy(), loss=floor + 0.02 + 0.8 * np.exp(-np.arange(STEPS) / 30))
+    assert (first(course).kind, first(course).layers) == ("double_softmax", (NAMES[-1],))
+
+
+def test_a_loss_of_a_regression_is_not_compared_with_chance():
+    course = healthy()
+    table = (*course.layers[:-1], replace(course.layers[-1], shape=(1, 16)))
+    assert alarms(replace(course, layers=table, loss=np.full(STEPS, 2.3))) == []
+
+
+def test_clipping_epsilon_and_balance_are_notes():
+    course = healthy(optimizer={"class": "Adam", "lr": 1e-3, "eps": 1.0})
+
+    def clipped(gradient):
+        return gradient / np.sqrt(np.nansum(np.square(gradient), axis=1, keepdims=True))
+
+    def unequal(rotation):
+        rotation[:, 0] *= 0.01
+        return rotation
+
+    found = ordered(findings(spoiled(course, gradient_norm=clipped, rotation=unequal)))
+    assert {one.kind for one in found} == {"clipped", "large_epsilon", "unbalanced"}
+    assert not any(one.is_alarm for one in found)
+
+
+def test_a_consequence_of_an_alarm_is_a_note():
+    course = spoiled(
+        healthy(facts={"symmetric": [NAMES[1]]}), dying_channels=column(lambda share: 0 * share + 1.0)
+    )  # fmt: skip
+    found = ordered(findings(course))
+    assert [(one.kind, one.severity) for one in found] == [("symmetric", "warning"), ("dead_units", "note")]
+    assert found[1].sentence.startswith("Likely a consequence: ")
+
+
+def test_a_muted_kind_neither_speaks_nor_hides_its_consequences():
+    course = spoiled(
+        healthy(facts={"symmetric": [NAMES[1]]}), dying_channels=column(lambda share: 0 * share + 1.0)
+    )  # fmt: skip
+    assert [(one.kind, one.severity) for one in ordered(findings(course), ["symmetric"])] == [("dead_units", "serious")]
+
+
+def test_a_course_of_three_steps_states_facts_only():
+    course = healthy(facts={"symmetric": [NAMES[1]]})
+    short = replace(
+        course, steps=course.steps[:3], series={name: values[:3] for name, values in course.series.items()},
+        loss=course.loss[:3], loss_steps=course.loss_steps[:3],
+    )  # fmt: skip
+    assert [one.kind for one in findings(short)] == ["symmetric"]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("filled", [np.nan, 0.0, np.inf])
+def test_no_rule_fails_on_a_course_that_says_nothing(rule, filled):
+    course = healthy()
+    empty = replace(course, series={name: np.full_like(v, filled) for name, v in course.series.items()})
+    with np.errstate(all="ignore"):
+        rule(empty)
+        rule(replace(empty, series={}))
+        rule(replace(empty, meta={"optimizers": "?", "facts": [1]}))
+
+
+def test_findings_are_data():
+    found = first(spoiled(weight_norm=column(lambda norm: 100 * norm)))
+    assert found.kind in KINDS
+    assert set(KINDS) > CONSEQUENCES
+    assert found.link == "diagnosis.md#large-weights"
+    assert json.loads(json.dumps(dict(found.evidence)))["limit"] == LIMITS.large
