@@ -26,7 +26,7 @@ from gyroscope.cli.show import show
 
 _PURPOSE = "Measure, explain and steer how each layer of a neural network trains."
 # Commands of the laboratory, which is a separate package.
-_LABORATORY = ("demo", "reproduce", "train", "data")
+_LABORATORY = ("demo", "reproduce", "train", "data", "benchmark")
 
 
 def _added() -> dict[str, EntryPoint]:

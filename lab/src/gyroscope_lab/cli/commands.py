@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from gyroscope_lab.cli.benchmark import benchmark_app
 from gyroscope_lab.cli.data import data_app
 from gyroscope_lab.cli.demo import demo
 from gyroscope_lab.cli.reproduce import reproduce
@@ -30,3 +31,4 @@ app.command()(demo)
 app.command()(reproduce)
 app.command(cls=TrainCommand)(train)
 app.add_typer(data_app)
+app.add_typer(benchmark_app)

@@ -201,10 +201,10 @@ def _expert(it: Scene) -> bool:
 
 @_healthy("a third of the units dead")
 def _dead(it: Scene) -> bool:
-    for module in it.model.modules():
-        own = getattr(module, "bias", None)
-        rectified = isinstance(module, nn.Linear | nn.BatchNorm2d | nn.BatchNorm1d) and isinstance(own, Tensor)
-        if rectified and own.numel() > 16 and module is not list(it.model.modules())[-1]:
+    kinds = (nn.Linear, nn.BatchNorm2d, nn.BatchNorm1d)
+    biases = [m.bias for m in it.model.modules() if isinstance(m, kinds) and isinstance(m.bias, Tensor)]
+    for own in biases[:-1]:  # the last one is the head's
+        if own.numel() > 16:
             with torch.no_grad():
                 own[: own.numel() * 3 // 10] -= 10.0
     return it.network.name in ("mlp-4", "cnn", "unet")
