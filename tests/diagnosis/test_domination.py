@@ -13,7 +13,7 @@ from torch import nn
 import gyroscope
 from diagnosis.predict_runs import clusters
 from gyroscope.diagnosis.domination import Domination, Episodes, dominated
-from gyroscope.diagnosis.naming import Naming
+from gyroscope.diagnosis.live import Naming
 from gyroscope.diagnosis.standing_out import in_words
 from gyroscope.errors import MonitorError
 from gyroscope.store import LayerInfo, QuantityInfo, Rows, Writer

@@ -12,7 +12,7 @@ from torch import nn
 import gyroscope
 from diagnosis.predict_runs import clusters
 from gyroscope.diagnosis import dominated
-from gyroscope.diagnosis.naming import Stalling
+from gyroscope.diagnosis.live import Stalling
 from gyroscope.diagnosis.stall import LAST_LAYER_FILE, found_in, stall, stalled
 from gyroscope.diagnosis.standing_out import in_words
 from gyroscope.errors import MonitorError

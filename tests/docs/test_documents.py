@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gyroscope.diagnosis import KINDS
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -94,3 +96,14 @@ def test_the_tables_say_what_was_measured():
     command = [sys.executable, "benchmarks/report.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_kind_of_finding_has_its_section_and_its_picture_exists():
+    page = (ROOT / "docs" / "diagnosis.md").read_text()
+    sections = {
+        line.removeprefix("### ").strip().lower().replace(" ", "_") for line in page.splitlines() if "### " in line
+    }
+    assert sections == set(KINDS)
+    pictures = re.findall(r"\]\((images/[^)]+)\)", page)
+    assert len(pictures) > 20
+    assert all((ROOT / "docs" / picture).exists() for picture in pictures)

@@ -250,11 +250,6 @@ class Fresh:
         self._own: Tensor | None = None
         self._handle: Any = None
 
-    @property
-    def attached(self) -> bool:
-        """True while it listens."""
-        return self._handle is not None
-
     def attach(self) -> None:
         """Listen to the backward passes of one step."""
         self.detach()
@@ -360,7 +355,12 @@ class Neurons:
 
 
 class Detail:
-    """Detail of the layers of one optimizer."""
+    """Detail of the layers of one optimizer.
+
+    Attributes:
+        listens: True while anything is attached for a step.
+        attached: True while forward hooks are attached.
+    """
 
     def __init__(
         self,
@@ -388,7 +388,7 @@ class Detail:
         self.fresh = Fresh(layers, optimizer)
         self.normalizers = _normalizers(model, layers) if layers else []
         self._count = len(layers)
-        self.attached = False
+        self.listens = self.attached = False
 
     @property
     def infos(self) -> dict[str, QuantityInfo]:
@@ -403,11 +403,6 @@ class Detail:
         return found
 
     @property
-    def listens(self) -> bool:
-        """True if anything is attached for one step."""
-        return self.attached or self.fresh.attached
-
-    @property
     def looks_inside(self) -> bool:
         """True if hooks are attached, of this or of the analysis of conditioning."""
         return self.attached or (self.conditioned is not None and self.conditioned.attached)
@@ -415,6 +410,7 @@ class Detail:
     def attach(self) -> None:
         """Attach forward hooks for one step."""
         self.fresh.attach()
+        self.listens = True
         if self.probe is not None:
             self.probe.reset()
             if not self.attached:
@@ -424,6 +420,7 @@ class Detail:
     def detach(self) -> None:
         """Remove the forward hooks."""
         self.fresh.detach()
+        self.listens = False
         if self.probe is not None and self.attached:
             self.probe.detach()
             self.attached = False

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from gyroscope.diagnosis.finding import Finding
-from gyroscope.diagnosis.live import Live
-from gyroscope.diagnosis.naming import Naming
+from gyroscope.diagnosis.live import Live, Naming
 from gyroscope.errors import GyroscopeError, StoreError
 from gyroscope.monitor.clock import Clock
 from gyroscope.monitor.detail import Detail
