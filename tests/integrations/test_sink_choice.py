@@ -10,7 +10,7 @@ from sink_runs import LAYERS, NAN, QUANTITIES, record, rotation, rows
 from gyroscope.errors import LayerError, MissingExtraError, MonitorError
 from gyroscope.integrations import Mirror, MLflow, TensorBoard, Trackio, Wandb
 from gyroscope.integrations.mirror import Names, imported, one_part
-from gyroscope.store import LayerInfo, Rows, Scalars, load
+from gyroscope.store import Event, LayerInfo, Rows, Scalars, load
 
 
 class Kept(Mirror):
@@ -222,3 +222,40 @@ def test_a_folder_with_the_name_of_a_tool_is_not_taken_for_it(tmp_path, monkeypa
 def test_a_run_and_what_to_make_one_of_are_not_both_accepted(make):
     with pytest.raises(MonitorError, match=r"got both|must be left out"):
         make()
+
+
+class _Tool:
+    """Stands in for a tool's module and its objects: it keeps the calls that are made of it."""
+
+    __spec__ = None
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def called(*arguments, **options):
+            self.calls.append((name, arguments, options))
+            return self
+
+        return called
+
+
+def test_a_finding_becomes_an_alert_or_a_tag(monkeypatch):
+    wandb, client = _Tool(), _Tool()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    sink = Wandb(run=wandb)
+    sink.open(LAYERS, QUANTITIES, {})
+    sink.write(Event(7, "finding", "serious: No layer gets a gradient."))
+    sink.write(Event(8, "note", "a note"))
+    told = {"title": "Gyroscope, step 7", "text": "serious: No layer gets a gradient.", "level": "ERROR"}
+    assert [options for name, _, options in wandb.calls if name == "alert"] == [told]
+    mlflow = _Tool()
+    mlflow.entities, mlflow.MlflowClient = _Tool(), lambda **_: client
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    sink = MLflow(run="run-1")
+    sink.open(LAYERS, QUANTITIES, {})
+    sink.write(Event(7, "finding", "warning: The loss is at chance."))
+    assert ("set_tag", ("run-1", "gyroscope.finding.1", "7: warning: The loss is at chance."), {}) in client.calls

@@ -8,6 +8,7 @@ from typing import Any
 
 from gyroscope.errors import MonitorError
 from gyroscope.integrations.mirror import QUANTITIES, Mirror, Pixels, imported
+from gyroscope.store.record import Event
 
 # Metrics that MLflow takes in one call, and how long numbers wait for a call to fill.
 _METRICS_PER_CALL = 1000
@@ -51,7 +52,7 @@ class MLflow(Mirror):
         self._own = run is None
         self.run_id: str | None = run if run is None or isinstance(run, str) else run.info.run_id
         self._waiting: list[Any] = []
-        self._since = 0.0
+        self._since, self._found = 0.0, 0
 
     def begin(self, meta: Mapping[str, Any]) -> None:
         """Create the run."""
@@ -60,7 +61,7 @@ class MLflow(Mirror):
             number = found.experiment_id if found else self._client.create_experiment(self._experiment)
             tags = {f"gyroscope.{key}": str(value)[:500] for key, value in meta.items()}
             self.run_id = self._client.create_run(number, run_name=self._run_name, tags=tags).info.run_id
-        self._waiting = []
+        self._waiting, self._found = [], 0
 
     def numbers(self, step: int, values: dict[str, float]) -> None:
         """Keep the numbers until there are enough for a call."""
@@ -70,6 +71,12 @@ class MLflow(Mirror):
         self._waiting += [self._metric(name, value, now, step) for name, value in values.items()]
         if len(self._waiting) >= _METRICS_PER_CALL or monotonic() - self._since > _SECONDS:
             self._send()
+
+    def event(self, event: Event) -> None:
+        """Tag the run with a finding; all events are sent at the end."""
+        if event.kind == "finding":
+            self._found += 1
+            self._client.set_tag(self.run_id, f"gyroscope.finding.{self._found}", f"{event.step}: {event.text}"[:500])
 
     def end(self, run: Any, step: int, picture: Pixels | None) -> None:
         """Send the waiting numbers, the picture and the events, and end the run if this sink created it."""

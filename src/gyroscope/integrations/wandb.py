@@ -7,6 +7,7 @@ from typing import Any
 
 from gyroscope.errors import MonitorError
 from gyroscope.integrations.mirror import QUANTITIES, Mirror, Pixels, imported
+from gyroscope.store.record import Event
 
 STEP = "gyroscope/step"
 
@@ -67,6 +68,12 @@ class Wandb(Mirror):
         for name in values:
             self._define(name)
         self._run.log({**values, STEP: step}, commit=self._commit)
+
+    def event(self, event: Event) -> None:
+        """Send a finding as an alert; all events are logged at the end."""
+        if event.kind == "finding":
+            level = "ERROR" if event.text.startswith("serious") else "WARN"
+            self._run.alert(title=f"Gyroscope, step {event.step:,}", text=event.text, level=level)
 
     def end(self, run: Any, step: int, picture: Pixels | None) -> None:
         """Log the picture and the events, and finish the run if this sink created it."""
