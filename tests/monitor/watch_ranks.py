@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gyroscope
 import two_ranks
 from gyroscope import Layca, Run
+from gyroscope.diagnosis.finding import FindingError
 from gyroscope.errors import MonitorError, StoreError
 from gyroscope.monitor import clock
 from oracles.monitor import COSINES
@@ -382,6 +383,21 @@ def detail_is_looked_at_by_both_ranks_together(folder: Path) -> None:
             assert monitor.error is None, monitor.error
 
 
+def a_serious_finding_is_raised_on_both_ranks_together(folder: Path) -> None:
+    """The finding is known on the rank that records; the other learns of it when they next agree."""
+    model = shard(Kinds())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e3)
+    with (  # noqa: PT012
+        pytest.raises(FindingError) as caught,
+        gyroscope.watch(model, optimizer, folder / "run", **PLAIN, on_finding="raise") as monitor,
+    ):
+        for step in range(300):
+            go(model, optimizer, [step], split=True)
+            monitor.flush()
+    assert caught.value.finding.severity == "serious"
+    assert (caught.value.finding.kind == "unknown") == (dist.get_rank() > 0)
+
+
 CLAIMS: list[Claim] = [
     data_parallel_ranks_have_one_run_and_it_is_that_of_one_process,
     a_data_parallel_run_resumes_on_both_ranks,
@@ -398,6 +414,7 @@ CLAIMS: list[Claim] = [
     a_budget_is_kept_by_both_ranks_together,
     a_rank_whose_shards_are_all_empty_takes_part,
     detail_is_looked_at_by_both_ranks_together,
+    a_serious_finding_is_raised_on_both_ranks_together,
 ]
 
 

@@ -299,6 +299,7 @@ class Pace:
         self.measurements = 0
         self.requested = 0
         self.agreed_on = False  # True once all ranks have received the request
+        self.stopping = self.stopped = False  # the first rank wants all of them to stop; all of them know it
         self._wanted: int | None = None
         self._adopted = -_PATIENCE
         self._carried = 0.0
@@ -376,10 +377,13 @@ class Pace:
         if self.measurements % _AGREE:
             return None
         every = self.every if self._wanted is None else self._wanted
-        wishes = (every, self.clock.stretched(every), self.requested, self.clock.analyses_stretched())
+        wishes = (
+            every, self.clock.stretched(every), self.requested, self.clock.analyses_stretched(), int(self.stopping),
+        )  # fmt: skip
         decided = torch.tensor([min(wish, _MOST) for wish in wishes], dtype=torch.int64, device=device)
         torch.distributed.broadcast(decided, 0)
-        every, interval, self.requested, self._analyses_apart = map(int, decided.tolist())
+        every, interval, self.requested, self._analyses_apart, stopped = map(int, decided.tolist())
+        self.stopped = bool(stopped)
         self.agreed_on, self._wanted = True, None
         if every != self.every:
             self.every = self.interval = every

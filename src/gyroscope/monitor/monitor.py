@@ -59,18 +59,31 @@ def plainly() -> Iterator[None]:
 
 
 class Raised:
-    """Keeps a serious finding until the training loop takes its next step, where it is raised."""
+    """Keeps a serious finding until the training loop takes its next step, where it is raised.
+
+    Ranks that measure together raise together, when they next agree; those that do not record raise a finding without
+    details.
+    """
 
     def __init__(self) -> None:
+        self.pace: Pace | None = None
         self._finding: Finding | None = None
 
     def __call__(self, finding: Finding) -> None:
         """Keep the first serious finding."""
         if finding.severity == "serious" and self._finding is None:
             self._finding = finding
+            if self.pace is not None:
+                self.pace.stopping = True
 
     def throw(self) -> None:
         """Raise the finding that is kept, once."""
+        if self.pace is not None and self.pace.shared:
+            if not self.pace.stopped:
+                return
+            self.pace.stopped = self.pace.stopping = False
+            unknown = Finding("unknown", "serious", (), None, "The first rank has a serious finding.")
+            raise FindingError(self._finding or unknown)
         kept, self._finding = self._finding, None
         if kept is not None:
             raise FindingError(kept)
@@ -113,6 +126,8 @@ class Monitor:
         self._details: list[Detail] = []
         self._handles: list[Any] = []
         self._raised = about.on_finding if isinstance(about.on_finding, Raised) else None
+        if self._raised is not None:
+            self._raised.pace = pace
         self._chronicle = Chronicle(about, step=step, own_reference=reference is not None)
         try:
             moves = any({"pp", "vp"} & one.needs for one in about.quantities)
