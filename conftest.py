@@ -3,6 +3,7 @@
 With it (`make gpu`), those marked `gpu` and those marked `any_device`, the kernels' cases among them, on the GPU.
 """
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -35,3 +36,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if not is_for_this(item)]
     items[:] = [item for item in items if is_for_this(item)]
     config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Leave modules and collected tests, which stay to the end, out of every later collection of garbage."""
+    gc.collect()
+    gc.freeze()

@@ -51,10 +51,10 @@ def encode_images(content: bytes, labels: int) -> bytes:
             errors = _signed(planes[i, j] - predicted)
             sizes[i, j] = np.abs(errors)
             for channel in range(3):
-                order, ends = _sorted(contexts[channel])
-                pieces = np.split(errors[channel].astype(np.uint8)[order], ends[:-1])
-                for stream, piece in zip(streams[channel], pieces, strict=True):
-                    stream += piece.tobytes()
+                order, counts = _sorted(contexts[channel])
+                source = BytesIO(errors[channel].astype(np.uint8)[order].tobytes())
+                for stream, count in zip(streams[channel], counts, strict=True):
+                    stream += source.read(count)
         for stream in [block[:, :labels].tobytes(), *(one for channel in streams for one in channel)]:
             coder = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, 9, zlib.Z_HUFFMAN_ONLY)
             packed = coder.compress(stream) + coder.flush()
@@ -69,29 +69,25 @@ def decode_images(packed: bytes) -> bytes:
     blocks = []
     for start in range(0, many, BLOCK):
         n = min(BLOCK, many - start)
+        each = len(LIMITS) + 1
         own, *streams = (
-            np.frombuffer(zlib.decompress(source.read(*struct.unpack("<I", source.read(4)))), dtype=np.int8)
-            for _ in range(1 + 3 * (len(LIMITS) + 1))
+            zlib.decompress(source.read(*struct.unpack("<I", source.read(4)))) for _ in range(1 + 3 * each)
         )
-        used = np.zeros(len(streams), dtype=np.int64)
+        by_channel = [list(map(BytesIO, streams[k * each : (k + 1) * each])) for k in range(3)]
         planes = np.zeros((SIDE, SIDE, 3, n), dtype=np.int16)
         sizes = np.zeros_like(planes)
         errors = np.zeros((3, n), dtype=np.int16)
         for i, j, predicted, contexts in _walk(planes, sizes):
             for channel in range(3):
-                order, ends = _sorted(contexts[channel])
-                first = channel * len(ends)
-                counts = np.diff(ends, prepend=0)
-                its = range(first, first + len(ends))
-                pieces = [streams[k][used[k] : used[k] + count] for k, count in zip(its, counts.tolist(), strict=True)]
-                used[first : first + len(ends)] += counts
-                errors[channel, order] = np.concatenate(pieces)
+                order, counts = _sorted(contexts[channel])
+                pieces = [stream.read(count) for stream, count in zip(by_channel[channel], counts, strict=True)]
+                errors[channel, order] = np.frombuffer(b"".join(pieces), dtype=np.int8)
             sizes[i, j] = np.abs(errors)
             planes[i, j, 0] = (predicted[0] + errors[0]) & 255
             planes[i, j, 1:] = _signed(predicted[1:] + errors[1:])
         green, red, blue = planes.transpose(2, 3, 0, 1)
         images = np.stack([red + green, green, blue + green], axis=1).astype(np.uint8).reshape(n, PIXELS)
-        blocks.append(np.concatenate([own.view(np.uint8).reshape(n, labels), images], axis=1).tobytes())
+        blocks.append(np.concatenate([np.frombuffer(own, dtype=np.uint8).reshape(n, labels), images], axis=1).tobytes())
     return b"".join(blocks)
 
 
@@ -117,10 +113,9 @@ def _walk(planes: np.ndarray, sizes: np.ndarray) -> Iterator[tuple[int, int, np.
             yield i, j, predicted, np.searchsorted(LIMITS, activity).astype(np.uint8)
 
 
-def _sorted(contexts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images in the order of their contexts, and where each context ends."""
-    ends = np.cumsum(np.bincount(contexts, minlength=len(LIMITS) + 1))
-    return np.argsort(contexts, kind="stable"), ends
+def _sorted(contexts: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    """Return the images in the order of their contexts, and how many each context has."""
+    return np.argsort(contexts, kind="stable"), np.bincount(contexts, minlength=len(LIMITS) + 1).tolist()
 
 
 def _signed(values: np.ndarray) -> np.ndarray:

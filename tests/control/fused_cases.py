@@ -13,11 +13,11 @@ from torch import nn
 import gyroscope
 from gyroscope.control import block_normalized, hyperball, lars, relative_update
 from gyroscope.control.fast import Fast
-from interpreted import patch_language_once
+from interpreted import hasten_interpreter
 from oracles.control import LiteralAMom, LiteralLayca, angle, distance
 
 optim = torch.optim
-patch_language_once()
+hasten_interpreter()
 DEVICE = torch.device(os.environ.get("GYROSCOPE_TEST_DEVICE", "cpu"))
 # The interpreter computes with numpy, which warns where a GPU quietly gives inf or nan.
 pytestmark = [pytest.mark.any_device, pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")]

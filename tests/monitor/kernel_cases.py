@@ -17,9 +17,9 @@ from gyroscope.monitor.bundle import Bundle, Layout, Remembered, Staged, flat
 from gyroscope.monitor.kernel import Kernel
 from gyroscope.monitor.quantities import COLUMNS
 from gyroscope.vectors.launch import CHUNK
-from interpreted import patch_language_once
+from interpreted import hasten_interpreter
 
-patch_language_once()
+hasten_interpreter()
 DEVICE = torch.device(os.environ.get("GYROSCOPE_TEST_DEVICE", "cpu"))
 # The interpreter computes with numpy, which warns where a GPU quietly gives inf or nan.
 pytestmark = [pytest.mark.any_device, pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")]

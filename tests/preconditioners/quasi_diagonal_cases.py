@@ -28,9 +28,9 @@ from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal
 from gyroscope.control.preconditioners.running import Spreads
 from gyroscope.errors import DynamicsError
 from gyroscope.vectors.launch import Addresses, Launcher
-from interpreted import patch_language_once
+from interpreted import hasten_interpreter
 
-patch_language_once()
+hasten_interpreter()
 DEVICE = torch.device(os.environ.get("GYROSCOPE_TEST_DEVICE", "cpu"))
 # The interpreter computes with numpy, which warns where a GPU quietly gives inf or nan.
 pytestmark = [pytest.mark.any_device, pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")]

@@ -12,9 +12,9 @@ from vector_layouts import DTYPES, LAYOUTS, assert_combined, assert_dot, same_bi
 
 from gyroscope.vectors import backend, combine_, dots, eager
 from gyroscope.vectors.launch import CHUNK
-from interpreted import patch_language_once
+from interpreted import hasten_interpreter
 
-patch_language_once()
+hasten_interpreter()
 
 
 def agrees_with_eager(

@@ -15,9 +15,9 @@ from torch.nn import functional as F  # noqa: N812
 from gyroscope_lab import models
 from gyroscope_lab.engine.narrow import convolve, gradient_sums, narrow, normalize, statistics
 from gyroscope_lab.models.convolutional import stages
-from interpreted import patch_language_once
+from interpreted import hasten_interpreter
 
-patch_language_once()
+hasten_interpreter()
 pytestmark = pytest.mark.any_device
 DEVICE = torch.device(os.environ.get("GYROSCOPE_TEST_DEVICE", "cpu"))
 ON_GPU = DEVICE.type == "cuda"

@@ -169,10 +169,10 @@ def test_machines_that_do_not_share_the_archive_send_what_they_trained(ray, seri
 
 
 def test_a_killed_worker_is_retried_and_goes_on_from_the_checkpoint(ray, tmp_path):
-    archive, trial = Archive(tmp_path / "archive"), Trial(task("digits").lasting(80), Recipe("SGD", 3.0**-2))
+    archive, trial = Archive(tmp_path / "archive"), Trial(task("digits").lasting(60), Recipe("SGD", 3.0**-2))
     training = Training(trial, DIGITS.source.load(), folder=archive.folder(trial))
-    for _ in training.proceed(lambda now: now.save() if now.epoch == 20 else None):
-        if training.epoch == 20:
+    for _ in training.proceed(lambda now: now.save() if now.epoch == 5 else None):
+        if training.epoch == 5:
             break
     training.close()
     epochs = []
@@ -183,9 +183,9 @@ def test_a_killed_worker_is_retried_and_goes_on_from_the_checkpoint(ray, tmp_pat
             os.kill(holder(archive, trial), signal.SIGKILL)
 
     [result] = run_trials([trial], archive, engine="ray", on_note=kill_once)
-    assert epochs.count(21) == 2
-    assert min(epochs) == 21
-    assert epochs[-1] == 80
+    assert epochs.count(6) == 2
+    assert min(epochs) == 6
+    assert epochs[-1] == 60
     assert timeless([result]) == timeless(run_trials([trial], Archive(tmp_path / "serial"), engine="serial"))
 
 

@@ -7,9 +7,10 @@ that a person can read and reorder, and `read` takes it from there. GPU time is 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from itertools import groupby
 from math import inf
 from pathlib import Path
@@ -19,7 +20,7 @@ from gyroscope_lab.engine.cost import expected
 from gyroscope_lab.engine.laboratory import EXTRA_SEEDS, Lab
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.catalogue import studies
-from gyroscope_lab.papers.study import Table
+from gyroscope_lab.papers.study import Study, Table
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.training import RATES
 from gyroscope_lab.training.trial import Trial
@@ -107,7 +108,7 @@ def missing_trials(lab: Lab) -> list[Entry]:
     >>> entries[0].group, entries[-1].trial.task.name
     ('Adam under Layca on C100-resnet, by rate', 'imagenet-resnet-lastbn-50')
     """
-    listed = _catalog(lab)
+    listed = _catalog()
     is_kept = {key: lab.archive.result(one.trial) is not None for key, one in listed.items()}
     grouped = []
     for key, one in listed.items():
@@ -171,7 +172,7 @@ def read(path: Path, lab: Lab) -> list[Entry]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise LabError(f"The queue {path} cannot be read: {error}. {again}") from error
-    listed = _catalog(lab)
+    listed = _catalog()
     by_digits = {key[:_DIGITS]: one.entry for key, one in listed.items()}
     found: dict[str, Entry] = {}
     group = ""
@@ -201,13 +202,19 @@ class _Listed:
         return self.entry.trial
 
 
-def _catalog(lab: Lab) -> dict[str, _Listed]:
+def _catalog() -> Mapping[str, _Listed]:
     """Every full-scale trial of the studies by its key, with what it copies and with additional seeds."""
-    full = replace(lab, scale="full", only=(), known=False)
+    return _listed(tuple(studies().items()))
+
+
+@lru_cache(maxsize=1)
+def _listed(named: tuple[tuple[str, Study], ...]) -> Mapping[str, _Listed]:
+    """The catalog of these studies; at full scale their trials depend neither on an archive nor on a data folder."""
+    full = Lab(Archive("."), "full")
     trials: dict[str, Trial] = {}
     served: dict[str, list[str]] = {}
     required: set[str] = set()
-    for name, study in studies().items():
+    for name, study in named:
         needed = {one.key for trial in study.trials(full) for one in _kept_as(trial).lineage}
         required |= needed
         for trial in study.trials(replace(full, known=True)):
@@ -261,7 +268,7 @@ def _by_task(entries: Sequence[Entry]) -> list[Entry]:
     return [one for its in of_task.values() for one in its]
 
 
-def _after_sources(entries: Sequence[Entry], listed: dict[str, _Listed], archive: Archive) -> list[Entry]:
+def _after_sources(entries: Sequence[Entry], listed: Mapping[str, _Listed], archive: Archive) -> list[Entry]:
     """The same trials, each after those whose rates it copies; these join where the archive lacks their rates."""
     given = {one.trial.key: one for one in entries}
     placed: dict[str, Entry] = {}

@@ -21,6 +21,7 @@ from gyroscope.layers import untouched
 from gyroscope.passes import Batch, borrowed, first_output
 from gyroscope.passes import network as function_of
 from gyroscope_lab import models
+from gyroscope_lab.data.digits import stored_digits
 from gyroscope_lab.data.mnist import mnist
 from gyroscope_lab.data.resize import centre_crop, resize
 from gyroscope_lab.errors import LabError
@@ -132,10 +133,8 @@ def _mnist(folder: Path | str, crop: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _digits() -> tuple[torch.Tensor, torch.Tensor]:
-    from sklearn.datasets import load_digits
-
-    pixels, labels = load_digits(return_X_y=True)
-    return torch.as_tensor(pixels).reshape(-1, 1, 8, 8) / 16, torch.as_tensor(labels, dtype=torch.int64)
+    pixels, labels = stored_digits()
+    return pixels / 16, labels
 
 
 def network(name: str, images: SmallImages, *, batch_norm: bool, seed: int, choices: Choices = _DEFAULT) -> nn.Module:
