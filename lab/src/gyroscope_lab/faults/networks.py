@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.optim import Optimizer
 
+from gyroscope_lab.data.digits import stored_digits
+
 Batch = tuple[Tensor, Tensor]
 # The number of examples of each data set that are not trained on.
 _TESTED = 360
@@ -62,12 +64,10 @@ class Network:
 @cache
 def digits() -> Batch:
     """Scikit-learn's digits, [1797, 1, 8, 8], standardized."""
-    from sklearn.datasets import load_digits
-
-    pixels, labels = load_digits(return_X_y=True)
-    x = torch.as_tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8)
+    pixels, labels = stored_digits()
+    x = pixels.float()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    return ((x - x.mean()) / x.std())[order], torch.as_tensor(labels)[order]
+    return ((x - x.mean()) / x.std())[order], labels[order]
 
 
 @cache
