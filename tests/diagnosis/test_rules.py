@@ -124,6 +124,11 @@ def test_one_strange_sampled_step_of_several_is_not_enough():
     assert alarms(spoiled(gradient_carried=column(lambda share: share + 0.3 * (np.arange(len(share)) == 20)))) == []
 
 
+def test_ranks_that_drift_apart():
+    found = first(replace(healthy(), apart=((16, 0.01), (64, 0.2))))
+    assert (found.kind, found.since, found.severity) == ("ranks_differ", 16, "serious")
+
+
 def test_a_repeated_batch_is_recognized_by_what_enters_the_first_layer():
     def same(values):
         values[np.isfinite(values[:, 0]), 0] = 0.7

@@ -398,6 +398,28 @@ def a_serious_finding_is_raised_on_both_ranks_together(folder: Path) -> None:
     assert (caught.value.finding.kind == "unknown") == (dist.get_rank() > 0)
 
 
+def ranks_that_train_around_their_wrapper_are_told_apart(folder: Path) -> None:
+    """The forward pass calls the model inside, so gradients are not averaged; through the wrapper they are."""
+    for around in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+        wrapped = DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        path = folder / f"around-{around}"
+        with gyroscope.watch(model, optimizer, path, **PLAIN):
+            for step in range(80):
+                x = torch.randn(8, 6, generator=torch.Generator().manual_seed(2 * step + dist.get_rank()))
+                optimizer.zero_grad()
+                (model if around else wrapped)(x).square().mean().backward()
+                optimizer.step()
+                dist.barrier()
+        if dist.get_rank() == 0:
+            found = [one for one in gyroscope.diagnose(path) if one.kind == "ranks_differ"]
+            assert [one.severity for one in found] == (["serious"] if around else [])
+            assert not around or found[0].since <= 64
+        dist.barrier()
+
+
 CLAIMS: list[Claim] = [
     data_parallel_ranks_have_one_run_and_it_is_that_of_one_process,
     a_data_parallel_run_resumes_on_both_ranks,
@@ -415,6 +437,7 @@ CLAIMS: list[Claim] = [
     a_rank_whose_shards_are_all_empty_takes_part,
     detail_is_looked_at_by_both_ranks_together,
     a_serious_finding_is_raised_on_both_ranks_together,
+    ranks_that_train_around_their_wrapper_are_told_apart,
 ]
 
 

@@ -27,6 +27,8 @@ DETAILS = (
     "dying_channels", "moment_p50", "input_mean", "input_rms", "input_low", "input_high", "gradient_carried",
     "norm_evaluates",
 )  # fmt: skip
+#: The scalar that is recorded where the weights of data-parallel ranks differ, relative to their norm.
+RANKS_DIFFER = "ranks_differ"
 #: The most rows that rules read; of longer runs, rows are left out evenly between the first and the last ones.
 MOST = 512
 
@@ -40,6 +42,7 @@ class Course:
         steps: the measured steps [S], ascending.
         series: the values [S, L] of each series; unknown values are NaN.
         loss_steps, loss: the loss of the whole network where it was recorded.
+        apart: the steps and values of the scalar "ranks_differ", which is recorded where data-parallel ranks differ.
         meta: the run's meta: the optimizers, and under "facts" what was known about the objects.
         ended: False while the run is being written.
     """
@@ -51,6 +54,7 @@ class Course:
     loss: Floats
     meta: Mapping[str, Any] = field(default_factory=dict)
     ended: bool = True
+    apart: tuple[tuple[int, float], ...] = ()
 
     def __getitem__(self, name: str) -> Floats:
         """Return a series [S, L]; all NaN if it was not recorded."""
@@ -119,7 +123,9 @@ def course_of(run: Run) -> Course:
     series = {name: np.asarray(run.series(name, steps=chosen), dtype=np.float64) for name in recorded}
     loss_steps, loss = loss_of({name: (curve.steps, curve.values) for name, curve in run.scalars.items()})
     is_over = run.state != "running"
-    return Course(tuple(run.layer_table), chosen, series, loss_steps, loss, run.meta, ended=is_over)
+    curve = run.scalars.get(RANKS_DIFFER)
+    apart = () if curve is None else tuple(zip(curve.steps.tolist(), curve.values.tolist(), strict=True))
+    return Course(tuple(run.layer_table), chosen, series, loss_steps, loss, run.meta, ended=is_over, apart=apart)
 
 
 def thinned(count: int, most: int = MOST) -> Ints:

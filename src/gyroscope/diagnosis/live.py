@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.diagnosis.course import DETAILS, MOST, SERIES, Course, course_of, loss_of, thinned
+from gyroscope.diagnosis.course import DETAILS, MOST, RANKS_DIFFER, SERIES, Course, course_of, loss_of, thinned
 from gyroscope.diagnosis.diagnose import findings, ordered
 from gyroscope.diagnosis.domination import Episodes, known_steps, norms_ratio, of_stall, seen
 from gyroscope.diagnosis.finding import Finding
@@ -30,8 +30,8 @@ _PATIENCE, _RISING = 500, 1.2
 _LOSSES = 4 * MOST
 # Kinds that hold at once, whatever follows.
 _AT_ONCE = frozenset({
-    "replaced", "not_in_optimizer", "frozen", "gradients_accumulate", "large_weights", "symmetric", "eval_mode",
-    "input_scale", "jump", "too_fast", "not_finite",
+    "replaced", "not_in_optimizer", "frozen", "ranks_differ", "gradients_accumulate", "large_weights", "symmetric",
+    "eval_mode", "input_scale", "jump", "too_fast", "not_finite",
 })  # fmt: skip
 # The number of measurements of a resumed run that determine the state of its layers.
 _LATEST = 64
@@ -137,7 +137,8 @@ class Live:
                 curve.append(value)
         loss_steps, loss = loss_of(curves)
         at_all = np.array(steps, dtype=np.int64)
-        return Course(self._layers, at_all, series, loss_steps, loss, self._meta, ended=False)
+        apart = tuple(zip(*curves.get(RANKS_DIFFER, ((), ())), strict=True))
+        return Course(self._layers, at_all, series, loss_steps, loss, self._meta, ended=False, apart=apart)
 
     @staticmethod
     def _settled(course: Course) -> bool:

@@ -300,6 +300,20 @@ def gradients_accumulate(course: Course) -> Finding | None:
     )  # fmt: skip
 
 
+def ranks_differ(course: Course) -> Finding | None:
+    """Data-parallel ranks whose weights drift apart: their gradients are not averaged."""
+    if not course.apart:
+        return None
+    since, last = course.apart[0][0], course.apart[-1][1]
+    return _finding(
+        "ranks_differ", "serious",
+        f"The weights of data-parallel ranks differ, by {last:.2g} of their norm, since step {since:,} or before: each "
+        "rank trains its own model.",
+        "Call the DistributedDataParallel module in the forward pass, not the model inside it.",
+        since=since, relative_difference=last,
+    )  # fmt: skip
+
+
 def repeated_batch(course: Course) -> Finding | None:
     """The same batch at every sampled step."""
     means, roots = course["input_mean"], course["input_rms"]
@@ -911,18 +925,19 @@ Rule = Callable[[Course], Finding | None]
 
 #: All rules, the most important first: causes before their consequences.
 RULES: tuple[Rule, ...] = (
-    not_trained, no_learning_rate, gradients_accumulate, large_weights, symmetric, evaluates, repeated_batch,
-    input_scale, schedule_collapsed, jump, too_fast, decay_dominates, not_finite, dead_units, no_gradient, saturating,
-    large_branch, vanishing, slow_layer, too_slow, double_softmax, at_chance, clipped, large_epsilon, unbalanced,
+    not_trained, no_learning_rate, ranks_differ, gradients_accumulate, large_weights, symmetric, evaluates,
+    repeated_batch, input_scale, schedule_collapsed, jump, too_fast, decay_dominates, not_finite, dead_units,
+    no_gradient, saturating, large_branch, vanishing, slow_layer, too_slow, double_softmax, at_chance, clipped,
+    large_epsilon, unbalanced,
 )  # fmt: skip
 
 #: The kinds of finding.
 KINDS = (
-    "replaced", "not_in_optimizer", "frozen", "no_learning_rate", "gradients_accumulate", "large_weights",
-    "symmetric", "eval_mode", "repeated_batch", "input_scale", "jump", "decay_dominates", "schedule_collapsed",
-    "too_fast", "not_finite", "dead_units", "no_gradient", "saturating", "large_branch", "vanishing", "slow_layer",
-    "too_slow", "double_softmax", "at_chance", "stalled", "dominated", "idle", "clipped", "large_epsilon",
-    "unbalanced",
+    "replaced", "not_in_optimizer", "frozen", "no_learning_rate", "ranks_differ", "gradients_accumulate",
+    "large_weights", "symmetric", "eval_mode", "repeated_batch", "input_scale", "jump", "decay_dominates",
+    "schedule_collapsed", "too_fast", "not_finite", "dead_units", "no_gradient", "saturating", "large_branch",
+    "vanishing", "slow_layer", "too_slow", "double_softmax", "at_chance", "stalled", "dominated", "idle", "clipped",
+    "large_epsilon", "unbalanced",
 )  # fmt: skip
 
 #: Kinds that another fault may cause.

@@ -22,6 +22,7 @@ from gyroscope.base.accepted import real, text
 from gyroscope.base.alone import listens
 from gyroscope.base.outermost import register_outermost
 from gyroscope.base.transfer import is_capturing
+from gyroscope.diagnosis.course import RANKS_DIFFER
 from gyroscope.diagnosis.finding import Finding, FindingError
 from gyroscope.errors import GyroscopeError, MonitorError, StoreError
 from gyroscope.layers.layer import Layer
@@ -29,6 +30,7 @@ from gyroscope.monitor.clock import Cost, Pace, Stopwatch
 from gyroscope.monitor.detail import Detail
 from gyroscope.monitor.recorder import About, Chronicle, Recorder
 from gyroscope.monitor.reference import Reference
+from gyroscope.monitor.replicas import Replicas
 from gyroscope.monitor.resume import Saved, check_state
 from gyroscope.monitor.track import Track
 from gyroscope.store import Run, load
@@ -148,6 +150,10 @@ class Monitor:
             given_loss = None if isinstance(loss, nn.Module) else loss
             self._loop = Loop(self._tracks, self._details, pace, self._chronicle, given_loss)
             self._attach(loss)
+            if about.diagnoses and not about.shared:
+                replicas = Replicas.of(layers, self._compared if about.writes else None)
+                if replicas is not None:
+                    self._handles.append(replicas.follow(optimizers[0]))
         except BaseException:
             for handle in self._handles:
                 handle.remove()
@@ -356,6 +362,9 @@ class Monitor:
             handles += register_outermost(track.optimizer, before, after)
         if isinstance(loss, nn.Module) and self._active:
             handles.append(loss.register_forward_hook(_LossHook(self._computed)))
+
+    def _compared(self, value: float) -> None:
+        self._safely(self._chronicle.log, {RANKS_DIFFER: value})
 
     def _computed(self, numbers: dict[str, Any]) -> None:
         self._safely(self._chronicle.log, numbers)

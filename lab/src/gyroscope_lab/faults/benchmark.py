@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import gyroscope
 from gyroscope.diagnosis import Finding, course_of, findings, ordered
 from gyroscope.errors import MonitorError
 from gyroscope_lab.faults.healthy import HEALTHY
-from gyroscope_lab.faults.injections import FAULTS, Injected, accuracy, scene, train
+from gyroscope_lab.faults.injections import FAULTS, Injected, Scene, accuracy, scene, train
 from gyroscope_lab.faults.networks import NETWORKS
 
 
@@ -93,29 +95,17 @@ def evaluate(case: Case, folder: Path | None = None) -> Outcome | None:
         folder: where to keep the run; by default it is not kept.
     """
     torch.set_num_threads(1)
-    it = scene(NETWORKS[case.network], case.seed)
-    injected: Injected | None = Injected()
-    if case.fault is not None:
-        injected = FAULTS[case.fault].inject(it)
-    elif case.variant is not None and not HEALTHY[case.variant].prepare(it):
-        injected = None
+    it, injected = _prepared(case)
     if injected is None:
         return None
-    made = it.build(it.model)
-    it.optimizers = made if isinstance(made, list) else [made]
-    for act in it.after_build:
-        act()
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         path = Path(place) / "run" if folder is None else folder
-        torch.manual_seed(case.seed)
         try:
-            monitor = gyroscope.watch(it.model, it.optimizers, path)
+            right = _trained(it, path) if it.ranks == 1 else _trained_on_ranks(case, it.ranks, path)
         except MonitorError as error:
             alarm = (("replaced", tuple(it.names), None),)
             return Outcome(case, 0.0, injected.layers, injected.since, alarm, alarm, (), str(error))
-        with monitor:
-            train(it, each=lambda step, value: monitor.log(loss=value))
         with gyroscope.load(path) as run:
             course = course_of(run)
     found = ordered(findings(course))
@@ -123,13 +113,58 @@ def evaluate(case: Case, folder: Path | None = None) -> Outcome | None:
     default = ordered(findings(silent))
     return Outcome(
         case,
-        accuracy(it),
+        right,
         injected.layers,
         injected.since,
         _alarms(found),
         _alarms(default),
         tuple(one.kind for one in found if not one.is_alarm),
     )
+
+
+def _prepared(case: Case) -> tuple[Scene, Injected | None]:
+    """Return the scene of a case, and what was put into it; None if the network has no place for it."""
+    it = scene(NETWORKS[case.network], case.seed)
+    if case.fault is not None:
+        return it, FAULTS[case.fault].inject(it)
+    fits = case.variant is None or HEALTHY[case.variant].prepare(it)
+    return it, Injected() if fits else None
+
+
+def _trained(it: Scene, path: Path) -> float:
+    """Train a scene under `watch`, and return its accuracy."""
+    made = it.build(it.model)
+    it.optimizers = made if isinstance(made, list) else [made]
+    for act in it.after_build:
+        act()
+    torch.manual_seed(it.seed)
+    with gyroscope.watch(it.model, it.optimizers, path) as monitor:
+        train(it, each=lambda step, value: monitor.log(loss=value))
+    return accuracy(it)
+
+
+def _trained_on_ranks(case: Case, ranks: int, path: Path) -> float:
+    with tempfile.TemporaryDirectory() as meeting:
+        torch.multiprocessing.spawn(_rank, args=(case, ranks, meeting, path), nprocs=ranks)  # type: ignore[attr-defined, no-untyped-call]
+        return float((Path(meeting) / "accuracy").read_text())
+
+
+def _rank(rank: int, case: Case, ranks: int, meeting: str, path: Path) -> None:
+    """Train a case on one of several data-parallel ranks, each on batches of its own."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}/group", rank=rank, world_size=ranks)
+    try:
+        it, _ = _prepared(case)
+        wrapped = DistributedDataParallel(it.model)
+        it.batches = it.network.batches(case.seed + 1000 * rank)
+        if it.forward is not None:
+            it.forward = wrapped
+        right = _trained(it, path)
+        if rank == 0:
+            (Path(meeting) / "accuracy").write_text(str(right))
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
 
 
 def _alarms(found: Sequence[Finding]) -> tuple[tuple[str, tuple[str, ...], int | None], ...]:

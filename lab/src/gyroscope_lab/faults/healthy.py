@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.optim import Optimizer
 
 import gyroscope
-from gyroscope_lab.faults.injections import Scene
+from gyroscope_lab.faults.injections import DATA_PARALLEL, Scene
 from gyroscope_lab.faults.networks import Characters, Recurrent
 
 
@@ -319,3 +319,10 @@ def _sgd(it: Scene) -> bool:
 def _rmsprop(it: Scene) -> bool:
     it.build = lambda model: torch.optim.RMSprop(model.parameters(), lr=1e-3)
     return True
+
+
+@_healthy("two data-parallel ranks")
+def _ranks(it: Scene) -> bool:
+    it.ranks = 2
+    it.forward = it.model  # its wrapper, once there is a process group
+    return it.network.name in DATA_PARALLEL

@@ -38,6 +38,8 @@ class Scene:
         rate: the factor of the learning rate at a step.
         clip: the largest norm of all gradients.
         clears: whether gradients are cleared before each backward pass.
+        ranks: the number of data-parallel processes that train.
+        forward: what the forward pass calls instead of the model.
         after_backward, before_step, after_step: what else happens, given the step.
         trains: called before each forward pass; sets the mode of modules.
     """
@@ -53,6 +55,8 @@ class Scene:
     rate: Callable[[int], float] = lambda step: 1.0
     clip: float | None = None
     clears: bool = True
+    ranks: int = 1
+    forward: Callable[[Tensor], Tensor] | None = None
     after_build: list[Callable[[], None]] = field(default_factory=list)
     after_backward: list[Act] = field(default_factory=list)
     before_forward: list[Act] = field(default_factory=list)
@@ -91,7 +95,7 @@ def train(it: Scene, *, each: Callable[[int, Tensor], None] | None = None) -> No
         x, y = next(it.batches)
         for act in it.before_forward:
             act(step)
-        value = it.loss(it.model(x), y)
+        value = it.loss((it.forward or it.model)(x), y)
         if it.clears:
             for one in it.optimizers:
                 one.zero_grad()
@@ -149,6 +153,8 @@ class Fault:
 
 
 FAULTS: dict[str, Fault] = {}
+#: The networks that are also trained on two data-parallel ranks, which takes two processes each.
+DATA_PARALLEL = ("mlp-4", "cnn", "transformer", "vit", "gru")
 
 
 def _fault(name: str, family: str, *accepted: str) -> Callable[[Callable[[Scene], Injected | None]], Any]:
@@ -469,3 +475,9 @@ def _flip(it: Scene) -> Injected:
 
     it.after_step.append(act)
     return Injected((k,), s)
+
+
+@_fault("DDP bypassed", "data", "ranks_differ")
+def _bypassed(it: Scene) -> Injected | None:
+    it.ranks = 2  # the forward pass calls the model, not its wrapper
+    return Injected() if it.network.name in DATA_PARALLEL else None
