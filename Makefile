@@ -13,7 +13,7 @@ QUICK  := \
         $(addprefix cli/test_, cli.py cli_explain.py) \
         $(addprefix conditioning/test_, product_spectra.py spectra.py) \
         $(addprefix control/test_, law_granularity.py rates_claims.py) preconditioners/test_renormalize.py \
-        $(addprefix diagnosis/test_, explain.py rank_correlation.py) \
+        $(addprefix diagnosis/test_, rules.py explain.py rank_correlation.py) \
         $(addprefix figures/test_, run_data.py rotation_curves.py) \
         integrations/test_sink_choice.py \
         $(addprefix layers/test_, layer_order.py layer_parts.py) \
@@ -24,7 +24,7 @@ QUICK  := \
     $(addprefix lab/tests/, test_lab_layering.py test_public_names.py \
         $(addprefix commands/test_, cli_data.py cli_shared.py) \
         $(addprefix lab/test_, digits.py mnist.py initialization.py mlp.py recipe.py trial.py cost.py population.py \
-            demo_words.py study_multipliers.py))
+            fault_scores.py demo_words.py study_multipliers.py))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick lint types unit gpu bench docs clean
