@@ -4,9 +4,12 @@ import time
 
 import numpy as np
 import pytest
+import torch
 import typer
+from torch import nn
 from typer.testing import CliRunner
 
+import gyroscope
 import gyroscope.cli.show as module
 from figures.made import example_run, run_of, written
 from gyroscope.cli.layer_table import BLOCKS, Kept, sparklines
@@ -369,3 +372,18 @@ def test_a_share_of_neurons_that_was_measured_earlier_is_said_to_be_of_that_step
 def test_odd_numbers_of_layers_are_no_traceback(small, layers):
     said = run(small, "--layers", layers)
     assert isinstance(said.exception, SystemExit | None)
+
+
+def test_the_alarms_of_the_diagnosis_are_part_of_what_is_shown(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    model[2].weight.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None):
+        for _ in range(12):
+            optimizer.zero_grad()
+            model(torch.randn(16, 4)).square().mean().backward()
+            optimizer.step()
+    (alarm,) = gyroscope.diagnose(tmp_path / "run").alarms
+    with gyroscope.load(tmp_path / "run") as run:
+        assert alarm.sentence in in_words(run)

@@ -8,7 +8,7 @@ from contextlib import suppress
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.diagnosis import dominated, stalled
+from gyroscope.diagnosis import diagnose, dominated, stalled
 from gyroscope.errors import MonitorError
 from gyroscope.store import Run
 
@@ -31,6 +31,9 @@ Places = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 _NEITHER = "have no rotation: zero or not finite"
+# Alarms that are told in a summary, and those that it has sentences of its own for.
+_ALARMS = 2
+_SAID_HERE = {"stalled", "dominated"}
 
 
 def last_values(values: npt.ArrayLike) -> Values:
@@ -76,14 +79,23 @@ def in_words(run: Run) -> str:
         before.append(_rotated(run, rotation, known, f"At step {step:,}", "other " if apart.any() else ""))
     elif not any(before):
         return "No layer has a known rotation. Check that all weights are finite and not zero."
-    if everything:  # nothing else is known about a step before the last one
-        second = ""
-    else:
-        second = now or _no_gradient(run, apart) or _unknown(run, np.isnan(rotation) & ~apart)
-        second = second or _dominated(run, apart) or _still(run, rotation) or _neurons(run, apart)
+    alarms = _alarms(run, said=before)
+    second = ""
+    if not everything:  # of a step before the last one nothing else is known
+        second = now or _no_gradient(run, apart) or _unknown(run, np.isnan(rotation) & ~apart) or _dominated(run, apart)
+        second = second or alarms or _still(run, rotation) or _neurons(run, apart)
     if not second and not past:
-        second = _spread(rotation[known])
+        second = alarms or _spread(rotation[known])
+    if alarms and second != alarms:
+        second = f"{alarms} {second}".strip()
     return " ".join(said for said in (*before, second, past) if said)
+
+
+def _alarms(run: Run, *, said: Sequence[str]) -> str:
+    """Return the first alarms of the diagnosis, without what was said already."""
+    known = {kind for kind, sentence in zip(("not_finite", "too_fast"), said, strict=False) if sentence}
+    alarms = [one for one in diagnose(run).alarms if one.kind not in known | _SAID_HERE]
+    return " ".join(one.sentence for one in alarms[:_ALARMS])
 
 
 def _rotated(run: Run, rotation: Values, known: npt.NDArray[np.int64], at: str, other: str) -> str:
