@@ -1,0 +1,304 @@
+"""What other published diagnosers say about the runs of the benchmark of faults.
+
+    python benchmarks/diagnosis_peers.py --peer torchmortem --network mlp-4 cnn --seed 1 --out FILE.jsonl
+
+Each peer is attached to the training loop as its own README says, with its defaults, and what it calls a warning or
+worse is an alarm:
+
+torchmortem
+    `Autopsy(model, optimizer)` around the loop and `step(loss=...)` after each step. Alarms are findings of severity
+    WARNING or CRITICAL; INFO is none. The kind is the category and the title without the layer's name.
+torchdiag
+    `summary`, `check_dead_neurons` and `verify_step` before the training, `check_gradients` after the backward pass of
+    every tenth step, `check_dead_neurons` again at the end. It returns no verdict, so alarms are the lines that it
+    prints under "ISSUES FOUND" or "WARNINGS".
+neural-observatory
+    `Observatory(model).watch()`, `step` before each forward pass, `report` at the end. Alarms are results of status
+    "warning" or "critical"; "info" is none. The kind is the analyzer and the first words of its first warning.
+traincheck
+    `traincheck-collect` of the healthy run with seed 0, `traincheck-infer`, `traincheck-collect` of the case with those
+    invariants and `traincheck-check`. Alarms are invariants that failed. The first `--steps` steps of the loop are
+    traced, in the reference and in the case alike.
+
+Where a training has several optimizers the peer is given the first one. Alarms of one kind are one alarm, with all its
+layers and the first of its steps. There is no mapping of kinds: a fault counts as found if there is any alarm, and any
+alarm on a healthy run is a false one. A run that the peer broke, or that it could not diagnose, has an "error", and
+counts as one without an alarm. Runs on several ranks are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import logging
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gyroscope_lab.faults.benchmark import Case, _prepared, cases
+from gyroscope_lab.faults.injections import Scene, train
+
+Alarm = tuple[str, list[str], int | None]
+# The most layers and alarms of a run that are written down.
+_MOST = 8
+
+
+def built(case: Case) -> Scene | None:
+    """The scene of a case with its optimizers; None if the network has no place for the fault, or it needs ranks."""
+    it, injected = _prepared(case)
+    if injected is None or it.ranks > 1:
+        return None
+    made = it.build(it.model)
+    it.optimizers = made if isinstance(made, list) else [made]
+    for act in it.after_build:
+        act()
+    torch.manual_seed(it.seed)
+    return it
+
+
+def merged(alarms: Iterable[tuple[str, Iterable[str], int | None]]) -> list[Alarm]:
+    """Alarms, one for each kind."""
+    found: dict[str, tuple[list[str], int | None]] = {}
+    for kind, layers, step in alarms:
+        known, first = found.setdefault(kind, ([], step))
+        known += [layer for layer in layers if layer not in known]
+        if step is not None and (first is None or step < first):
+            found[kind] = (known, step)
+    return [(kind, layers[:_MOST], step) for kind, (layers, step) in found.items()]
+
+
+def torchmortem(it: Scene) -> list[Alarm]:
+    from torchmortem import Autopsy, Severity
+
+    with Autopsy(it.model, optimizer=it.optimizers[0]) as autopsy:
+        train(it, each=lambda step, value: autopsy.step(loss=value.item()))
+    return merged(
+        (
+            f"{one.category}: {re.sub(r' in [^ ]+$', '', one.title)}",
+            one.affected_layers,
+            int(one.step_range[0]),
+        )
+        for one in autopsy.get_report().findings
+        if one.severity >= Severity.WARNING
+    )
+
+
+def torchdiag(it: Scene) -> list[Alarm]:
+    import torchdiag
+
+    said: list[tuple[str, list[str], int | None]] = []
+
+    def told(step: int | None, check: Callable[..., Any], *args: Any) -> None:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            check(*args)
+        text = out.getvalue()
+        for head in ("ISSUES FOUND:", "WARNINGS:"):
+            for line in text.partition(head)[2].splitlines():
+                if line.startswith("  • "):
+                    name, _, issue = line[4:].partition(": ")
+                    known = name in named
+                    kind = re.sub(r"^\d+% ", "", issue.rpartition("— ")[2]) if known else name
+                    layers = [name] if known else issue.split(", ") if issue else []
+                    said.append((f"{check.__name__}: {kind}", layers, step))
+
+    named = {name for name, _ in it.model.named_parameters()} | {name for name, _ in it.model.named_modules()}
+    x, y = next(it.batches)
+    told(None, torchdiag.summary, it.model)
+    told(0, torchdiag.check_dead_neurons, it.model, x)
+    told(0, torchdiag.verify_step, it.model, it.optimizers[0], it.loss, x, y)
+    it.after_backward.append(lambda step: told(step, torchdiag.check_gradients, it.model) if step % 10 == 0 else None)
+    train(it)
+    told(it.network.steps, torchdiag.check_dead_neurons, it.model, next(it.batches)[0])
+    return merged(said)
+
+
+def neural_observatory(it: Scene) -> list[Alarm]:
+    from neural_observatory import Observatory
+
+    observatory = Observatory(it.model)
+    observatory.watch()
+    it.before_forward.insert(0, lambda step: observatory.step(step=step, epoch=0))
+    train(it)
+    observatory.stop()
+    report = observatory.report()
+    return merged(
+        (
+            f"{one.analyzer_name}: {re.split(r'[:(—0-9]', (one.warnings or [''])[0])[0].strip()}",
+            [one.layer_name],
+            one.step or None,
+        )
+        for one in report.results
+        if one.status.value in ("warning", "critical")
+    )
+
+
+_SCRIPT = """
+import sys
+
+sys.path[:0] = {path!r}
+import torch
+from gyroscope_lab.faults.benchmark import Case, _prepared
+
+def main():
+    torch.set_num_threads(1)
+    it, _ = _prepared(Case(**{case!r}))
+    model = it.model
+    made = it.build(model)
+    optimizers = made if isinstance(made, list) else [made]
+    it.model, it.optimizers = model, optimizers
+    for act in it.after_build:
+        act()
+    torch.manual_seed(it.seed)
+    forward = it.forward or model
+    groups = [(group, group["lr"]) for one in optimizers for group in one.param_groups]
+    for step in range({steps}):
+        for group, lr in groups:
+            group["lr"] = lr * it.rate(step)
+        x, y = next(it.batches)
+        for act in it.before_forward:
+            act(step)
+        loss = it.loss(forward(x), y)
+        if it.clears:
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+        loss.backward()
+        for act in it.after_backward:
+            act(step)
+        if it.clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), it.clip)
+        for optimizer in optimizers:
+            optimizer.step()
+        for act in it.after_step:
+            act(step)
+
+main()
+"""
+
+
+class TrainCheck:
+    """The four commands of TrainCheck, with one reference per network.
+
+    Args:
+        folder: where traces are kept while they are needed.
+        steps: how long the runs are that are traced.
+        limit: the longest that one command may take, in seconds.
+    """
+
+    def __init__(self, folder: Path, *, steps: int, limit: float) -> None:
+        self.folder, self.steps, self.limit = folder, steps, limit
+        self.invariants: dict[str, Path | Exception] = {}
+
+    def __call__(self, case: Case) -> list[Alarm]:
+        """Collect the trace of a case, check it, and return the invariants that failed."""
+        if case.network not in self.invariants:
+            try:
+                self.invariants[case.network] = self._inferred(case.network)
+            except (RuntimeError, subprocess.SubprocessError) as error:
+                self.invariants[case.network] = error
+        invariants = self.invariants[case.network]
+        if isinstance(invariants, Exception):
+            raise RuntimeError(f"No invariants of the healthy run: {invariants}")
+        with tempfile.TemporaryDirectory(dir=self.folder) as place:
+            trace = self._collected(case, Path(place), "--invariants", str(invariants))
+            checked = Path(place) / "checked"
+            self._run("check", "-f", str(trace), "-i", str(invariants), "-o", str(checked), "--no-html-report")
+            failed = next(checked.glob("*/failed.log")).read_text()
+        return merged(self._alarms(failed))
+
+    def _inferred(self, network: str) -> Path:
+        place = self.folder / network
+        place.mkdir()
+        trace = self._collected(Case(network, 0, variant="as it is"), place)
+        self._run("infer", "-f", str(trace), "-o", str(place / "invariants.json"))
+        return place / "invariants.json"
+
+    def _collected(self, case: Case, place: Path, *more: str) -> Path:
+        path = [one for one in sys.path if one.endswith("src")]
+        script, trace = place / "training.py", place / "trace"
+        script.write_text(_SCRIPT.format(path=path, case=asdict(case), steps=self.steps))
+        self._run("collect", "--pyscript", str(script), "--models-to-track", "model", "--output-dir", str(trace), *more)
+        return trace
+
+    def _run(self, command: str, *args: str) -> None:
+        tool = Path(sys.executable).parent / f"traincheck-{command}"
+        done = subprocess.run([str(tool), *args], capture_output=True, text=True, timeout=self.limit, cwd=self.folder)
+        if done.returncode:
+            raise RuntimeError(f"traincheck-{command}: {(done.stdout + done.stderr).strip()[-300:]}")
+
+    @staticmethod
+    def _alarms(text: str) -> Iterator[tuple[str, list[str], int | None]]:
+        decoder, at = json.JSONDecoder(), 0
+        while (at := text.find("{", at)) >= 0:
+            one, at = decoder.raw_decode(text, at)
+            invariant = one["invariant"]
+            kind = f"{invariant['relation']}: {invariant.get('text_description', '')}"
+            yield kind[:160], [], None
+
+
+PEERS: dict[str, Callable[[Scene], list[Alarm]] | None] = {
+    "torchmortem": torchmortem,
+    "torchdiag": torchdiag,
+    "neural-observatory": neural_observatory,
+    "traincheck": None,
+}
+
+
+def without_places(text: str) -> str:
+    """A message without absolute paths."""
+    return re.sub(r"(/[\w.+-]+){2,}", lambda found: found[0].rsplit("/", 1)[1], text)[:400]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--peer", required=True, choices=PEERS)
+    parser.add_argument("--network", nargs="+", default=["mlp-4", "cnn"])
+    parser.add_argument("--seed", nargs="+", type=int, default=[1])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", nargs="+", help="names of faults and healthy variants, where not all are wanted")
+    parser.add_argument("--steps", type=int, default=30, help="steps that traincheck traces")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds that a command of traincheck may take")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    tally: dict[str, list[bool]] = {"faulty": [], "healthy": []}
+    errors = 0
+    with tempfile.TemporaryDirectory() as place, args.out.open("w", encoding="utf-8") as out:
+        checker = TrainCheck(Path(place), steps=args.steps, limit=args.limit)
+        for case in cases(networks=args.network, seeds=args.seed):
+            if args.only and (case.fault or case.variant) not in args.only:
+                continue
+            it = built(case)
+            if it is None:
+                continue
+            alarms: list[Alarm] = []
+            error = None
+            diagnose = PEERS[args.peer]
+            try:
+                alarms = checker(case) if diagnose is None else diagnose(it)
+            except Exception as failed:
+                error = without_places(f"{type(failed).__name__}: {failed}")
+            told = {"peer": args.peer, "version": version(args.peer), "case": asdict(case)}
+            line = {**told, "alarms": alarms[: 2 * _MOST], "error": error}
+            out.write(json.dumps(line, ensure_ascii=False) + "\n")
+            out.flush()
+            tally["healthy" if case.fault is None else "faulty"].append(bool(alarms))
+            errors += error is not None
+    for kind, found in tally.items():
+        print(f"{kind} runs with an alarm: {sum(found) / max(1, len(found)):.2f} ({sum(found)} of {len(found)})")
+    print(f"runs with an error: {errors}")
+
+
+if __name__ == "__main__":
+    main()
