@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
@@ -69,3 +71,8 @@ def test_the_command_keeps_what_it_knows_and_prints_the_scores(tmp_path):
     assert f"0 cases to train, {len(known)} known" in shown.output
     assert "| absent |" not in shown.output  # the first seed of a seen network is not held out
     assert CliRunner().invoke(app, ["benchmark", "diagnosis", "--network", "vgg"]).exit_code == 2
+
+
+def test_the_published_scores_are_those_of_the_published_verdicts():
+    folder = Path(__file__).parents[3] / "results" / "diagnosis"
+    assert markdown(read(folder / "verdicts.jsonl")) in (folder / "README.md").read_text()
