@@ -15,10 +15,6 @@ torchdiag
 neural-observatory
     `Observatory(model).watch()`, `step` before each forward pass, `report` at the end. Alarms are results of status
     "warning" or "critical"; "info" is none. The kind is the analyzer and the first words of its first warning.
-traincheck
-    `traincheck-collect` of the healthy run with seed 0, `traincheck-infer`, `traincheck-collect` of the case with those
-    invariants and `traincheck-check`. Alarms are invariants that failed. The first `--steps` steps of the loop are
-    traced, in the reference and in the case alike.
 
 Where a training has several optimizers the peer is given the first one. Alarms of one kind are one alarm, with all its
 layers and the first of its steps. There is no mapping of kinds: a fault counts as found if there is any alarm, and any
@@ -34,11 +30,8 @@ import io
 import json
 import logging
 import re
-import subprocess
-import sys
-import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -143,114 +136,10 @@ def neural_observatory(it: Scene) -> list[Alarm]:
     )
 
 
-_SCRIPT = """
-import sys
-
-sys.path[:0] = {path!r}
-import torch
-from gyroscope_lab.faults.benchmark import Case, _prepared
-
-def main():
-    torch.set_num_threads(1)
-    it, _ = _prepared(Case(**{case!r}))
-    model = it.model
-    made = it.build(model)
-    optimizers = made if isinstance(made, list) else [made]
-    it.model, it.optimizers = model, optimizers
-    for act in it.after_build:
-        act()
-    torch.manual_seed(it.seed)
-    forward = it.forward or model
-    groups = [(group, group["lr"]) for one in optimizers for group in one.param_groups]
-    for step in range({steps}):
-        for group, lr in groups:
-            group["lr"] = lr * it.rate(step)
-        x, y = next(it.batches)
-        for act in it.before_forward:
-            act(step)
-        loss = it.loss(forward(x), y)
-        if it.clears:
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-        loss.backward()
-        for act in it.after_backward:
-            act(step)
-        if it.clip is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), it.clip)
-        for optimizer in optimizers:
-            optimizer.step()
-        for act in it.after_step:
-            act(step)
-
-main()
-"""
-
-
-class TrainCheck:
-    """The four commands of TrainCheck, with one reference per network.
-
-    Args:
-        folder: where traces are kept while they are needed.
-        steps: how long the runs are that are traced.
-        limit: the longest that one command may take, in seconds.
-    """
-
-    def __init__(self, folder: Path, *, steps: int, limit: float) -> None:
-        self.folder, self.steps, self.limit = folder, steps, limit
-        self.invariants: dict[str, Path | Exception] = {}
-
-    def __call__(self, case: Case) -> list[Alarm]:
-        """Collect the trace of a case, check it, and return the invariants that failed."""
-        if case.network not in self.invariants:
-            try:
-                self.invariants[case.network] = self._inferred(case.network)
-            except (RuntimeError, subprocess.SubprocessError) as error:
-                self.invariants[case.network] = error
-        invariants = self.invariants[case.network]
-        if isinstance(invariants, Exception):
-            raise RuntimeError(f"No invariants of the healthy run: {invariants}")
-        with tempfile.TemporaryDirectory(dir=self.folder) as place:
-            trace = self._collected(case, Path(place), "--invariants", str(invariants))
-            checked = Path(place) / "checked"
-            self._run("check", "-f", str(trace), "-i", str(invariants), "-o", str(checked), "--no-html-report")
-            failed = next(checked.glob("*/failed.log")).read_text()
-        return merged(self._alarms(failed))
-
-    def _inferred(self, network: str) -> Path:
-        place = self.folder / network
-        place.mkdir()
-        trace = self._collected(Case(network, 0, variant="as it is"), place)
-        self._run("infer", "-f", str(trace), "-o", str(place / "invariants.json"))
-        return place / "invariants.json"
-
-    def _collected(self, case: Case, place: Path, *more: str) -> Path:
-        path = [one for one in sys.path if one.endswith("src")]
-        script, trace = place / "training.py", place / "trace"
-        script.write_text(_SCRIPT.format(path=path, case=asdict(case), steps=self.steps))
-        self._run("collect", "--pyscript", str(script), "--models-to-track", "model", "--output-dir", str(trace), *more)
-        return trace
-
-    def _run(self, command: str, *args: str) -> None:
-        tool = Path(sys.executable).parent / f"traincheck-{command}"
-        done = subprocess.run([str(tool), *args], capture_output=True, text=True, timeout=self.limit, cwd=self.folder)
-        if done.returncode:
-            raise RuntimeError(f"traincheck-{command}: {(done.stdout + done.stderr).strip()[-300:]}")
-
-    @staticmethod
-    def _alarms(text: str) -> Iterator[tuple[str, list[str], int | None]]:
-        decoder, at = json.JSONDecoder(), 0
-        while (at := text.find("{", at)) >= 0:
-            one, at = decoder.raw_decode(text, at)
-            invariant = one["invariant"]
-            kind = f"{invariant['relation']}: {invariant.get('text_description', '')}"
-            yield kind[:160], [], None
-
-
-PEERS: dict[str, Callable[[Scene], list[Alarm]] | None] = {
+PEERS: dict[str, Callable[[Scene], list[Alarm]]] = {
     "torchmortem": torchmortem,
     "torchdiag": torchdiag,
     "neural-observatory": neural_observatory,
-    "traincheck": None,
 }
 
 
@@ -266,16 +155,13 @@ def main() -> None:
     parser.add_argument("--seed", nargs="+", type=int, default=[1])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="+", help="names of faults and healthy variants, where not all are wanted")
-    parser.add_argument("--steps", type=int, default=30, help="steps that traincheck traces")
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds that a command of traincheck may take")
     args = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     tally: dict[str, list[bool]] = {"faulty": [], "healthy": []}
     errors = 0
-    with tempfile.TemporaryDirectory() as place, args.out.open("w", encoding="utf-8") as out:
-        checker = TrainCheck(Path(place), steps=args.steps, limit=args.limit)
+    with args.out.open("w", encoding="utf-8") as out:
         for case in cases(networks=args.network, seeds=args.seed):
             if args.only and (case.fault or case.variant) not in args.only:
                 continue
@@ -284,9 +170,8 @@ def main() -> None:
                 continue
             alarms: list[Alarm] = []
             error = None
-            diagnose = PEERS[args.peer]
             try:
-                alarms = checker(case) if diagnose is None else diagnose(it)
+                alarms = PEERS[args.peer](it)
             except Exception as failed:
                 error = without_places(f"{type(failed).__name__}: {failed}")
             told = {"peer": args.peer, "version": version(args.peer), "case": asdict(case)}
