@@ -39,7 +39,7 @@ from typing import Any
 
 import torch
 
-from gyroscope_lab.faults.benchmark import Case, _prepared, cases
+from gyroscope_lab.faults.benchmark import Case, cases, prepared
 from gyroscope_lab.faults.injections import Scene, train
 
 Alarm = tuple[str, list[str], int | None]
@@ -49,7 +49,7 @@ _MOST = 8
 
 def built(case: Case) -> Scene | None:
     """The scene of a case with its optimizers; None if the network has no place for the fault, or it needs ranks."""
-    it, injected = _prepared(case)
+    it, injected = prepared(case)
     if injected is None or it.ranks > 1:
         return None
     made = it.build(it.model)

@@ -44,7 +44,6 @@ class Course:
         loss_steps, loss: the loss of the whole network where it was recorded.
         apart: the steps and values of the scalar "ranks_differ", which is recorded where data-parallel ranks differ.
         meta: the run's meta: the optimizers, and under "facts" what was known about the objects.
-        ended: False while the run is being written.
     """
 
     layers: tuple[LayerInfo, ...]
@@ -53,7 +52,6 @@ class Course:
     loss_steps: Ints
     loss: Floats
     meta: Mapping[str, Any] = field(default_factory=dict)
-    ended: bool = True
     apart: tuple[tuple[int, float], ...] = ()
 
     def __getitem__(self, name: str) -> Floats:
@@ -98,7 +96,7 @@ class Course:
         return known if isinstance(known, Mapping) else {}
 
     def option(self, name: str, default: float = 0.0) -> Floats:
-        """Return a numerical option of each layer's optimizer [L], of its innermost one if it wraps others."""
+        """Return a numerical option of each layer's optimizer [L]; `default` if it has none."""
 
         def of(known: Mapping[str, Any]) -> float:
             value = known.get(name, default)
@@ -122,10 +120,9 @@ def course_of(run: Run) -> Course:
     chosen = np.unique(np.concatenate(steps)).astype(np.int64)
     series = {name: np.asarray(run.series(name, steps=chosen), dtype=np.float64) for name in recorded}
     loss_steps, loss = loss_of({name: (curve.steps, curve.values) for name, curve in run.scalars.items()})
-    is_over = run.state != "running"
     curve = run.scalars.get(RANKS_DIFFER)
     apart = () if curve is None else tuple(zip(curve.steps.tolist(), curve.values.tolist(), strict=True))
-    return Course(tuple(run.layer_table), chosen, series, loss_steps, loss, run.meta, ended=is_over, apart=apart)
+    return Course(tuple(run.layer_table), chosen, series, loss_steps, loss, run.meta, apart=apart)
 
 
 def thinned(count: int, most: int = MOST) -> Ints:

@@ -138,7 +138,7 @@ class Live:
         loss_steps, loss = loss_of(curves)
         at_all = np.array(steps, dtype=np.int64)
         apart = tuple(zip(*curves.get(RANKS_DIFFER, ((), ())), strict=True))
-        return Course(self._layers, at_all, series, loss_steps, loss, self._meta, ended=False, apart=apart)
+        return Course(self._layers, at_all, series, loss_steps, loss, self._meta, apart=apart)
 
     @staticmethod
     def _settled(course: Course) -> bool:

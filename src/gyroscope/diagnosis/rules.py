@@ -1,8 +1,8 @@
 """The rules of a diagnosis: small pure functions over the course of a run, with every threshold in `LIMITS`.
 
 A rule returns a finding, or None if the run does not show it or does not hold enough to tell. Where a threshold comes
-from is written beside it. "Healthy" and "fault" there mean the runs of the benchmark's development half
-(docs/diagnosis.md); the other half was not looked at when they were set.
+from is written beside it. "Healthy" and "fault" there mean the first seed of the benchmark's first six networks
+(docs/diagnosis.md), as it was when they were set; those runs are not kept. The other runs were not looked at.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Limits:
         fast: ‖Δw‖/‖w‖ of the middle layer, in one step. Healthy runs stay below 0.08; a rate 300 times too large gives
             1 and more.
         slow: radians per step of the fastest layer, at the 90th percentile of steps, below which a network does not
-            learn. Fine-tuning at a learning rate of 1e-5 turns layers by about 1e-4.
+            learn. Fine-tuning may be as slow; then the loss falls, or layers turn by more than `unturned` in time.
         unturned: radians that no layer has turned by in a run that is too slow.
         straight, straight_rate: a layer whose successive displacements have a cosine above the first while it turns by
             less than the second goes on in a line: a larger rate would lead further. With momentum 0.9 healthy runs
@@ -50,7 +50,8 @@ class Limits:
         evenly: and the factor that no other two blocks may differ by.
         input_rms: root mean square of what enters the first layer; standardized inputs have 1.
         same_batch: relative difference below which two batches are the same.
-        halved: steps after which weight decay alone halves the weights. SGD at η = 0.1 and λ = 5e-4 takes 1,400.
+        halved: steps after which weight decay alone halves the weights. SGD at η = 0.1, λ = 5e-4
+            and momentum 0.9 takes ln 2·(1 − 0.9)/(ηλ) = 1,400.
         pulled: λ‖w‖/‖∇‖ at the beginning, where decay passes through Adam's √v with the gradient.
         collapsed: share of its peak that the learning rate stays below for `collapsed_for` of the run.
         chance: share of log(classes) that the loss stays above.
@@ -114,7 +115,7 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, np.integer) else value
 
 
-def told(names: Sequence[str], *, starts: bool = False) -> str:
+def told(names: Sequence[str]) -> str:
     """Return layers in words.
 
     >>> told(["a"]), told(["a", "b", "c", "d", "e"])
@@ -180,8 +181,9 @@ def not_trained(course: Course) -> Finding | None:
         if kind == "not_in_optimizer"
         else "Call requires_grad_(True) on it, or freeze whole blocks from the input on."
     )
+    keep = "it keeps its" if len(culprits) == 1 else "they keep their"
     return _finding(
-        kind, "serious", f"{clause}, between layers that train: it keeps its initial weights.", knob,
+        kind, "serious", f"{clause}, between layers that train: {keep} initial weights.", knob,
         layers=culprits, layers_untrained=int(which.sum()), layers_in_all=len(course.layers),
     )  # fmt: skip
 
@@ -198,7 +200,7 @@ def _inside(course: Course, which: Mask) -> Mask:
         # An adapter is a trained layer in the same module, or in one beside it whose name says so.
         scope = modules[i][:-2]
         beside = any(
-            trained[j] and (modules[j][: len(scope)] == scope if scope else False) and _ADAPTER.search(course.names[j])
+            trained[j] and scope and modules[j][: len(scope)] == scope and _ADAPTER.search(course.names[j])
             for j in range(len(modules))
         )
         found[i] = before and after and not beside
@@ -367,16 +369,13 @@ def input_scale(course: Course) -> Finding | None:
 
 
 def not_finite(course: Course) -> Finding | None:
-    """The first layer and step whose gradient or weights are not finite."""
+    """The first layer and step whose weights are not finite."""
     if not course.known("weight_norm"):
         return None
-    lr, norm, gradient = course["lr"], course["weight_norm"], course["gradient_norm"]
+    lr, norm = course["lr"], course["weight_norm"]
     measured = np.isfinite(lr) | ~np.isfinite(lr).any(0)
     bad = measured & ~np.isfinite(norm) & np.isfinite(norm).any(0)
-    pulled = np.isinf(gradient)
-    rows = np.flatnonzero((bad | pulled).any(1))
-    rows = rows[course.steps[rows] > 0]
-    broken_loss = np.flatnonzero(~np.isfinite(course.loss)) if len(course.loss) else np.empty(0, dtype=int)
+    broken_loss = np.flatnonzero(~np.isfinite(course.loss))
     if not bad.any():
         if len(broken_loss) and broken_loss[-1] == len(course.loss) - 1:
             since = int(course.loss_steps[broken_loss[0]])
@@ -559,7 +558,7 @@ def slow_layer(course: Course) -> Finding | None:
     none = not (np.nan_to_num(gradient) > 0).any()
     if none and _is_one_of_many(course, order):
         return _finding(
-            "idle", "note", f"{told(names)} got no gradient, unlike the layers like it: it was not used.",
+            "idle", "note", f"{told(names)} got no gradient, unlike others of their kind: not used in this run.",
             "Nothing needs to be done if it is an expert or a branch that is used seldom.", layers=names,
         )  # fmt: skip
     times = f"{slower[order[0]]:.3g} times slower than the layers beside it" if slower[order[0]] < 1e9 else "not at all"

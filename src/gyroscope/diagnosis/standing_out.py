@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gyroscope.diagnosis import diagnose, dominated, stalled
+from gyroscope.diagnosis.rules import told
 from gyroscope.errors import MonitorError
 from gyroscope.store import Run
 
@@ -274,12 +275,9 @@ def named(layers: Sequence[str], which: Mask, *, starts: bool = False) -> str:
     ('2 layers (a, c)', 'all 2 layers')
     """
     names = [layers[i] for i in np.flatnonzero(which).tolist()]
-    if len(names) < 2:
-        return "".join(names)
-    if len(names) == len(layers):
+    if 1 < len(names) == len(layers):
         return f"{'All' if starts else 'all'} {len(names):,} layers"
-    some = ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]}, … {names[-1]}"
-    return f"{len(names):,} layers ({some})"
+    return told(names) if names else ""
 
 
 def _lost_loss(run: Run) -> tuple[str, int]:

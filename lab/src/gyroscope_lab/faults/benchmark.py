@@ -95,7 +95,7 @@ def evaluate(case: Case, folder: Path | None = None) -> Outcome | None:
         folder: where to keep the run; by default it is not kept.
     """
     torch.set_num_threads(1)
-    it, injected = _prepared(case)
+    it, injected = prepared(case)
     if injected is None:
         return None
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
@@ -122,7 +122,7 @@ def evaluate(case: Case, folder: Path | None = None) -> Outcome | None:
     )
 
 
-def _prepared(case: Case) -> tuple[Scene, Injected | None]:
+def prepared(case: Case) -> tuple[Scene, Injected | None]:
     """Return the scene of a case, and what was put into it; None if the network has no place for it."""
     it = scene(NETWORKS[case.network], case.seed)
     if case.fault is not None:
@@ -154,7 +154,7 @@ def _rank(rank: int, case: Case, ranks: int, meeting: str, path: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}/group", rank=rank, world_size=ranks)
     try:
-        it, _ = _prepared(case)
+        it, _ = prepared(case)
         wrapped = DistributedDataParallel(it.model)
         it.batches = it.network.batches(case.seed + 1000 * rank)
         if it.forward is not None:
