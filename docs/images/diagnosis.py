@@ -43,7 +43,6 @@ PICTURES = {
     "no_gradient": ("mlp-4", "detached", "rotation", False),
     "saturating": ("mlp-4", "sigmoids", "gradient_norm", True),
     "large_branch": ("transformer", "branch x 10", "gradient_norm", True),
-    "vanishing": ("mlp-4", "sigmoids", "gradient_norm", True),
     "slow_layer": ("mlp-4", "lr of k x 1e-3", "rate_per_step", True),
     "too_slow": ("mlp-4", "lr x 1e-4", "rate_per_step", True),
     "double_softmax": ("cnn", "softmax before the loss", "loss", False),

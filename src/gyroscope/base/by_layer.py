@@ -9,6 +9,22 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from gyroscope.errors import GyroscopeError, MissingExtraError
 
 
+def data_frame(rows: Any, columns: Any = None) -> Any:
+    """Return rows as a data frame, or say what to install.
+
+    >>> data_frame([{"layer": "fc1", "norm": 2.0}])
+      layer  norm
+    0   fc1   2.0
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingExtraError(
+            "`to_pandas` needs pandas, which is not installed: pip install 'gyroscope[export]'"
+        ) from error
+    return pandas.DataFrame(rows, columns=columns)
+
+
 class Entry(Protocol):
     """The result for one layer."""
 
@@ -69,13 +85,7 @@ class ByLayer(Generic[E]):
 
     def to_pandas(self) -> Any:
         """Return a data frame with one row per layer."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise MissingExtraError(
-                "`to_pandas` needs pandas, which is not installed: pip install 'gyroscope[export]'"
-            ) from error
-        return pandas.DataFrame(self._flat_rows()).set_index("layer")
+        return data_frame(self._flat_rows()).set_index("layer")
 
     def _flat_rows(self) -> list[dict[str, Any]]:
         return self.rows()

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
-from gyroscope.errors import MissingExtraError, MonitorError
+from gyroscope.base.by_layer import data_frame
+from gyroscope.errors import MonitorError
 
 Severity = Literal["serious", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
@@ -125,15 +126,9 @@ class Diagnosis(Sequence[Finding]):
 
     def to_pandas(self) -> Any:
         """Return a data frame with one row per finding."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise MissingExtraError(
-                "`to_pandas` needs pandas, which is not installed: pip install 'gyroscope[export]'"
-            ) from error
         rows = [asdict(one) | {"layers": ", ".join(one.layers), "evidence": dict(one.evidence)} for one in self]
         columns = ["kind", "severity", "layers", "since", "sentence", "evidence", "remedy", "link"]
-        return pandas.DataFrame(rows, columns=columns)
+        return data_frame(rows, columns)
 
     def _repr_html_(self) -> str:
         rows = "".join(
