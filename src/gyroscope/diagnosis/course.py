@@ -19,13 +19,13 @@ Mask = npt.NDArray[np.bool_]
 
 #: The series that rules read.
 SERIES = (
-    "rotation", "rate_per_step", "weight_norm", "gradient_norm", "update_norm", "update_ratio", "alignment", "lr",
-    "weight_decay",
+    "rotation", "rate_per_step", "weight_norm", "weight_norm_before", "gradient_norm", "update_norm", "update_ratio",
+    "alignment", "lr", "weight_decay",
 )  # fmt: skip
 #: The series of sampled steps that rules read.
 DETAILS = (
     "dying_channels", "moment_p50", "input_mean", "input_rms", "input_low", "input_high", "gradient_carried",
-    "norm_evaluates",
+    "norm_evaluates", "softmax_twice", "output_information",
 )  # fmt: skip
 #: The scalar that is recorded where the weights of data-parallel ranks differ, relative to their norm.
 RANKS_DIFFER = "ranks_differ"

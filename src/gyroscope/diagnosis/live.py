@@ -30,8 +30,8 @@ _PATIENCE, _RISING = 500, 1.2
 _LOSSES = 4 * MOST
 # Kinds that hold at once, whatever follows.
 _AT_ONCE = frozenset({
-    "replaced", "not_in_optimizer", "frozen", "ranks_differ", "gradients_accumulate", "large_weights", "symmetric",
-    "eval_mode", "input_scale", "jump", "too_fast", "not_finite",
+    "replaced", "not_in_optimizer", "frozen", "ranks_differ", "gradients_accumulate", "large_weights", "zero_weights",
+    "symmetric", "eval_mode", "double_softmax", "input_scale", "jump", "too_fast", "not_finite",
 })  # fmt: skip
 # The number of measurements of a resumed run that determine the state of its layers.
 _LATEST = 64

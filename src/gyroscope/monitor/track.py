@@ -79,7 +79,7 @@ def products_of(measured: Sequence[Measured]) -> Products:
     for column, name in enumerate(COLUMNS):
         values = raw[:, :, column]
         for row, m in enumerate(measured):
-            if not m.there[column] or (m.skipped and {"u", "g"} & set(name)):
+            if not m.there[column] or (m.skipped and {"u", "b", "g"} & set(name)):
                 values[row] = np.nan
             elif "g" in name:
                 values[row, ~m.gradients] = np.nan
@@ -372,7 +372,7 @@ class Track:
         one = self.reference.bundles[0]
         update = one.before is not None
         move = one.anchor is not None or (update and self._fresh)
-        known = {"u": update, "v": move, "p": move and one.moved}
+        known = {"u": update, "b": update, "v": move, "p": move and one.moved}
         return np.array([all(known.get(letter, True) for letter in name) for name in COLUMNS])
 
     def _is_timed(self) -> bool:
