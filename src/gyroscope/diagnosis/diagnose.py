@@ -12,10 +12,9 @@ import numpy as np
 
 from gyroscope.base.accepted import listed
 from gyroscope.diagnosis.course import Course, course_of
-from gyroscope.diagnosis.domination import dominated
-from gyroscope.diagnosis.finding import PAGE, Diagnosis, Finding
-from gyroscope.diagnosis.rules import CONSEQUENCES, KINDS, LIMITS, RULES, told
-from gyroscope.diagnosis.stall import stalled
+from gyroscope.diagnosis.finding import Diagnosis, Finding
+from gyroscope.diagnosis.rules import CONSEQUENCES, KINDS, LIMITS, RULES, of_stall
+from gyroscope.diagnosis.stall import LAST_LAYER_FILE, stalled
 from gyroscope.errors import MonitorError
 from gyroscope.store import Run, load
 
@@ -58,7 +57,9 @@ def diagnose(run: Run | str | Path | Any, *, mute: str | Iterable[str] = ()) -> 
         with own as opened:
             return diagnose(opened, mute=muted)
     course = course_of(run)
-    found = [*findings(course), *_conditioned(run)]
+    found = findings(course)
+    if not any(one.kind == "stalled" for one in found):
+        found = [*_followed(run), *found]
     missing = _missing(course)
     return Diagnosis(run.name, ordered(found, muted), missing, decided=not missing)
 
@@ -114,29 +115,11 @@ def _missing(course: Course) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _conditioned(run: Run) -> list[Finding]:
-    """Return the findings that rest on conditioning: dominated layers, and the stall of very deep networks."""
-    found = []
-    with suppress(MonitorError):  # its evidence was not recorded
+def _followed(run: Run) -> list[Finding]:
+    """Return the stall that a file of the last layer at every step shows, if the run has one."""
+    if not (run.path / LAST_LAYER_FILE).exists():
+        return []
+    with suppress(MonitorError):  # a damaged file
         stall = stalled(run)
-        if stall is not None and stall.until is None:
-            found.append(
-                Finding(
-                    "stalled", "serious", (stall.layer,), stall.since, str(stall), {}, "Put a normalizer before the "
-                    "last layer: gyroscope.last_norm(model).", f"{PAGE}#stalled",
-                )
-            )  # fmt: skip
-    with suppress(MonitorError):
-        now = [one for one in dominated(run) if one.until is None]
-        if now:
-            names = [one.layer for one in sorted(now, key=lambda one: one.since)]
-            since = min(one.since for one in now)
-            found.append(
-                Finding(
-                    "dominated", "warning", tuple(names), since,
-                    f"{told(names)} {'is' if len(names) == 1 else 'are'} dominated by weights that are large for their "
-                    f"gradients since step {since:,}, and hardly move.",
-                    {}, "Normalize the layer, decay its weights, or steer it with Layca.", f"{PAGE}#dominated",
-                )
-            )  # fmt: skip
-    return found
+        return [of_stall(stall)] if stall is not None and stall.until is None else []
+    return []

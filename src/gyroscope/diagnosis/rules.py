@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 
 from gyroscope.diagnosis.course import Course, Floats, Mask
+from gyroscope.diagnosis.domination import followed
 from gyroscope.diagnosis.finding import PAGE, Finding, Severity
+from gyroscope.diagnosis.stall import Stall, of_layer, picked
 
 
 @dataclass(frozen=True)
@@ -914,6 +916,46 @@ def at_chance(course: Course) -> Finding | None:
     )  # fmt: skip
 
 
+def stalled(course: Course) -> Finding | None:
+    """A very deep network that guesses, because the input of its last layer has become small and its weight large."""
+    known = np.flatnonzero(np.isfinite(course["lambda_x"]).any(0) & (course.fan_out >= 2))
+    if not len(known) or not len(course.loss):
+        return None
+    last = int(known[-1])
+    inputs, norms = course["lambda_x"][:, last], course["weight_norm"][:, last]
+    found = picked(of_layer(course.layers[last], course.steps, inputs, norms, course.loss_steps, course.loss))
+    return None if found is None or found.until is not None else of_stall(found)
+
+
+def of_stall(stall: Stall) -> Finding:
+    """Return a stall that lasts as a finding."""
+    return _finding(
+        "stalled", "serious", str(stall), "Put a normalizer before the last layer: gyroscope.last_norm(model).",
+        layers=(stall.layer,), since=stall.since, loss=stall.loss, guessing=stall.guessing,
+    )  # fmt: skip
+
+
+def dominated(course: Course) -> Finding | None:
+    """Layers that hardly move because their weights are large compared with their gradients."""
+    names = ["domination"] if course.known("domination") else ["gradient_norm", "weight_norm"]
+    if not all(map(course.known, names)):
+        return None
+    rows = np.isfinite(course[names[0]]).any(1)
+    series = {name: course[name][rows] for name in (*names, "update_ratio")}
+    now = [one for one in followed(course.layers, course.steps[rows], series) if one.until is None]
+    if not now:
+        return None
+    now.sort(key=lambda one: one.since)
+    layers, since = [one.layer for one in now], now[0].since
+    return _finding(
+        "dominated", "warning",
+        f"{told(layers)} {_are(layers)} dominated by weights that are large for their gradients since step {since:,}, "
+        "and hardly move.",
+        "Normalize the layer, decay its weights, or steer it with Layca.",
+        layers=layers, since=since, ratio=now[0].ratio, ratio_of_layers_that_move=now[0].typical,
+    )  # fmt: skip
+
+
 def _smooth_loss(course: Course) -> Floats | None:
     """Return the loss, averaged over a twentieth of the run; None if there is too little of it."""
     loss = course.loss
@@ -1001,8 +1043,8 @@ Rule = Callable[[Course], Finding | None]
 RULES: tuple[Rule, ...] = (
     not_trained, no_learning_rate, ranks_differ, gradients_accumulate, large_weights, zero_weights, symmetric,
     evaluates, double_softmax, repeated_batch, input_scale, schedule_collapsed, jump, too_fast, decay_dominates,
-    not_finite, dead_units, no_gradient, saturating, large_branch, vanishing, slow_layer, too_slow, at_chance, clipped,
-    large_epsilon, unbalanced,
+    not_finite, dead_units, no_gradient, saturating, large_branch, vanishing, slow_layer, stalled, too_slow, at_chance,
+    dominated, clipped, large_epsilon, unbalanced,
 )  # fmt: skip
 
 #: The kinds of finding.
@@ -1010,7 +1052,7 @@ KINDS = (
     "replaced", "not_in_optimizer", "frozen", "no_learning_rate", "ranks_differ", "gradients_accumulate",
     "large_weights", "zero_weights", "symmetric", "eval_mode", "double_softmax", "repeated_batch", "input_scale",
     "schedule_collapsed", "jump", "too_fast", "decay_dominates", "not_finite", "dead_units", "no_gradient",
-    "saturating", "large_branch", "vanishing", "slow_layer", "too_slow", "at_chance", "stalled", "dominated", "idle",
+    "saturating", "large_branch", "vanishing", "slow_layer", "stalled", "too_slow", "at_chance", "dominated", "idle",
     "clipped", "large_epsilon", "unbalanced",
 )  # fmt: skip
 
