@@ -12,10 +12,11 @@ import numpy as np
 
 from gyroscope.base.accepted import listed
 from gyroscope.diagnosis.course import Course, course_of
-from gyroscope.diagnosis.finding import Diagnosis, Finding
-from gyroscope.diagnosis.rules import CONSEQUENCES, KINDS, LIMITS, RULES, of_stall
+from gyroscope.diagnosis.explain import explain
+from gyroscope.diagnosis.finding import PAGE, Diagnosis, Finding
+from gyroscope.diagnosis.rules import CONSEQUENCES, KINDS, LIMITS, RULES, of_stall, told
 from gyroscope.diagnosis.stall import LAST_LAYER_FILE, stalled
-from gyroscope.errors import MonitorError
+from gyroscope.errors import GyroscopeError, MonitorError
 from gyroscope.store import Run, load
 
 #: The series without which rules cannot tell that nothing is wrong.
@@ -60,6 +61,7 @@ def diagnose(run: Run | str | Path | Any, *, mute: str | Iterable[str] = ()) -> 
     found = findings(course)
     if not any(one.kind == "stalled" for one in found):
         found = [*_followed(run), *found]
+    found += _balance(run)
     missing = _missing(course)
     return Diagnosis(run.name, ordered(found, muted), missing, decided=not missing)
 
@@ -122,4 +124,24 @@ def _followed(run: Run) -> list[Finding]:
     with suppress(MonitorError):  # a damaged file
         stall = stalled(run)
         return [of_stall(stall)] if stall is not None and stall.until is None else []
+    return []
+
+
+def _balance(run: Run) -> list[Finding]:
+    """Return a note about layers that weight decay and steps keep in balance, or not: what `explain` states of each."""
+    with suppress(GyroscopeError):  # too little was recorded
+        known = [one for one in explain(run).entries if one.at_equilibrium in ("yes", "no")]
+        there = [one.layer for one in known if one.at_equilibrium == "yes"]
+        away = [one.layer for one in known if one.at_equilibrium == "no"]
+        if known:
+            said = (
+                f"{len(there):,} of {len(known):,} scale-invariant layers turn at the rate at which steps and weight "
+            )
+            said += "decay balance" + (f"; {told(away)} {'does' if len(away) == 1 else 'do'} not." if away else ".")
+            remedy = "Until all are there, the learning rate does not determine how fast layers turn: see explain."
+            return [Finding(
+                "equilibrium", "note", tuple(away), None, said, {"there": len(there), "away": len(away)},
+                remedy if away else "Nothing needs to be done: η and λ determine how fast these layers turn.",
+                f"{PAGE}#equilibrium",
+            )]  # fmt: skip
     return []

@@ -1053,7 +1053,7 @@ KINDS = (
     "large_weights", "zero_weights", "symmetric", "eval_mode", "double_softmax", "repeated_batch", "input_scale",
     "schedule_collapsed", "jump", "too_fast", "decay_dominates", "not_finite", "dead_units", "no_gradient",
     "saturating", "large_branch", "vanishing", "slow_layer", "stalled", "too_slow", "at_chance", "dominated", "idle",
-    "clipped", "large_epsilon", "unbalanced",
+    "clipped", "large_epsilon", "unbalanced", "equilibrium",
 )  # fmt: skip
 
 #: Kinds that another fault may cause.
