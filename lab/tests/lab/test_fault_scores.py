@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from gyroscope_lab.cli.commands import app
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.faults.benchmark import Case, Outcome, cases, to_json
-from gyroscope_lab.faults.score import Rate, markdown, parts, read, score, showing
+from gyroscope_lab.faults.benchmark import Case, Outcome, cases, read, to_json
+from gyroscope_lab.faults.score import Rate, markdown, parts, score, showing
 
 
 def outcome(fault=None, variant=None, *, alarms=(), right=0.9, seed=1, layers=(), since=None, network="mlp-4"):
@@ -71,6 +71,7 @@ def test_the_command_keeps_what_it_knows_and_prints_the_scores(tmp_path):
     assert f"0 cases to train, {len(known)} known" in shown.output
     assert "| absent |" not in shown.output  # the first seed of a seen network is not held out
     assert CliRunner().invoke(app, ["benchmark", "diagnosis", "--network", "vgg"]).exit_code == 2
+    assert CliRunner().invoke(app, ["benchmark", "diagnosis", "--subset", "--seed", "1"]).exit_code == 2
 
 
 def test_the_published_scores_are_those_of_the_published_verdicts():

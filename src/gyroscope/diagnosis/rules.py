@@ -864,7 +864,8 @@ def double_softmax(course: Course) -> Finding | None:
     if len(seen):
         if not (seen > 0.5).all():
             return None
-        said, evidence = "The gradient of the outputs is that of a softmax applied twice.", {"sampled_steps": len(seen)}
+        said = "The gradient of the outputs is that of a softmax applied twice."
+        evidence: dict[str, Any] = {"sampled_steps": len(seen)}
     else:
         loss, classes = _smooth_loss(course), _classes(course)
         if loss is None or classes is None:

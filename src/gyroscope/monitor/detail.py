@@ -444,8 +444,8 @@ class Detail:
         if self.probe is not None and self.attached:
             found["activations"], found["inputs"] = self.probe.collect(), self.probe.inputs()
         if self.outputs is not None and (seen := self.outputs.take()) is not None:
-            found["outputs"] = torch.full((self._count, len(outs.OUTPUTS)), torch.nan, device=seen.device)
-            found["outputs"][-1] = seen
+            unknown = torch.full((self._count - 1, len(outs.OUTPUTS)), torch.nan, dtype=seen.dtype, device=seen.device)
+            found["outputs"] = torch.cat([unknown, seen[None]])
         if self.neurons is not None:
             found["neurons"] = self.neurons.measure(parameters, track.reference)
         found["gradient_carried"] = self.fresh.take()

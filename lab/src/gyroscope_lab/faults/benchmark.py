@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gyroscope
 from gyroscope.diagnosis import Finding, course_of, findings, ordered
 from gyroscope.errors import MonitorError
+from gyroscope_lab.errors import LabError
 from gyroscope_lab.faults.healthy import HEALTHY
 from gyroscope_lab.faults.injections import FAULTS, Injected, Scene, accuracy, scene, train
 from gyroscope_lab.faults.networks import NETWORKS
@@ -69,6 +70,10 @@ class Outcome:
     alarms_default: tuple[tuple[str, tuple[str, ...], int | None], ...]
     notes: tuple[str, ...]
     refused: str | None = None
+
+
+#: The seed of the subset: all networks, faults and variants, none of which a threshold has seen with it.
+SUBSET = (1,)
 
 
 def cases(
@@ -171,7 +176,7 @@ def _alarms(found: Sequence[Finding]) -> tuple[tuple[str, tuple[str, ...], int |
     return tuple((one.kind, one.layers[:5], one.since) for one in found if one.is_alarm)
 
 
-def run_all(chosen: Sequence[Case], *, jobs: int = 2, done: Any = None) -> list[Outcome]:
+def run_all(chosen: Sequence[Case], *, jobs: int = 2, done: Callable[[Outcome], None] | None = None) -> list[Outcome]:
     """Evaluate cases in `jobs` processes; `done` is called with each outcome as it comes."""
     found: list[Outcome] = []
     context = multiprocessing.get_context("spawn")
@@ -188,3 +193,46 @@ def run_all(chosen: Sequence[Case], *, jobs: int = 2, done: Any = None) -> list[
 def to_json(outcomes: Sequence[Outcome]) -> str:
     """Return outcomes as JSON, one per line."""
     return "\n".join(json.dumps(asdict(one), ensure_ascii=False) for one in outcomes) + "\n"
+
+
+def read(path: Path) -> list[Outcome]:
+    """Return the outcomes that a file of verdicts holds, one per line."""
+    try:
+        return [_outcome(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LabError(f"{path} is not a file of verdicts: {error}.") from error
+
+
+def _outcome(told: Mapping[str, Any]) -> Outcome:
+    def alarms(found: Iterable[Any]) -> tuple[tuple[str, tuple[str, ...], int | None], ...]:
+        return tuple((kind, tuple(layers), since) for kind, layers, since in found)
+
+    return Outcome(
+        Case(**told["case"]), told["accuracy"], tuple(told["layers"]), told["since"], alarms(told["alarms"]),
+        alarms(told["alarms_default"]), tuple(told["notes"]), told.get("refused"),
+    )  # fmt: skip
+
+
+def continued(
+    path: Path, chosen: Iterable[Case], *, jobs: int = 2, on_begin: Callable[[int, int], None] = lambda new, known: None
+) -> list[Outcome]:
+    """Return the outcomes in a file of verdicts, after adding those of the chosen cases that it does not hold.
+
+    Args:
+        path: the file, one verdict per line; it need not exist.
+        chosen: the cases.
+        jobs: processes that train side by side.
+        on_begin: called with the number of cases to train and of those that are known.
+    """
+    known = read(path) if path.exists() else []
+    there = {one.case for one in known}
+    wanted = [one for one in chosen if one not in there]
+    on_begin(len(wanted), len(known))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+
+        def keep(outcome: Outcome) -> None:
+            file.write(to_json([outcome]))
+            file.flush()
+
+        return known + run_all(wanted, jobs=jobs, done=keep)

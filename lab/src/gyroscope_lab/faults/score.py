@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from scipy.stats import binomtest
 
-from gyroscope_lab.errors import LabError
 from gyroscope_lab.faults.benchmark import Case, Outcome
 from gyroscope_lab.faults.injections import FAULTS
 from gyroscope_lab.faults.networks import NETWORKS
@@ -129,24 +125,6 @@ def showing(outcomes: Sequence[Outcome]) -> Callable[[Case], bool]:
         return max(found) < min(usual) and mean(found) <= mean(usual) - _COSTS
 
     return shows
-
-
-def read(path: Path) -> list[Outcome]:
-    """Return the outcomes that a file of verdicts holds, one per line."""
-    try:
-        return [_outcome(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LabError(f"{path} is not a file of verdicts: {error}.") from error
-
-
-def _outcome(told: Mapping[str, Any]) -> Outcome:
-    def alarms(found: Iterable[Any]) -> tuple[tuple[str, tuple[str, ...], int | None], ...]:
-        return tuple((kind, tuple(layers), since) for kind, layers, since in found)
-
-    return Outcome(
-        Case(**told["case"]), told["accuracy"], tuple(told["layers"]), told["since"], alarms(told["alarms"]),
-        alarms(told["alarms_default"]), tuple(told["notes"]), told.get("refused"),
-    )  # fmt: skip
 
 
 def parts(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:

@@ -61,6 +61,7 @@ _MODULES = (
     "dynamics.decoupled",
     "dynamics.grafting",
     "dynamics.batch_size",
+    "beyond.diagnosis",
 )
 
 

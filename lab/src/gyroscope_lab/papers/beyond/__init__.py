@@ -1,0 +1,1 @@
+"""Questions that the papers did not ask, answered with the same instruments."""
