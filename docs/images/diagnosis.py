@@ -30,7 +30,7 @@ PICTURES = {
     "frozen": ("cnn", "frozen", "rotation", False),
     "gradients_accumulate": ("cnn", "no zero_grad", "gradient_norm", True),
     "large_weights": ("cnn", "weights x 100", "rate_per_step", True),
-    "zero_weights": ("cnn", "weights = 0", "gradient_norm", True),
+    "zero_weights": ("cnn", "weights = 0", "rotation", False),
     "symmetric": ("mlp-4", "weights constant", "gradient_norm", True),
     "eval_mode": ("cnn", "normalization in eval mode", "gradient_norm", True),
     "repeated_batch": ("mlp-4", "one batch repeated", "rate_per_step", True),
