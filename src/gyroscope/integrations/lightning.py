@@ -67,6 +67,7 @@ class _Watching:
         self._run, self._options = run, options
         self._state: dict[str, Any] = {}
         self._restored = False  # the state belongs to the checkpoint that the coming fit continues
+        self._trainer: Any = None  # the one whose fit is watched
         self._stopped: Monitor | None = None  # the monitor of a fit that raised; it still knows its state
         self._scratch: TemporaryDirectory[str] | None = None
         self._seen: dict[str, Tensor] = {}
@@ -106,7 +107,7 @@ class _Watching:
             self._finish(MonitorError("The first rank could not begin the run."))
             self._stopped = None
             raise problem if problem is not None else MonitorError(first)
-        self._stopped, self._seen, self._loss = None, {}, None
+        self._trainer, self._stopped, self._seen, self._loss = trainer, None, {}, None
         self._recorded = self._counted = self._position(trainer)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -116,8 +117,8 @@ class _Watching:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
         if isinstance(loss, Tensor) and loss.numel() == 1:
             # Lightning has divided it by the number of batches; under manual optimization the last one counts.
-            sums = self._loss is not None and pl_module.automatic_optimization
-            self._loss = self._loss + loss.detach() if sums and self._loss is not None else loss.detach()
+            before = self._loss if pl_module.automatic_optimization else None
+            self._loss = loss.detach() if before is None else before + loss.detach()
         now = self._position(trainer)
         if now != self._counted:
             self._counted = now
@@ -143,11 +144,13 @@ class _Watching:
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """End the run where training stopped."""
-        self._finish(exception)
+        if trainer is self._trainer:
+            self._finish(exception)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End a run that is still open, because Lightning left the fit in another way."""
-        self._finish()
+        if trainer is self._trainer:
+            self._finish()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the monitor's state, for the checkpoint: its steps and the initialization."""
@@ -186,7 +189,7 @@ class _Watching:
             self.path = self.monitor.path
 
     def _finish(self, problem: BaseException | None = None) -> None:
-        monitor, self.monitor = self.monitor, None
+        monitor, self.monitor, self._trainer = self.monitor, None, None
         if monitor is not None:
             monitor.__exit__(None if problem is None else type(problem), problem, None)
             self._stopped = None if problem is None else monitor
@@ -222,8 +225,8 @@ def _stepping(given: list[Any], layers: list[Layer]) -> list[Any]:
     found = [one.optimizer if "LightningOptimizer" in ancestry(one) else one for one in given]
     if not found or any("_MockOptimizer" in ancestry(one) for one in found):
         raise MonitorError(
-            "`configure_optimizers` must return an optimizer, got none. Without steps there is nothing to watch: remove "
-            "the callback."
+            "`configure_optimizers` must return an optimizer, got none. Without steps there is nothing to watch: "
+            "remove the callback."
         )
     held = {id(layer.parameter) for layer in layers}
     stepping = [
