@@ -27,6 +27,9 @@ _LOG = logging.getLogger("gyroscope")
 # Arguments of `watch` that the trainer gives.
 _FROM_TRAINER = {"model", "optimizer", "run", "step"}
 
+# Strategies that flatten parameters, and by what.
+_FLATTENING = {"DeepSpeedStrategy": "ZeRO", "FSDPStrategy": "FSDP1"}
+
 
 class _Watching:
     """Watch every layer of the module that a Lightning `Trainer` fits: `gyroscope.watch` as one callback.
@@ -79,10 +82,12 @@ class _Watching:
         self._restored = False
         if stage != "fit":
             return
-        if "DeepSpeedStrategy" in ancestry(trainer.strategy):
+        flattening = [name for name in ancestry(trainer.strategy) if name in _FLATTENING]
+        if flattening:
             raise MonitorError(
-                "`strategy` must leave parameters their shapes, got DeepSpeed's, which flattens them (ZeRO), so that "
-                "they have no layers. Use DDP, or FSDP2 through ModelParallelStrategy, or remove the callback."
+                f"`strategy` must leave parameters their shapes, got {flattening[0]}, which flattens them "
+                f"({_FLATTENING[flattening[0]]}), so that there are no layers. Use DDP, or FSDP2 through "
+                "ModelParallelStrategy, or remove the callback."
             )
         if sum(isinstance(one, _Watching) for one in trainer.callbacks) > 1:
             raise MonitorError("`callbacks` must have one GyroscopeCallback, got several. Keep one of them.")
@@ -103,10 +108,10 @@ class _Watching:
             problem = error
         # Only the first rank looks into the folder. The others would train on, and wait for it.
         first = trainer.strategy.broadcast(None if problem is None else str(problem))
-        if problem is not None or first is not None:
-            self._finish(MonitorError("The first rank could not begin the run."))
-            self._stopped = None
-            raise problem if problem is not None else MonitorError(first)
+        problem = MonitorError(first) if problem is None and first is not None else problem
+        if problem is not None:
+            self._finish(problem)
+            raise problem
         self._trainer, self._stopped, self._seen, self._loss = trainer, None, {}, None
         self._recorded = self._counted = self._position(trainer)
 
@@ -165,7 +170,7 @@ class _Watching:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the monitor's state of a checkpoint until training begins; a monitor that is there continues from it."""
-        self._state, self._restored = state_dict, True
+        self._state, self._restored, self._stopped = state_dict, True, None
         if self.monitor is not None:
             self.monitor.load_state_dict(state_dict)
 

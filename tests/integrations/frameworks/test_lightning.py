@@ -503,13 +503,26 @@ def test_a_serious_finding_can_end_the_fit(trainer: Any, tmp_path: Path) -> None
         assert run.steps[-1] < 10 * BATCHES
 
 
+def test_trials_of_a_learning_rate_finder_are_not_measured(trainer: Any, tmp_path: Path) -> None:
+    def configure(self: Any) -> Any:
+        self.copies = followed(made := sgd(self.parameters(), lr=self.lr), self)
+        return made
+
+    module = classifier(configure_optimizers=configure, lr=0.1)
+    finder = L.callbacks.LearningRateFinder(num_training_steps=8, update_attr=False)
+    trainer(GyroscopeCallback(tmp_path / "run"), finder).fit(module, batches(20))
+    with gyroscope.load(tmp_path / "run") as run:
+        assert run.steps.tolist() == list(range(21))
+        np.testing.assert_allclose(run.series("rotation")[-1], turned(mlp(), module), rtol=1e-5)
+
+
 def test_a_fast_run_for_development_measures_and_leaves_nothing(
     trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    steps = []
-    module = classifier(on_train_end=lambda self: None)
+    steps: list[Any] = []
+    module = classifier()
     callback = GyroscopeCallback(tmp_path / "run")
     module.on_train_batch_end = lambda *_: steps.append((callback.monitor.run.steps.tolist(), callback.monitor.path))
     trainer(callback, fast_dev_run=3).fit(module, batches())
@@ -578,11 +591,12 @@ def test_what_cannot_be_watched_is_refused_before_a_step(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", PACKAGES)
-def test_deepspeed_is_refused(name: str) -> None:
-    strategy = import_module(f"{name}.strategies").DeepSpeedStrategy
-    trainer = SimpleNamespace(strategy=strategy.__new__(strategy), callbacks=[])
-    with pytest.raises(MonitorError, match=r"DeepSpeed's, which flattens them \(ZeRO\).*ModelParallelStrategy"):
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize(("name", "by"), [("DeepSpeedStrategy", "ZeRO"), ("FSDPStrategy", "FSDP1")])
+def test_strategies_that_flatten_parameters_are_refused(name: str, by: str, package: str) -> None:
+    strategy = getattr(import_module(f"{package}.strategies"), name)
+    trainer = SimpleNamespace(strategy=strategy.__new__(strategy), callbacks=[])  # these need a GPU to begin a fit
+    with pytest.raises(MonitorError, match=rf"got {name}, which flattens them \({by}\).*ModelParallelStrategy"):
         GyroscopeCallback("run").setup(trainer, None, "fit")
     GyroscopeCallback("run").setup(trainer, None, "test")  # nothing is watched then
 
