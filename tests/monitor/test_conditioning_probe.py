@@ -113,6 +113,33 @@ def test_analyses_are_at_multiples_of_n_and_at_the_first_measured_step(
         assert_recorded(run, at, expected[at])
 
 
+@pytest.mark.parametrize("kind", ["sgd", "layca", "lbfgs"])
+def test_passes_within_a_closure_are_analyzed_at_the_weights_before_the_step(tmp_path: Path, kind: str) -> None:
+    model = mlp()
+    optimizer: torch.optim.Optimizer = sgd(model, momentum=0.9)
+    if kind == "layca":
+        optimizer = gyroscope.Layca(optimizer, model)
+    elif kind == "lbfgs":  # evaluates several times: the first is at the weights before the step
+        optimizer = torch.optim.LBFGS(model.parameters(), 0.1, max_iter=3)
+    expected = {}
+    with gyroscope.watch(model, optimizer, tmp_path / "run", conditioning=2, **ALWAYS):
+        for i in range(1, 5):
+            x, y = batch(i)
+            expected[i] = analyzed(model, x, y)
+
+            def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+    run = gyroscope.load(tmp_path / "run")
+    assert run.where("lambda_f").tolist() == [1, 2, 4]
+    for at in (1, 2, 4):
+        assert_recorded(run, at, expected[at])
+
+
 def test_steps_asked_for_are_analyzed_as_well(tmp_path: Path) -> None:
     model = mlp()
     optimizer = sgd(model)

@@ -92,6 +92,27 @@ def test_steps_with_a_closure_are_counted_once_and_measured(tmp_path, kind):
     check(monitor.path, copies, range(5), rtol=2e-5)
 
 
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("foreach", [False, True])
+def test_gradients_that_a_closure_computes_are_those_of_the_step_under_nesterov(tmp_path, foreach, named):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, nesterov=True, foreach=foreach)
+    copies = copies_of(model)
+
+    def closure(x):
+        loss = backward(model, x)
+        copies.keep_gradients()  # a foreach step overwrites them
+        return loss
+
+    with watch(model, optimizer, tmp_path / "run") as monitor:
+        for x in inputs(4):
+            given = lambda x=x: closure(x)  # noqa: E731
+            loss = optimizer.step(closure=given) if named else optimizer.step(given)
+            assert loss is not None
+            copies.keep_step(optimizer)
+    check(monitor.path, copies, range(5))
+
+
 def test_sparse_adam_is_measured(tmp_path):
     torch.manual_seed(0)
     model = nn.Embedding(20, 5, sparse=True)

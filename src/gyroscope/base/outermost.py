@@ -14,7 +14,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-Hook = Callable[..., None]
+Hook = Callable[..., Any]
 
 # The function that torch wraps around `step`; all classes share its code.
 _AROUND = Optimizer.profile_hook_step(lambda self: None).__code__
@@ -22,6 +22,8 @@ _AROUND = Optimizer.profile_hook_step(lambda self: None).__code__
 
 def register_outermost(optimizer: Optimizer, before: Hook, after: Hook) -> list[RemovableHandle]:
     """Call `before` and `after` around each step that the user takes, but not around a step inside that step.
+
+    `before` may return other arguments for the step, as torch's hooks may.
 
     >>> class Mine(torch.optim.SGD):
     ...     def step(self, closure=None):
@@ -35,16 +37,15 @@ def register_outermost(optimizer: Optimizer, before: Hook, after: Hook) -> list[
     begun = nested = False
 
     # The stack is inspected only if a step began and has not ended: a step that raised looks the same.
-    def pre(stepped: Optimizer, *arguments: Any) -> None:
+    def pre(stepped: Optimizer, *arguments: Any) -> Any:
         nonlocal begun, nested
         if torch.compiler.is_compiling():  # the stack does not show compiled steps
-            before(stepped, *arguments)
-            return
+            return before(stepped, *arguments)
         if begun and _is_inside(stepped):
             nested = True
-            return
+            return None
         begun, nested = True, False
-        before(stepped, *arguments)
+        return before(stepped, *arguments)
 
     def post(stepped: Optimizer, *arguments: Any) -> None:
         nonlocal begun

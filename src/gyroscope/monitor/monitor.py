@@ -358,8 +358,7 @@ class Monitor:
     def _attach(self, loss: Any) -> None:
         handles = self._handles
         for track in self._tracks:
-            before, after = (self._hook(act, track) for act in (self._loop.before, self._loop.after))
-            handles += register_outermost(track.optimizer, before, after)
+            handles += register_outermost(track.optimizer, self._before(track), self._hook(self._loop.after, track))
         if isinstance(loss, nn.Module) and self._active:
             handles.append(loss.register_forward_hook(_LossHook(self._computed)))
 
@@ -368,6 +367,28 @@ class Monitor:
 
     def _computed(self, numbers: dict[str, Any]) -> None:
         self._safely(self._chronicle.log, numbers)
+
+    def _before(self, track: Track) -> Callable[..., Any]:
+        """Return the hook before a step. A closure that computes the gradients is followed by what needs them."""
+        plain, evaluated = self._hook(self._loop.before, track), self._hook(self._loop.computed, track)
+
+        def hook(optimizer: Optimizer, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            closure: Any = named.get("closure", given[1] if len(given) > 1 else None)
+            track.closure = callable(closure) and not torch.compiler.is_compiling()
+            plain()
+            if not (track.closure and track.measuring):
+                return None
+
+            def followed(*arguments: Any, **more: Any) -> Any:
+                loss = closure(*arguments, **more)
+                evaluated()
+                return loss
+
+            if "closure" in named:
+                return given, {**named, "closure": followed}
+            return (given[0], followed, *given[2:]), named
+
+        return hook
 
     def _hook(self, act: Callable[[Track], None], track: Track) -> Callable[..., None]:
         stopwatch = self._loop.stopwatch
@@ -472,6 +493,14 @@ class Loop:
             with plainly():
                 self._prepare(track)
 
+    def computed(self, track: Track) -> None:
+        """Act after the closure of a step has computed its gradients; it may do so several times."""
+        with plainly():
+            if track.closure:
+                track.closure = False
+                self._analyze(track)
+            track.computed()
+
     def after(self, track: Track) -> None:
         """Act after a step."""
         measured = track.measuring
@@ -489,8 +518,9 @@ class Loop:
             track.measuring = self._due(track)  # a resumed run may be at another step
             track.sampling = track.sampling and track.measuring
         if track.measuring:
-            self._analyze(track)
-            track.before()
+            if not track.closure:
+                self._analyze(track)
+            track.before(closure=track.closure)
         else:
             track.pass_by()
 

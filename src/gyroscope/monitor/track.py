@@ -133,6 +133,7 @@ class Track:
         self.measured_at = 0
         self.tried_at = 0  # the same, also if it could not be recorded
         self.measuring = False
+        self.closure = False  # True while a closure is still to compute the gradients of the step
         self.sampling = False
         self.asked_for = 0  # number of coming steps to measure in detail, whatever the interval
         self.next_detail = 1
@@ -181,8 +182,8 @@ class Track:
             bundle.release()
         self._stashed = self._inside = None
 
-    def before(self) -> None:
-        """Copy the weights before a measured step."""
+    def before(self, *, closure: bool = False) -> None:
+        """Copy the weights before a measured step; if it has a closure, `computed` follows when it has gradients."""
         parameters = self.parameters()
         weights = self._look(parameters)
         self._notice_changes(parameters)
@@ -191,9 +192,15 @@ class Track:
         start = _mark(weights, timed)
         for bundle in self.reference.bundles:
             bundle.before = bundle.copy(_chosen(weights, bundle.members))
-        self._stashed = _gradients_that_will_be_overwritten(self.optimizer, parameters)
-        self._copied = (start, _mark(weights, timed)) if start is not None and timed else ()
         self._inside = parameters, weights
+        if not closure:
+            self.computed()
+        self._copied = (start, _mark(weights, timed)) if start is not None and timed else ()
+
+    def computed(self) -> None:
+        """Copy the gradients of a step that has begun, if it overwrites them."""
+        if self._inside is not None:
+            self._stashed = _gradients_that_will_be_overwritten(self.optimizer, self._inside[0])
 
     @property
     def fresh(self) -> bool:

@@ -133,7 +133,7 @@ def watch(
     every, budget = int(every), None if budget is None else float(budget)
     places = _sinks(sinks)
     optimizers = _optimizers(optimizer)
-    chosen = _layers(model, layers)
+    chosen = chosen_layers(model, layers)
     parts = _parts(chosen, optimizers)
     wanted = find(quantities)
     facts = facts_of(model, chosen, optimizers)
@@ -202,7 +202,7 @@ def _optimizers(given: Any) -> list[Optimizer]:
     return found
 
 
-def _layers(model: Any, chosen: Sequence[Layer] | str | Iterable[str] | None) -> list[Layer]:
+def chosen_layers(model: Any, chosen: Sequence[Layer] | str | Iterable[str] | None) -> list[Layer]:
     """Return the layers to measure, from a list of layers, from patterns, or all of the model."""
     if not isinstance(model, nn.Module):
         raise MonitorError(f"`model` must be a torch.nn.Module, got a {type(model).__name__}.")

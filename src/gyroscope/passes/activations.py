@@ -70,9 +70,11 @@ def unavailable(model: nn.Module) -> str | None:
     >>> print(unavailable(torch.compile(nn.Linear(2, 2), backend="eager")))
     the model is compiled, so temporary hooks do not see its activations
     """
-    for name, module in model.named_modules():
-        what = f"the module {name.removeprefix('_orig_mod.')!r}" if name else "the model"
-        if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
+    for path, module in model.named_modules():
+        what = f"the module {path.removeprefix('_orig_mod.')!r}" if path else "the model"
+        # Lightning unwraps a compiled module, and keeps in `_compiler_ctx` what it needs to call its compiled methods.
+        in_place = any(getattr(module, name, None) is not None for name in ("_compiled_call_impl", "_compiler_ctx"))
+        if type(module).__name__ == "OptimizedModule" or in_place:
             return f"{what} is compiled, so temporary hooks do not see its activations"
         if isinstance(module, torch.jit.ScriptModule):
             return f"{what} is scripted, so hooks do not see its activations"
