@@ -171,9 +171,12 @@ def watch(
 
 def _optimizers(given: Any) -> list[Optimizer]:
     """Return one optimizer or several as a list."""
-    from gyroscope.control.torch_contract import bare, controller_of  # the only use of control: loaded when needed
+    # The only use of control, which is loaded when needed.
+    from gyroscope.control.torch_contract import bare, check_holds_parameters, controller_of
 
     found = list(given) if isinstance(given, list | tuple) else [given]
+    for one in found:
+        check_holds_parameters(one, MonitorError)
     # Accelerate and others wrap an optimizer, and call the wrapped object in the end.
     found = [bare(one) for one in found]
     for one in found:
