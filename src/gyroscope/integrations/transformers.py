@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+import torch
 import torch.distributed as dist
+from torch import nn
 
 from gyroscope.base.accepted import real, text
 from gyroscope.diagnosis.finding import Finding
@@ -93,7 +95,7 @@ class GyroscopeCallback(_events.TrainerCallback, _events.ExportableState):  # ty
         if told is None or callable(told):
             options["on_finding"] = self._told
         self._found.clear()
-        self.monitor = watch(given["model"], given["optimizer"], folder, step=step, **options)
+        self.monitor = watch(_as_it_runs(given["model"]), given["optimizer"], folder, step=step, **options)
         self._training = state
         _watching.add(self)
         if (name := type(self).__name__) not in state.stateful_callbacks:
@@ -207,6 +209,17 @@ def _reference(folder: Path) -> list[Any] | None:
             with load(folder) as run:
                 return [run.meta.get("reference_file", file_of(1)), run.attempts[0].time]
     return None
+
+
+def _as_it_runs(model: nn.Module) -> Any:
+    """Return the model wrapped as compiled if Accelerate compiles it: callbacks are given the model inside.
+
+    Temporary hooks would compile it again, and see nothing.
+    """
+    plugin = (
+        imported("accelerate.state", sink="GyroscopeCallback", extra="transformers").AcceleratorState().dynamo_plugin
+    )
+    return model if plugin.backend.value == "NO" else torch.compile(model)
 
 
 def _about(args: Any) -> dict[str, Any]:

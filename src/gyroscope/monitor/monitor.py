@@ -358,8 +358,8 @@ class Monitor:
     def _attach(self, loss: Any) -> None:
         handles = self._handles
         for track in self._tracks:
-            before, after = (self._hook(act, track) for act in (self._loop.before, self._loop.after))
-            handles += register_outermost(track.optimizer, before, after)
+            acts = (self._loop.before, self._loop.after, Track.rewritten)
+            handles += register_outermost(track.optimizer, *(self._hook(act, track) for act in acts))
         if isinstance(loss, nn.Module) and self._active:
             handles.append(loss.register_forward_hook(_LossHook(self._computed)))
 

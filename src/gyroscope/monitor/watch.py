@@ -24,6 +24,7 @@ from gyroscope.diagnosis.finding import Finding
 from gyroscope.errors import ConditioningError, MonitorError, StoreError
 from gyroscope.layers.layer import Layer, split
 from gyroscope.layers.layer import layers as find_layers
+from gyroscope.layers.untouched import bare as bare_model
 from gyroscope.monitor import resume
 from gyroscope.monitor.clock import Pace
 from gyroscope.monitor.monitor import Monitor, Raised, check_numbers
@@ -372,7 +373,7 @@ def meta_of(
     except (TypeError, ValueError) as error:
         raise MonitorError(f"`meta` must be a dict that JSON can hold, got {given!r:.80}: {error}.") from None
     about: dict[str, Any] = {
-        "model": type(model).__name__,
+        "model": type(bare_model(model)).__name__,
         "torch": torch.__version__,
         "optimizers": [_optimizer(one) for one in optimizers],
         **more,
