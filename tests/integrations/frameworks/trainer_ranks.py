@@ -14,12 +14,13 @@ import torch.distributed as dist
 
 import gyroscope
 import two_ranks
+from monitor.watched import inputs, mlp
 
 Claim = Callable[[Path], None]
 STEPS = 4
-# Plain SGD, because Adam turns rounding noise in gradients, which ranks add up in another order, into weights.
-PLAIN: dict[str, Any] = {"max_steps": STEPS, "optim": "sgd", "learning_rate": 0.1}
-SAVED: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
+# Not Adam, which turns rounding noise in gradients, which ranks add up in another order, into weights.
+SGD: dict[str, Any] = {"optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})}
+SAVED: dict[str, Any] = {"max_steps": STEPS, "save_strategy": "steps", "save_steps": 2}
 CLOSE = 1e-5
 
 
@@ -30,7 +31,7 @@ def train(folder: Path, *, rows: int, resume: bool = False, **options: Any) -> A
     from gyroscope.integrations.transformers import GyroscopeCallback
 
     watching = GyroscopeCallback(folder / "run", budget=None, activations=False)
-    training = trainer(folder / "out", watching, per_device_train_batch_size=rows, **PLAIN | SAVED | options)
+    training = trainer(folder / "out", watching, per_device_train_batch_size=rows, **SGD | SAVED | options)
     training.train(resume_from_checkpoint=str(folder / "out" / "checkpoint-2") if resume else None)
     if dist.is_initialized():
         dist.barrier()  # the first rank has closed the run
@@ -51,8 +52,7 @@ LAYCA: dict[str, Any] = {"optimizer_cls_and_kwargs": (lambda: steered, {"rate": 
 
 def assert_same(run: gyroscope.Run, other: gyroscope.Run) -> None:
     assert run.layers == other.layers
-    steps = run.steps.tolist()
-    assert steps == other.steps.tolist() == list(range(STEPS + 1)), (steps, run.attempts, run.all_events)
+    assert run.steps.tolist() == other.steps.tolist() == list(range(STEPS + 1))
     for name in ("rotation", "rate", "weight_norm", "gradient_norm", "update_norm", "lr"):
         one, two = run.series(name), other.series(name)
         np.testing.assert_allclose(one, two, rtol=CLOSE, atol=CLOSE * np.nanmax(abs(two)), err_msg=name)
@@ -104,10 +104,71 @@ def sharded_trainings_record_what_one_process_does_and_are_resumed(folder: Path)
 def sharded_layers_turn_by_the_rate_of_layca(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         sharding(patch)
-        _, watching = train(folder, rows=2, optim="adamw_torch", **FSDP2, **LAYCA)
+        _, watching = train(folder, rows=2, **FSDP2, **LAYCA)
     run = watching.run
     np.testing.assert_allclose(run.series("rate")[1:], np.arctan(run.series("lr")[1:]), rtol=1e-4)
     assert_same(run, gyroscope.load(folder.parent / "steered" / "run"))
+
+
+def accelerated(**options: Any) -> tuple[Any, torch.nn.Module, Any]:
+    """A sharding Accelerator, a model and its optimizer."""
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="no_wrap")
+    machine, model = Accelerator(cpu=True, fsdp_plugin=plugin, **options), mlp()
+    return machine, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def steps(machine: Any, model: torch.nn.Module, optimizer: Any) -> None:
+    for x in inputs(STEPS):
+        optimizer.zero_grad()
+        machine.backward((model(x.chunk(2)[dist.get_rank()]) - 1.0).square().mean())
+        optimizer.step()
+
+
+def a_tracker_records_what_a_sharding_accelerator_logs(folder: Path) -> None:
+    from gyroscope.integrations.accelerate import GyroscopeTracker
+
+    tracker = GyroscopeTracker(folder / "run", budget=None, activations=False)
+    with pytest.MonkeyPatch.context() as patch:
+        sharding(patch)
+        machine, model, optimizer = accelerated(log_with=tracker)
+        model, optimizer = machine.prepare(model, optimizer)
+        machine.init_trackers("first")
+        tracker.watch(model, optimizer)
+        steps(machine, model, optimizer)
+        machine.log({"loss": 0.5})
+        tracker.finish()  # as end_training does, which then ends the process group
+    dist.barrier()
+    run = gyroscope.load(folder / "run")
+    assert run.scalars["loss"].steps.tolist() == [STEPS]
+    reference = mlp()
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gyroscope.monitor.resume.rank", lambda: 0)  # both ranks record a run of their own
+        with gyroscope.watch(reference, optimizer, folder / f"alone-{dist.get_rank()}", budget=None, activations=False):
+            for x in inputs(STEPS):
+                optimizer.zero_grad()
+                (reference(x) - 1.0).square().mean().backward()
+                optimizer.step()
+    assert_same(run, gyroscope.load(folder / f"alone-{dist.get_rank()}"))
+
+
+def a_model_that_is_sharded_after_watch_is_refused_and_trains(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        sharding(patch)
+        machine, model, optimizer = accelerated()
+        monitor = gyroscope.watch(model, optimizer, folder / "run")
+        model, optimizer = machine.prepare(model, optimizer)
+        before = [p.to_local().clone() for p in model.parameters()]
+        steps(machine, model, optimizer)
+        monitor.close()
+    assert not any(torch.equal(a, p.to_local()) for a, p in zip(before, model.parameters(), strict=True) if a.numel())
+    if dist.get_rank() == 0:
+        assert "Call watch after fully_shard, or after accelerator.prepare" in str(monitor.error)
 
 
 CLAIMS: list[Claim] = [
@@ -115,6 +176,8 @@ CLAIMS: list[Claim] = [
     data_parallel_trainings_are_resumed,
     sharded_trainings_record_what_one_process_does_and_are_resumed,
     sharded_layers_turn_by_the_rate_of_layca,
+    a_tracker_records_what_a_sharding_accelerator_logs,
+    a_model_that_is_sharded_after_watch_is_refused_and_trains,
 ]
 
 
