@@ -33,10 +33,15 @@ def sentences(count: int = 64) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": one, "labels": one} for one in words]
 
 
+def reset() -> None:
+    """Make Accelerate forget the precision and the ranks of an earlier Trainer."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
 def arguments(folder: Path, **options: Any) -> TrainingArguments:
     """Six steps on a CPU, whose loss is logged at each."""
-    AcceleratorState._reset_state(reset_partial_state=True)  # or it keeps the precision of the first Trainer
-    GradientState._reset_state()
+    reset()
     given: dict[str, Any] = {
         "output_dir": str(folder), "max_steps": 6, "per_device_train_batch_size": 4, "learning_rate": 0.01,
         "logging_steps": 1, "save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True, "seed": 3,
