@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# An environment of its own for the frameworks that the integrations are for, so that `make test` shows what works without.
+FRAMEWORKS := .venv-integrations
 
 # Tests start many processes. Where Python must not keep what it compiled, each of them compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -27,38 +29,46 @@ QUICK  := \
             fault_scores.py demo_words.py study_multipliers.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick lint types unit gpu bench docs clean
+.PHONY: help demo test test-integrations quick lint types unit gpu bench docs clean
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
-# A folder that was renamed or copied has a .venv whose programs start those of the folder it was made in.
-MADE_IN := $(shell cat $(READY) 2>/dev/null)
-ifneq "$(MADE_IN)" ""
-ifneq "$(MADE_IN)" "$(CURDIR)"
-.PHONY: $(READY)
-CLEAR := --clear
-endif
-endif
+# A folder that was renamed or copied has environments whose programs start those of the folder they were made in.
+moved = $(if $(wildcard $(1)/.ready),$(shell test "$$(cat $(1)/.ready)" = "$$(pwd -P)" || echo --clear))
+.PHONY: $(foreach one,$(VENV) $(FRAMEWORKS),$(if $(call moved,$(one)),$(one)/.ready))
 
 VERSION := import sys; print("%d.%d" % sys.version_info[:2])
+PIP     := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-$(READY): pyproject.toml lab/pyproject.toml constraints.txt
+# $(call environment,FOLDER,WHAT): a new environment with torch, and then with what pip is asked for.
+define environment
 	@given=$$($(PYTHON) -c '$(VERSION)'); case "$$given" in 3.1[1-9]|3.[2-9]?) ;; *) \
 	    echo "Python 3.11 or later is needed, and $(PYTHON) is $${given:-not found}; name another:" \
 	    "make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1;; esac; \
-	there=$$($(BIN)/python -c '$(VERSION)' 2>/dev/null || echo "$$given"); \
-	test -n "$(CLEAR)" -o "$$there" = "$$given" || { \
-	    echo "$(VENV) has Python $$there, and $(PYTHON) is $$given; to make it anew: rm -r $(VENV)" >&2; exit 1; }
-	$(PYTHON) -m venv $(CLEAR) $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' --editable lab
-	@pwd -P > $@
+	there=$$($(1)/bin/python -c '$(VERSION)' 2>/dev/null || echo "$$given"); \
+	test -n "$(call moved,$(1))" -o "$$there" = "$$given" || { \
+	    echo "$(1) has Python $$there, and $(PYTHON) is $$given; to make it anew: rm -r $(1)" >&2; exit 1; }
+	$(PYTHON) -m venv $(call moved,$(1)) $(1)
+	$(1)/bin/python $(PIP) torch
+	$(1)/bin/python $(PIP) $(2)
+	@pwd -P > $(1)/.ready
+endef
+
+$(READY): pyproject.toml lab/pyproject.toml constraints.txt
+	$(call environment,$(VENV),--editable '.[dev]' --editable lab)
+
+$(FRAMEWORKS)/.ready: pyproject.toml constraints.txt
+	$(call environment,$(FRAMEWORKS),--editable '.[integration-tests]')
 
 demo: $(READY)  ## train the digits network under Layca; prints a table, writes demo/
 	$(BIN)/gyroscope demo
 
 test: lint types unit  ## lint, type-check and test
+
+test-integrations: $(FRAMEWORKS)/.ready  ## the integrations with the real frameworks, in .venv-integrations
+	HF_HUB_OFFLINE=1 $(FRAMEWORKS)/bin/pytest -n 2 --dist loadfile tests/integrations/frameworks \
+	    tests/control/test_contract_integrations.py tests/layers/test_layer_wrappers.py
 
 quick: lint types  ## lint, type-check and a selection of the tests: under a minute on two cores
 	$(BIN)/pytest -n 2 --dist loadfile $(QUICK)
@@ -91,5 +101,5 @@ docs: $(READY)  ## run every example in the documents and check every link betwe
 	$(BIN)/pytest tests/docs
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) demo build dist .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) demo build dist .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,6 +6,7 @@ With it (`make gpu`), those marked `gpu` and those marked `any_device`, the kern
 import gc
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,10 @@ import torch  # noqa: E402
 
 sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("tests", "lab/tests")]
 torch.set_num_threads(1)
+
+# Adapters derive from classes of their frameworks. `make test-integrations` installs those.
+_ADAPTERS = ("accelerate", "lightning", "transformers")
+collect_ignore = [f"src/gyroscope/integrations/{name}.py" for name in _ADAPTERS if find_spec(name) is None]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""Trainers that are installed beside torch: they wrap, swap and schedule, and the steps stay the same."""
+"""A trainer that is installed beside torch wraps and swaps, and the steps stay the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from contract_models import DEVICE, RHO, adamw, assert_close, batch, loss_of, mlp, tangent, train, weights
+from contract_models import DEVICE, adamw, assert_close, batch, loss_of, mlp, train
 from torch import Tensor
 
 from gyroscope import Layca
@@ -24,18 +24,6 @@ def _expected(seeds: range) -> torch.nn.Module:
     model = mlp()
     train(model, Layca(adamw(model.parameters()), model), seeds)
     return model
-
-
-def test_accelerate_trains_as_plain_torch_does() -> None:
-    accelerate = pytest.importorskip("accelerate")
-    model = mlp()
-    accelerator = accelerate.Accelerator(cpu=True)
-    prepared, optimizer = accelerator.prepare(model, Layca(adamw(model.parameters()), model))
-    for seed in range(4):
-        optimizer.zero_grad()
-        accelerator.backward(loss_of(prepared, batch(seed)))
-        optimizer.step()
-    assert_close(accelerator.unwrap_model(prepared), _expected(range(4)), 1e-6)
 
 
 def test_lightning_trains_as_plain_torch_does(tmp_path: Path) -> None:
@@ -59,28 +47,3 @@ def test_lightning_trains_as_plain_torch_does(tmp_path: Path) -> None:
     )
     trainer.fit(module, data)
     assert_close(module.net, _expected(range(4)), 1e-6)
-
-
-def test_the_hugging_face_trainer_turns_by_the_scheduled_rate(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp()
-
-        def forward(self, x: Tensor) -> dict[str, Tensor]:
-            return {"loss": loss_of(self.net, x)}
-
-    model = Model()
-    before = weights(model)
-    optimizer = Layca(adamw(model.parameters()), model)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    arguments = transformers.TrainingArguments(
-        tmp_path, max_steps=1, per_device_train_batch_size=8, use_cpu=True, report_to=[], save_strategy="no"
-    )
-    data = [{"x": x} for x in batch(0)]
-    transformers.Trainer(model, arguments, train_dataset=data, optimizers=(optimizer, scheduler)).train()
-    assert tangent(before[0], model.net[0].weight) == pytest.approx(RHO, rel=1e-4)
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(RHO / 10)

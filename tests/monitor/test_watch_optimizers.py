@@ -378,3 +378,23 @@ def test_a_failed_watch_leaves_nothing_behind(tmp_path, there, monkeypatch):
     assert not optimizer._optimizer_step_pre_hooks
     monkeypatch.undo()
     watch(model, optimizer, folder).close()
+
+
+@pytest.mark.parametrize("warms_up", [False, True])
+def test_a_step_that_only_creates_state_for_a_checkpoint_is_not_counted(tmp_path, warms_up):
+    """For an optimizer without state, torch takes one for every checkpoint, with rates and gradients of zero."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    model = mlp()
+    optimizer, copies = torch.optim.SGD(model.parameters(), 0.0 if warms_up else 0.1), copies_of(model)
+    taken = []
+    optimizer.register_step_post_hook(lambda *_: taken.append(1))
+    with watch(model, optimizer, tmp_path / "run") as monitor:
+        for xs in (inputs(2), inputs(3, seed=2)):
+            train(model, optimizer, xs, copies=copies)
+            optimizer.zero_grad()
+            get_optimizer_state_dict(model, optimizer)
+            optimizer.param_groups[0]["lr"] = 0.1
+    assert len(taken) == 7
+    assert monitor.steps == 5
+    check(monitor.path, copies, range(6), rtol=1e-5)

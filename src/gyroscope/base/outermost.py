@@ -2,6 +2,9 @@
 
 torch wraps its hooks around the `step` of every class that has had an instance. A class whose `step` calls
 `super().step()` then runs the same hooks twice, one pair inside the other.
+
+torch.distributed.checkpoint calls `step` with rates and gradients of zero, so that an optimizer creates its state. For
+one that keeps none, such as SGD, it does so whenever a checkpoint is saved. These are no steps of a training.
 """
 
 from __future__ import annotations
@@ -18,12 +21,17 @@ Hook = Callable[..., Any]
 
 # The function that torch wraps around `step`; all classes share its code.
 _AROUND = Optimizer.profile_hook_step(lambda self: None).__code__
+# The function of torch.distributed.checkpoint that makes an optimizer create its state.
+_CREATES_STATE = "_init_optim_state"
 
 
-def register_outermost(optimizer: Optimizer, before: Hook, after: Hook) -> list[RemovableHandle]:
+def register_outermost(
+    optimizer: Optimizer, before: Hook, after: Hook, unreal: Hook | None = None
+) -> list[RemovableHandle]:
     """Call `before` and `after` around each step that the user takes, but not around a step inside that step.
 
-    `before` may return other arguments for the step, as torch's hooks may.
+    `before` may return other arguments for the step, as torch's hooks may. `unreal` is called after a step that only
+    creates state: weights were written and are the same.
 
     >>> class Mine(torch.optim.SGD):
     ...     def step(self, closure=None):
@@ -34,18 +42,18 @@ def register_outermost(optimizer: Optimizer, before: Hook, after: Hook) -> list[
     >>> mine.step(); heard
     ['before', 'after']
     """
-    begun = nested = False
+    begun = nested = creating = False
 
     # The stack is inspected only if a step began and has not ended: a step that raised looks the same.
     def pre(stepped: Optimizer, *arguments: Any) -> Any:
-        nonlocal begun, nested
+        nonlocal begun, nested, creating
         if torch.compiler.is_compiling():  # the stack does not show compiled steps
             return before(stepped, *arguments)
         if begun and _is_inside(stepped):
             nested = True
             return None
-        begun, nested = True, False
-        return before(stepped, *arguments)
+        begun, nested, creating = True, False, _creates_state(stepped)
+        return None if creating else before(stepped, *arguments)
 
     def post(stepped: Optimizer, *arguments: Any) -> None:
         nonlocal begun
@@ -55,7 +63,10 @@ def register_outermost(optimizer: Optimizer, before: Hook, after: Hook) -> list[
         if nested and _is_inside(stepped):
             return
         begun = False
-        after(stepped, *arguments)
+        if not creating:
+            after(stepped, *arguments)
+        elif unreal is not None:
+            unreal(stepped, *arguments)
 
     handles = [optimizer.register_step_pre_hook(pre)]
     try:
@@ -64,6 +75,19 @@ def register_outermost(optimizer: Optimizer, before: Hook, after: Hook) -> list[
         handles[0].remove()
         raise
     return handles
+
+
+def _creates_state(optimizer: Optimizer) -> bool:
+    """Return whether the step whose hook is running only creates state. The stack is inspected if the rate is 0."""
+    rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
+    if isinstance(rate, torch.Tensor) and rate.device.type != "cpu":
+        return False  # its value would be waited for; theirs is on a CPU
+    if rate != 0:
+        return False
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != _CREATES_STATE:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _is_inside(optimizer: Optimizer) -> bool:

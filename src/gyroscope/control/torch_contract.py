@@ -75,6 +75,28 @@ def bare(optimizer: Any) -> Any:
     return bare(inner)
 
 
+def check_holds_parameters(optimizer: Any, error: type[Exception]) -> None:
+    """Raise the caller's `error` for optimizers of DeepSpeed, which step flattened copies of the parameters.
+
+    DeepSpeed also returns torch's optimizers, where it neither shards nor keeps copies in another precision.
+
+    >>> class DeepSpeedOptimizer:
+    ...     "Has the name of the base class of DeepSpeed's optimizers."
+    >>> check_holds_parameters(DeepSpeedOptimizer(), ValueError)
+    Traceback (most recent call last):
+    ValueError: `optimizer` must step the parameters of the model, got DeepSpeed's DeepSpeedOptimizer, ...
+    """
+    inside = optimizer
+    while inside is not None:
+        if "DeepSpeedOptimizer" in ancestry(inside):
+            raise error(
+                f"`optimizer` must step the parameters of the model, got DeepSpeed's {type(inside).__name__}, which "
+                "steps flattened copies of them (ZeRO), so there are no layers. Use FSDP2 (fully_shard) or DDP."
+            )
+        within = getattr(inside, "optimizer", None)
+        inside = None if within is inside else within
+
+
 class Wrapper(Optimizer):
     """Base of controllers and preconditioners: a torch optimizer whose groups, state and defaults are those of `inner`.
 
@@ -86,9 +108,17 @@ class Wrapper(Optimizer):
     sets_lengths = True
 
     def __init__(self, inner: Optimizer) -> None:
+        check_holds_parameters(inner, ControlError)
+        self._prepared: Any = None
         # Only this one: other wrappers may change the step, and then their step is wanted.
         while isinstance(inner, Optimizer) and "AcceleratedOptimizer" in ancestry(inner):
-            inner = inner.optimizer  # type: ignore[attr-defined]
+            if getattr(inner, "scaler", None) is not None:
+                raise ControlError(
+                    "`optimizer` must not be prepared yet where Accelerate scales the loss (fp16), because its "
+                    f"optimizer also unscales gradients. Try accelerator.prepare({type(self).__name__}(optimizer, "
+                    "...)), with the optimizer as it was before."
+                )
+            self._prepared, inner = inner, inner.optimizer  # type: ignore[attr-defined]
         if not isinstance(inner, Optimizer):
             raise ControlError(
                 f"`optimizer` must be a torch.optim.Optimizer, got a {type(inner).__name__}. Try "
@@ -118,6 +148,8 @@ class Wrapper(Optimizer):
 
         @functools.wraps(func)
         def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._accumulating:
+                return None
             heard = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or _pre_hooks or _post_hooks
             if heard or torch.compiler.is_compiling() or torch._C._autograd._profiler_enabled():
                 return around(self, *args, **kwargs)
@@ -175,7 +207,16 @@ class Wrapper(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of all parameters."""
-        self.inner.zero_grad(set_to_none)
+        if not self._accumulating:
+            self.inner.zero_grad(set_to_none)
+
+    @property
+    def _accumulating(self) -> bool:
+        """Whether Accelerate, which prepared the optimizer inside, is between the batches of one step."""
+        if self._prepared is None:
+            return False
+        state = getattr(self._prepared, "gradient_state", None)
+        return state is not None and not state.sync_gradients
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -249,10 +290,12 @@ class Wrapper(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # Schedulers and trainers put a `step` on the instance that calls this very object: a copy must not have it.
-        return {k: v for k, v in self.__dict__.items() if k not in (*_HOOKS, "step")}
+        # Nor is it Accelerate's any more.
+        return {k: v for k, v in self.__dict__.items() if k not in (*_HOOKS, "step", "_prepared")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._prepared = None
         self._attach()
 
     def __repr__(self) -> str:

@@ -174,14 +174,14 @@ def _heatmap(run: Any) -> Pixels | None:
 
 
 def imported(module: str, *, sink: str, extra: str) -> Any:
-    """Import `module`, or raise an error that names the extra to install.
+    """Import `module` for a class (`sink`, or an adapter), or raise an error that names the extra to install.
 
     >>> imported("json", sink="Json", extra="json").__name__
     'json'
     >>> imported("no_such_tool", sink="NoSuch", extra="nosuch")
     Traceback (most recent call last):
         ...
-    gyroscope.errors.MissingExtraError: The NoSuch sink cannot import no_such_tool
+    gyroscope.errors.MissingExtraError: NoSuch cannot import no_such_tool
     (No module named 'no_such_tool'): pip install 'gyroscope[nosuch]'
     """
     try:
@@ -190,7 +190,7 @@ def imported(module: str, *, sink: str, extra: str) -> Any:
             # wandb keeps runs in a folder called wandb, which Python imports as a namespace package.
             raise ImportError(f"{next(iter(found.__path__))} is a folder, not the package")
     except ImportError as error:
-        message = f"The {sink} sink cannot import {module} ({error}): pip install 'gyroscope[{extra}]'"
+        message = f"{sink} cannot import {module} ({error}): pip install 'gyroscope[{extra}]'"
         raise MissingExtraError(message) from error
     return found
 

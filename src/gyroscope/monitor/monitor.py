@@ -358,7 +358,8 @@ class Monitor:
     def _attach(self, loss: Any) -> None:
         handles = self._handles
         for track in self._tracks:
-            handles += register_outermost(track.optimizer, self._before(track), self._hook(self._loop.after, track))
+            after, unreal = (self._hook(act, track) for act in (self._loop.after, Track.rewritten))
+            handles += register_outermost(track.optimizer, self._before(track), after, unreal)
         if isinstance(loss, nn.Module) and self._active:
             handles.append(loss.register_forward_hook(_LossHook(self._computed)))
 

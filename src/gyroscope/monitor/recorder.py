@@ -23,7 +23,7 @@ from torch import Tensor
 
 from gyroscope.diagnosis.finding import Finding
 from gyroscope.diagnosis.live import Live
-from gyroscope.errors import GyroscopeError, StoreError
+from gyroscope.errors import GyroscopeError, MonitorError, StoreError
 from gyroscope.monitor.clock import Clock
 from gyroscope.monitor.detail import Detail
 from gyroscope.monitor.quantities import Products, Quantity, compute
@@ -34,6 +34,7 @@ from gyroscope.store import Deferred, Event, LayerInfo, QuantityInfo, Rows, Scal
 from gyroscope.store.folder import REQUEST
 from gyroscope.store.lock import Lock
 from gyroscope.store.record import Record, Values
+from gyroscope.vectors.layout import any_sharded
 
 _LOG = logging.getLogger("gyroscope")
 # The number of steps of a request that names none, and the number of bytes that are read of one.
@@ -403,6 +404,11 @@ class Chronicle:
         if self.begun:
             return
         self.begun = True
+        if not self.about.shared and any_sharded(p for track in self._tracks for p in track.parameters()):
+            raise MonitorError(
+                "The model was sharded after `watch`, so other ranks do not take part in measuring. Call watch after "
+                "fully_shard, or after accelerator.prepare, on all ranks."
+            )
         start = beginning(
             self._existing, self._tracks, self.about.members, loaded=self.loaded, step=self._step_given,
             own_reference=self._own_reference, shared=self.about.shared,

@@ -225,6 +225,11 @@ class Track:
         if not self._restless:
             self._fresh, self._restless = False, True
 
+    def rewritten(self) -> None:
+        """Note that the weights were written and are the same: by a step that only created the optimizer's state."""
+        if self._fresh:
+            self._versions = _versions(self.parameters())
+
     def anchor(self) -> None:
         """Keep the current weights, to measure the next angle from them."""
         weights = self._look()

@@ -24,6 +24,7 @@ from gyroscope.diagnosis.finding import Finding
 from gyroscope.errors import ConditioningError, MonitorError, StoreError
 from gyroscope.layers.layer import Layer, split
 from gyroscope.layers.layer import layers as find_layers
+from gyroscope.layers.untouched import bare as bare_model
 from gyroscope.monitor import resume
 from gyroscope.monitor.clock import Pace
 from gyroscope.monitor.monitor import Monitor, Raised, check_numbers
@@ -171,9 +172,12 @@ def watch(
 
 def _optimizers(given: Any) -> list[Optimizer]:
     """Return one optimizer or several as a list."""
-    from gyroscope.control.torch_contract import bare, controller_of  # the only use of control: loaded when needed
+    # The only use of control, which is loaded when needed.
+    from gyroscope.control.torch_contract import bare, check_holds_parameters, controller_of
 
     found = list(given) if isinstance(given, list | tuple) else [given]
+    for one in found:
+        check_holds_parameters(one, MonitorError)
     # Accelerate and others wrap an optimizer, and call the wrapped object in the end.
     found = [bare(one) for one in found]
     for one in found:
@@ -369,7 +373,7 @@ def meta_of(
     except (TypeError, ValueError) as error:
         raise MonitorError(f"`meta` must be a dict that JSON can hold, got {given!r:.80}: {error}.") from None
     about: dict[str, Any] = {
-        "model": type(model).__name__,
+        "model": type(bare_model(model)).__name__,
         "torch": torch.__version__,
         "optimizers": [_optimizer(one) for one in optimizers],
         **more,
