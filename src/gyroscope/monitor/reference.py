@@ -24,7 +24,7 @@ from gyroscope.base.whole_file import read_whole
 from gyroscope.errors import MissingExtraError, MonitorError
 from gyroscope.layers.layer import Layer
 from gyroscope.layers.layer import layers as find_layers
-from gyroscope.monitor.bundle import Bundle, flat
+from gyroscope.monitor.bundle import PIECE, Bundle, flat
 from gyroscope.passes.activations import spread
 from gyroscope.store import load
 from gyroscope.store.folder import run_file
@@ -78,7 +78,7 @@ class Holding:
         >>> a, b = torch.zeros(10**6), torch.zeros(10**4)
         >>> weights, dtypes = [a, b], [a.dtype, b.dtype]
         >>> Holding(limit=10**6).within([(weights, dtypes)]).drawn(weights, dtypes)
-        [120000, 0]
+        [119808, 0]
         """
         if self.limit is None:
             return self
@@ -136,14 +136,19 @@ class _Size:
             like: Any = weight
             shards = prod(like.device_mesh.size(i) for i, p in enumerate(like.placements) if not p.is_replicate())
         # By the size of whole layers, so that all ranks decide the same.
-        whole = -(-weight.numel() // shards) * held.itemsize
+        whole = _padded(-(-weight.numel() // shards)) * held.itemsize
         item = torch.promote_types(weight.dtype, given).itemsize
         return cls(weight.numel(), shards, whole, item, shards == 1 or _box(weight) is not None)
 
     def sample(self, most: int) -> int:
         """Return the number of elements, over all ranks, of a sample of at most so many bytes per rank."""
-        count = most // self.item * self.shards
+        count = most // self.item // PIECE * PIECE * self.shards
         return count if self.can_be_sampled and self.whole > most and count < self.count else 0
+
+
+def _padded(count: int) -> int:
+    """Return the elements that a layer takes in a flat buffer."""
+    return -(-count // PIECE) * PIECE
 
 
 # Bytes per element of a sample for its position in the layer; layers of equal size share positions.

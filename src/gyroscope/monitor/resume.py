@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -381,6 +382,12 @@ def check_state(state: Any, names: Sequence[str], shapes: Sequence[tuple[int, ..
             raise MonitorError(
                 f"`state[{where!r}][{name!r}]` must be a tensor, got a {type(tensor).__name__}. Nothing was "
                 "changed. Pass what state_dict() returned."
+            )
+        size = prod(shapes[names.index(name)])
+        if where == "samples" and not 0 < its[where][name].numel() <= size:
+            raise MonitorError(
+                f"`state['samples'][{name!r}]` must have at most {size:,} elements, got {its[where][name].numel():,}. "
+                "Nothing was changed. Pass what state_dict() returned."
             )
         if not isinstance(pair, Sequence) or len(pair) != 2 or not all(isinstance(x, Real) for x in pair):
             raise MonitorError(

@@ -16,7 +16,7 @@ from gyroscope.base.transfer import to_host
 from gyroscope.errors import MonitorError
 from gyroscope.layers.layer import Layer
 from gyroscope.monitor.bundle import Bundle, flat
-from gyroscope.monitor.quantities import COLUMNS, Products, compute, find
+from gyroscope.monitor.quantities import COLUMNS, Products
 from gyroscope.monitor.reference import Reference
 from gyroscope.vectors.eager import accumulator
 from gyroscope.vectors.launch import on, to_device
@@ -79,8 +79,7 @@ class Measured:
 
 def products_of(measured: Sequence[Measured]) -> Products:
     """Return the products [measurements, layers] of measurements that have arrived, with `steps` set to 1."""
-    raw = np.stack([m.matrix.numpy() for m in measured]).astype(np.float64)
-    raw, sample = raw[..., : len(COLUMNS)], raw[..., len(COLUMNS) :]
+    raw = np.stack([m.matrix.numpy()[:, : len(COLUMNS)] for m in measured]).astype(np.float64)
     rr = np.stack([m.rr for m in measured])
     for column, name in enumerate(COLUMNS):
         values = raw[:, :, column]
@@ -95,7 +94,7 @@ def products_of(measured: Sequence[Measured]) -> Products:
             rr = np.where(np.isnan(rr), np.maximum(found["ww"] - 2 * found["we"] + found["ee"], 0.0), rr)
     for row, m in enumerate(measured):
         if m.drawn.any():
-            _from_sample(raw[row], sample[row], rr[row], m.rr, m.drawn > 0)
+            _from_sample(raw[row], m.matrix.numpy()[:, len(COLUMNS) :], rr[row], m.drawn > 0)
         raw[row, m.asleep] = np.nan
         found["ww"][row, m.asleep] = m.rr[m.asleep]
     lr = np.array([[float(v) for v in m.lr] for m in measured])
@@ -115,34 +114,26 @@ def _from_sample(
     raw: npt.NDArray[np.float64],
     sample: npt.NDArray[np.float64],
     rr: npt.NDArray[np.float64],
-    known: npt.NDArray[np.float64],
     which: npt.NDArray[np.bool_],
 ) -> None:
-    """Set the products with w₀ and with the last displacement of sampled layers to those that their samples imply.
+    """Replace the products with w₀ and with the last displacement of sampled layers by those of their samples.
 
-    Norms are those of the whole layer; the cosines between w and w₀, and between displacements, are the samples'.
+    They are scaled so that ⟨w,w⟩ and ⟨v,v⟩ remain those of the whole layer: cosines are the samples'.
 
     Args:
-        raw: the products of the whole layers [layers, columns], of which those of the chosen layers are changed.
+        raw: the products of the whole layers [layers, columns].
         sample: the products of the samples.
-        rr: ⟨w₀,w₀⟩ [layers], which is estimated where it is not `known`.
-        known: the same as far as it is known, else NaN.
+        rr: ⟨w₀,w₀⟩ [layers].
         which: the sampled layers.
     """
     s = dict(zip(COLUMNS, sample[which].T, strict=True))
     w = dict(zip(COLUMNS, raw[which].T, strict=True))
-    own = np.maximum(s["ww"] - 2 * s["we"] + s["ee"], 0.0)
     with np.errstate(all="ignore"):
         scale = w["ww"] / s["ww"]
-        first = np.where(np.isnan(known[which]), own * scale, known[which])
-        d = Products.zeros(own.shape).with_(ww=s["ww"], we=s["we"], ee=s["ee"], rr=own, exact=np.ones_like(own))
-        turned = compute(find(["rotation"]), d)["rotation"]
-        a, b = np.sqrt(w["ww"]), np.sqrt(first)
-        w["we"] = w["ww"] - a * b * (1.0 - turned)
-        w["ee"] = (a - b) ** 2 + 2 * a * b * turned
+        rr[which] = np.maximum(s["ww"] - 2 * s["we"] + s["ee"], 0.0) * scale
+        w["we"], w["ee"] = s["we"] * scale, s["ee"] * scale
         w["pp"] = np.where(np.isnan(w["pp"]), np.nan, s["pp"] * scale)
-        w["vp"] = s["vp"] / np.sqrt(s["vv"] * s["pp"]) * np.sqrt(w["vv"] * w["pp"])
-    rr[which] = first
+        w["vp"] = s["vp"] * np.sqrt(w["vv"] / s["vv"] * scale)
     raw[which] = np.stack([w[name] for name in COLUMNS], axis=1)
 
 
