@@ -28,6 +28,7 @@ def healthy(*, layers: int = 5, facts: dict[str, Any] | None = None, optimizer: 
         "rotation": 1 - np.cos(0.8 * np.sqrt(steps / STEPS))[:, None] * np.ones(layers),
         "rate_per_step": noisy(0.01),
         "weight_norm": norm,
+        "weight_norm_before": norm.copy(),
         "gradient_norm": noisy(0.5, 0.3),
         "update_norm": noisy(0.01) * norm,
         "update_ratio": noisy(0.01),
@@ -35,13 +36,16 @@ def healthy(*, layers: int = 5, facts: dict[str, Any] | None = None, optimizer: 
         "lr": np.full(shape, 0.1),
         "weight_decay": np.full(shape, 5e-4),
     }
-    for name in ("rate_per_step", "gradient_norm", "update_norm", "update_ratio", "alignment"):
+    for name in ("rate_per_step", "weight_norm_before", "gradient_norm", "update_norm", "update_ratio", "alignment"):
         series[name][0] = np.nan
     detailed = {"dying_channels": 0.2, "gradient_carried": 0.0, "norm_evaluates": 0.0}
     detailed |= {"input_mean": 0.1, "input_rms": 1.0, "input_low": -2.0, "input_high": 3.0, "moment_p50": 1e-4}
     for name, value in detailed.items():
         series[name] = np.full(shape, np.nan)
         series[name][[1, 20, 40]] = value * np.exp(0.1 * random.standard_normal((3, layers)))
+    for name, values in {"softmax_twice": (0.0, 0.0, 0.0), "output_information": (0.001, 1.2, 1.9)}.items():
+        series[name] = np.full(shape, np.nan)
+        series[name][[1, 20, 40], -1] = values
     table = tuple(LayerInfo(name, "linear", dims) for name, dims in zip(NAMES[:layers], SHAPES, strict=False))
     losses = np.arange(1, STEPS + 1)
     loss = 2.3 * np.exp(-losses / 60) + 0.05 + 0.02 * random.random(STEPS)

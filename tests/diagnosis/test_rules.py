@@ -20,6 +20,8 @@ def spoiled(course=None, **values):
     """The course with some series changed: by a function of the array, or with an array."""
     course = healthy() if course is None else course
     series = {name: values_.copy() for name, values_ in course.series.items()}
+    if "weight_norm" in values:
+        series["weight_norm_before"][:] = np.nan
     for name, change in values.items():
         series[name] = change(series[name]) if callable(change) else change
     return replace(course, series=series)
@@ -174,6 +176,65 @@ def test_a_loss_that_is_not_finite_is_told_without_a_layer():
     assert (found.kind, found.layers, found.since) == ("not_finite", (), 201)
 
 
+def test_of_layers_that_broke_in_one_step_the_one_that_was_broken_before_it_is_named():
+    def broken(norm):
+        norm[31:] = np.nan
+        return norm
+
+    before = healthy()["weight_norm_before"]
+    before[31, MIDDLE] = np.nan
+    before[32:] = np.nan
+    found = first(spoiled(weight_norm=broken, weight_norm_before=before))
+    assert (found.kind, found.layers) == ("not_finite", (NAMES[MIDDLE],))
+
+
+@pytest.mark.parametrize("after", [np.nan, 1e30], ids=["all weights break", "all norms explode"])
+def test_a_layer_that_was_changed_between_two_steps_is_named_whatever_the_step_made_of_the_others(after):
+    def lost(norm):
+        norm[31:] *= after
+        return norm
+
+    before = healthy()["weight_norm_before"]
+    before[31, MIDDLE] = 1e36
+    before[32:] *= after
+
+    def unknown(length):
+        length[31:] *= after
+        return length
+
+    changed = {"weight_norm": lost, "weight_norm_before": before, "update_norm": unknown, "update_ratio": unknown}
+    found = first(spoiled(**changed))
+    assert (found.kind, found.layers, found.since) == ("jump", (NAMES[MIDDLE],), healthy().steps[31])
+
+
+def test_layers_that_decay_has_shrunk_to_nothing_neither_jump_nor_go_too_fast():
+    def shrunk(norm):
+        norm *= 0.6 ** np.arange(len(norm))[:, None]
+        norm[40:, MIDDLE] *= 100
+        return norm
+
+    def long(ratio):
+        ratio[21:] = 3.0
+        return ratio
+
+    decays = spoiled(weight_norm=shrunk, update_ratio=long, weight_decay=lambda decay: 100 * decay)
+    assert first(decays).kind == "decay_dominates"
+
+
+def test_a_layer_that_begins_at_zero_unlike_the_others_of_its_kind():
+    def zero(*columns):
+        def act(norm):
+            norm[0, list(columns)] = 0.0
+            return norm
+
+        return {"weight_norm": act}
+
+    found = first(spoiled(**zero(MIDDLE)))
+    assert (found.kind, found.severity, found.layers) == ("zero_weights", "warning", (NAMES[MIDDLE],))
+    assert alarms(spoiled(**zero(4))) == []  # a new head
+    assert alarms(spoiled(**zero(1, 2, 3))) == []  # all of a kind: they are meant to start as if they were not there
+
+
 def test_a_jump_of_one_layer():
     found = first(spoiled(weight_norm=column(lambda norm: np.where(np.arange(len(norm)) >= 30, 1e6, 1) * norm)))
     assert (found.kind, found.layers, found.since) == ("jump", (NAMES[MIDDLE],), healthy().steps[30])
@@ -316,7 +377,30 @@ def test_a_loss_at_chance():
 def test_a_loss_at_the_floor_of_a_second_softmax():
     floor = log(e + 9) - 1
     course = replace(healthy(), loss=floor + 0.02 + 0.8 * np.exp(-np.arange(STEPS) / 30))
+    assert alarms(course) == []  # the gradient of the outputs says that it is none
+    course = spoiled(course, softmax_twice=lambda twice: np.nan * twice)
     assert (first(course).kind, first(course).layers) == ("double_softmax", (NAMES[-1],))
+
+
+def test_a_gradient_of_the_outputs_that_is_that_of_a_second_softmax():
+    found = first(spoiled(softmax_twice=lambda twice: twice + 1))
+    assert (found.kind, found.layers, found.severity) == ("double_softmax", (NAMES[-1],), "serious")
+    assert alarms(spoiled(softmax_twice=lambda twice: twice + (np.arange(len(twice)) > 20)[:, None])) == []
+
+
+def test_outputs_that_say_nothing_about_the_inputs():
+    def nats(*values):
+        def act(series):
+            series[[20, 40], -1] = values
+            return series
+
+        return spoiled(output_information=act)
+
+    found = first(nats(4e-3, 1e-3))
+    assert (found.kind, found.severity, found.layers) == ("at_chance", "serious", ())
+    assert alarms(nats(1e-3, 4e-3)) == []  # it begins to learn
+    assert alarms(nats(0.4, 0.1)) == []
+    assert alarms(nats(np.nan, 1e-3)) == []  # one sampled step is not enough
 
 
 def test_a_loss_of_a_regression_is_not_compared_with_chance():

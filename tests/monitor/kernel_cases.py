@@ -77,7 +77,8 @@ def literal(weights, gradients, layout, given):
 
         vectors = {"w": w, "g": g, "e": w - at(given.reference)}
         if given.before is not None:
-            vectors["u"] = vectors["v"] = w - at(given.before)
+            vectors["b"] = at(given.before)
+            vectors["u"] = vectors["v"] = w - vectors["b"]
         if given.anchor is not None:
             vectors["v"] = w - at(given.anchor)
         if "v" in vectors and given.moved and given.previous is not None:

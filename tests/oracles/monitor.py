@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 WEIGHT_SIDE = (
-    "rotation", "rate", "rate_per_step", "weight_norm", "gradient_norm", "update_norm", "update_ratio", "effective_lr",
-    "effective_lr_measured", "alignment", "invariance", "lr", "weight_decay",
+    "rotation", "rate", "rate_per_step", "weight_norm", "weight_norm_before", "gradient_norm", "update_norm",
+    "update_ratio", "effective_lr", "effective_lr_measured", "alignment", "invariance", "lr", "weight_decay",
 )  # fmt: skip
 # Quantities that cancellation may bring near 0: they are compared with an absolute error.
 COSINES = ("rotation", "alignment", "invariance")
@@ -72,6 +72,7 @@ def measured(copies: Copies, steps: Sequence[int], whole: Sequence[bool] | None 
                 found["alignment"] = cosine(w - last, last - copies.weights[steps[row - 2]][layer])
             if whole[row]:
                 b = copies.weights[step - 1][layer]
+                found["weight_norm_before"] = norm(b)
                 found["update_norm"] = norm(w - b)
                 found["update_ratio"] = over(norm(w - b), norm(b))
                 g = copies.gradients[step][layer]

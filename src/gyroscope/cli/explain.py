@@ -45,6 +45,7 @@ def explain(
     """
     from fnmatch import fnmatchcase
 
+    from gyroscope.diagnosis import diagnose
     from gyroscope.diagnosis.explain import explain as explained
     from gyroscope.store import load
 
@@ -57,12 +58,15 @@ def explain(
                     code=BAD_ARGUMENT,
                 )
             found = explained(opened, layers=layer)
+            alarms = [] if as_json else diagnose(opened).alarms
     except GyroscopeError as error:
         fail(str(error), code=FAILED)
     if as_json:
         echo(json.dumps(_plain(found), ensure_ascii=False, indent=2, allow_nan=False))
         return
     wide = console(_UNBOUNDED)
+    for alarm in alarms:
+        wide.print(text(f"{alarm} (gyroscope diagnose)", style="bold"))
     wide.print(_page(found, wide.width))
 
 

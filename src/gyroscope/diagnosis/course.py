@@ -19,13 +19,13 @@ Mask = npt.NDArray[np.bool_]
 
 #: The series that rules read.
 SERIES = (
-    "rotation", "rate_per_step", "weight_norm", "gradient_norm", "update_norm", "update_ratio", "alignment", "lr",
-    "weight_decay",
+    "rotation", "rate_per_step", "weight_norm", "weight_norm_before", "gradient_norm", "update_norm", "update_ratio",
+    "alignment", "lr", "weight_decay",
 )  # fmt: skip
 #: The series of sampled steps that rules read.
 DETAILS = (
     "dying_channels", "moment_p50", "input_mean", "input_rms", "input_low", "input_high", "gradient_carried",
-    "norm_evaluates",
+    "norm_evaluates", "softmax_twice", "output_information", "domination", "lambda_x",
 )  # fmt: skip
 #: The scalar that is recorded where the weights of data-parallel ranks differ, relative to their norm.
 RANKS_DIFFER = "ranks_differ"
@@ -88,6 +88,11 @@ class Course:
     def weights(self) -> Mask:
         """Layers that are neither embeddings nor vectors [L]: what depth and neighbors mean something for."""
         return np.array([layer.kind != "embedding" and len(layer.shape) > 1 for layer in self.layers], dtype=bool)
+
+    @cached_property
+    def fan_out(self) -> Ints:
+        """The number of outputs of each layer [L]; 0 for a vector."""
+        return np.array([layer.shape[0] if len(layer.shape) > 1 else 0 for layer in self.layers], dtype=np.int64)
 
     def optimizer(self, part: int) -> Mapping[str, Any]:
         """Return what is known about the optimizer of a part."""

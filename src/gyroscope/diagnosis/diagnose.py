@@ -12,11 +12,11 @@ import numpy as np
 
 from gyroscope.base.accepted import listed
 from gyroscope.diagnosis.course import Course, course_of
-from gyroscope.diagnosis.domination import dominated
+from gyroscope.diagnosis.explain import explain
 from gyroscope.diagnosis.finding import PAGE, Diagnosis, Finding
-from gyroscope.diagnosis.rules import CONSEQUENCES, KINDS, LIMITS, RULES, told
-from gyroscope.diagnosis.stall import stalled
-from gyroscope.errors import MonitorError
+from gyroscope.diagnosis.rules import CONSEQUENCES, KINDS, LIMITS, RULES, of_stall, told
+from gyroscope.diagnosis.stall import LAST_LAYER_FILE, stalled
+from gyroscope.errors import GyroscopeError, MonitorError
 from gyroscope.store import Run, load
 
 #: The series without which rules cannot tell that nothing is wrong.
@@ -58,7 +58,10 @@ def diagnose(run: Run | str | Path | Any, *, mute: str | Iterable[str] = ()) -> 
         with own as opened:
             return diagnose(opened, mute=muted)
     course = course_of(run)
-    found = [*findings(course), *_conditioned(run)]
+    found = findings(course)
+    if not any(one.kind == "stalled" for one in found):
+        found = [*_followed(run), *found]
+    found += _balance(run)
     missing = _missing(course)
     return Diagnosis(run.name, ordered(found, muted), missing, decided=not missing)
 
@@ -114,29 +117,31 @@ def _missing(course: Course) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _conditioned(run: Run) -> list[Finding]:
-    """Return the findings that rest on conditioning: dominated layers, and the stall of very deep networks."""
-    found = []
-    with suppress(MonitorError):  # its evidence was not recorded
+def _followed(run: Run) -> list[Finding]:
+    """Return the stall that a file of the last layer at every step shows, if the run has one."""
+    if not (run.path / LAST_LAYER_FILE).exists():
+        return []
+    with suppress(MonitorError):  # a damaged file
         stall = stalled(run)
-        if stall is not None and stall.until is None:
-            found.append(
-                Finding(
-                    "stalled", "serious", (stall.layer,), stall.since, str(stall), {}, "Put a normalizer before the "
-                    "last layer: gyroscope.last_norm(model).", f"{PAGE}#stalled",
-                )
-            )  # fmt: skip
-    with suppress(MonitorError):
-        now = [one for one in dominated(run) if one.until is None]
-        if now:
-            names = [one.layer for one in sorted(now, key=lambda one: one.since)]
-            since = min(one.since for one in now)
-            found.append(
-                Finding(
-                    "dominated", "warning", tuple(names), since,
-                    f"{told(names)} {'is' if len(names) == 1 else 'are'} dominated by weights that are large for their "
-                    f"gradients since step {since:,}, and hardly move.",
-                    {}, "Normalize the layer, decay its weights, or steer it with Layca.", f"{PAGE}#dominated",
-                )
-            )  # fmt: skip
-    return found
+        return [of_stall(stall)] if stall is not None and stall.until is None else []
+    return []
+
+
+def _balance(run: Run) -> list[Finding]:
+    """Return a note about layers that weight decay and steps keep in balance, or not: what `explain` states of each."""
+    with suppress(GyroscopeError):  # too little was recorded
+        known = [one for one in explain(run).entries if one.at_equilibrium in ("yes", "no")]
+        there = [one.layer for one in known if one.at_equilibrium == "yes"]
+        away = [one.layer for one in known if one.at_equilibrium == "no"]
+        if known:
+            said = (
+                f"{len(there):,} of {len(known):,} scale-invariant layers turn at the rate at which steps and weight "
+            )
+            said += "decay balance" + (f"; {told(away)} {'does' if len(away) == 1 else 'do'} not." if away else ".")
+            remedy = "Until all are there, the learning rate does not determine how fast layers turn: see explain."
+            return [Finding(
+                "equilibrium", "note", tuple(away), None, said, {"there": len(there), "away": len(away)},
+                remedy if away else "Nothing needs to be done: η and λ determine how fast these layers turn.",
+                f"{PAGE}#equilibrium",
+            )]  # fmt: skip
+    return []

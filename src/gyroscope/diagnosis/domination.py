@@ -35,7 +35,7 @@ whose updates do not shrink with the gradient, a layer scaled by c is at 1/c in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -147,8 +147,9 @@ def dominated(
             "`threshold` must be a number > 0, `share` one between 0 and 1, and `patience` a whole number >= 1, got "
             f"threshold={threshold!r}, share={share!r} and patience={patience!r}. Try the defaults."
         )
-    parts = seen(run, known_steps(run), threshold=least, share=most, patience=int(lasts))
-    found = [one for part in parts for one in part.found]
+    steps = known_steps(run)
+    bounds = {"threshold": least, "share": most, "patience": int(lasts)}
+    found = list(followed(run.layer_table, steps, _series(run, steps), **bounds))
     with suppress(MonitorError):  # the evidence of a stall was not recorded
         for stall in stalls(run):
             # A stall says more than a small ratio in the same period.
@@ -223,11 +224,6 @@ class Episodes:
         self._met |= new
         return np.asarray(new & (first == 0))
 
-    def go_on(self, earlier: Episodes) -> None:
-        """Continue from the state of `earlier`."""
-        self.found, self._open, self._busy = list(earlier.found), earlier._open.copy(), True
-        self._left_out, self._met = earlier._left_out.copy(), earlier._met.copy()
-
     def _one(
         self,
         step: int,
@@ -280,27 +276,38 @@ def known_steps(run: Run) -> npt.NDArray[np.int64]:
     return run.steps
 
 
-def seen(run: Run, steps: npt.NDArray[np.int64], **bounds: Any) -> Iterator[Episodes]:
-    """Return the dominations in a run at some steps, for each of its optimizers."""
-    table, ratio = run.layer_table, _ratio(run, steps)
-    update = _held(run, "update_ratio", steps) if "update_ratio" in run.quantities else np.full(ratio.shape, np.nan)
+def followed(
+    table: Sequence[LayerInfo], steps: npt.NDArray[np.int64], series: Mapping[str, Array], **bounds: Any
+) -> Iterator[Domination]:
+    """Yield the dominations that series [S, L] show, for the layers of each optimizer.
+
+    Args:
+        table: the layers.
+        steps: the steps [S].
+        series: `domination`, or `gradient_norm` and `weight_norm`; and `update_ratio` where it is known.
+        bounds: those of `dominated`.
+    """
+    ratio = ratios(series)
+    update = series.get("update_ratio", np.full(ratio.shape, np.nan))
     for part in range(1 + max((layer.part for layer in table), default=0)):
         members = [i for i, layer in enumerate(table) if layer.part == part]
-        if not members:
-            continue
-        episodes = Episodes([table[i] for i in members], spectral="domination" in run.quantities, **bounds)
-        episodes.see(steps.tolist(), ratio[:, members], update[:, members])
-        yield episodes
+        if members:
+            episodes = Episodes([table[i] for i in members], spectral="domination" in series, **bounds)
+            episodes.see(steps.tolist(), ratio[:, members], update[:, members])
+            yield from episodes.found
 
 
-def _held(run: Run, name: str, steps: npt.NDArray[np.int64]) -> Array:
-    return run.series(name, steps=steps).astype(np.float64)
+def ratios(series: Mapping[str, Array]) -> Array:
+    """Return the ratio of gradient to weight [S, L]: of spectral norms where it was analyzed, else of norms."""
+    if "domination" in series:
+        return series["domination"]
+    return norms_ratio(series["gradient_norm"], series["weight_norm"])
 
 
-def _ratio(run: Run, steps: npt.NDArray[np.int64]) -> Array:
-    if "domination" in run.quantities:
-        return _held(run, "domination", steps)
-    return norms_ratio(_held(run, "gradient_norm", steps), _held(run, "weight_norm", steps))
+def _series(run: Run, steps: npt.NDArray[np.int64]) -> dict[str, Array]:
+    needed = ["domination"] if "domination" in run.quantities else ["gradient_norm", "weight_norm"]
+    names = [name for name in (*needed, "update_ratio") if name in run.quantities]
+    return {name: run.series(name, steps=steps).astype(np.float64) for name in names}
 
 
 def _overlap(one: Domination, stall: Stall) -> bool:
@@ -311,7 +318,8 @@ def _overlap(one: Domination, stall: Stall) -> bool:
 def _of_stall(run: Run, stall: Stall) -> Domination:
     steps = known_steps(run)
     steps = steps[(steps >= stall.since) & (steps < (np.inf if stall.until is None else stall.until))]
-    return of_stall(stall, run.layer_table, _ratio(run, steps[-1:]), spectral="domination" in run.quantities)
+    ratio = ratios(_series(run, steps[-1:]))
+    return of_stall(stall, run.layer_table, ratio, spectral="domination" in run.quantities)
 
 
 def of_stall(stall: Stall, table: Sequence[LayerInfo], ratio: Array, *, spectral: bool) -> Domination:

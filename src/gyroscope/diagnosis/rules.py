@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 
 from gyroscope.diagnosis.course import Course, Floats, Mask
+from gyroscope.diagnosis.domination import followed
 from gyroscope.diagnosis.finding import PAGE, Finding, Severity
+from gyroscope.diagnosis.stall import Stall, of_layer, picked
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Limits:
         apart: and this many times that of the middle layer.
         blown_up: the factor by which a norm may grow.
         calm: ‖Δw‖/‖w‖ of the middle layer in the steps before a jump.
+        vanished: share of its initial norm below which a layer has all but vanished, and takes relatively long steps.
         jump: the factor by which the norm of one layer may change between two measurements, in the middle of a run.
         carried: share of a step's gradient whose sign is not that of its own backward passes. Clipping and unscaling
             leave it at exactly 0; gradients that were not cleared give 0.08 and more.
@@ -56,6 +59,8 @@ class Limits:
         collapsed: share of its peak that the learning rate stays below for `collapsed_for` of the run.
         chance: share of log(classes) that the loss stays above.
         chance_steps: steps for which it does so.
+        informed: information about the input, in nats, that outputs must have unless it grows. With shuffled labels it
+            falls to 0.005 and less; a head trained alone on random features began with 0.005, and more than doubled it.
         floor: distance to the lowest loss that probabilities, taken for logits, can reach.
         clipped: relative spread of the norm of all gradients where clipping cuts every step.
         unbalanced: the most rotated layer has this many times the rotation of the least rotated one.
@@ -72,6 +77,7 @@ class Limits:
     apart: float = 20.0
     blown_up: float = 1e3
     calm: float = 0.2
+    vanished: float = 0.01
     jump: float = 10.0
     carried: float = 0.05
     fades: float = 0.01
@@ -87,6 +93,7 @@ class Limits:
     collapsed_for: float = 0.2
     chance: float = 0.95
     chance_steps: int = 100
+    informed: float = 0.005
     floor: float = 0.1
     clipped: float = 0.02
     unbalanced: float = 10.0
@@ -241,6 +248,40 @@ def symmetric(course: Course) -> Finding | None:
     )  # fmt: skip
 
 
+def zero_weights(course: Course) -> Finding | None:
+    """A layer that begins at zero, unlike the other layers of its kind.
+
+    Zero is healthy for the last layer, and for a kind of layer that all begins there: the last layers of residual
+    branches, the second factors of LoRA.
+    """
+    norm = course["weight_norm"]
+    if not len(norm) or course.steps[0] != 0:
+        return None
+    zero = course.weights & (norm[0] == 0) & ~course.untrained
+    zero[-1:] = False
+    patterns = np.array([_pattern(name) for name in course.names])
+    others = course.weights & (norm[0] > 0)
+    which = np.array([
+        bool(zero[i]) and (others & (patterns == patterns[i])).sum() > (zero & (patterns == patterns[i])).sum()
+        for i in range(len(zero))
+    ])  # fmt: skip
+    if not which.any():
+        return None
+    names = _chosen(course, which)
+    return _finding(
+        "zero_weights", "warning",
+        f"{told(names)} {'begins' if len(names) == 1 else 'begin'} at zero, unlike the other layers of the same kind.",
+        "Initialize with random weights, for example torch.nn.init.kaiming_normal_. Nothing is wrong if it is meant to "
+        "start as if it were not there.",
+        layers=names,
+    )  # fmt: skip
+
+
+def _pattern(name: str) -> str:
+    """Return the name of a layer without its numbers, which layers of the same kind have in common."""
+    return re.sub(r"\d+", "#", name)
+
+
 def large_weights(course: Course) -> Finding | None:
     """Initial weights that are far larger than those of the other layers."""
     norm = course["weight_norm"]
@@ -386,7 +427,12 @@ def not_finite(course: Course) -> Finding | None:
         return None
     row = int(np.flatnonzero(bad.any(1))[0])
     first = bad[row]
-    # Of several layers that broke between two measurements, the one whose norm grew most is the likeliest origin.
+    # A layer that was broken before the step broke the others. Without one, the layer whose norm grew most is the
+    # likeliest origin of several that broke between two measurements.
+    started = course["weight_norm_before"][row]
+    if np.isfinite(started[first]).any():
+        broken = first & ~np.isfinite(started)
+        first = broken if broken.any() else first
     before = norm[:row]
     grown = np.ones(len(first))
     if row:
@@ -413,10 +459,17 @@ def jump(course: Course) -> Finding | None:
     norm = np.nan_to_num(course["weight_norm"], nan=np.nan, posinf=_HUGE)
     if len(norm) < LIMITS.enough:
         return None
+    # The norm before a step is the norm after the last one, unless the weights were changed in between: then it tells
+    # which layer it was, whatever the step made of the others.
+    started = np.nan_to_num(course["weight_norm_before"], nan=np.nan, posinf=_HUGE)
     with np.errstate(all="ignore"):
-        change = np.abs(np.diff(np.log(norm), axis=0))
-    change[~np.isfinite(change)] = 0.0
+        whole = np.abs(np.diff(np.log(norm), axis=0))
+        between = np.abs(np.log(started[1:]) - np.log(norm[:-1]))
+    between[~np.isfinite(between)] = 0.0
+    change = np.maximum(np.where(np.isfinite(whole), whole, 0.0), between)
     change[: LIMITS.enough // 2] = 0.0
+    # A layer that has all but vanished takes relatively long steps.
+    change[norm[:-1] < LIMITS.vanished * norm[0]] = 0.0
     usual = _quiet(np.nanmedian, change, axis=0)
     # Only a calm run can show it: where every layer takes long steps, one of them is the longest.
     before = np.nan_to_num(_quiet(np.nanmedian, course["update_ratio"], axis=1))[:-1]
@@ -426,8 +479,10 @@ def jump(course: Course) -> Finding | None:
     length = np.nan_to_num(course["update_norm"], nan=_HUGE, posinf=_HUGE)
     reach = np.diff(course.steps)[:, None] * np.maximum(length[1:], np.where(length[:-1] < _HUGE, length[:-1], 0.0))
     outside = which & (np.abs(np.diff(norm, axis=0)) > 10 * reach)
-    if outside.any():
-        which = outside
+    alone = np.diff(course.steps)[:, None] * length[:-1]
+    changed = which & (between > log(LIMITS.jump)) & (np.abs(started[1:] - norm[:-1]) > 10 * alone)
+    if changed.any() or outside.any():
+        which = changed if changed.any() else outside
     else:
         which &= (which.sum(1) <= max(1, len(course.layers) // 4))[:, None]
     if not which.any():
@@ -453,7 +508,9 @@ def too_fast(course: Course) -> Finding | None:
     """Steps as long as the weights themselves, or norms that blow up."""
     ratio, norm = course["update_ratio"], course["weight_norm"]
     start = norm[:1] > 0 if len(norm) else np.zeros((1, len(course.layers)), dtype=bool)
-    ratio = np.where(start, ratio, np.nan)  # layers that begin at zero take long steps first
+    # Layers that begin at zero take long steps first, and so do layers that have all but vanished.
+    there = norm[np.maximum(np.arange(len(norm)) - 1, 0)] > LIMITS.vanished * norm[:1]
+    ratio = np.where(start & there, ratio, np.nan)
     if np.isfinite(ratio).sum(0).max(initial=0) < 3:
         return None
     middle = _quiet(np.nanmedian, ratio, axis=1)
@@ -573,12 +630,8 @@ def slow_layer(course: Course) -> Finding | None:
 
 def _is_one_of_many(course: Course, which: Sequence[int]) -> bool:
     """Return True if other layers have the same name up to a number, as experts do, and do train."""
-
-    def pattern(name: str) -> str:
-        return re.sub(r"\d+", "#", name)
-
-    kinds = {pattern(course.names[i]) for i in which}
-    others = [i for i in range(len(course.names)) if i not in set(which) and pattern(course.names[i]) in kinds]
+    kinds = {_pattern(course.names[i]) for i in which}
+    others = [i for i in range(len(course.names)) if i not in set(which) and _pattern(course.names[i]) in kinds]
     parents = [{course.names[i].rsplit(".", 3)[0] for i in some} for some in (which, others)]
     return bool(parents[0] & parents[1]) and any("expert" in course.names[i].lower() for i in which)
 
@@ -800,42 +853,106 @@ def _between(blocks: Sequence[dict[str, int]], values: Floats, *, falls: bool) -
     return np.array(ratios)
 
 
-def at_chance(course: Course) -> Finding | None:
-    """A loss that stays where guessing is."""
-    loss, classes = _smooth_loss(course), _classes(course)
-    if loss is None or classes is None:
-        return None
-    chance = log(classes)
-    later = loss[len(loss) // 2 :]
-    if float(later.min()) < LIMITS.chance * chance or float(np.median(later)) > 3 * chance:
-        return None
+def double_softmax(course: Course) -> Finding | None:
+    """A loss that applies a softmax to outputs that have been through one.
+
+    The gradient of the outputs shows it at every sampled step. Without it, the loss does: it stays at the lowest value
+    that probabilities reach where logits are expected.
+    """
+    twice = course["softmax_twice"]
+    seen = twice[np.isfinite(twice)]
+    if len(seen):
+        if not (seen > 0.5).all():
+            return None
+        said, evidence = "The gradient of the outputs is that of a softmax applied twice.", {"sampled_steps": len(seen)}
+    else:
+        loss, classes = _smooth_loss(course), _classes(course)
+        if loss is None or classes is None:
+            return None
+        floor = log(e + classes - 1) - 1
+        last = float(np.median(loss[-max(3, len(loss) // 10) :]))
+        near = floor - 0.01 <= float(loss.min()) and last <= floor + LIMITS.floor
+        still = abs(float(np.median(loss[-len(loss) // 4 :])) - last) < 0.2 * LIMITS.floor
+        if not near or not still or last >= LIMITS.chance * log(classes):
+            return None
+        said = (
+            f"The loss stays at {last:.4g}, just above {floor:.4g}: the lowest cross-entropy of {classes:,} "
+            "probabilities taken for logits."
+        )
+        evidence = {"loss": last, "floor": floor, "limit": LIMITS.floor}
     return _finding(
-        "at_chance", "serious",
-        f"The loss is {float(np.median(later)):.3g}, and guessing among the {classes:,} classes gives {chance:.3g}: "
-        "nothing has been learned.",
-        "Check that labels belong to their inputs, that the loss gets logits, and that the learning rate is neither "
-        "far too high nor far too low.",
-        layers=(), loss=float(np.median(later)), chance=chance, limit=LIMITS.chance,
+        "double_softmax", "serious", said,
+        "Leave out the softmax before the loss: cross_entropy expects logits.",
+        layers=course.names[-1:], **evidence,
     )  # fmt: skip
 
 
-def double_softmax(course: Course) -> Finding | None:
-    """A loss stuck at the lowest value that probabilities can reach where logits are expected."""
+def at_chance(course: Course) -> Finding | None:
+    """A loss that stays where guessing is, or outputs that say nothing about the input."""
     loss, classes = _smooth_loss(course), _classes(course)
-    if loss is None or classes is None:
-        return None
-    floor = log(e + classes - 1) - 1
-    last = float(np.median(loss[-max(3, len(loss) // 10) :]))
-    near = floor - 0.01 <= float(loss.min()) and last <= floor + LIMITS.floor and last < LIMITS.chance * log(classes)
-    still = abs(float(np.median(loss[-len(loss) // 4 :])) - last) < 0.2 * LIMITS.floor
-    if not near or not still:
+    advice = (
+        "Check that labels belong to their inputs, that the loss gets logits, and that the learning rate is neither "
+        "far too high nor far too low."
+    )
+    if loss is not None and classes is not None:
+        chance = log(classes)
+        later = loss[len(loss) // 2 :]
+        if float(later.min()) >= LIMITS.chance * chance and float(np.median(later)) <= 3 * chance:
+            return _finding(
+                "at_chance", "serious",
+                f"The loss is {float(np.median(later)):.3g}, and guessing among the {classes:,} classes gives "
+                f"{chance:.3g}: nothing has been learned.",
+                advice, loss=float(np.median(later)), chance=chance, limit=LIMITS.chance,
+            )  # fmt: skip
+    information = _quiet(np.nanmax, course["output_information"], axis=1)
+    later = information[np.isfinite(information) & (course.steps >= LIMITS.chance_steps)]
+    if len(later) < 2 or float(later[-1]) >= LIMITS.informed or later[-1] > later[0]:
         return None
     return _finding(
-        "double_softmax", "serious",
-        f"The loss stays at {last:.4g}, just above {floor:.4g}: the lowest cross-entropy of {classes:,} probabilities "
-        "taken for logits.",
-        "Leave out the softmax before the loss: cross_entropy expects logits.",
-        layers=course.names[-1:], loss=last, floor=floor, limit=LIMITS.floor,
+        "at_chance", "serious",
+        f"The outputs hardly depend on the inputs: they hold {float(later[-1]):.2g} nats about them, and "
+        "no more than before.",
+        advice, information=float(later[-1]), before=float(later[0]), limit=LIMITS.informed,
+    )  # fmt: skip
+
+
+def stalled(course: Course) -> Finding | None:
+    """A very deep network that guesses, because the input of its last layer has become small and its weight large."""
+    known = np.flatnonzero(np.isfinite(course["lambda_x"]).any(0) & (course.fan_out >= 2))
+    if not len(known) or not len(course.loss):
+        return None
+    last = int(known[-1])
+    inputs, norms = course["lambda_x"][:, last], course["weight_norm"][:, last]
+    found = picked(of_layer(course.layers[last], course.steps, inputs, norms, course.loss_steps, course.loss))
+    return None if found is None or found.until is not None else of_stall(found)
+
+
+def of_stall(stall: Stall) -> Finding:
+    """Return a stall that lasts as a finding."""
+    return _finding(
+        "stalled", "serious", str(stall), "Put a normalizer before the last layer: gyroscope.last_norm(model).",
+        layers=(stall.layer,), since=stall.since, loss=stall.loss, guessing=stall.guessing,
+    )  # fmt: skip
+
+
+def dominated(course: Course) -> Finding | None:
+    """Layers that hardly move because their weights are large compared with their gradients."""
+    names = ["domination"] if course.known("domination") else ["gradient_norm", "weight_norm"]
+    if not all(map(course.known, names)):
+        return None
+    rows = np.isfinite(course[names[0]]).any(1)
+    series = {name: course[name][rows] for name in (*names, "update_ratio")}
+    now = [one for one in followed(course.layers, course.steps[rows], series) if one.until is None]
+    if not now:
+        return None
+    now.sort(key=lambda one: one.since)
+    layers, since = [one.layer for one in now], now[0].since
+    return _finding(
+        "dominated", "warning",
+        f"{told(layers)} {_are(layers)} dominated by weights that are large for their gradients since step {since:,}, "
+        "and hardly move.",
+        "Normalize the layer, decay its weights, or steer it with Layca.",
+        layers=layers, since=since, ratio=now[0].ratio, ratio_of_layers_that_move=now[0].typical,
     )  # fmt: skip
 
 
@@ -924,23 +1041,23 @@ Rule = Callable[[Course], Finding | None]
 
 #: All rules, the most important first: causes before their consequences.
 RULES: tuple[Rule, ...] = (
-    not_trained, no_learning_rate, ranks_differ, gradients_accumulate, large_weights, symmetric, evaluates,
-    repeated_batch, input_scale, schedule_collapsed, jump, too_fast, decay_dominates, not_finite, dead_units,
-    no_gradient, saturating, large_branch, vanishing, slow_layer, too_slow, double_softmax, at_chance, clipped,
-    large_epsilon, unbalanced,
+    not_trained, no_learning_rate, ranks_differ, gradients_accumulate, large_weights, zero_weights, symmetric,
+    evaluates, double_softmax, repeated_batch, input_scale, schedule_collapsed, jump, too_fast, decay_dominates,
+    not_finite, dead_units, no_gradient, saturating, large_branch, vanishing, slow_layer, stalled, too_slow, at_chance,
+    dominated, clipped, large_epsilon, unbalanced,
 )  # fmt: skip
 
 #: The kinds of finding.
 KINDS = (
     "replaced", "not_in_optimizer", "frozen", "no_learning_rate", "ranks_differ", "gradients_accumulate",
-    "large_weights", "symmetric", "eval_mode", "repeated_batch", "input_scale", "jump", "decay_dominates",
-    "schedule_collapsed", "too_fast", "not_finite", "dead_units", "no_gradient", "saturating", "large_branch",
-    "vanishing", "slow_layer", "too_slow", "double_softmax", "at_chance", "stalled", "dominated", "idle", "clipped",
-    "large_epsilon", "unbalanced",
+    "large_weights", "zero_weights", "symmetric", "eval_mode", "double_softmax", "repeated_batch", "input_scale",
+    "schedule_collapsed", "jump", "too_fast", "decay_dominates", "not_finite", "dead_units", "no_gradient",
+    "saturating", "large_branch", "vanishing", "slow_layer", "stalled", "too_slow", "at_chance", "dominated", "idle",
+    "clipped", "large_epsilon", "unbalanced", "equilibrium",
 )  # fmt: skip
 
 #: Kinds that another fault may cause.
 CONSEQUENCES = frozenset({
     "jump", "too_fast", "decay_dominates", "not_finite", "dead_units", "no_gradient", "saturating", "large_branch",
-    "vanishing", "slow_layer", "too_slow", "double_softmax", "at_chance", "stalled", "dominated",
+    "vanishing", "slow_layer", "too_slow", "at_chance", "stalled", "dominated",
 })  # fmt: skip

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from gyroscope.diagnosis.evidence import require_run
 from gyroscope.errors import MonitorError
-from gyroscope.store import Run
+from gyroscope.store import LayerInfo, Run
 
 Array = npt.NDArray[np.float64]
 
@@ -302,13 +302,29 @@ def stalls(run: Run, *, classes: int | None = None, layer: str | None = None, lo
     curve = max((run.scalars[name] for name in names), key=lambda one: len(one.steps))
     inputs, norms = run.series("lambda_x"), run.series("weight_norm")
     column = _column(run, layer, inputs)
-    info = run.layer_table[column]
-    steps = np.union1d(run.steps, curve.steps)
+    return of_layer(
+        run.layer_table[column], run.steps, inputs[:, column], norms[:, column], curve.steps, curve.values,
+        classes=classes,
+    )  # fmt: skip
+
+
+def of_layer(
+    info: LayerInfo,
+    steps: npt.NDArray[np.int64],
+    inputs: npt.ArrayLike,
+    norms: npt.ArrayLike,
+    loss_steps: npt.NDArray[np.int64],
+    loss: npt.ArrayLike,
+    *,
+    classes: int | None = None,
+) -> list[Stall]:
+    """Return all stalls that the series of the last layer show, λmax(Σx) and ‖W‖ at `steps`, with a loss at its own."""
+    every = np.union1d(steps, loss_steps)
     return found_in(
-        _laid_out(steps, curve.steps, _finite_or_not(curve.values)),
-        _laid_out(steps, run.steps, inputs[:, column]),
-        _laid_out(steps, run.steps, norms[:, column]),
-        steps,
+        _laid_out(every, loss_steps, _finite_or_not(loss)),
+        _laid_out(every, steps, inputs),
+        _laid_out(every, steps, norms),
+        every,
         classes=info.shape[0] if classes is None else classes,
         layer=info.name,
     )

@@ -45,6 +45,7 @@ _LOOKS = {
     "rate": Look("rotation since the last measurement (rad)", "log", noisy=True),
     "rate_per_step": Look("net rotation (rad per step)", "log", noisy=True),
     "weight_norm": Look("weight norm ‖w‖", "log"),
+    "weight_norm_before": Look("weight norm before the step", "log"),
     "gradient_norm": Look("gradient norm ‖g‖", "log", noisy=True),
     "update_norm": Look("update norm ‖Δw‖", "log", noisy=True),
     "update_ratio": Look("update ratio ‖Δw‖/‖w‖", "log", noisy=True),

@@ -185,7 +185,7 @@ def _passes(layout: Layout, weights: Sequence[Tensor]) -> Passes:
 # Elements that are staged at once: few enough for a cache, many enough to outweigh the cost of a call.
 _TILE = 1 << 18
 
-# The rows of the scratch buffer; v has a row if it differs from u. The last row holds products of two others.
+# The rows of the scratch buffer; v has a row if it differs from u. The last row holds products of two vectors.
 _W, _E, _G, _U, _V, _SPARE = range(6)
 _PLACE = {"w": _W, "e": _E, "g": _G, "u": _U, "v": _V}
 
@@ -252,12 +252,15 @@ class Staged:
         two = remembered.before is not None and remembered.anchor is not None
         moves = remembered.before is not None or remembered.anchor is not None
         rows = 5 if two else 4 if moves else 3
-        grams, aligned = [], []
+        grams, aligned, squares = [], [], []
         for tile in self._cut(dtype):
             staged = self._stage(tile, weights, gradients, remembered, dtype)
             pieces = (tile.stop - tile.start) // PIECE
             x = staged.as_strided((pieces, rows, PIECE), (PIECE, staged.stride(0), 1))
             grams.append(torch.bmm(x, x.transpose(1, 2)).view(pieces, rows * rows))
+            if remembered.before is not None and dtype == torch.float64:
+                before = staged[_SPARE].copy_(remembered.before[tile.start : tile.stop])
+                squares.append(before.square_().view(pieces, PIECE).sum(1))
             if moves and remembered.previous is not None:
                 displacement, previous = staged[_V if two else _U], remembered.previous[tile.start : tile.stop]
                 if remembered.moved:
@@ -275,6 +278,12 @@ class Staged:
         sums.index_add_(0, self._layer_of_piece, torch.cat(grams).to(exact))
         into, source = _columns(rows, two)
         out[:, into] = sums[:, source]
+        if squares:
+            out[:, COLUMNS.index("bb")].index_add_(0, self._layer_of_piece, torch.cat(squares).to(exact))
+        elif remembered.before is not None:
+            # ‖w − u‖², which has all its digits where float32 was not too narrow; else everything is summed again.
+            ww, wu, uu = (out[:, COLUMNS.index(name)] for name in ("ww", "wu", "uu"))
+            out[:, COLUMNS.index("bb")] = ww - 2 * wu + uu
         if aligned and self._square is not None:
             out[:, COLUMNS.index("pp")] = self._square
             out[:, COLUMNS.index("vp")].index_add_(0, self._layer_of_piece, torch.cat(aligned).to(exact))
@@ -334,7 +343,7 @@ def _columns(rows: int, two: bool) -> tuple[list[int], list[int]]:
     """Return the columns that a Gram matrix of so many rows gives, and their positions in it."""
     into, source = [], []
     for column, pair in enumerate(COLUMNS):
-        if "p" in pair or (rows == _U and {"u", "v"} & set(pair)):
+        if {"p", "b"} & set(pair) or (rows == _U and {"u", "v"} & set(pair)):
             continue
         i, j = (_PLACE["u" if letter == "v" and not two else letter] for letter in pair)
         into.append(column)

@@ -20,6 +20,7 @@ from gyroscope.layers.layer import Layer, split
 from gyroscope.monitor.reference import Reference
 from gyroscope.monitor.track import Track
 from gyroscope.passes import activations as acts
+from gyroscope.passes import outputs as outs
 from gyroscope.passes.activations import spread
 from gyroscope.store.record import QuantityInfo
 from gyroscope.theory.moment_variance import KEYS
@@ -373,6 +374,7 @@ class Detail:
         threshold: float,
         conditioning: Schedule | None = None,
         shared: bool = False,
+        ends: bool = False,
     ) -> None:
         self.optimizer = optimizer
         self.exchanged = Exchanged(model, layers)
@@ -385,6 +387,8 @@ class Detail:
 
             self.conditioned = Conditioned(model, layers, conditioning, shared=shared)
         self.probe = acts.ActivationProbe(model, layers, threshold=threshold) if activations and not hidden else None
+        # Outputs are those of the whole model: the optimizer of its last layer looks at them.
+        self.outputs = outs.OutputProbe(model) if self.probe is not None and ends else None
         self.fresh = Fresh(layers, optimizer)
         self.normalizers = _normalizers(model, layers) if layers else []
         self._count = len(layers)
@@ -398,6 +402,8 @@ class Detail:
             found |= _NEURON_INFO
         if self.probe is not None:
             found |= acts.INFO
+        if self.outputs is not None:
+            found |= outs.INFO
         if self.conditioned is not None:
             found |= self.conditioned.infos
         return found
@@ -416,6 +422,8 @@ class Detail:
             if not self.attached:
                 self.probe.attach()
             self.attached = True
+        if self.outputs is not None:
+            self.outputs.attach()
 
     def detach(self) -> None:
         """Remove the forward hooks."""
@@ -424,6 +432,8 @@ class Detail:
         if self.probe is not None and self.attached:
             self.probe.detach()
             self.attached = False
+        if self.outputs is not None:
+            self.outputs.detach()
 
     def collect(self, track: Track) -> dict[str, Tensor]:
         """Return what was found in this step, on its way to host memory."""
@@ -433,6 +443,9 @@ class Detail:
         found: dict[str, Tensor | None] = {"moments": moment_percentiles(self.optimizer, parameters)}
         if self.probe is not None and self.attached:
             found["activations"], found["inputs"] = self.probe.collect(), self.probe.inputs()
+        if self.outputs is not None and (seen := self.outputs.take()) is not None:
+            found["outputs"] = torch.full((self._count, len(outs.OUTPUTS)), torch.nan, device=seen.device)
+            found["outputs"][-1] = seen
         if self.neurons is not None:
             found["neurons"] = self.neurons.measure(parameters, track.reference)
         found["gradient_carried"] = self.fresh.take()
@@ -441,8 +454,8 @@ class Detail:
             for i, module in self.normalizers:
                 modes[i] = float(not module.training)
             found["norm_evaluates"] = modes
-        seen = {name: to_host(value) for name, value in found.items() if value is not None}
-        return seen | self._analyzed()
+        coming = {name: to_host(value) for name, value in found.items() if value is not None}
+        return coming | self._analyzed()
 
     def _analyzed(self) -> dict[str, Tensor]:
         found = None if self.conditioned is None else self.conditioned.take()
@@ -451,7 +464,10 @@ class Detail:
     def resolve(self, found: dict[str, Any]) -> dict[str, npt.NDArray[np.float32]]:
         """Return what `collect` found, once it has arrived, as one value per layer by quantity."""
         values: dict[str, npt.NDArray[np.float32]] = {}
-        for key, names in (("moments", MOMENT_NAMES), ("activations", acts.COLUMNS), ("inputs", acts.INPUTS)):
+        tables = {
+            "moments": MOMENT_NAMES, "activations": acts.COLUMNS, "inputs": acts.INPUTS, "outputs": outs.OUTPUTS,
+        }  # fmt: skip
+        for key, names in tables.items():
             if key in found:
                 columns = found[key].float().numpy().astype(np.float32).T
                 values |= dict(zip(names, columns, strict=True))

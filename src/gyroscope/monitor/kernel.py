@@ -61,7 +61,7 @@ def _products_kernel(
         taken = tl.load(skip) == 0
 
     ww = tl.zeros((BLOCK,), tl.float64)
-    we, ee, gg, wg, uu, wu, gu, vv, wv, pp, vp = ww, ww, ww, ww, ww, ww, ww, ww, ww, ww, ww
+    we, ee, gg, wg, uu, wu, gu, vv, wv, pp, vp, bb = ww, ww, ww, ww, ww, ww, ww, ww, ww, ww, ww, ww
     for i in range(0, n, BLOCK):
         at = i + tl.arange(0, BLOCK)
         inside = at < n
@@ -74,7 +74,9 @@ def _products_kernel(
         gg += g * g
         wg += w * g
         if HAS_B:
-            u = w - tl.load(b + here + at, mask=inside, other=0.0).to(tl.float64)
+            before = tl.load(b + here + at, mask=inside, other=0.0).to(tl.float64)
+            u = w - before
+            bb += before * before
             uu += u * u
             wu += w * u
             gu += g * u
@@ -104,6 +106,7 @@ def _products_kernel(
     tl.store(row + 9, tl.sum(wv))
     tl.store(row + 10, tl.sum(pp))
     tl.store(row + 11, tl.sum(vp))
+    tl.store(row + 12, tl.sum(bb))
     tl.debug_barrier()
     low = tl.load(first_chunk + layer)
     high = tl.load(first_chunk + layer + 1)

@@ -143,7 +143,7 @@ class Monitor:
                     self._tracks.append(Track(its, its_optimizer, held, moves=moves))
                     detail = AdaptedDetail(
                         model, its, its_optimizer, activations=activations, spread=neurons, threshold=threshold,
-                        conditioning=conditioning, shared=about.shared,
+                        conditioning=conditioning, shared=about.shared, ends=len(layers) - 1 in members,
                     )  # fmt: skip
                     self._details.append(detail)
                 self._chronicle.prepare(self._tracks, self._details, pace.clock)

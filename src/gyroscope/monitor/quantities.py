@@ -1,8 +1,8 @@
 """Inner products of a measured step, and the quantities on the weight side, each a pure function of them.
 
 There are five vectors per layer: the weights w after the step, the gradient g that the step was taken with, the update
-u = w − w_before of this one step, the displacement v = w − w_last since the last measured step, and e = w − w₀. The
-displacement before v is p. Where every step is measured, v = u.
+u = w − b of this one step from the weights b before it, the displacement v = w − w_last since the last measured step,
+and e = w − w₀. The displacement before v is p. Where every step is measured, v = u.
 
 You can register a quantity of your own with `quantity` and ask for it by name: `gyroscope.watch(..., quantities=...)`.
 """
@@ -24,7 +24,7 @@ from gyroscope.store.record import QuantityInfo
 Array = npt.NDArray[np.float64]
 
 #: The inner products that are measured, in the order of their columns.
-COLUMNS = ("ww", "we", "ee", "gg", "wg", "uu", "wu", "gu", "vv", "wv", "pp", "vp")
+COLUMNS = ("ww", "we", "ee", "gg", "wg", "uu", "wu", "gu", "vv", "wv", "pp", "vp", "bb")
 
 # If the weights were a million times shorter before than they are now, ⟨w,w⟩ − 2⟨w,d⟩ + ⟨d,d⟩ has three digits left.
 _LEAST = 1e-12
@@ -35,8 +35,8 @@ class Products:
     """Inputs of a quantity: arrays with one number per layer, after any number of dimensions for steps.
 
     Attributes:
-        ww, we, ee, gg, wg, uu, wu, gu, vv, wv, pp, vp: inner products of w, e, g, u, v, p (see the module); NaN if a
-            vector does not exist, such as the gradient of a layer that has none.
+        ww, we, ee, gg, wg, uu, wu, gu, vv, wv, pp, vp, bb: inner products of w, e, g, u, v, p, b (see the module); NaN
+            if a vector does not exist, such as the gradient of a layer that has none.
         rr: ⟨w₀,w₀⟩.
         exact: 1 if w₀ is held in the weights' own precision; else ⟨w₀,w₀⟩/⟨w₀,w̃₀⟩ for the rounded w̃₀ that is held.
         lr, decay: the learning rate and weight decay of the layer's parameter group.
@@ -60,6 +60,7 @@ class Products:
     wv: Array
     pp: Array
     vp: Array
+    bb: Array
     rr: Array
     exact: Array
     lr: Array
@@ -90,14 +91,10 @@ class Products:
         return self.exact * (self.ww - self.we)
 
     @property
-    def bb(self) -> Array:
-        """⟨b,b⟩ of the weights b = w − u before the step; NaN if it is too small compared with w to have any digits."""
-        return _square_before(self.ww, self.wu, self.uu)
-
-    @property
     def bg(self) -> Array:
-        """⟨b,g⟩ of the weights before the step, where the gradient was taken."""
-        return self.wg - self.gu
+        """⟨b,g⟩ of the weights before the step, where the gradient was taken; NaN if only rounding is left of it."""
+        result: Array = np.where(self.bb > _LEAST * self.ww, self.wg - self.gu, np.nan)
+        return result
 
 
 def _square_before(ww: Array, wd: Array, dd: Array) -> Array:
@@ -281,7 +278,7 @@ class _Noting:
             return self._values[name]
         found: property | None = getattr(Products, name, None)
         if not isinstance(found, property) or found.fget is None:
-            raise AttributeError(f"there is no product {name!r}; there are {', '.join(self._values)}, wr, bb, bg")
+            raise AttributeError(f"there is no product {name!r}; there are {', '.join(self._values)}, wr, bg")
         result: Array = found.fget(self)
         return result
 
@@ -333,6 +330,11 @@ def _rate_per_step(d: Products) -> Array:
 @quantity("weight_norm", "1", "Euclidean norm of the weights")
 def _weight_norm(d: Products) -> Array:
     return np.sqrt(d.ww)
+
+
+@quantity("weight_norm_before", "1", "Euclidean norm of the weights before the step")
+def _weight_norm_before(d: Products) -> Array:
+    return np.sqrt(d.bb)
 
 
 @quantity("gradient_norm", "1", "norm of the gradient the step was taken with, after clipping and unscaling")

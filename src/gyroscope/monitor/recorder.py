@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gyroscope.diagnosis.finding import Finding
-from gyroscope.diagnosis.live import Live, Naming
+from gyroscope.diagnosis.live import Live
 from gyroscope.diagnosis.rules import told
 from gyroscope.errors import GyroscopeError, StoreError
 from gyroscope.monitor.clock import Clock
@@ -102,8 +102,6 @@ class Recorder:
         infos: dict[str, QuantityInfo] = {one.info.name: one.info for one in quantities}
         for detail in details:
             infos |= detail.infos
-        spectral = [detail.conditioned is not None for detail in details]
-        self._naming = Naming(path, layers, spectral, resumes=step > 0)
         self.writer = Writer(
             path,
             layers,
@@ -171,6 +169,8 @@ class Recorder:
         if self._lost and self.writer.open:
             with suppress(StoreError):  # it is reported in the log and in the run
                 self.flush()
+        if self._live is not None and self.writer.open:
+            self.writer.put(Deferred(self._concluded, None))
         self.writer.close(interrupted=interrupted)
         self._tracks, self._details = (), ()
         self._dropped.detach()
@@ -211,23 +211,23 @@ class Recorder:
         yield Rows(part, at, values)
         if self._live is not None:
             self._live.measured(part, steps, values)
-        analyzed: dict[int, dict[str, Values]] = {}
         for i, (_, detail) in enumerate(kept):
             if detail:
-                found = self._details[part].resolve(detail)
-                yield Rows(part, np.array([steps[i]]), {name: value[None] for name, value in found.items()})
-                analyzed[i] = found
+                found = {name: value[None] for name, value in self._details[part].resolve(detail).items()}
+                yield Rows(part, at[i : i + 1], found)
                 if self._live is not None:
-                    self._live.measured(part, [steps[i]], {name: value[None] for name, value in found.items()})
-        yield from self._naming.events(part, steps, products, analyzed)
+                    self._live.measured(part, [steps[i]], found)
         yield from self._diagnosed(steps[-1])
 
-    def _diagnosed(self, step: int) -> Iterator[Event]:
+    def _concluded(self, _: object) -> Iterator[Event]:
+        yield from self._diagnosed(max(self._last, default=0), ends=True)
+
+    def _diagnosed(self, step: int, *, ends: bool = False) -> Iterator[Event]:
         """Yield the alarms that the rules state now; an error in them ends the live diagnosis, never the recording."""
         if self._live is None:
             return
         try:
-            stated = self._live.stated()
+            stated = self._live.stated(ends=ends)
         except Exception as error:
             self._live = None
             yield Event(step, "error", f"the live diagnosis failed and is off: {type(error).__name__}: {error}")
@@ -243,7 +243,6 @@ class Recorder:
 
     def _told(self, payloads: Sequence[Numbers]) -> Iterator[Scalars]:
         for record in _scalars(payloads):
-            self._naming.heard(record.step, record.values)
             if self._live is not None:
                 self._live.heard(record.step, record.values)
             yield record

@@ -84,7 +84,7 @@ def products_of(measured: Sequence[Measured]) -> Products:
     for column, name in enumerate(COLUMNS):
         values = raw[:, :, column]
         for row, m in enumerate(measured):
-            if not m.there[column] or (m.skipped and {"u", "g"} & set(name)):
+            if not m.there[column] or (m.skipped and {"u", "b", "g"} & set(name)):
                 values[row] = np.nan
             elif "g" in name:
                 values[row, ~m.gradients] = np.nan
@@ -531,7 +531,7 @@ class Track:
         bundles = self.reference.all_bundles
         update = any(one.before is not None for one in bundles)
         move = any(one.anchor is not None for one in bundles) or (update and self._fresh)
-        known = {"u": update, "v": move, "p": move and any(one.moved for one in bundles)}
+        known = {"u": update, "b": update, "v": move, "p": move and any(one.moved for one in bundles)}
         return np.array([all(known.get(letter, True) for letter in name) for name in COLUMNS])
 
     def _is_timed(self) -> bool:

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -118,6 +118,8 @@ class ActivationProbe:
     >>> probe.detach()
     """
 
+    what = "Activations"
+
     def __init__(self, model: nn.Module, layers: Sequence[Layer], *, threshold: float = 0.0, rank: int = 512) -> None:
         if not layers:
             raise MonitorError("`layers` must have at least one layer, got none. Try gyroscope.layers(model).")
@@ -137,7 +139,7 @@ class ActivationProbe:
         if self._handles:
             return
         self._roles = _roles(self.model, self.layers)
-        hook = _Hook(self)
+        hook = Hook(self)
         self._handles = [m.register_forward_hook(hook) for m in self.model.modules() if id(m) in self._roles]
 
     def detach(self) -> None:
@@ -190,8 +192,9 @@ class ActivationProbe:
         if found.seen is not None:
             self._tallies[found.layer] = _Tally(found.seen) if before is None else before.add(found.seen)
 
-    def _ran(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        role, x, node = self._roles.get(id(module)), _first_tensor(output), _backward_node()
+    def ran(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Look at a call of a module."""
+        role, x, node = self._roles.get(id(module)), first_tensor(output), _backward_node()
         if node != self._node:
             self._settle()
             self._node = node
@@ -253,13 +256,35 @@ def _backward_node() -> int | None:
     return None if node is None else node._sequence_nr()
 
 
-class _Hook:
-    """The forward hook. It does not keep the probe alive, and its copies in a copied model do nothing."""
+class Probe(Protocol):
+    """An instrument that forward hooks call.
 
-    def __init__(self, probe: ActivationProbe | None) -> None:
-        self.probe: Callable[[], ActivationProbe | None] = (lambda: None) if probe is None else weakref.ref(probe)
+    Attributes:
+        what: what it measures, in the plural.
+        error: the error that ended it, or None.
+    """
+
+    what: str
+    error: Exception | None
+
+    def ran(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Look at a call of a module."""
+
+    def reset(self) -> None:
+        """Discard what was measured."""
+
+
+class Hook:
+    """A forward hook of a probe. It does not keep the probe alive, and its copies in a copied model do nothing.
+
+    An error of the probe is logged once and ends the measurement, never the training.
+    """
+
+    def __init__(self, probe: Probe | None) -> None:
+        self.probe: Callable[[], Probe | None] = (lambda: None) if probe is None else weakref.ref(probe)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Pass a call of a module on to the probe, if it listens."""
         if torch.compiler.is_compiling() or is_capturing():
             return
         probe = self.probe()
@@ -269,14 +294,14 @@ class _Hook:
             return
         try:
             with torch.no_grad(), torch._C._DisableAutocast():
-                probe._ran(module, args, output)
+                probe.ran(module, args, output)
         except Exception as error:
             probe.error = error
             probe.reset()
-            _LOG.warning("Activations are no longer measured: %s: %s", type(error).__name__, error)
+            _LOG.warning("%s are no longer measured: %s: %s", probe.what, type(error).__name__, error)
 
-    def __reduce__(self) -> tuple[type[_Hook], tuple[None]]:
-        return _Hook, (None,)
+    def __reduce__(self) -> tuple[type[Hook], tuple[None]]:
+        return Hook, (None,)
 
 
 def _roles(model: nn.Module, layers: Sequence[Layer]) -> dict[int, Role]:
@@ -326,7 +351,7 @@ def _activity_threshold(module: nn.Module) -> float:
     return float(module.threshold) if isinstance(module, nn.Threshold) else 0.0
 
 
-def _first_tensor(output: Any) -> Tensor | None:
+def first_tensor(output: Any) -> Tensor | None:
     """Return the activations in a module's output: the tensor, or the first of a tuple; None if there are none."""
     while isinstance(output, tuple | list):  # tuples of tuples: a packed sequence and its last state
         output = next((item for item in output if isinstance(item, Tensor | tuple | list)), None)
@@ -421,15 +446,20 @@ def look(x: Tensor, axis: int, *, positions: bool, threshold: float, rank: int) 
 
 def _rows(x: Tensor, axis: int, most: int) -> Tensor:
     """Return a copy of some of the samples and channels, at most [2·most, most]."""
+    picked, channels = samples(x, axis, 2 * most), x.shape[axis]
+    return picked if channels <= most else picked.index_select(1, spread(channels, most, x.device))
+
+
+def samples(x: Tensor, axis: int, most: int) -> Tensor:
+    """Return a copy of at most `most` of the samples of `x`, [samples, channels]; its channels lie along `axis`."""
     x = x.movedim(axis, -1)
     *leading, channels = x.shape
-    at = spread(x.numel() // channels, 2 * most, x.device)
+    at = spread(x.numel() // channels, most, x.device)
     index: list[Tensor] = []
     for size in reversed(leading):
         index.insert(0, at % size)
         at = at // size
-    picked = x[tuple(index)] if index else x[None]
-    return picked if channels <= most else picked.index_select(1, spread(channels, most, x.device))
+    return x[tuple(index)] if index else x[None]
 
 
 class _Tally:

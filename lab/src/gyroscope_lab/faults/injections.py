@@ -329,7 +329,7 @@ def _large(it: Scene) -> Injected:
     return Injected((k,))
 
 
-@_fault("weights = 0", "structure", "no_gradient", "dead_units", "slow_layer", "at_chance")
+@_fault("weights = 0", "structure", "zero_weights", "no_gradient", "dead_units", "slow_layer", "at_chance")
 def _zero(it: Scene) -> Injected:
     k = _middle(it)
     nn.init.zeros_(it.layer(k))
