@@ -55,6 +55,22 @@ def test_a_row_holds_a_layers_name_kind_shape_and_last_values(small):
     assert len(rows(result.stdout)) == 3
 
 
+def test_frozen_layers_are_marked(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 40), nn.Linear(40, 40), nn.Linear(40, 3))
+    model[:2].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None, activations=False):
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.randn(8, 6)).square().mean().backward()
+            optimizer.step()
+    shown = run(tmp_path / "run").stdout
+    turned = gyroscope.load(tmp_path / "run").series("rotation")[-1, 2]
+    assert [cells[3] for cells in rows(shown) if len(cells) > 6] == ["frozen", "frozen", f"{turned:.3f}"]
+    assert f"At step 5 2.weight has rotated by {turned:.3g}." in shown
+
+
 def test_the_header_names_the_run_its_steps_state_and_last_scalars(small):
     first, second = run(small.path).stdout.splitlines()[:2]
     assert first == "small: 3 layers, steps 0 to 20, 21 measured, ended"

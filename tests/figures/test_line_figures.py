@@ -67,6 +67,12 @@ def test_layers_that_are_zero_throughout_are_counted_where_a_logarithm_cannot_sh
     assert ax.lines[2].get_xydata().tolist() == [[1, 2]]
 
 
+def test_layers_that_were_not_measured_are_not_taken_for_zero():
+    gradients = np.array([[np.nan, 1.0, np.nan, 0.0], [np.nan, 0.001, np.nan, 0.0]])
+    ax = curves(run_of(gradient_norm=gradients), "gradient_norm")
+    assert [text.get_text() for text in ax.texts] == ["1 layer is 0 throughout", "2 layers are not measured"]
+
+
 def test_gradients_that_are_all_zero_can_be_drawn():
     ax = norms(run_of(gradient_norm=np.zeros((3, 2))), "gradient")
     assert ax.get_yscale() == "linear"

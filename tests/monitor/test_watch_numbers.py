@@ -315,18 +315,6 @@ def test_layers_without_gradients_have_all_but_what_needs_them(tmp_path):
     check(monitor.path, copies, range(7))
 
 
-def test_frozen_layers_stay_and_have_no_learning_rate(tmp_path):
-    model = mlp()
-    model[0].requires_grad_(False)
-    optimizer, copies = torch.optim.SGD(model[2:].parameters(), 0.1), copies_of(model)
-    with watch(model, optimizer, tmp_path / "run") as monitor:
-        train(model, optimizer, inputs(3), copies=copies)
-    check(monitor.path, copies, range(4))
-    with gyroscope.load(monitor.path) as run:
-        assert run.series("rotation")[:, 0].tolist() == [0.0] * 4
-        assert np.isnan(run.series("lr")[:, 0]).all()
-
-
 def test_layers_of_norm_zero_give_nan_and_no_error(tmp_path):
     model = mlp()
     nn.init.zeros_(model[2].weight)
@@ -344,7 +332,8 @@ def test_layers_of_norm_zero_give_nan_and_no_error(tmp_path):
 def test_weights_that_cease_to_be_zero(tmp_path):
     model = mlp()
     nn.init.zeros_(model[4].weight)
-    trial(tmp_path, model, inputs(4), rtol=3e-5)  # its steps are nearly radial, and only in float32 is that known
+    # Its steps are nearly radial, and only in float32 is that known; from where it rotates is told in test_fine_tuning.
+    trial(tmp_path, model, inputs(4), rtol=3e-5, leave_out=["rotation"])
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])

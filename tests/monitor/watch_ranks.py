@@ -23,6 +23,8 @@ from gyroscope import Layca, Run
 from gyroscope.diagnosis.finding import FindingError
 from gyroscope.errors import MonitorError, StoreError
 from gyroscope.monitor import clock
+from gyroscope.monitor.reference import standard_error
+from gyroscope.passes.activations import spread
 from oracles.monitor import COSINES
 
 Claim = Callable[[Path], None]
@@ -331,6 +333,67 @@ def the_folder_that_the_first_rank_makes_is_known_where_it_can_be(folder: Path) 
         assert not (folder / "runs/clock-of-1").exists()
 
 
+def frozen_and_zero_layers_of_shards_are_those_of_one_process(folder: Path) -> None:
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        model.embedding.requires_grad_(False)
+        model.conv.requires_grad_(False)
+        for p in (model.three.weight, model.attention.out_proj.weight):
+            with torch.no_grad():
+                p.mul_(0.0)
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    whole, run = alone(folder, make), _sharded(folder, make)
+    assert np.isnan(run.series("rotation")[:, [0, 1]]).all()
+    assert_same_numbers(run, whole)
+    later = torch.load(folder / "run" / "reference.later.pt", weights_only=True)
+    assert sorted(later["tensors"]) == ["attention.out_proj.weight", "three.weight"]
+    assert any("has a direction now" in event.text or "have a direction now" in event.text for event in run.events)
+
+
+def a_sample_of_shards_is_that_of_the_whole_layers(folder: Path) -> None:
+    def large(sharded: bool) -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(60, 101), nn.Tanh(), nn.Linear(101, 70), nn.Tanh(), nn.Linear(70, 1))
+        return fully_shard(model) if sharded else model
+
+    def steps(model: nn.Module, optimizer: torch.optim.Optimizer, some: range) -> None:
+        for step in some:
+            x = torch.randn(8, 60, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+    start = [layer.parameter.detach() for layer in gyroscope.layers(large(sharded=False))]
+    drawn = 2 * 1024
+    limit = (2 * 1024 + 512) * 4 + 2 * 1024 * 4  # on each rank: two samples with positions, and a small layer
+    model = large(sharded=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    state: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gyroscope.monitor.reference._FEWEST", 512)
+        for first, last in ((0, 4), (4, 8)):
+            options = PLAIN | {"reference_memory": limit if first == 0 else 2 * limit}
+            with gyroscope.watch(model, optimizer, folder / "run", **options) as monitor:
+                if first:
+                    monitor.load_state_dict(state)
+                steps(model, optimizer, range(first, last))
+                state = monitor.state_dict()
+                assert monitor.error is None, monitor.error
+            dist.barrier()
+            assert list(state["samples"]) == ["0.weight", "2.weight"]
+            for name, w in zip(("0.weight", "2.weight"), start, strict=False):
+                at = spread(w.numel(), drawn, torch.device("cpu"))
+                assert torch.equal(state["samples"][name], w.flatten()[at])
+    run = gyroscope.load(folder / "run")
+    now = [layer.parameter.full_tensor().detach() for layer in gyroscope.layers(model)]
+    pairs = [(a.double().flatten(), b.double().flatten()) for a, b in zip(now, start, strict=True)]
+    full = np.array([float(1 - a @ b / (a.norm() * b.norm())) for a, b in pairs])
+    error = full * (2 - full) * np.array([standard_error(drawn, w.numel()) for w in start[:2]] + [CLOSE])
+    assert (abs(run.series("rotation")[-1] - full) < 6 * error).all()
+    expected = [float(a.norm()) for a, _ in pairs]
+    np.testing.assert_allclose(run.series("weight_norm")[-1], expected, rtol=CLOSE)
+
+
 def neurons_of_shards_are_refused(folder: Path) -> None:
     model = shard(Kinds())
     optimizer = adamw(model)
@@ -432,6 +495,8 @@ CLAIMS: list[Claim] = [
     what_is_logged_before_the_first_step_of_a_sharded_model_is_on_disk_after_flush,
     a_sharded_run_that_is_resumed_is_flushed_after_its_first_step,
     the_folder_that_the_first_rank_makes_is_known_where_it_can_be,
+    frozen_and_zero_layers_of_shards_are_those_of_one_process,
+    a_sample_of_shards_is_that_of_the_whole_layers,
     neurons_of_shards_are_refused,
     a_budget_is_kept_by_both_ranks_together,
     a_rank_whose_shards_are_all_empty_takes_part,

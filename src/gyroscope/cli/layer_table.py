@@ -43,6 +43,7 @@ class _Column:
 
 _NUMBERS: tuple[tuple[str, str, Callable[[float], str], int], ...] = (
     ("rotation", "rotation", lambda value: f"{value:.3f}", 0),
+    ("merged_rotation", "merged", lambda value: f"{value:.3f}", 0),
     ("rate_per_step", "rad/step", lambda value: f"{value:.2g}", 1),
     ("weight_norm", "‖w‖", lambda value: f"{value:.3g}", 3),
     ("update_ratio", "‖Δw‖/‖w‖", lambda value: f"{value:.2g}", 2),
@@ -122,6 +123,7 @@ def _columns(run: Run, quantity: str, rows: Sequence[int]) -> list[_Column]:
     ]
     at = lost_at(run)
     lost = at < len(run.steps)
+    frozen = _frozen(run)
     shown = [name for name, *_ in _NUMBERS]
     others = [] if quantity in shown else [(quantity, quantity, lambda value: f"{value:.3g}", 0)]
     for name, heading, written, yields in (*_NUMBERS, *others):
@@ -131,7 +133,8 @@ def _columns(run: Run, quantity: str, rows: Sequence[int]) -> list[_Column]:
             gone = lost & ~np.isfinite(series[-1]) if len(series) else lost
             values = last_values(series)
             known = np.isfinite(values)
-            cells = ["nan" if gone[row] else written(values[row]) if known[row] else "–" for row in rows]
+            unknown = ["frozen" if name == "rotation" and one in frozen else "–" for one in run.layers]
+            cells = ["nan" if gone[row] else written(values[row]) if known[row] else unknown[row] for row in rows]
             columns.append(_Column(heading, cells, yields))
     if quantity in run.quantities and len(run.steps):
         series = _as_taken(run, quantity)
@@ -143,6 +146,13 @@ def _columns(run: Run, quantity: str, rows: Sequence[int]) -> list[_Column]:
             lines[row] = lines[row][: int(part * len(lines[row])) + 1]
         columns.append(_Column(f"{quantity} over the steps", [lines[row] for row in rows], 0, right=False))
     return columns
+
+
+def _frozen(run: Run) -> set[str]:
+    """Return the layers that were frozen when the run began, and so have no rotation unless they trained later."""
+    facts = run.meta.get("facts")
+    named = facts.get("frozen") if isinstance(facts, dict) else None
+    return set(named) if isinstance(named, list) else set()
 
 
 BLOCKS = "▁▂▃▄▅▆▇█"

@@ -51,8 +51,8 @@ def show(
 
     **rotation** is how far a layer has turned from its initialization, 0 for not at all and 1 for a right angle.
     **rad/step** is how fast it turns now, net over the steps since the previous measurement, **‖w‖** the norm of its
-    weights, **‖Δw‖/‖w‖** the size of an update relative to them, **η/‖w‖²** its effective learning rate. A dash means
-    unknown, nan not finite.
+    weights, **‖Δw‖/‖w‖** the size of an update relative to them, **η/‖w‖²** its effective learning rate. **merged** is
+    the rotation of a frozen layer with its adapters merged. A dash means unknown, nan not finite.
 
     For example: gyroscope show runs/first --layers all
     """

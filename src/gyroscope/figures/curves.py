@@ -32,7 +32,7 @@ def curves(
 
     Dark lines are first layers. The scale is chosen to suit the quantity. If it jumps from step to step and there are
     several layers, lines are moving means over shades that span the single values. Layers that are zero throughout
-    cannot be shown on a logarithmic scale: a note gives their number.
+    cannot be shown on a logarithmic scale: a note gives their number, and that of layers that were not measured.
 
     Args:
         run: a run or its path.
@@ -65,7 +65,9 @@ def curves(
     if undivided:
         note_layers(ax, undivided, "0 at the start")
     elif look.scale == "log":
-        note_layers(ax, int((np.nan_to_num(values) <= 0).all(axis=0).sum()), "0 throughout")
+        unknown = np.isnan(values).all(axis=0)  # such as frozen layers
+        note_layers(ax, int(((np.nan_to_num(values) <= 0).all(axis=0) & ~unknown).sum()), "0 throughout")
+        note_layers(ax, int(unknown.sum()), "not measured", low=True)
     if flag(legend, "legend", default=own):
         depth_key(ax, series.layers, series.depth, len(run.layers))
     finish(ax, xlabel=said(width), ylabel=label, title=title)

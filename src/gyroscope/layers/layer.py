@@ -99,8 +99,8 @@ def layers(
     `Embedding` (a matrix `weight`, and a `padding_idx`).
 
     For a module of another class, layers are its own parameters with two dimensions larger than one and a name
-    of a matrix: with "weight", "kernel" or "proj" in it; w alone, with a number or a word (`w1`, `w_gate`), or u
-    or v with a number; `fn`, alone or at the end (`hc_fn`). If it has q, k and v, then these, o and r are of
+    of a matrix: with "weight", "kernel", "proj" or "lora" in it; w alone, with a number or a word (`w1`, `w_gate`),
+    or u or v with a number; `fn`, alone or at the end (`hc_fn`). If it has q, k and v, then these, o and r are of
     kind "attention" (also `w_q`, `wq`).
 
     Tables that are added are not layers: biases, and position tables that are parameters themselves. Such a table
@@ -220,7 +220,7 @@ _KNOWN: tuple[tuple[Any, Kind, str], ...] = (
 
 
 #: Names of parameters that multiply, and of those that are added (biases and positions, but not `positionwise`).
-_MATRIX = re.compile(r"weight|kernel|proj|^w(\d*|[._]\w+)$|^[uv]\d+$|(^|_)fn$")
+_MATRIX = re.compile(r"weight|kernel|proj|lora|^w(\d*|[._]\w+)$|^[uv]\d+$|(^|_)fn$")
 
 
 _BIAS = re.compile(r"bias")

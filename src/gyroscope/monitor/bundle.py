@@ -112,17 +112,20 @@ class Bundle:
 
     Attributes:
         members: the layers' positions among all layers.
-        reference: w₀, flat; on the layers' device or in pinned memory.
+        reference: w₀, flat; on the layers' device or in pinned memory. None if only a sample of it is held elsewhere:
+            then the columns of e mean nothing.
         before, anchor, previous, moved: see `Remembered`.
     """
 
-    def __init__(self, members: Sequence[int], weights: Sequence[Tensor], reference: torch.dtype) -> None:
+    def __init__(self, members: Sequence[int], weights: Sequence[Tensor], reference: torch.dtype | None) -> None:
         first = weights[0]
         self.members = tuple(members)
         self.device = first.device
         self.dtype = first.dtype
         self.layout = Layout.of([w.numel() for w in weights])
-        self.reference = torch.zeros(self.layout.total, dtype=reference, device=self.device)
+        self.reference: Tensor | None = None
+        if reference is not None:
+            self.reference = torch.zeros(self.layout.total, dtype=reference, device=self.device)
         self.before: Tensor | None = None
         self.anchor: Tensor | None = None
         self.previous: Tensor | None = None
@@ -158,7 +161,10 @@ class Bundle:
         self, weights: Sequence[Tensor], gradients: Sequence[Tensor], skip: Tensor | None = None
     ) -> Tensor:  # fmt: skip
         """Return the inner products of the layers, `[layers, len(COLUMNS)]`; see `Passes`."""
-        reference = self.reference.to(self.device, non_blocking=True)
+        # Without a reference, a buffer that exists anyway stands in for it.
+        known = (self.reference, self.before, self.anchor)
+        reference = next((one for one in known if one is not None), None)
+        reference = self.copy(weights) if reference is None else reference.to(self.device, non_blocking=True)
         remembered = Remembered(reference, self.before, self.anchor, self.previous, self.moved, skip)
         result = self._passes.products(weights, gradients, remembered)
         if self.before is not None or self.anchor is not None:

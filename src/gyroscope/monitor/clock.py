@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -44,7 +44,10 @@ class Cost:
         steps: number of steps since the monitor began; of several optimizers, those of the first.
         measured: number of these steps that were measured.
         total_seconds: time of the training thread, in all.
-        held: precision, place and size of the reference weights.
+        held: precision, place and size of the reference weights w₀.
+        bytes: bytes that are held between steps on this rank, for w₀ and the last displacement.
+        reference_bytes: those of w₀ alone, including the positions of samples.
+        sampled_share: share of the elements of sampled layers that are held; 1 if no layer is sampled.
         share_so_far: share of the training time since the monitor began, at the current cost per measurement. It
             includes the steps that were measured before the interval was found, so it is above `share` in a short run.
 
@@ -63,6 +66,9 @@ class Cost:
     held: str = ""
     share_so_far: float = 0.0
     idle_seconds: float = 0.0
+    bytes: int = 0
+    reference_bytes: int = 0
+    sampled_share: float = 1.0
 
     def __str__(self) -> str:
         every = "every step" if self.interval == 1 else f"every {self.interval} steps"
@@ -200,9 +206,12 @@ class Clock:
         return every * max(1, math.ceil(least / every - 1e-9))
 
     def cost(
-        self, *, interval: int, details: int, steps: int, measured: int, held: str, analyses: int = 0
+        self, *, interval: int, details: int, steps: int, measured: int, held: str, analyses: int = 0, **memory: Any
     ) -> Cost:  # fmt: skip
-        """Return the cost of `steps` under this clock; `analyses` is the steps between two of them, 0 for none."""
+        """Return the cost of `steps` under this clock; `analyses` is the steps between two of them, 0 for none.
+
+        `memory` is what a `Cost` has about it.
+        """
         idle = self.idle * self.exposed
         every_step = idle + self.price / interval + self.detail / max(details, 1)
         every_step += self.analysis_price / analyses if analyses else 0.0
@@ -212,7 +221,7 @@ class Clock:
         return Cost(
             share=share, seconds=self.price, step_seconds=self.train, interval=interval, steps=steps,
             measured=measured, total_seconds=self.total, held=held,
-            share_so_far=spent / trained if trained > 0 else 0.0, idle_seconds=self.idle,
+            share_so_far=spent / trained if trained > 0 else 0.0, idle_seconds=self.idle, **memory,
         )  # fmt: skip
 
 

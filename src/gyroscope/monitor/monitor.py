@@ -26,10 +26,11 @@ from gyroscope.diagnosis.course import RANKS_DIFFER
 from gyroscope.diagnosis.finding import Finding, FindingError
 from gyroscope.errors import GyroscopeError, MonitorError, StoreError
 from gyroscope.layers.layer import Layer
+from gyroscope.monitor.adapters import AdaptedDetail
 from gyroscope.monitor.clock import Cost, Pace, Stopwatch
 from gyroscope.monitor.detail import Detail
 from gyroscope.monitor.recorder import About, Chronicle, Recorder
-from gyroscope.monitor.reference import Reference
+from gyroscope.monitor.reference import Reference, frozen_like
 from gyroscope.monitor.replicas import Replicas
 from gyroscope.monitor.resume import Saved, check_state
 from gyroscope.monitor.track import Track
@@ -133,15 +134,14 @@ class Monitor:
         self._chronicle = Chronicle(about, step=step, own_reference=reference is not None)
         try:
             moves = any({"pp", "vp"} & one.needs for one in about.quantities)
-            precision, place = about.held
             with plainly():
                 for members, its_optimizer in zip(about.members if self._active else (), optimizers, strict=False):
                     its = [layers[i] for i in members]
                     start = None if reference is None else [reference[i] for i in members]
                     weights = [layer.parameter for layer in its]
-                    held = Reference.take(weights, start, precision=precision, place=place)
+                    held = Reference.take(weights, start, about.held, frozen=frozen_like(weights, start))
                     self._tracks.append(Track(its, its_optimizer, held, moves=moves))
-                    detail = Detail(
+                    detail = AdaptedDetail(
                         model, its, its_optimizer, activations=activations, spread=neurons, threshold=threshold,
                         conditioning=conditioning, shared=about.shared, ends=len(layers) - 1 in members,
                     )  # fmt: skip
@@ -151,7 +151,9 @@ class Monitor:
             self._loop = Loop(self._tracks, self._details, pace, self._chronicle, given_loss)
             self._attach(loss)
             if about.diagnoses and not about.shared:
-                replicas = Replicas.of(layers, self._compared if about.writes else None)
+                # Frozen weights are the same on all ranks, whatever happens to the others.
+                trained = [layer for layer in layers if layer.parameter.requires_grad]
+                replicas = Replicas.of(trained or layers, self._compared if about.writes else None)
                 if replicas is not None:
                     self._handles.append(replicas.follow(optimizers[0]))
         except BaseException:
@@ -202,7 +204,7 @@ class Monitor:
     @property
     def bytes(self) -> int:
         """Bytes that are held between steps on this rank, for the reference and the last displacement."""
-        return sum(bundle.bytes for track in self._tracks for bundle in track.reference.bundles)
+        return sum(bundle.bytes for track in self._tracks for bundle in track.reference.all_bundles)
 
     def log(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
         """Record numbers of the whole network at this step, such as a loss; does not wait for tensors on a GPU."""
@@ -246,7 +248,9 @@ class Monitor:
         pace = self._pace
         return pace.clock.cost(
             interval=pace.interval, details=pace.detail_interval, steps=pace.taken, measured=pace.measurements,
-            held=self.held, analyses=pace.analysis_interval,
+            held=self.held, analyses=pace.analysis_interval, bytes=self.bytes,
+            reference_bytes=sum(track.reference.bytes for track in self._tracks),
+            sampled_share=min((track.reference.sampled_share for track in self._tracks), default=1.0),
         )  # fmt: skip
 
     def flush(self, timeout: float | None = None) -> None:
@@ -331,6 +335,8 @@ class Monitor:
             "steps": [track.taken for track in self._tracks],
             "reference": {name: tensor.cpu() for name, tensor in saved.tensors.items()},
             "squares": dict(saved.squares),
+            "samples": {name: tensor.cpu() for name, tensor in saved.samples.items()},
+            "frozen": list(saved.frozen),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -342,9 +348,9 @@ class Monitor:
         if not self._active:
             return
         check_state(state, self.layers, [info.shape for info in self._table], len(self._tracks))
-        saved = Saved(state["reference"], state["squares"])
+        saved = Saved(state["reference"], state["squares"], state.get("samples", {}), state.get("frozen", ()))
         with plainly():
-            references = [saved.hold(track, *self._held) for track in self._tracks]
+            references = [saved.hold(track, self._held) for track in self._tracks]
             for track, held, taken in zip(self._tracks, references, state["steps"], strict=True):
                 track.exchange(held)
                 track.start(int(taken))
@@ -490,7 +496,7 @@ class Loop:
         """Act before a step."""
         # Decided before anything can fail, because other ranks may wait for this one's part.
         track.measuring = self._due(track)
-        if track.measuring or track.fresh or not self.chronicle.begun:
+        if track.measuring or track.fresh or track.thaws or not self.chronicle.begun:
             with plainly():
                 self._prepare(track)
 
@@ -518,12 +524,18 @@ class Loop:
             self.chronicle.begin()
             track.measuring = self._due(track)  # a resumed run may be at another step
             track.sampling = track.sampling and track.measuring
+        self._wake(track)
         if track.measuring:
             if not track.closure:
                 self._analyze(track)
             track.before(closure=track.closure)
         else:
             track.pass_by()
+
+    def _wake(self, track: Track) -> None:
+        """Begin to measure layers that were frozen or zero, if they are not so any more."""
+        if (track.measuring or track.thaws) and (why := track.wake()):
+            self.chronicle.woken(track, why)
 
     def _take(self, track: Track, measured: bool, *, analyzed: bool, seen: bool = True) -> None:
         """Count a step, measure it if `measured`, and decide on the next ones; `seen` if a hook saw it begin."""
@@ -568,8 +580,10 @@ class Loop:
         try:
             self.chronicle.begin()
             track.unseen()
-            measured = self._due(track)
+            measured = track.measuring = self._due(track)
             track.sampling = track.sampling and measured
+            self._wake(track)
+            track.measuring = False
             self._take(track, measured, analyzed=False, seen=False)
         finally:
             self.arm(track)

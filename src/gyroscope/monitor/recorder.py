@@ -23,11 +23,12 @@ from torch import Tensor
 
 from gyroscope.diagnosis.finding import Finding
 from gyroscope.diagnosis.live import Live
+from gyroscope.diagnosis.rules import told
 from gyroscope.errors import GyroscopeError, MonitorError, StoreError
 from gyroscope.monitor.clock import Clock
 from gyroscope.monitor.detail import Detail
 from gyroscope.monitor.quantities import Products, Quantity, compute
-from gyroscope.monitor.reference import Place, Precision
+from gyroscope.monitor.reference import FILE, Holding
 from gyroscope.monitor.resume import Beginning, Existing, Saved, agreed, beginning, file_of, write_all
 from gyroscope.monitor.track import Measured, Track, arriving, products_of
 from gyroscope.store import Deferred, Event, LayerInfo, QuantityInfo, Rows, Scalars, Sink, Writer, lock, schema
@@ -160,9 +161,9 @@ class Recorder:
                 "disk. Log less often, or flush in between."
             )
 
-    def reference(self, saved: Saved, file: str) -> None:
-        """Write the reference into the run's folder, on the writer's thread."""
-        self.writer.put(Deferred(write_all, (saved, self.path / file)))
+    def reference(self, saved: Saved, file: str, *, adds: bool = False) -> None:
+        """Write the reference into the run's folder, on the writer's thread; or what `adds` to that in `file`."""
+        self.writer.put(Deferred(write_all, (saved, self.path / file, adds)))
 
     def close(self, *, interrupted: bool = False) -> None:
         """Finish the run, and release the model."""
@@ -301,6 +302,28 @@ def _computed(one: Quantity, products: Products) -> tuple[Values, str | None]:
         return value.astype(np.float32), problem
 
 
+# The reasons of `Track.wake`, in words.
+_WOKEN = {
+    "trains": "{0} {1} begun to train; rotation is measured from {2} weights before this step",
+    "moves": "{0} {1} changed though frozen; rotation is measured from {2} weights before this step",
+    "points": "{0} {1} a direction now; rotation is measured from {2} weights before this step",
+}
+
+
+def _unmeasured(tracks: Sequence[Track]) -> Iterator[str]:
+    """Yield which layers have no rotation at first, and why."""
+    frozen = [track.layers[i].name for track in tracks for i in np.flatnonzero(track.reference.asleep).tolist()]
+    zero = [track.layers[i].name for track in tracks for i in track.directionless]
+    if frozen:
+        yield f"{told(frozen)} {'is' if len(frozen) == 1 else 'are'} frozen: neither measured nor part of averages"
+    if zero:
+        one = len(zero) == 1
+        yield (
+            f"{told(zero)} {'is' if one else 'are'} zero: without a direction, and so without rotation, until a step "
+            f"changes {'it' if one else 'them'}"
+        )
+
+
 def _scalars(payloads: Sequence[Numbers]) -> Iterator[Scalars]:
     for numbers in payloads:
         if numbers.done is not None:
@@ -322,7 +345,7 @@ class About:
         sinks: the places that it is mirrored to.
         writes: True on the rank that writes it.
         shared: True if several ranks measure it together.
-        held: the precision and place of references.
+        held: the way references are held.
         diagnoses: True if the rules are evaluated while the run is written.
         mute: kinds of finding that are left out then.
         on_finding: called with each alarm, on the writer's thread.
@@ -336,7 +359,7 @@ class About:
     sinks: Sequence[Sink]
     writes: bool
     shared: bool
-    held: tuple[Precision, Place]
+    held: Holding
     diagnoses: bool = True
     mute: tuple[str, ...] = ()
     on_finding: Callable[[Finding], object] | None = None
@@ -363,6 +386,7 @@ class Chronicle:
         self._tracks: Sequence[Track] = ()
         self._details: Sequence[Detail] = ()
         self._new_folders: list[Path] = []  # innermost first
+        self._file = FILE
         self._find()
 
     def _find(self) -> None:
@@ -415,7 +439,7 @@ class Chronicle:
         )  # fmt: skip
         for track in self._tracks:
             if start.adopt is not None:
-                track.exchange(start.adopt.hold(track, *self.about.held))
+                track.exchange(start.adopt.hold(track, self.about.held))
             if not self.loaded:
                 track.start(start.step)
         saved = Saved.of(self._tracks) if start.new_reference else None
@@ -451,6 +475,16 @@ class Chronicle:
             _LOG.warning("%s: %s", self.about.path, text)
         self.event("error", text)
 
+    def woken(self, track: Track, why: Mapping[str, Sequence[int]]) -> None:
+        """Record that layers are measured from their current weights; all ranks of a sharded model must call it."""
+        names = {reason: [track.layers[i].name for i in which] for reason, which in why.items()}
+        saved = Saved.of([track], only={name for several in names.values() for name in several})
+        if self.recorder is not None:
+            self.recorder.reference(saved, self._file, adds=True)
+        for reason, several in names.items():
+            verb = "has" if len(several) == 1 else "have"
+            self.event("note", _WOKEN[reason].format(told(several), verb, "its" if len(several) == 1 else "their"))
+
     def end(self) -> None:
         """Record the last step, if it was not measured."""
         self.begin()
@@ -468,10 +502,15 @@ class Chronicle:
         if start.warning is not None:
             _LOG.warning("%s %s", self.about.path, start.warning)
         file = file_of(1 if self._existing is None else self._existing.attempts + 1)
+        self._file = (
+            file if saved is not None or self._existing is None else self._existing.meta.get("reference_file", FILE)
+        )
         recorder = self.recorder or self._open(start.step, file if saved is not None else None)
         recorder.start()
         held = "; ".join(track.reference.held for track in self._tracks)
         self.event("start" if self._existing is None else "resume", f"{start.said}; reference held in {held}")
+        for said in _unmeasured(self._tracks):
+            self.event("note", said)
         for why in {detail.why_not for detail in self._details} - {None}:
             self.event("note", f"activations, and conditioning if asked for, are not measured: {why}")
         if saved is not None:

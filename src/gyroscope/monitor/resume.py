@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from gyroscope.base.accepted import listed, whole
 from gyroscope.base.whole_file import read_whole
 from gyroscope.errors import MonitorError
 from gyroscope.monitor.quantities import compute, find
-from gyroscope.monitor.reference import FILE, Place, Precision, Reference, from_source
+from gyroscope.monitor.reference import FILE, Holding, Reference, from_source, later
 from gyroscope.monitor.track import Track, products_of
 from gyroscope.store import LayerInfo, Run, load
 from gyroscope.store.folder import is_file, reserve, run_file, sync_folder
@@ -32,52 +33,105 @@ _EXACT, _ROUNDED = 1e-12, 3e-7
 
 @dataclass(frozen=True)
 class Saved:
-    """A reference as a checkpoint or a run keeps it: tensors by layer, and ⟨w₀,w₀⟩ and its correction for each."""
+    """A reference as a checkpoint or a run keeps it.
+
+    Attributes:
+        tensors: w₀ by layer, of layers that are held whole.
+        squares: ⟨w₀,w₀⟩ and its correction by layer.
+        samples: the elements of w₀ that are held, of sampled layers.
+        frozen: layers whose w₀ is not held, because they were frozen.
+    """
 
     tensors: Mapping[str, Tensor]
     squares: Mapping[str, Sequence[float]]
+    samples: Mapping[str, Tensor] = field(default_factory=dict)
+    frozen: Sequence[str] = ()
 
     @classmethod
-    def of(cls, tracks: Sequence[Track]) -> Saved:
-        """Return the reference of some tracks; all ranks of a sharded model must call together."""
+    def of(cls, tracks: Sequence[Track], only: Collection[str] | None = None) -> Saved:
+        """Return the reference of some tracks, of all layers or some; all ranks of a sharded model must call."""
         tensors: dict[str, Tensor] = {}
+        samples: dict[str, Tensor] = {}
         squares: dict[str, list[float]] = {}
+        frozen: list[str] = []
         for track in tracks:
             held = track.reference
-            names = [layer.name for layer in track.layers]
-            tensors |= dict(zip(names, held.tensors(track.parameters(), on_host=True), strict=True))
-            squares |= {
-                name: [float(a), float(b)] for name, a, b in zip(names, held.rr, held.exact, strict=True)
-            }  # fmt: skip
-        return cls(tensors, squares)
+            values = held.tensors(track.parameters(), on_host=True)
+            for i, (layer, value) in enumerate(zip(track.layers, values, strict=True)):
+                if only is not None and layer.name not in only:
+                    continue
+                rr = float(held.rr[i])
+                if held.asleep[i]:
+                    frozen.append(layer.name)
+                elif held.drawn[i]:
+                    samples[layer.name] = value
+                else:
+                    tensors[layer.name] = value
+                if np.isnan(rr):  # it was held later, without waiting for its norm
+                    rr = float(value.double().square().sum()) * layer.parameter.numel() / max(1, value.numel())
+                squares[layer.name] = [rr, float(held.exact[i])]
+        return cls(tensors, squares, samples, frozen)
 
-    def hold(self, track: Track, precision: Precision, place: Place) -> Reference:
+    def hold(self, track: Track, how: Holding) -> Reference:
         """Return it as the reference of a track."""
-        missing = [layer.name for layer in track.layers if layer.name not in self.squares]
+        layers, parameters = track.layers, track.parameters()
+        missing = [layer.name for layer in layers if layer.name not in self.squares]
         if missing:
             raise MonitorError(f"The saved reference lacks the layer {missing[0]!r}. Pass another: reference=...")
-        values = from_source(self.tensors, track.layers, "The saved reference")
-        held = Reference.take(track.parameters(), values, precision=precision, place=place)
-        numbers = np.array([self.squares[layer.name] for layer in track.layers]).reshape(-1, 2)
-        return Reference(held.bundles, numbers[:, 0].copy(), held.exact * numbers[:, 1], held.held)
+        whole = [
+            i for i, layer in enumerate(layers) if layer.name not in self.samples and layer.name not in self.frozen
+        ]
+        found = from_source(self.tensors, [layers[i] for i in whole], "The saved reference")
+        values = dict(zip(whole, found, strict=True))
+        samples = {i: self.samples[layer.name] for i, layer in enumerate(layers) if layer.name in self.samples}
+        unknown = [i for i in range(len(layers)) if i not in values and i not in samples]
+        held = Reference.take(
+            parameters, [values.get(i) for i in range(len(layers))], how,
+            frozen=[i in unknown and not p.requires_grad for i, p in enumerate(parameters)], samples=samples,
+        )  # fmt: skip
+        numbers = np.array([self.squares[layer.name] for layer in layers]).reshape(-1, 2)
+        for i in unknown:
+            if abs(held.rr[i] - numbers[i, 0]) > _CLOSE * numbers[i, 0] and not held.asleep[i]:
+                raise MonitorError(
+                    f"The saved reference has no copy of {layers[i].name!r}, which was frozen, and its weights have "
+                    "changed since. Pass another: reference=..."
+                )
+        rr = np.where(held.asleep, held.rr, numbers[:, 0])
+        return replace(held, rr=rr, exact=held.exact * numbers[:, 1])
 
     def write(self, file: Path) -> None:
         """Write it to a file that exists whole or not at all, also after a power failure."""
         new = file.with_suffix(".new")
-        tensors = {name: t.cpu() for name, t in self.tensors.items()}
+        tensors, samples = ({name: t.cpu() for name, t in its.items()} for its in (self.tensors, self.samples))
+        content: dict[str, Any] = {"tensors": tensors, "squares": dict(self.squares)}
+        if samples or self.frozen:
+            content |= {"samples": samples, "frozen": list(self.frozen)}
         with new.open("wb") as opened:
-            torch.save({"tensors": tensors, "squares": dict(self.squares)}, opened)
+            torch.save(content, opened)
             opened.flush()
             os.fsync(opened.fileno())
         os.replace(new, file)
         sync_folder(file.parent)
 
+    def add_to(self, file: Path) -> None:
+        """Add it to what was held later than the reference in `file`."""
+        added = later(file)
+        before = Saved.read(added) if added.exists() else Saved({}, {})
+        before.updated(self).write(added)
+
+    def updated(self, other: Saved) -> Saved:
+        """Return it with the layers of another in place of its own."""
+        return Saved(
+            {**self.tensors, **other.tensors}, {**self.squares, **other.squares}, {**self.samples, **other.samples},
+            [name for name in self.frozen if name not in other.squares],
+        )  # fmt: skip
+
     @classmethod
     def read(cls, file: Path) -> Saved:
-        """Read it from such a file; nothing in it is executed."""
+        """Read it from such a file, with what was held later; nothing in it is executed."""
         try:
             data = read_whole(file)
-            return cls(data["tensors"], data["squares"])
+            found = cls(data["tensors"], data["squares"], data.get("samples", {}), data.get("frozen", ()))
         except FileNotFoundError:
             raise MonitorError(
                 f"{file} does not exist, so the reference of the run is not known. Pass it: reference=..."
@@ -86,12 +140,16 @@ class Saved:
             raise MonitorError(
                 f"{file} cannot be read ({type(error).__name__}: {error}). Pass the reference of the run: reference=..."
             ) from error
+        return found.updated(cls.read(later(file))) if later(file).exists() else found
 
 
-def write_all(payloads: Sequence[tuple[Saved, Path]]) -> Iterator[Any]:
-    """Write references, on the writer's thread."""
-    for saved, file in payloads:
-        saved.write(file)
+def write_all(payloads: Sequence[tuple[Saved, Path, bool]]) -> Iterator[Any]:
+    """Write references, or add to them what was held later, on the writer's thread."""
+    for saved, file, adds in payloads:
+        if adds:
+            saved.add_to(file)
+        else:
+            saved.write(file)
     return iter(())
 
 
@@ -184,7 +242,7 @@ class Now:
         """Measure them; all ranks of a sharded model must call together."""
         rotation, norms, exact = np.full((3, sum(map(len, members))), np.nan)
         for track, positions in zip(tracks, members, strict=True):
-            probe = Track(track.layers, track.optimizer, saved.hold(track, "auto", "auto"), moves=False)
+            probe = Track(track.layers, track.optimizer, saved.hold(track, Holding()), moves=False)
             measured = probe.measure(gradients=False)
             measured.wait()
             values = compute(find(["rotation", "weight_norm"]), products_of([measured]))
@@ -293,6 +351,7 @@ def check_state(state: Any, names: Sequence[str], shapes: Sequence[tuple[int, ..
             "pip install --upgrade gyroscope"
         )
     kinds = {"layers": Sequence, "shapes": Sequence, "steps": Sequence, "reference": Mapping, "squares": Mapping}
+    kinds |= {key: kind for key, kind in (("samples", Mapping), ("frozen", Sequence)) if key in state}
     for key, kind in kinds.items():
         if not isinstance(state[key], kind):
             raise MonitorError(
@@ -308,18 +367,27 @@ def check_state(state: Any, names: Sequence[str], shapes: Sequence[tuple[int, ..
     count = len(state["layers"])
     if count != len(names):
         raise MonitorError(f"`state` must be of a model with {len(names)} layers, got {count}. Nothing was changed.")
-    for key in ("reference", "squares"):
-        missing = [name for name in names if name not in state[key]]
+    its = {"reference": state["reference"], "samples": state.get("samples", {})}
+    known = {*its["reference"], *its["samples"], *map(str, state.get("frozen", ()))}
+    for key, there in (("reference", known), ("squares", state["squares"])):
+        missing = [name for name in names if name not in there]
         if missing:
             raise MonitorError(
                 f"`state[{key!r}]` must have all layers, got none named {missing[0]!r}. Nothing was changed."
             )
     for name in names:
-        tensor, pair = state["reference"][name], state["squares"][name]
-        if not isinstance(tensor, Tensor):
+        where = next((one for one, tensors in its.items() if name in tensors), None)
+        pair = state["squares"][name]
+        if where is not None and not isinstance(tensor := its[where][name], Tensor):
             raise MonitorError(
-                f"`state['reference'][{name!r}]` must be a tensor, got a {type(tensor).__name__}. Nothing was "
+                f"`state[{where!r}][{name!r}]` must be a tensor, got a {type(tensor).__name__}. Nothing was "
                 "changed. Pass what state_dict() returned."
+            )
+        size = prod(shapes[names.index(name)])
+        if where == "samples" and not 0 < its[where][name].numel() <= size:
+            raise MonitorError(
+                f"`state['samples'][{name!r}]` must have at most {size:,} elements, got {its[where][name].numel():,}. "
+                "Nothing was changed. Pass what state_dict() returned."
             )
         if not isinstance(pair, Sequence) or len(pair) != 2 or not all(isinstance(x, Real) for x in pair):
             raise MonitorError(

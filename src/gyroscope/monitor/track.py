@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from gyroscope.base.transfer import to_host
 from gyroscope.errors import MonitorError
 from gyroscope.layers.layer import Layer
+from gyroscope.monitor.bundle import Bundle, flat
 from gyroscope.monitor.quantities import COLUMNS, Products
 from gyroscope.monitor.reference import Reference
 from gyroscope.vectors.eager import accumulator
@@ -28,10 +29,11 @@ class Measured:
 
     Attributes:
         step: the number of calls of the optimizer so far.
-        matrix: the inner products [layers, columns], in host memory after `wait`.
+        matrix: the inner products [layers, columns], in host memory after `wait`; next to them those of the samples, if
+            some layers are sampled. Of a layer that is asleep, the column "ee" counts the elements that have changed.
         there: True for columns that were measured.
         gradients: True for layers that have a gradient.
-        rr, exact: those of the reference (see `Reference`).
+        rr, exact, drawn, asleep: those of the reference (see `Reference`).
         lr, eta, decay: one number per layer, or a tensor that still has to arrive.
         amp: of an optimizer that does the work of a GradScaler: whether it skipped this step because the gradients were
             not finite, and how many steps it has skipped. (Otherwise it has unscaled the gradients in place.)
@@ -45,6 +47,8 @@ class Measured:
     gradients: npt.NDArray[np.bool_]
     rr: npt.NDArray[np.float64]
     exact: npt.NDArray[np.float64]
+    drawn: npt.NDArray[np.int64]
+    asleep: npt.NDArray[np.bool_]
     lr: list[Any]
     eta: npt.NDArray[np.bool_]
     decay: list[Any]
@@ -75,7 +79,8 @@ class Measured:
 
 def products_of(measured: Sequence[Measured]) -> Products:
     """Return the products [measurements, layers] of measurements that have arrived, with `steps` set to 1."""
-    raw = np.stack([m.matrix.numpy() for m in measured]).astype(np.float64)
+    raw = np.stack([m.matrix.numpy()[:, : len(COLUMNS)] for m in measured]).astype(np.float64)
+    rr = np.stack([m.rr for m in measured])
     for column, name in enumerate(COLUMNS):
         values = raw[:, :, column]
         for row, m in enumerate(measured):
@@ -83,17 +88,84 @@ def products_of(measured: Sequence[Measured]) -> Products:
                 values[row] = np.nan
             elif "g" in name:
                 values[row, ~m.gradients] = np.nan
+    found = {name: raw[:, :, column] for column, name in enumerate(COLUMNS)}
+    if np.isnan(rr).any():  # w₀ was taken during training, without waiting for its norm: ⟨w₀,w₀⟩ = ⟨w−e,w−e⟩
+        with np.errstate(all="ignore"):
+            rr = np.where(np.isnan(rr), np.maximum(found["ww"] - 2 * found["we"] + found["ee"], 0.0), rr)
+    for row, m in enumerate(measured):
+        if m.drawn.any():
+            _from_sample(raw[row], m.matrix.numpy()[:, len(COLUMNS) :], rr[row], m.drawn > 0)
+        raw[row, m.asleep] = np.nan
+        found["ww"][row, m.asleep] = m.rr[m.asleep]
     lr = np.array([[float(v) for v in m.lr] for m in measured])
     decay = np.array([[float(v) for v in m.decay] for m in measured])
     return Products(
-        **{name: raw[:, :, column] for column, name in enumerate(COLUMNS)},
-        rr=np.stack([m.rr for m in measured]),
+        **found,
+        rr=rr,
         exact=np.stack([m.exact for m in measured]),
         lr=lr,
         eta=np.where(np.stack([m.eta for m in measured]), lr, np.nan),
         decay=decay,
         steps=np.ones_like(lr),
     )
+
+
+def _from_sample(
+    raw: npt.NDArray[np.float64],
+    sample: npt.NDArray[np.float64],
+    rr: npt.NDArray[np.float64],
+    which: npt.NDArray[np.bool_],
+) -> None:
+    """Replace the products with w₀ and with the last displacement of sampled layers by those of their samples.
+
+    They are scaled so that ⟨w,w⟩ and ⟨v,v⟩ remain those of the whole layer: cosines are the samples'.
+
+    Args:
+        raw: the products of the whole layers [layers, columns].
+        sample: the products of the samples.
+        rr: ⟨w₀,w₀⟩ [layers].
+        which: the sampled layers.
+    """
+    s = dict(zip(COLUMNS, sample[which].T, strict=True))
+    w = dict(zip(COLUMNS, raw[which].T, strict=True))
+    with np.errstate(all="ignore"):
+        scale = w["ww"] / s["ww"]
+        rr[which] = np.maximum(s["ww"] - 2 * s["we"] + s["ee"], 0.0) * scale
+        w["we"], w["ee"] = s["we"] * scale, s["ee"] * scale
+        w["pp"] = np.where(np.isnan(w["pp"]), np.nan, s["pp"] * scale)
+        w["vp"] = s["vp"] * np.sqrt(w["vv"] / s["vv"] * scale)
+    raw[which] = np.stack([w[name] for name in COLUMNS], axis=1)
+
+
+class _Still:
+    """Notices whether layers that should not move do, by a few elements of each.
+
+    Layers that need no gradient may still be changed: as an average of other weights, or by hand.
+    """
+
+    def __init__(self, weights: Sequence[Tensor], rows: Sequence[int]) -> None:
+        self._groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for i in rows:
+            self._groups.setdefault((weights[i].device, weights[i].dtype), []).append(i)
+        self.follow(weights)
+        self._kept = [torch.cat(views) for views in self._views]
+
+    def follow(self, weights: Sequence[Tensor]) -> None:
+        """Look at weights that were exchanged or moved within their device."""
+        self._views: list[list[Tensor]] = []
+        for members in self._groups.values():
+            flats = [flat(weights[i]) for i in members]
+            self._views.append([f[:: max(1, f.numel() // _LOOKED_AT)][:_LOOKED_AT] for f in flats])
+        counts = [[len(view) for view in views] for views in self._views]
+        layers = [np.repeat(members, its) for members, its in zip(self._groups.values(), counts, strict=True)]
+        devices = [device for device, _ in self._groups]
+        self._layers = [to_device(one, device) for one, device in zip(layers, devices, strict=True)]
+
+    def count(self, into: Tensor) -> None:
+        """Add the number of changed elements to one number per layer."""
+        for views, kept, layers in zip(self._views, self._kept, self._layers, strict=True):
+            changed = torch.cat(views) != kept
+            into.index_add_(0, layers.to(into.device), changed.to(into.device, into.dtype))
 
 
 def arriving(value: Any) -> Any:
@@ -110,6 +182,9 @@ def arriving(value: Any) -> Any:
 
 # Displacements are kept in float32 up to so many elements, else in bfloat16: an error of 1e-3/√n in their cosine.
 _EXACT_MOVES = 1 << 24
+
+# The number of elements of a frozen layer that are compared with what they were.
+_LOOKED_AT = 64
 
 # The device is timed in the first so many steps, then once in so many.
 _TIMED = 8
@@ -146,7 +221,7 @@ class Track:
         self._places = [_place(layer) for layer in self.layers]
         self._groups: list[int | None] = []
         self._known: tuple[Any, ...] = ()
-        self._order: dict[torch.device, Tensor] = {}
+        self._order: dict[tuple[torch.device, bool], Tensor] = {}
         self._copied: tuple[Any, ...] = ()
         self._marked: Any = None
         self._timing: bool | None = None
@@ -156,6 +231,8 @@ class Track:
         self._fresh = True  # the weights are those of the last measurement
         self._restless = False  # the weights are changed between steps
         self._versions: tuple[int, ...] = ()
+        self._still: _Still | None = None
+        self._pending: Measured | None = None  # shows, when it has arrived, which layers are no longer zero or still
         self._prepare(self.parameters())
 
     def start(self, step: int) -> None:
@@ -178,7 +255,7 @@ class Track:
 
     def release(self) -> None:
         """Release everything but the reference, when nothing will be measured any more."""
-        for bundle in self.reference.bundles:
+        for bundle in self.reference.all_bundles:
             bundle.release()
         self._stashed = self._inside = None
 
@@ -190,7 +267,7 @@ class Track:
         self.caught_up = self._marked is None or self._marked.query()
         timed = self._timing = self._is_timed()
         start = _mark(weights, timed)
-        for bundle in self.reference.bundles:
+        for bundle in self.reference.all_bundles:
             bundle.before = bundle.copy(_chosen(weights, bundle.members))
         self._inside = parameters, weights
         if not closure:
@@ -206,6 +283,63 @@ class Track:
     def fresh(self) -> bool:
         """True if the weights are those of the last measurement, as far as hooks can see."""
         return self._fresh
+
+    @property
+    def directionless(self) -> list[int]:
+        """Layers that have no direction to measure rotation from: their w₀ is zero."""
+        return np.flatnonzero((self.reference.rr == 0) & ~self.reference.asleep).tolist()
+
+    @property
+    def thaws(self) -> bool:
+        """True if a frozen layer needs gradients now."""
+        if self._still is None:
+            return False
+        places = zip(self._places, self.reference.asleep, strict=True)
+        return any(sleeps and key in owner and owner[key].requires_grad for (owner, key), sleeps in places)
+
+    def wake(self) -> dict[str, list[int]]:
+        """Measure layers from their current weights that have begun to train, to move, or to have a direction.
+
+        Returns:
+            Their positions, under "trains", "moves" and "points".
+        """
+        if self._still is None and not self.directionless:
+            return {}
+        parameters, asleep = self.parameters(), self.reference.asleep
+        trains = [i for i in np.flatnonzero(asleep).tolist() if parameters[i].requires_grad]
+        counts = self._arrived(shared=plan([parameters], [1] * len(parameters)) is not None)
+        moves = np.flatnonzero(asleep & (counts > 0)).tolist()
+        points = [i for i in self.directionless if counts[i] > 0]
+        found = {"trains": trains, "moves": [i for i in moves if i not in trains], "points": points}
+        which = sorted({i for several in found.values() for i in several})
+        if which:
+            weights = self._look(parameters)
+            known = self.reference.all_bundles
+            self.reference = self.reference.begin(which, weights)
+            for bundle in self.reference.all_bundles:
+                if bundle not in known and not self._fresh:
+                    bundle.anchor = bundle.anchored(_chosen(weights, bundle.members))
+            self._still = None
+            self._prepare(parameters)
+        return {why: several for why, several in found.items() if several}
+
+    def _arrived(self, *, shared: bool) -> npt.NDArray[np.float64]:
+        """Return, per layer, a number above 0 if an earlier measurement shows that it moves or has a direction.
+
+        Ranks that measure together wait for the measurement, on sampled steps only.
+        """
+        pending = self._pending
+        if pending is not None and pending.done is not None:
+            if shared and self.sampling:
+                pending.done.synchronize()
+            elif shared or not pending.done.query():
+                pending = None
+        if pending is None:
+            return np.zeros(len(self.layers))
+        self._pending = None
+        products = pending.matrix.numpy()
+        column = np.where(pending.asleep, products[:, COLUMNS.index("ee")], products[:, COLUMNS.index("ww")])
+        return np.nan_to_num(column.astype(np.float64))
 
     @property
     def may_skip(self) -> bool:
@@ -233,7 +367,7 @@ class Track:
     def anchor(self) -> None:
         """Keep the current weights, to measure the next angle from them."""
         weights = self._look()
-        for bundle in self.reference.bundles:
+        for bundle in self.reference.all_bundles:
             bundle.anchor = bundle.anchored(_chosen(weights, bundle.members))
 
     def skipped(self) -> bool:
@@ -248,7 +382,7 @@ class Track:
 
     def leave(self) -> None:
         """Drop the copies for a step that was to be measured, but was skipped."""
-        for bundle in self.reference.bundles:
+        for bundle in self.reference.all_bundles:
             bundle.before = None
         self._stashed = self._inside = None
 
@@ -271,7 +405,8 @@ class Track:
                 raise
             # The other ranks wait for this one's part of the sums.
             device, failed = local(parameters)[0].device, error
-            matrix = torch.full((len(parameters), len(COLUMNS)), torch.nan, dtype=accumulator(device), device=device)
+            width = len(COLUMNS) * (2 if self.reference.drawn.any() else 1)
+            matrix = torch.full((len(parameters), width), torch.nan, dtype=accumulator(device), device=device)
         if over_ranks is not None:
             matrix = over_ranks.reduce(matrix)
         if failed is not None:
@@ -281,13 +416,15 @@ class Track:
         self._marked = done = _mark(parameters, timed)
         spans = () if start is None else (*self._copied, start, done)
         self._copied, self._stashed = (), None
-        return Measured(
+        measured = Measured(
             step=self.taken,
             matrix=matrix,
             there=there,
             gradients=np.array([g is not None for g in given]),
             rr=self.reference.rr,
             exact=self.reference.exact,
+            drawn=self.reference.drawn,
+            asleep=self.reference.asleep,
             lr=lr,
             eta=eta,
             decay=decay,
@@ -295,10 +432,13 @@ class Track:
             done=done,
             spans=spans,
         )
+        if self._pending is None and (self.reference.asleep.any() or self.directionless):
+            self._pending = measured
+        return measured
 
     def settle(self, *, recorded: bool = True) -> None:
         """Measure the next angle from now, if the measurement was recorded; otherwise from where the last one was."""
-        bundles = self.reference.bundles
+        bundles = self.reference.all_bundles
         self.tried_at = self.taken
         if not recorded:
             for bundle in bundles:
@@ -310,7 +450,7 @@ class Track:
         for bundle in bundles:
             bundle.before = bundle.anchor = None
         self.measured_at, self._fresh = self.taken, True
-        self._versions = _versions(self.parameters() if self._inside is None else self._inside[0])
+        self._versions = self._seen_versions(self.parameters() if self._inside is None else self._inside[0])
         self._inside = None
         if self._restless:
             self.anchor()
@@ -321,16 +461,22 @@ class Track:
         if torch.sparse_coo in {g.layout for g in grads}:
             grads = [g.coalesce().to_dense() if g.is_sparse else g for g in grads]
         skip: Tensor | None = getattr(self.optimizer, "found_inf", None)
-        parts = [
-            bundle.products(_chosen(weights, bundle.members), _chosen(grads, bundle.members), skip)
-            for bundle in self.reference.bundles
-        ]
-        return self._in_order(parts, weights)
+        reference = self.reference
+
+        def products(bundles: Sequence[Bundle]) -> Tensor:
+            parts = [b.products(_chosen(weights, b.members), _chosen(grads, b.members), skip) for b in bundles]
+            return self._in_order(bundles, parts, weights)
+
+        matrix = products(reference.bundles)
+        if self._still is not None:
+            self._still.count(matrix[:, COLUMNS.index("ee")])
+        return torch.cat([matrix, products(reference.samples)], 1) if reference.drawn.any() else matrix
 
     def exchange(self, reference: Reference) -> None:
         """Measure from another reference from now on."""
         self.reference = reference
         self._fresh = True
+        self._still = self._pending = None
         self._prepare(self.parameters())
 
     def _prepare(self, parameters: Sequence[Tensor]) -> None:
@@ -339,10 +485,18 @@ class Track:
         weights = local(parameters)
         self._known = self._signature(parameters, weights)
         self._shapes = [(w.shape, w.stride(), w.dtype, w.device) for w in weights]
-        self._versions = _versions(parameters)
-        total = sum(p.numel() for p in parameters)
-        for bundle in self.reference.bundles:
-            if self._moves and bundle.previous is None:
+        self._versions = self._seen_versions(parameters)
+        asleep = np.flatnonzero(self.reference.asleep).tolist()
+        if not asleep:
+            self._still = None
+        elif self._still is None:
+            self._still = _Still(weights, asleep)
+        else:
+            self._still.follow(weights)
+        total = sum(p.numel() for p, sleeps in zip(parameters, self.reference.asleep, strict=True) if not sleeps)
+        for bundle in self.reference.all_bundles:
+            # Of a layer whose w₀ is sampled, only the sample's displacements are kept.
+            if self._moves and bundle.previous is None and bundle.reference is not None:
                 wide = torch.promote_types(bundle.dtype, torch.float32)
                 bundle.remember_moves(wide if total <= _EXACT_MOVES else torch.bfloat16)
         self._order = {}
@@ -368,6 +522,7 @@ class Track:
             # Flat buffers have the weights' order in memory and lie on their device.
             like = [torch.empty_strided(s, t, dtype=d, device=v) for s, t, d, v in self._shapes]
             self.reference = self.reference.moved(like, weights)
+            self._still = None
         self._prepare(parameters)
         return weights
 
@@ -376,15 +531,19 @@ class Track:
 
         If so, the measured weights are gone, and from now on every measurement keeps its weights.
         """
-        if self._fresh and _versions(parameters) != self._versions:
+        if self._fresh and self._seen_versions(parameters) != self._versions:
             self._fresh, self._restless = False, True
+
+    def _seen_versions(self, parameters: Sequence[Tensor]) -> tuple[int, ...]:
+        """Return counters that increase when a layer is changed in place; changes through `.data` are invisible."""
+        return tuple(p._version for p, sleeps in zip(parameters, self.reference.asleep, strict=True) if not sleeps)
 
     def _there(self) -> npt.NDArray[np.bool_]:
         """Return which columns can be measured."""
-        one = self.reference.bundles[0]
-        update = one.before is not None
-        move = one.anchor is not None or (update and self._fresh)
-        known = {"u": update, "b": update, "v": move, "p": move and one.moved}
+        bundles = self.reference.all_bundles
+        update = any(one.before is not None for one in bundles)
+        move = any(one.anchor is not None for one in bundles) or (update and self._fresh)
+        known = {"u": update, "b": update, "v": move, "p": move and any(one.moved for one in bundles)}
         return np.array([all(known.get(letter, True) for letter in name) for name in COLUMNS])
 
     def _is_timed(self) -> bool:
@@ -392,15 +551,19 @@ class Track:
         self._count += 1
         return self._count < _TIMED or self._count % _TIMED == 0
 
-    def _in_order(self, parts: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-        if len(parts) == 1:
+    def _in_order(self, bundles: Sequence[Bundle], parts: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+        """Return one row per layer; zeros for layers that are in none of the bundles."""
+        if len(parts) == 1 and len(parts[0]) == len(weights):
             return parts[0]
-        home = parts[0].device
-        matrix = torch.empty(len(weights), len(COLUMNS), dtype=parts[0].dtype, device=home)
-        if home not in self._order:
-            members = [i for bundle in self.reference.bundles for i in bundle.members]
-            self._order[home] = to_device(np.array(members, dtype=np.int64), home)
-        return matrix.index_copy_(0, self._order[home], torch.cat([part.to(home) for part in parts]))
+        home = weights[0].device if not parts else parts[0].device
+        matrix = torch.zeros(len(weights), len(COLUMNS), dtype=accumulator(home), device=home)
+        if not parts:
+            return matrix
+        key = home, bundles is self.reference.samples
+        if key not in self._order:
+            members = [i for bundle in bundles for i in bundle.members]
+            self._order[key] = to_device(np.array(members, dtype=np.int64), home)
+        return matrix.index_copy_(0, self._order[key], torch.cat([part.to(home) for part in parts]))
 
     def _hyper(self) -> tuple[list[Any], npt.NDArray[np.bool_], list[Any]]:
         groups = self.optimizer.param_groups
@@ -423,11 +586,6 @@ def _place(layer: Layer) -> tuple[Any, str]:
     for name in path:
         module = module[name] if hasattr(module, "__getitem__") and name in module else getattr(module, name)
     return module._parameters, key
-
-
-def _versions(parameters: Sequence[Tensor]) -> tuple[int, ...]:
-    """Return counters that increase when a tensor is changed in place; changes through `.data` are invisible."""
-    return tuple(p._version for p in parameters)
 
 
 def _gradients_that_will_be_overwritten(

@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gyroscope.base.accepted import listed, text
+from gyroscope.base.accepted import listed, real, text
 from gyroscope.diagnosis.diagnose import checked_kinds
 from gyroscope.diagnosis.finding import Finding
 from gyroscope.errors import ConditioningError, MonitorError, StoreError
@@ -30,7 +31,16 @@ from gyroscope.monitor.clock import Pace
 from gyroscope.monitor.monitor import Monitor, Raised, check_numbers
 from gyroscope.monitor.quantities import find
 from gyroscope.monitor.recorder import About
-from gyroscope.monitor.reference import DTYPES, Place, Precision, Source, from_source
+from gyroscope.monitor.reference import (
+    DTYPES,
+    Holding,
+    Place,
+    Precision,
+    Source,
+    from_source,
+    frozen_like,
+    standard_error,
+)
 from gyroscope.store import LayerInfo, Sink
 from gyroscope.store.arguments import can_be_named
 from gyroscope.store.connect import in_words
@@ -57,6 +67,7 @@ def watch(
     reference: Source | None = None,
     reference_dtype: Precision = "auto",
     reference_device: Place = "auto",
+    reference_memory: float | str | None = None,
     step: int | None = None,
     meta: Mapping[str, Any] | None = None,
     sinks: Sequence[Sink] = (),
@@ -91,8 +102,11 @@ def watch(
             measured on sampled steps.
         threshold: an output is active above this, in layers that no activation module follows.
         reference: measure rotation from here: a model, a state dict, the path of a checkpoint, or the folder of a run.
+            "pretrained" means the weights as they are now, which is also the default.
         reference_dtype: "float32", "bfloat16" or "auto", which rounds the large layers of large models.
         reference_device: "device", "cpu" (pinned memory, streamed) or "auto", which decides by the free memory.
+        reference_memory: the most that w₀ may take on each rank, in bytes or as text such as "2 GiB". If it takes more,
+            samples of the largest layers are held, and their rotation is an estimate. Frozen layers take nothing.
         step: the step that training is at, to resume a run whose checkpoint has no monitor state.
         meta: further information to keep with the run: anything that JSON can hold, under keys that Gyroscope does not
             use.
@@ -126,6 +140,7 @@ def watch(
     """
     check_numbers(every=every, budget=budget, detail_every=detail_every, step=step, threshold=threshold)
     _check_choices(reference_dtype, reference_device)
+    how = Holding(reference_dtype, reference_device, _memory(reference_memory))
     _check_flags(neurons=neurons, activations=activations, diagnose=diagnose)
     _check_on_finding(on_finding)
     muted = checked_kinds(mute)
@@ -138,10 +153,11 @@ def watch(
     parts = _parts(chosen, optimizers)
     wanted = find(quantities)
     facts = facts_of(model, chosen, optimizers)
-    its_meta = meta_of(meta, model, optimizers, every=every, budget=budget, facts=facts)
-    values = None if reference is None else from_source(reference, chosen)
+    values = None if reference is None or reference == "pretrained" else from_source(reference, chosen)
+    how, sampled = _sampled(chosen, values, parts, how)
+    its_meta = meta_of(meta, model, optimizers, every=every, budget=budget, facts=facts, **sampled)
     sharded = any_sharded(layer.parameter for layer in chosen)
-    _check_neurons(chosen, neurons, sharded)
+    _check_neurons(chosen, neurons, sharded, how)
     path = _folder(run, shared=sharded)
     # Everything but the folder has been checked, and nothing has been changed.
     part_of = {i: part for part, members in enumerate(parts) for i in members}
@@ -151,7 +167,7 @@ def watch(
     about = About(
         path=path or Path(),  # ranks without a path do not use it
         layers=table, members=parts, quantities=wanted, meta=its_meta, sinks=places, writes=resume.rank() == 0,
-        shared=sharded, held=(reference_dtype, reference_device), diagnoses=bool(diagnose), mute=muted,
+        shared=sharded, held=how, diagnoses=bool(diagnose), mute=muted,
         on_finding=Raised() if on_finding == "raise" else on_finding,
     )  # fmt: skip
     pace = Pace(
@@ -282,6 +298,56 @@ def _check_choices(reference_dtype: object, reference_device: object) -> None:
             raise MonitorError(f"`{name}` must be one of {', '.join(map(repr, kinds))}, got {value!r:.80}.")
 
 
+_UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{between}B": base**power
+    for power, prefix in enumerate("KMGT", 1)
+    for between, base in (("", 1000), ("I", 1024))
+}
+
+
+def _memory(given: Any) -> int | None:
+    """Return a number of bytes, given as a number or as text.
+
+    >>> _memory("1.5 GiB"), _memory("200MB"), _memory(2e9), _memory(None)
+    (1610612736, 200000000, 2000000000, None)
+    """
+    if given is None:
+        return None
+    amount = real(given)
+    if isinstance(given, str) and (found := re.fullmatch(r"\s*([\d.]+)\s*([A-Za-z]*)\s*", given)):
+        with suppress(ValueError):
+            amount = float(found[1]) * _UNITS.get(found[2].upper(), math.nan)
+    if not (math.isfinite(amount) and amount >= 1):
+        raise MonitorError(
+            f"`reference_memory` must be a number of bytes >= 1, as a number or as text, got {given!r:.80}. "
+            "Try '2 GiB'."
+        )
+    return int(amount)
+
+
+def _sampled(
+    layers: Sequence[Layer], values: Sequence[Tensor] | None, parts: Sequence[Sequence[int]], how: Holding
+) -> tuple[Holding, dict[str, Any]]:
+    """Return how w₀ is held within the limit, and for the run's meta the sizes and errors of samples, if there are any.
+
+    The standard error of a rotation d is d(2 − d) times the "error" of its layer.
+    """
+    if how.limit is None:
+        return how, {}
+    weights = [layer.parameter for layer in layers]
+    asleep = frozen_like(weights, values)
+    kept = [[i for i in members if not asleep[i]] for members in parts]
+    dtypes = [(w if values is None else values[i]).dtype for i, w in enumerate(weights)]
+    how = how.within([([weights[i] for i in members], [dtypes[i] for i in members]) for members in kept])
+    drawn: dict[str, int] = {}
+    for members in kept:
+        counts = how.drawn([weights[i] for i in members], [dtypes[i] for i in members])
+        drawn |= {layers[i].name: count for i, count in zip(members, counts, strict=True) if count}
+    sizes = {layer.name: layer.parameter.numel() for layer in layers}
+    errors = {name: float(f"{standard_error(count, sizes[name]):.3g}") for name, count in drawn.items()}
+    return how, {"reference_sample": {"elements": drawn, "error": errors}} if drawn else {}
+
+
 def _check_loss(loss: Any) -> None:
     """Reject a loss that is neither a module nor a function without arguments."""
     fine = loss is None or isinstance(loss, nn.Module)
@@ -313,8 +379,13 @@ def _check_flags(**values: Any) -> None:
             raise MonitorError(f"`{name}` must be True or False, got {value!r:.80}.")
 
 
-def _check_neurons(layers: Sequence[Layer], wanted: bool, sharded: bool) -> None:
+def _check_neurons(layers: Sequence[Layer], wanted: bool, sharded: bool, how: Holding) -> None:
     """Reject layers whose neurons cannot be measured."""
+    if wanted and how.most is not None:
+        raise MonitorError(
+            "`neurons` must be False where only samples of w₀ are held, got True. Leave out `reference_memory`, or "
+            "choose fewer layers."
+        )
     if wanted and sharded:
         raise MonitorError(
             "`neurons` must be False for a sharded model, whose output units lie on several ranks, got True. Measure "
