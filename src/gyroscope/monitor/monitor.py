@@ -495,7 +495,7 @@ class Loop:
     def before(self, track: Track) -> None:
         """Act before a step."""
         # Decided before anything can fail, because other ranks may wait for this one's part.
-        track.measuring = self._due(track)
+        track.measuring = self._due(track) or (not self.pace.shared and track.breaks())
         if track.measuring or track.fresh or track.thaws or not self.chronicle.begun:
             with plainly():
                 self._prepare(track)

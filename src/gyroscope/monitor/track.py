@@ -186,6 +186,9 @@ _EXACT_MOVES = 1 << 24
 # The number of elements of a frozen layer that are compared with what they were.
 _LOOKED_AT = 64
 
+# An element of a gradient above this is the work of something broken.
+_HUGE = 1e10
+
 # The device is timed in the first so many steps, then once in so many.
 _TIMED = 8
 
@@ -231,6 +234,7 @@ class Track:
         self._fresh = True  # the weights are those of the last measurement
         self._restless = False  # the weights are changed between steps
         self._versions: tuple[int, ...] = ()
+        self._whole = True  # the gradients of the last step that was looked at were finite
         self._still: _Still | None = None
         self._pending: Measured | None = None  # shows, when it has arrived, which layers are no longer zero or still
         self._prepare(self.parameters())
@@ -346,6 +350,21 @@ class Track:
         """True if the optimizer does the work of a GradScaler, and so may skip a step."""
         return getattr(self.optimizer, "found_inf", None) is not None
 
+    def breaks(self) -> bool:
+        """Return True at the first step whose gradients are not finite, or huge, if that is free to know: on a CPU.
+
+        A broken layer spoils the gradients of all layers. Before the step its own weights alone are broken, after it
+        the weights of all layers. One element of the last layer's gradient is enough to tell.
+        """
+        owner, key = self._places[-1]
+        parameter = owner.get(key)
+        gradient = None if parameter is None else parameter.grad
+        if gradient is None or type(gradient) is not Tensor or gradient.device.type != "cpu" or gradient.is_sparse:
+            return False
+        whole = not gradient.numel() or abs(gradient[(0,) * gradient.dim()].item()) < _HUGE
+        before, self._whole = self._whole, whole
+        return before and not whole
+
     def pass_by(self) -> None:
         """Act before a step that is not measured: keep the weights, if the last step was measured."""
         if self._fresh:
@@ -362,7 +381,7 @@ class Track:
     def rewritten(self) -> None:
         """Note that the weights were written and are the same: by a step that only created the optimizer's state."""
         if self._fresh:
-            self._versions = _versions(self.parameters())
+            self._versions = self._seen_versions(self.parameters())
 
     def anchor(self) -> None:
         """Keep the current weights, to measure the next angle from them."""
