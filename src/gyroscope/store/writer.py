@@ -107,6 +107,7 @@ class Writer:
         self._scribe = Scribe(database, step, sinks, (tuple(layers), dict(quantities), dict(meta)))
         self._on_tick, self._tick = on_tick, tick
         self._mail = Mailbox(queue)
+        database.waits = lambda: self._mail.open
         self._inherited = False  # by a forked child
         self._interrupted = False
         # A daemon, because Python waits for other threads before it calls what is registered with atexit.
@@ -234,7 +235,8 @@ class Writer:
     def _failed(self, error: BaseException) -> None:
         """Record the error, whatever it is, and wake those who wait in flush()."""
         if self.error is None:
-            self.error = in_words(error, self._file)
+            gone = self._gone()
+            self.error = in_words(error, self._file) if gone is None else StoreError(gone)
             _LOG.error("Recording has stopped, training goes on: %s", self.error)
         self._mail.fail()
 
