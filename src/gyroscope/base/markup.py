@@ -15,7 +15,7 @@ from typing import Any
 #: The rows of a long table that are shown: the first ones and the last ones.
 FIRST, LAST = 20, 10
 # Characters of a text in a cell, and points of a curve.
-_LONGEST, POINTS = 64, 40
+_LONGEST, POINTS = 64, 32
 _WIDTH, _HEIGHT = 96, 20
 # Control characters except tab and newline, DEL, C1, marks that change text direction, and lone surrogates.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -108,7 +108,7 @@ def curve(places: Sequence[float] | Any, values: Sequence[float] | Any, low: flo
             continue
         x = 1 + (_WIDTH - 2) * _share(place, places[0], places[-1])
         y = _HEIGHT - 1 - (_HEIGHT - 2) * _share(value, low, high)
-        path.append(f"{pen}{x:.0f},{y:.0f}")
+        path.append(f"{pen}{x:.3g},{y:.3g}")
         pen = "L"
     return Markup(
         f'<svg role="img" aria-label="{text(name)}" width="{_WIDTH}" height="{_HEIGHT}" '
