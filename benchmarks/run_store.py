@@ -4,13 +4,15 @@
 
 Then every series is loaded and compared with what was written, once from the disk and once from the system's cache. The
 same with a flush after every step, as slow training would write it: the rows of a quantity then lie scattered on the
-disk. At last, 200 processes that write runs are killed (see torture.py). The folder is temporary; --folder says where.
+disk. At last, 200 processes that write runs are killed (see torture.py). All of it once more with the rollback journal
+that runs on network file systems have, on the same disk. The folder is temporary; --folder says where.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sqlite3
 import statistics
 import sys
@@ -44,7 +46,7 @@ def record(step: int) -> Rows:
 
 def written(folder: Path, steps: int, pace: float, *, flush: bool = False) -> dict[str, Any]:
     """Write a run with one record a step, one every `pace` seconds; a record that is refused is put again."""
-    puts, refused, late = [], 0, 0.0
+    puts, flushes, refused, late = [], [], 0, 0.0
     writer = Writer(folder, LAYERS, {name: QuantityInfo(name, "1", "a number") for name in QUANTITIES})
     start = time.perf_counter()
     for step in range(steps):
@@ -61,7 +63,9 @@ def written(folder: Path, steps: int, pace: float, *, flush: bool = False) -> di
             time.sleep(1e-4)
             taken = writer.put(made)
         if flush:
+            before = time.perf_counter()
             writer.flush()
+            flushes.append(time.perf_counter() - before)
     last_put = time.perf_counter()
     writer.flush()
     flushed = time.perf_counter()
@@ -71,6 +75,7 @@ def written(folder: Path, steps: int, pace: float, *, flush: bool = False) -> di
     closed = time.perf_counter()
     on_disk = sum(file.stat().st_size for file in folder.iterdir())
     puts.sort()
+    flushes.sort()
     return {
         "steps": steps,
         "seconds": flushed - start,
@@ -86,6 +91,7 @@ def written(folder: Path, steps: int, pace: float, *, flush: bool = False) -> di
         "close_seconds": closed - flushed,
         "writer_cpu_ms_per_step": 1e3 * writer.busy_seconds / steps,
         "bytes": on_disk,
+        **({"flush_ms": {"median": 1e3 * statistics.median(flushes), "max": 1e3 * flushes[-1]}} if flush else {}),
         **({"milliseconds_a_step": 1e3 * pace, "latest_step_ms": 1e3 * late, "kept_up": refused == 0} if pace else {}),
     }
 
@@ -108,6 +114,19 @@ def loaded(folder: Path, steps: int, *, evict: bool) -> dict[str, float]:
     return seconds
 
 
+def measured(folder: Path, steps: int, kills: int) -> dict[str, Any]:
+    """All that is measured of one journal."""
+    result: dict[str, Any] = {}
+    for part, pace, flush in (("full_speed", 0.0, False), ("paced", STEP, False), ("flushed_every_step", 0.0, True)):
+        run = folder / part
+        result[part] = written(run, steps, pace, flush=flush)
+        result[part]["load_seconds_from_disk"] = loaded(run, steps, evict=True)
+        result[part]["load_seconds_from_cache"] = loaded(run, steps, evict=False)
+        shutil.rmtree(run)
+    result["torture"] = torture(folder / "torture", kills)
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=10_000)
@@ -115,29 +134,25 @@ def main() -> None:
     parser.add_argument("--folder", default=None, help="where the temporary folder is made")
     parser.add_argument("--out", default=Path(__file__).parent / "results" / "run_store_cpu.json")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        fast, paced, flushed = (Path(folder) / name for name in ("fast", "paced", "flushed"))
-        result: dict[str, Any] = {
-            "command": " ".join(["python", "benchmarks/run_store.py", *sys.argv[1:]]),
-            "environment": environment(torch.device("cpu")) | _machine(),
-            "size": {"layers": len(LAYERS), "steps": given.steps, "quantities": len(QUANTITIES)},
-            "full_speed": written(fast, given.steps, 0.0),
-            "paced": written(paced, given.steps, STEP),
-            "flushed_every_step": written(flushed, given.steps, 0.0, flush=True),
-        }
-        for part, run in (("full_speed", fast), ("paced", paced), ("flushed_every_step", flushed)):
-            result[part]["load_seconds_from_disk"] = loaded(run, given.steps, evict=True)
-            result[part]["load_seconds_from_cache"] = loaded(run, given.steps, evict=False)
-        result["torture"] = torture(Path(folder) / "torture", given.kills)
-    for part in ("full_speed", "paced", "flushed_every_step"):
-        r = result[part]
-        print(
-            f"{part:18} {r['rows_per_second']:7.0f} rows/s, put {r['put_us']['median']:.1f} us (99 %: "
-            f"{r['put_us']['p99']:.1f}), {r['refused']} refused, {r['writer_cpu_ms_per_step']:.2f} ms of CPU a "
-            f"step, {r['bytes'] / 1e6:.1f} MB; a series loads in {max(r['load_seconds_from_disk'].values()):.2f} s "
-            f"from disk, {max(r['load_seconds_from_cache'].values()):.2f} s from cache"
-        )
-    print(f"torture {result['torture']}")
+    result: dict[str, Any] = {
+        "command": " ".join(["python", "benchmarks/run_store.py", *sys.argv[1:]]),
+        "environment": environment(torch.device("cpu")) | _machine(),
+        "size": {"layers": len(LAYERS), "steps": given.steps, "quantities": len(QUANTITIES)},
+    }
+    for journal in ("wal", "rollback"):
+        os.environ["GYROSCOPE_JOURNAL"] = journal
+        with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+            result[journal] = measured(Path(folder), given.steps, given.kills)
+        for part, r in result[journal].items():
+            if part == "torture":
+                print(f"{journal:8} torture {r}")
+                continue
+            print(
+                f"{journal:8} {part:18} {r['rows_per_second']:7.0f} rows/s, put {r['put_us']['median']:.1f} us (99 %: "
+                f"{r['put_us']['p99']:.1f}), {r['refused']} refused, {r['writer_cpu_ms_per_step']:.2f} ms of CPU per "
+                f"step, {r['bytes'] / 1e6:.1f} MB; a series loads in {max(r['load_seconds_from_disk'].values()):.2f} s "
+                f"from disk, {max(r['load_seconds_from_cache'].values()):.2f} s from cache"
+            )
     write(given.out, result)
 
 

@@ -181,11 +181,12 @@ def test_without_its_write_ahead_file_a_killed_run_still_opens(tmp_path):
     np.testing.assert_array_equal(load(killed).steps, [5])
 
 
-def test_a_write_ahead_file_without_its_run_is_not_mixed_into_a_new_one(tmp_path):
+def test_a_journal_without_its_run_is_not_mixed_into_a_new_one(tmp_path, journal):
     with writer(tmp_path / "run") as w:
         w.flush()
         shutil.copytree(w.path, tmp_path / "left", ignore=shutil.ignore_patterns("run.sqlite"))
-    with pytest.raises(StoreError, match=r"holds run.sqlite-shm, run.sqlite-wal and no run"):
+    left = {"wal": "run.sqlite-shm, run.sqlite-wal", "rollback": "run.sqlite-journal"}[journal]
+    with pytest.raises(StoreError, match=rf"holds {left} and no run"):
         writer(tmp_path / "left")
 
 

@@ -17,6 +17,8 @@ from gyroscope.cli import app
 from gyroscope.errors import StoreError
 from gyroscope.store import load, lock
 
+pytestmark = pytest.mark.usefixtures("journal")  # whichever it is
+
 fcntl = pytest.importorskip("fcntl")
 
 

@@ -18,6 +18,7 @@ from runs_for_tests import rows, write, writer
 from gyroscope.errors import StoreError
 from gyroscope.store import load
 
+pytestmark = pytest.mark.usefixtures("journal")  # whichever it is
 HERE = Path(__file__).parent
 TORTURE = HERE.parents[1] / "benchmarks" / "torture.py"
 
@@ -94,7 +95,8 @@ def test_what_is_read_fits_together_until_it_is_refreshed(tmp_path):
         assert run.series("rotation").shape == (4, 3)
 
 
-def test_somebody_who_reads_for_long_neither_stops_the_writer_nor_costs_it_anything(tmp_path):
+def test_somebody_who_reads_for_long_neither_stops_a_log_nor_costs_it_anything(tmp_path, monkeypatch):
+    monkeypatch.setenv("GYROSCOPE_JOURNAL", "wal")
     with writer(tmp_path / "run") as w:
         w.put(rows(0))
         w.flush()

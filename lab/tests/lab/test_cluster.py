@@ -101,7 +101,7 @@ def timeless(results):
 
 def holder(archive, trial):
     """The process that trains a trial."""
-    return int((archive.root / ".claims" / trial.key[:16] / "run.lock").read_text())
+    return int((archive.root / ".claims" / trial.key[:16] / "run.lock").read_text().split()[0])
 
 
 def alive(process):
@@ -154,7 +154,7 @@ def test_machines_that_do_not_share_the_archive_send_what_they_trained(ray, seri
     archive = Archive(tmp_path)
     interrupted = archive.folder(TRIALS[1])
     interrupted.mkdir(parents=True)
-    for name in (CHECKPOINT, "run.sqlite", "run.sqlite-wal"):
+    for name in (CHECKPOINT, "run.sqlite", "run.sqlite-wal", "run.sqlite-journal"):
         (interrupted / name).write_bytes(b"of a training that was interrupted here")
     assert timeless(run_trials(TRIALS, archive, engine="ray")) == serial[1]
     for trial in (TRIALS[0].source, *TRIALS):

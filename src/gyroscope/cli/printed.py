@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 import typer
 from rich.console import Console
 from rich.text import Text
 
-# Control characters except tab and newline, DEL, C1, marks that change text direction, and lone surrogates.
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def plain(words: object) -> str:
-    r"""Return `words` with the characters that a terminal would act on written as escapes.
-
-    >>> print(plain("w\x1b[2J"))
-    w\u001b[2J
-    """
-    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", str(words))
+from gyroscope.base.markup import plain as plain
 
 
 def text(words: object = "", style: str = "") -> Text:

@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from gyroscope.base import markup
 from gyroscope.base.by_layer import ByLayer
+from gyroscope.base.markup import number
 from gyroscope.conditioning.spectra import Spectrum
 from gyroscope.errors import ConditioningError, MissingExtraError
 
@@ -18,6 +20,8 @@ Kappas = dict[float, float | None]
 
 # The gap between two columns of a table, and the least width of the names, in characters.
 _GAP, _LEAST = 3, 12
+# The remarks below a table in a notebook.
+_NOTES = 10
 
 
 @dataclass(frozen=True)
@@ -180,6 +184,11 @@ class Conditioning(ByLayer[LayerConditioning]):
         text += [f"not treated: {name}: {why}" for name, why in self.untreated.items()]
         return "\n".join([*(line.rstrip() for line in text), *self.notes])
 
+    def _repr_html_(self) -> str:
+        said = [*(f"not treated: {name}: {why}" for name, why in self.untreated.items()), *self.notes]
+        more = [f"… and {len(said) - _NOTES:,} more remarks"] if len(said) > _NOTES else []
+        return "".join([markup.table(*self._cells()), *map(markup.paragraph, [*said[:_NOTES], *more])])
+
     def _cells(self) -> tuple[list[str], list[list[str]]]:
         heads = ["layer", "λmax Σx", "λmax Σ∇h", "λmax F"]
         shown = _shown(self.p)
@@ -246,15 +255,6 @@ def percent(p: float) -> str:
     ('7', '100')
     """
     return f"{100 * p:.10g}"
-
-
-def number(value: float | None) -> str:
-    """Return a number with three digits, or a dash.
-
-    >>> number(1234.5), number(None), number(0.0)
-    ('1.23e+03', '–', '0')
-    """
-    return "–" if value is None or math.isnan(value) else f"{value:.3g}"
 
 
 def kappa(value: float | None) -> str:

@@ -83,6 +83,12 @@ class Graft(Wrapper):
         # One count per parameter, in the order of the groups.
         self._skipped = torch.zeros(0, dtype=torch.int64, device="cpu")
 
+    def _shown(self) -> tuple[list[str], list[str], list[list[str]]]:
+        which = "Each parameter moves" if self.granularity == "tensor" else "All parameters together move"
+        length, heading = (type(one).__name__ for one in (self.inner, self.direction))
+        _, heads, rows = super()._shown()
+        return [f"{which} as far as {length} proposes, in the direction that {heading} proposes."], heads, rows
+
     def _controlled(self) -> list[Optimizer]:
         return [self.inner, self.direction] if "direction" in self.__dict__ else [self.inner]
 

@@ -178,6 +178,31 @@ class Layca(Wrapper):
         }
         return {name: n for name, n in counts.items() if n}
 
+    def _shown(self) -> tuple[list[str], list[str], list[list[str]]]:
+        rates, turns = self.rates(), self.law == Law()
+        rows: dict[int, list[str]] = {}
+        for g, j, e in self._roster.places():
+            p, rate = self.param_groups[g]["params"][j], rates[e.name]
+            radius = self._radius(p, e) if e.index in self._met else self._radii.get(e.index)
+            norm = "–" if radius is None else few([f"{r:.3g}" for r in radius.reshape(-1).tolist()], most=3)
+            angle = [f"{math.degrees(math.atan(rate)):.3g}°"] if turns else []
+            rows[e.index] = [e.name, " × ".join(map(str, p.shape)), f"{rate:.3g}", *angle, norm]
+        heads = ["layer", "shape", "ρ", *(["turns per step"] if turns else []), "‖w₀‖"]
+        return [self.law.said(), *self._said_of_others()], heads, [rows[i] for i in sorted(rows)]
+
+    def _said_of_others(self) -> list[str]:
+        n, rates = 0, []
+        for i, group in enumerate(self.param_groups):
+            others = len(group["params"]) - (len(self._roster.groups[i]) if self.controls(i) else 0)
+            n += others
+            rates += [f"{float(group['lr']):.3g}"] if others else []
+        if not n:
+            return []
+        said = f"{n:,} other parameter{' is' if n == 1 else 's are'} "
+        if self._steering.others == "frozen":
+            return [f"{said}left as they are." if n > 1 else f"{said}left as it is."]
+        return [f"{said}stepped by {type(self.inner).__name__} at lr {' and '.join(dict.fromkeys(rates))}."]
+
     def _check(self) -> None:
         self._roster.refuse_changes(self.param_groups, begun=bool(self._met))
         for i in self._roster.controlled():

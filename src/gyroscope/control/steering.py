@@ -64,6 +64,23 @@ class Law:
     reproject: bool = True
     growth: float | None = None
 
+    def said(self) -> str:
+        """Return the law in a sentence.
+
+        >>> print(Law().said())
+        Each step turns a layer by arctan ρ, and holds its norm at ‖w₀‖.
+        >>> print(Law(project=False, reproject=False, growth=1e-4).said())
+        Each step of a layer is ρ‖w‖ long; its norm grows by at most 0.0001 ‖w₀‖ per step.
+        """
+        if self == Law():
+            return "Each step turns a layer by arctan ρ, and holds its norm at ‖w₀‖."
+        length = "ρ‖w‖" if self.scale == "relative" else "ρ"
+        step = f"Each step of a layer is {length} long{' and at a right angle to its weights' if self.project else ''}"
+        if self.reproject:
+            return f"{step}; its norm is then set back to ‖w₀‖."
+        free = "is free" if self.growth is None else f"grows by at most {self.growth:g} ‖w₀‖ per step"
+        return f"{step}; its norm {free}."
+
 
 def coefficients(dots: Array, rate: Array, radius: Array, law: Law) -> tuple[Array, Array, Array]:
     """Return (a, b, moved) from `dots` = [⟨w,w⟩, ⟨w,s⟩, ⟨s,s⟩] per layer, `rate` = ρ and `radius` = ‖w₀‖.

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks as _post_hooks
 from torch.optim.optimizer import _global_optimizer_pre_hooks as _pre_hooks
 
+from gyroscope.base import markup
 from gyroscope.base.accepted import real
 from gyroscope.errors import ControlError
 from gyroscope.layers.class_names import ancestry
@@ -300,6 +301,22 @@ class Wrapper(Optimizer):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} over {self.inner!r}"
+
+    def _repr_html_(self) -> str:
+        said, heads, rows = self._shown()
+        names, inside = [type(self).__name__], self.inner
+        while isinstance(inside, Wrapper):
+            names, inside = [*names, type(inside).__name__], inside.inner
+        title = f"<p><b>{markup.text(' over '.join([*names, type(inside).__name__]))}</b></p>"
+        return "".join([title, *map(markup.paragraph, said), markup.table(heads, rows)])
+
+    def _shown(self) -> tuple[list[str], list[str], list[list[str]]]:
+        """Return what a notebook shows: sentences, the heads of a table, and its rows (may wait for the device)."""
+        rows = [
+            [f"{i}", f"{len(group['params']):,}", markup.number(float(group.get("lr", math.nan)))]
+            for i, group in enumerate(self.param_groups)
+        ]
+        return [], ["group", "parameters", "lr"], rows
 
 
 def as_group(given: Any) -> dict[str, Any]:

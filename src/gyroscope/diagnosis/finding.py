@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from gyroscope.base.by_layer import data_frame
+from gyroscope.base.markup import paragraph, table, text
 from gyroscope.errors import MonitorError
 
 Severity = Literal["serious", "warning", "note"]
@@ -131,14 +131,9 @@ class Diagnosis(Sequence[Finding]):
         return data_frame(rows, columns)
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{one.severity}</td><td>{html.escape(one.sentence)}</td><td>{html.escape(one.remedy)}</td></tr>"
-            for one in self
-        )
-        head = "<tr><th>severity</th><th>finding</th><th>what to try</th></tr>"
-        table = f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>" if rows else ""
-        missing = "".join(f"<p>{html.escape(one)}</p>" for one in self.missing)
-        return f"<p>{html.escape(self.headline())}</p>{table}{missing}"
+        rows = [(one.severity, *(text(said, longest=2000) for said in (one.sentence, one.remedy))) for one in self]
+        found = table(["severity", "finding", "what to try"], rows, words=range(3)) if rows else ""
+        return "".join([paragraph(self.headline()), found, *map(paragraph, self.missing)])
 
 
 class FindingError(MonitorError):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from numbers import Integral, Real
 from pathlib import Path
 from threading import TIMEOUT_MAX
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from gyroscope.conditioning.schedule import Schedule
 
 _LOG = logging.getLogger("gyroscope")
+T = TypeVar("T")
 
 
 @contextmanager
@@ -213,6 +214,26 @@ class Monitor:
     def note(self, text: str) -> None:
         """Record something that happened at this step, in words."""
         self._safely(self._chronicle.event, "note", str(text))
+
+    def progress(self, iterable: Iterable[T], **options: Any) -> Iterable[T]:
+        """Loop over `iterable` with a tqdm that also shows the step, the logged loss, the mean rotation and findings.
+
+        The line is drawn a few times per second, from what is in host memory already: it never waits for a GPU. Ranks
+        that do not record show none.
+
+        Args:
+            iterable: for example a data loader.
+            **options: of tqdm, such as desc="epoch 1" or leave=False.
+
+        Raises:
+            MissingExtraError: tqdm is not installed.
+
+        Example: `for x, y in monitor.progress(loader): ...` shows
+            64%|██████▍   | 750/1172 [00:31<00:17, 24.1it/s, step 1,922, loss 0.312, rotation 0.41, 1 finding]
+        """
+        from gyroscope.monitor.progress import progress
+
+        return progress(iterable, self, **options)
 
     def sample(self, next_steps: int = 5) -> None:
         """Measure each of the next steps in detail, whatever the interval.

@@ -13,6 +13,7 @@ import numpy as np
 
 from gyroscope.base.accepted import listed, real, whole
 from gyroscope.errors import StoreError
+from gyroscope.store.journal import META
 from gyroscope.store.record import LayerInfo, QuantityInfo, Steps
 
 _MOST = 2**63
@@ -140,3 +141,5 @@ def _check_meta(meta: Any) -> None:
         json.dumps(dict(meta), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise StoreError(f"`meta` must be a dict that JSON can hold, got {meta!r:.80}: {error}.") from error
+    if META in dict(meta):
+        raise StoreError(f"`meta` must not have the key {META!r}, which Gyroscope uses. Use another name.")

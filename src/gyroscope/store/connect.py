@@ -9,7 +9,7 @@ from pathlib import Path
 from gyroscope.errors import StoreError
 
 #: Seconds to wait for another program that has locked the database, such as a viewer.
-_PATIENCE = 30.0
+PATIENCE = 30.0
 _SALVAGE = "Restore it from a copy, or salvage what is still readable with: sqlite3 {file} .recover"
 
 #: Exceptions of a failing file. A message that quotes from a damaged file may not be text.
@@ -29,7 +29,7 @@ def connect(file: Path, mode: str) -> sqlite3.Connection:
     # As a URI, in which a ? or % of the path is quoted. Never open the file by other means: when a process closes any
     # handle to a file, it loses all locks it has on it, including SQLite's.
     uri = f"{file.absolute().as_uri()}?mode={mode}"
-    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=_PATIENCE)
+    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=PATIENCE)
 
 
 def in_words(error: BaseException, file: Path) -> StoreError:
@@ -49,7 +49,7 @@ def in_words(error: BaseException, file: Path) -> StoreError:
     elif name.startswith(("SQLITE_IOERR", "SQLITE_PROTOCOL")):
         text = f"{file} cannot be written or read: {said}. Check the disk (full? removed?), then resume the run."
     elif name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        text = f"{file} has been locked by another program for {_PATIENCE:.0f} s. Close it there, then resume the run."
+        text = f"{file} has been locked by another program for {PATIENCE:.0f} s. Close it there, then resume the run."
     elif isinstance(error, OSError) or name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")):
         text = f"{file} cannot be written or read: {said}. Check the permissions of the folder, or use another."
     else:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -16,11 +17,12 @@ from zlib import crc32
 import numpy as np
 
 from gyroscope.errors import StoreError
-from gyroscope.store import schema
+from gyroscope.store import journal, schema
 from gyroscope.store.arguments import step_of
-from gyroscope.store.connect import connect
+from gyroscope.store.connect import PATIENCE, connect
 from gyroscope.store.record import Event, LayerInfo, QuantityInfo, Record, Rows, Scalars, Values
 
+_LOG = logging.getLogger("gyroscope")
 _SERIES = "INSERT OR REPLACE INTO series (attempt, step, quantity, part, crc, data) VALUES (?, ?, ?, ?, ?, ?)"
 _SCALARS = "INSERT OR REPLACE INTO scalars (attempt, step, name, value) VALUES (?, ?, ?, ?)"
 _EVENTS = "INSERT INTO events (attempt, step, time, kind, text) VALUES (?, ?, ?, ?, ?)"
@@ -39,33 +41,42 @@ class Batch:
 class Database:
     """A run's file, open for one attempt. Used by one thread at a time.
 
+    Attributes:
+        file: the file.
+        attempt: the number of the attempt, from 1; 0 before it has begun.
+        waits: called when readers have kept a transaction from being committed for as long as a connection waits; True
+            keeps trying. Only a rollback journal has such readers.
+
     Raises:
         StoreError: the file is not a run, or the run has other layers; nothing was changed.
     """
 
-    def __init__(self, file: Path, layers: Sequence[LayerInfo]) -> None:
+    def __init__(self, file: Path, layers: Sequence[LayerInfo], its_journal: journal.Journal) -> None:
         self.file = file
         self.attempt = 0
+        self.waits: Callable[[], bool] = lambda: False
+        self._journal = its_journal
         self._connection = connect(file, "rw")
+        self._said = False
         self._ids: dict[str, int] = {}
         self._widths = Counter(layer.part for layer in layers)
         try:
+            journal.prepare(self._connection, self._journal.kind)
             schema.check(self._connection, file)
             _same(schema.layers_from(self._connection.execute(schema.LAYERS), file), layers, file)
-            # Every commit is on the disk when it returns; in write-ahead mode that takes one sync per batch.
-            self._connection.execute("PRAGMA synchronous = FULL")
-            self._connection.execute("PRAGMA wal_autocheckpoint = 4000")
-            self._connection.execute("PRAGMA journal_size_limit = 16000000")
+            journal.adopt(self._connection, self._journal.kind, file)
         except BaseException:
             self._connection.close()
             raise
 
     def begin(self, step: int, quantities: Mapping[str, QuantityInfo], meta: Mapping[str, Any]) -> None:
         """Start an attempt at `step`."""
-        with _Transaction(self._connection) as change:
+        with self._transaction() as change:
             (last,) = change.execute("SELECT coalesce(max(attempt), 0) FROM attempts").fetchone()
             change.execute("INSERT INTO attempts VALUES (?, ?, ?, NULL)", (last + 1, step, time.time()))
-            pairs = ((key, json.dumps(value, allow_nan=False)) for key, value in meta.items())
+            change.execute("DELETE FROM meta WHERE key = ?", (journal.META,))  # of a run that was moved
+            told = {journal.META: self._journal._asdict()} if self._journal.kind == "rollback" else {}
+            pairs = ((key, json.dumps(value, allow_nan=False)) for key, value in {**meta, **told}.items())
             change.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", pairs)
             self._register(quantities)
         self.attempt = last + 1
@@ -90,7 +101,7 @@ class Database:
 
     def commit(self, batch: Batch) -> None:
         """Write all of a batch or nothing; it is on the disk when this returns."""
-        with _Transaction(self._connection) as change:
+        with self._transaction() as change:
             # The rows of a quantity are adjacent on the disk, because they are read together.
             change.executemany(_SERIES, sorted(batch.series, key=itemgetter(2)))
             change.executemany(_SCALARS, batch.scalars)
@@ -98,7 +109,7 @@ class Database:
 
     def register(self, quantities: Mapping[str, QuantityInfo]) -> None:
         """Register quantities, so that their rows can be written."""
-        with _Transaction(self._connection):
+        with self._transaction():
             self._register(quantities)
 
     def close(self, *, ended: bool, failed: bool = False) -> None:
@@ -108,11 +119,23 @@ class Database:
                 now = (time.time(), self.attempt)
                 self._connection.execute("UPDATE attempts SET ended = ? WHERE attempt = ?", now)
             if not failed:
-                # A long-running reader keeps the write-ahead file; the next writer merges it.
-                self._connection.execute("PRAGMA busy_timeout = 1000")
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                journal.merge(self._connection, self._journal.kind)
         finally:
             self._connection.close()
+
+    def _transaction(self) -> _Transaction:
+        return _Transaction(self._connection, self._keeps_trying)
+
+    def _keeps_trying(self) -> bool:
+        if not self.waits():
+            return False
+        if not self._said:
+            self._said = True
+            _LOG.warning(
+                "%s has been read without a pause for %.0f s. Records wait until that reader is done; training goes on "
+                "(reported once).", self.file, PATIENCE,
+            )  # fmt: skip
+        return True
 
     def _register(self, quantities: Mapping[str, QuantityInfo]) -> None:
         for name, about in quantities.items():
@@ -144,10 +167,10 @@ class Database:
 
 
 class _Transaction:
-    """A transaction: all of the changes made within, or none."""
+    """A transaction: all of the changes made within, or none. `keeps_trying` says whether to wait on for readers."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: sqlite3.Connection, keeps_trying: Callable[[], bool]) -> None:
+        self._connection, self._keeps_trying = connection, keeps_trying
 
     def __enter__(self) -> sqlite3.Connection:
         self._connection.execute("BEGIN IMMEDIATE")
@@ -155,9 +178,19 @@ class _Transaction:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            self._connection.execute("COMMIT")
+            self._commit()
         elif self._connection.in_transaction:  # some failures, such as a full disk, have rolled back already
             self._connection.execute("ROLLBACK")
+
+    def _commit(self) -> None:
+        while True:
+            try:
+                self._connection.execute("COMMIT")
+                return
+            except sqlite3.OperationalError as error:
+                # The transaction is still there, and can be committed once the readers are done.
+                if error.sqlite_errorname != "SQLITE_BUSY" or not self._keeps_trying():
+                    raise
 
 
 def _same(there: Sequence[LayerInfo], given: Sequence[LayerInfo], file: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from gyroscope.errors import StoreError
-from gyroscope.store import schema
+from gyroscope.store import journal, schema
 from gyroscope.store.connect import FAILURES, connect, in_words
 from gyroscope.store.database import Database
 from gyroscope.store.lock import FILE as LOCK_FILE
@@ -63,6 +63,7 @@ def reserve(folder: Path) -> Lock:
         try:
             _check_space(folder)
             with closing(connect(file, "rw")) as connection:
+                journal.prepare(connection, journal.journal_for(folder).kind)
                 connection.execute("BEGIN IMMEDIATE")  # fails if the file is read-only or locked
                 connection.execute("ROLLBACK")
             return held
@@ -90,11 +91,12 @@ def open_run(folder: Path, layers: Sequence[LayerInfo], lock: Lock | None = None
     file = run_file(folder)
     try:
         _refuse_foreign(folder)
+        its_journal = journal.journal_for(folder)
         held = lock if lock is not None and lock.held else _lock_new(folder)
         try:
             if not file.exists():
                 _create(file, layers)
-            return held, Database(file, layers)
+            return held, Database(file, layers, its_journal)
         except BaseException:
             held.release()
             raise
@@ -140,7 +142,7 @@ def _refuse_foreign(folder: Path) -> None:
 def _create(file: Path, layers: Sequence[LayerInfo]) -> None:
     """Create the file of a new run under another name and rename it, so that it appears whole or not at all."""
     new = file.with_name(f"{file.name}.new")
-    for leftover in (new, Path(f"{new}-journal"), Path(f"{new}-wal"), Path(f"{new}-shm")):
+    for leftover in (new, *schema.beside(new)):
         leftover.unlink(missing_ok=True)
     connection = connect(new, "rwc")
     try:
@@ -150,7 +152,6 @@ def _create(file: Path, layers: Sequence[LayerInfo]) -> None:
         schema.create(connection)
         schema.write_layers(connection, layers)
         connection.execute("COMMIT")
-        connection.execute("PRAGMA journal_mode = WAL")
     finally:
         connection.close()
     os.replace(new, file)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from weakref import WeakSet
 
@@ -45,7 +47,7 @@ class Lock:
         try:
             _wait(self._file, folder)
             os.ftruncate(self._file, 0)
-            os.write(self._file, f"{os.getpid()}\n".encode())
+            os.write(self._file, f"{os.getpid()} {platform.node()}\n".encode())
         except (OSError, StoreError):
             self.release()
             raise
@@ -72,10 +74,9 @@ def _wait(file: int, folder: Path) -> None:
     try:
         while not _take(file, alone=True):
             if time.monotonic() > end:
-                holder = os.read(file, 20).decode(errors="replace").strip()
                 raise HeldError(
-                    f"{folder} is being written by another writer (process {holder or 'unknown'}). Close that one, or "
-                    "write to another folder."
+                    f"{folder} is being written by another writer ({_holder(file)}). Close that one, or write to "
+                    "another folder."
                 )
             time.sleep(0.02)
     except OSError as error:
@@ -85,6 +86,15 @@ def _wait(file: int, folder: Path) -> None:
             f"{folder} is on a file system without file locks ({error.strerror}), where two writers could damage each "
             "other's files. Write to a local disk, and copy the folder when the run has ended."
         ) from error
+
+
+def _holder(file: int) -> str:
+    """Return the process that holds the lock, and its machine if that is another one."""
+    text = ""
+    with suppress(OSError):  # some network file systems let nobody else read a locked file
+        text = os.read(file, 300).decode(errors="replace")
+    process, _, machine = text.strip().partition(" ")
+    return f"process {process or 'unknown'}" + (f" on {machine}" if machine not in ("", platform.node()) else "")
 
 
 _held: WeakSet[Lock] = WeakSet()

@@ -18,17 +18,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gyroscope.errors import StoreError
-from gyroscope.store import schema
+from gyroscope.store import lock, schema
 from gyroscope.store.connect import FAILURES, connect, damaged, in_words
 from gyroscope.store.database import checksum, unpack
+from gyroscope.store.journal import META
 from gyroscope.store.record import LayerInfo, Steps, Values
 
 _FINISHED = "ro&immutable=1"
 # A private copy: the folder for temporary files may have no file locks either.
 _OWN = "rw&vfs=unix-none" if os.name == "posix" else "ro"
-# In a folder that cannot be written, or on a file system without file locks.
+# In a folder that cannot be written, on a file system without file locks, or after a kill in the middle of a commit,
+# which whoever opens the file to write undoes.
 _NOT_ALLOWED = (
     "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_READONLY_DIRECTORY", "SQLITE_READONLY_CANTINIT", "SQLITE_IOERR_LOCK",
+    "SQLITE_READONLY_ROLLBACK",
 )  # fmt: skip
 #: Values of one quantity that are read at a time: 4 GB. A row of equal values is short, so a small file may hold more.
 _MOST = 1 << 30
@@ -36,17 +39,34 @@ _MOST = 1 << 30
 _PIECE = 500
 
 
+class State(NamedTuple):
+    """What a connection depends on: the process, and the state of the run's files.
+
+    Attributes:
+        process: the process's number.
+        finished: True if the run has neither a rollback journal nor anything in a write-ahead file.
+        held: True if a writer holds the run's lock.
+        file: which file it is and, of a finished run, its size and the time of its last change.
+    """
+
+    process: int
+    finished: bool
+    held: bool
+    file: tuple[int, ...]
+
+
 class Query:
     """Queries to a run's file. The file is opened at the first query, and again after a fork or after `close`.
 
-    A finished run has an empty write-ahead file or none, and is opened as immutable: that leaves no files behind, and
-    works in a folder that cannot be written. Any other run is opened under SQLite's locks.
+    A finished run is opened as immutable: that leaves no files behind, and works in a folder that cannot be written.
+    Any other run is opened under SQLite's locks.
     """
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self._connection: sqlite3.Connection | None = None
-        self._opened: tuple[Any, ...] = ()
+        self._opened: State | None = None
+        self._locks = False  # of SQLite, which keep what is read from being changed meanwhile
         self._copy: TemporaryDirectory[str] | None = None
         self._lock = threading.RLock()
 
@@ -58,13 +78,16 @@ class Query:
         """
         with self._lock:
             try:
-                try:
-                    return self._open().execute(question, given).fetchall()
-                except FAILURES:
-                    # The run was resumed since it was opened, or while it was read.
-                    if self._opened == self._seen():
-                        raise
-                    return self._open().execute(question, given).fetchall()
+                while True:
+                    try:
+                        rows = self._open().execute(question, given).fetchall()
+                    except FAILURES:
+                        if self._opened == self._seen():
+                            raise
+                    else:
+                        if self._locks or self._opened == self._seen():
+                            return rows
+                    # The run was resumed, or its writer killed, since it was opened or while it was read.
             except FAILURES as error:
                 raise in_words(error, self.file) from error
 
@@ -86,16 +109,24 @@ class Query:
         if self._connection is not None and self._opened == seen:
             return self._connection
         self.close()
-        self._opened = seen
+        self._opened, self._locks = seen, not seen.finished
+        if seen.finished:
+            self._connection = self._checked(self.file, _FINISHED)
+            if not seen.held or not self._is_shared(self._connection):
+                return self._connection
+            self.close()
+            self._locks = True
         try:
-            self._connection = self._checked(self.file, seen[1])
+            self._connection = self._checked(self.file, "ro")
         except sqlite3.OperationalError as error:
-            if seen[1] == _FINISHED or getattr(error, "sqlite_errorname", "") not in _NOT_ALLOWED:
+            if getattr(error, "sqlite_errorname", "") not in _NOT_ALLOWED:
                 raise
-            # A killed run where SQLite cannot write or lock files, which it needs to see the last steps.
-            self._copy = TemporaryDirectory()
-            for name in (self.file.name, f"{self.file.name}-wal"):
-                shutil.copyfile(self.file.with_name(name), Path(self._copy.name) / name)
+            # A killed run that SQLite can only read if it may write or lock files.
+            self._copy, self._locks = TemporaryDirectory(), False
+            log, _, journal = schema.beside(self.file)
+            for path in (self.file, log, journal):
+                if path is self.file or path.exists():
+                    shutil.copyfile(path, Path(self._copy.name) / path.name)
             self._connection = self._checked(Path(self._copy.name) / self.file.name, _OWN)
         return self._connection
 
@@ -110,19 +141,34 @@ class Query:
             raise
         return connection
 
-    def _seen(self) -> tuple[Any, ...]:
-        """Return what the connection depends on: the process, how to open the file, and the state of the file."""
+    def _is_shared(self, connection: sqlite3.Connection) -> bool:
+        """Return True if the run was last written where machines share the file system.
+
+        If a writer there has it now, its journal need not be seen here: machines may remember for a while which names a
+        folder has. Locks are not remembered.
+        """
+        try:
+            return bool(connection.execute("SELECT 1 FROM meta WHERE key = ?", (META,)).fetchall())
+        except FAILURES:  # it is being changed
+            return True
+
+    def _seen(self) -> State:
         try:
             state = os.stat(self.file)
         except OSError:
             raise StoreError(_absent(self.file)) from None
-        try:
-            unfinished = os.stat(f"{self.file}-wal").st_size > 0
-        except OSError:
-            unfinished = False
-        if unfinished:
-            return os.getpid(), "ro", state.st_ino
-        return os.getpid(), _FINISHED, state.st_ino, state.st_size, state.st_mtime_ns
+        log, _, journal = schema.beside(self.file)
+        held = lock.is_held(self.file.parent)
+        if journal.exists() or _size(log) > 0:
+            return State(os.getpid(), False, held, (state.st_ino,))
+        return State(os.getpid(), True, held, (state.st_ino, state.st_size, state.st_mtime_ns))
+
+
+def _size(file: Path) -> int:
+    try:
+        return os.stat(file).st_size
+    except OSError:
+        return 0
 
 
 def _absent(file: Path) -> str:

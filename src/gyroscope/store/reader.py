@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from gyroscope.base import markup
 from gyroscope.errors import StoreError
 from gyroscope.store import lock, schema
 from gyroscope.store.arguments import path_of, steps_of
@@ -32,6 +33,9 @@ T = TypeVar("T")
 
 # In seconds since 1970; later times are invalid.
 _YEAR_10000 = 253_402_300_800
+# Logged numbers that a notebook shows at most, and the series whose last values it shows, with their heads.
+_LOGGED = 12
+_SHOWN = {"rotation": "last rotation", "rate_per_step": "rotation rate, rad/step", "weight_norm": "‖w‖"}
 
 
 class Scalar(NamedTuple):
@@ -297,6 +301,9 @@ class Run:
             + ")"
         )
 
+    def _repr_html_(self) -> str:
+        return _html(self)
+
     @cached_property
     @_understood
     def _history(self) -> History:
@@ -307,3 +314,34 @@ class Run:
             close = get_close_matches(str(name), self.quantities, n=3, cutoff=0.4) or list(self.quantities)
             said = f"Close names are {', '.join(map(repr, close))}" if close else "It has no series yet"
             raise StoreError(f"{self.path} has no series {name!r}. {said}.")
+
+
+def _html(run: Run) -> str:
+    """Return the run for a notebook: its state, what was logged last, and its layers with curves of their rotation."""
+    steps, layers = run.steps, run.layer_table
+    span = f" from {steps[0]:,} to {steps[-1]:,}" if len(steps) else ""
+    findings = sum(event.kind == "finding" for event in run.events)
+    said = [run.state, f"{len(layers):,} layers", f"{len(steps):,} measured steps{span}"]
+    said += [f"{findings:,} finding{'s' if findings > 1 else ''}"] if findings else []
+    lines = [f"<p><b>{markup.text(run.name)}</b>: {markup.text(', '.join(said))}</p>"]
+    logged = [f"{name[:60]} {markup.number(one.values[-1])}" for name, one in run.scalars.items() if len(one.values)]
+    if logged:
+        more = [f"{len(logged) - _LOGGED:,} more"] if len(logged) > _LOGGED else []
+        lines.append(markup.paragraph("Logged last: " + ", ".join([*logged[:_LOGGED], *more])))
+    columns: dict[str, Sequence[object]] = {
+        "layer": run.layers,
+        "shape": [" × ".join(map(str, layer.shape)) for layer in layers],
+    }
+    if len(at := run.where("rotation") if "rotation" in run.quantities else steps[:0]):
+        at = at[np.unique(np.linspace(0, len(at) - 1, markup.POINTS).round().astype(int))]
+        rotation = run.series("rotation", steps=at)
+        high = float(np.max(rotation, initial=0.0, where=np.isfinite(rotation)))
+        columns[f"rotation, 0 to {markup.number(high)}"] = [
+            markup.curve(at, one, 0.0, high, "rotation") for one in rotation.T
+        ]
+    for name, head in _SHOWN.items():
+        if name in run.quantities:
+            values = run.series(name, steps=run.where(name)[-_LOGGED:])
+            columns[head] = [markup.number(next(filter(np.isfinite, one[::-1]), None)) for one in values.T]
+    rows = list(zip(*columns.values(), strict=True))
+    return "".join([*lines, markup.table(list(columns), rows, words=range(2))])

@@ -1,6 +1,6 @@
 """The layout of a run's file: its tables and their version, and the check that it holds nothing that acts.
 
-A run is a folder with `run.sqlite`, an SQLite database in write-ahead mode. A row of `series` holds one quantity of the
+A run is a folder with `run.sqlite`, an SQLite database. A row of `series` holds one quantity of the
 layers of one part at one step, as float32 (see `database.pack`). A resumed run gets a new attempt; nothing that an
 earlier attempt wrote is deleted (see `query.History`).
 """
@@ -23,6 +23,16 @@ APPLICATION = 0x4759524F
 VERSION = 1
 #: Bytes of a page. A row of 1,202 layers fills an overflow page and a fifth of another.
 PAGE = 4096
+
+
+def beside(file: Path) -> tuple[Path, ...]:
+    """Return the files that SQLite keeps next to a database: parts of it, which belong to no other database.
+
+    >>> [path.name for path in beside(Path("run.sqlite"))]
+    ['run.sqlite-wal', 'run.sqlite-shm', 'run.sqlite-journal']
+    """
+    return tuple(file.with_name(f"{file.name}{end}") for end in ("-wal", "-shm", "-journal"))
+
 
 TABLES = {
     "meta": "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID",

@@ -12,13 +12,18 @@ import os
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
+from math import nan
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 from weakref import WeakSet
+
+import numpy as np
 
 from gyroscope.errors import StoreError
 from gyroscope.store.arguments import check_quantities, check_run, path_of, step_of
@@ -27,7 +32,7 @@ from gyroscope.store.database import Batch, Database
 from gyroscope.store.folder import open_run, run_file
 from gyroscope.store.lock import Lock
 from gyroscope.store.reader import Run
-from gyroscope.store.record import Deferred, Event, LayerInfo, QuantityInfo, Record, Rows, Scalars, Sink
+from gyroscope.store.record import Deferred, Event, LayerInfo, QuantityInfo, Record, Rows, Scalars, Sink, Values
 
 _LOG = logging.getLogger("gyroscope")
 #: Small items that may wait in addition to the others. A run logs few of them, and they cannot be recovered.
@@ -105,8 +110,11 @@ class Writer:
         self._file = run_file(self.path)
         self._identity = _identity(self._file)
         self._scribe = Scribe(database, step, sinks, (tuple(layers), dict(quantities), dict(meta)))
+        if self.attempt > 1:
+            self._scribe.latest = _earlier(self.path, step)
         self._on_tick, self._tick = on_tick, tick
         self._mail = Mailbox(queue)
+        database.waits = lambda: self._mail.open
         self._inherited = False  # by a forked child
         self._interrupted = False
         # A daemon, because Python waits for other threads before it calls what is registered with atexit.
@@ -124,6 +132,11 @@ class Writer:
     def open(self) -> bool:
         """True if records are accepted as long as the queue is not full."""
         return not self._inherited and self._mail.open
+
+    @property
+    def latest(self) -> Latest:
+        """What is on the disk by now, in a few numbers; asking for it waits for nothing."""
+        return self._scribe.latest
 
     def add_quantities(self, quantities: Mapping[str, QuantityInfo]) -> None:
         """Register more quantities, for records that are put from now on."""
@@ -234,7 +247,8 @@ class Writer:
     def _failed(self, error: BaseException) -> None:
         """Record the error, whatever it is, and wake those who wait in flush()."""
         if self.error is None:
-            self.error = in_words(error, self._file)
+            gone = self._gone()
+            self.error = in_words(error, self._file) if gone is None else StoreError(gone)
             _LOG.error("Recording has stopped, training goes on: %s", self.error)
         self._mail.fail()
 
@@ -246,6 +260,13 @@ def _identity(file: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def _earlier(path: Path, step: int) -> Latest:
+    """Return what earlier attempts have written, as far as it is still shown."""
+    with suppress(StoreError), Run(path) as run:  # a run whose events are damaged can still be resumed
+        return Latest(step, events=Counter(event.kind for event in run.events))
+    return Latest(step)
 
 
 _writers: WeakSet[Writer] = WeakSet()
@@ -264,6 +285,47 @@ if hasattr(os, "register_at_fork"):
 About = tuple[Sequence[LayerInfo], Mapping[str, QuantityInfo], Mapping[str, Any]]
 
 
+@dataclass(frozen=True)
+class Latest:
+    """The newest of what a run holds.
+
+    Attributes:
+        step: the last step.
+        scalars: the last value of every logged number.
+        rows: the last values of the layers of a part, by part and quantity.
+        events: the number of events of each kind.
+    """
+
+    step: int
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    rows: Mapping[tuple[int, str], Values] = field(default_factory=dict)
+    events: Mapping[str, int] = field(default_factory=dict)
+
+    def after(self, records: Iterable[Record]) -> Latest:
+        """Return what is the newest after these records.
+
+        >>> then = Latest(0).after([Scalars(1, {"loss": 2.0}), Rows(0, np.array([1]), {"rate": np.array([[1, 3]])})])
+        >>> then.step, then.scalars, then.mean("rate")
+        (1, {'loss': 2.0}, 2.0)
+        """
+        step, scalars, rows, events = self.step, dict(self.scalars), dict(self.rows), Counter(self.events)
+        for record in records:
+            step = max(step, _last_step(record))
+            if isinstance(record, Scalars):
+                scalars |= {str(name): float(value) for name, value in record.values.items()}
+            elif isinstance(record, Event):
+                events[record.kind] += 1
+            elif len(record.steps):
+                rows |= {(record.part, name): np.array(values[-1]) for name, values in record.values.items()}
+        return Latest(step, scalars, rows, events)
+
+    def mean(self, quantity: str) -> float:
+        """Return the mean of a quantity over the layers for which it is known; NaN if there are none."""
+        known = [values[np.isfinite(values)] for (_, name), values in self.rows.items() if name == quantity]
+        found = np.concatenate(known) if known else np.empty(0)
+        return float(found.mean()) if len(found) else nan
+
+
 class Scribe:
     """Writes to a database and to sinks. Errors of the database are raised; those of sinks and callbacks are logged."""
 
@@ -272,6 +334,7 @@ class Scribe:
         self._sinks = list(sinks)
         self._about = about
         self._last_step = step
+        self.latest = Latest(step)
         self._reported: set[str] = set()
         self._missing: deque[str] = deque()  # why records are not in the run, until it is reported
         self._notes: list[Event] = []
@@ -366,6 +429,7 @@ class Scribe:
             self._database.add(note, batch)
         if kept or notes:
             self._database.commit(batch)
+            self.latest = self.latest.after([*kept, *notes])
         return [*kept, *notes]
 
 

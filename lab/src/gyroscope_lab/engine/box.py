@@ -31,6 +31,7 @@ import gyroscope
 from gyroscope.base import whole_file
 from gyroscope.store import connect
 from gyroscope.store.schema import FILE as RUN
+from gyroscope.store.schema import beside
 from gyroscope_lab.engine.population import Deadline, run_population
 from gyroscope_lab.engine.run_one import Note, loaded
 from gyroscope_lab.errors import LabError
@@ -317,11 +318,13 @@ def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _merge_log(file: Path) -> None:
-    """Move the write-ahead log of a run that was not closed into its file."""
-    if file.with_name(f"{file.name}-wal").exists():
+    """Move what a run that was not closed has outside its file into it."""
+    if any(path.exists() for path in beside(file)):
         with suppress(sqlite3.Error):
             connection = connect(file, "rw")
             try:
+                connection.execute("BEGIN IMMEDIATE")  # undoes what a kill has left half committed
+                connection.execute("ROLLBACK")
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             finally:
                 connection.close()
@@ -455,9 +458,9 @@ def _merged(one: Touched, result: Result | None, new: Path, archive: Archive, ke
 def _move(new: Path, folder: Path) -> None:
     """Replace the files of a training by those of another, the result last."""
     folder.mkdir(parents=True, exist_ok=True)
-    # The log of another run would be read as part of this run.
-    for name in (_RESULT, f"{RUN}-wal", f"{RUN}-shm"):
-        (folder / name).unlink(missing_ok=True)
+    # The journal of another run would be read as part of this run.
+    for path in (folder / _RESULT, *beside(folder / RUN)):
+        path.unlink(missing_ok=True)
     for name in _FILES:
         if (new / name).exists():
             (new / name).replace(folder / name)

@@ -365,7 +365,7 @@ def _knock(address: str) -> None:
 Parcel = dict[str, bytes]
 
 # Files that an interrupted training may have left; a database must not be read with the journal of another.
-_LEFT = (checkpoint.FILE, schema.FILE, f"{schema.FILE}-wal", f"{schema.FILE}-shm")
+_LEFT = (checkpoint.FILE, schema.FILE, *(path.name for path in schema.beside(Path(schema.FILE))))
 
 
 def _pack(folder: Path) -> Parcel:

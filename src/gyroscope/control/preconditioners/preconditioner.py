@@ -22,6 +22,7 @@ from gyroscope.base.accepted import real
 from gyroscope.base.transfer import is_capturing
 from gyroscope.control.preconditioners.affine_layers import Parts, Place, places
 from gyroscope.control.preconditioners.observer import Labels, Observer, Statistics
+from gyroscope.control.roster import few
 from gyroscope.control.torch_contract import Wrapper, check_state, load_uncast
 from gyroscope.errors import DynamicsError
 from gyroscope.passes.likelihood import Loss
@@ -125,6 +126,13 @@ class Preconditioner(Wrapper, Generic[R]):
     def layers(self) -> tuple[str, ...]:
         """The names of the modules whose gradients are preconditioned; `unsupported` has the others, with reasons."""
         return tuple(place.name for place in self._places)
+
+    def _shown(self) -> tuple[list[str], list[str], list[list[str]]]:
+        said = [f"Preconditions the gradients of {few(self.layers)}."]
+        if self.unsupported:
+            said.append(f"Passes those of other layers on as they are: {few(list(self.unsupported))}.")
+        _, heads, rows = super()._shown()
+        return said, heads, rows
 
     def close(self) -> None:
         """Stop observing the model. The statistics so far are used in later steps."""
