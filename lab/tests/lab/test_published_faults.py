@@ -92,11 +92,11 @@ def test_the_rest_of_the_trainings_alone_are_what_their_reports_say():
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [("PyTorch 104336", "ranks_differ"), ("StackOverflow 60335387", "gradients_accumulate")],
+    ("name", "kind", "steps"),
+    [("PyTorch 104336", "ranks_differ", 60), ("StackOverflow 60335387", "gradients_accumulate", None)],
 )
 @pytest.mark.parametrize("faulty", [True, False])
-def test_reports_are_diagnosed(name, kind, faulty):
-    found = verdict(name, 0, faulty=faulty, steps=60)
+def test_reports_are_diagnosed(name, kind, steps, faulty):
+    found = verdict(name, 0, faulty=faulty, steps=steps)
     assert [one[0] for one in found.alarms[:1]] == ([kind] if faulty else [])
     assert json.loads(to_json(found))["faulty"] is faulty
