@@ -15,11 +15,17 @@ torchdiag
 neural-observatory
     `Observatory(model).watch()`, `step` before each forward pass, `report` at the end. Alarms are results of status
     "warning" or "critical"; "info" is none. The kind is the analyzer and the first words of its first warning.
+traincheck
+    `traincheck-collect` on a script that trains 10 steps, as its guide advises, with the model tracked. Invariants are
+    inferred (`traincheck-infer`) from four healthy trainings of the network with other seeds, once with AdamW and once
+    with clipping. Each case is traced the same way and checked (`traincheck-check`). Alarms are violated invariants.
+    The kind is the relation and its own description; there is no layer. Relations between calls come last, because
+    its tutorial says to ignore them at first. Faults that begin later are left out.
 
 Where a training has several optimizers the peer is given the first one. Alarms of one kind are one alarm, with all its
 layers and the first of its steps. There is no mapping of kinds: a fault counts as found if there is any alarm, and any
 alarm on a healthy run is a false one. A run that the peer broke, or that it could not diagnose, has an "error", and
-counts as one without an alarm. Runs on several ranks are left out.
+counts as one without an alarm. Runs on several ranks are left out. Cases that the file already holds are kept.
 """
 
 from __future__ import annotations
@@ -29,7 +35,11 @@ import contextlib
 import io
 import json
 import logging
+import os
 import re
+import subprocess
+import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -136,6 +146,78 @@ def neural_observatory(it: Scene) -> list[Alarm]:
     )
 
 
+# Faults that begin after the steps that TrainCheck traces.
+LATE = ("scheduler per batch", "NaN gradient", "bit flip")
+# Relations between calls.
+ORDERS = ("FunctionLeadRelation", "FunctionCoverRelation")
+# Healthy trainings that invariants are inferred from.
+_REFERENCES = (("as it is", 0), ("as it is", 2), ("weight decay", 2), ("clipping at 1", 2))
+# TrainCheck reads the source of a script: it follows what is assigned to `model`, and patches torch at its import.
+_SCRIPT = """\
+import importlib
+import json
+import os
+from dataclasses import replace
+
+from gyroscope_lab.faults.benchmark import Case, prepared
+from gyroscope_lab.faults.injections import train
+
+importlib.import_module("torch._dynamo")  # before tracing: its import is 13,000 records
+import torch
+from traincheck.instrumentor.control import start_step
+
+torch.set_num_threads(1)
+it, _ = prepared(Case(**json.loads(os.environ["CASE"])))
+it.network = replace(it.network, steps=10)
+model = it.model
+it.model = model
+made = it.build(model)
+it.optimizers = made if isinstance(made, list) else [made]
+for act in it.after_build:
+    act()
+torch.manual_seed(it.seed)
+
+
+def stepped(batches):
+    for batch in batches:
+        start_step()
+        yield batch
+
+
+it.batches = stepped(it.batches)
+train(it)
+"""
+
+
+def traincheck(case: Case, folder: Path) -> list[Alarm]:
+    (folder / "script.py").write_text(_SCRIPT)
+
+    def call(tool: str, *args: str | Path, case: Case | None = None) -> None:
+        told = {} if case is None else {"CASE": json.dumps(asdict(case))}
+        command = [Path(sys.executable).with_name(f"traincheck-{tool}"), *args]
+        done = subprocess.run(command, cwd=folder, env={**os.environ, **told}, capture_output=True, text=True)
+        if done.returncode or "exited with error" in done.stdout:
+            raise RuntimeError(f"traincheck-{tool}: {(done.stdout + done.stderr)[-300:]}")
+
+    def traced(case: Case, name: str) -> Path:
+        call("collect", "--pyscript", "script.py", "--models-to-track", "model", "--output-dir", name, case=case)
+        return folder / name
+
+    invariants = folder / f"{case.network}.json"
+    if not invariants.exists():
+        healthy = [
+            traced(Case(case.network, seed, variant=name), f"{case.network} {name} {seed}")
+            for name, seed in _REFERENCES
+        ]
+        call("infer", "-f", *healthy, "-o", invariants)
+    name = f"{case.network} {case.fault or case.variant}"
+    call("check", "-f", traced(case, name), "-i", invariants, "-o", f"{name} checked", "--no-html-report")
+    (found,) = (folder / f"{name} checked").glob("*/violations_summary.json")
+    violations = json.loads(found.read_text())["violations"]
+    violations.sort(key=lambda one: one["relation_type"] in ORDERS)
+    return merged((f"{one['relation_type']}: {one['display_name']}", [], one["first_step"]) for one in violations)
+
+
 PEERS: dict[str, Callable[[Scene], list[Alarm]]] = {
     "torchmortem": torchmortem,
     "torchdiag": torchdiag,
@@ -150,7 +232,7 @@ def without_places(text: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--peer", required=True, choices=PEERS)
+    parser.add_argument("--peer", required=True, choices=[*PEERS, "traincheck"])
     parser.add_argument("--network", nargs="+", default=["mlp-4", "cnn"])
     parser.add_argument("--seed", nargs="+", type=int, default=[1])
     parser.add_argument("--out", type=Path, required=True)
@@ -159,30 +241,30 @@ def main() -> None:
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    tally: dict[str, list[bool]] = {"faulty": [], "healthy": []}
-    errors = 0
-    with args.out.open("w", encoding="utf-8") as out:
+    told = [json.loads(line) for line in args.out.read_text("utf-8").splitlines()] if args.out.exists() else []
+    there = [Case(**one["case"]) for one in told]
+    with args.out.open("a", encoding="utf-8") as out, tempfile.TemporaryDirectory() as folder:
         for case in cases(networks=args.network, seeds=args.seed):
-            if args.only and (case.fault or case.variant) not in args.only:
+            if case in there or (args.only and (case.fault or case.variant) not in args.only):
                 continue
             it = built(case)
-            if it is None:
+            if it is None or (args.peer == "traincheck" and case.fault in LATE):
                 continue
             alarms: list[Alarm] = []
             error = None
             try:
-                alarms = PEERS[args.peer](it)
+                alarms = traincheck(case, Path(folder)) if args.peer == "traincheck" else PEERS[args.peer](it)
             except Exception as failed:
                 error = without_places(f"{type(failed).__name__}: {failed}")
-            told = {"peer": args.peer, "version": version(args.peer), "case": asdict(case)}
-            line = {**told, "alarms": alarms[: 2 * _MOST], "error": error}
+            line = {"peer": args.peer, "version": version(args.peer), "case": asdict(case)}
+            line |= {"alarms": alarms[: 2 * _MOST], "count": len(alarms), "error": error}
             out.write(json.dumps(line, ensure_ascii=False) + "\n")
             out.flush()
-            tally["healthy" if case.fault is None else "faulty"].append(bool(alarms))
-            errors += error is not None
-    for kind, found in tally.items():
+            told.append(line)
+    for kind in ("faulty", "healthy"):
+        found = [bool(one["alarms"]) for one in told if (one["case"]["fault"] is None) == (kind == "healthy")]
         print(f"{kind} runs with an alarm: {sum(found) / max(1, len(found)):.2f} ({sum(found)} of {len(found)})")
-    print(f"runs with an error: {errors}")
+    print(f"runs with an error: {sum(one['error'] is not None for one in told)}")
 
 
 if __name__ == "__main__":
