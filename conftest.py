@@ -5,6 +5,7 @@ With it (`make gpu`), those marked `gpu` and those marked `any_device`, the kern
 
 import gc
 import os
+import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,11 @@ if not ON_GPU:
 
 import torch  # noqa: E402
 
+# Tests write thousands of small runs, and a run waits until the disk has it. In memory there is nothing to wait for.
+MEMORY = "/dev/shm"
+if os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > 2**32:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
+gc.disable()  # what is imported and collected stays to the end
 sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("tests", "lab/tests")]
 torch.set_num_threads(1)
 
@@ -47,3 +53,4 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Leave modules and collected tests, which stay to the end, out of every later collection of garbage."""
     gc.collect()
     gc.freeze()
+    gc.enable()

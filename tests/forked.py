@@ -7,8 +7,11 @@ the next.
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable
+from multiprocessing import forkserver
 from typing import Any
+from unittest.mock import patch
 
 import torch.multiprocessing as mp
 
@@ -25,7 +28,9 @@ PRELOAD = [
 
 def context() -> multiprocessing.context.ForkServerContext:
     """What pools of processes take to be forked so."""
-    multiprocessing.set_forkserver_preload(PRELOAD)  # heard by the server's start, of which there is one
+    multiprocessing.set_forkserver_preload(PRELOAD)
+    with patch.dict(os.environ, TRITON_INTERPRET="1"):  # heard by Triton, as it is imported
+        forkserver.ensure_running()
     return multiprocessing.get_context("forkserver")
 
 

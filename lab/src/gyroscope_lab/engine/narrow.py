@@ -32,6 +32,7 @@ from gyroscope_lab.models.residual import BasicBlock
 # From 128 channels on, cuDNN is faster. All these were chosen on an H200, for batches of 128 images of 32×32 to 8×8.
 _WEIGHTS = {3: (64, 4, 256), 16: (128, 1, 256), 32: (64, 2, 256), 64: (256, 4, 64)}
 _OUTPUTS = (16, 32, 64)
+_COLUMNS = 32  # that a block of a sum takes, where there are many
 
 
 @triton.jit
@@ -188,9 +189,10 @@ def sum_kernel(parts, out, count, size, BLOCK_S: tl.constexpr, BLOCK_M: tl.const
 def _sum(parts: Tensor) -> Tensor:
     size = parts[0].numel()
     out = parts.new_empty(parts.shape[1:])
-    few = size < 1024  # few columns, so their rows have to keep a processor busy
-    sum_kernel[(triton.cdiv(size, 8 if few else 32),)](
-        parts, out, len(parts), size, BLOCK_S=512 if few else 64, BLOCK_M=8 if few else 32, num_warps=4
+    # Where columns are few, their rows have to keep a processor busy.
+    rows, columns = (512, 8) if size < 1024 else (64, _COLUMNS)
+    sum_kernel[(triton.cdiv(size, columns),)](
+        parts, out, len(parts), size, BLOCK_S=rows, BLOCK_M=columns, num_warps=4
     )
     return out
 
